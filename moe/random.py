@@ -1,9 +1,9 @@
-"""Random numbers that are a function of what they are for, never of where or in what order they are drawn.
+"""Stateless random numbers: a function of what they are for, not of where or in what order they are drawn.
 
-Every draw hashes a 64-bit key, made of (seed, step, layer, what it is for), with the global position of the
-token, so that one value results on any layout, under recomputation, and for any subset of the tokens alone.
-There is no generator and no state. The 64-bit mixer is SplitMix64's finaliser (Steele, Lea and Flood 2014);
-dropout uses a 32-bit one of two multiplications and one xor-shift, which vectorises.
+Every draw hashes a 64-bit key, made of (seed, step, layer, purpose), with the token's global position, so it is the
+same on any layout, under activation recomputation, and for any subset of the tokens. There is no generator. The 64-bit
+mixer is SplitMix64's finalizer (Steele, Lea and Flood 2014); dropout uses a 32-bit mixer of two multiplications and one
+xor-shift, which vectorizes.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 class Purpose(IntEnum):
-    """Purpose of a draw: draws with different purposes are independent of one another."""
+    """Purpose of a draw; different purposes are independent."""
 
     SECOND_EXPERT = 1
     GUMBEL = 2
@@ -42,7 +42,7 @@ def _to_int64(value: int) -> int:
 
 
 def fold(*parts: SupportsIndex) -> int:
-    """One 64-bit key from whole numbers of any type and size; order matters. Raises TypeError for others."""
+    """Hash integers of any type and size to a 64-bit key; order matters. Raises TypeError for other types."""
     key = 0
     for part in parts:
         key = (key ^ (index(part) & _MASK)) + _GOLDEN & _MASK
@@ -53,13 +53,13 @@ def fold(*parts: SupportsIndex) -> int:
 
 
 def fold_name(seed: int, name: str) -> int:
-    """The key of a named parameter's initial values."""
+    """Key of a named parameter's initial values."""
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return fold(seed, int.from_bytes(digest, "little"))
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:
-    """Logical shift right of int64: torch's own copies the sign."""
+    """Logical right shift of int64; torch's shift copies the sign."""
     return (bits >> by) & (_MASK >> by)
 
 
@@ -72,20 +72,20 @@ def bits(key: int, counters: Tensor) -> Tensor:
 
 
 def uniform(key: int, counters: Tensor) -> Tensor:
-    """float64 in [0, 1), uniform, one for each of `counters` (int64, any shape)."""
+    """Uniform float64 in [0, 1) for each of `counters` (int64, any shape)."""
     return _shift(bits(key, counters), 11).to(torch.float64) * 2.0**-53
 
 
 def gumbel(key: int, ids: Tensor, num_columns: int) -> Tensor:
-    """Standard Gumbel noise, float64 `[*ids.shape, num_columns]`: a row for each token id."""
+    """Standard Gumbel noise, float64 `[*ids.shape, num_columns]`, one row per token id."""
     columns = torch.arange(num_columns, device=ids.device)
     draws = uniform(key, bits(key, ids)[..., None] + columns)
     return -torch.log(-torch.log(draws.clamp_min(2.0**-53)))
 
 
 def _words(key: int, ids: Tensor, num_columns: int, first: int = 0, count: int | None = None) -> Tensor:
-    """32 random bits (int32) for each of `[*ids.shape, num_columns]`, a row for each token id, or for `count` of the
-    columns from the first that is wanted."""
+    """32 random bits (int32) for each of `[*ids.shape, num_columns]`, one row per token id, or for `count` of the
+    columns from `first` on."""
     rows = bits(key, ids).to(torch.int32)  # the low halves
     positions = torch.arange(first, first + (num_columns if count is None else count), device=ids.device)
     columns = bits(fold(key, num_columns), positions).to(torch.int32)
@@ -98,19 +98,19 @@ def _words(key: int, ids: Tensor, num_columns: int, first: int = 0, count: int |
 def keep_mask(
     key: int, ids: Tensor, num_columns: int, keep: float, first: int = 0, count: int | None = None
 ) -> Tensor:
-    """bool `[*ids.shape, num_columns]`, each entry True with probability `keep`, a row for each token id; of `count`
-    columns alone from column `first` on, where it is given."""
+    """bool `[*ids.shape, num_columns]`, True with probability `keep`, one row per token id; with `count`, only that
+    many columns from `first` on."""
     return _words(key, ids, num_columns, first, count) < min(round(keep * 2.0**32 - 2.0**31), 2**31 - 1)
 
 
 def jitter(x: Tensor, width: float, key: int, ids: Tensor) -> Tensor:
-    """`x` `[..., M]` with every entry multiplied by a draw from Uniform(1 - width, 1 + width); `ids` int64 `[...]`."""
+    """Multiply each entry of `x` `[..., M]` by a draw from Uniform(1 - width, 1 + width); `ids` int64 `[...]`."""
     draws = _words(key, ids, x.shape[-1]).to(torch.promote_types(x.dtype, torch.float32))
     return x * draws.mul_(width * 2.0**-31).add_(1).to(x.dtype)
 
 
 def dropout(x: Tensor, probability: float, key: int, ids: Tensor) -> Tensor:
-    """`x` `[..., M]` with entries zeroed with `probability` and the rest scaled up; `ids` int64 `[...]`."""
+    """Zero entries of `x` `[..., M]` with `probability` and scale up the others; `ids` int64 `[...]`."""
     if probability == 0:
         return x
     keep = 1 - probability
@@ -128,14 +128,14 @@ def init_uniform_(
 ) -> None:
     """Fill with draws from Uniform(±√3·std), keyed by (seed, name, index of the element).
 
-    Where `parameter` is a part of a tensor of the shape `whole`, and its first element lies at `first` there, it gets
-    the values that the whole would have had: a rank draws its own part only.
+    If `parameter` is a part of a tensor of shape `whole`, starting at `first`, it gets the values of that part: a rank
+    draws only its own.
     """
     whole, first = whole or parameter.shape, first or [0] * parameter.dim()
     key, limit = fold_name(seed, name), math.sqrt(3) * std
     if not parameter.numel():
         return
-    # The index of each row's first element: rows are consecutive in the whole, their beginnings need not be.
+    # Index of each row's first element in the whole, where rows are contiguous but their starts need not be.
     begins, stride = torch.zeros((), dtype=torch.int64, device=parameter.device), 1
     for dim in reversed(range(len(whole))):
         if dim < len(whole) - 1:
@@ -147,7 +147,7 @@ def init_uniform_(
     begins = begins.reshape(-1)
     rows = parameter.data.view(begins.numel(), -1)
     columns = torch.arange(rows.shape[1], device=parameter.device)
-    # In blocks: the int64 counters would be twice the weights.
+    # In blocks: all int64 counters would be twice the weights.
     rows_per_block = max(1, (1 << 20) // rows.shape[1])
     for part, starts in zip(rows.split(rows_per_block), begins.split(rows_per_block), strict=True):
         part.copy_((uniform(key, starts[:, None] + columns) * 2 - 1) * limit)

@@ -1,4 +1,4 @@
-"""The only executor of a Plan: process groups, all-to-all, parameters sharded over ranks, gradients over the mesh."""
+"""Execution of a Plan: process groups, all-to-all, sharded parameters, and gradient reduction over the mesh."""
 
 from moe.parallel.apply import apply
 from moe.parallel.buffers import (

@@ -1,4 +1,4 @@
-"""Everything that is asked of a device beside arithmetic: all of this library's questions of CUDA."""
+"""Device interface, for everything but arithmetic: the only code of this library that depends on CUDA."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,55 +11,55 @@ from torch import Tensor
 from moe.spec.resources import DeviceKind
 
 _COLLECTIVES = {"cuda": "nccl"}
-"""Backend of process groups by the type of device; gloo where none is named."""
+"""Process group backend by device type; gloo for others."""
 
 
 class Accelerator(ABC):
-    """One device that tensors lie on."""
+    """Device that tensors are on."""
 
     kind: DeviceKind
-    """The kind that plans and calibrations know: everything that is no CPU is counted as a GPU."""
+    """Kind in plans and calibrations: everything except a CPU counts as a GPU."""
     matrix_dtype: torch.dtype
-    """The dtype whose products it is made for, and which torch's grouped product takes on it."""
+    """Dtype with fast matrix products, which torch's grouped product supports on it."""
     runs_ahead: bool
-    """Whether the host runs ahead of it, and has to wait for any number that it asks for."""
+    """Whether the host runs ahead of the device, and must synchronize to read any number."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     @property
     def collectives(self) -> str:
-        """Backend of the process groups that carry its tensors."""
+        """Backend of the process groups for its tensors."""
         return _COLLECTIVES.get(self.device.type, "gloo")
 
     @property
     @abstractmethod
     def name(self) -> str | None:
-        """As its maker calls it; None for a CPU, which `processor()` names."""
+        """Vendor's name of the device; None for a CPU, which `processor()` names."""
 
     @abstractmethod
     def make_current(self) -> None:
-        """Have what is made without naming a device of this type, NCCL's groups among it, take this one."""
+        """Make this the current device of its type, which NCCL groups and tensors without an index use."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for all that it was given to do."""
+        """Wait for all submitted work."""
 
     @abstractmethod
     def take(self, host: Tensor) -> Tensor:
-        """A tensor of the host, which nobody writes to afterwards, on the device; the host does not wait for it."""
+        """Copy a host tensor, which must not be written afterwards, to the device without waiting for it."""
 
     def numbers(self, values: Sequence[int]) -> Tensor:
-        """int64, likewise."""
+        """Copy integers to the device as int64, without waiting for it."""
         return self.take(torch.tensor(values, dtype=torch.int64))
 
     @abstractmethod
     def keep_for_stream(self, tensor: Tensor) -> None:
-        """Free the memory of a tensor, which was made on another stream, no sooner than the current one is done."""
+        """Free the memory of a tensor from another stream only after the current stream's work."""
 
     @abstractmethod
     def timer(self) -> Any | None:
-        """An event of its stream that knows its time; None where the host's clock tells it."""
+        """Timing event of its stream; None if the host's clock suffices."""
 
 
 class _Cpu(Accelerator):
@@ -85,7 +85,7 @@ class _Cpu(Accelerator):
 
 
 class _Gpu(Accelerator):
-    """Through the module that torch has for its type, which is `torch.cuda` for all that anybody has."""
+    """GPU, through torch's module for its type, which so far is always `torch.cuda`."""
 
     kind: DeviceKind = "cuda"
     matrix_dtype = torch.bfloat16
@@ -106,7 +106,7 @@ class _Gpu(Accelerator):
         self._module.synchronize(self.device)
 
     def take(self, host: Tensor) -> Tensor:
-        # Any other copy waits for all that the device was given to do before.
+        # Other copies wait for all earlier work of the device.
         return host.pin_memory().to(self.device, non_blocking=True)
 
     def keep_for_stream(self, tensor: Tensor) -> None:
@@ -117,31 +117,31 @@ class _Gpu(Accelerator):
 
 
 def has_gpu() -> bool:
-    """Whether torch finds a GPU that this process may use."""
+    """Whether torch finds a GPU for this process."""
     return torch.cuda.is_available()
 
 
 def is_built_for_gpus() -> bool:
-    """Whether this build of torch knows any kind of GPU, NVIDIA's or AMD's."""
+    """Whether this build of torch supports GPUs, NVIDIA's or AMD's."""
     return torch.version.cuda is not None or torch.version.hip is not None
 
 
 @lru_cache
 def accelerator(device: torch.device | str) -> Accelerator:
-    """The accelerator that a device is."""
+    """The accelerator for a device."""
     device = torch.device(device)
     return _Cpu(device) if device.type == "cpu" else _Gpu(device)
 
 
 def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the device has instructions that multiply numbers of the dtype. A CPU without them takes several times
-    as long for products of narrow numbers as for those of float32, with copies to it and back."""
+    """Whether the device has instructions for products in the dtype. A CPU without them is several times faster in
+    float32, conversions included."""
     return device.type != "cpu" or _cpu_multiplies(dtype)
 
 
 @cache
 def _cpu_multiplies(dtype: torch.dtype) -> bool:
-    """Where it is not known, as in torch's releases that tell nothing, wide numbers are never wrong."""
+    """Assumes not if torch does not tell: wide products are always right."""
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     names = {torch.bfloat16: ("amx_bf16", "avx512_bf16"), torch.float16: ("amx_fp16", "avx512_fp16")}
     return dtype not in names or any(capabilities.get(name, False) for name in names[dtype])

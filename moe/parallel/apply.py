@@ -1,4 +1,4 @@
-"""A model laid out: its parameters placed, its modules told of the layout, blocks sharded one after another."""
+"""Application of a layout to a model: parameters placed, modules wired, blocks sharded one after another."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -19,10 +19,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @runtime_checkable
 class Wired(Protocol):
-    """A module that does something differently where it is laid out."""
+    """Module whose computation depends on the layout."""
 
     def wire(self, layout: Layout) -> None:
-        """Take note of the layout, once this rank's parameters are in place."""
+        """Adapt to the layout, once this rank's parameters are in place."""
 
 
 def apply(
@@ -32,16 +32,16 @@ def apply(
     blocks: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> Model:
-    """The model, with this rank's part of each of its parameters where `placements` say, and nowhere else.
+    """Shard the model in place: keep this rank's part of each parameter, as `placements` say. Returns the model.
 
-    `blocks` are the paths of what FSDP gathers as one, each with its name in the errors of collectives; the model
-    itself, whose path is empty, comes last, with what is in none of them or in several. Each is sharded as soon as it
-    is placed, so that a model never lies on a rank as a whole. A parameter that several modules have stays one, placed
-    by the first of its paths. What is frozen stays frozen.
+    `blocks` maps paths of modules that FSDP gathers as a unit to their names in errors of collectives; the model
+    itself, whose path is empty, comes last, with the parameters that are in no block or in several. Each block is
+    sharded as soon as it is placed, so a rank never holds the whole model. A parameter that several modules share stays
+    one, placed by its first path. Frozen parameters stay frozen.
 
-    Raises SpecError for a parameter that is placed nowhere, a placement of none, splits with which no module computes,
-    where a degree does not divide a dimension, for blocks that are no modules, and for what lies on the meta device
-    and has no initial values.
+    Raises SpecError for a parameter without a placement, a placement without a parameter, splits that its module does
+    not support, a degree that does not divide a dimension, blocks that are no modules, and meta tensors without initial
+    values.
     """
     blocks, placement_table = _innermost_first(model, blocks or {}), Placements(placements)
     waiting: dict[str, dict[tuple[str, ...], Splits]] = {path: {} for path in blocks}
@@ -79,7 +79,7 @@ def apply(
 
 
 def _innermost_first(model: nn.Module, blocks: Mapping[str, str]) -> dict[str, str]:
-    """Blocks within others before these, the model itself last."""
+    """Order blocks with nested ones first and the model itself last."""
     modules = dict(model.named_modules(remove_duplicate=False))
     if unknown := [path for path in blocks if path not in modules]:
         raise SpecError(
@@ -108,7 +108,8 @@ def _paths(model: nn.Module) -> list[tuple[str, ...]]:
 
 
 def _gathered_twice(names: tuple[str, ...], splits: Splits) -> Iterator[Problem]:
-    """Problem of a parameter of several blocks that FSDP would gather: it gathers each for one block."""
+    """Problem of a parameter that several blocks share and FSDP would gather: it gathers a parameter for one block
+    only."""
     if any(axis in FSDP_AXES for axis, _ in splits):
         yield Problem(
             "conflict",
@@ -134,8 +135,8 @@ def _buffers_without_values(model: nn.Module) -> Iterator[Problem]:
 
 
 def recompute(block: nn.Module) -> None:
-    """Keep of a block's forward pass its inputs alone, and make it again in the backward pass, with the same random
-    numbers. A block that draws them by key (`draws_by_key`) has no state of a generator to be kept."""
+    """Enable activation recomputation: save only a block's inputs and recompute its forward pass in the backward pass,
+    with the same random numbers. A block with keyed draws (`draws_by_key`) needs no saved generator state."""
     forward, by_key = block.forward, getattr(block, "draws_by_key", False)
 
     def from_its_input(*inputs: Any, **keywords: Any) -> Any:

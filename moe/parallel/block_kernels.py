@@ -1,5 +1,5 @@
-"""Kernels of bitsandbytes for blocks of codes, where it is installed and has some for the device: to the same bits as
-`quantized.py` decodes them, and mostly faster."""
+"""bitsandbytes kernels that dequantize blocks, where it is installed and supports the device: bit-identical to
+`quantized.py`, and mostly faster."""
 
 from functools import cache
 from math import prod
@@ -13,13 +13,13 @@ from moe.spec.form import BLOCK
 from moe.spec.parameter import Form
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of what the kernels give."""
+"""Output dtypes of the kernels."""
 
 
 def dequantize_with_kernel(
     codes: Tensor, scales: Tensor, *, form: Form, dim: int, length: int, dtype: torch.dtype
 ) -> Tensor | None:
-    """The `length` values along `dim`; None where they are not whole blocks of 64, or no kernel has them."""
+    """Return `length` values along `dim`; None if they are not whole blocks of 64, or no kernel supports them."""
     if length % BLOCK or dtype not in _DTYPES or not runs_on(codes.device):
         return None
     return _dequantize(codes, scales, form, dim, dtype)
@@ -27,12 +27,13 @@ def dequantize_with_kernel(
 
 @cache
 def runs_on(device: torch.device) -> bool:
-    """Whether a block of each form comes out right there: the library may lack the device, or be built for another."""
+    """Whether a block of each form is dequantized correctly: the library may lack the device, or be built for
+    another."""
     if _operators() is None or device.type not in ("cpu", "cuda"):
         return False
     try:
         return all(_comes_out_right(device, dtype) for dtype in _DTYPES)
-    except (RuntimeError, AttributeError):  # there is none for the device, or its library does not load
+    except (RuntimeError, AttributeError):  # no kernel for the device, or its library does not load
         return False
 
 
@@ -48,7 +49,7 @@ def _comes_out_right(device: torch.device, dtype: torch.dtype) -> bool:
 def _operators() -> Any:
     try:
         import bitsandbytes  # noqa: F401  (registers them)
-    except (ImportError, RuntimeError, OSError, AttributeError):  # it is not there, or does not load
+    except (ImportError, RuntimeError, OSError, AttributeError):  # not installed, or does not load
         return None
     return torch.ops.bitsandbytes
 
@@ -70,5 +71,5 @@ def _dequantize(codes: Tensor, scales: Tensor, form: Form, dim: int, dtype: torc
 
 @cache
 def _numbers(device: torch.device) -> Tensor:
-    """`[256]`: the number that each byte is as an int8."""
+    """`[256]`: value of each byte as an int8."""
     return accelerator(device).take(torch.arange(256, dtype=torch.uint8).view(torch.int8).float())

@@ -1,8 +1,8 @@
-"""Buffers beside a parameter, kept from step to step: a copy as narrow as the arithmetic, and room for its gradient.
+"""Buffers of a parameter that persist between steps: a copy in the compute dtype, and a gradient buffer.
 
-Fresh memory is expensive on a CPU: the system gives it page by page, and takes blocks of many megabytes back at once.
-Neither is state: checkpoints have parameters alone. Whoever changes parameters gives them their buffers and says that
-values have changed: fused optimizers do not even count up a tensor's version.
+New memory is expensive on a CPU: the system maps it page by page, and reclaims blocks of many megabytes at once.
+Buffers are no state: checkpoints contain only parameters. Code that updates parameters must call `keep_buffers` once
+and `values_changed` after each update: fused optimizers do not even increment a tensor's version.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from moe.parallel.parameters import LocalParameter
 
 
 class Buffers:
-    """Of one parameter. `keeps_narrow`: whether its narrow copy stays."""
+    """Buffers of one parameter. `keeps_narrow`: whether its narrow copy is stored."""
 
     def __init__(self, *, keeps_narrow: bool) -> None:
         self._keeps_narrow = keeps_narrow
@@ -25,11 +25,11 @@ class Buffers:
 
     @property
     def narrow_bytes(self) -> int:
-        """Of its narrow copy, where there is one."""
+        """Bytes of the narrow copy, if there is one."""
         return 0 if self._narrow is None else self._narrow.nbytes
 
     def narrow(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        """The values of `parameter` in `dtype`: made again only where they have changed since."""
+        """Values of `parameter` in `dtype`, copied again only if they have changed."""
         if not self._keeps_narrow:
             return parameter.detach().to(dtype)
         if self._narrow is None or self._narrow.dtype != dtype:
@@ -41,26 +41,26 @@ class Buffers:
         return self._narrow
 
     def values_changed(self) -> None:
-        """Make the narrow copy again when it is wanted."""
+        """Invalidate the narrow copy."""
         self._version = None
 
     def take_buffer(self, parameter: Tensor) -> Tensor:
-        """Memory for a gradient, any values in it: an earlier one's, where there is one."""
+        """Uninitialized memory for a gradient, reused from an earlier one if possible."""
         room, self._room = self._room, None
         return torch.empty_like(parameter, requires_grad=False) if room is None else room
 
     def return_buffer(self, gradient: Tensor | None) -> None:
-        """Write the next gradient where this one lies, if there is one."""
+        """Reuse the memory of `gradient`, if any, for the next one."""
         if gradient is not None:
             self._room = gradient.detach()
 
 
 def keep_buffers(parameters: list[LocalParameter], layout: Layout) -> None:
-    """Give each parameter buffers; from now on `values_changed` has to be told of every update, and gradients are taken
-    by `backward` alone, which adds those of a later micro-batch where the first one's lie.
+    """Attach buffers to parameters. From then on `values_changed` must be called after every update, and only
+    `backward` may compute gradients; those of later micro-batches are added in place.
 
-    What FSDP gathers gets none, since it is gone after each use; nor do parts of a user's module, which knows of none.
-    Where whole blocks are computed again, memory is scarce, and no narrow copies are kept.
+    Parameters that FSDP gathers get none, since they are freed after each use; nor do parts of a user's module, which
+    has no use for them. Under full recomputation memory is scarce, and no narrow copies are stored.
     """
     for local_parameter in parameters:
         if local_parameter.local is local_parameter.parameter and local_parameter.part.offsets is None:
@@ -68,25 +68,24 @@ def keep_buffers(parameters: list[LocalParameter], layout: Layout) -> None:
 
 
 def values_changed(parameters: list[LocalParameter]) -> None:
-    """Say that an optimizer has written into the parameters."""
+    """Invalidate narrow copies after an optimizer step."""
     for local_parameter in parameters:
         if (beside := buffers_of(local_parameter.parameter)) is not None:
             beside.values_changed()
 
 
 def buffers_of(parameter: Tensor) -> Buffers | None:
-    """Those that `keep_buffers` gave it."""
+    """Buffers that `keep_buffers` attached to a parameter, if any."""
     return getattr(parameter, "beside", None)
 
 
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` in `dtype`. `Tensor.to` takes 2.5 us to find that there is nothing to do, and a token's pass has hundreds of
-    such places."""
+    """`x` in `dtype`. `Tensor.to` takes 2.5 us to do nothing, and a token's pass has hundreds of these calls."""
     return x if x.dtype == dtype else x.to(dtype)
 
 
 def narrow(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values of `parameter` in `dtype`, without a gradient."""
+    """Values of `parameter` in `dtype`, without a gradient."""
     if parameter.dtype == dtype:
         return parameter.detach()
     beside = buffers_of(parameter)
@@ -101,15 +100,15 @@ def narrowed(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class GradBuffer:
-    """Buffer that a parameter's gradient is written to; `of_several` parts are added up, in float32 at least."""
+    """Gradient buffer of a parameter. If `of_several` gradients are written, they are summed in at least float32."""
 
     def __init__(self, parameter: Tensor, *, of_several: bool = False) -> None:
         beside, self._dtype = buffers_of(parameter), parameter.dtype
         self._in_place = beside is not None and parameter.grad is not None
         self.adds = self._in_place
-        """Whether what comes is added to what lies there."""
+        """Whether the next gradient is added to the buffer's values."""
         self.into: Tensor | None = None
-        """None where no memory is kept for it: then it is what comes first."""
+        """None if no memory is allocated: the first gradient becomes the buffer."""
         wide = torch.promote_types(parameter.dtype, torch.float32) if of_several else parameter.dtype
         if self._in_place:
             self.into = parameter.grad
@@ -119,18 +118,19 @@ class GradBuffer:
             self.into = torch.empty_like(parameter, dtype=wide, requires_grad=False)
 
     def write(self, gradient: Tensor) -> None:
-        """Put `gradient` here, or add it to what lies here."""
+        """Write `gradient` to the buffer, or add it."""
         if self.into is None:
             self.note(gradient)
         else:
             self.note(self.into.add_(gradient) if self.adds else self.into.copy_(gradient))
 
     def note(self, gradient: Tensor) -> None:
-        """This is what lies here now."""
+        """Set the buffer to `gradient`, already summed."""
         self.into, self.adds = gradient, True
 
     def give(self) -> Tensor | None:
-        """The gradient for autograd; one that nobody else refers to becomes `grad` as it is."""
+        """Return the gradient for autograd, which adopts it as `grad` without a copy if nothing else refers to it; None
+        if it was accumulated in place."""
         gradient, self.into = self.into, None
         return None if self._in_place or gradient is None else gradient.to(self._dtype)
 

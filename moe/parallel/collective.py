@@ -1,4 +1,4 @@
-"""Errors of failed collectives: which one it was, and on which rank."""
+"""Errors of failed collectives, which name the collective and the rank."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,16 +10,17 @@ from moe.activity import doing
 
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""Both under the names that they have from torch 2.13 on."""
+"""Under their names from torch 2.13 on."""
 
 
 class CollectiveError(RuntimeError):
-    """A collective failed or timed out; most often another rank died or is stuck."""
+    """A collective failed or timed out, most often because another rank died or is stuck."""
 
 
 @contextmanager
 def collective(name: str) -> Iterator[None]:
-    """Names what is done within: "all-to-all of rows, MoE layer 3", for one. Raises CollectiveError."""
+    """Name the collective that runs in the context, for example "all-to-all of rows, MoE layer 3". Raises
+    CollectiveError if it fails."""
     try:
         if torch.compiler.is_compiling():
             yield
@@ -28,7 +29,7 @@ def collective(name: str) -> Iterator[None]:
                 yield
     except (CollectiveError, torch.OutOfMemoryError):
         raise
-    except RuntimeError as error:  # all that torch's backends raise
+    except RuntimeError as error:  # the only type that torch's backends raise
         raise CollectiveError(
             f"{name} failed on rank {dist.get_rank()} of {dist.get_world_size()}, most often because another rank "
             f"died or did not come in time: its log says why ({error})"

@@ -1,9 +1,9 @@
-"""Waiting for rank 0, however long it works, over the store of the default process group.
+"""Waiting for rank 0, however long it works, through the store of the default process group.
 
-Rank 0 sets a key every second while it works, and a last one when it ends; the others wait for one key after the other.
-So none of them runs into the timeout of a process group, however long rank 0 works. They give up when rank 0 has set no
-key for that timeout, as in any collective: rank 0 may be stopped for a while, or run native code that holds the GIL.
-A death is noticed sooner, because the store or its launcher goes down with rank 0.
+Rank 0 sets a key every second while it works, and a last one at the end; the others wait for one key after another, so
+none runs into a process group's timeout. They give up if rank 0 sets no key for that timeout, as in any collective: it
+may be suspended for a while, or run native code that holds the GIL. A death is noticed sooner, because the store or its
+launcher goes down with rank 0.
 """
 
 import itertools
@@ -27,14 +27,14 @@ class FirstRank:
 
     def __init__(self) -> None:
         store = _get_default_store()
-        # counted in the store, so that ranks agree also where a process has had another process group before
+        # counted in the store, so that ranks agree even if a process had another process group before
         number = store.add(f"first_rank/rank {dist.get_rank()}", 1)
         self._store: Any = dist.PrefixStore(f"first_rank/{number}", store)
         self._num_beats = 0
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Tell the other ranks that rank 0 works, until the block ends. On rank 0."""
+        """Signal to the other ranks that rank 0 works, until the block ends. Called on rank 0."""
         stop_event = threading.Event()
         thread = threading.Thread(target=self._beat, args=(stop_event,), name="rank 0 works", daemon=True)
         thread.start()
@@ -46,8 +46,8 @@ class FirstRank:
             self._set(_ENDED)
 
     def wait(self) -> None:
-        """Wait until rank 0 has ended. Raises CollectiveError where it sets no key within torch's own timeout of
-        process groups, or dies."""
+        """Wait until rank 0 is done. Raises CollectiveError if it sets no key within torch's default timeout of process
+        groups, or dies."""
         with collective("wait for rank 0"):
             for beat in itertools.count():
                 self._store.wait([str(beat)], default_pg_timeout)
@@ -55,7 +55,7 @@ class FirstRank:
                     return
 
     def forget(self) -> None:
-        """Delete the keys. On rank 0, once all ranks have waited."""
+        """Delete the keys. Called on rank 0, once all ranks have waited."""
         for beat in range(self._num_beats):
             self._store.delete_key(str(beat))
 

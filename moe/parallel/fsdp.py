@@ -1,7 +1,7 @@
-"""Parameters sharded over data ranks, and gathered where they are used (FSDP2; arXiv 2304.11277).
+"""Parameters sharded over data-parallel ranks, and gathered for use (FSDP2; arXiv 2304.11277).
 
-Cut up over some of the data ranks and replicated over the rest, it is HSDP. Experts have their own axes for it. What
-collectives these are, and which layer's, stands in the errors of those that fail.
+Sharded over some of these ranks and replicated over the others, it is HSDP. Experts have FSDP axes of their own. Errors
+of collectives name the collective and the layer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,12 +29,12 @@ def shard_block(
     *,
     keep_gathered: bool = False,
 ) -> None:
-    """Shard the parameters of `module` by `splits`, the FSDP axis and the dimension of each by its path there: those
-    of experts by themselves, the rest together. Each is what `place` has left; what is not named stays as it is.
+    """Shard the parameters of `module` by `splits`, (FSDP axis, dimension) by path: experts' parameters separately, the
+    others together. They must have been through `place`; parameters not in `splits` are unchanged.
 
-    A module's `entry_points`, where it has some, are what is called of it in place of `forward`. `label` is what errors
-    call it; `keep_gathered` leaves its own parameters gathered after the forward pass. Raises SpecError for a dimension
-    but the first that the degree does not divide.
+    `entry_points` of a module are methods called instead of `forward`. `label` names it in errors; `keep_gathered`
+    leaves its own parameters gathered after the forward pass. Raises SpecError for a dimension, other than the first,
+    that the degree does not divide.
     """
     by_axis: dict[str, dict[int, int]] = {"fsdp": {}, "expert_fsdp": {}}
     for path, (axis, dim) in splits.items():
@@ -76,8 +76,8 @@ def _shard(
     *,
     keep_gathered: bool = False,
 ) -> None:
-    """`axes` are that of the replicas, and that along which parameters are sharded; `dims` their dimensions, by their
-    ids: each is let go as soon as it is sharded."""
+    """`axes` are (replica axis, sharding axis). `dims` are dimensions by the parameters' ids, not the parameters, which
+    are freed as soon as they are sharded."""
     axis, replicas, over = axes[1], layout.group(axes[0]), layout.group(axes[1])
     assert over is not None
     trainable = (
@@ -121,7 +121,7 @@ def _shard(
 
 
 class _Named:
-    """A collective in the form in which FSDP2 takes one."""
+    """Collective with a label, in the form that FSDP2 takes."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -152,7 +152,7 @@ class _ReduceScatter(_Named):
 
 
 def _sum_over_replicas(gradients: Tensor, replicas: dist.ProcessGroup, label: str) -> None:
-    """HSDP's last step, between the reduce-scatter and the use of what it gave."""
+    """HSDP's all-reduce, between the reduce-scatter and the use of its result."""
     accelerator(gradients.device).keep_for_stream(gradients)
     with collective(f"all-reduce of gradients over replicas, {label}"):
         dist.all_reduce(gradients, group=replicas)

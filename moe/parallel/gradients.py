@@ -1,9 +1,8 @@
-"""Gradients over the mesh: summed where a parameter is replicated, clipped by the norm of all of them.
+"""Gradient reduction and clipping over the mesh.
 
-Losses are sums over a rank's own tokens divided by global counts, so gradients add up and are never averaged.
-An expert's gradient already holds what every rank of its expert group sent it through the all-to-all, so it is
-summed over the ranks that hold the same part of the same expert and over no others. What is sharded to be gathered
-where it is used (FSDP) comes summed over the ranks that it is sharded over and their replicas.
+Losses are sums over a rank's tokens divided by global counts, so gradients are summed and never averaged. An expert's
+gradient already includes the tokens of all ranks of its expert group, from the all-to-all, so it is summed only over
+ranks with the same part of the same expert. FSDP sums its gradients over sharding and replica ranks itself.
 """
 
 import torch
@@ -18,8 +17,8 @@ from moe.parallel.parameters import LocalParameter, ParameterShard
 
 
 def forget_gradients(parameters: list[LocalParameter]) -> None:
-    """Begin a step, whose gradients lie where those of the last one did. A model's own `zero_grad` misses parameters
-    that are gathered just then."""
+    """Discard gradients before a step, reusing their memory. A model's own `zero_grad` misses parameters that are
+    currently gathered."""
     for local_parameter in parameters:
         if (beside := buffers_of(local_parameter.parameter)) is not None:
             beside.return_buffer(local_parameter.parameter.grad)
@@ -27,10 +26,10 @@ def forget_gradients(parameters: list[LocalParameter]) -> None:
 
 
 def reduce_gradients(parameters: list[LocalParameter], layout: Layout) -> None:
-    """Make every local gradient that of the global batch. All ranks call it together.
+    """Sum local gradients over the global batch. All ranks call it together.
 
-    A parameter that nothing reached has a gradient of zeros, never None: its optimizer state must move as it would on
-    one process. One that is frozen has none.
+    A trainable parameter without a gradient gets zeros, not None: its optimizer state must change as on one process.
+    Frozen parameters have none.
     """
     by_group: dict[dist.ProcessGroup | None, list[Tensor]] = {}
     for local_parameter in parameters:
@@ -48,10 +47,10 @@ def reduce_gradients(parameters: list[LocalParameter], layout: Layout) -> None:
 
 
 def _summed_over(part: ParameterShard) -> tuple[str, ...]:
-    """The axes along which ranks have the same part of a parameter, and gradients of their own tokens."""
+    """Axes along which ranks have the same part of a parameter and gradients of different tokens."""
     if part.of_experts:
         over_replicas = () if "expert_fsdp" in part.axes else ("expert_replica", "expert_fsdp")
-        # What is not split over the ranks that have parts of an expert, each uses with its own part.
+        # Ranks with parts of an expert use a parameter that is not split over them with different parts.
         return over_replicas if "expert_tensor" in part.axes else (*over_replicas, "expert_tensor")
     over_data = () if "fsdp" in part.axes else DATA_AXES
     shares_tokens = part.shares_tokens and "tensor" not in part.axes
@@ -59,7 +58,7 @@ def _summed_over(part: ParameterShard) -> tuple[str, ...]:
 
 
 def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Sum over a group, all tensors in one collective."""
+    """Sum tensors over a group in one collective."""
     if group is None:
         return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -71,10 +70,11 @@ def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
 
 @torch.no_grad()
 def clip_by_global_norm(parameters: list[LocalParameter], layout: Layout, max_norm: float | None) -> Tensor:
-    """The norm (float64 scalar) of all gradients together, the same on every rank; scales them to `max_norm`.
+    """Scale gradients to a global norm of at most `max_norm`, and return their norm before (float64 scalar), the same
+    on every rank.
 
-    Call after `reduce_gradients`. Without `max_norm` it only measures. A norm that is no number scales nothing,
-    so that whoever looks for the fault finds it in the gradient that has it.
+    Call after `reduce_gradients`. Without `max_norm` it only measures. A norm that is not finite scales nothing, so
+    that the fault can be found in the gradient that has it.
     """
     by_copies: dict[int, list[Tensor]] = {}
     for parameter in parameters:
@@ -88,7 +88,7 @@ def clip_by_global_norm(parameters: list[LocalParameter], layout: Layout, max_no
             copies = 1
         by_copies.setdefault(copies, []).append(parameter.local.grad)
     squares = torch.zeros((), dtype=torch.float64, device=layout.device)
-    for copies, gradients in by_copies.items():  # each rank adds its share of what several have
+    for copies, gradients in by_copies.items():  # each rank adds its share of replicated parts
         norms = torch.stack(torch._foreach_norm(gradients))
         squares += norms.to(torch.float64).square().sum() / copies
     if layout.world_group is not None:

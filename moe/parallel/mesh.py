@@ -1,4 +1,4 @@
-"""This rank's place in a plan: its process groups, and which experts and groups of tokens are its own."""
+"""Layout of a plan on this rank: its process groups, mesh indices and token groups."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -18,58 +18,57 @@ from moe.plan.placement import Placement
 from moe.spec import Problem, SpecError
 
 DATA_AXES = ("data_replica", "fsdp")
-"""Along these, ranks have tokens of rows of their own."""
+"""Axes along which ranks have different rows."""
 STAGE_AXES = (*DATA_AXES, "context", "tensor")
-"""Of the ranks that have the same layers. Along `context` they have parts of the same rows."""
+"""Axes over the ranks that have the same layers. Along `context`, ranks have parts of the same rows."""
 DENSE_AXES = ("pipeline", *STAGE_AXES)
-"""Of all parameters but those of experts, outermost first."""
+"""Axes of all parameters except those of experts, outermost first."""
 EXPERT_AXES = ("pipeline", "expert_replica", "expert_fsdp", "expert", "expert_tensor")
-"""Of the experts' parameters, over the same ranks. Expert-data is (expert_replica, expert_fsdp)."""
+"""Axes of the experts' parameters, over the same ranks. Expert-data parallelism is (expert_replica, expert_fsdp)."""
 
 COLLECTIVE_TIMEOUT_S = 600.0
-"""Longest that ranks wait for one another within a step: longer than any step takes, shorter than patience."""
+"""Maximum time that ranks wait for one another within a step: longer than any step takes."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """This rank's place on the two meshes that the same ranks are folded into.
+    """This rank's position on the dense mesh and the expert mesh, which cover the same ranks.
 
-    Ranks are numbered with the last axis of each running fastest, so that those of one tensor or expert group are
-    consecutive.
+    The last axis of each mesh varies fastest, so ranks of one tensor or expert group are consecutive.
     """
 
     rank: int
     world_size: int
     device: torch.device
     degrees: Mapping[str, int] = field(default_factory=dict)
-    """Ranks along each axis; 1 where it is left out."""
+    """Ranks along each axis; 1 if omitted."""
     groups: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
-    """By axis, or axes joined by a plus, the ranks that differ from this one in these alone; beside them `node`, those
-    of this one's expert group on its node, and `rail`, those with its place on other nodes."""
+    """Process groups by axis, or by axes joined with a plus: the ranks that differ from this one only in these. Also
+    `node`, the ranks of its expert group on its node, and `rail`, the ranks at its position on other nodes."""
     num_chunks: int = 1
-    """These four are the plan's."""
+    """These four are options of the plan."""
     max_rows: int | None = None
     recompute: Recompute = "none"
     placements: tuple[Placement, ...] | None = None
-    """Placements of parameters; left out, those of the planner."""
+    """Placements of parameters; None for the planner's."""
     module: ModuleLayout | None = None
-    """Layout of a user's module, which is the plan's too: its own mesh is over all ranks."""
+    """Layout of a user's module, from the plan too: it has its own mesh over all ranks."""
 
     @classmethod
     def single(cls, device: torch.device | str = "cpu") -> "Layout":
-        """One process that holds everything."""
+        """Layout of one process that holds everything."""
         return cls(rank=0, world_size=1, device=torch.device(device))
 
     @classmethod
     def build(
         cls, plan: Plan, device: torch.device | str = "cpu", *, timeout_s: float = COLLECTIVE_TIMEOUT_S
     ) -> "Layout":
-        """The place of this process in `plan`. All ranks call it, with the default process group up.
+        """Build this process's layout for `plan`. All ranks call it, with the default process group initialized.
 
-        A collective over some of the ranks fails when one does not come for `timeout_s`; one over all of them, where
-        the default group serves for that, when its own time is over. Tensors travel over NCCL on GPUs and gloo on
-        CPUs, whatever the default group's backend is.
-        Raises SpecError where the number of processes is not the plan's, and for a plan that nothing can run yet.
+        A collective over some of the ranks fails if one does not join within `timeout_s`; one over all ranks, if the
+        default group is used for it, after that group's timeout. Tensors are exchanged over NCCL on GPUs and gloo on
+        CPUs, whatever the default group's backend. Raises SpecError if the number of processes is not the plan's, and
+        for a plan that cannot be executed yet.
         """
         if (problem := refusal(plan)) is not None:
             raise SpecError(problem)
@@ -95,8 +94,8 @@ class Layout:
         timeout_s: float = COLLECTIVE_TIMEOUT_S,
         **options: Any,
     ) -> "Layout":
-        """The place of this process on meshes of these degrees, which multiply to the number of processes. `options`
-        are the fields that are a plan's."""
+        """Build this process's layout on meshes with `degrees`, whose product is the number of processes. `options` are
+        the plan's fields."""
         device = torch.device(device)
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return cls(0, 1, device, **options)
@@ -106,17 +105,17 @@ class Layout:
         return cls(dist.get_rank(), dist.get_world_size(), device, degrees, groups, **options)
 
     def close(self) -> None:
-        """End the process groups made for it, with their threads and connections. All ranks call it, and use
-        nothing that was built with it any more.
+        """Destroy the process groups made for this layout, with their threads and connections. All ranks call it, and
+        must not use anything built with the layout afterwards.
 
-        All ranks end them in one order: over NCCL, to end a group is to wait for its other ranks.
+        All ranks destroy them in one order: over NCCL, that waits for the group's other ranks.
         """
         for group in reversed(dict.fromkeys(self.groups.values())):
             if group is not dist.group.WORLD:
                 dist.destroy_process_group(group)
 
     def degree(self, *axes: str) -> int:
-        """Ranks along these axes together."""
+        """Number of ranks along these axes."""
         return math.prod(self.degrees.get(axis, 1) for axis in axes)
 
     def index(self, axis: str) -> int:
@@ -126,31 +125,32 @@ class Layout:
         return self.rank // inner % self.degree(axis)
 
     def group(self, *axes: str) -> dist.ProcessGroup | None:
-        """The ranks that differ from this one in these axes alone; None where there are no others."""
+        """Process group of the ranks that differ from this one only in these axes; None if there are no others."""
         return self.groups.get("+".join(axes))
 
     @property
     def world_group(self) -> dist.ProcessGroup | None:
-        """All ranks, with the backend of the device; None on one process."""
+        """Process group of all ranks, with the device's backend; None on one process."""
         return self.group(*DENSE_AXES)
 
     @property
     def in_step(self) -> dist.ProcessGroup | None:
-        """All ranks, where a forward pass on one needs one on others, so that all make as many of them; else None."""
+        """Process group of all ranks if a forward pass needs collectives, so that all must run the same number of
+        passes; else None."""
         is_collective = self.degree("fsdp", "tensor", "expert", "expert_tensor", "expert_fsdp") > 1
         return self.world_group if is_collective else None
 
     @property
     def data_ranks(self) -> int:
-        """Ranks that have rows of their own."""
+        """Number of ranks with rows of their own."""
         return self.degree(*DATA_AXES)
 
     def copies(self, *axes: str) -> int:
-        """Ranks that have the same part of a parameter that is sharded over these axes."""
+        """Number of ranks with the same part of a parameter sharded over these axes."""
         return self.degree(*STAGE_AXES) // self.degree(*axes)
 
     def groups_here(self, num_groups: int) -> range:
-        """This data rank's share of a global batch: whole groups, in order; none where there are too few."""
+        """This data rank's token groups of a global batch: consecutive, and none if there are too few."""
         data_rank = self.index("data_replica") * self.degree("fsdp") + self.index("fsdp")
         first = data_rank * num_groups // self.data_ranks
         return range(first, (data_rank + 1) * num_groups // self.data_ranks)
@@ -172,13 +172,14 @@ _JOINED = (
     ("expert_replica", "expert_fsdp"),
     ("expert_replica", "expert_fsdp", "expert_tensor"),
 )
-"""The axes over which something is exchanged or summed."""
+"""Axes of every process group used for an exchange or a reduction."""
 
 
 def _groups(
     degrees: Mapping[str, int], backend: str, ranks_per_node: int | None, timeout: timedelta
 ) -> dict[str, dist.ProcessGroup]:
-    """The groups of this rank. All ranks make all groups, in the same order; those of the same ranks are one."""
+    """This rank's process groups. All ranks create all groups in the same order; names with the same ranks share a
+    group."""
     groups_by_ranks: dict[tuple[int, ...], dist.ProcessGroup] = {}
     world = tuple(range(dist.get_world_size()))
     if dist.get_backend() == backend:
@@ -206,7 +207,7 @@ def _groups(
 
 
 def ranks_along(axes: tuple[str, ...], degrees: Mapping[str, int]) -> list[list[int]]:
-    """Every set of ranks that differ in these axes of one mesh alone."""
+    """Every set of ranks that differ only in these axes of one mesh."""
     mesh_axes = EXPERT_AXES if set(axes) <= set(EXPERT_AXES) else DENSE_AXES
     ranks = torch.arange(math.prod(degrees.get(axis, 1) for axis in mesh_axes))
     mesh = ranks.view([degrees.get(axis, 1) for axis in mesh_axes])
@@ -217,8 +218,8 @@ def ranks_along(axes: tuple[str, ...], degrees: Mapping[str, int]) -> list[list[
 
 
 def mesh_of(layout: Layout, axes: tuple[str, ...]) -> DeviceMesh:
-    """The ranks that differ from this one in these axes of one mesh alone, the first axis outermost: only to say how
-    something lies on them, without process groups of its own."""
+    """Device mesh of the ranks that differ from this one only in these axes of one mesh, the first axis outermost. It
+    only describes placement, and has no process groups."""
     own_ranks = next(ranks for ranks in ranks_along(axes, layout.degrees) if layout.rank in ranks)
     shape = [layout.degree(axis) for axis in axes]
     return DeviceMesh(

@@ -1,4 +1,4 @@
-"""A rank's part of each parameter: its initial values, its gradient, and where it lies in the whole."""
+"""Sharded parameters: each rank's part, its initial values, its gradient and its position in the whole."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,25 +19,25 @@ from moe.spec.parameter import Parameter
 from moe.spec.patterns import matches
 
 Splits = tuple[tuple[str, int], ...]
-"""(mesh axis, dimension split over it), one after the other."""
+"""(mesh axis, dimension sharded over it), applied in order."""
 
 
 @dataclass(frozen=True)
 class ParameterShard:
-    """Place of a rank's part of a parameter in the whole."""
+    """Position of a rank's part of a parameter in the whole."""
 
     shape: torch.Size
-    """Of the whole."""
+    """Shape of the whole parameter."""
     splits: Splits = ()
     of_experts: bool = False
-    """Whether the first dimension counts experts, which have statistics of their own."""
+    """Whether the first dimension is experts, which have optimizer statistics of their own."""
     shares_tokens: bool = False
-    """Whether tensor ranks that all have it use it on their own shares of the tokens, so that gradients add up."""
+    """Whether tensor-parallel ranks replicate it but process different tokens, so that its gradients are summed."""
     offsets: tuple[int, ...] | None = None
-    """Where it begins in the whole, of a module that `moe.sharding` has laid out: its parts follow no axes of these
-    meshes, and need not be even."""
+    """Start of the part in the whole, for a module laid out by `moe.sharding`, whose parts follow no axes of these
+    meshes and may be uneven."""
     is_first: bool = True
-    """Whether this rank is the first of those that have such a part."""
+    """Whether this rank is the first of those that hold this part."""
 
     @property
     def axes(self) -> frozenset[str]:
@@ -47,10 +47,10 @@ class ParameterShard:
 def declare(
     module: nn.Module, parameters: Iterable[Parameter], dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> None:
-    """Give a module the parameters of a table, where its submodules have a place for them; those of narrower forms as
-    codes, with their scales beside them (`moe.spec.form`).
+    """Register the parameters of a table in a module whose submodules have slots for them; quantized ones as codes and
+    scales (`moe.spec.form`).
 
-    On the default device, with their initial values; on the meta device without any, for `place` to come.
+    On the default device, with initial values; on the meta device without values, until `place`.
     """
     for declaration in parameters:
         path, _, own_name = declaration.name.rpartition(".")
@@ -67,7 +67,7 @@ def declare(
 
 
 def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Let no gradients be made of the parameters whose names match a pattern."""
+    """Disable gradients of the parameters whose names match a pattern."""
     for name, parameter in model.named_parameters():
         if any(matches(pattern, name) for pattern in patterns):
             parameter.requires_grad_(False)
@@ -82,8 +82,8 @@ def _begin(
     whole: Sequence[int] | None = None,
     first: Sequence[int] | None = None,
 ) -> None:
-    """Initial values of a parameter of ones that is called `name`, or of a part of it, keyed by (seed, path, element);
-    those of codes and scales are of the matrix that they are of."""
+    """Initialize a parameter of ones called `name`, or a part of it, keyed by (seed, path, element). Codes and scales
+    are quantized from their matrix's initial values."""
     coding = QuantScheme.from_parameter(declaration)
     if coding is None:
         _draw(values, declaration, seed, path, whole, first)
@@ -117,12 +117,12 @@ def _draw(
 
 
 def _declared_in(module: nn.Module) -> dict[str, Parameter]:
-    """Declarations of a module's own parameters. The module keeps them, so that a copy of it has them too."""
+    """Declarations of a module's own parameters. Stored in the module, so that its copies have them too."""
     return vars(module).get("declared", {})
 
 
 def matrix_of(module: nn.Module, name: str) -> Tensor | QuantizedWeight:
-    """A module's own matrix of this name, as it is kept."""
+    """A module's own matrix by name, plain or quantized."""
     codes: Tensor = getattr(module, name)
     declaration = _declared_in(module).get(name)
     if declaration is None or (coding := QuantScheme.from_parameter(declaration)) is None:
@@ -131,7 +131,7 @@ def matrix_of(module: nn.Module, name: str) -> Tensor | QuantizedWeight:
 
 
 def codings_of(model: nn.Module) -> dict[str, QuantScheme]:
-    """How each matrix is kept that is kept as codes, by its path."""
+    """Quantization of every quantized matrix, by path."""
     return {
         f"{path}.{name}".removeprefix("."): coding
         for path, module in model.named_modules()
@@ -148,8 +148,8 @@ def _declaration(model: nn.Module, path: str) -> Parameter | None:
 def check_splits(
     model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layout
 ) -> Iterator[Problem]:
-    """Problems of a parameter's splits: a module computes with those parts that its declared dimensions name, and with
-    no others; beside them FSDP's axis of the same mesh may split it."""
+    """Yield problems with a parameter's splits: they must be those that its declared dimensions require, plus at most
+    FSDP's axis of the same mesh."""
     path, declaration = paths[0], _declaration(model, paths[0])
     place, of_experts = f"placements.{path}", declaration is not None and declaration.of_experts
     if model.get_parameter(path).is_meta and declaration is None:
@@ -193,11 +193,10 @@ def check_splits(
 
 
 def place(model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layout, seed: int) -> None:
-    """Leave a model this rank's part of one of its parameters, on the layout's device, split so over mesh axes, in all
-    modules that have it.
+    """Replace a parameter, in all modules that share it, by this rank's part on the layout's device.
 
-    Its values are those that the whole has there; where it lies on the meta device, initial ones as it was declared,
-    keyed by (seed, first path, element). Raises SpecError where a degree does not divide a dimension.
+    The part has the values of the whole, or, if that is on the meta device, its declared initial values, keyed by
+    (seed, first path, element). Raises SpecError if a degree does not divide a dimension.
     """
     path, whole, declaration = paths[0], model.get_parameter(paths[0]), _declaration(model, paths[0])
     part = ParameterShard(
@@ -224,14 +223,14 @@ def place(model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layo
 
 
 def _shares_tokens(model: nn.Module, path: str) -> bool:
-    """Whether a module is one of which tensor ranks have shares of the tokens, or lies in one."""
+    """Whether a module, or one that contains it, has sequence-sharded tokens on tensor-parallel ranks."""
     steps = path.split(".")
     within = (model.get_submodule(".".join(steps[:depth])) for depth in range(len(steps) + 1))
     return any(isinstance(module, SequenceSharded) for module in within)
 
 
 def _extent(part: ParameterShard, layout: Layout, name: str) -> tuple[list[int], list[int]]:
-    """(sizes of this rank's part, where it begins in the whole)."""
+    """(sizes of this rank's part, its start in the whole)."""
     sizes, first = list(part.shape), [0] * len(part.shape)
     for axis, dim in part.splits:
         if sizes[dim] % layout.degree(axis):
@@ -244,14 +243,14 @@ def _extent(part: ParameterShard, layout: Layout, name: str) -> tuple[list[int],
 
 
 def first_of(part: ParameterShard, layout: Layout) -> list[int]:
-    """First index, by dimension, in the whole of what this rank computes with: its part, or what FSDP gathers."""
+    """Start in the whole, by dimension, of what this rank computes with: its part, gathered over FSDP's axes."""
     splits = tuple((axis, dim) for axis, dim in part.splits if axis not in FSDP_AXES)
     return _extent(replace(part, splits=splits), layout, "a parameter")[1]
 
 
 def extent(part: ParameterShard, layout: Layout) -> tuple[tuple[int, int], ...]:
-    """(first, end) in the whole, by dimension, of this rank's part. FSDP's need not be even: as torch.chunk has them,
-    the last ones may be shorter, or empty."""
+    """(first, end) in the whole, by dimension, of this rank's part. FSDP's parts may be uneven: as in torch.chunk, the
+    last ones may be shorter, or empty. Raises ValueError for a part of a user's module."""
     if part.offsets is not None:
         raise ValueError("a part of a user's module has no axes; its size is that of its tensor")
     within = [(0, size) for size in part.shape]
@@ -269,14 +268,14 @@ class LocalParameter:
 
     name: str
     parameter: nn.Parameter
-    """The model's: a plain tensor, or a DTensor where it is gathered to be used."""
+    """The model's parameter: a plain tensor, or a DTensor if FSDP gathers it for use."""
     local: nn.Parameter
-    """The same memory, always plain: what optimizers change."""
+    """The same memory as a plain tensor, which optimizers update."""
     part: ParameterShard
 
 
 def local_parameters(model: nn.Module) -> list[LocalParameter]:
-    """Every parameter of a model, each once, in order."""
+    """All parameters of a model, once each, in order."""
     parameters = []
     for name, parameter in model.named_parameters():
         local = parameter
@@ -288,8 +287,8 @@ def local_parameters(model: nn.Module) -> list[LocalParameter]:
 
 
 def to_global(local: Tensor, part: ParameterShard, layout: Layout) -> Tensor:
-    """A DTensor over the whole of which `local` is this rank's part, in the same memory; plain where it is the
-    whole. What the same part's replicas hold is not said: a checkpoint keeps one of them."""
+    """DTensor over the whole of which `local` is this rank's part, sharing memory; plain if it is the whole. Replicas
+    are not represented: a checkpoint stores one of them."""
     if not part.splits:
         return local.detach()
     mesh = mesh_of(layout, tuple(axis for axis, _ in part.splits))
@@ -304,7 +303,7 @@ def to_global(local: Tensor, part: ParameterShard, layout: Layout) -> Tensor:
 
 
 def part_of(parameter: Tensor) -> ParameterShard:
-    """Part of the whole that a parameter or buffer is: all of it where it was not placed."""
+    """Part of the whole that a parameter or buffer is: all of it if it was not placed."""
     return getattr(parameter, "part", None) or ParameterShard(parameter.shape)
 
 

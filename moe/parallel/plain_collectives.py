@@ -1,8 +1,8 @@
-"""Exchange of plain values between all ranks.
+"""Collectives of plain values over all ranks.
 
-These are collectives: all ranks call the same one, which raises CollectiveError where a rank does not come. Values are
-sent as JSON, since unpickling would run code of the sender's choice. On one process they are encoded and decoded too:
-the result does not depend on the number of ranks.
+All ranks must call the same one; it raises CollectiveError if a rank does not join. Values are sent as JSON, since
+unpickling could run the sender's code. One process encodes and decodes them too, so results do not depend on the number
+of ranks.
 """
 
 import json
@@ -27,9 +27,9 @@ def world_size() -> int:
 
 
 def broadcast_from_rank0(ask: Callable[[], Any]) -> Any:
-    """Rank 0's answer on every rank; the others are not asked, and wait for as long as rank 0 works, whatever the
-    process group's timeout. What it raises is raised on rank 0, and RuntimeError on the others, so that none waits for
-    it."""
+    """Return the result of `ask` on rank 0 to every rank. Other ranks do not call it, and wait as long as rank 0 works,
+    whatever the process group's timeout. Its exception is raised on rank 0, and RuntimeError on the others, so that
+    none keeps waiting."""
     if world_size() == 1:
         return json.loads(_text(ask()))
     content, failure = b"", None
@@ -43,7 +43,7 @@ def broadcast_from_rank0(ask: Callable[[], Any]) -> Any:
     else:
         first.wait()
     with collective("broadcast of rank 0's answer"):
-        size_bytes = _largest(len(content))  # to which all ranks come once they have waited
+        size_bytes = _largest(len(content))  # which all ranks join after the wait
         if rank() == 0:
             first.forget()
         buffer = _to_buffer(content, size_bytes)
@@ -57,7 +57,7 @@ def broadcast_from_rank0(ask: Callable[[], Any]) -> Any:
 
 
 def gather_json(value: Any) -> list[Any] | None:
-    """Every rank's value on rank 0, in rank order; None elsewhere."""
+    """Gather every rank's value on rank 0, in rank order; None elsewhere."""
     content = _text(value)
     if world_size() == 1:
         return [json.loads(content)]
@@ -69,7 +69,7 @@ def gather_json(value: Any) -> list[Any] | None:
 
 
 def all_gather_json(value: Any) -> list[Any]:
-    """Every rank's value on every rank, in rank order."""
+    """Gather every rank's value on every rank, in rank order."""
     content = _text(value)
     if world_size() == 1:
         return [json.loads(content)]
@@ -81,7 +81,7 @@ def all_gather_json(value: Any) -> list[Any]:
 
 
 def scatter_json(values: Sequence[Any] | None) -> Any:
-    """Each rank's own of the values that rank 0 has."""
+    """Return each rank's own value from those on rank 0."""
     contents = [_text(value) for value in values or ()]
     if world_size() == 1:
         return json.loads(contents[0])
@@ -94,7 +94,7 @@ def scatter_json(values: Sequence[Any] | None) -> Any:
 
 
 def all_reduce_sum(*numbers: float) -> list[float]:
-    """The sums of numbers over all ranks, in float64."""
+    """Sum numbers over all ranks, in float64."""
     totals = torch.tensor(numbers, dtype=torch.float64)
     if world_size() > 1:
         with collective("all-reduce of numbers"):
@@ -107,7 +107,7 @@ def _text(value: Any) -> bytes:
 
 
 def _largest(size_bytes: int) -> int:
-    """The largest of all ranks' sizes, to which the others are filled up: tensors of a collective are of one shape."""
+    """Maximum of all ranks' sizes, to which buffers are padded: a collective requires equal shapes."""
     largest = torch.tensor(size_bytes)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=cpu_group())
     return int(largest)
@@ -118,4 +118,4 @@ def _to_buffer(content: bytes, size_bytes: int) -> Tensor:
 
 
 def _value(buffer: Tensor) -> Any:
-    return json.loads(buffer.numpy().tobytes())  # which makes nothing of the blanks at the end
+    return json.loads(buffer.numpy().tobytes())  # which ignores the trailing blanks

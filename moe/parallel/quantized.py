@@ -1,10 +1,10 @@
-"""Frozen matrices in a narrower form: their values as codes and scales, decoded where they are multiplied.
+"""Quantized weights: frozen matrices stored as codes and scales, and dequantized where they are multiplied.
 
-int8: each block of 64 values is divided by its largest magnitude over 127 and rounded (arXiv 2208.07339, eq. 1). nf4:
-each value over the largest magnitude of its block is the nearest of 16 quantiles of a normal distribution (QLoRA, arXiv
-2305.14314, section 3 and appendix E). Values are coded and decoded in float32, a bounded block at a time, so that they
-are the same whatever a rank has of them, and whether a kernel of bitsandbytes does it or plain torch. There is no
-second quantisation of the scales.
+int8: each block of 64 values is divided by its absolute maximum over 127 and rounded (arXiv 2208.07339, eq. 1). nf4:
+each value, divided by its block's absolute maximum, is rounded to one of 16 quantiles of a normal distribution (QLoRA,
+arXiv 2305.14314, section 3 and appendix E). Both directions are computed in float32, a bounded block at a time, so
+values do not depend on how a matrix is sharded, or on whether bitsandbytes or plain torch computes them. Scales are not
+quantized again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,17 +24,17 @@ NF4 = (
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
-"""Values of four bits (QLoRA, appendix E)."""
+"""The 16 NF4 values (QLoRA, appendix E)."""
 _ZERO = NF4.index(0.0)
 _LARGEST_INT8 = 127.0
 _AT_ONCE = {"cpu": 1 << 20}
 _AT_ONCE_ELSEWHERE = 1 << 24
-"""Values that are coded or decoded at a time: what is made on the way stays in a CPU's cache, or fills a GPU."""
+"""Values quantized or dequantized at a time: temporaries stay in a CPU's cache, or fill a GPU."""
 
 
 @dataclass(frozen=True)
 class QuantScheme:
-    """How a matrix is kept: its form, and the dimension that blocks lie along, with its whole length."""
+    """Storage of a quantized matrix: its form, the dimension along which blocks lie, and its full length."""
 
     form: Form
     dim: int
@@ -42,7 +42,7 @@ class QuantScheme:
 
     @classmethod
     def from_parameter(cls, parameter: Parameter) -> "QuantScheme | None":
-        """That of a parameter of a table; None where it is kept as other weights are."""
+        """Quantization of a declared parameter; None if it is stored at full precision."""
         if parameter.form == "full":
             return None
         dim = block_dim(parameter.dims)
@@ -58,7 +58,7 @@ class QuantScheme:
         return self.form != "bfloat16"
 
     def values_of(self, within: Slices, *, of_scales: bool) -> Slices:
-        """The rectangle of whole blocks of a matrix in which a rectangle of its codes or scales lies."""
+        """Slices of whole blocks of a matrix that contain the given slices of its codes or scales."""
         first, end = within[self.dim]
         if of_scales:
             first, end = first * BLOCK, end * BLOCK
@@ -70,7 +70,7 @@ class QuantScheme:
         return (*within[: self.dim], bounds, *within[self.dim + 1 :])
 
     def codes_of(self, within: Slices, *, of_scales: bool) -> Slices:
-        """The rectangle of codes, or of scales, that a rectangle of whole blocks of the matrix has."""
+        """Slices of codes, or of scales, of the given slices of whole blocks of the matrix."""
         first, end = within[self.dim]
         if of_scales:
             first, end = first // BLOCK, num_scales(end)
@@ -81,16 +81,16 @@ class QuantScheme:
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A frozen matrix, or what a rank multiplies with of it, as it is kept."""
+    """Frozen quantized matrix, or the part of it that a rank multiplies by."""
 
     codes: Tensor
     scales: Tensor | None
-    """float32, one a block."""
+    """float32, one per block."""
     coding: QuantScheme
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the matrix."""
+        """Shape of the matrix."""
         dim = self.coding.dim
         return (*self.codes.shape[:dim], self.coding.length, *self.codes.shape[dim + 1 :])
 
@@ -100,7 +100,8 @@ class QuantizedWeight:
 
     @torch.no_grad()
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """The matrix in `dtype`, without a gradient; its values are float32, or bfloat16, whatever `dtype` is."""
+        """Return the matrix in `dtype`, without a gradient. Values are computed in float32, or bfloat16 for that form,
+        whatever `dtype` is."""
         codes, scales, coding = self.codes.detach(), self.scales, self.coding
         if scales is None:
             return codes.to(dtype)
@@ -139,7 +140,7 @@ def quantize(values: Tensor, coding: QuantScheme) -> tuple[Tensor, Tensor | None
 
 
 def dequantize_reference(codes: Tensor, scales: Tensor, coding: QuantScheme, length: int) -> Tensor:
-    """float32: so many values along the blocks' dimension, from the first block on."""
+    """Dequantize to float32: `length` values along the blocks' dimension, starting at a block."""
     if coding.form == "nf4":
         pairs = _pairs(codes.device).index_select(0, codes.reshape(-1).to(torch.int32))
         values = pairs.view(*codes.shape, 2).movedim(-1, coding.dim + 1).flatten(coding.dim, coding.dim + 1)
@@ -152,8 +153,8 @@ def dequantize_reference(codes: Tensor, scales: Tensor, coding: QuantScheme, len
 def blocks(
     within: Slices, dim: int, device_type: str, order: Sequence[int] | None = None
 ) -> Iterator[Slices]:
-    """Rectangles that together are one of whole blocks along `dim`, each of about as many values as are coded or
-    decoded at a time; of dimensions that come first in `order` each has the least."""
+    """Yield slices that partition `within` into whole blocks along `dim`, each of about as many values as are quantized
+    at a time. Dimensions are cut in the sequence of `order`."""
     at_once = _AT_ONCE.get(device_type, _AT_ONCE_ELSEWHERE)
     return _split(within, dim, at_once, order or range(len(within)))
 
@@ -180,14 +181,15 @@ def _whole(shape: Sequence[int]) -> Slices:
 
 
 def cut(tensor: Tensor, within: Slices) -> Tensor:
-    """A rectangle of a tensor."""
+    """View of a tensor at the given slices."""
     for dim, (first, end) in enumerate(within):
         tensor = tensor.narrow(dim, first, end - first)
     return tensor
 
 
 def put(block: Tensor, within: Slices, into: Tensor, origin: Sequence[int]) -> None:
-    """Copy into a part that begins at `origin` of a whole what it has of the rectangle `within` of that, `block`."""
+    """Copy `block`, the slices `within` of a whole, to `into`, the part of it that starts at `origin`, where they
+    overlap."""
     common = tuple(
         (max(low, first), min(end, first + size))
         for (low, end), first, size in zip(within, origin, into.shape, strict=True)
@@ -201,17 +203,17 @@ def put(block: Tensor, within: Slices, into: Tensor, origin: Sequence[int]) -> N
 
 
 def _scale_per_value(scales: Tensor, dim: int, length: int) -> Tensor:
-    """The scale of each of so many values along `dim`."""
+    """Scale of each of `length` values along `dim`."""
     return scales.repeat_interleave(BLOCK, dim).narrow(dim, 0, length)
 
 
 def _middles(device: torch.device) -> Tensor:
-    """`[15]`: float32 midpoints of neighbours, below or at which a value is the lower one."""
+    """`[15]`: float32 midpoints of neighbouring values; at a midpoint, the lower one is chosen."""
     values = torch.tensor(NF4, dtype=torch.float32)
     return accelerator(device).take((values[1:] + values[:-1]) / 2)
 
 
 def _pairs(device: torch.device) -> Tensor:
-    """`[256, 2]`: both values of each byte, that of its upper half first."""
+    """`[256, 2]`: both values of each byte, upper half first."""
     values, codes = torch.tensor(NF4, dtype=torch.float32), torch.arange(256)
     return accelerator(device).take(torch.stack((values[codes >> 4], values[codes & 15]), dim=1))

@@ -1,4 +1,4 @@
-"""Seconds that something took on a device, added up without making the device wait."""
+"""Time spent on a device, accumulated without synchronization."""
 
 import time
 from collections import deque
@@ -12,7 +12,7 @@ from moe.parallel.accelerator import accelerator
 
 
 class Stopwatch:
-    """Adds up what is done within `running()`: wall-clock time on a CPU, the current stream's time on a GPU."""
+    """Accumulates the time of `running()` blocks: wall-clock time on a CPU, time of the current stream on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._timer = accelerator(device).timer
@@ -32,11 +32,11 @@ class Stopwatch:
         yield
         last.record()
         self._events.append(events)
-        while self._events and self._events[0][1].query():  # what is over needs no events any more
+        while self._events and self._events[0][1].query():  # finished intervals need no events
             self._add(*self._events.popleft())
 
     def take(self) -> float:
-        """Seconds since the last `take`. On a GPU it waits for what was measured."""
+        """Return and reset the accumulated seconds. Synchronizes with a GPU."""
         while self._events:
             self._events[0][1].synchronize()
             self._add(*self._events.popleft())

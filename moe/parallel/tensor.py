@@ -1,7 +1,7 @@
-"""The tokens of a rank shared out over the ranks that attention and feed-forward layers are split over.
+"""Sequence parallelism: tokens sharded over the ranks that attention and feed-forward layers are split over.
 
-Between those layers each of them works on its own share (sequence parallelism, arXiv 2205.05198, section 4.2.2);
-within, each has all of the tokens and a part of the weights.
+Between these layers each rank processes its own share of the tokens (arXiv 2205.05198, section 4.2.2); within them it
+has all tokens and a part of the weights.
 """
 
 from collections.abc import Callable
@@ -19,26 +19,26 @@ from moe.parallel.collective import all_gather_single, collective, reduce_scatte
 
 @runtime_checkable
 class SequenceSharded(Protocol):
-    """A module within which tensor ranks have a share of the tokens each, between layers that have all of them."""
+    """Module in which each tensor-parallel rank has a share of the tokens, between layers that have all of them."""
 
     tensor_group: dist.ProcessGroup | None
-    """These ranks; None in one process, and until it is applied to a layout."""
+    """Tensor-parallel ranks; None on one process, and before the module is applied to a layout."""
 
 
 @dataclass(frozen=True)
 class SequenceShard:
-    """T tokens over n ranks: consecutive ones, ceil(T / n) each, and what is left for the last."""
+    """Sharding of T tokens over n ranks: ceil(T / n) consecutive tokens each, the last share shorter."""
 
     num_tokens: int
     group: dist.ProcessGroup | None = None
-    """None where one rank has all of them."""
+    """None if one rank has all tokens."""
     label: str = "between layers"
-    """Name of the exchange, for the error of a collective that fails."""
+    """Name of the exchange in errors of collectives."""
     shape: tuple[int, int] | None = None
-    """(B, L), where they are rows as long as each other."""
+    """(B, L), if the tokens are rows of equal length."""
 
     def check(self) -> None:
-        """Raises ValueError where a field is not what it is said to be."""
+        """Raise ValueError for an invalid field."""
         number = self.num_tokens
         if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
             raise ValueError(f"shares.num_tokens (={number!r}) must be a whole number, 0 or above")
@@ -65,42 +65,45 @@ class SequenceShard:
         return min(self.first + self.share_size, self.num_tokens)
 
     def take(self, tokens: Tensor) -> Tensor:
-        """This rank's share of `tokens` `[T, ...]`, which all of them have."""
+        """This rank's share of `tokens` `[T, ...]`, which all ranks have."""
         return tokens if self.group is None else tokens[self.first : self.stop]
 
     def gather(self, share: Tensor) -> Tensor:
-        """`[T, ...]` of every rank's share `[t, ...]`. Gradients of all ranks add up on the way back."""
+        """All-gather the shares `[t, ...]` into `[T, ...]`. The backward pass sums the gradients of all ranks
+        (reduce-scatter)."""
         return (
             share if self.group is None else _ShardCollective.apply(share, self, _all_gather, _reduce_scatter)
         )
 
     def gather_rows(self, share: Tensor) -> Tensor:
-        """`[B, L, ...]` of every rank's share `[t, ...]`, likewise."""
+        """`gather` into rows `[B, L, ...]`."""
         assert self.shape is not None
         return self.gather(share).view(*self.shape, *share.shape[1:])
 
     def gather_results(self, share: Tensor) -> Tensor:
-        """The same where all ranks then do the same with it: each takes back the gradient of its own share alone."""
+        """`gather` for results that all ranks use alike: the backward pass takes the gradient of this rank's share,
+        without a sum."""
         return share if self.group is None else _ShardCollective.apply(share, self, _all_gather, _take_share)
 
     def split(self, tokens: Tensor) -> Tensor:
-        """This rank's share `[t, ...]` of `tokens` `[T, ...]` that all ranks made alike. Gradients are gathered."""
+        """This rank's share `[t, ...]` of `tokens` `[T, ...]`, which are equal on all ranks. The backward pass
+        all-gathers."""
         return (
             tokens if self.group is None else _ShardCollective.apply(tokens, self, _take_share, _all_gather)
         )
 
     def scatter(self, parts: Tensor) -> Tensor:
-        """This rank's share `[t, ...]` of the sum of every rank's `parts` `[T, ...]`."""
+        """Reduce-scatter: this rank's share `[t, ...]` of the sum of all ranks' `parts` `[T, ...]`."""
         return (
             parts if self.group is None else _ShardCollective.apply(parts, self, _reduce_scatter, _all_gather)
         )
 
     def total(self, part: Tensor) -> Tensor:
-        """Sum of every rank's `part`, the same on all of them. Gradients of all ranks add up on the way back."""
+        """All-reduce `part` to its sum over ranks. The backward pass sums gradients too."""
         return part if self.group is None else _ShardCollective.apply(part, self, _all_reduce, _all_reduce)
 
     def scatter_rows(self, parts: Tensor) -> Tensor:
-        """This rank's share `[t, ...]` of the sum of every rank's `parts` `[B, L, ...]`."""
+        """`scatter` of rows `[B, L, ...]`."""
         return self.scatter(parts.reshape(self.num_tokens, *parts.shape[2:]))
 
 
@@ -140,7 +143,8 @@ def _fill_up(rows: Tensor, num_rows: int) -> Tensor:
 
 
 class _ShardCollective(torch.autograd.Function):
-    """A collective forward, and backward what its gradient takes: its transpose, where ranks go on differently."""
+    """Runs one collective in the forward pass and another in the backward pass: its transpose, if ranks use the result
+    differently."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, shares: SequenceShard, there: Collective, back: Collective) -> Tensor:
