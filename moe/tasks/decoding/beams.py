@@ -74,7 +74,7 @@ def beam_search(
             row.beams = [[*row.beams[place // vocabulary], place % vocabulary] for place in places]
             if length == row.max_tokens:
                 row.take(score / norm, row.beams[0])
-            # Log-probabilities only fall, and no longer text has a larger divisor than the longest.
+            # Log-probabilities only fall, and no length has a larger divisor than `max_tokens`.
             row.has_ended = length >= row.max_tokens or score / _norm(row.max_tokens, spec) <= row.score
         if length == spec.max_tokens or not any_rank(
             not all(row.has_ended for row in rows), device, together
