@@ -39,8 +39,7 @@ def test_a_worker_stopped_before_it_begins_in_a_step_and_in_the_evaluation_costs
 ) -> None:
     stopped_at = {}
     job = plane.client.submit(job_spec(retry={"max_failures": 5}))
-    await_that(lambda: any(_worker_processes(head)))
-    stopped_at[0] = _stop(next(_worker_processes(head)).pid)  # it imports torch, or is about to
+    stopped_at[0] = _stop(_await_worker_process(head).pid)  # it imports torch, or is about to
 
     group = worker_group(job)
     await_checkpoint(job, 20)
@@ -115,6 +114,18 @@ def _records(job: Job, attempt: int) -> dict[str, dict[str, Any]]:
 def _stop(pid: int) -> float:
     os.kill(pid, signal.SIGSTOP)
     return time.time()
+
+
+def _await_worker_process(head: LocalHead) -> psutil.Process:
+    """A worker that one look found: the next look may miss it, as it has no command line while Ray renames it."""
+    workers: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        workers.extend(_worker_processes(head))
+        return bool(workers)
+
+    await_that(is_there)
+    return workers[0]
 
 
 def _worker_processes(head: LocalHead) -> Iterator[psutil.Process]:
