@@ -201,7 +201,7 @@ def weights_of(
 def placed(
     parameters: Iterable[Parameter], shards: ShardCounts, axes: Axes = OURS.axes
 ) -> tuple[Placement, ...]:
-    """Return the placements of parameters outside a model."""
+    """Return the placements of a table of parameters."""
     return tuple(
         Placement(parameter=weight.name, shape=weight.shape, splits=weight.splits(shards))
         for weight in weights_of(parameters, axes)

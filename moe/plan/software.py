@@ -124,25 +124,25 @@ class Software:
         )
 
 
-# Fitted by `python -m benchmarks.software_profiles` on the runs of benchmarks/published_rows.py, `megatron-plain` on
-# those of benchmarks/published_cut_down.py; docs/planner.md has the errors. Tuned runs sustain kernels' own rates, so
-# that only the host's time is left to fit. Its ends are those of the fits with one model on one device left out.
-# `megatron-26.06`, current releases on NVL72 domains, is fitted by `python -m benchmarks.published_current`, and
-# `torchtitan` by `python -m benchmarks.published_torchtitan`; their errors are those of runs that were held out.
-# `overlap`: FSDP of Qwen3-235B beside its pipelines. `exchange_overlap`: the one pair of published runs that differ by
-# nothing else.
-# `overlaps`: the share of exchanges that the published runs with overlap imply lies from 0.1 (DeepSeek-V3 on H100) to
-# 0.9 (on B200); that of gathers rests on one run, and its ends are assumed.
-# `megatron-plain`: its share is what the machine's own kernels reach of the measured ones. SimuMax measured them on
-# its B200 and A100 too (configs/system of its repository; benchmarks/published_kernels.py): on B200 they reach 0.66 in
-# large products, which is the share that the fit of steps finds, on A100 0.92. Of others it is taken to lie between.
+# Fitted by `python -m benchmarks.software_profiles` to the runs of benchmarks/published_rows.py, `megatron-plain` to
+# those of benchmarks/published_cut_down.py; docs/planner.md has the errors. Tuned runs sustain the full rates of
+# isolated kernels, so that only the host time is fitted. Its ends are those of the fits with one model on one device
+# left out. `megatron-26.06`, current releases on NVL72 domains, is fitted by `python -m benchmarks.published_current`,
+# and `torchtitan` by `python -m benchmarks.published_torchtitan`; their errors are of held-out runs.
+# `overlap`: from runs of Qwen3-235B with FSDP and pipelines. `exchange_overlap`: from the only pair of published runs
+# that differ in nothing else.
+# `overlaps`: for all-to-all, published runs with overlap imply 0.1 (DeepSeek-V3 on H100) to 0.9 (on B200); the share of
+# gathers rests on one run, and its ends are assumed.
+# `megatron-plain`: the sustained share is the ratio of that machine's kernels to the measured ones. SimuMax measured
+# its kernels on B200 and A100 (configs/system of its repository; benchmarks/published_kernels.py): 0.66 in large
+# products on B200, the share that the fit of steps finds too, and 0.92 on A100. Other devices are assumed in between.
 # 0.92 on A100 also predicts held-out FSDP runs of dense models there (benchmarks/published_mpt.py); with torchtitan's
-# 0.77, fitted on H100, they were predicted a fifth too slow.
-# Ours was measured on one H200 (benchmarks/results/decoder_step_gpu.json): 0.88 is what the kernels measured alone take
-# of what products, attention and AdamW took in that step; the device waited 10 ms for the host in 4 layers.
-# `elementwise`: multiples as counted of real passes (tests/unit/test_counted_elementwise.py); these bytes, those of
-# gradients and of the loss, some 72 GB, took 39 ms. `ours-compiled` is an assumption: elementwise kernels fused, half
-# the host's time. Ends are those of Megatron-Core as it is tuned and as it comes.
+# 0.77, fitted on H100, the predictions are a fifth too slow.
+# Ours was measured on one H200 (benchmarks/results/decoder_step_gpu.json): 0.88 is the time of isolated kernels over
+# that of products, attention and AdamW in the step; the device waited 10 ms for the host in 4 layers. `elementwise`:
+# multiples counted from real passes (tests/unit/test_counted_elementwise.py); these bytes, with those of gradients and
+# of the loss, some 72 GB, took 39 ms. `ours-compiled` is an assumption: fused elementwise kernels, half the host time.
+# The ends are those of Megatron-Core, tuned and untuned.
 _EAGER = Host(0.0, 3.58e-4, 2.08e-3, 1.0)
 _FUSED = Host(2.52e-3, 1.43e-4, 0.0, 1.0)
 _GRAPHS = Host(3.96e-4, 0.0, 0.0, 1.0)

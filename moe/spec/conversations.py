@@ -43,10 +43,10 @@ def _own_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 class _ConversationsSpec(BadRecordsFields, SequencesFields):
-    """Fields that every corpus of conversations has.
+    """Fields of every corpus of conversations.
 
-    A conversation is written as the chat template of the model's folder writes it, and the loss is on what the
-    assistant says. Each lies in one sequence: a longer one is cut at its end.
+    Conversations are rendered by the chat template of the model's folder, with the loss on assistant turns. Each is
+    placed in a single sequence, and truncated at its end if too long.
     """
 
     paths: tuple[Place, ...] = Field(min_length=1, max_length=MAX_PLACES)

@@ -36,8 +36,8 @@ class MoESpec(Spec):
     routing: Annotated[SerializeAsAny[RouterSpec], BeforeValidator(router_spec)] = Field(
         default=DEFAULT, validation_alias="router"
     )
-    """The router's part: that of `routers.ROUTERS` which `router` names. No union of ours: whoever imports a router
-    from elsewhere adds it there."""
+    """Router's fields: the class in `routers.ROUTERS` that `router` names. Not a union type, so that routers from
+    elsewhere can be added."""
     num_experts: Count = Field(le=1_000_000)
     model_dim: Count
     """M, the width of a token."""

@@ -31,7 +31,7 @@ def problems_of(error: ValidationError) -> list[Problem]:
         if entry["type"] == "too_short" and len(entry["input"]) >= entry["ctx"]["min_length"]:
             continue  # it is long enough; pydantic did not count items that have errors of their own
         location = _without_tags(entry["loc"])
-        if entry["type"] == "invalid_key":  # the location ends in a marker
+        if entry["type"] == "invalid_key":  # the location ends in the key itself
             location = location[:-1]
         problems.append(_problem(_dotted_path(location) or _WHOLE, entry, cause))
     return problems

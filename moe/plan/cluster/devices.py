@@ -78,18 +78,18 @@ def plain_kernels(
     )  # fmt: skip
 
 
-# Kernels of NVIDIA's devices: `measured.py`, with its source. Memory: NVIDIA's data sheets; its rate as large products
-#   reached it. Links across nodes: one adapter of 200 Gb/s (A100) or 400 Gb/s (all later ones) a GPU, 93% of which
-#   nccl-tests' large messages reach. B300 and GB300 can have 800 Gb/s, but what was published of gpt-oss over eight
-#   nodes of B300 is no faster than over B200's; a cluster file may say so (`across_share: 2`). GB200 and GB300 NVL72:
-#   72 GPUs in a domain. Latency of a step across nodes: a ring's in NCCL's own tuning model, simple protocol
-#   (src/graph/tuning.cc). To the host: PCIe of generation 4 (A100) or 5, NVLink-C2C of Grace, as large copies reach
-#   them; of its memory an eighth of a two-socket server's, or half of a Grace's, as its data sheets have it.
+# NVIDIA kernels: `measured.py`, with its source. Memory size: NVIDIA's data sheets; memory bandwidth: as reached by
+#   large products. Links across nodes: one adapter per GPU, 200 Gb/s (A100) or 400 Gb/s (all later ones), of which
+#   nccl-tests reaches 93% with large messages. B300 and GB300 can have 800 Gb/s, but published gpt-oss runs on eight
+#   nodes of B300 are no faster than on B200; a cluster file may set `across_share: 2`. GB200 and GB300 NVL72: 72 GPUs
+#   per NVLink domain. Step latency across nodes: of a ring in NCCL's tuning model, simple protocol
+#   (src/graph/tuning.cc). Host link: PCIe 4 (A100) or 5, or Grace's NVLink-C2C, as reached by large copies. Host
+#   memory bandwidth: an eighth of a two-socket server, or half of a Grace, from data sheets.
 # Dense peaks: A100 312 TFLOP/s in bfloat16, H100 SXM and H200 989, HGX B200 and B300 2,250, GB200 and GB300 NVL72
-#   2,500; half of it in TF32, twice as much in fp8 (NVIDIA's data sheets, which count sparse products: half of these).
-# V100 was not measured: 0.85 of the peaks of its data sheet (15.7 TFLOP/s in float32, 0.9 TB/s), 0.7 of its links'
-#   150 GB/s, and 0.6 for attention, as of A100. Its tensor cores multiply float16 alone, which no job trains in.
-# A100-40 has the A100-80's kernels, with 1.555 of 2.039 TB/s.
+#   2,500; half as much in TF32, twice as much in fp8 (half of the sparse rates in NVIDIA's data sheets).
+# V100 was not measured: 0.85 of its data-sheet peaks (15.7 TFLOP/s in float32, 0.9 TB/s), 0.7 of its links' 150 GB/s,
+#   and 0.6 for attention, as for A100. Its tensor cores support float16 only, which no job trains in.
+# A100-40 has the kernels of A100-80, with 1.555 of 2.039 TB/s.
 
 
 def _nvidia(
@@ -216,9 +216,9 @@ def _by_sheet(
 
 
 DEVICES: dict[str, Device] = {
-    # One core of an AMD EPYC (Zen 5), and gloo over loopback while both cores are busy, as `shardyard calibrate`
-    # measured them in a busy hour: to rank layouts by. Machines differ by a factor of a few; calibrate yours.
-    # `decoded_per_s`: bitsandbytes on one thread takes 2 to 7 ms for a million numbers of int8 or nf4.
+    # One core of an AMD EPYC (Zen 5), and gloo over loopback with both cores busy, measured by `shardyard calibrate`
+    # under load. Good enough to rank layouts; machines differ by a factor of a few, so calibrate yours.
+    # `decoded_per_s`: bitsandbytes takes 2 to 7 ms for a million int8 or nf4 elements on one thread.
     "cpu": Device(
         kind="cpu", memory_bytes=8 * _GIB, memory_bytes_per_s=24e9,
         kernels=plain_kernels(
@@ -245,17 +245,17 @@ DEVICES: dict[str, Device] = {
     "gb200": _nvidia("gb200", 186, 2500, per_node=72, host_link_gb_per_s=400, host_gb_per_s=220),
     "b300": _nvidia("b300", 270, 2250),
     "gb300": _nvidia("gb300", 277, 2500, per_node=72, host_link_gb_per_s=400, host_gb_per_s=220),
-    # Not measured; priced by data sheets, dense and one direction. H800 and H20: Hopper's kernels, links of 400 and
-    # 900 GB/s both ways (as FeiFeiBear's LLMRoofline and LLM-Prof list them of NVIDIA's sheets). L40S: 362 and 733
+    # Not measured; priced by data sheets, dense rates, one direction. H800 and H20: Hopper's kernels, links of 400
+    # and 900 GB/s both ways (NVIDIA's sheets, as listed by FeiFeiBear's LLMRoofline and LLM-Prof). L40S: 362 and 733
     # TFLOP/s (NVIDIA's sheet: 362.05 and 733, twice that with sparsity), 864 GB/s, 16 lanes of PCIe 4. GeForce RTX
-    # 4090: 165.2 in bfloat16 and 330.3 in fp8 with sums in float32 (the paper's first edition had 660.6, the rate of
-    # sums in float16), 1,008 GB/s (NVIDIA, Ada GPU Architecture 2.1, appendix A). RTX 5090: 209.5 and 419, 1,792 GB/s
-    # (NVIDIA, RTX Blackwell GPU Architecture, table 3). A10G: 70 TFLOP/s, where the A10 has 125, and 600 GB/s
-    # (NVIDIA's sheet for AWS, 17 February 2022, as quoted by three sources; one measured 66.6 TFLOP/s in a matrix
-    # product of 8,192 a side); 22 of its 24 GB are left by ECC. MI300X: 1,307.4 and 2,614.9
-    # TFLOP/s, 5.3 TB/s, seven links of 128 GB/s both ways (AMD's sheet). MI355X: 2,516.6 and 5,033.2, 8 TB/s, seven of
-    # 153.6 (AMD's sheet LE-92703-00 of October 2025, as quoted by others; 1,024 matrix cores at 2.4 GHz give the same).
-    # Adapters of cards are what clouds give: 400 Gb/s a node of eight L40S, 100 of others.
+    # 4090: 165.2 in bfloat16 and 330.3 in fp8 with float32 accumulation (the paper's first edition had 660.6, with
+    # float16 accumulation), 1,008 GB/s (NVIDIA, Ada GPU Architecture 2.1, appendix A). RTX 5090: 209.5 and 419, 1,792
+    # GB/s (NVIDIA, RTX Blackwell GPU Architecture, table 3). A10G: 70 TFLOP/s, where the A10 has 125, and 600 GB/s
+    # (NVIDIA's sheet for AWS, 17 February 2022, as quoted by three sources; one measured 66.6 TFLOP/s in a square
+    # matrix product of size 8,192); ECC leaves 22 of its 24 GB. MI300X: 1,307.4 and 2,614.9 TFLOP/s, 5.3 TB/s, seven
+    # links of 128 GB/s both ways (AMD's sheet). MI355X: 2,516.6 and 5,033.2, 8 TB/s, seven of 153.6 (AMD's sheet
+    # LE-92703-00 of October 2025, as quoted by others; 1,024 matrix cores at 2.4 GHz give the same). Network adapters
+    # of PCIe cards are those of cloud nodes: 400 Gb/s per node of eight L40S, 100 for others.
     "h800": _by_sheet(80, 989, 1979, 3350, 200e9),
     "h20": _by_sheet(96, 148, 296, 4000, 450e9),
     "l40s": _by_sheet(48, 362, 733, 864, _PCIE_4, across_gb_per_s=6.25),
@@ -264,11 +264,11 @@ DEVICES: dict[str, Device] = {
     "a10g": _by_sheet(22, 70, None, 600, _PCIE_4, across_gb_per_s=1.56),
     "mi300x": _by_sheet(192, 1307, 2615, 5300, 7 * 64e9, efficiency=_AMD_REACHED, source=_AMD_SHEET),
     "mi355x": _by_sheet(288, 2517, 5033, 8000, 7 * 76.8e9, efficiency=_AMD_REACHED, source=_AMD_SHEET),
-    # One core of the paper's machine, float32 by single passes of its bfloat16 units: 420 TFLOP/s and 900 GB/s a board
-    # of 8 cores and a chip of two (Google Cloud's system architecture); links of 656 Gb/s, both ways together (Jouppi
-    # et al., CACM 2020), 82% of which are reached. The latency, of a hop on the torus, lies where all-to-all is near
-    # the 16% and 36% that the paper gives for 128 and 2,048 cores; the rate, 0.87 of the peak, was fitted on the row
-    # of 512 experts and 36 layers of its Table 3, both `half_rows` with it.
+    # One core of the GShard paper's machine, with float32 in a single pass of its bfloat16 units: 420 TFLOP/s per board
+    # of 8 cores, 900 GB/s per chip of 2 (Google Cloud's system architecture); links of 656 Gb/s, both directions
+    # together (Jouppi et al., CACM 2020), of which 82% are reached. The latency of a torus hop puts all-to-all near the
+    # 16% and 36% that the paper gives for 128 and 2,048 cores. The rate, 0.87 of the peak, and both `half_rows` were
+    # fitted to the row of 512 experts and 36 layers in its Table 3.
     "tpu-v3": Device(
         kind="tpu", memory_bytes=16 * _GIB, memory_bytes_per_s=450e9,
         kernels=plain_kernels(

@@ -176,8 +176,8 @@ class _Deal:
         return ends if start == self._number else None
 
     def even(self, limit_s: float) -> tuple[int, ...]:
-        """Return the ends of runs within the limit, each as close to an even share of the remaining work as the rest
-        allows."""
+        """Return the ends of runs within the limit, each the longest that is at most an even share of the remaining
+        work, if the rest allows it."""
         pools, can_follow = self._dealer.pools, self._can_follow(limit_s)
         earliest, ends, start = self._earliest(can_follow, limit_s), [], 0
         for index in range(len(pools) - 1):

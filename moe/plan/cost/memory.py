@@ -74,7 +74,7 @@ class MemoryModel:
         self.profile = profile
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
-        """Narrower arithmetic keeps float32 weights, gradients and moments."""
+        """Weights, gradients and moments are at least float32, even if the compute dtype is narrower."""
         self._moment_width, self._master_width = moment_bytes(spec), self._state_width
         self._offloads = on_host(spec, self._kind)
         if self._offloads:

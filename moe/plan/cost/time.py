@@ -194,7 +194,7 @@ class TimeModel:
         scatter, once, optimizer = self._end_of_step(stage.units, degrees, candidate.options.sharding)
         scatters = (
             times if candidate.options.sharding == "gradients" else 1
-        )  # sharded gradients cannot be accumulated whole
+        )  # sharded gradients are reduce-scattered for each micro-batch
         behind = scatters if degrees.pipeline == 1 else 1  # overlapping passes: in a pipeline, the last
         hidden_s = 0.0
         if self._profile.reduces_beside_backward:

@@ -347,9 +347,9 @@ def _check_dtype(spec: JobSpec, cluster: Cluster) -> None:
 
 
 def _max_rows(spec: JobSpec, degrees: Degrees, groups: int) -> int | None:
-    """Most rows that a rank receives per chunk: `MAX_SKEW` times balanced routing. Excess rows take more chunks, at
-    twice the traffic. For an encoder-decoder, assumes stacks of equal length. None if the expert degree is too small
-    for an excess."""
+    """Most rows that a rank receives per chunk: `MAX_SKEW` times balanced routing. Excess rows come in more chunks,
+    and are sent twice. For an encoder-decoder, assumes stacks of equal length. None if the expert degree is too
+    small for an excess."""
     moe = spec.model.moe
     if moe is None or degrees.expert <= MAX_SKEW:
         return None

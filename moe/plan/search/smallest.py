@@ -19,7 +19,7 @@ from moe.spec import JobSpec
 
 MAX_NODES = 16_384
 _EACH = 16
-"""Every number of nodes up to this one is tried, if no power of two holds the job."""
+"""Every number of nodes up to this one is tried, if no doubling holds the job."""
 
 
 class _Least(NamedTuple):
@@ -114,8 +114,8 @@ class Smallest:
 
     def cluster(self, *, to_run: bool = False) -> Cluster | None:
         """Return the smallest cluster that holds the job with a worker on each device: part of a node, or whole
-        nodes, at most the first power of two that holds it. None if no power of two up to `MAX_NODES` and no number
-        of nodes to 16 does."""
+        nodes, no more than the first doubling that holds it. None if no doubling up to `MAX_NODES` and no number of
+        nodes to 16 does."""
         per_node, multiple = self._cluster.devices_per_node, LayoutChoices(self._spec, self._cluster).multiple
         usable = max(1, self._cluster.memory_bytes - self._memory.allowance)
         fewest = -(-self._memory.bound_of_state(Degrees()) // usable)
