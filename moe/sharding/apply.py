@@ -1,4 +1,4 @@
-"""A plan applied to a module: its parts materialised, its program made."""
+"""Application of a plan to a module: its parts are materialised, and its program is written."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -43,22 +43,24 @@ def apply(
     batch: Literal["global", "local"] = "global",
     max_programs: int = MAX_PROGRAMS,
 ) -> Applied:
-    """The module on this rank, by a plan. All ranks call it, with a default process group over as many as the plan has.
+    """The module on this rank, sharded by a plan. All ranks call it, with a default process group of as many ranks as
+    the plan has. The given module is not changed.
 
-    Parts are cut from the values that the module has. One on the meta device is given values module by module, by
-    `init(name, tensor)`, or by each module's own `reset_parameters` with a generator seeded by (seed, name): the same
-    for every plan, and never more than one module's at a time; what neither fills is refused. Or all values, and the
-    seed and step of random numbers, are those of a `checkpoint`, a folder that `sharding.save` has written or one with
-    whole tensors in files of safetensors: each rank reads its own parts. The module itself is left as it was.
+    Parts are copied from the values of the module. For a module on the meta device, values are created one submodule at
+    a time: by `init(name, tensor)`, or by the submodule's own `reset_parameters`, with random numbers seeded by (seed,
+    name). They are the same for every plan. With `checkpoint`, all values, and the seed and step of random numbers, are
+    read from a folder that `sharding.save` has written, or from safetensors files of whole tensors; each rank reads its
+    own parts.
 
-    `sample` is the batch, where the plan could not keep it, `loss` the one that it was planned with. Every rank is
-    called with the whole `"global"` batch, which is checked now and then; or with rows of its own, as a
-    DistributedSampler has them (`"local"`): then the global batch, which is what the plan is for, is gathered of them
-    in the order of ranks. Batches of other sizes than the plan's, as the last of an epoch or in evaluation, have
-    programs of their own over the same parameters; `max_programs` are kept.
+    `sample` is the batch, if the plan could not keep it. `loss` is the one that the plan was made with. With
+    `batch="global"`, every rank is called with the whole batch, which is compared between ranks from time to time. With
+    `batch="local"`, each rank is called with rows of its own, as a DistributedSampler gives them, and the global batch,
+    for which the plan was made, is gathered from them in the order of ranks. Batches of other sizes than the plan's,
+    such as the last one of an epoch or those of an evaluation, have separate programs over the same parameters, of
+    which the `max_programs` most recently used are kept.
 
-    Raises SpecError where the module's graph is not the plan's, for another number of ranks, and for what has no
-    values.
+    Raises SpecError if the module's graph is not the plan's, if the number of ranks differs, and for tensors on the
+    meta device that nothing gives values.
     """
     if batch not in ("global", "local"):
         raise SpecError(Problem("not_a_choice", "batch", batch, 'must be "global" or "local"',
@@ -81,7 +83,7 @@ def apply(
     used_placements = {
         id(tensor): at for name, tensor in tensors.items() if (at := ready.program.placements.get(name))
     }
-    whole = (WHOLE,) * len(plan.degrees)  # of those that the graph does not use
+    whole = (WHOLE,) * len(plan.degrees)  # for tensors that the graph does not use
     placements = {name: used_placements.get(id(tensor), whole) for name, tensor in tensors.items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     is_training = model.training
@@ -111,7 +113,7 @@ def apply(
 
 
 def _check_loss(plan: ShardingPlan, loss: Callable[[Any], Tensor] | None) -> None:
-    """Raises SpecError where the plan was made with a loss and none is given, or the other way round."""
+    """Raises SpecError if the plan was made with a loss and none is given, or the other way round."""
     if plan.loss is not None and loss is None:
         raise SpecError(Problem("missing", "loss", None, f"is missing, and the plan was made with one ({plan.loss})",
                                 "give sharding.apply the same loss="))  # fmt: skip
@@ -122,8 +124,8 @@ def _check_loss(plan: ShardingPlan, loss: Callable[[Any], Tensor] | None) -> Non
 
 
 def _mesh_of(plan: ShardingPlan, mesh: DeviceMesh | None) -> Mesh:
-    """The mesh that a plan is for, over the ranks in their order, or over torch's own mesh. Raises SpecError where it
-    has other sizes than the plan's."""
+    """The mesh of a plan, over the ranks in the plan's order, or over the given DeviceMesh. Raises SpecError if sizes
+    or the order of ranks differ from the plan's."""
     ranks = plain_collectives.world_size()
     if ranks != plan.num_devices:
         raise SpecError(

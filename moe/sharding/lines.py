@@ -107,7 +107,7 @@ def recomputed_region() -> AbstractContextManager[None]:
 
 
 def beginning(forward: F) -> F:
-    """Mark a function that calls the user's module: frames outside of it are not the module's code."""
+    """Decorator of a function that calls the user's module: its callers are not the module's code."""
     _BEGINNINGS.add(forward.__code__)
     return forward
 

@@ -12,7 +12,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def operands(node: fx.Node) -> list[fx.Node]:
-    """The tensors among a node's arguments, in order; one that stands there twice comes twice."""
+    """The tensors among a node's arguments, in order; a tensor that is there twice is listed twice."""
     tensors: list[fx.Node] = []
     replace_operands(node, lambda number, operand: tensors.append(operand))
     return tensors
@@ -21,7 +21,8 @@ def operands(node: fx.Node) -> list[fx.Node]:
 def replace_operands(
     node: fx.Node, new: Callable[[int, fx.Node], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments and keyword arguments with something else for each tensor operand, given its number and node."""
+    """Arguments and keyword arguments with each tensor operand replaced by what a function of (number, node)
+    returns."""
     number = 0
 
     def walk(value: Any) -> Any:
@@ -30,7 +31,7 @@ def replace_operands(
             number += 1
             return new(number - 1, value)
         if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), int):
-            return value.meta["val"]  # a size that an operator gives
+            return value.meta["val"]  # a size that an operator returns
         if isinstance(value, list | tuple):
             return type(value)(walk(element) for element in value)
         return value
@@ -40,7 +41,7 @@ def replace_operands(
 
 
 def results(node: fx.Node) -> list[Any]:
-    """Fake values of what an operator gives, None where that is no tensor."""
+    """Fake values of an operator's results; None for a result that is no tensor."""
     value = node.meta.get("val")
     return (
         [tensor if isinstance(tensor, Tensor) else None for tensor in value]
@@ -50,18 +51,18 @@ def results(node: fx.Node) -> list[Any]:
 
 
 AGAIN = "again"
-"""Key in the meta of a node that computes again what the forward pass has computed: (block, name of the node there)."""
+"""Key in the meta of a recomputed node: (block, name of the node in the forward pass)."""
 
 
 def source(value: fx.Node) -> tuple[fx.Node, int]:
-    """The operator that makes a tensor, and the number of its result."""
+    """(operator that computes a tensor, number of the result)."""
     if value.op == "call_function" and value.target is getitem:
         return value.args[0], value.args[1]  # type: ignore[return-value]
     return value, 0
 
 
 def result_nodes(node: fx.Node) -> list[tuple[fx.Node, int]]:
-    """Tensors that an operator gives, each with its number."""
+    """Results of an operator that are used, each with its number."""
     if not isinstance(node.meta.get("val"), list | tuple):
         return [(node, 0)]
     return [(user, source(user)[1]) for user in node.users]

@@ -20,12 +20,12 @@ MAX_AXES = 3
 
 @dataclass(frozen=True)
 class AxisPlacement:
-    """Placement along one mesh axis: whole on all its ranks, or one of these two."""
+    """Placement along one mesh axis: split if `dim` is set, partial results if `combine` is set, else whole."""
 
     dim: int | None = None
     """The tensor dimension that the axis splits, counted from 0."""
     combine: Combine | None = None
-    """Operation that makes the whole of the partial results on the ranks."""
+    """Operation that combines the ranks' partial results."""
 
     def __str__(self) -> str:
         if self.dim is not None:
@@ -69,7 +69,7 @@ def part_bytes(shape: Sequence[int], itemsize: int, placements: Placements, degr
 def unpadded_shape(
     shape: Sequence[int], placements: Placements, degrees: Sequence[int], indices: Sequence[int]
 ) -> tuple[int, ...]:
-    """Shape of that beginning of a rank's part which is no padding; `indices` are the rank's along each axis."""
+    """Shape of a rank's part without padding; `indices` are the rank's along each axis."""
     sizes, padded_sizes = list(shape), list(shape)
     for placement, degree, index in zip(placements, degrees, indices, strict=True):
         if (dim := placement.dim) is not None:

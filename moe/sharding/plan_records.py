@@ -1,4 +1,4 @@
-"""What a plan consists of, piece by piece: plain data. No torch."""
+"""Records that a plan consists of: plain data. No torch."""
 
 from dataclasses import asdict, dataclass
 
@@ -13,14 +13,14 @@ class Collective:
     kind: str
     axis: str
     num_bytes: int
-    """That one rank gives, or, of a gather, is given."""
+    """Bytes that one rank sends; of a gather, bytes that it receives."""
     tensor: str
     """Name of a parameter, `gradient of NAME`, `inputs.0`, or of an operator whose result it is."""
     phase: str
     where: str | None
-    """Line of the user's that it is for."""
+    """The user's line whose operator needs it."""
     block: str | None = None
-    """Path of the module that it is for: of a parameter or its gradient, the module that has it."""
+    """Path of the module that needs it; for a parameter or a gradient, the module that has the parameter."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Memory:
     optimizer: int
     buffers: int
     kept: int
-    """Of the forward pass for the backward pass."""
+    """Bytes that the forward pass saves for the backward pass."""
     inputs: int
     largest_operator: int
 
@@ -57,7 +57,7 @@ class PricedLayout:
 
     mesh: dict[str, int]
     step_s: float | None
-    """None where nothing had room."""
+    """Predicted seconds of a step; None if nothing fits in memory."""
     memory_bytes: int | None
     micro_batches: int = 1
     recompute: bool = False
@@ -66,12 +66,12 @@ class PricedLayout:
 
 
 def in_words(placements: Placements) -> str:
-    """`S(0) R`."""
+    """Placements as text: `S(0) R`."""
     return " ".join(map(str, placements))
 
 
 def of_words(text: str) -> Placements:
-    """Raises SpecError for what is no placement."""
+    """Placements from text. Raises SpecError for text that is none."""
     return tuple(_axis_placement(word) for word in text.split())
 
 

@@ -1,4 +1,4 @@
-"""The plan of any module: captured, its hints found, meshes looked at, the inner plan of each solved."""
+"""Planning of a module: it is captured, hints are resolved, and placements are solved for each candidate mesh."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ from moe.sharding.solve.strategies import best_strategy
 from moe.spec import Problem, SpecError
 
 OPTIMIZER_SLOTS = 2
-"""Values of optimizer state for each trained one, as Adam has."""
+"""Default number of values of optimizer state per trained value: 2, as for Adam."""
 
 
 def plan(
@@ -53,23 +53,29 @@ def plan(
     micro_batches: int | None = None,
     recompute: bool | None = None,
 ) -> ShardingPlan:
-    """A plan for `model(*sample)` on a cluster: the cheapest that is found with hints by name for parameters, buffers,
-    `inputs`, `inputs.0`, `gradients.NAME` and `optimizer.NAME` (patterns, as of shells). Without hints, data
-    parallelism as in DDP, or else fully sharded parameters as in FSDP, is chosen if it is predicted to be slower than
-    the cheapest by no more than the error of predictions. A mapping as the sample is `model(**sample)`, whose inputs
-    have names (`inputs.labels`), or `model(sample)` where forward has no such names.
+    """The cheapest plan found for `model(*sample)` on a cluster.
 
-    DTensor's own placements will do as hints: `Shard(0)`, or a list with one for each axis of `mesh`.
+    `sample` is a tuple or list of arguments, or a mapping: `model(**sample)` with inputs named `inputs.labels`, or
+    `model(sample)` if forward has no such arguments. A scalar output is the loss; otherwise the loss is `loss` of the
+    module's result.
 
-    A scalar output is the loss; else `loss` of what the module returns is. `mesh` fixes the axes and their sizes.
-    Without `search`, tensors lie as propagation from the hints alone has them, as GShard's do. Operators named in
-    `replicate` run on whole tensors where they have no rule. The batch is computed in `micro_batches` parts, one after
-    the other; where that is not said, in the fewest with which there is room: 1, 2, 4. Blocks are computed again in the
-    backward pass (`recompute`) as said, or else where nothing else has room. Without a cluster, it is one device of
-    this kind for each rank of the default process group. Where that is up, rank 0 plans, and all ranks call this: they
-    wait for as long as it takes. What takes longer than some seconds is told on standard error.
+    `hints` are placements by name or shell pattern: of parameters, buffers, `inputs`, `inputs.0`, `gradients.NAME` and
+    `optimizer.NAME`. DTensor's placements may be used: `Shard(0)`, or a list with one for each axis of `mesh`. Without
+    hints, data parallelism as in DDP, or else fully sharded parameters as in FSDP, is chosen if it is predicted to be
+    slower than the cheapest plan by no more than the error of predictions. Without `search`, placements are those that
+    propagation of the hints gives, as in GShard.
 
-    Raises SpecError for what is wrong with the module or the hints, and for a model that does not fit.
+    `mesh` fixes the axes and their sizes. Operators named in `replicate` run on whole tensors if they have no rule. The
+    batch is computed in `micro_batches` parts, one after the other; by default in the smallest number of 1, 2, 4 and so
+    on with which the model fits in memory. `recompute` is whether blocks are recomputed in the backward pass; by
+    default they are if nothing fits otherwise. `optimizer_slots` is the number of values of optimizer state per trained
+    value.
+
+    Without `cluster`, it is one device of this machine's kind for each rank of the default process group. If there is a
+    process group, all ranks call this function; rank 0 plans, and the others wait for as long as it takes. Progress is
+    printed on standard error if planning takes longer than some seconds.
+
+    Raises SpecError for an invalid module or hint, and for a model that does not fit in memory.
     """
 
     def ask() -> Any:
@@ -142,7 +148,7 @@ def _make_plan(request: ShardingRequest) -> ShardingPlan:
 
 
 def _stored_tensors(capture: CapturedGraph) -> tuple[StoredTensor, ...]:
-    """In the order in which they are used."""
+    """Parameters and buffers, in the order in which they are used."""
     at = {node: number for number, node in enumerate(capture.graph.graph.nodes)}
     leaves = [(node, leaf) for node, leaf in capture.leaves.items() if leaf.kind in ("parameter", "buffer")]
     leaves.sort(key=lambda entry: min((at[user] for user in entry[0].users), default=0))

@@ -1,4 +1,4 @@
-"""Batches as plans remember them: shapes and dtypes of tensors, other values as they are."""
+"""Plain descriptions of batches, which plans keep: shapes and dtypes of tensors, and other values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,8 @@ from moe.spec import Problem, SpecError
 
 
 def describe(sample: Sequence[Any]) -> list[Any]:
-    """Plain data; what is no plain data is noted by its type, and has to be given again to apply the plan."""
+    """Description of a batch as plain data. Of values that are not plain only the type is kept; such a batch has to be
+    given again to apply the plan."""
     return [_describe(argument) for argument in sample]
 
 
@@ -30,7 +31,7 @@ def _describe(value: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is the same after it has been written as JSON, in which keys are strings and there are no tuples."""
+    """Whether a value is unchanged by conversion to JSON and back, where keys are strings and there are no tuples."""
     if type(value) is dict:
         return all(type(key) is str for key in value) and all(map(_is_plain, value.values()))
     if type(value) is list:
@@ -39,7 +40,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def of_description(descriptions: Sequence[Any]) -> tuple[Any, ...]:
-    """A batch of empty tensors. Raises SpecError where something in it was no plain data."""
+    """A batch of meta tensors from its description. Raises SpecError if a value was not plain."""
     return tuple(_of(description) for description in descriptions)
 
 

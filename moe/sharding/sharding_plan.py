@@ -1,4 +1,4 @@
-"""Plans for modules: where every tensor lies, how every operator runs, what it is predicted to cost."""
+"""Plans for modules: the placement of each tensor, the options of each operator, and the predicted costs."""
 
 import json
 import math
@@ -17,47 +17,47 @@ VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class ShardingPlan:
-    """A plan for one module, one shape of batch and one mesh. All of it is plain data."""
+    """A plan for one module, one shape of batch and one mesh, as plain data."""
 
     mesh: dict[str, int]
     """Ranks along each axis, outermost first."""
     digest: str
-    """Hash of the captured graph: another module, or another batch, has another."""
+    """Hash of the captured graph, which differs for another module or batch."""
     sample: list[Any]
-    """Shapes and dtypes of the batch's tensors, other values as they are; None where it holds what is no plain data."""
+    """Description of the batch (`moe.sharding.sample`): shapes and dtypes of tensors, and other values."""
     parameters: dict[str, str]
-    """Placements by name, of buffers too: `S(0) R`, one a mesh axis."""
+    """Placements of parameters and buffers by name, one for each mesh axis: `S(0) R`."""
     options: dict[str, list[str]]
-    """Of each operator, one a mesh axis; before them that along the loop over micro-batches, where there is one."""
+    """Options of each operator, one for each mesh axis, after that along the loop over micro-batches, if there is
+    one."""
     kept: list[tuple[str, str]]
     hints: dict[str, Hint]
     cluster: Cluster
     step_s: float
     relaxed_s: float
-    """Bound of the integer program's relaxation."""
+    """Lower bound of `step_s` from the linear relaxation of the integer program."""
     memory: Memory
     collectives: tuple[Collective, ...]
     stored: tuple[StoredTensor, ...] = ()
     """Parameters and buffers, in the order in which they are used."""
     annotated: dict[str, str] = field(default_factory=dict)
-    """Placements of annotated tensors, by where they were annotated."""
+    """Placements of annotated tensors, by the line of the annotation."""
     considered: tuple[PricedLayout, ...] = ()
     conflicts: tuple[str, ...] = ()
-    """Operators that two hints want split differently, in words."""
+    """Descriptions of operators for which two hints require different splits."""
     micro_batches: int = 1
-    """Parts of the batch that a step computes one after the other, adding up gradients."""
+    """Number of parts of the batch, which a step computes one after the other, accumulating gradients."""
     recompute: bool = False
-    """Whether blocks are computed again in the backward pass, so that what is inside them is not kept until then."""
+    """Whether blocks are recomputed in the backward pass instead of saving their activations."""
 
     devices: tuple[int, ...] = ()
-    """Rank at each place of the mesh, whose last axis runs fastest; empty where they are in the order of their
-    numbers."""
+    """Rank at each place of the mesh, last axis fastest; empty if the ranks are in ascending order."""
 
     layout: str = ""
     """`data parallel`, `fully sharded`, `searched` or `from hints`."""
 
     loss: str | None = None
-    """Name of the function that makes the loss of what the module returns; None where the module returns its loss."""
+    """Name of the function that computes the loss from the module's result; None if the module returns its loss."""
 
     @property
     def num_devices(self) -> int:
@@ -87,7 +87,7 @@ class ShardingPlan:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> "ShardingPlan":
-        """Raises SpecError for what is no plan of this release."""
+        """The plan from JSON data. Raises SpecError for data that is no plan of this release."""
         if not isinstance(given, Mapping):
             rule = "is no plan, which is an object in JSON"
             raise SpecError(Problem("corrupt", "plan", type(given).__name__, rule, "plan again"))
@@ -123,7 +123,7 @@ class ShardingPlan:
 
     @classmethod
     def load(cls, path: str | Path) -> "ShardingPlan":
-        """Raises SpecError for what is no plan, and where it cannot be read."""
+        """The plan of a file. Raises SpecError for a file that is no plan or cannot be read."""
         try:
             return cls.from_json(json.loads(Path(path).read_text()))
         except OSError as error:
@@ -146,18 +146,18 @@ class ShardingPlan:
             ) from None
 
     def explain(self) -> str:
-        """The plan for a person."""
+        """Description of the plan for people."""
         from moe.sharding.explain.explain import explain_plan
 
         return explain_plan(self)
 
     def draw(self, path: str | Path) -> None:
-        """Write a picture of it, as SVG."""
+        """Write a picture of the plan as SVG."""
         from moe.sharding.explain.draw import draw_svg
 
         Path(path).write_text(draw_svg(self))
 
 
 def _pairs(mesh: Mapping[str, int]) -> list[list[Any]]:
-    """A mesh as JSON has it: the order of axes counts, and not every store keeps that of keys."""
+    """A mesh as a list of pairs for JSON: the order of axes matters, and not every store keeps the order of keys."""
     return [list(pair) for pair in mesh.items()]

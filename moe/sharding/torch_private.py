@@ -1,5 +1,5 @@
-"""The parts of torch that are not public, all that this package uses. `tests/unit/test_torch_private.py` names each, so
-that a release of torch that changes one fails there, in words."""
+"""All private parts of torch that this package uses. `tests/unit/test_torch_private.py` lists them, and fails with a
+release of torch that changes one of them."""
 
 import functools
 import sys
@@ -96,8 +96,8 @@ def joint_graph(
     arguments: tuple[Any, ...],
     decompose: dict[Any, Callable[..., Any]],
 ) -> torch.fx.GraphModule:
-    """The forward pass and the backward pass as one functional graph, whose placeholders and results say in
-    `meta["desc"]` what they are. Without parameters to train, the forward pass alone."""
+    """The forward pass and the backward pass as one functional graph. `meta["desc"]` describes placeholders and
+    results. Without parameters to train, it is the forward pass only."""
     return aot_export_joint_with_descriptors(stack, module, arguments, decompositions=decompose).graph_module
 
 
@@ -108,8 +108,8 @@ def can_be_argument(value: Any) -> bool:
 
 @contextmanager
 def without_mkldnn() -> Iterator[None]:
-    """Recurrent layers are traced as products and sigmoids, not as one operator of that library's.
-    `torch.backends.mkldnn.flags` sets more, and warns of it."""
+    """Context in which recurrent layers are traced as products and sigmoids, not as one operator of mkldnn.
+    `torch.backends.mkldnn.flags` would also set other flags, and warns of it."""
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -120,8 +120,8 @@ def without_mkldnn() -> Iterator[None]:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Within, `torch.compiler.is_compiling()`: code that has a way of its own for tracing, in which it reads no values
-    of tensors, takes it."""
+    """Context in which `torch.compiler.is_compiling()` is true: code with a separate path for tracing, which reads no
+    values of tensors, takes that path."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
@@ -132,7 +132,7 @@ def compiling() -> Iterator[None]:
 
 @contextmanager
 def cond_as(substitute: Callable[..., Any]) -> Iterator[None]:
-    """Replace `torch.cond` by another function within, including where it was imported by name."""
+    """Context in which another function replaces `torch.cond`, also where it was imported by name."""
     module = sys.modules["torch._higher_order_ops.cond"]
     before = module.cond_op
     module.cond_op = substitute  # type: ignore[attr-defined]
@@ -144,8 +144,8 @@ def cond_as(substitute: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def checkpointing(region: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Have `torch.utils.checkpoint.checkpoint` call its function once, within a `region`: marks on the graph's nodes
-    say what is recomputed, and torch would draw other random numbers the second time."""
+    """Context in which `torch.utils.checkpoint.checkpoint` calls its function once, within a `region`, which marks the
+    nodes to recompute. A second call by torch would draw other random numbers."""
 
     class Plain:
         @staticmethod
@@ -167,7 +167,7 @@ def checkpointing(region: Callable[[], AbstractContextManager[None]]) -> Iterato
 
 
 def has_hooks(tensor: Tensor) -> bool:
-    """Whether hooks are called with its gradient, or after it."""
+    """Whether a tensor has hooks on its gradient."""
     return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
@@ -176,13 +176,13 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def decompositions(operators: Sequence[Any]) -> dict[Any, Callable[..., Any]]:
-    """Torch's own ways to write these operators with simpler ones."""
+    """Torch's decompositions of these operators."""
     return dict(get_decompositions(list(operators)))
 
 
 @contextmanager
 def marking_nodes() -> Iterator[Callable[[dict[str, str] | None], None]]:
-    """Gives a function that says what is marked on the nodes recorded from then on."""
+    """Context that returns a function which sets the marks of the nodes that are recorded from then on."""
 
     def mark(marks: dict[str, str] | None) -> None:
         if marks is None:
@@ -202,7 +202,7 @@ def marks_of(node: torch.fx.Node) -> dict[str, str]:
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value is a tensor of a tracing that has nothing behind it."""
+    """Whether a value is a tensor without data, as in tracing."""
     return isinstance(value, Tensor) and (
         torch._is_functional_tensor(value)
         or isinstance(value, torch._subclasses.FakeTensor)
@@ -227,15 +227,15 @@ def _checking(init: Any, name: str, check: Callable[[nn.Module, str], None]) -> 
 
 
 class _Refusing(dict[Any, Any]):
-    """State or registry of a module for torch's composable functions, which raises when one of them looks itself, or
-    another one, up."""
+    """State and registry of a module for torch's composable functions. It raises when one of these functions looks up
+    itself or another one."""
 
     def __init__(self, refuse: Callable[[str], None]) -> None:
         super().__init__()
         self._refuse = refuse
 
     def __contains__(self, function: Any) -> bool:
-        # below the module that it is applied to, each of the two looks up the other one by name
+        # in submodules of its module, each of these two functions looks up the other one by name
         name = _LOOKED_UP_BY.get(function, function)
         self._refuse(name if isinstance(name, str) else name.__name__)
         return False
@@ -256,8 +256,8 @@ def refuses_composable(module: nn.Module) -> bool:
 
 
 def after_unscaling(hook: Callable[[torch.optim.Optimizer, dict[torch.device, Tensor]], None]) -> None:
-    """Have `hook` see, and change in place, what a `GradScaler` has found in an optimizer's gradients: by device 1
-    where some are not finite, else 0."""
+    """Have each `GradScaler` call `hook` after it has unscaled an optimizer's gradients. The hook may change the
+    tensors it gets: by device, 1 if a gradient is not finite, else 0."""
     unscale: Any = GradScaler._unscale_grads_
 
     def unscale_and_report(
@@ -271,13 +271,13 @@ def after_unscaling(hook: Callable[[torch.optim.Optimizer, dict[torch.device, Te
 
 
 def dtensor_like(template: DTensor, shard: Tensor) -> DTensor:
-    """DTensor of this shard with another DTensor's spec. `DTensor.from_local` would check and copy it, which for
-    hundreds of gradients takes milliseconds a step."""
+    """DTensor of this shard with another DTensor's spec. `DTensor.from_local` also checks and copies, which takes
+    milliseconds a step for hundreds of gradients."""
     return DTensor(shard, template._spec, requires_grad=False)
 
 
 def two_ranks() -> DeviceMesh:
-    """A mesh of one axis, on which nothing is sent."""
+    """A mesh with one axis of two ranks, without process groups."""
     return DeviceMesh("cpu", [0, 1], _init_backend=False, _rank=0)
 
 
@@ -288,9 +288,9 @@ def strategies(
     placements: Sequence[Placement],
     mesh: DeviceMesh,
 ) -> list[tuple[tuple[Placement, ...], tuple[Placement | None, ...]]]:
-    """(placements of tensor operands, of results) with which DTensor would run an operator whose operands lie so, on a
-    mesh of one axis; none where it has no strategy, or one that alters other arguments. Of `arguments` and `result`
-    only shapes and dtypes count."""
+    """(placements of tensor operands, placements of results) with which DTensor would run an operator whose operands
+    have the given placements, on a mesh of one axis; empty if it has no strategy, or one that changes other arguments.
+    Of `arguments` and `result`, only shapes and dtypes are used."""
     propagator = DTensor._op_dispatcher.sharding_propagator
     if (
         operator in propagator.op_to_shape_and_stride_idx

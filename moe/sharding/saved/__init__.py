@@ -1,1 +1,1 @@
-"""Checkpoints of applied modules, part by part, and loaded at any other plan."""
+"""Checkpoints of applied modules: written part by part, and loaded with any other plan."""

@@ -1,5 +1,5 @@
-"""The index of a checkpoint: what is in it, and in which file each piece lies. It is written last and at once, with the
-seals of all files: where it stands, the checkpoint is whole."""
+"""Index of a checkpoint: its tensors, the file of each piece, and the seals of all files. The index is written last and
+atomically: if it exists, the checkpoint is complete."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ _MAX_BYTES = 1 << 28
 
 
 def piece_file(rank: int, num_ranks: int, save: str) -> str:
-    """Name of what a rank writes; each save has names of its own, so that what was there before stays whole."""
+    """Name of a rank's file. Each save uses new names, so that the previous checkpoint stays complete."""
     return f"part-{rank:05d}-of-{num_ranks:05d}.{save}.safetensors"
 
 
@@ -43,13 +43,13 @@ class SavedTensor:
 
     shape: tuple[int, ...]
     dtype: str
-    """As safetensors names it."""
+    """Name of the dtype in safetensors."""
     pieces: tuple[SavedPiece, ...]
 
 
 @dataclass(frozen=True)
 class Seal:
-    """What a file must be."""
+    """Size and checksum of a file."""
 
     size_bytes: int
     sha256: str
@@ -57,25 +57,25 @@ class Seal:
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What an optimizer remembers, by the module's names of parameters."""
+    """State of an optimizer, by the module's names of parameters."""
 
     kind: str
     groups: tuple[dict[str, Any], ...]
     """`names` of parameters, and `options`, plain values."""
     state: dict[str, dict[str, dict[str, Any]]]
-    """By parameter and slot: `{"tensor": name}` in the checkpoint, or `{"plain": value}`."""
+    """By parameter and slot: `{"tensor": name in the checkpoint}` or `{"plain": value}`."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """What is in a checkpoint."""
+    """Contents of a checkpoint."""
 
     tensors: dict[str, SavedTensor]
     files: dict[str, Seal] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
-    """The name under which a tensor lies, by its other names."""
+    """Name under which a tied tensor is stored, by its other names."""
     draws: dict[str, int] | None = None
-    """Seed and step; None where the files are not ours."""
+    """Seed and step of random numbers; None for files of other tools."""
     optimizer: OptimizerState | None = None
     extra: Any = None
 
@@ -84,7 +84,7 @@ class Index:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Index":
-        """Raises ValueError, KeyError or TypeError for what is none."""
+        """Raises ValueError, KeyError or TypeError for data that is no index."""
         plain = dict(data)
         if plain.pop("version", None) != _VERSION:
             raise ValueError(f"its version must be {_VERSION}")
@@ -111,7 +111,7 @@ class Index:
 
 
 MODEL, OPTIMIZER = "model.", "optimizer."
-"""What names of tensors begin with; those of an optimizer go on with the slot."""
+"""Prefixes of names of tensors; in those of an optimizer the slot follows."""
 
 
 def write(folder: Folder, index: Index) -> None:
@@ -120,8 +120,8 @@ def write(folder: Folder, index: Index) -> None:
 
 
 def read(folder: Folder) -> Index:
-    """The index of a folder; of one with whole tensors in files of safetensors alone, as other tools write them, one
-    that says so. Raises SpecError for a checkpoint that is torn, altered or not there."""
+    """The index of a folder. For a folder with only safetensors files of whole tensors, as other tools write them, an
+    index of these. Raises SpecError for a checkpoint that is incomplete, altered or missing."""
     try:
         content = folder.read(FILE, max_bytes=_MAX_BYTES)
     except FileNotFoundError:

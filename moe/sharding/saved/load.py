@@ -1,4 +1,4 @@
-"""An applied module loaded from a checkpoint, whatever the plan that it was saved at: each rank reads its own parts."""
+"""Loading of an applied module from a checkpoint that was saved with any plan: each rank reads its own parts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from moe.storage.folder import Folder
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A whole checkpoint, of which nothing but the index has been read."""
+    """A complete checkpoint, whose index has been read and whose files have been checked."""
 
     folder: Folder
     index: Index
@@ -32,8 +32,8 @@ class Checkpoint:
 
     @classmethod
     def at(cls, folder: str | Path) -> "Checkpoint":
-        """All ranks call it, and check a share of the files each. Raises SpecError, on all ranks, for one that is
-        torn."""
+        """The checkpoint of a folder. All ranks call it; each checks a share of the files. Raises SpecError, on all
+        ranks, for one that is incomplete or altered."""
         checkpoint_folder = Folder(str(folder))
 
         def ask() -> dict[str, Any]:
@@ -62,17 +62,18 @@ class Checkpoint:
         return cls(checkpoint_folder, index, TensorFileReader(checkpoint_folder))
 
     def find(self, names: Sequence[str]) -> tuple[str, SavedTensor] | None:
-        """A tensor of the module, which has all of these names, with its own in the checkpoint."""
+        """(path in the checkpoint, saved tensor) of the module's tensor that has these names; None if it is missing."""
         paths = [f"{MODEL}{self.index.tied.get(name, name)}" for name in names]
         return next(((path, self.index.tensors[path]) for path in paths if path in self.index.tensors), None)
 
     def gives(self, names: Sequence[str], is_persistent: bool) -> bool:
-        """Whether a tensor of the module, which has all of these names, has its values here; every one that state
-        dictionaries have must."""
+        """Whether the values of the module's tensor that has these names come from the checkpoint. Persistent tensors'
+        must."""
         return is_persistent or self.find(names) is not None
 
     def problems(self, applied: Applied) -> Iterator[Problem]:
-        """Why it is not this module's: each tensor that is missing, of another shape, or one too many."""
+        """Problems of a checkpoint that is not of this module: tensors that are missing, have another shape, or are not
+        in the module."""
         remedy = "use the module that the checkpoint was saved of"
         shards, persistent = applied.shards(), _persistent(applied)
         module_paths = {
@@ -107,7 +108,7 @@ class Checkpoint:
                               "is in the checkpoint, and not in the module", remedy)  # fmt: skip
 
     def fill(self, applied: Applied) -> None:
-        """Its values in the module's parts, in place, and its seed and step."""
+        """Copy values into the module's parts in place, and set its seed and step."""
         shards = applied.shards()
         for names in applied.names():
             if (match := self.find(names)) is not None:
@@ -135,7 +136,7 @@ class Checkpoint:
         restore(applied, optimizer, self.index, read)
 
     def _read(self, saved_tensor: SavedTensor, path: str, shard: LocalShard) -> None:
-        """What lies of a tensor in a shard, from all pieces that have some of it."""
+        """Copy a saved tensor into a shard, from all pieces that overlap with it."""
         num_read = 0
         for piece in saved_tensor.pieces:
             first = [max(*offsets) for offsets in zip(piece.offsets, shard.offsets, strict=True)]
@@ -176,14 +177,14 @@ def _file_problem(folder: Folder, fault: str, is_unreadable: bool) -> Problem:
 
 @torch.no_grad()
 def load(applied: Applied, folder: str | Path, optimizer: Optimizer | None = None) -> Any:
-    """Fill the module, and the optimizer, with what a checkpoint has, whatever plan, mesh and number of ranks it was
-    saved at; the `extra` that it was saved with. All ranks call it; each reads the bytes of its own parts alone, and
-    checks its share of the files.
+    """Load the module, and the optimizer, from a checkpoint that was saved with any plan, mesh and number of ranks.
+    Returns the `extra` that was saved. All ranks call it; each reads only the bytes of its own parts, and checks a
+    share of the files.
 
-    A folder may also have whole tensors by the module's names in files of safetensors, without an optimizer's state.
+    A folder may also contain safetensors files of whole tensors with the module's names, without optimizer state.
 
-    Raises SpecError for a checkpoint that is torn, and with every tensor that is missing, one too many or of another
-    shape; then nothing is changed.
+    Raises SpecError for a checkpoint that is incomplete or altered, and for tensors that are missing, have another
+    shape, or are not in the module; nothing is changed then.
     """
     checkpoint = Checkpoint.at(folder)
     problems = list(checkpoint.problems(applied))
@@ -198,7 +199,7 @@ def load(applied: Applied, folder: str | Path, optimizer: Optimizer | None = Non
 
 
 def _persistent(applied_module: Applied) -> set[str]:
-    """Names of parameters, and of the buffers that state dictionaries have."""
+    """Names of parameters and of persistent buffers."""
     persistent_names = {name for name, _ in applied_module.named_parameters(remove_duplicate=False)}
     for path, module in applied_module.named_modules():
         names = set(module._buffers) - module._non_persistent_buffers_set

@@ -1,4 +1,4 @@
-"""What an optimizer remembers, by the module's own names of parameters."""
+"""State of an optimizer, by the module's names of parameters."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from moe.sharding.saved.index import OPTIMIZER, Index, OptimizerState, SavedTens
 from moe.spec import Problem, SpecError
 
 _NAMES = ("params", "param_names")
-"""Of a group: what is said by names here."""
+"""Keys of a parameter group that are replaced by the module's names."""
 
 
 def plain_state(
@@ -68,7 +68,7 @@ def plain_state(
 
 
 def optimizer_problems(applied: Applied, optimizer: Optimizer, index: Index) -> Iterator[Problem]:
-    """Why a checkpoint's state is not this optimizer's."""
+    """Problems of a checkpoint whose state is not of this optimizer."""
     saved_state, kind = index.optimizer, type(optimizer).__name__
     remedy = "make the optimizer as it was when the checkpoint was saved"
     if saved_state is None:
@@ -108,8 +108,8 @@ def restore(
     index: Index,
     read: Callable[[SavedTensor, str, str | None], Tensor],
 ) -> None:
-    """Give an optimizer a checkpoint's state; `read(saved_tensor, name, parameter)` gives tensors, this rank's part of
-    one that lies as a parameter, or all of one."""
+    """Load a checkpoint's state into an optimizer. `read(saved_tensor, name, parameter)` returns a tensor: this rank's
+    part if it is sharded as `parameter` is, all of it if `parameter` is None."""
     assert index.optimizer is not None
     numbers, state_dict = _numbers(applied, optimizer), optimizer.state_dict()
     state: dict[int, dict[str, Any]] = {}
@@ -151,7 +151,8 @@ def _slots_of_elements(index: Index, shapes: Mapping[str, tuple[int, ...]]) -> s
 
 
 def _names_by_group(applied_module: Applied, optimizer: Optimizer) -> list[list[str]]:
-    """Raises SpecError for a parameter that the module does not have."""
+    """The module's names of the parameters in each group. Raises SpecError for a parameter that the module does not
+    have."""
     names = {id(parameter): name for name, parameter in applied_module.named_parameters()}
     problems = [
         Problem(
@@ -171,7 +172,7 @@ def _names_by_group(applied_module: Applied, optimizer: Optimizer) -> list[list[
 
 
 def _numbers(applied_module: Applied, optimizer: Optimizer) -> dict[str, int]:
-    """By name, the number that torch gives a parameter in an optimizer's state."""
+    """Numbers of parameters in the optimizer's state dictionary, by name."""
     numbers_by_group = [group["params"] for group in optimizer.state_dict()["param_groups"]]
     return {
         name: number
@@ -181,7 +182,7 @@ def _numbers(applied_module: Applied, optimizer: Optimizer) -> dict[str, int]:
 
 
 def _plain(value: Any) -> Any:
-    """Value as JSON has it, from which `_value` makes it. Raises TypeError for what is no plain value."""
+    """JSON form of a value, which `_value` converts back. Raises TypeError for a value that is not plain."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor) and value.dim() == 0:

@@ -1,5 +1,4 @@
-"""An applied module saved: each rank writes the parts that it is the first to have, then the index says that all is
-there."""
+"""Saving of an applied module: each rank writes the parts of which it has the first copy; then the index is written."""
 
 import json
 import secrets
@@ -22,18 +21,18 @@ from moe.storage.folder import Folder
 
 
 class SaveError(RuntimeError):
-    """A checkpoint could not be written; what was in its folder before is as it was."""
+    """A checkpoint could not be written. The previous one in its folder is unchanged."""
 
 
 @torch.no_grad()
 def save(
     applied: Applied, folder: str | Path, optimizer: Optimizer | None = None, *, extra: Any = None
 ) -> None:
-    """Write the module's parameters and buffers, the seed and step of its random numbers, the optimizer's state and
-    `extra`, a value as JSON has it, into a folder that all ranks see (a path, or a URL that fsspec knows). All ranks
-    call it; when it returns, the checkpoint is whole and durable, and replaces what the folder had before.
+    """Write the module's parameters and buffers, the seed and step of its random numbers, the optimizer's state, and
+    `extra`, a JSON value, into a folder that all ranks see (a path, or a URL that fsspec supports). All ranks call it.
+    When it returns, the checkpoint is complete and durable, and has replaced the previous one.
 
-    Raises SpecError for what cannot be saved, SaveError where some rank cannot write, on all ranks.
+    Raises, on all ranks, SpecError for values that cannot be saved, and SaveError if any rank cannot write.
     """
     checkpoint_folder, name = (
         Folder(str(folder)),
@@ -156,7 +155,7 @@ def _saved_tensors(
 
 
 def _everywhere(do: Callable[[], Any]) -> Any:
-    """What it gives. Raises SaveError on all ranks where it fails on one."""
+    """Call a function on all ranks, and return its result. Raises SaveError on all ranks if it fails on one."""
     result, failure = None, None
     try:
         result = do()

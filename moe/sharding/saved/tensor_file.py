@@ -1,7 +1,7 @@
-"""Files of tensors as safetensors has them, written as a stream and read by ranges, wherever they lie.
+"""Files of tensors in the safetensors format, written as a stream and read by ranges, on any storage.
 
-The library itself takes all tensors of a file as bytes at once, and reads from disks alone. The form: 8 bytes with the
-header's length, the header in JSON, the tensors one after the other.
+The safetensors library takes all tensors of a file as bytes at once, and reads only from disks. The format is 8 bytes
+with the length of the header, the header in JSON, and the tensors one after the other.
 """
 
 import itertools
@@ -22,11 +22,11 @@ NAMES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
     torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
-"""Of the dtypes that a file may have."""
+"""Names of the dtypes that a file may have."""
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 BLOCK_BYTES = 1 << 25
-"""Of a tensor that is read at a time, beside the part that it is read into."""
+"""Bytes that are read at a time."""
 _MAX_HEADER_BYTES = 100_000_000
 
 
@@ -37,11 +37,12 @@ class FileEntry:
     dtype: torch.dtype
     shape: tuple[int, ...]
     first_byte: int
-    """Counted from the beginning of the file."""
+    """Offset from the beginning of the file."""
 
 
 def write(folder: Folder, name: str, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
-    """(bytes, SHA-256) of the file, which takes its name when it is whole. One tensor at a time is copied."""
+    """Write a file, which gets its name once it is complete. Returns (bytes, SHA-256). Tensors are copied one at a
+    time."""
     names = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -60,7 +61,7 @@ def write(folder: Folder, name: str, tensors: Mapping[str, Tensor]) -> tuple[int
 
 
 def entries(folder: Folder, name: str) -> dict[str, FileEntry]:
-    """All tensors of a file. Raises ValueError where it is none of this form."""
+    """All tensors of a file, by name. Raises ValueError if it does not have this format."""
     with folder.open(name) as stream:
         length = int.from_bytes(stream.read(8), "little")
         if not 2 <= length <= _MAX_HEADER_BYTES:
@@ -83,18 +84,18 @@ def entries(folder: Folder, name: str) -> dict[str, FileEntry]:
 
 
 class TensorFileReader:
-    """Reads boxes of a folder's tensors, each file's header once."""
+    """Reads boxes of the tensors in a folder. The header of each file is read once."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._entries: dict[str, dict[str, FileEntry]] = {}
         self.bytes_read = 0
-        """Of tensors, so far."""
+        """Bytes of tensors that were read so far."""
 
     def read(
         self, file: str, name: str, starts: Sequence[int], sizes: Sequence[int]
     ) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
-        """(place within the box, values) of blocks that together are a box of a tensor, no other byte being read.
+        """(place within the box, values) of blocks that together are a box of a tensor; no other bytes are read.
         Raises ValueError for a file or a tensor that is not as it should be, OSError if it cannot be read."""
         if file not in self._entries:
             self._entries[file] = entries(self._folder, file)
@@ -119,7 +120,7 @@ class TensorFileReader:
     ) -> Tensor:
         box = torch.empty(tuple(sizes), dtype=entry.dtype)
         memory, itemsize = _memory(box), entry.dtype.itemsize
-        # Dimensions from `inner` on lie in one run.
+        # dimensions from `inner` on are contiguous in the file
         inner = len(sizes)
         while inner > 0 and (inner == len(sizes) or sizes[inner] == entry.shape[inner]):
             inner -= 1

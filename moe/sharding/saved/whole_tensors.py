@@ -10,8 +10,8 @@ from moe.sharding.applied.applied import Applied
 
 @torch.no_grad()
 def state_dict(applied: Applied) -> dict[str, Tensor]:
-    """The module's state dictionary, with whole tensors on the CPU, on rank 0; elsewhere an empty one. All ranks call
-    it. For models that one rank has room for; each rank has one whole tensor at a time."""
+    """On rank 0, the module's state dictionary with whole tensors on the CPU; an empty one on other ranks. All ranks
+    call it. The model must fit in the memory of one host; other ranks hold one whole tensor at a time."""
     state: dict[str, Tensor] = {}
     wholes: dict[int, Tensor] = {}
     for name, tensor in applied.state_dict(keep_vars=True).items():
