@@ -1,1 +1,1 @@
-"""Applied modules: this rank's parts, and the program that computes with them."""
+"""Applied modules: this rank's parts of tensors, and the program that computes with them."""

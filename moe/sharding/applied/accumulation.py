@@ -1,5 +1,5 @@
-"""A step over micro-batches under autograd: gradients are made in the forward call, so that one micro-batch's
-activations are gone before the next one's are made; the backward call scales them."""
+"""A step over micro-batches under autograd. Gradients are computed in the forward call, so that a micro-batch's
+activations are freed before the next one's are computed; the backward call scales the gradients."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from moe.sharding.partition.program import Program
 
 @dataclass(frozen=True, eq=False)
 class AccumulationPrograms:
-    """A program's two ways over micro-batches."""
+    """The loops over micro-batches of a program: with and without the backward pass."""
 
     training: LoopProgram | None
-    """With the backward pass; None of a program that has none."""
+    """Loop with the backward pass; None for a program without one."""
     forward: LoopProgram
     loss: int
-    """Number of the output that the gradients are of."""
+    """Number of the output that is the loss."""
 
     @property
     def graphs(self) -> list[fx.GraphModule]:
-        """Of both."""
+        """Graphs of both loops."""
         programs = [program for program in (self.training, self.forward) if program is not None]
         return [graph for program in programs for graph in (program.prologue, program.body, program.epilogue)]
 
@@ -37,8 +37,8 @@ class AccumulationPrograms:
         num_results: int,
         gradients_of: Callable[[Sequence[Tensor]], Sequence[Tensor | None]],
     ) -> tuple[Tensor, ...]:
-        """Outputs and new values of buffers, so many in all. `gradients_of` makes of a program's gradients those of
-        what is given."""
+        """Returns the outputs and new values of buffers, `num_results` together. `gradients_of` converts the program's
+        gradients to those of `tensors`."""
         if self.training is None or not torch.is_grad_enabled():
             return self.forward(mesh, [tensor.detach() for tensor in tensors])
         return _AccumulatedStep.apply(self, mesh, num_results, gradients_of, *tensors)
@@ -56,7 +56,7 @@ def steps_of(program: Program, capture: CapturedGraph, micro_batches: int) -> Ac
 
 
 def check_once() -> None:
-    """Called in a backward pass. Raises RuntimeError where what it gives is to be differentiated again."""
+    """Called in a backward pass. Raises RuntimeError if its result is to be differentiated again."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "create_graph=True asks for gradients of gradients, which a program does not have; leave it out, and let "

@@ -1,6 +1,5 @@
-"""Agreement of all ranks, before each call, on which program runs: their batches have the same sizes, their modes are
-the same, and none has refused its batch. Without it a rank that differs would leave the others waiting in a
-collective."""
+"""Agreement of all ranks, before each call, on the program to run: batches have the same sizes, modes are the same, and
+no rank has refused its batch. Otherwise the other ranks would wait in a collective for a rank that differs."""
 
 import hashlib
 from typing import Any
@@ -17,7 +16,7 @@ REFUSED = 0
 
 
 def signature_of(*decisive: Any) -> int:
-    """Number that tells calls apart by what decides which program runs; never that of a refusal."""
+    """Hash of the values that decide which program runs; never `REFUSED`."""
     return int.from_bytes(hashlib.blake2b(repr(decisive).encode(), digest_size=7).digest(), "little") + 1
 
 
@@ -27,9 +26,9 @@ def can_agree(mesh: Mesh) -> bool:
 
 
 def agree(mesh: Mesh, signature: int) -> None:
-    """Raise ValueError, on every rank whose own batch is not refused, where a rank has refused its batch or calls with
-    another signature. All ranks call it. Signatures are exchanged on the CPU: a GPU would first finish what its stream
-    still has to do."""
+    """Raise ValueError if any rank has refused its batch or calls with another signature; a rank that has refused its
+    own batch raises its own error instead. All ranks call it. Signatures are exchanged on the CPU: on a GPU, the
+    exchange would wait for the work in its stream."""
     gathered_signatures = torch.empty(mesh.num_ranks, dtype=torch.int64)
     with collective("agreement on the batch's sizes"):
         all_gather_single(gathered_signatures, torch.tensor([signature]), group=cpu_group())

@@ -33,14 +33,14 @@ from moe.sharding.placement import Placements, stored_extent
 
 @dataclass(frozen=True)
 class LocalShard:
-    """A rank's shard of a tensor, plain."""
+    """A rank's shard of a tensor, as a plain tensor."""
 
     shape: tuple[int, ...]
-    """Of the whole."""
+    """Shape of the whole tensor."""
     offsets: tuple[int, ...]
     part: Tensor
     is_first: bool
-    """Whether this rank is the first of those that have this part."""
+    """Whether this rank is the first of the ranks that have this part."""
 
 
 _OF_ALL = frozenset(vars(nn.Module()))
@@ -48,12 +48,13 @@ _OF_ALL = frozenset(vars(nn.Module()))
 
 
 class _Stays(nn.Module):
-    """A module whose tensors keep the device and dtype, and whose attributes keep the values, that were planned."""
+    """A module whose tensors must keep the device and dtype of the plan, and whose attributes must keep the values that
+    the program was captured with."""
 
     _planned_mode: bool | None = None
-    """The mode, training or not, of the module that it stands for."""
+    """Mode, training or not, of the original module."""
     _attribute_names: frozenset[str] = frozenset()
-    """Attributes of that module, whose values were captured in the program."""
+    """Attributes of the original module, whose values were captured in the program."""
 
     def stand_for(self, module: nn.Module) -> None:
         torch_private.refuse_composable(self, refuse_wrapper)
@@ -71,7 +72,7 @@ class _Stays(nn.Module):
         super().__setattr__(name, value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Asked by torch, of `to`, `cuda`, `half` and their like. Raises RuntimeError where something would change."""
+        """Called by torch for `to`, `cuda`, `half` and so on. Raises RuntimeError if a tensor would change."""
         for tensor in (*self.parameters(), *self.buffers()):
             now = fn(torch.empty(0, dtype=tensor.dtype, device=tensor.device))
             if (now.dtype, now.device) != (tensor.dtype, tensor.device):
@@ -82,7 +83,7 @@ class _Stays(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Called by torch. Cuts this rank's shards from whole tensors, such as those of the plain module."""
+        """Called by torch. Whole tensors, such as those of the plain module, are reduced to this rank's shards."""
         for last, tensor in (*self._parameters.items(), *self._buffers.items()):
             whole: Any = state_dict.get(prefix + last)
             if (
@@ -106,7 +107,7 @@ class Submodule(_Stays):
         raise RuntimeError("a submodule of an applied module has parts of parameters; call the whole module")
 
     def train(self, mode: bool = True) -> "Submodule":
-        """Raises RuntimeError where the mode of one submodule would change alone."""
+        """Raises RuntimeError if the mode would change for this submodule only."""
         if any(module.training != mode for module in self.modules()):
             call = "train()" if mode else "eval()"
             raise RuntimeError(
@@ -138,14 +139,14 @@ class Applied(_Stays):
         is_local: bool = False,
         takes: Signature | None = None,
     ) -> None:
-        """`is_local` where each rank is called with rows of its own."""
+        """`is_local` is whether each rank is called with rows of its own."""
         super().__init__()
         self._takes = takes
         self.mesh, self._shapes, self._placements, self._device = mesh, shapes, placements, device
         self._programs, self._is_local, self._num_calls = programs, is_local, 0
         self._agrees = can_agree(mesh)
         self._owners: dict[str, tuple[dict[str, Any], str]] = {}
-        """Where parameters and buffers are held, and their names there, by their names here."""
+        """(dict that holds a parameter or buffer, its key there), by the name in this module."""
         self._frozen_names: list[str] = []
         """Parameters that were planned without a gradient."""
         self._is_closed = False
@@ -153,17 +154,17 @@ class Applied(_Stays):
 
     @property
     def draws(self) -> Draws:
-        """What random numbers depend on. In training every call counts `step` up by one; to resume, set it."""
+        """Seed and step of random numbers. In training, every call increments `step`; set it to resume."""
         return self.mesh.draws
 
     @property
     def program(self) -> Program:
-        """The program of its present mode, training or not, for batches of the plan's size."""
+        """The program of the current mode, training or not, for batches of the plan's size."""
         return self._programs.of_plan(self.training).program
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Have the forward program and the backward program compiled by `torch.compile`, each when it first runs, with
-        its options. Raises RuntimeError for a step over micro-batches."""
+        """Have `torch.compile` compile the forward and the backward program, each when it first runs, with these
+        options. Raises RuntimeError for a step over micro-batches."""
         if self._programs.initial.steps is not None:
             raise RuntimeError(
                 "a step over micro-batches cannot be compiled: the loop over them is no program of torch's; leave "
@@ -172,7 +173,8 @@ class Applied(_Stays):
         self._programs.compile(dict(zip(("fullgraph",), args, strict=False)) | options)
 
     def train(self, mode: bool = True) -> "Applied":
-        """Set the mode. In the planned mode submodules have the modes they had then; in the other, all have it."""
+        """Set the mode. In the planned mode, submodules get the modes that they had in the plan; otherwise all get the
+        mode."""
         for module in self.modules():
             planned_mode = (
                 module._planned_mode if mode == self._planned_mode and isinstance(module, _Stays) else None
@@ -241,12 +243,12 @@ class Applied(_Stays):
         return pytree.tree_unflatten(values, ready.tree)
 
     def arguments_of(self, batch: Any) -> tuple[Any, ...]:
-        """Positional arguments with which this module is called for a batch in any form that a sample may have."""
+        """Canonical arguments of a call for a batch, which may have any form that a sample may have."""
         return tuple(arguments_of(self._takes, batch))
 
     def _arguments(self, positional: Sequence[Any], keywords: dict[str, Any]) -> tuple[Any, ...]:
-        """Canonical arguments of a call. Raises TypeError for those that the module does not take, on this rank, and
-        ValueError on the others."""
+        """Canonical arguments of a call. Raises TypeError for arguments that the module does not take; other ranks then
+        raise ValueError."""
         try:
             return canonical(self._takes, positional, keywords)
         except TypeError:
@@ -260,8 +262,8 @@ class Applied(_Stays):
             raise
 
     def _called_with(self, batch: Sequence[Any]) -> tuple[CallableProgram, list[Any]]:
-        """(the program for a batch, leaves of the global batch). Raises ValueError for a batch that differs from the
-        plan's in more than sizes, and on every rank where ranks are found to have different batches."""
+        """(program for a batch, leaves of the global batch). Raises ValueError for a batch that differs from the plan's
+        in more than sizes, and, on every rank, if ranks are found to have different batches."""
         ready, is_checked = self._programs.initial, self._num_calls % EVERY_CALLS == 0
         self._num_calls += 1
         if self._is_local:
@@ -292,7 +294,7 @@ class Applied(_Stays):
                 return owner[last]
 
     def _parts(self, program: Program, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Arguments of a program: tensors as they are, of DTensors this rank's parts. Differentiable."""
+        """Arguments of a program: plain tensors, and this rank's parts of DTensors. Differentiable."""
         return [
             to_program(tensor.to_local(), self._shapes[leaf.name], self._placements[leaf.name], self.mesh)
             if isinstance(tensor, DTensor)
@@ -310,7 +312,7 @@ class Applied(_Stays):
     def _run(
         self, program: Program, tensors: Sequence[Tensor]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """(outputs, what is kept for the backward pass)."""
+        """(outputs, tensors saved for the backward pass)."""
         return self._update_buffers(
             program, program.forward(self.mesh, [tensor.detach() for tensor in tensors])
         )
@@ -318,10 +320,10 @@ class Applied(_Stays):
     def _update_buffers(
         self, program: Program, results: Sequence[Tensor]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """(outputs, what stands behind new values of buffers, which the buffers have now)."""
+        """Write new values into the buffers. Returns (outputs, results after the new values of buffers)."""
         behind = program.num_outputs + len(program.updates)
         buffers = [owner[last] for owner, last in map(self._owner, program.updates)]
-        if buffers:  # outputs, other buffers and the backward pass may have what they were
+        if buffers:  # results may share memory with the old values
             pointers = {local(buffer).untyped_storage().data_ptr() for buffer in buffers}
             results = [
                 result.clone() if result.untyped_storage().data_ptr() in pointers else result
@@ -334,7 +336,7 @@ class Applied(_Stays):
         return tuple(outputs), tuple(results[behind:])
 
     def _gradients(self, program: Program, results: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Of what a program is given, without padding, from what its backward pass gives."""
+        """Gradients of the program's arguments, without padding, from the results of its backward pass."""
         parts = dict(zip(program.gradients, results, strict=True))
         gradients: list[Tensor | None] = []
         for leaf in program.leaves:
@@ -375,14 +377,14 @@ class Applied(_Stays):
         return {name: self.shard_of(name, tensors[name]) for name in self._shapes if name in tensors}
 
     def shard_of(self, name: str, tensor: Tensor) -> LocalShard:
-        """This rank's shard of a tensor sharded as a parameter is: its gradient or optimizer state."""
+        """This rank's shard of a tensor that is sharded like a parameter: its gradient or optimizer state."""
         shape, placements = self._shapes[name], self._placements[name]
         offsets, _ = stored_extent(shape, placements, self.mesh.degrees, self.mesh.indices)
         replicate_axes = [axis for axis, placement in enumerate(placements) if placement.dim is None]
         return LocalShard(shape, offsets, local(tensor.detach()), self.mesh.is_first(replicate_axes))
 
     def like(self, name: str, shard: Tensor) -> Tensor:
-        """A tensor sharded as a parameter is, such as an optimizer state, from this rank's shard."""
+        """A tensor that is sharded like a parameter, such as optimizer state, from this rank's shard."""
         return as_dtensor(shard, self._shapes[name], self._placements[name], self.mesh)
 
 
@@ -435,7 +437,7 @@ class _Step(torch.autograd.Function):
 
 
 def _tangent(tangents: Sequence[Tensor | None], number: int, outputs: Sequence[Any]) -> Tensor:
-    """Zeros of an output that the loss does not depend on."""
+    """Tangent of an output: zeros if the loss does not depend on it."""
     tangent = tangents[number]
     if tangent is not None:
         return tangent.contiguous()
@@ -444,5 +446,6 @@ def _tangent(tangents: Sequence[Tensor | None], number: int, outputs: Sequence[A
 
 
 def close(applied: Applied) -> None:
-    """Let an applied module be called no more, as where its optimizer is to be freed and another plan applied."""
+    """Close an applied module, which cannot be called any more, for example to free its optimizer and apply another
+    plan."""
     applied._is_closed = True

@@ -1,4 +1,4 @@
-"""Arguments of an applied module's call: a batch like the plan's sample."""
+"""Checks of the batch with which an applied module is called against the plan's sample."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 
 def leaves_of(batch: Sequence[Any]) -> tuple[Any, ...]:
-    """Shapes and dtypes of a batch's tensors, and its other values: the batches of a plan have the same."""
+    """Leaves of a batch: (shape, dtype) of tensors, and other values."""
     return tuple(
         (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
         for leaf in pytree.tree_leaves(list(batch))
@@ -17,8 +17,8 @@ def leaves_of(batch: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def batch_like(batch: Sequence[Any], plan_leaves: Sequence[Any], tree: pytree.TreeSpec) -> tuple[Any, ...]:
-    """Shapes and dtypes of a batch's tensors, and its other values, in the plan's order. Raises ValueError for one that
-    differs from the plan's (`plan_leaves`) in more than the sizes of dimensions."""
+    """Leaves of a batch in the plan's order: (shape, dtype) of tensors, and other values. Raises ValueError if they
+    differ from the plan's (`plan_leaves`) in more than sizes."""
     return tuple(
         (tuple(leaf.shape), leaf.dtype) if isinstance(plan_leaf, tuple) else plan_leaf
         for leaf, plan_leaf in zip(check_batch(batch, plan_leaves, tree), plan_leaves, strict=True)
@@ -26,8 +26,8 @@ def batch_like(batch: Sequence[Any], plan_leaves: Sequence[Any], tree: pytree.Tr
 
 
 def check_batch(batch: Sequence[Any], plan_leaves: Sequence[Any], tree: pytree.TreeSpec) -> list[Any]:
-    """Leaves of a batch. Raises ValueError where they differ from the plan's in more than the sizes of dimensions, or
-    are nested otherwise."""
+    """Leaves of a batch. Raises ValueError if they differ from the plan's in more than sizes, or are nested
+    differently."""
     leaves = leaves_in_order(batch, tree)
     for number, (leaf, plan_leaf) in enumerate(zip(leaves, plan_leaves, strict=True)):
         if isinstance(plan_leaf, tuple):
@@ -50,8 +50,8 @@ def check_batch(batch: Sequence[Any], plan_leaves: Sequence[Any], tree: pytree.T
 
 
 def leaves_in_order(batch: Sequence[Any], plan_tree: pytree.TreeSpec) -> list[Any]:
-    """Leaves of a batch in the plan's order, whatever order a dict's keys have. Raises ValueError for one that is
-    nested otherwise."""
+    """Leaves of a batch in the plan's order, for any order of a dict's keys. Raises ValueError for a batch that is
+    nested differently."""
     try:
         return plan_tree.flatten_up_to(list(batch))
     except ValueError:
@@ -70,5 +70,5 @@ class _BatchLeaf:
 
 
 def _nesting(tree: pytree.TreeSpec) -> str:
-    """In words: `(_, {'x': _})`."""
+    """Nesting as text: `(_, {'x': _})`."""
     return repr(tuple(pytree.tree_unflatten([_BatchLeaf()] * tree.num_leaves, tree)))

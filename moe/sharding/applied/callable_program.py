@@ -1,4 +1,4 @@
-"""The program of a plan, and what it takes to call it."""
+"""Program of a plan, with the structure of its batch and results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,30 +28,30 @@ from moe.spec import Problem, SpecError
 
 @dataclass(frozen=True, eq=False)
 class CallableProgram:
-    """A program, and what it takes to call it."""
+    """A program, with the structure of its batch and results."""
 
     program: Program
     tree: pytree.TreeSpec
-    """Of what the module returns."""
+    """Structure of the module's result."""
     values: tuple[Any, ...]
-    """What it returns, flat, with `TENSOR` where a tensor stands."""
+    """Flattened result of the module, with `TENSOR` in place of tensors."""
     batch: tuple[Any, ...]
-    """Shapes and dtypes of the batch's leaves, in order; other values as they are."""
+    """Leaves of the batch: (shape, dtype) of tensors, and other values."""
     batch_tree: pytree.TreeSpec
-    """How the batch's leaves are nested."""
+    """Structure of the batch."""
     steps: AccumulationPrograms | None = None
-    """Of a program over micro-batches."""
+    """Loops over micro-batches, if the plan has them."""
     options: dict[str, Any] | None = None
-    """Of `torch.compile`, where it runs the program."""
+    """Options of `torch.compile`; None if the program is not compiled."""
 
     @cached_property
     def running(self) -> Program:
-        """The program as it is run."""
+        """The program, compiled if it is to be."""
         return self._compile(self.program)
 
     @cached_property
     def alone(self) -> Program:
-        """Its forward pass as it is run where no backward pass follows."""
+        """The forward pass for calls without a backward pass, compiled if it is to be."""
         return self._compile(forward_alone(self.program))
 
     def _compile(self, program: Program) -> Program:
@@ -61,7 +61,7 @@ class CallableProgram:
 def make_callable(
     capture: CapturedGraph, program: Program, plan: ShardingPlan, batch: Sequence[Any]
 ) -> CallableProgram:
-    """What it takes to call the program of a plan, which with micro-batches becomes that of the loop's steps."""
+    """The callable program of a plan; with micro-batches, its loops."""
     steps = None
     if plan.micro_batches > 1:
         steps = steps_of(program, capture, plan.micro_batches)
@@ -81,7 +81,8 @@ def program_of(capture: CapturedGraph, plan: ShardingPlan, replicate: Sequence[s
 
 
 def prepare(capture: CapturedGraph, plan: ShardingPlan) -> AnnotatedGraph:
-    """The hints of a plan in a captured graph, which becomes the one that the plan's choices are of."""
+    """The hints of a plan in a captured graph, which is changed to the graph of the plan: with annotations and
+    recomputation."""
     hints = annotate_graph(capture, plan.hints)
     recompute_checkpointed(capture)
     if plan.recompute:
@@ -90,7 +91,7 @@ def prepare(capture: CapturedGraph, plan: ShardingPlan) -> AnnotatedGraph:
 
 
 def write_program(capture: CapturedGraph, plan: ShardingPlan, rules: Rules) -> Program:
-    """The program of a plan for a graph that is prepared. Raises SpecError for choices that are not possible."""
+    """The program of a plan for a prepared graph. Raises SpecError for choices that are not possible."""
     degrees, is_loop = plan.degrees, plan.micro_batches > 1
     if is_loop:
         degrees = (plan.micro_batches, *degrees)

@@ -10,16 +10,16 @@ from torch import Tensor
 from moe.sharding.exchange.mesh import Mesh
 
 EVERY_CALLS = 50
-"""Calls between two checks; the first call is checked too."""
+"""Number of calls from one check to the next. The first call is checked."""
 _BLOCK = 1 << 20
-"""Elements summed at a time."""
+"""Number of elements summed at a time."""
 
 
 def check_same(
     mesh: Mesh, leaves: Sequence[Any] | None, plan_leaves: Sequence[Any], device: torch.device
 ) -> None:
-    """Raise ValueError, on every rank, where ranks were called with different tensors or a rank has refused its batch
-    (`leaves` is None there). `plan_leaves` has a tuple in the place of each tensor. All ranks call it."""
+    """Raise ValueError, on every rank, if ranks were called with different tensors or a rank has refused its batch
+    (`leaves` is None there). `plan_leaves` has a tuple in place of each tensor. All ranks call it."""
     numbers = [number for number, leaf in enumerate(plan_leaves) if isinstance(leaf, tuple)]
     if mesh.num_ranks == 1:
         return
@@ -56,7 +56,7 @@ def check_same(
 
 
 def every_rank(mesh: Mesh, rows: Tensor) -> Tensor:
-    """`[ranks, ...]` for `rows` `[...]`, in the order of ranks. All ranks call it."""
+    """All ranks' `rows` `[...]` as `[ranks, ...]`, in the order of ranks. All ranks call it."""
     result = rows.unsqueeze(0).contiguous()
     for axis in reversed(range(len(mesh.degrees))):
         result = mesh.all_gather(result, axis)

@@ -1,4 +1,4 @@
-"""Shards of parameters and buffers as DTensors, and their way into programs and back.
+"""Shards of parameters and buffers as DTensors, and their conversion to and from the parts that programs use.
 
 A DTensor's shards and a program's parts are the same unless several axes split one dimension unevenly (see
 `moe.sharding.placement`); then rows are exchanged within each slice of the outermost of these axes.
@@ -29,12 +29,12 @@ def as_dtensor(shard: Tensor, shape: Sequence[int], placements: Placements, mesh
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a DTensor, differentiable and in the same memory; a plain tensor as it is."""
+    """This rank's shard of a DTensor, differentiable and in the same memory; a plain tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def cut(whole: Tensor, placements: Placements, mesh: Mesh) -> Tensor:
-    """This rank's shard of a tensor that every rank has whole: a view."""
+    """This rank's shard of a tensor that every rank has whole, as a view."""
     offsets, sizes = stored_extent(whole.shape, placements, mesh.degrees, mesh.indices)
     for dim, (first, size) in enumerate(zip(offsets, sizes, strict=True)):
         whole = whole.narrow(dim, first, size)
@@ -73,7 +73,7 @@ def from_program(part: Tensor, shape: Sequence[int], placements: Placements, mes
 def _recut(shard: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
     for dim, size, chunk in _uneven(shape, placements, mesh):
         _, *inner = axes_of(placements, dim)
-        above = [size]  # rows of the shard of each axis before the next one cuts it
+        above = [size]  # rows of the shard along each axis, before the next axis splits it
         for axis in inner[:-1]:
             pieces = -(-above[-1] // mesh.degrees[axis])
             above.append(min(max(above[-1] - mesh.indices[axis] * pieces, 0), pieces))

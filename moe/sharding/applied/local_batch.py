@@ -18,10 +18,9 @@ from moe.sharding.exchange.mesh import Mesh
 def global_batch(
     mesh: Mesh, batch: Sequence[Any], plan_leaves: Sequence[Any], tree: pytree.TreeSpec, device: torch.device
 ) -> tuple[Any, ...]:
-    """The global batch gathered from all ranks' local ones. Tensors that have as many rows in the plan as its first
-    tensor (`plan_leaves` has a shape and a dtype for each) are split by rows; others, such as a mask or a temperature,
-    are the same on all ranks. All ranks call it. Raises ValueError, on every rank, where local batches differ in more
-    than values."""
+    """The global batch, gathered from all ranks' local batches. Tensors that have as many rows in the plan
+    (`plan_leaves`) as its first tensor are split by rows; others, such as a mask or a temperature, are the same on all
+    ranks. All ranks call it. Raises ValueError, on every rank, if local batches differ in more than values."""
     if mesh.num_ranks == 1:
         return tuple(batch)
     refusal, leaves = None, list[Any]()
@@ -36,7 +35,7 @@ def global_batch(
         for number, (leaf, shape) in enumerate(zip(leaves, plan_shapes, strict=False))
         if isinstance(leaf, Tensor) and leaf.dim() and shape and shape[0] == num_rows
     ]
-    # of one size on every rank, whatever its batch is, so that no rank waits for another and all see which differ
+    # its size is the same on every rank, so that the exchange succeeds and all ranks see which batches differ
     signature = torch.zeros(1 + len(plan_leaves), 2, dtype=torch.int64)
     signature[0, 0] = len(leaves)
     for number in split:
@@ -53,7 +52,7 @@ def global_batch(
 
 
 def _check_alike(signatures: list[list[list[int]]]) -> None:
-    """Raise ValueError where ranks have different signatures of their local batches."""
+    """Raise ValueError if ranks' local batches have different signatures."""
     if refusing := [str(rank) for rank, ((num_leaves, _), *_) in enumerate(signatures) if not num_leaves]:
         raise ValueError(f"the batch is refused on rank {', '.join(refusing)}; see the error there")
     rows = {rank: [count for count, _ in of_rank[1:] if count] for rank, of_rank in enumerate(signatures)}

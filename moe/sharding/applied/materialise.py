@@ -1,5 +1,5 @@
-"""This rank's parts of a module's parameters and buffers, made one module after the other: of the values that it has;
-on the meta device, of initial ones; or left for a checkpoint to fill."""
+"""Creation of this rank's parts of a module's parameters and buffers, one submodule after the other: from the module's
+values; on the meta device, from initial values; or uninitialised, for a checkpoint to fill."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from moe.sharding.placement import stored_extent
 from moe.spec import Problem, SpecError
 
 Init = Callable[[str, Tensor], None]
-"""Fills a whole tensor, given its name."""
+"""Function of (name, whole tensor) that fills the tensor."""
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -28,18 +28,18 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Materialiser:
-    """Fills an applied module, which is empty, with this rank's parts."""
+    """Fills an empty applied module with this rank's parts."""
 
     applied: Applied
     device: torch.device
     seed: int = 0
     init: Init | None = None
     is_given: Callable[[Sequence[str], bool], bool] = lambda names, is_persistent: False
-    """Whether a tensor with these names, which state dictionaries have or not, is filled later."""
+    """Function of (names of a tensor, whether it is persistent): whether a checkpoint fills the tensor later."""
 
     def fill(self, model: nn.Module) -> None:
-        """With the parts of a module. Raises SpecError for tensors on the meta device that nothing gives values, and
-        for names that an applied module has for something else."""
+        """Fill with the parts of a module. Raises SpecError for tensors on the meta device that nothing gives values,
+        and for names that are attributes of every applied module."""
         if conflicts := list(self._name_conflicts(model)):
             raise SpecError(conflicts)
         names: dict[int, list[str]] = {}
@@ -78,7 +78,8 @@ class Materialiser:
             raise SpecError(problems)
 
     def _name_conflicts(self, model: nn.Module) -> Iterator[Problem]:
-        """Names that torch would not register anything under, as they are attributes already."""
+        """Problems of names that are attributes already, so that torch would not register a tensor or module under
+        them."""
         root_names, submodule_names = {*dir(Applied), *vars(self.applied)}, set(dir(Submodule))
         for path, module in model.named_modules():
             for last in (*module._modules, *module._parameters, *module._buffers):
@@ -92,8 +93,8 @@ class Materialiser:
         self.applied.get_submodule(within).add_module(last, module)
 
     def _part(self, name: str, tensor: Tensor, whole: Tensor | None) -> Tensor:
-        """This rank's DTensor of a tensor, cut from `whole`; uninitialised where that has no values yet. Buffers that
-        no axis splits stay plain."""
+        """This rank's DTensor of a tensor, with values from `whole`, or uninitialised if `whole` is None. Buffers that
+        no axis splits are plain tensors."""
         placements, mesh = self.applied.placements_of(name), self.applied.mesh
         if whole is None or whole.is_meta:
             _, shape = stored_extent(tensor.shape, placements, mesh.degrees, mesh.indices)
@@ -116,8 +117,8 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
 def _initial(
     module: nn.Module, path: str, names: list[str], seed: int, init: Init | None
 ) -> dict[str, Tensor]:
-    """Whole values of a module's own tensors, such as are given any: by `init`, and those that it leaves out by the
-    module's own `reset_parameters`; each with the numbers of (seed, path)."""
+    """Whole initial values of a module's own tensors: from `init`, and of tensors that it does not fill, from the
+    module's `reset_parameters`; with random numbers of (seed, path). Tensors that neither fills are left out."""
     values: dict[str, Tensor] = {}
     if init is not None:
         shell = _Shell(module)
@@ -149,7 +150,8 @@ def _drawing(seed: int, path: str) -> Iterator[None]:
 
 
 class _Shell:
-    """A copy of a module without submodules, whose tensors are to be filled: what stays as it was given was not."""
+    """Copy of a module without submodules, whose tensors are to be filled. A tensor that keeps its filler value was not
+    filled."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = copy.copy(module)
@@ -178,7 +180,7 @@ class _Shell:
         return values
 
     def _was_written(self, last: str, now: Tensor) -> bool:
-        """By its version; where that was gone around, by its values."""
+        """Whether a tensor was written: by its version, or by its values if the version was bypassed."""
         if self.initial_values[last]._version > self._versions[last] or not now.numel():
             return True
         return not bool(((now == _filler(now)) | (now != now)).all())

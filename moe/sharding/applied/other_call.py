@@ -1,5 +1,5 @@
-"""Programs of calls that were not planned: in the other mode, as evaluation where the plan is for training, or with a
-batch of other sizes. Parameters lie as the plan has them, and memory is the plan's."""
+"""Programs of calls that were not planned: in the other mode (evaluation with a plan for training), or with a batch of
+other sizes. Placements of parameters and the memory limit are the plan's."""
 
 import copy
 from collections import ChainMap
@@ -29,7 +29,7 @@ from moe.sharding.solve.solution import MemoryLimits
 from moe.spec import SpecError
 
 _BEYOND = (2.0, 4.0, 8.0, 16.0, float("inf"))
-"""Multiples of the device's memory that are tried in turn where no program fits."""
+"""Multiples of the device's memory that are tried in turn if no program fits."""
 
 
 def of_other_call(
@@ -40,9 +40,9 @@ def of_other_call(
     replicate: Sequence[str],
     placements: Mapping[str, Placements],
 ) -> CallableProgram:
-    """The program of a module, in its mode, for a batch. A batch that does not fit whole is split into the plan's
-    micro-batches; where that is not possible, the program exceeds memory by as little as it can. Hints hold as in the
-    plan. A collective: rank 0 solves."""
+    """The program of a module, in its current mode, for a batch. A batch that does not fit as a whole is split into the
+    plan's micro-batches; if that is not possible, the program exceeds the memory limit as little as possible. The
+    plan's hints apply. A collective: rank 0 solves."""
     captured_graph = capture(skeleton, batch, loss, device_of(plan.cluster))
     hint_pins = prepare(captured_graph, plan).pins(plan.mesh)
     rules = Rules(replicate, captured_graph.parts, plan.mesh)
@@ -61,7 +61,7 @@ def _choose_placements(
     placements: Mapping[str, Placements],
     hint_pins: Mapping[str, Pin],
 ) -> dict[str, Any]:
-    """Fields of a plan for this graph, whose hints ask for `hint_pins`."""
+    """Fields of the plan for this graph, in which hints request `hint_pins`."""
     pins = dict(hint_pins) | {
         node.name: placements[leaf.name]
         for node, leaf in captured_graph.leaves.items()
@@ -104,20 +104,21 @@ def _choose_placements(
 def _ways(
     captured_graph: CapturedGraph, plan: ShardingPlan, replicate: Sequence[str]
 ) -> Iterator[tuple[float, int, Loop | None]]:
-    """(share of the memory that may be used, micro-batches, loop over them), the best first."""
+    """(multiple of the memory that may be used, number of micro-batches, loop over them), the best first."""
     yield 1.0, 1, None
     if plan.micro_batches > 1:
         try:
             loop = loop_of(captured_graph, Rules(replicate), plan.micro_batches)
         except SpecError:
-            pass  # what it returns in this mode needs the whole batch at once
+            pass  # the results in this mode need the whole batch at once
         else:
             yield 1.0, plan.micro_batches, loop
     yield from ((times, 1, None) for times in _BEYOND)
 
 
 def without_values(model: nn.Module) -> nn.Module:
-    """A copy on the meta device. What cannot be copied, such as a lock or an open file, is the same in both."""
+    """A copy of a model on the meta device. Objects that cannot be copied, such as a lock or an open file, are
+    shared."""
     memo: dict[int, Any] = {
         id(tensor): nn.Parameter(torch.empty_like(tensor, device="meta"), tensor.requires_grad)
         if isinstance(tensor, nn.Parameter)
@@ -133,13 +134,13 @@ def without_values(model: nn.Module) -> nn.Module:
 
 
 def _copy(value: Any, memo: dict[int, Any]) -> Any:
-    """A deep copy, in which what is in `memo` has its copy there; where there can be none, the value itself."""
+    """A deep copy, with copies of the objects in `memo` taken from there; the value itself if it cannot be copied."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     copies: dict[int, Any] = {}
     try:
         result = copy.deepcopy(value, ChainMap(copies, memo))  # type: ignore[arg-type]
-    except Exception:  # whatever a user's class raises; half of a copy is in `copies` alone
+    except Exception:  # a user's class may raise anything; a partial copy is in `copies` only
         if type(value) not in (list, tuple, dict):
             return value
         if type(value) is dict:

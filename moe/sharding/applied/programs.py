@@ -1,5 +1,5 @@
-"""Programs of an applied module: the planned one, and those for the other mode and other batch sizes, which are made on
-first use; the most recently used are kept."""
+"""Programs of an applied module: the planned one, and those for the other mode and other batch sizes, which are created
+on first use. The most recently used programs are kept."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

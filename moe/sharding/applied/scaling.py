@@ -1,4 +1,4 @@
-"""`GradScaler` on applied modules: all ranks skip a step where one of them has a gradient that is not finite.
+"""`GradScaler` on applied modules: all ranks skip a step if one of them has a gradient that is not finite.
 
 Torch's own reduction over DTensors uses the placements of the first gradient only.
 """
@@ -14,7 +14,8 @@ from moe.sharding.parameters import APPLIED
 
 
 def _share_found(optimizer: Optimizer, by_device: dict[torch.device, Tensor]) -> None:
-    """Reduce over ranks whether a gradient is not finite, so that all skip the step and scale alike. A collective."""
+    """All-reduce whether any gradient is not finite, so that all ranks skip the step and use the same scale. A
+    collective."""
     applied_meshes = [vars(module)["mesh"].device_mesh for module in APPLIED]
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     meshes = {

@@ -1,5 +1,5 @@
-"""Cards of a picture: the modules of a plan in the order of use, those that repeat as one, each with its parameters and
-with what is exchanged for it. No torch."""
+"""Cards of a picture: the modules of a plan in the order of use, repeated modules as one card, each with its parameters
+and its exchanges. No torch."""
 
 import re
 from collections import Counter, defaultdict
@@ -12,7 +12,7 @@ from moe.sharding.explain.name_patterns import Fold, fold_names
 from moe.sharding.plan_records import Collective, StoredTensor
 
 OUTSIDE = "the module itself"
-"""What is computed outside of all cards' modules."""
+"""Title of the card for exchanges outside of all other cards' modules."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,16 @@ class CardParameter:
     """A parameter of a card's modules."""
 
     name: str
-    """Within the module, without a `weight` that it is the only one to have."""
+    """Name within the module. It is the owner's name if a `weight` is the owner's only parameter."""
     shape: tuple[int, ...]
     placements: str
     num_bytes: int
-    """On one rank, of all the card's modules together."""
+    """Bytes on one rank, over all modules of the card."""
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """Collectives of one kind along one axis in one pass, of all the card's modules together."""
+    """Collectives of one kind along one axis in one pass, over all modules of the card."""
 
     phase: str
     kind: str
@@ -40,7 +40,7 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Card:
-    """Modules that are the same, and lie alike."""
+    """Identical modules with the same placements."""
 
     title: str
     count: int
@@ -48,11 +48,11 @@ class Card:
     num_buffers: int
     buffer_bytes: int
     arrows: tuple[Arrow, ...]
-    """Those with most bytes first."""
+    """Exchanges, those with most bytes first."""
 
 
 def cards_of(plan: Plan) -> list[Card]:
-    """In the order of use; what belongs to none of the modules is the last."""
+    """Cards in the order of use; the card of exchanges that belong to no module is the last."""
     names = [entry.name for entry in plan.stored]
     prefix = _common(names)
     opened_modules = _open_modules(names, prefix)
@@ -111,7 +111,7 @@ def _card(
 
 
 def _common(names: Sequence[str]) -> list[str]:
-    """Modules that all of the parameters lie in."""
+    """Names on the path of the innermost module that contains all parameters."""
     paths = [name.split(".")[:-1] for name in names]
     modules: list[str] = []
     for steps in zip(*paths, strict=False):
@@ -124,7 +124,8 @@ def _common(names: Sequence[str]) -> list[str]:
 
 
 def _open_modules(names: Iterable[str], prefix: Sequence[str]) -> set[tuple[str, ...]]:
-    """Modules whose children have cards of their own: the outermost, and those in which something is numbered."""
+    """Paths of modules whose children have separate cards: the outermost one, and those that contain a numbered
+    module."""
     modules: set[tuple[str, ...]] = {tuple(prefix)}
     for name in names:
         steps = name.split(".")

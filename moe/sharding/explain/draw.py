@@ -1,4 +1,4 @@
-"""Plans as pictures: SVG, the same byte for byte for the same plan."""
+"""Pictures of plans as SVG, deterministic for the same plan."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,17 +38,17 @@ _NARROWEST, _WIDEST = 140, 256
 _MOST_NAMED, _MOST_ARROWS = 12, 5
 _THINNEST, _THICKEST = 2.0, 14.0
 _DOUBLINGS = 12
-"""From the thinnest arrow to the thickest: what has fewer bytes is as thin."""
+"""Doublings of bytes from the thinnest arrow to the thickest; arrows with fewer bytes are as thin."""
 
 _WHOLE = "#f3f5f7"
 _AXES = (BLUES, OCHRES, GREENS)
-"""Of each mesh axis: colours of dimensions 0, 1, 2 and more, then the pale one behind names."""
+"""Colours of each mesh axis: for dimensions 0, 1, and 2 or more; then a pale one as background of names."""
 
 
 def draw_svg(plan: Plan) -> str:
-    """SVG: modules from left to right in the order of use, those that repeat as one, their parameters coloured by
-    placement; collectives as arrows as thick as the logarithm of their bytes, forward above, backward below; memory by
-    kind."""
+    """SVG picture of a plan: modules from left to right in the order of use, repeated ones as one, with parameters
+    coloured by placement; collectives as arrows whose thickness is the logarithm of their bytes, those of the forward
+    pass above, those of the backward pass below; memory by kind."""
     cards = cards_of(plan)
     sheet = _Sheet(plan, [arrow.num_bytes for card in cards for arrow in card.arrows])
     y = _rows(sheet, cards, _legend(sheet, cards, _head(sheet)))
@@ -65,7 +65,7 @@ class _Sheet:
         self.add, self.write, self.text = svg.add, svg.write, svg.text
 
     def thickness(self, num_bytes: int) -> float:
-        """Grows with the logarithm of the bytes."""
+        """Thickness of an arrow, which grows with the logarithm of the bytes."""
         share = 1 + math.log2(num_bytes / self.max_bytes) / _DOUBLINGS
         return _THINNEST + max(0.0, share) * (_THICKEST - _THINNEST)
 
@@ -88,7 +88,7 @@ def _head(sheet: _Sheet) -> float:
 def _swatch(
     sheet: _Sheet, x: float, y: float, axis: int, dim: int | None, parent: ElementTree.Element | None = None
 ) -> None:
-    """A square for one axis: filled, with the number of the dimension that it cuts, or hollow."""
+    """Draw a square for one axis: filled, with the number of the dimension that the axis splits; or hollow."""
     fill = PAPER if dim is None else _AXES[axis % len(_AXES)][min(dim, 3)]
     stroke = "#b5bdc6" if dim is None else fill
     sheet.add("rect", parent, x=float(x), y=float(y), width=14, height=14, rx=3, fill=fill, stroke=stroke)
@@ -98,7 +98,7 @@ def _swatch(
 
 
 def _legend(sheet: _Sheet, cards: Sequence[Card], y: float) -> float:
-    """What colours and arrows mean, on as many lines as it takes."""
+    """Draw the legend of colours and arrows, on as many lines as necessary."""
     cuts = {
         (axis, placement.dim)
         for card in cards for parameter in card.parameters
@@ -137,13 +137,13 @@ def _legend(sheet: _Sheet, cards: Sequence[Card], y: float) -> float:
 
 @dataclass(frozen=True)
 class _CardBox:
-    """A card with its measures."""
+    """A card with its size."""
 
     card: Card
     width: float
     named_parameters: tuple[CardParameter, ...]
     rest: tuple[str, ...]
-    """Words on what is not named: small parameters of many, buffers."""
+    """Texts for parameters that are not named, and for buffers."""
     forward: tuple[tuple[Arrow, str], ...]
     backward: tuple[tuple[Arrow, str], ...]
 
@@ -186,7 +186,7 @@ def _title(card: Card) -> str:
 
 
 def _label_arrows(sheet: _Sheet, card: Card, phase: str) -> tuple[tuple[Arrow, str], ...]:
-    """Arrows of one pass with their words; the smallest of many become one."""
+    """Arrows of one pass with their labels; if there are many, the smallest become one."""
     arrows = [arrow for arrow in card.arrows if arrow.phase == phase]
     labels = [(arrow, _words(sheet, arrow)) for arrow in arrows]
     if len(labels) > _MOST_ARROWS:
@@ -204,7 +204,7 @@ def _words(sheet: _Sheet, arrow: Arrow) -> str:
 
 
 def _lane(sheet: _Sheet, arrow: Arrow) -> float:
-    """Height of an arrow with its words."""
+    """Height of an arrow with its label."""
     return 15 + sheet.thickness(arrow.num_bytes) + 8
 
 
@@ -228,7 +228,7 @@ def _rows(sheet: _Sheet, cards: Sequence[Card], y: float) -> float:
 
 
 def _broken(boxes: Sequence[_CardBox]) -> Iterator[list[_CardBox]]:
-    """Cards by row."""
+    """Break the cards into rows."""
     row: list[_CardBox] = []
     x = 0.0
     for box in boxes:
@@ -242,7 +242,7 @@ def _broken(boxes: Sequence[_CardBox]) -> Iterator[list[_CardBox]]:
 
 
 def _onward(sheet: _Sheet, x: float, y: float) -> None:
-    """A sign between two cards: the one comes after the other."""
+    """Draw the sign between two cards that the second follows the first."""
     sheet.add("path", d=f"M{x - 3:.1f} {y - 5:.1f}l6 5l-6 5", fill="none", stroke="#9aa4ae", stroke_width=1.5)
 
 
@@ -294,7 +294,7 @@ def _parameter(
 def _arrow(
     sheet: _Sheet, group: ElementTree.Element, arrow: Arrow, words: str, x: float, y: float, width: float
 ) -> None:
-    """From left to right in the forward pass, from right to left in the backward pass."""
+    """Draw an arrow: from left to right in the forward pass, from right to left in the backward pass."""
     is_forward = arrow.phase == "forward"
     thick = sheet.thickness(arrow.num_bytes)
     colour = _AXES[sheet.axes.index(arrow.axis) % len(_AXES)][1] if arrow.kind != "others" else "#8c959f"
@@ -312,7 +312,7 @@ def _arrow(
 
 
 def _memory(sheet: _Sheet, y: float) -> float:
-    """Memory by kind, as one bar."""
+    """Draw memory by kind as one bar."""
     plan, entries = sheet.plan, memory_in_words(sheet.plan)
     total = plan.memory.total
     sheet.add("line", x1=MARGIN, y1=y, x2=WIDTH - MARGIN, y2=y, stroke=RULE)

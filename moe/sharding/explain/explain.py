@@ -1,4 +1,4 @@
-"""Plans in words."""
+"""Descriptions of plans as text."""
 
 import math
 import re
@@ -13,10 +13,10 @@ from moe.sharding.explain.name_patterns import Fold, fold_names
 from moe.sharding.plan_records import Collective, StoredTensor, of_words
 
 Plan = Any
-"""A `ShardingPlan`, which explains itself by way of this file."""
+"""A `ShardingPlan`, whose module imports this one."""
 
 WIDTH = 100
-"""Columns of a terminal."""
+"""Width of the text in columns."""
 _BAR = 24
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _KINDS = {
@@ -30,7 +30,7 @@ _MEMORY = {
 
 
 def in_bytes(num_bytes: float) -> str:
-    """`1.5 GiB`."""
+    """Bytes as text: `1.5 GiB`."""
     unit = 0
     while num_bytes >= 999.5 and unit < len(_UNITS) - 1:
         num_bytes, unit = num_bytes / 1024, unit + 1
@@ -38,7 +38,7 @@ def in_bytes(num_bytes: float) -> str:
 
 
 def in_seconds(seconds: float) -> str:
-    """`12.3 ms`."""
+    """Seconds as text: `12.3 ms`."""
     for size, unit in ((1, "s"), (1e-3, "ms")):
         if seconds >= 0.9995 * size:
             return (
@@ -52,7 +52,7 @@ def kind_in_words(kind: str) -> str:
 
 
 def memory_in_words(plan: Plan) -> list[tuple[str, int]]:
-    """(what, bytes) of what takes some."""
+    """(kind of memory, bytes), without kinds that take none."""
     return [(_MEMORY.get(name, name), size) for name, size in asdict(plan.memory).items() if size]
 
 
@@ -61,7 +61,7 @@ def mesh_in_words(mesh: Mapping[str, int]) -> str:
 
 
 def placed_in_words(placements: str, axes: Iterable[str]) -> str:
-    """`dimension 0 over expert`, for `R S(0)`."""
+    """Placements as text: `dimension 0 over expert` for `R S(0)`."""
     phrases = []
     for axis_placement, axis in zip(of_words(placements), axes, strict=True):
         if axis_placement.dim is not None:
@@ -72,7 +72,7 @@ def placed_in_words(placements: str, axes: Iterable[str]) -> str:
 
 
 def shape_in_words(shape: Sequence[int], placements: str, axes: Sequence[str]) -> str:
-    """`[128/expert, 1024]`: what is cut along which axes."""
+    """Shape as text, with the axes that split each dimension: `[128/expert, 1024]`."""
     sizes = [str(size) for size in shape]
     for axis_placement, axis in zip(of_words(placements), axes, strict=True):
         if axis_placement.dim is not None:
@@ -81,7 +81,7 @@ def shape_in_words(shape: Sequence[int], placements: str, axes: Sequence[str]) -
 
 
 def part_bytes(plan: Plan, tensor: StoredTensor) -> int:
-    """Of one rank's part, padded."""
+    """Bytes of one rank's part, padded."""
     placements = of_words(plan.parameters[tensor.name])
     return placement.part_bytes(tensor.shape, _ITEM_BYTES.get(tensor.dtype, 4), placements, plan.degrees)
 
@@ -93,15 +93,15 @@ _ITEM_BYTES = {
 
 
 def folds_of(plan: Plan) -> list[Fold]:
-    """Parameters and buffers, those that repeat as one, in the order in which they are used."""
+    """Parameters and buffers in the order in which they are used, with repeated ones folded."""
     return fold_names({
         entry.name: (plan.parameters[entry.name], tuple(entry.shape), entry.dtype, entry.kind) for entry in plan.stored
     })  # fmt: skip
 
 
 def explain_plan(plan: Plan) -> str:
-    """A plan for a person: mesh, time, memory, placements, the collectives of a step with the user's lines, what was
-    considered."""
+    """Description of a plan for people: mesh, time, memory, placements, the collectives of a step with the user's
+    lines, and the candidates."""
     parts = [_summary(plan), _hints(plan), _placements(plan), _annotations(plan), _collectives(plan), _memory(plan),
              _candidates(plan)]  # fmt: skip
     return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines)
@@ -110,8 +110,8 @@ def explain_plan(plan: Plan) -> str:
 def _table(
     rows: Sequence[Sequence[str]], right: Iterable[int] = (), max_widths: Mapping[int, int] | None = None
 ) -> list[str]:
-    """Aligned columns; those in `right` end at the same place, those in `max_widths` lose their beginnings where they
-    are longer."""
+    """Lines with aligned columns. Columns in `right` are right-aligned; cells longer than `max_widths` are cut at their
+    beginnings."""
     right, max_widths = set(right), max_widths or {}
     cut = [[_end(cell, max_widths.get(at, len(cell))) for at, cell in enumerate(row)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cut, strict=True)]
@@ -124,7 +124,7 @@ def _table(
 
 
 def _end(text: str, max_width: int) -> str:
-    """With the beginning of its last word left out where it is longer, of a path up to a folder's name."""
+    """Text of at most `max_width` characters: the beginning of its last word is left out, of a path up to a slash."""
     if len(text) <= max_width:
         return text
     before, space, last = text.rpartition(" ")
@@ -185,7 +185,7 @@ def _hints(plan: Plan) -> Iterator[str]:
 
 
 def _sort_by_line(entries: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """By files and lines."""
+    """Entries sorted by the files and lines in their keys."""
     return sorted(entries.items(), key=lambda entry: [(int(part or 0), part) if part.isdigit() else (-1, part)
                                                       for part in re.split(r"(\d+)", entry[0])])  # fmt: skip
 
@@ -247,7 +247,7 @@ def _collectives(plan: Plan) -> Iterator[str]:
 
 
 def _groups(collectives: Sequence[Collective]) -> Iterator[tuple[list[Collective], str]]:
-    """Collectives that are the same but for the layer, with what they are of, in words."""
+    """(collectives that differ only in the layer, the names of their tensors or modules as a pattern)."""
     groups: dict[tuple[Any, ...], list[Collective]] = defaultdict(list)
     for collective in collectives:
         of = collective.tensor if "." in collective.tensor else collective.block or ""
@@ -262,12 +262,12 @@ def _groups(collectives: Sequence[Collective]) -> Iterator[tuple[list[Collective
 
 
 def _differing_names(name: str) -> list[str]:
-    """A name that differs in every number, so that all of them are folded."""
+    """The same name with every number changed, so that all numbers are folded."""
     return [".".join(f"{part}0" if part.isdigit() else part for part in name.split("."))]
 
 
 def _of(collective: Collective) -> str:
-    """A parameter or its gradient by name, else what the module computes that it is for."""
+    """Subject of a collective: a parameter or gradient by name, else the module that it is for."""
     if "." in collective.tensor:
         return collective.tensor.replace("gradient of", "grad")
     return f"in {collective.block}" if collective.block else "in the module itself"

@@ -1,5 +1,5 @@
-"""Names that repeat, as one pattern: `layers.*.wi` where all layers are alike, else `layers.0-2,5.wi`, and where every
-other one is `layers.0,2,..,10.wi`. No torch."""
+"""Patterns for repeated names: `layers.*.wi` for all layers, `layers.0-2,5.wi` for some, `layers.0,2,..,10.wi` for
+every other one. No torch."""
 
 import itertools
 import re
@@ -12,7 +12,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 @dataclass(frozen=True)
 class Fold:
-    """Names that are one pattern."""
+    """Names with one pattern."""
 
     pattern: str
     names: tuple[str, ...]
@@ -22,8 +22,7 @@ class Fold:
 
 
 def fold_names(about: Mapping[str, Hashable]) -> list[Fold]:
-    """Folds of names, each of such that the same is said about, in the order of their first names; every name is in one
-    of them."""
+    """Folds of names with equal values in `about`, in the order of their first names. Every name is in one fold."""
     alike: dict[tuple[str, Hashable], list[str]] = defaultdict(list)
     counts: dict[str, int] = defaultdict(int)
     for name, facts in about.items():
@@ -50,7 +49,7 @@ def _numbers(name: str) -> tuple[int, ...]:
 
 
 def _by_numbers(names: list[str]) -> list[Fold]:
-    """One fold where the names are all combinations of some numbers, else one for each first number."""
+    """One fold if the names have all combinations of their numbers, else one for each first number that differs."""
     numbers = [_numbers(name) for name in names]
     places = [sorted(set(values)) for values in zip(*numbers, strict=True)]
     if set(numbers) == set(itertools.product(*places)):
@@ -67,7 +66,7 @@ def _by_numbers(names: list[str]) -> list[Fold]:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """`0-2,5`, `0,2,..,10`."""
+    """Numbers as text: `0-2,5` or `0,2,..,10`."""
     sorted_numbers = sorted(numbers)
     steps = {after - before for before, after in itertools.pairwise(sorted_numbers)}
     if len(sorted_numbers) > 3 and len(steps) == 1 and steps != {1}:

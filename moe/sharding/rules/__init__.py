@@ -1,1 +1,1 @@
-"""Rules of operators, a file a family."""
+"""Sharding rules of operators, one file for each family of operators."""

@@ -17,7 +17,7 @@ _LETTERS = {
     "query": "bhsd", "key": "bktd", "value": "bkte", "out": "bhse", "grad_out": "bhse", "grad_out_": "bhse",
     "logsumexp": "bhs1", "attn_mask": "bhst", "attn_bias": "bhst",
 }  # fmt: skip
-"""Dimensions of an operand by its name: batch, heads of queries and of keys, queries, keys, vectors of both kinds."""
+"""Dimensions of operands by their names: batch, heads of queries and keys, queries, keys, and the two vector sizes."""
 
 _FORWARD = ("out", "logsumexp")
 _BACKWARD = ("query", "key", "value", "attn_bias")
@@ -26,11 +26,11 @@ _BY_ROWS = {
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 }
-"""Operators whose sums over keys have one value for each query, without padding of their own."""
+"""Operators whose sums over keys have one value for each query, without added padding."""
 
 
 def attention(node: fx.Node) -> Rule:
-    """Raises SpecError for dropout."""
+    """Rule of fused attention. Raises SpecError for dropout."""
     arguments = _by_name(node)
     if (dropout := arguments.get("dropout_p", 0.0)) != 0:
         raise SpecError(
@@ -40,7 +40,7 @@ def attention(node: fx.Node) -> Rule:
                     "torch.nn.functional.dropout, which is keyed by position"))  # fmt: skip
     query, key = shape_of(arguments["query"]), shape_of(arguments["key"])
     by_rows = node.target in _BY_ROWS and not arguments.get("is_causal", False)
-    # For each head of keys one of queries, or a group of them.
+    # each head of keys serves one head of queries, or a group of heads
     sizes = {"b": query[0], "k": key[1], "g": query[1] // key[1], "s": query[2] if by_rows else 1}
     factors = {letter: size for letter, size in sizes.items() if size > 1}
     of_letter: dict[str, tuple[str, ...]] = {
@@ -51,7 +51,7 @@ def attention(node: fx.Node) -> Rule:
 
     def dims(name: str | None, shape: tuple[int, ...]) -> Dims:
         letters = _LETTERS.get(name or "", "")
-        # A mask is broadcast from its last dimension on; sums over keys may come without the one of size 1.
+        # a mask is broadcast from its last dimension on; sums over keys may lack the dimension of size 1
         letters = letters[len(letters) - len(shape) :] if name in ("attn_mask", "attn_bias") else letters
         return tuple(
             of_letter.get(letter, ()) if size == whole.get(letter) else ()
@@ -84,7 +84,7 @@ def attention(node: fx.Node) -> Rule:
 
 
 def _by_name(node: fx.Node) -> dict[str, Any]:
-    """Arguments by name, in the order in which they stand."""
+    """Arguments by name, in order."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 

@@ -30,8 +30,9 @@ def moving(
     finish: Callable[[LocalCall, fx.Node], fx.Node],
     value: float = 0,
 ) -> Exchange:
-    """An exchange after which each rank has windows of operands (`sources` says of which ones) for its positions of
-    the result, the number of which `windows` is given. Operands of which no window is split are whole."""
+    """Exchange after which each rank has the windows of operands that its positions of the result need.
+    `windows(number of positions)` returns the windows, and `sources` the operand of each. Operands without a split
+    window are whole."""
     inputs, result = operands(node), node.meta["val"]
     split = {source for source, window in zip(sources, windows(1), strict=True) if window.is_split}
 
@@ -69,7 +70,7 @@ def _as_fetched(local: LocalCall, rows: fx.Node) -> fx.Node:
 
 
 def _span(node: fx.Node, number: int, size: int) -> range:
-    """Positions that a slice has, whose start is this argument."""
+    """Positions of a slice whose start is argument `number`."""
     bounds = [argument(node, number + at, name) for at, name in enumerate(("start", "end", "step"))]
     return range(size)[slice(*bounds)]
 
@@ -108,7 +109,8 @@ def select(node: fx.Node) -> Rule:
 
 
 def _one_position(node: fx.Node, dim: int, position: int, keep: bool) -> Rule:
-    """Of a split dimension one rank has the position, and the others zeros: partial sums."""
+    """Rule of an operator that reads one position. If the dimension is split, one rank has the position and the others
+    have zeros: partial sums."""
     shape, name = shape_of(operands(node)[0]), f"d{dim}"
     dims = factor_dims(shape)
     result = (*dims[:dim], *(((),) if keep else ()), *dims[dim + 1 :])
@@ -149,7 +151,8 @@ def select_scatter(node: fx.Node) -> Rule:
 
 
 def _scatter_rule(node: fx.Node, dim: int, span: range, exchanges: tuple[Exchange, ...]) -> Rule:
-    """Each rank puts what is its own of the second operand, which all have, into its part of the first."""
+    """Rule of an operator that writes the second operand into the first. All ranks have the second operand, and each
+    writes what falls in its part of the first."""
     x, src = operands(node)
     shape, name = shape_of(x), f"d{dim}"
     dims, rest = factor_dims(shape), factor_dims(shape, but=frozenset({dim}))
@@ -169,7 +172,8 @@ def _scatter_rule(node: fx.Node, dim: int, span: range, exchanges: tuple[Exchang
 
 
 def cat(node: fx.Node) -> Rule:
-    """An operand of length 1 is whole; an empty vector beside tensors of more dimensions is nothing."""
+    """Rule of concatenation. An operand of length 1 is whole; an empty vector beside tensors with more dimensions is
+    ignored."""
     inputs, result = operands(node), tuple(node.meta["val"].shape)
     dim = argument(node, 1, "dim", 0) % len(result)
     shapes = [shape_of(operand) for operand in inputs]
@@ -240,7 +244,7 @@ def flip(node: fx.Node) -> Rule:
 
 
 def roll(node: fx.Node) -> Rule:
-    """Without dimensions it goes through the elements in their order: none of them is split."""
+    """Rule of `roll`. Without dimensions, it rotates the flattened tensor: nothing is split."""
     shape = shape_of(operands(node)[0])
     amounts, listed_dims = list(argument(node, 1, "shifts")), argument(node, 2, "dims", [])
     shifts: dict[int, int] = {}
@@ -275,7 +279,7 @@ def roll(node: fx.Node) -> Rule:
 
 
 def unfold(node: fx.Node) -> Rule:
-    """Windows that overlap, in a last dimension of their own."""
+    """Rule of `unfold`: overlapping windows along a new last dimension."""
     shape, result = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
     dim, size, step = (argument(node, 1 + at, name) for at, name in enumerate(("dimension", "size", "step")))
     dim %= max(1, len(shape))
@@ -307,7 +311,7 @@ def unfold(node: fx.Node) -> Rule:
 
 
 def diagonal(node: fx.Node) -> Rule:
-    """Both dimensions that it runs along are whole; so too where one is written."""
+    """Rule of reading or writing a diagonal, whose two dimensions are whole."""
     shape, scatters = shape_of(operands(node)[0]), node.target is aten.diagonal_scatter.default
     begin = 3 if scatters else 2
     diagonal_dims = frozenset(argument(node, begin + at, f"dim{at + 1}", at) % len(shape) for at in (0, 1))

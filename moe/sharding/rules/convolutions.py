@@ -19,12 +19,12 @@ aten = torch.ops.aten
 
 
 def _channels(name: Factor, size: int, groups: int) -> tuple[Factor, ...]:
-    """Of one dimension: the groups are its major factor."""
+    """Factors of a dimension of channels, with the groups as the major factor."""
     return (("g",) if groups > 1 else ()) + ((name,) if size // groups > 1 else ())
 
 
 def _spatial(geometries: Sequence[Geometry], before: Sequence[int], after: Sequence[int]) -> Dims:
-    """Dimensions whose windows look at one position each are factors."""
+    """Factors of spatial dimensions; only dimensions whose windows read one position have one."""
     return tuple(
         (f"s{at}",) if geometry.is_pointwise and size == length > 1 else ()
         for at, (geometry, size, length) in enumerate(zip(geometries, before, after, strict=True))
@@ -41,7 +41,7 @@ def _sizes(*tensors: tuple[Dims, Sequence[int]], groups: int) -> dict[Factor, in
 
 
 def _flops(geometries: Sequence[Geometry], spatial: Dims, num_windows: Sequence[int]) -> float:
-    """For each point of the space of all factors: those of the kernel and of the windows that are none."""
+    """Operations for each combination of factors: those of the kernel, and of spatial dimensions without a factor."""
     counts = (1 if factors else count for factors, count in zip(spatial, num_windows, strict=True))
     return 2.0 * math.prod(geometry.kernel for geometry in geometries) * math.prod(counts)
 
@@ -63,7 +63,7 @@ def convolution(node: fx.Node) -> Rule:
     spatial = _spatial(geometries, x[2:], result[2:])
     of_x, of_result = _channels("i", x[1], groups), _channels("o", result[1], groups)
     batch = ("n",) if x[0] > 1 else ()
-    # the groups lie in the first dimension of the weights, which are the result's channels unless it is transposed
+    # groups are in the first dimension of the weights: the result's channels, unless the convolution is transposed
     channels = (
         (of_x, tuple(set(of_result) - {"g"})) if is_transposed else (of_result, tuple(set(of_x) - {"g"}))
     )
@@ -129,7 +129,7 @@ def convolution(node: fx.Node) -> Rule:
 
 
 def convolution_weight(node: fx.Node) -> Rule:
-    """Of spatial dimensions that are split, each rank's windows give partial sums."""
+    """Rule of the weights' gradient. If spatial dimensions are split, each rank's windows give partial sums."""
     gradient, x = (shape_of(operand) for operand in operands(node))
     args: Sequence[Any] = node.args
     kernel, stride, padding, dilation, groups = args[2:]

@@ -23,7 +23,7 @@ def _made_by(lower: Lower) -> Callable[[fx.Node], Rule]:
 
 
 def _fill(local: LocalCall) -> fx.Node:
-    """The first argument is the shape."""
+    """Lowering of an operator whose first argument is the shape."""
     _, *rest = local.node.args
     return local.call(local.node.target, list(local.part_shape()), *rest, **local.node.kwargs)
 
@@ -62,7 +62,7 @@ def _eye(local: LocalCall) -> fx.Node:
 def part_of_range(
     start: float, step: float, first: int, size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """`size` values from position `first` of `start`, `start + step` and so on."""
+    """`size` values of the sequence `start`, `start + step` and so on, from position `first`."""
     positions = torch.arange(first, first + size, device=device)
     if dtype.is_floating_point:
         positions = positions.to(torch.float64)
@@ -72,8 +72,8 @@ def part_of_range(
 def part_of_linspace(
     start: float, end: float, count: int, first: int, size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """`size` values from position `first` of `count` ones at equal distances; the latter half counts from the end, as
-    torch's does."""
+    """`size` values of `count` ones at equal distances, from position `first`. As in torch, the second half is computed
+    from the end."""
     positions = torch.arange(first, first + size, dtype=torch.float64, device=device)
     step = (end - start) / max(1, count - 1)
     ahead, behind = start + step * positions, end - step * (count - 1 - positions)
@@ -83,7 +83,7 @@ def part_of_linspace(
 def part_of_eye(
     shape: Sequence[int], first_row: int, first_column: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """A part, whose first element lies there, of a matrix with ones on its diagonal."""
+    """Part of an identity matrix whose first element is at the given position."""
     rows = torch.arange(first_row, first_row + shape[0], device=device)
     columns = torch.arange(first_column, first_column + shape[1], device=device)
     return (rows[:, None] == columns).to(dtype)
@@ -107,5 +107,5 @@ RULES = {
 
 
 def is_constant(node: fx.Node) -> bool:
-    """Whether an operator makes the same tensor whenever it is called."""
+    """Whether an operator creates the same tensor each time."""
     return node.target in RULES and node.target is not aten.empty.memory_format

@@ -1,8 +1,8 @@
-"""Operators of our own that are differentiable functions of torch inside, whose shapes there may depend on data.
+"""Operators of this package that are differentiable functions of torch, within which shapes may depend on data.
 
-Of a function `run` two operators are made: itself, and its gradients, which run it again. Where both run in the same
-way on a rank, its program runs `run` once, and keeps what torch's autograd keeps of it from the forward pass to the
-backward pass: the same as without a program.
+A function `run` becomes two operators: the function, and its gradients, which run it again. If both have the same
+sharding on a rank, its program calls `run` once, and the tensors that torch's autograd saves are kept from the forward
+pass to the backward pass, as without a program.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,36 +19,37 @@ from moe.sharding.operands import AGAIN
 from moe.sharding.rules.local import LocalCall
 
 OperatorSharding = tuple[Any, ...]
-"""Plain values that say what of an operator is split over which axes: experts, for one. Empty on one device."""
+"""Plain values that describe how an operator is split over axes, for example its experts. Empty on one device."""
 
 Run = Callable[..., tuple[Tensor, ...]]
-"""`run(mesh, sharding, *arguments)` gives the results; differentiable."""
+"""`run(mesh, sharding, *arguments)` returns the results; differentiable."""
 
 Begin = Callable[..., Callable[[], tuple[Tensor, ...]]]
-"""Takes the arguments of `run` and starts its first exchange. The function returned gives the results."""
+"""Takes the arguments of `run` and starts its first exchange. The returned function finishes and returns the
+results."""
 
 
 @dataclass(frozen=True, eq=False)
 class DifferentiableOperator:
     """Both operators, `shardyard::NAME` and `shardyard::NAME_backward`.
 
-    The second one's arguments are gradients of the results that have one, each a tensor or None, and then those of
-    the first; its results are gradients of the `differentiable` arguments that are there.
+    Arguments of the second operator are the gradients of differentiable results, each a tensor or None, and then the
+    arguments of the first operator. Its results are the gradients of the `differentiable` arguments that are not None.
     """
 
     name: str
     run: Run
     num_results: int
     differentiable: tuple[int, ...]
-    """Arguments that have a gradient."""
+    """Numbers of arguments that have a gradient."""
     differentiable_results: tuple[int, ...]
-    """Results that have one."""
+    """Numbers of results that have a gradient."""
     begin: Begin | None = None
-    """`run` in two halves, of an operator that begins with an exchange."""
+    """`run` in two halves, for an operator that begins with an exchange."""
 
     @property
     def target(self) -> Any:
-        """The operator as it stands in a captured graph."""
+        """The operator in a captured graph."""
         return getattr(torch.ops.shardyard, self.name).default
 
     @property
@@ -56,11 +57,11 @@ class DifferentiableOperator:
         return getattr(torch.ops.shardyard, f"{self.name}_backward").default
 
     def differentiable_in(self, arguments: Sequence[Any]) -> list[int]:
-        """The differentiable arguments that are there."""
+        """Numbers of the differentiable arguments that are not None."""
         return [at for at in self.differentiable if arguments[at] is not None]
 
     def forward_of(self, node: fx.Node) -> fx.Node | None:
-        """The operator that a `_backward` operator is the gradients of: the one with the same arguments."""
+        """The operator whose gradients a `_backward` operator computes: the one with the same arguments."""
         arguments = node.args[len(self.differentiable_results) :]
         candidates = node.graph.find_nodes(op="call_function", target=self.target)
         return next(
@@ -69,8 +70,8 @@ class DifferentiableOperator:
 
 
 def _is_same_argument(first: Any, second: Any) -> bool:
-    """Whether two arguments are the same, or made of the same in the same way: a view is made again in the backward
-    pass rather than kept."""
+    """Whether two arguments are the same, or results of the same operators on the same arguments: views are created
+    again in the backward pass."""
     if isinstance(first, fx.Node) and isinstance(second, fx.Node):
         return first is second or (
             first.op == second.op == "call_function"
@@ -98,8 +99,8 @@ def define_differentiable(
     differentiable_results: tuple[int, ...],
     begin: Begin | None = None,
 ) -> DifferentiableOperator:
-    """Make both operators. `schema` has the arguments in torch's words, `Tensor x, Tensor? bias, int layer`; `shapes`,
-    given these, makes empty results."""
+    """Define both operators. `schema` declares the arguments in torch's syntax (`Tensor x, Tensor? bias, int layer`);
+    `shapes(*arguments)` returns empty results."""
     operator = _BY_NAME[name] = DifferentiableOperator(
         name, run, num_results, differentiable, differentiable_results, begin
     )
@@ -158,7 +159,7 @@ def _unpack_single(results: tuple[Tensor, ...]) -> Any:
 
 
 def forward(mesh: Mesh, name: str, sharding: OperatorSharding, *arguments: Any) -> tuple[Tensor, ...]:
-    """The results."""
+    """Results of the operator, without saving anything for its gradients."""
     with torch.no_grad():
         return _BY_NAME[name].run(mesh, sharding, *arguments)
 
@@ -166,8 +167,8 @@ def forward(mesh: Mesh, name: str, sharding: OperatorSharding, *arguments: Any) 
 def forward_kept(
     mesh: Mesh, name: str, sharding: OperatorSharding, *arguments: Any
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    """(the results, what `gradients_of_kept` takes: those results that have a gradient, with torch's graph behind
-    them, and its leaves)."""
+    """(results, tensors for `gradients_of_kept`: differentiable results with torch's autograd graph, and its
+    leaves)."""
     operator = _BY_NAME[name]
     leaves, inputs = _leaves(operator, arguments)
     with torch.enable_grad():
@@ -176,7 +177,7 @@ def forward_kept(
 
 
 def begin_forward(mesh: Mesh, name: str, sharding: OperatorSharding, *arguments: Any) -> Callable[[], Any]:
-    """Start the operator's exchange. The function returned gives the result of `forward`."""
+    """Start the operator's exchange. The returned function finishes and returns the result of `forward`."""
     begin = _BY_NAME[name].begin
     assert begin is not None, name
     with torch.no_grad():
@@ -187,7 +188,7 @@ def begin_forward(mesh: Mesh, name: str, sharding: OperatorSharding, *arguments:
 def begin_forward_kept(
     mesh: Mesh, name: str, sharding: OperatorSharding, *arguments: Any
 ) -> Callable[[], Any]:
-    """Start the operator's exchange. The function returned gives the result of `forward_kept`."""
+    """Start the operator's exchange. The returned function finishes and returns the result of `forward_kept`."""
     operator = _BY_NAME[name]
     assert operator.begin is not None, name
     leaves, inputs = _leaves(operator, arguments)
@@ -203,7 +204,7 @@ def begin_forward_kept(
 
 
 def finish(pending: Callable[[], Any]) -> Any:
-    """The result of an operator that was begun."""
+    """Finish an operator that has started, and return its result."""
     return pending()
 
 
@@ -217,7 +218,7 @@ def _with_history(
 
 
 def gradients_of_kept(saved_tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    """Gradients of the leaves, of what `forward_kept` has kept."""
+    """Gradients of the leaves, from the tensors that `forward_kept` has saved."""
     results, leaves = saved_tensors[: len(gradients)], saved_tensors[len(gradients) :]
     pairs = [
         (result, gradient.to(result.dtype))
@@ -234,12 +235,12 @@ def gradients_of_kept(saved_tensors: Sequence[Tensor], gradients: Sequence[Tenso
 def backward(
     mesh: Mesh, name: str, sharding: OperatorSharding, gradients: Sequence[Tensor | None], *arguments: Any
 ) -> list[Tensor]:
-    """Gradients of the differentiable arguments, from nothing but these: the function is run again."""
+    """Gradients of the differentiable arguments. The function is run again, since nothing was saved."""
     return gradients_of_kept(forward_kept(mesh, name, sharding, *arguments)[1], gradients)
 
 
 def _leaves(operator: DifferentiableOperator, arguments: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
-    """(the differentiable arguments without a history, all arguments with these in their places)."""
+    """(differentiable arguments as leaves of a new autograd graph, all arguments with these in place)."""
     inputs, leaves = list(arguments), []
     for at in operator.differentiable_in(arguments):
         inputs[at] = arguments[at].detach().requires_grad_()
@@ -275,7 +276,7 @@ def _lowered_results(
 
 
 def lower_backward(local: LocalCall, operator: DifferentiableOperator, sharding: OperatorSharding) -> fx.Node:
-    """Its gradients on a rank's parts."""
+    """The gradients of the operator on a rank's parts."""
     arguments, _ = local.arguments()
     gradients, rest = (
         arguments[: len(operator.differentiable_results)],

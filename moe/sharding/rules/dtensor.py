@@ -15,7 +15,7 @@ from moe.sharding.rules.rule import AxisOption, Rule
 
 
 def rule(node: fx.Node) -> Rule | None:
-    """None where DTensor offers nothing but whole tensors on every rank."""
+    """Rule with DTensor's options; None if DTensor only runs the operator on whole tensors."""
     shapes = [shape_of(operand) for operand in operands(node)]
     after = [() if result is None else tuple(result.shape) for result in results(node)]
     if not (axis_options := tuple(options(node))):
@@ -30,10 +30,10 @@ def rule(node: fx.Node) -> Rule | None:
 
 
 def options(node: fx.Node) -> Iterator[AxisOption]:
-    """What DTensor offers beside whole tensors, each once."""
+    """Distinct options that DTensor offers besides whole tensors."""
     arguments = replace_operands(node, lambda _, operand: operand.meta["val"])
     tensors = [operand.meta["val"] for operand in operands(node)]
-    is_complex = any(tensor.is_complex() for tensor in tensors)  # the largest of these is not defined
+    is_complex = any(tensor.is_complex() for tensor in tensors)  # complex numbers have no maximum
     seen_options: set[tuple[tuple[AxisPlacement, ...], tuple[AxisPlacement, ...]]] = set()
     for placements in _probes(tensors):
         for before, after in _strategies(node.target, arguments, node.meta.get("val"), placements):
@@ -55,7 +55,7 @@ def options(node: fx.Node) -> Iterator[AxisOption]:
 
 
 def _probes(tensors: list[Tensor]) -> Iterator[list[Placement]]:
-    """Placements to ask with: many rules offer what suits those that the operands have."""
+    """Placements of operands to query DTensor with: what many rules offer depends on them."""
     whole: list[Placement] = [Replicate()] * len(tensors)
     yield whole
     for number, tensor in enumerate(tensors):
@@ -68,7 +68,7 @@ def _probes(tensors: list[Tensor]) -> Iterator[list[Placement]]:
 def _strategies(target: Any, arguments: Any, result: Any, placements: list[Placement]) -> list[Any]:
     try:
         return torch_private.strategies(target, arguments, result, placements, _mesh())
-    except Exception:  # its rules raise whatever they like where placements do not suit them
+    except Exception:  # DTensor's rules may raise anything for placements they do not support
         return []
 
 
@@ -78,7 +78,7 @@ def _mesh() -> Any:
 
 
 def _to_placement(placement: Placement | None) -> AxisPlacement | None:
-    """None for kinds that there are not here."""
+    """DTensor's placement as ours; None for kinds that are not supported here."""
     if placement is None or type(placement) is Replicate:
         return WHOLE
     if type(placement) is Shard:

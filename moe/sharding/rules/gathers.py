@@ -29,7 +29,7 @@ def index_select(node: fx.Node) -> Rule:
 
 
 def _select_rule(node: fx.Node, dim: int, table: tuple[int, ...], index: tuple[int, ...]) -> Rule:
-    """An index of any shape in place of one dimension of a table."""
+    """Rule of reading a table along one dimension at an index of any shape."""
     of_table, of_index = factor_dims(table), factor_dims(index, "i")
     if not table:
         return Rule(
@@ -43,7 +43,7 @@ def _select_rule(node: fx.Node, dim: int, table: tuple[int, ...], index: tuple[i
             return local.call(positions.embedding, *local.parts, span)
         return local.call(positions.select, local.parts[0], dim, local.parts[1], span)
 
-    # An index of no dimensions leaves one of size 1 in index_select, none in embedding.
+    # with a scalar index, the result has a dimension of size 1 in index_select, and none in embedding
     is_embedding = node.target is aten.embedding.default
     middle = of_index if index or is_embedding else ((),)
     return Rule(
@@ -60,7 +60,7 @@ def _select_rule(node: fx.Node, dim: int, table: tuple[int, ...], index: tuple[i
 
 
 def span_of(local: LocalCall, factors: tuple[Factor, ...]) -> tuple[Any, Any, int] | None:
-    """Of the rank's part of a dimension that is split."""
+    """Span of the rank's part of a dimension; None if the dimension is not split."""
     if not factors or not local.axes(factors[0]):
         return None
     return local.first(factors[0]), local.valid(factors[0]), local.rule.sizes[factors[0]]
@@ -68,7 +68,7 @@ def span_of(local: LocalCall, factors: tuple[Factor, ...]) -> tuple[Any, Any, in
 
 def gather(node: fx.Node) -> Rule:
     table, index = (shape_of(operand) for operand in operands(node))
-    if not table:  # torch takes a number for a vector of one
+    if not table:  # torch treats a scalar as a vector of size 1
         return Rule(((), unsplit(index)), (unsplit(index),), {}, indices=frozenset({1}))
     dim = argument(node, 1, "dim") % len(table)
     unlike = frozenset(at for at, size in enumerate(index) if size != table[at] or at == dim)
@@ -100,7 +100,7 @@ def gather(node: fx.Node) -> Rule:
 
 
 def take(node: fx.Node) -> Rule:
-    """Positions in a tensor as if it had one dimension: it is whole."""
+    """Rule of reading positions of the flattened tensor, which is whole."""
     table, index = (shape_of(operand) for operand in operands(node))
     of_index = factor_dims(index)
     return Rule((unsplit(table), of_index), (of_index,), sizes_of((of_index, index)), linear=(_TABLE,),
@@ -132,7 +132,7 @@ class AdvancedIndexing:
         place = dims[0] if together else 0
         rest = [dim for dim in range(len(self.shape)) if dim not in dims]
         self.behind = len(rest) - place
-        """Dimensions of the result after those of the indices."""
+        """Number of dimensions of the result after those of the indices."""
         self.of_result = (
             *(self.of_table[dim] for dim in rest[:place]),
             *self.of_shared,
@@ -144,14 +144,14 @@ class AdvancedIndexing:
             *(self.shape[dim] for dim in rest[place:]),
         )
         self.indexed_factors = [factor for dim in dims for factor in self.of_table[dim]]
-        """Factors of the dimensions that are indexed."""
+        """Factors of the indexed dimensions."""
 
     @property
     def sizes(self) -> dict[Factor, int]:
         return sizes_of((self.of_table, self.shape), (self.of_shared, self.index_shape))
 
     def spans(self, local: LocalCall) -> list[tuple[int, Any]]:
-        """(dimension, span) of those that are indexed and split."""
+        """(dimension, span) of indexed dimensions that are split."""
         return [
             (dim, span)
             for dim, index in enumerate(self.indices)

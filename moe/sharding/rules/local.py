@@ -47,12 +47,12 @@ class LocalCall:
         """The rank's parts of the operands, padded and masked."""
         self._writer, self.degrees = writer, writer.degrees
         self.is_kept = False
-        """Whether the operator's gradients want what it has beside its results."""
+        """Whether the operator should save further tensors for its gradients."""
         self.saved_parts: list[fx.Node] = []
-        """Of an operator that is another's gradients, what that one has kept; nothing where it has not."""
+        """For the gradients of an operator, the tensors that the operator has saved with `keep`."""
 
     def keep(self, values: Sequence[fx.Node]) -> None:
-        """Keep tensors, of any shapes, for the operator that is this one's gradients."""
+        """Save tensors of any shapes for the operator's gradients."""
         self.saved_parts = list(values)
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
@@ -73,18 +73,18 @@ class LocalCall:
         return self.call(target or self.node.target, *args, **kwargs)
 
     def contiguous(self) -> fx.Node:
-        """Write the operator itself, on contiguous operands: its kernels read them in the order of memory."""
+        """Write the operator itself, on contiguous operands, for kernels that read them in the order of memory."""
         self.parts = [self.call(torch.ops.aten.contiguous.default, part) for part in self.parts]
         return self.default()
 
     def in_rows(self) -> fx.Node:
-        """Write the operator itself, on operands each of whose rows is contiguous: its kernels read rows so."""
+        """Write the operator itself, on operands with contiguous rows, for kernels that read rows."""
         self.parts = [self.call(rows_in_order, part) for part in self.parts]
         return self.default()
 
     def call_in_captured_order(self) -> fx.Node:
-        """Write the operator itself, on operands that lie in memory in the order in which they were captured: its
-        results, or the formula of its gradients, depend on it."""
+        """Write the operator itself, on operands with the memory order that they had in capture, on which its results
+        or its gradients depend."""
         parts = []
         for operand, part in zip(operands(self.node), self.parts, strict=False):
             value = operand.meta["val"]
@@ -96,7 +96,7 @@ class LocalCall:
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The operator's arguments, with the parts in place of its operands."""
-        num_parts = len(self.parts)  # what an operator's gradients find kept is not among them
+        num_parts = len(self.parts)  # saved tensors are not among the operands
         return replace_operands(
             self.node, lambda number, _: self.parts[number] if number < num_parts else None
         )
@@ -110,11 +110,11 @@ class LocalCall:
         return tuple(results(self.node)[result].shape)
 
     def part_shape(self, result: int = 0) -> tuple[int, ...]:
-        """Of the rank's part of a result, padded."""
+        """Padded shape of the rank's part of a result."""
         return part_shape(self.result_shape(result), result_placements(self.options, result), self.degrees)
 
     def operand_part_shape(self, operand: int) -> tuple[int, ...]:
-        """Of the rank's part of an operand, padded."""
+        """Padded shape of the rank's part of an operand."""
         return part_shape(
             self.operand_shape(operand), operand_placements(self.options, operand), self.degrees
         )
@@ -124,18 +124,18 @@ class LocalCall:
         return tuple(axis for axis, option in enumerate(self.options) if option.factor == factor)
 
     def size(self, factor: Factor) -> int:
-        """Length of the rank's part of a factor, padded."""
+        """Padded length of the rank's part of a factor."""
         size = self.rule.sizes[factor]
         for axis in self.axes(factor):
             size = -(-size // self.degrees[axis])
         return size
 
     def first(self, factor: Factor) -> fx.Node | int:
-        """Position in the whole at which the rank's part of a factor begins: a number that its program finds."""
+        """First position of the rank's part of a factor, which the program computes."""
         return self._writer.first(self.rule.sizes[factor], self.axes(factor))
 
     def valid(self, factor: Factor) -> fx.Node | int:
-        """Length of that beginning of the rank's part of a factor which is no padding: likewise."""
+        """Length of the rank's part of a factor without padding, which the program computes."""
         return self._writer.valid(self.rule.sizes[factor], self.axes(factor))
 
     def mask_padding(self, part: fx.Node, dim: int, size: int, axes: Sequence[int], value: float) -> fx.Node:
@@ -144,12 +144,12 @@ class LocalCall:
 
 
 def rows_in_order(part: Tensor) -> Tensor:
-    """The part itself, where its last dimension lies without gaps; else a copy."""
+    """The part, copied if its rows are not contiguous."""
     return part if part.dim() == 0 or part.stride(-1) == 1 else part.contiguous()
 
 
 def in_order(part: Tensor, order: Sequence[int], is_contiguous: bool) -> Tensor:
-    """The part with dimension `order[0]` outermost in memory, and so on; contiguous or not, as is asked."""
+    """The part with the memory order `order` of dimensions, outermost first; contiguous if `is_contiguous`."""
     ordered_part = part.permute(list(order)).contiguous()
     if not is_contiguous and list(order) == list(range(len(order))):
         ordered_part = functional.pad(ordered_part, (0, 1))[..., :-1]

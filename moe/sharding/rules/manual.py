@@ -18,7 +18,7 @@ TARGETS = (FORWARD, BACKWARD)
 
 
 def manual(node: fx.Node, parts: Mapping[str, ManualPart], mesh: Mapping[str, int]) -> Rule:
-    """The rule of a manual part on a mesh. Raises SpecError where it does not go into its parts evenly."""
+    """The rule of a manual part on a mesh. Raises SpecError if a tensor cannot be split evenly."""
     part = parts[str(node.args[-1])]
     forward = _forward_of(node)
     shapes = [shape_of(operand) for operand in operands(forward)]
@@ -95,7 +95,7 @@ def _option(
     name = f"manual {axis}"
     if not is_backward:
         return AxisOption(name, tuple(in_placements), tuple(out_placements))
-    # of a partial result every rank has the gradient of the whole
+    # every rank has the whole gradient of a partial result
     of_results = tuple(WHOLE if placement.combine is not None else placement for placement in out_placements)
     adds = any(placement != WHOLE for placement in out_placements)
     of_arguments = tuple(
@@ -118,7 +118,7 @@ def _check_even(part: ManualPart, shapes: Any, pins: Any, mesh: Mapping[str, int
 
 
 def attribute_of(name: str) -> str:
-    """Name under which a program has a part with it."""
+    """Name of the attribute of a program's module that holds a manual part."""
     return f"manual_{name.rpartition('.')[2]}"
 
 

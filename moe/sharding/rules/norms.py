@@ -14,7 +14,8 @@ aten = torch.ops.aten
 
 
 def norm(node: fx.Node) -> Rule:
-    """Forward or backward. Whatever has as many dimensions as the input has its rows; the rest are weights."""
+    """Rule of a norm or its gradient. Tensors with as many dimensions as the input have its rows; others are
+    weights."""
     is_backward = node.target in (
         aten.native_layer_norm_backward.default,
         aten._fused_rms_norm_backward.default,

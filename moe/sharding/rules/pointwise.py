@@ -22,7 +22,7 @@ _GRADIENTS = {
     aten.silu_backward.default, aten.softplus_backward.default, aten.softshrink_backward.default,
     aten.tanh_backward.default, aten.threshold_backward.default,
 }  # fmt: skip
-"""Linear in their first operand. Torch does not tag all of them."""
+"""Operators that are linear in their first operand. Torch does not tag all of them as pointwise."""
 
 _LINEAR: dict[Any, tuple[frozenset[int], ...]] = {
     **dict.fromkeys(_GRADIENTS, (frozenset({0}),)),
@@ -48,7 +48,7 @@ _ADDED: dict[Any, frozenset[int]] = {
 _DIVIDED = {
     aten.div.Tensor_mode, aten.fmod.Tensor, aten.remainder.Tensor, aten.remainder.Scalar_Tensor,
 }  # fmt: skip
-"""Divisions that whole numbers may have: by a 0, as padding is, they raise."""
+"""Divisions of integers, which raise for a divisor of 0, such as padding."""
 
 UNTAGGED = {
     aten.copy.default,
@@ -58,7 +58,7 @@ UNTAGGED = {
     aten._prelu_kernel.default,
     *_GRADIENTS,
 }
-"""Operators that are, and that torch does not tag as such."""
+"""Pointwise operators that torch does not tag as such."""
 
 
 def is_pointwise(node: fx.Node) -> bool:
@@ -68,7 +68,7 @@ def is_pointwise(node: fx.Node) -> bool:
 
 
 def pointwise(node: fx.Node) -> Rule:
-    """The rule of an operator that broadcasts its operands against each other."""
+    """Rule of a pointwise operator, which broadcasts its operands."""
     (shape,) = {tuple(result.shape) for result in results(node) if result is not None}
     dims, inputs = factor_dims(shape), operands(node)
     linear = _LINEAR.get(node.target, ())
@@ -95,6 +95,6 @@ def pointwise(node: fx.Node) -> Rule:
 
 
 def _is_exact(node: fx.Node) -> bool:
-    """Whether a conversion keeps every value, so that it may come before or after a sum."""
+    """Whether a conversion of dtype keeps every value, so that it commutes with a sum."""
     before, after = operands(node)[0].meta["val"].dtype, node.meta["val"].dtype
     return before == after or (before.is_floating_point and torch.promote_types(before, after) == after)

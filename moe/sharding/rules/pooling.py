@@ -26,7 +26,7 @@ def _rule(
     lower: Lower | None = None,
     **facts: Any,
 ) -> Rule:
-    """Dimensions before the spatial ones, which are `size` long, are factors."""
+    """Rule of pooling. Dimensions before the spatial ones (of sizes `size`) are factors."""
     shape = shape_of(operands(node)[0])
     lead = len(shape) - len(size)
     dims = factor_dims(shape, but=frozenset(range(lead, len(shape))))
@@ -49,7 +49,7 @@ def _halo(
     window: Callable[[int], Window],
     lower: Callable[[LocalCall, int, Window], fx.Node],
 ) -> Exchange:
-    """`window`: what is fetched of each operand, given the length of a rank's part of the result."""
+    """Exchange along one dimension. `window(length of a rank's part of the result)` is the window of each operand."""
     inputs, size = operands(node), results(node)[0].shape[dim]
 
     def moved_bytes(degree: int) -> float:

@@ -1,4 +1,4 @@
-"""What programs call to read and write at positions that may lie in another rank's part."""
+"""Functions that programs call to read and write at positions that may be in another rank's part."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 Span = tuple[int, int, int]
-"""(position at which a part begins, length of it that is no padding, size of the whole dimension)."""
+"""(first position of a part, its length without padding, size of the whole dimension)."""
 
 Spans = Sequence[tuple[int, Span]]
-"""Of the dimensions that are split."""
+"""(dimension, span) of split dimensions."""
 
 
 def within(index: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-    """(positions in the part, 0 for others; whether they lie in it) of positions in the whole, which count from its end
-    where they are negative."""
+    """(positions within the part, or 0; whether they are in the part) for positions in the whole dimension, which count
+    from its end if they are negative."""
     first, count, size = span
     at = torch.where(index < 0, index + size, index) - first
     is_local = (at >= 0) & (at < count)
@@ -27,26 +27,26 @@ def zeros_elsewhere(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def gather(part: Tensor, dim: int, index: Tensor, span: Span) -> Tensor:
-    """`torch.gather`, with zeros from other parts."""
+    """`torch.gather`, with zeros for positions in other parts."""
     at, is_local = within(index, span)
     return zeros_elsewhere(part.gather(dim, at), is_local)
 
 
 def embedding(part: Tensor, index: Tensor, span: Span) -> Tensor:
-    """Rows of a table, with zeros from other parts."""
+    """Rows of a table, with zeros for rows in other parts."""
     at, is_local = within(index, span)
     return zeros_elsewhere(torch.ops.aten.embedding.default(part, at), is_local[..., None])
 
 
 def select(part: Tensor, dim: int, index: Tensor, span: Span) -> Tensor:
-    """`torch.index_select`, with zeros from other parts."""
+    """`torch.index_select`, with zeros for positions in other parts."""
     at, is_local = within(index, span)
     return zeros_elsewhere(part.index_select(dim, at), is_local.reshape(-1, *[1] * (part.dim() - dim - 1)))
 
 
 def index(part: Tensor, indices: Sequence[Tensor | None], spans: Spans, behind: int) -> Tensor:
-    """`part[indices]`, with zeros from other parts; `behind` dimensions of the result come after
-    those of the indices."""
+    """`part[indices]`, with zeros for positions in other parts. `behind` dimensions of the result come after those of
+    the indices."""
     local, is_local = list(indices), torch.ones((), dtype=torch.bool, device=part.device)
     for dim, span in spans:
         dim_index = indices[dim]
@@ -58,7 +58,7 @@ def index(part: Tensor, indices: Sequence[Tensor | None], spans: Spans, behind: 
 
 
 def _with_spare(part: Tensor, dims: Sequence[int]) -> Tensor:
-    """One more position at the end of some dimensions, for what is written elsewhere."""
+    """The part with a further position at the end of some dimensions, for writes to other parts."""
     behind = [pad for dim in reversed(range(part.dim())) for pad in (0, int(dim in dims))]
     return torch.nn.functional.pad(part, behind)
 
@@ -71,7 +71,7 @@ def _or_spare(index: Tensor, span: Span, spare: int) -> Tensor:
 def write(
     operator: Any, part: Tensor, dim: int, index: Tensor, span: Span, *values: Any, **options: Any
 ) -> Tensor:
-    """`operator(part, dim, index, *values)`, which writes nothing that lies in another part."""
+    """`operator(part, dim, index, *values)` without the writes to other parts."""
     size = part.shape[dim]
     local = _or_spare(index, span, size)
     return operator(_with_spare(part, [dim]), dim, local, *values, **options).narrow(dim, 0, size)
@@ -85,7 +85,7 @@ def index_put(
     accumulate: bool,
     spans: Spans,
 ) -> Tensor:
-    """`operator(part, indices, values, accumulate)`, which writes nothing that lies in another part."""
+    """`operator(part, indices, values, accumulate)` without the writes to other parts."""
     local = list(indices)
     for dim, span in spans:
         dim_index = indices[dim]
@@ -100,7 +100,7 @@ def index_put(
 def embedding_gradient(
     gradient: Tensor, index: Tensor, span: Span, rows: int, padding_row: int, by_frequency: bool
 ) -> Tensor:
-    """Gradient of the part of a table of embeddings, `rows` long; that of `padding_row` of the whole is zero."""
+    """Gradient of a part, with `rows` rows, of a table of embeddings; zero for row `padding_row` of the whole table."""
     at, is_local = within(index, span)
     local = torch.where(is_local & (index != padding_row), at, rows)
     return torch.ops.aten.embedding_dense_backward(gradient, local, rows + 1, rows, by_frequency)[:rows]

@@ -16,19 +16,19 @@ aten = torch.ops.aten
 
 
 def _dims_of(letters: str, shape: tuple[int, ...]) -> Dims:
-    """Factors by letters, one a dimension; one of size 1 has none."""
+    """Factors by letters, one for each dimension; dimensions of size 1 have none."""
     return tuple((letter,) if size > 1 else () for letter, size in zip(letters, shape, strict=True))
 
 
 def product(node: fx.Node) -> Rule:
-    """`mm`, `bmm`, and both with something added."""
+    """Rule of `mm`, `bmm`, `addmm` and `baddbmm`."""
     inputs = operands(node)
     first, second = inputs[-2:]
     rows, columns = ("bmk", "bkn") if len(shape_of(first)) == 3 else ("mk", "kn")
     result = rows[:-1] + "n"
     sizes = dict(zip(rows, shape_of(first), strict=True)) | dict(zip(columns, shape_of(second), strict=True))
     letters = [rows, columns]
-    if len(inputs) == 3:  # what is added broadcasts
+    if len(inputs) == 3:  # the added tensor is broadcast
         letters.insert(0, result[len(result) - len(shape_of(inputs[0])) :])
     of_first, of_second = len(inputs) - 2, len(inputs) - 1
     dims = tuple(
@@ -48,8 +48,8 @@ def product(node: fx.Node) -> Rule:
 
 
 def _rings(inputs: Sequence[fx.Node], dims: Sequence[Dims], result: str) -> Iterator[Exchange]:
-    """Ways to multiply where the first matrices are split in rows and the second in columns: one of both is passed
-    round."""
+    """Exchanges of a product whose first operand is split in rows and second one in columns: one of them is passed
+    round a ring."""
     of_first, of_second = len(inputs) - 2, len(inputs) - 1
 
     def place(letter: str, of: int) -> int | None:

@@ -19,12 +19,12 @@ from moe.spec import Problem, SpecError
 aten = torch.ops.aten
 
 Elements = tuple[int, Sequence[int], Sequence[int], Sequence[Any]]
-"""Elements that a rank draws: (number of the operator, shape of the whole, shape of the part, position in the whole at
-which it begins)."""
+"""Elements that a rank draws: (number of the operator, shape of the whole tensor, shape of the part, first position of
+the part)."""
 
 
 def _draw_rule(lower: Callable[[LocalCall, Elements], Any]) -> Callable[[fx.Node], Rule]:
-    """The rule of an operator that draws a number for each element of its result."""
+    """Rule of an operator that draws one number for each element of its result."""
 
     def rule(node: fx.Node) -> Rule:
         if results(node)[0].dtype.is_complex:
@@ -49,7 +49,8 @@ def _draw_rule(lower: Callable[[LocalCall, Elements], Any]) -> Callable[[fx.Node
 
 
 def _number(node: fx.Node) -> int:
-    """Among the operators of the graph that draw; what is computed again draws what it drew the first time."""
+    """Number of an operator among the drawing operators of the graph. A recomputed one has the number of the
+    original."""
     name = node.meta[AGAIN][1] if AGAIN in node.meta else node.name
     drawing_operators = (
         operator for operator in node.graph.nodes if operator.target in RULES and AGAIN not in operator.meta
@@ -94,7 +95,7 @@ def _lower_distribution(local: LocalCall, elements: Elements) -> Any:
 
 
 def dropout(mesh: Mesh, elements: Elements, part: Tensor, probability: float) -> tuple[Tensor, Tensor]:
-    """(the part with elements zeroed with this probability and the rest scaled up, which ones are kept)."""
+    """(part with elements zeroed with this probability and the others scaled up, mask of the kept elements)."""
     if probability == 1:
         return torch.zeros_like(part), torch.zeros_like(part, dtype=torch.bool)
     mask = _keep(mesh, elements, 1 - probability, part.device)
@@ -110,7 +111,7 @@ def uniform(
     mesh: Mesh, elements: Elements, low: float, high: float, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """Uniform in [low, high)."""
-    # As many bits as the dtype has: with more of them, the largest numbers would be rounded to the upper bound.
+    # as many bits as the dtype has: with more, the largest numbers would be rounded to the upper bound
     bits = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}[dtype]
     numbers = torch.floor(_draws(mesh, elements, device) * 2.0**bits) * 2.0**-bits
     return (low + (high - low) * numbers).to(dtype)
@@ -133,7 +134,7 @@ def _key(mesh: Mesh, elements: Elements) -> int:
 
 
 def _rows(elements: Elements, device: torch.device) -> Tensor:
-    """Number of each row of the part among those of the whole; a row is one along the last dimension."""
+    """Numbers of the part's rows among the rows of the whole tensor. Rows are along the last dimension."""
     _, whole, part, first = elements
     rows = torch.zeros((), dtype=torch.int64, device=device)
     for size, length, begin in zip(whole[:-1], part[:-1], first[:-1], strict=True):
@@ -162,7 +163,7 @@ def _draws(mesh: Mesh, elements: Elements, device: torch.device) -> Tensor:
 
 
 def refuse(node: fx.Node) -> Rule:
-    """Raises SpecError: these have no rule."""
+    """Raises SpecError for an operator whose numbers would depend on the layout."""
     raise SpecError(
         Problem("unsupported", node.meta.get("where") or node.name, str(node.target),
                 "draws random numbers that would be others on each layout",

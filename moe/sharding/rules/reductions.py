@@ -33,7 +33,7 @@ _COMBINE: dict[Any, Combine] = {
 
 
 def reduced_dims(node: fx.Node) -> set[int]:
-    """Dimensions of the operand that a reduction is over."""
+    """Dimensions of the operand that are reduced."""
     num_dims = len(shape_of(operands(node)[0]))
     dims = argument(node, 1, "dim")
     if dims is None or dims == []:
@@ -67,7 +67,7 @@ def reduction(node: fx.Node) -> Rule:
 
 
 def _mean(local: LocalCall) -> fx.Node:
-    """Of a whole whose parts the ranks have: their sums, over its count."""
+    """Mean of a split tensor: partial sums divided by the number of elements of the whole."""
     reduction_dims = reduced_dims(local.node)
     if not any(local.axes(f"d{dim}") for dim in reduction_dims):
         return local.default()

@@ -56,8 +56,8 @@ RULES: dict[Any, RuleMaker] = {
 
 
 def register(target: Any, maker: RuleMaker) -> None:
-    """Give an operator a rule, which is checked against the tensors of each of its nodes. Raises SpecError for what is
-    no operator, and for what makes no rules."""
+    """Register a rule for an operator; it is checked against the tensors of each node. Raises SpecError if `target` is
+    no operator or `maker` is not callable."""
     if not isinstance(target, torch_private.OpOverload):
         raise SpecError(Problem("wrong_type", "sharding.register", str(target), "must be given an operator",
                                 "give it with its overload, as torch.ops.mylib.myop.default"))  # fmt: skip
@@ -75,7 +75,7 @@ def register(target: Any, maker: RuleMaker) -> None:
 
 
 def rule_of(node: fx.Node) -> Rule:
-    """Raises SpecError where an operator has none."""
+    """The rule of a node. Raises SpecError if its operator has none."""
     if node.target in RULES:
         rule = RULES[node.target](node)
     elif (maker := grouped_products.BY_NAME.get(str(node.target))) is not None:
@@ -90,7 +90,7 @@ def rule_of(node: fx.Node) -> Rule:
         raise SpecError(_without_rule(node))
     if any(
         result is not None and result.is_complex() for result in results(node)
-    ):  # the largest of these is not defined
+    ):  # complex numbers have no maximum
         rule = replace(rule, passes=rule.passes & {"sum"})
     return rule
 
@@ -147,7 +147,8 @@ class Rules:
             )
 
     def check(self, graph: fx.Graph) -> None:
-        """Raise SpecError for all operators that have no rule, and for names that are of none of the graph's."""
+        """Raise SpecError for all operators without a rule, and for names in `replicate` that no operator of the graph
+        has."""
         problems: dict[Any, Problem] = dict(self._unknown(graph))
         for node in graph.nodes:
             if not is_operator(node) or node.target in (*problems, *manual.TARGETS):

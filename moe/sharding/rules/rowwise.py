@@ -18,8 +18,8 @@ Whole = Callable[[fx.Node], Any]
 
 
 def rowwise(whole: Whole, linear: bool = False, lower: Lower | None = None) -> Callable[[fx.Node], Rule]:
-    """The rule of an operator whose other operands and results have the first one's dimensions, but that those which
-    are whole may have another size, or may be missing."""
+    """Rule of an operator whose other operands and results have the dimensions of the first operand; whole dimensions
+    may have another size there, or be missing."""
 
     def rule(node: fx.Node) -> Rule:
         shape = shape_of(operands(node)[0])
@@ -63,9 +63,9 @@ def leading(
     pivots: int | None = None,
     lower: Callable[[LocalCall], fx.Node] = LocalCall.call_in_captured_order,
 ) -> Callable[[fx.Node], Rule]:
-    """The rule of an operator on a batch: so many of the first operand's dimensions, given how many it has, come first
-    in all operands and results. Gradients of factorizations go by the order of the matrix in memory. Of an operand of
-    `pivots`, which count from 1, padding is checked too."""
+    """Rule of an operator on a batch: the first dimensions of all operands and results are the batch's, and their
+    number is a function of the number of the first operand's dimensions. Gradients of factorizations depend on the
+    memory order of the matrix. The operator also checks padding of an operand of `pivots`, which count from 1."""
 
     def rule(node: fx.Node) -> Rule:
         shape = shape_of(operands(node)[0])
@@ -104,7 +104,7 @@ def _all_but(number: int, name: str, default: int) -> Whole:
 
 
 def search_sorted(node: fx.Node) -> Rule:
-    """`searchsorted` and `bucketize`: every value for itself, where all look in the same sequence."""
+    """Rule of `searchsorted` and `bucketize`: values are independent if all are searched in the same sequence."""
     (name, *_) = node.target._schema.name.removeprefix("aten::").split(".")  # type: ignore[union-attr]
     inputs = operands(node)
     sequence, values = (inputs[0], inputs[1]) if name == "searchsorted" else (inputs[1], inputs[0])
@@ -116,7 +116,7 @@ def search_sorted(node: fx.Node) -> Rule:
 
 
 def value_check(node: fx.Node) -> Rule:
-    """A check of a value, on every rank."""
+    """Rule of a check of a value, which runs on every rank."""
     return Rule(tuple(unsplit(shape_of(operand)) for operand in operands(node)), ((),), {})
 
 

@@ -19,7 +19,8 @@ Dims = tuple[tuple[Factor, ...], ...]
 """Factors of each dimension of one tensor, the major one first; a dimension without any is split by nobody."""
 
 Work = Literal["none", "memory", "product", "attention"]
-"""What an operator's time goes by: nothing, as a view; bytes; arithmetic of a matrix product, or of fused attention."""
+"""What determines an operator's time: nothing (a view), memory access, or arithmetic of a matrix product or of fused
+attention."""
 
 Lower = Callable[[Any], Any]
 """Writes the local operators of one rank, given the `LocalCall`; the default calls the operator itself on the parts."""
@@ -30,11 +31,11 @@ class AxisOption:
     """Placements of an operator's tensors along one mesh axis."""
 
     name: str
-    """In words, for explanations: `whole`, `split m`, `partial 0`."""
+    """Name for explanations: `whole`, `split m`, `partial sum [0]`."""
     operands: tuple[AxisPlacement, ...]
     results: tuple[AxisPlacement, ...]
     factor: Factor | None = None
-    """The one that is split."""
+    """The factor that is split."""
     exchange: "Exchange | None" = None
     """An exchange that is part of the operator."""
 
@@ -53,7 +54,7 @@ def result_placements(options: Options, result: int = 0) -> Placements:
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """A way to run an operator on parts, along one axis, that has to move something between ranks.
+    """A way to run an operator on parts along one axis that needs communication within the operator.
 
     The axis splits dimension `operands[i]` of operand i (None: it is whole) and `results[j]` of result j (None: it is
     whole, or, where `combine` says how they are combined, in partial results).
@@ -63,42 +64,43 @@ class Exchange:
     operands: tuple[int | None, ...]
     results: tuple[int | None, ...]
     moved_bytes: Callable[[int], float]
-    """Bytes that each rank sends, whole along all other axes, for so many ranks along the axis."""
+    """Function of the number of ranks along the axis: bytes that each rank sends if no other axis splits anything."""
     lower: Callable[[Any, int], Any]
     """Writes the local operators, given the `LocalCall` and the axis."""
     kind: Literal["halo", "all_to_all", "gather", "ring"] = "halo"
     times: int = 1
-    """Collectives, one after the other, that these bytes go in."""
+    """Number of collectives, one after the other, that move these bytes."""
     combine: Combine | None = None
     shared: frozenset[Factor] = frozenset()
-    """Factors that other axes may split in the same dimensions: the exchange does not ask for neighbours in order."""
+    """Factors that other axes may split in the same dimensions, since the exchange does not depend on the order of
+    parts."""
 
 
 @dataclass(frozen=True)
 class GroupedMatmul:
-    """A product of several groups of rows, each with a matrix of its own: of experts."""
+    """A product of groups of rows, each with its own matrix, such as those of experts."""
 
     groups: Factor
     rows: Factor
     per_row: int
-    """Groups that each row is in."""
+    """Number of groups that each row is in."""
     passes: int
-    """As long as so many passes forward: a backward pass takes 2."""
+    """Duration in forward passes: 2 for a backward pass."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """The index equation of one operator as it stands in a graph."""
+    """The index equation of one operator in a graph."""
 
     operands: tuple[Dims, ...]
-    """Of its tensor operands, in the order in which they stand in its arguments."""
+    """Dims of its tensor operands, in the order of its arguments."""
     results: tuple[Dims, ...]
     sizes: Mapping[Factor, int]
     combine: Mapping[Factor, Combine] = field(default_factory=dict)
-    """How the ranks' parts of a result that lacks a split factor make the whole. A factor that some result lacks and
-    that stands not here is split by nobody."""
+    """Operation that combines partial results if a split factor is missing in a result. A factor that is missing in a
+    result and here is never split."""
     whole: frozenset[Factor] = frozenset()
-    """Factors that are split by nobody."""
+    """Factors that are never split."""
     linear: tuple[frozenset[int], ...] = ()
     """Sets of operands in which the operator is linear: it may run on partial sums of these, which gives those of its
     results."""
