@@ -105,7 +105,7 @@ def _shard(
         ignored_params={parameter for parameter in module.parameters() if id(parameter) not in dims},
     )
     assert isinstance(module, FSDPModule)
-    # Losses divide by global counts: gradients are summed, never averaged.
+    # losses are divided by global counts, so gradients are summed and not averaged
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)
     module.set_custom_all_gather(_AllGather(label))  # type: ignore[arg-type]

@@ -264,7 +264,7 @@ def extent(part: ParameterShard, layout: Layout) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class LocalParameter:
-    """A parameter as this rank holds it."""
+    """A parameter on this rank."""
 
     name: str
     parameter: nn.Parameter

@@ -102,37 +102,36 @@ class Rule:
     whole: frozenset[Factor] = frozenset()
     """Factors that are never split."""
     linear: tuple[frozenset[int], ...] = ()
-    """Sets of operands in which the operator is linear: it may run on partial sums of these, which gives those of its
-    results."""
+    """Sets of operands in which the operator is linear: on partial sums of these, its results are partial sums."""
     passes: frozenset[Combine] = frozenset({"sum"})
-    """Partial results that pass in the same way: a view passes maxima too."""
+    """Kinds of partial results that `linear` holds for: a view also passes partial maxima."""
     added: frozenset[int] = frozenset()
-    """Operands that are added to the rest: where the results are partial sums, only the first rank adds them."""
+    """Operands that are added to the rest: if results are partial sums, only the first rank adds them."""
     indices: frozenset[int] = frozenset()
-    """Operands that must hold valid positions also where they are padding."""
+    """Operands of positions, whose padding must be valid positions, too."""
     identity: Mapping[int, float] = field(default_factory=dict)
-    """Of an operand whose dimension is reduced, what fills padding, where that is not what `combine` says; of one that
-    must hold valid positions, one that is no 0."""
+    """Value for the padding of an operand, by its number: of a reduced dimension, if it is not the identity of
+    `combine`; of an operand of positions, if 0 is not valid."""
     unmasked: frozenset[int] = frozenset()
-    """Operands whose padding the local form leaves out by itself."""
+    """Operands whose padding the lowered operator ignores."""
     alike: frozenset[int] = frozenset()
-    """Results that are the same on all ranks whatever is split, or no tensors."""
+    """Results that are the same on all ranks for any split, or are no tensors."""
     any_size: bool = False
-    """Whether a dimension may be cut into more parts than it is long, since somebody asked for it."""
+    """Whether a dimension may be split into more parts than it has rows, because a hint requests it."""
     work: Work = "memory"
     flops: float = 2.0
-    """Of a product, for each point of the space of all its factors."""
+    """Operations of a product for each combination of its factors' indices."""
     grouped: GroupedMatmul | None = None
     kept: Callable[[Mapping[Factor, float]], float] | None = None
-    """How many numbers a rank keeps for the operator's gradients beside its operands and results, given the sizes of
-    factors there."""
+    """Function of the sizes of factors on a rank: number of values that a rank saves for the operator's gradients
+    besides operands and results."""
     exchanges: tuple[Exchange, ...] = ()
     given: tuple[AxisOption, ...] = ()
-    """More options beside those of the equation; parts of these have no padding."""
+    """Further options that do not follow from the equation. Their parts have no padding."""
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Of operands, then of results, where there are `given` options."""
+    """Shapes of operands and results, if there are `given` options."""
     by_axis: tuple[str, ...] = ()
-    """Names of the options that it must have, one an axis, where somebody has said so."""
+    """Names of the required options, one for each axis; empty if the options are free."""
     lower: Lower | None = None
     gradients_of: Any = None
     """The operator of the forward pass, as it stands in the graph, that has more for this one than its results: a rank
