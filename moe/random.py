@@ -1,9 +1,9 @@
-"""Stateless random numbers: a function of what they are for, not of where or in what order they are drawn.
+"""Stateless random numbers: a function of their purpose, not of where or in what order they are drawn.
 
 Every draw hashes a 64-bit key, made of (seed, step, layer, purpose), with the token's global position, so it is the
-same on any layout, under activation recomputation, and for any subset of the tokens. There is no generator. The 64-bit
-mixer is SplitMix64's finalizer (Steele, Lea and Flood 2014); dropout uses a 32-bit mixer of two multiplications and one
-xor-shift, which vectorizes.
+same on any layout, under activation recomputation, and for any subset of the tokens. The 64-bit mixer is SplitMix64's
+finalizer (Steele, Lea and Flood 2014); dropout uses a 32-bit mixer of two multiplications and one xor-shift, which
+vectorizes.
 """
 
 import hashlib

@@ -16,18 +16,16 @@ from moe.routing import Assignments, Choices
 
 class AllToAllDispatcher(DirectDispatcher):
     """Expert-parallel dispatch: rows and their weights go to the ranks of their experts, are sorted by expert there,
-    and return as weighted outputs.
+    and return as weighted outputs. Rows are neither padded in transit nor dropped; a rank or expert without tokens
+    takes part with zero rows.
 
-    Receive counts follow from routing, so no rows are padded in transit and none are dropped; a rank or expert without
-    tokens takes part with zero rows.
+    Ranks are numbered by expert, then by part of an expert: with `parts_per_expert` above 1, a row goes to every part
+    of its expert, and their outputs are summed.
 
-    Ranks are numbered by expert, then by part of an expert: with `parts_per_expert` above 1, a row goes to every rank
-    that holds a part of its expert, and the outputs of the parts are summed.
-
-    Rows are exchanged in `num_chunks` chunks, to overlap communication and computation. If a rank would receive more
-    than `max_rows` rows per chunk, all ranks use more chunks, and received rows are exchanged again in the backward
-    pass instead of saved. A rank then holds at most two chunks of received rows and two of outputs at a time, each of
-    `max_rows` rows, or of one row per (rank, local expert) pair if that is more.
+    Exchange in `num_chunks` chunks overlaps communication and computation. If a rank would receive more than `max_rows`
+    rows per chunk, all ranks use more chunks, and received rows are exchanged again in the backward pass instead of
+    saved. A rank then holds at most two chunks of received rows and two of outputs, each of `max_rows` rows, or of one
+    row per (rank, local expert) pair if that is more.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Exchange of rows with experts on other ranks, overlapped with expert computation.
 
-Rows are exchanged in chunks: while the experts compute one, the next is arriving and the outputs of the previous one
-are returning, in both passes. A rank holds at most two chunks of received rows and two of outputs at a time. Received
-rows that are not saved for the backward pass are exchanged again in it.
+While the experts compute one chunk of rows, the next is arriving and the outputs of the previous one are returning, in
+both passes. A rank holds at most two chunks of received rows and two of outputs at a time. Received rows that are not
+saved are exchanged again in the backward pass.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
-"""Hierarchical dispatch over nodes: a token is sent to another node once, however many of its experts are there.
+"""Hierarchical dispatch: a token crosses to another node once, however many of its experts are there.
 
-A token is first sent to the rank at the same position in the other node, and from there to its experts within the node.
-Their outputs are summed in that node and sent back once.
+It is sent to the rank at the same position in that node, and from there to its experts. Their outputs are summed within
+the node and sent back once.
 """
 
 import torch

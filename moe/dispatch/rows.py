@@ -40,7 +40,7 @@ class OnTheWay(Protocol):
 
 
 class RowExchange(ABC):
-    """Base class of all-to-alls over a group of ranks, which all make the same calls in the same order."""
+    """Base class of all-to-alls over a group of ranks, which make the same calls in the same order."""
 
     num_ranks: int
     rank: int

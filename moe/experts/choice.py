@@ -1,7 +1,7 @@
-"""Choice of the fastest backend of grouped products, as measured for these experts on this machine.
+"""Choice of the fastest backend of grouped products for these experts on this machine.
 
-Measured once per device type, number of threads, dtype and shape, and stored. If two processes measure at the same
-time, the first to store decides for both, so that a machine always makes the same choice.
+Measured once per device type, number of threads, dtype and shape, and stored. Of two concurrent measurements the first
+stored decides, so that a machine always makes the same choice.
 """
 
 import json

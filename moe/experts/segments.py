@@ -18,9 +18,9 @@ _COPIED = 512
 class SegmentProducts(GroupedProducts):
     """Supports any dtype and device; slow if experts have few rows each.
 
-    No row is padded in general. Where row counts are restricted, a product includes the next experts' rows, and the
-    next expert overwrites their results; when products are added to the output, its rows are restored instead. Rows are
-    copied and padded with zeros only near the end, and for weight gradients, which would add the extra rows up.
+    Rows are rarely padded. Where row counts are restricted, a product includes rows of the next expert, which then
+    overwrites their results; if products are added to the output, those rows are restored. Rows are copied and padded
+    with zeros only near the end, and for weight gradients, which would sum the extra rows.
     """
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
@@ -143,8 +143,8 @@ def _upward(rows: slice, multiple: int) -> slice:
 def _row_slices(counts: list[int], multiple: int) -> Iterator[tuple[int, slice, slice]]:
     """(expert, rows, rows of one product that starts with them), in order.
 
-    If these would extend beyond the end, or by too many rows to restore, most of the expert's rows come first, with no
-    extra rows, and then the rest: only the rest may extend beyond the end.
+    If a product would extend beyond the end, or by too many rows to restore, most of the expert's rows come first,
+    without extra rows, and the rest after; only the rest may extend beyond the end.
     """
     if multiple == 1:
         yield from ((expert, rows, rows) for expert, rows in segments(counts))
@@ -165,8 +165,7 @@ def _row_slices(counts: list[int], multiple: int) -> Iterator[tuple[int, slice, 
 
 
 def _parts(rows: slice, multiple: int) -> Iterator[tuple[slice, slice]]:
-    """(rows, rows of one product that starts with them), in order; if the latter are more, the rows are few enough to
-    copy."""
+    """(rows, rows of one product that starts with them), in order; if they differ, the rows are few enough to copy."""
     count = rows.stop - rows.start
     last = rows.stop if _upward(rows, multiple) == rows else rows.stop - count % _COPIED
     if last > rows.start:

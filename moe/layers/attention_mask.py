@@ -53,7 +53,7 @@ class AttentionMask:
 
     def needs_mask(self, num_queries: int, num_keys: int) -> bool:
         """Whether attention needs a mask tensor. Full attention, one query, and causal attention with as many queries
-        as keys need none, unless a window, documents or padding hide more."""
+        as keys do not, unless a window, documents or padding hide more."""
         if self.is_by_row:
             return True
         if not self.causal or num_queries == 1:

@@ -28,11 +28,11 @@ def with_auxiliary_losses(
 ) -> Tensor:
     """Return `x` unchanged; backpropagating through it includes this call's share of the weighted auxiliary losses.
 
-    Applied to the experts' input rather than their output, so that the layer's output may be modified in place.
+    Applied to the experts' input, so that the layer's output may be modified in place.
 
-    The caller's loss is divided by global counts and not scaled otherwise. A call's share is its part of the batch that
-    `tokens.batch` counts, so the shares of all micro-batches and ranks add up to the loss of the batch. If `num_ranks`
-    ranks have the same routing, each adds 1/`num_ranks` of it.
+    A call's share is its part of the batch that `tokens.batch` counts, divided by `num_ranks` ranks with the same
+    routing: the shares of all micro-batches and ranks add up to the loss of the batch. The caller's loss must be
+    divided by global counts too, and not scaled otherwise.
     """
     coefficient, scope = spec.routing.auxiliary_loss
     if not (tokens.training and torch.is_grad_enabled() and (coefficient or spec.z_coefficient)):

@@ -31,15 +31,15 @@ def gated_delta_rule(
     """Return (outputs `[B, L, h, dv]` in the dtype of `v`, final state `[B, h, dk, dv]`).
 
     At each position S ← exp(log_decay) · S, then S ← S + k ⊗ β(v - Sᵀk), and the output is Sᵀq, all at least float32.
-    `q` and `k` are `[B, L, c, dk]`; their head j serves the heads jr to jr + r - 1 of `v` `[B, L, h, dv]`. `log_decay`,
-    finite and at most 0, and `beta` are `[B, L, h]`. `state` is the initial state, by default zeros.
+    `q` and `k` are `[B, L, c, dk]`; their head j serves heads jr to jr + r - 1 of `v` `[B, L, h, dv]`. `log_decay`,
+    finite and at most 0, and `beta` are `[B, L, h]`. The initial `state` is zeros by default.
 
-    The backward pass recomputes intermediate results from the state before every 16th chunk. Forward and backward of
-    [1, 2048, 8, 64] with 4 key heads take 0.30 s on one EPYC core and save 9 MB, the inputs; 0.22 s and 63 MB with
-    everything saved, 0.41 s and 80 MB by transformers' chunks, 5.8 s position by position.
+    The backward pass recomputes from the state before every 16th chunk. Forward and backward of [1, 2048, 8, 64] with 4
+    key heads take 0.30 s on one EPYC core and save 9 MB, the inputs; 0.22 s and 63 MB with everything saved, 0.41 s and
+    80 MB by transformers' chunks, 5.8 s position by position.
 
-    `documents` int `[B, L]`: the state is reset where a document follows another, so a row's first document continues
-    from `state`. Padding (negative) leaves the state unchanged and outputs zeros.
+    `documents` int `[B, L]`: the state is reset between documents, so a row's first document continues from `state`.
+    Padding (negative) leaves the state unchanged and outputs zeros.
     """
     dtype, num_positions = v.dtype, v.shape[1]
     state = _first_state(q, v, state)

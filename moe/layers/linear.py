@@ -83,8 +83,8 @@ def linear(x: Tensor, weight: Tensor | QuantizedWeight) -> Tensor:
 def adapted(
     y: Tensor, x: Tensor, a: Tensor | None, b: Tensor | None, scale: float, dropped: Dropped | None = None
 ) -> Tensor:
-    """Add the output of the LoRA adapter `a` `[r, in]` and `b` `[out, r]`, if there is one, to `y` `[..., out]` in
-    place: scale · (dropout(x) · aᵀ) · bᵀ for `x` `[..., in]` (arXiv 2106.09685, eq. 3)."""
+    """Add a LoRA adapter's output to `y` `[..., out]` in place, if `a` `[r, in]` and `b` `[out, r]` are given: scale ·
+    (dropout(x) · aᵀ) · bᵀ for `x` `[..., in]` (arXiv 2106.09685, eq. 3)."""
     if a is None or b is None or scale == 0:
         return y
     low = linear(x, a) if dropped is None else _DroppedLinear.apply(x, narrowed(a, x.dtype), dropped)

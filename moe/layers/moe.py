@@ -83,16 +83,16 @@ class MoELayer(nn.Module):
         Backpropagating through `y` in training includes the weighted auxiliary losses; the copies on `Routing` are
         detached, for logging.
 
-        Groups: if ids and padding are None, flat, or in the shape of `x` without M, the tokens in order are cut into
-        groups of `spec.group_tokens`, and the last group is padded. If they are `[G, S]` and `x` is not `[G, S, M]`,
-        their rows are the groups of the tokens in order; the last row may extend beyond the tokens of `x`, with
-        padding. The shape of `x` without M reversed is ambiguous, and refused unless a side is 1. A sequence has
-        `tokens.sequence_tokens` positions, by default the last dimension of `x` before M, if `x` has several. Padded
-        tokens count as zeros, whatever their values. Raises ValueError for invalid arguments and mismatched shapes.
+        If ids and padding are None, flat, or in the shape of `x` without M, the tokens in order are cut into groups of
+        `spec.group_tokens`, the last one padded. If they are `[G, S]` and `x` is not `[G, S, M]`, their rows are the
+        groups of the tokens in order; the last may extend beyond the tokens of `x`, with padding. The shape of `x`
+        without M reversed is ambiguous, and refused unless a side is 1. A sequence has `tokens.sequence_tokens`
+        positions, by default the last dimension of `x` before M, if `x` has several. Padded tokens count as zeros,
+        whatever their values. Raises ValueError for invalid arguments and mismatched shapes.
 
         Tensor-parallel ranks receive the same `x`, process a share of its tokens each, and return the same `y`. With
         `shares`, `x` and `y` are this rank's share `[t, M]` of the tokens that ids and padding describe; the routing
-        covers all of them and is the same on all ranks of the group.
+        covers all tokens and is the same on all ranks of the group.
         """
         self._check(x, shares)
         tokens = checked(tokens, x.device)

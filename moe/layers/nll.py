@@ -27,11 +27,12 @@ from moe.sharding.rules.rule import Dims, Factor, Rule
 def smoothed_nll(
     hidden: Tensor, table: Tensor, labels: Tensor, smoothing: float, nothing: int
 ) -> tuple[Tensor, Tensor]:
-    """Return (label-smoothed negative log-likelihood, plain negative log-likelihood), summed over real tokens.
+    """Return (label-smoothed negative log-likelihood, plain negative log-likelihood), summed over real tokens in at
+    least float32. Only the first is differentiable.
 
     Logits are `hidden` [..., M] · `table` [V, M] transposed. `labels` int64 [...] are `nothing` where no token is
     predicted: these positions are not projected. The smoothed target is 1 - smoothing on the label plus smoothing / V
-    on every token (arXiv 1512.00567, section 7). Only the first result is differentiable. Sums are at least float32.
+    on every token (arXiv 1512.00567, section 7).
     """
     hidden_TM, labels_T = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     if is_capturing():

@@ -111,8 +111,7 @@ def rotary_table(
     int64 `[B, L]`. Computed in float64, returned in `dtype` but at least float32.
 
     `num_positions`, for dynamic scaling: int64 `[B]`, length of each row, or `[B, L]`, length of each position's
-    document. The default is one more than a row's last position here, independent of other rows, so that a sequence has
-    the same angles in any batch.
+    document. By default one more than the row's last position, so that a sequence has the same angles in any batch.
     """
     dim = rope.rotated_dim(head_dim)
     if isinstance(rope.scaling, DynamicScaling) and num_positions is None and positions.shape[1]:

@@ -13,8 +13,8 @@ def short_convolution(
     the same document, in at least float32.
 
     `x` `[B, L, c]`; `weight` `[c, w]`, whose last column multiplies the position itself. `documents` int `[B, L]`:
-    padding (negative) is not seen by any position and gives zeros. `before` `[B, w - 1, c]`, from `convolution_cache`:
-    the preceding inputs, by default zeros; they belong to the document of the row's first position.
+    padding (negative) contributes nothing and gives zeros. `before` `[B, w - 1, c]`, from `convolution_cache`:
+    preceding inputs in the document of the row's first position, by default zeros.
     """
     ahead = weight.shape[1] - 1
     if before is not None:

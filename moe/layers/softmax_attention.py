@@ -175,10 +175,9 @@ class _Flash(torch.autograd.Function):
     beside `is_causal`, which skips half of the work (documents in [1, 8, 2048, 64] cost 11% more than causal
     attention), and a tiled backward pass.
 
-    With z = log Σ exp(s) from the kernel, the sink c and z' = log(exp(z) + exp(c)), probabilities are exp(s - z') and
-    outputs o' = o · exp(z - z'). The kernel's backward pass derives exp(s - z') and rowsum(do' · o') from its arguments
-    z and o: with z' and o' it returns the gradients of the softmax with sinks. The gradient of c is -exp(c - z') ·
-    rowsum(do' · o').
+    With z = log Σ exp(s) from the kernel and the sink c, z' = log(exp(z) + exp(c)), probabilities are exp(s - z') and
+    outputs o' = o · exp(z - z'). The kernel's backward pass uses z and o only for exp(s - z) and rowsum(do · o): given
+    z' and o', it returns the gradients of the softmax with sinks. The gradient of c is -exp(c - z') · rowsum(do' · o').
     """
 
     @staticmethod

@@ -35,13 +35,12 @@ def apply(
     """Shard the model in place: keep this rank's part of each parameter, as `placements` say. Returns the model.
 
     `blocks` maps paths of modules that FSDP gathers as a unit to their names in errors of collectives; the model
-    itself, whose path is empty, comes last, with the parameters that are in no block or in several. Each block is
-    sharded as soon as it is placed, so a rank never holds the whole model. A parameter that several modules share stays
-    one, placed by its first path. Frozen parameters stay frozen.
+    itself, with the empty path, comes last, with the parameters of no block or of several. Blocks are sharded one by
+    one, so a rank never holds the whole model. A parameter that modules share stays one, placed by its first path.
+    Frozen parameters stay frozen.
 
-    Raises SpecError for a parameter without a placement, a placement without a parameter, splits that its module does
-    not support, a degree that does not divide a dimension, blocks that are no modules, and meta tensors without initial
-    values.
+    Raises SpecError for a parameter without a placement or the reverse, splits that its module does not support, a
+    degree that does not divide a dimension, blocks that are no modules, and meta tensors without initial values.
     """
     blocks, placement_table = _innermost_first(model, blocks or {}), Placements(placements)
     waiting: dict[str, dict[tuple[str, ...], Splits]] = {path: {} for path in blocks}

@@ -56,11 +56,11 @@ class Buffers:
 
 
 def keep_buffers(parameters: list[LocalParameter], layout: Layout) -> None:
-    """Attach buffers to parameters. From then on `values_changed` must be called after every update, and only
-    `backward` may compute gradients; those of later micro-batches are added in place.
+    """Attach buffers to parameters. From then on `values_changed` must follow every update, and only `backward` may
+    compute gradients; those of later micro-batches are added in place.
 
     Parameters that FSDP gathers get none, since they are freed after each use; nor do parts of a user's module, which
-    has no use for them. Under full recomputation memory is scarce, and no narrow copies are stored.
+    would not use them. Under full recomputation, when memory is scarce, no narrow copies are stored.
     """
     for local_parameter in parameters:
         if local_parameter.local is local_parameter.parameter and local_parameter.part.offsets is None:

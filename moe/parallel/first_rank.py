@@ -1,9 +1,9 @@
 """Waiting for rank 0, however long it works, through the store of the default process group.
 
 Rank 0 sets a key every second while it works, and a last one at the end; the others wait for one key after another, so
-none runs into a process group's timeout. They give up if rank 0 sets no key for that timeout, as in any collective: it
-may be suspended for a while, or run native code that holds the GIL. A death is noticed sooner, because the store or its
-launcher goes down with rank 0.
+none runs into a process group's timeout. They give up if no key comes within that timeout, as in any collective: rank 0
+may be suspended, or run native code that holds the GIL. Its death is noticed sooner, because the store or its launcher
+goes down too.
 """
 
 import itertools

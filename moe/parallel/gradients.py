@@ -1,8 +1,8 @@
 """Gradient reduction and clipping over the mesh.
 
 Losses are sums over a rank's tokens divided by global counts, so gradients are summed and never averaged. An expert's
-gradient already includes the tokens of all ranks of its expert group, from the all-to-all, so it is summed only over
-ranks with the same part of the same expert. FSDP sums its gradients over sharding and replica ranks itself.
+gradient already includes the tokens of its whole expert group, from the all-to-all, so it is summed only over ranks
+with the same part of the same expert. FSDP sums gradients over its sharding and replica ranks.
 """
 
 import torch

@@ -65,10 +65,10 @@ class Layout:
     ) -> "Layout":
         """Build this process's layout for `plan`. All ranks call it, with the default process group initialized.
 
-        A collective over some of the ranks fails if one does not join within `timeout_s`; one over all ranks, if the
-        default group is used for it, after that group's timeout. Tensors are exchanged over NCCL on GPUs and gloo on
-        CPUs, whatever the default group's backend. Raises SpecError if the number of processes is not the plan's, and
-        for a plan that cannot be executed yet.
+        A collective over some of the ranks fails if one does not join within `timeout_s`; one over all ranks, if it
+        uses the default group, after that group's timeout. Tensors are exchanged over NCCL on GPUs and gloo on CPUs,
+        whatever the default backend. Raises SpecError if the number of processes is not the plan's, and for a plan that
+        cannot be executed yet.
         """
         if (problem := refusal(plan)) is not None:
             raise SpecError(problem)
@@ -105,11 +105,8 @@ class Layout:
         return cls(dist.get_rank(), dist.get_world_size(), device, degrees, groups, **options)
 
     def close(self) -> None:
-        """Destroy the process groups made for this layout, with their threads and connections. All ranks call it, and
-        must not use anything built with the layout afterwards.
-
-        All ranks destroy them in one order: over NCCL, that waits for the group's other ranks.
-        """
+        """Destroy the layout's process groups, with their threads and connections. All ranks call it, in one order of
+        groups, since NCCL waits for a group's other ranks; nothing built with the layout may be used afterwards."""
         for group in reversed(dict.fromkeys(self.groups.values())):
             if group is not dist.group.WORLD:
                 dist.destroy_process_group(group)

@@ -47,10 +47,10 @@ class ParameterShard:
 def declare(
     module: nn.Module, parameters: Iterable[Parameter], dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> None:
-    """Register the parameters of a table in a module whose submodules have slots for them; quantized ones as codes and
-    scales (`moe.spec.form`).
+    """Register the declared parameters in the submodules that have slots for them, quantized ones as codes and scales
+    (`moe.spec.form`).
 
-    On the default device, with initial values; on the meta device without values, until `place`.
+    On the default device they have initial values; on the meta device they get them from `place`.
     """
     for declaration in parameters:
         path, _, own_name = declaration.name.rpartition(".")

@@ -2,9 +2,8 @@
 
 int8: each block of 64 values is divided by its absolute maximum over 127 and rounded (arXiv 2208.07339, eq. 1). nf4:
 each value, divided by its block's absolute maximum, is rounded to one of 16 quantiles of a normal distribution (QLoRA,
-arXiv 2305.14314, section 3 and appendix E). Both directions are computed in float32, a bounded block at a time, so
-values do not depend on how a matrix is sharded, or on whether bitsandbytes or plain torch computes them. Scales are not
-quantized again.
+arXiv 2305.14314, section 3 and appendix E). Scales are not quantized again. Both directions are computed in float32, a
+bounded block at a time, so values depend neither on sharding nor on whether bitsandbytes computes them.
 """
 
 from collections.abc import Iterator, Sequence

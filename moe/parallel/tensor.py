@@ -143,7 +143,7 @@ def _fill_up(rows: Tensor, num_rows: int) -> Tensor:
 
 
 class _ShardCollective(torch.autograd.Function):
-    """Runs one collective in the forward pass and another in the backward pass: its transpose, if ranks use the result
+    """One collective in the forward pass and another in the backward pass: its transpose, if ranks use the result
     differently."""
 
     @staticmethod

@@ -29,10 +29,10 @@ class Queues:
 
 
 def queue_up(expert: Tensor, asks: Tensor, num_experts: int, priority: Tensor | None = None) -> Queues:
-    """Queue choices for their experts in each group: first choices before second ones, then tokens in order; with
+    """Queue choices for their experts in each group: first choices before second ones, then in token order; with
     `priority`, the highest first.
 
-    `expert` int64 `[G, S, K]`, the choices; `asks` bool `[G, S, K]`, which of them count; `priority` `[G, S, K]`.
+    `expert` int64, `asks` bool (which choices count) and `priority` are `[G, S, K]`.
     """
     num_groups, group_tokens, per_token = expert.shape
     queue = torch.where(asks, expert, num_experts)  # choices that do not ask get a queue of their own

@@ -1,8 +1,7 @@
-"""Recordings of routing: the experts that tokens chose, to be replayed in other forward passes.
+"""Recordings of routing: the experts that tokens chose, to be replayed in other forward passes (`moe.routing.replay`).
 
 In reinforcement learning, one engine generates the sequences and another trains on them, with different rounding: a
-token near a tie would go to other experts, which changes its probability. Replaying the recorded choices avoids this
-(`moe.routing.replay`).
+token near a tie would go to other experts, which changes its probability.
 """
 
 from collections.abc import Iterator, Mapping
@@ -92,8 +91,8 @@ def recorded(model: nn.Module) -> Iterator[Recording]:
     """Record the choices of every MoE layer of `model` in the forward passes within the context.
 
     A position that passes several times, as under activation recomputation, must choose the same experts each time.
-    Raises ValueError if there is no MoE layer, for routers by expert choice, and if no layer was called: a captured
-    program bypasses the router.
+    Raises ValueError for a model without MoE layers, for routers by expert choice, and if no layer was called, as by a
+    captured program, which bypasses the router.
     """
     recording, layers = Recording(), routed_layers(model, "recorded")
     before = [layer.route for layer in layers]

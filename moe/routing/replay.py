@@ -23,11 +23,10 @@ def replayed(model: nn.Module, recording: Mapping[int, Tensor] | Tensor) -> Iter
     """Replay a recording in the forward passes of `model` within the context: each token takes the experts in its
     position's row, or the router's choice if that row is -1.
 
-    `recording` maps layer numbers to `[T, K]` of any integer dtype, or is `[L, T, K]` of the model's MoE layers in
-    order of their numbers. A token's row is its id (`TokenContext.ids`), so any part of the batch may pass, on any
-    layout. With activation recomputation, the backward pass belongs in the context too. Raises ValueError for routers
-    by expert choice, a recording of a wrong shape, a token without a row, and if no layer was called: a captured
-    program bypasses the router.
+    `recording` maps layer numbers to `[T, K]` of any integer dtype, or is `[L, T, K]` for the MoE layers in order. Rows
+    are indexed by `TokenContext.ids`, so any part of the batch may pass, on any layout. With activation recomputation,
+    the backward pass belongs in the context too. Raises ValueError for routers by expert choice, a recording of a wrong
+    shape, a token without a row, and if no layer was called, as by a captured program, which bypasses the router.
     """
     layers = routed_layers(model, "replayed")
     rows = _by_layer(recording, layers)

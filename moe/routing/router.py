@@ -51,7 +51,7 @@ class RoutedLayer(Protocol):
 
 
 def routed_layers(model: nn.Module, what: str) -> list[RoutedLayer]:
-    """MoE layers of `model`, whose routing is to be `what`, "recorded" for example. Raises ValueError if there are
+    """MoE layers of `model`, whose routing is to be `what`, for example "recorded". Raises ValueError if there are
     none, and for a router that does not support replay."""
     layers: list[RoutedLayer] = [
         module

@@ -46,11 +46,11 @@ def rounding_unit(logits: Tensor, real: Tensor) -> Tensor:
 
 def places_of_close(probabilities: Tensor, logits: Tensor, real: Tensor) -> Tensor:
     """int64 `[G, ..., n]`: dense rank of each of `probabilities` `[G, ..., n]` in the last dimension, 0 for the
-    highest. Values that are equal up to rounding have the same rank; the tolerance follows from the `logits`
-    `[G, S, E]` of `real` tokens `[G, S]`.
+    highest, equal for values that are equal up to rounding. The tolerance follows from the `logits` `[G, S, E]` of
+    `real` tokens `[G, S]`.
 
     Tokens that are equal in exact arithmetic, such as the first tokens of two documents, differ by rounding on ranks
-    that sum in another order. Selection by these ranks, with ties in token order, is the same on all of them.
+    that sum in another order. Selection by these ranks, with ties in token order, is the same everywhere.
     """
     if not probabilities.numel():
         return torch.zeros_like(probabilities, dtype=torch.int64)
