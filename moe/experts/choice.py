@@ -33,7 +33,7 @@ MAX_PADDING = 1.5
 """Batched products are excluded if padding to the busiest expert's rows exceeds this multiple of all rows."""
 _FLOPS_MEASURED = {"cpu": 8e9, "cuda": 2e12}
 _ROUNDS = 5
-"""Fewer, but at least one, if experts are so large that the fewest rows exceed the operations to measure."""
+"""Measurement rounds; fewer, but at least one, if even the fewest rows exceed `_FLOPS_MEASURED`."""
 
 
 @dataclass(frozen=True)

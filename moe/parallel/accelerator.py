@@ -1,4 +1,4 @@
-"""Device interface, for everything but arithmetic: the only code of this library that depends on CUDA."""
+"""Device interface for everything but arithmetic: copies, streams, timing, and what a device supports."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

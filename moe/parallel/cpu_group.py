@@ -17,4 +17,4 @@ def cpu_group() -> dist.ProcessGroup:
 
 
 _BESIDE: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
-"""Gloo group by the default group that lacks a CPU backend."""
+"""Gloo group of the default group, if that has no CPU backend."""
