@@ -128,8 +128,8 @@ def init_uniform_(
 ) -> None:
     """Fill with draws from Uniform(±√3·std), keyed by (seed, name, index of the element).
 
-    If `parameter` is a part of a tensor of shape `whole`, starting at `first`, it gets the values of that part: a rank
-    draws only its own.
+    A part of a tensor of shape `whole` that starts at `first` gets the values of that part, so a rank draws only its
+    own.
     """
     whole, first = whole or parameter.shape, first or [0] * parameter.dim()
     key, limit = fold_name(seed, name), math.sqrt(3) * std

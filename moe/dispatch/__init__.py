@@ -11,8 +11,8 @@ from moe.parallel import Layout
 
 
 def build_dispatcher(layout: Layout, label: str) -> Dispatcher:
-    """Build the dispatcher for a layout: local if this rank holds every expert, else all-to-all, or hierarchical if the
-    plan spreads experts over nodes. `label` names the layer in errors of collectives."""
+    """Build the dispatcher for a layout: local, all-to-all or, if the plan spreads experts over nodes, hierarchical.
+    `label` names the layer in errors of collectives."""
     across = layout.group("rail")
     group = layout.group("expert", "expert_tensor") if across is None else layout.group("node")
     within: DirectDispatcher = LocalDispatcher()

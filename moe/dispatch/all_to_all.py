@@ -16,16 +16,15 @@ from moe.routing import Assignments, Choices
 
 class AllToAllDispatcher(DirectDispatcher):
     """Expert-parallel dispatch: rows and their weights go to the ranks of their experts, are sorted by expert there,
-    and return as weighted outputs. Rows are neither padded in transit nor dropped; a rank or expert without tokens
-    takes part with zero rows.
+    and return as weighted outputs. Rows are neither padded in transit nor dropped.
 
-    Ranks are numbered by expert, then by part of an expert: with `parts_per_expert` above 1, a row goes to every part
-    of its expert, and their outputs are summed.
+    Ranks are numbered by expert, then by part: with `parts_per_expert` above 1, a row goes to every part of its expert,
+    and their outputs are summed.
 
     Exchange in `num_chunks` chunks overlaps communication and computation. If a rank would receive more than `max_rows`
-    rows per chunk, all ranks use more chunks, and received rows are exchanged again in the backward pass instead of
-    saved. A rank then holds at most two chunks of received rows and two of outputs, each of `max_rows` rows, or of one
-    row per (rank, local expert) pair if that is more.
+    rows per chunk, all ranks use more chunks, and exchange rows again in the backward pass instead of saving them. A
+    rank then holds at most two chunks of received rows and two of outputs, each of `max_rows` rows, or of one row per
+    (rank, local expert) pair if that is more.
     """
 
     def __init__(
@@ -40,8 +39,8 @@ class AllToAllDispatcher(DirectDispatcher):
         self.num_chunks, self.max_rows = num_chunks, max_rows
 
     def counts(self, load: Tensor) -> Tensor:
-        """`[ranks, local experts]`: rows arriving from each rank. With `max_rows`, `[ranks, ranks, local experts]`:
-        rows between all ranks, so that all compute the same number of chunks."""
+        """`[ranks, local experts]`: rows arriving from each rank; with `max_rows`, `[ranks, ranks, local experts]`:
+        rows between all ranks, from which all compute the same number of chunks."""
         leaving = self._by_rank(load)
         return (
             self.over.exchange_counts(leaving) if self.max_rows is None else self.over.gather_counts(leaving)
@@ -86,8 +85,8 @@ class AllToAllDispatcher(DirectDispatcher):
 
 
 def min_chunks(arriving: Tensor, max_rows: int) -> int:
-    """Fewest chunks in which no rank receives more than `max_rows` rows, or one row per nonempty pair if that is more.
-    `arriving` `[..., ranks, experts]`: rows of each (rank, expert) pair, for one rank or for all."""
+    """Fewest chunks of at most `max_rows` rows per rank, or of one row per nonempty pair if that is more. `arriving`
+    `[..., ranks, experts]`: rows of each (rank, expert) pair, for one rank or for all."""
     pairs = arriving.flatten(-2)
     limit = (pairs > 0).sum(-1).clamp(min=max_rows)
     low, high = 1, max(1, int(pairs.max()))

@@ -15,8 +15,8 @@ class Dispatcher(ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
-        """Return `[T, M]`: the weighted sum of the outputs of each token's kept experts, zero for a token without any.
-        Differentiable in `x` `[T, M]`, the weights of `choices` and the experts."""
+        """Return `[T, M]`: each token's weighted sum of its kept experts' outputs, zero without any. Differentiable in
+        `x` `[T, M]`, the weights of `choices` and the experts."""
 
     def take_traffic(self) -> Traffic:
         """Return and reset the traffic with other ranks."""
@@ -24,8 +24,8 @@ class Dispatcher(ABC):
 
 
 class DirectDispatcher(Dispatcher):
-    """Dispatcher that sends rows directly to the ranks of their experts. The host synchronizes with the device once,
-    between `counts` and `carry`."""
+    """Dispatcher that sends rows directly to the ranks of their experts, with one device synchronization, between
+    `counts` and `carry`."""
 
     def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
         host_counts, counts = on_host(choices.device_counts, self.counts(choices.load))

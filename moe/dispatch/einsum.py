@@ -10,8 +10,8 @@ from moe.routing import Assignments, Choices
 
 
 def combine_weights(assignments: Assignments, group_tokens: int) -> tuple[Tensor, Tensor]:
-    """Return `combine_GSEC`, each token's weight at its position in each expert's buffer and zero elsewhere, and the
-    mask `dispatch_GSEC` of these positions. Groups must be full."""
+    """Return each token's weight at its position in each expert's buffer, `combine_GSEC`, and the mask of these
+    positions, `dispatch_GSEC`. Groups must be full."""
     rows, num_tokens = assignments, assignments.first_by_token.shape[0]
     capacity = int(rows.position.max()) + 1 if rows.position.numel() else 1
     shape = (num_tokens, rows.load.shape[0], capacity)

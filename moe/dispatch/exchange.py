@@ -1,8 +1,8 @@
 """Exchange of rows with experts on other ranks, overlapped with expert computation.
 
-While the experts compute one chunk of rows, the next is arriving and the outputs of the previous one are returning, in
-both passes. A rank holds at most two chunks of received rows and two of outputs at a time. Received rows that are not
-saved are exchanged again in the backward pass.
+While the experts compute one chunk of rows, the next is arriving and the previous outputs are returning, in both
+passes. A rank holds at most two chunks of received rows and two of outputs. Received rows that are not saved are
+exchanged again in the backward pass.
 """
 
 from collections.abc import Callable, Iterator
@@ -61,8 +61,8 @@ class ExpertExchange:
         return replace(self, first=_send(self.over, self.chunks[0], rows.detach(), scale.detach()))
 
     def __call__(self, rows: Tensor, scale: Tensor, weights: ExpertWeights) -> Tensor:
-        """Return `[n, M]`: outputs for `rows` `[n, M]`, times `scale` `[n]`; differentiable in both and in `weights`,
-        those of the local experts."""
+        """Return outputs `[n, M]` for `rows` `[n, M]`, times `scale` `[n]`; differentiable in both and in `weights`, of
+        the local experts."""
         return _ExchangeRows.apply(rows, scale, self, weights.settings, *weights.tensors)
 
 
@@ -95,7 +95,7 @@ class _ExpertOrder:
         return laid_out if self.filling is None else laid_out.index_fill_(0, self.filling, 0)
 
     def arrange(self, rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows and scale in expert order. Padding is zero in both, and affects neither outputs nor gradients."""
+        """Rows and scale in expert order, both zero for padding, which affects neither outputs nor gradients."""
         laid_out = scale.new_zeros(self.by_expert.shape[0])
         return self.lay_out(rows), laid_out.index_copy_(0, self.by_rank, scale)
 
@@ -182,8 +182,8 @@ Begun = TypeVar("Begun")
 def _ahead(
     chunks: list[Chunk], begin: Callable[[Chunk], Begun], first: Begun | None = None
 ) -> Iterator[tuple[Chunk, Begun]]:
-    """Yield each chunk with the result of its `begin`, which is called one chunk ahead. `first`: that result for the
-    first chunk, if it exists already."""
+    """Yield each chunk with the result of `begin`, called one chunk ahead. `first`: that result for the first chunk, if
+    it exists already."""
     pending = begin(chunks[0]) if first is None else first
     for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
         current = pending

@@ -18,10 +18,7 @@ from moe.routing.assignments import positions
 
 class HierarchicalDispatcher(Dispatcher):
     """`across` connects the ranks at the same position of each node, in node order; `within` dispatches inside this
-    node. Nodes hold equal numbers of consecutive experts.
-
-    A rank receives each token of its peers in other nodes at most once.
-    """
+    node. Nodes hold equal numbers of consecutive experts. A rank receives each token of its peers at most once."""
 
     def __init__(self, across: AllToAll, within: DirectDispatcher) -> None:
         self.across, self.within = across, within
@@ -66,8 +63,8 @@ class HierarchicalDispatcher(Dispatcher):
 def once_a_node(
     assignments: Assignments, crosses: Tensor, load: Tensor, counts: list[int]
 ) -> tuple[Assignments, Tensor]:
-    """Return (rows of (token, node) pairs where the node has an expert of the token, sorted by node, with nodes in
-    place of experts; int64 `[n]`, the row of each choice).
+    """Return (one row per (token, node) pair, sorted by node, with nodes in place of experts; int64 `[n]`, the row of
+    each choice).
 
     `crosses` bool `[nodes, T]` marks the pairs; `load` `[nodes]` and `counts` are the pairs per node.
     """

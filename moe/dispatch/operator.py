@@ -1,5 +1,5 @@
-"""Dispatch, experts and combine as one operator of a captured graph, which may be sharded by tokens, experts or hidden
-units, or by tokens and experts along one axis with all-to-alls. Data-dependent row counts stay inside it."""
+"""Dispatch, experts and combine as one operator of a captured graph, sharded by tokens, experts or hidden units, or by
+tokens and experts along one axis with all-to-alls. Data-dependent row counts stay inside it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -66,10 +66,10 @@ def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tenso
 
 
 def _begin(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> Callable[[], tuple[Tensor, ...]]:
-    """Start sending tokens to experts if they are exchanged. The returned function returns the tokens' sums.
+    """Start sending tokens to experts, if they are exchanged. The returned function returns the tokens' sums.
 
-    `sharding` is (number of experts, axes that shard them, axes that shard their hidden units, axis along which both
-    tokens and experts are sharded and exchanged, or None).
+    `sharding` is (number of experts, their axes, axes of hidden units, axis along which both tokens and experts are
+    sharded and exchanged, or None).
     """
     x, expert, weight, is_kept, *tensors, activation, settings = arguments
     num_experts, expert_axes, hidden_axes, exchange_axis = sharding or (tensors[0].shape[0], (), (), None)

@@ -1,4 +1,4 @@
-"""Permutation of tokens to rows and rows to tokens, by gathers in both passes: no atomic additions, so results are
+"""Gathers of tokens to rows and of rows to tokens. Both passes gather, without atomic additions, so results are
 deterministic."""
 
 from dataclasses import replace
@@ -48,10 +48,8 @@ def _sums_by_token(rows: Tensor, rows_by_token: Tensor, first_by_token: Tensor) 
 
 
 def pad(assignments: Assignments, counts: list[int], padded: list[int]) -> Assignments:
-    """Pad each expert's rows from `counts[e]` to `padded[e]`. `expert` and `position` still list only the kept choices.
-
-    Padding rows are zeros with weight zero, and affect neither outputs nor gradients.
-    """
+    """Pad each expert's rows from `counts[e]` to `padded[e]` with zeros of weight zero, which affect neither outputs
+    nor gradients. `expert` and `position` still list only the kept choices."""
     if padded == counts:
         return assignments
     slot = slots(counts, padded, assignments.token.device)

@@ -47,7 +47,7 @@ class RowExchange(ABC):
 
     @abstractmethod
     def exchange_counts(self, counts: Tensor) -> Tensor:
-        """int64 `[ranks, n]`: row r is what rank r addressed to this rank in its `counts`.
+        """int64 `[ranks, n]`: what each rank addressed to this one in its `counts`.
 
         Every pass begins with this or with `gather_counts`.
         """
@@ -59,7 +59,7 @@ class RowExchange(ABC):
     @abstractmethod
     def start(self, rows: Tensor, sent: list[int], received: list[int]) -> OnTheWay:
         """Start sending `sent[r]` consecutive rows of `rows` `[sum(sent), ...]`, any dtype, to each rank r, and
-        receiving `received[r]` rows from it. Counts may be zero."""
+        receiving `received[r]` from it. Counts may be zero."""
 
     @abstractmethod
     def take_traffic(self) -> Traffic:

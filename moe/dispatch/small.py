@@ -13,10 +13,10 @@ FEW_ROWS = 64
 
 
 def dispatch_small(x: Tensor, expert: Tensor, weight: Tensor, experts: LocalExperts) -> Tensor | None:
-    """Return `[T, M]`: the sum of each token's K expert outputs in order of preference, times `weight` `[T, K]`; None
-    if the experts need padding rows.
+    """Return `[T, M]`: the sum of each token's K expert outputs, in order of preference, times `weight` `[T, K]`; None
+    if the experts need padding rows. No gradients are tracked.
 
-    `x` `[T, M]` and `expert` int64 `[T, K]`, on the CPU; all experts are local. No gradients are tracked.
+    `x` `[T, M]` and `expert` int64 `[T, K]` are on the CPU, and all experts are local.
     """
     num_choices, per_token = expert.numel(), expert.shape[1]
     if num_choices == 0:

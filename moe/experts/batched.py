@@ -6,14 +6,13 @@ from torch import Tensor
 from moe.experts.products import GroupedProducts, put, segments
 
 _MULTIPLE, _MANY = 8, 128
-"""From `_MANY` rows on, lengths are padded to a multiple of `_MULTIPLE`: those with few divisors can take a CPU a third
-longer in bfloat16 (on an AMD Zen 5 of two cores, 8 experts of 512 x 1024: 7.2 ms with 533 rows each, 5.3 ms with 536).
-"""
+"""From `_MANY` rows on, lengths are padded to a multiple of `_MULTIPLE`: those with few divisors can take a third
+longer in bfloat16 (8 experts of 512 x 1024 on two AMD Zen 5 cores: 7.2 ms with 533 rows each, 5.3 ms with 536)."""
 
 
 class BatchedProducts(GroupedProducts):
-    """Supports any dtype and device; wasteful for uneven loads, since every expert costs as much as the busiest one.
-    Padded rows are multiplied in place; others are copied."""
+    """Supports any dtype and device; every expert costs as much as the busiest one. Padded rows are multiplied in
+    place; others are copied."""
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
         return True

@@ -163,8 +163,7 @@ def _seconds(backends: list[str], w_in: Tensor, rows_each: int, num_rounds: int)
 
 
 def stored_or_measured(w_in: Tensor, folder: Path) -> Costs:
-    """Costs for experts like `w_in`, read from `folder`, or measured and stored there. If the folder is not writable,
-    they are measured each time."""
+    """Costs for experts like `w_in`, read from `folder`, or measured and, if it is writable, stored there."""
     path = folder / f"{Shape.from_weight(w_in).key}.json"
     return _read(path) or _store(path, measure(w_in))
 

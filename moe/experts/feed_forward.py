@@ -64,8 +64,8 @@ def backward_pass(
 ) -> tuple[Tensor, Tensor]:
     """Return (gradient of x, gradient of scale). Weight gradients go to `found`, zeros for an expert without rows.
 
-    Recomputes hidden states, which also give the gradient of scale, so that outputs need not be saved. Operations are
-    ordered to minimize peak memory.
+    Hidden states are recomputed, and give the gradient of scale without saved outputs. Operations are ordered to
+    minimize peak memory.
     """
     counts, products, column = work.counts, work.products, scale.to(x.dtype)[:, None]
     up, gate = kept
@@ -161,8 +161,7 @@ _BLOCKS = 16
 
 
 def _dot_by_row(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """`[n]`: dot products of the rows of `a` and `b` `[n, H]`, computed in `dtype`, in blocks if they have to be
-    widened."""
+    """`[n]`: dot products of the rows of `a` and `b` `[n, H]` in `dtype`, in blocks if they have to be widened."""
     if a.dtype == dtype:
         return torch.linalg.vecdot(a, b)
     size = max(1, -(-a.shape[0] // _BLOCKS))

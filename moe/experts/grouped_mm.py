@@ -12,8 +12,8 @@ from moe.parallel.accelerator import accelerator
 class GroupedMM(GroupedProducts):
     """float32 on CPUs, bfloat16 on GPUs; every row of every operand must start at a multiple of 16 bytes.
 
-    On CPUs it runs a product per expert too, into new memory; with an output tensor given, segments write to that
-    directly. It supports bfloat16 there, but every new number of rows is costly (`segments.py`).
+    On CPUs it runs a product per expert into new memory, so segments write to given outputs instead. Its bfloat16 is
+    not used there, since every new number of rows is costly (`segments.py`).
     """
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:

@@ -9,8 +9,8 @@ from moe.experts.products import GroupedProducts, put, segments
 
 _MULTIPLE, _MULTIPLES_TO_A_DOUBLING = 16, 8
 """Row counts of bfloat16 products on a CPU: multiples of `_MULTIPLE` up to 256, then `_MULTIPLES_TO_A_DOUBLING` counts
-per doubling. oneDNN compiles a kernel per row count in about a millisecond and caches a thousand; loads change in every
-pass, and would produce nearly all counts."""
+per doubling. oneDNN compiles a kernel per row count in about a millisecond and caches a thousand, and loads change in
+every pass."""
 _COPIED = 512
 """Maximum number of rows copied at a time, to pad or to restore them."""
 
@@ -18,9 +18,9 @@ _COPIED = 512
 class SegmentProducts(GroupedProducts):
     """Supports any dtype and device; slow if experts have few rows each.
 
-    Rows are rarely padded. Where row counts are restricted, a product includes rows of the next expert, which then
-    overwrites their results; if products are added to the output, those rows are restored. Rows are copied and padded
-    with zeros only near the end, and for weight gradients, which would sum the extra rows.
+    Where row counts are restricted, a product includes rows of the next expert, which then overwrites their results; if
+    products are added to the output, those rows are restored. Rows are copied and padded with zeros only near the end,
+    and for weight gradients, which would sum the extra rows.
     """
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:

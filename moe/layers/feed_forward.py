@@ -55,9 +55,9 @@ class FeedForward(nn.Module):
 
 
 class _ActivatedLinear(torch.autograd.Function):
-    """act(up, gate) · wᵀ, for `up` and `gate` `[t, hidden]` and `w` `[M, hidden]`, plus the LoRA adapter `a`
-    `[r, hidden]` and `b` `[M, r]`. Saves only these: hidden states are recomputed in the backward pass. Autograd would
-    save them and the activated gate."""
+    """act(up, gate) · wᵀ, for `up` and `gate` `[t, hidden]` and `w` `[M, hidden]`, plus a LoRA adapter `a`
+    `[r, hidden]` and `b` `[M, r]`. Hidden states and the activated gate are recomputed in the backward pass, not saved.
+    """
 
     @staticmethod
     def forward(

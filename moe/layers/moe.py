@@ -31,9 +31,8 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class MoELayer(nn.Module):
     """Mixture-of-experts layer with optional shared experts.
 
-    Calls change no state except the traffic counters read by `dispatch.take_traffic`; router buffers (`router_bias`,
-    `last_load`) change only in `end_step`. A layer made on the meta device gets its values when it is applied to a
-    layout.
+    Calls change only the traffic counters (`dispatch.take_traffic`); router buffers change in `end_step`. A layer made
+    on the meta device gets its values when it is applied to a layout.
     """
 
     router: nn.Parameter
@@ -83,16 +82,15 @@ class MoELayer(nn.Module):
         Backpropagating through `y` in training includes the weighted auxiliary losses; the copies on `Routing` are
         detached, for logging.
 
-        If ids and padding are None, flat, or in the shape of `x` without M, the tokens in order are cut into groups of
-        `spec.group_tokens`, the last one padded. If they are `[G, S]` and `x` is not `[G, S, M]`, their rows are the
-        groups of the tokens in order; the last may extend beyond the tokens of `x`, with padding. The shape of `x`
-        without M reversed is ambiguous, and refused unless a side is 1. A sequence has `tokens.sequence_tokens`
-        positions, by default the last dimension of `x` before M, if `x` has several. Padded tokens count as zeros,
-        whatever their values. Raises ValueError for invalid arguments and mismatched shapes.
+        If ids and padding are None, flat, or in the shape of `x` without M, tokens are cut in order into groups of
+        `spec.group_tokens`, the last one padded. In any other shape `[G, S]`, their rows are the groups, and the last
+        may extend beyond the tokens of `x`, with padding; the reversed shape is refused as ambiguous, unless a side is
+        1. A sequence has `tokens.sequence_tokens` positions, by default the last dimension of `x` before M, if `x` has
+        several. Padded tokens count as zeros, whatever their values. Raises ValueError for invalid arguments and
+        mismatched shapes.
 
         Tensor-parallel ranks receive the same `x`, process a share of its tokens each, and return the same `y`. With
-        `shares`, `x` and `y` are this rank's share `[t, M]` of the tokens that ids and padding describe; the routing
-        covers all tokens and is the same on all ranks of the group.
+        `shares`, `x` and `y` are this rank's share `[t, M]` of the tokens; ids, padding and routing cover all of them.
         """
         self._check(x, shares)
         tokens = checked(tokens, x.device)

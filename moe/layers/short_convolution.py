@@ -77,8 +77,8 @@ def _own(documents: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tens
 
 class _Convolution(torch.autograd.Function):
     """Sum of shifted sequences times weights, accumulated in place. Forward and backward of [2, 512, 1024] with w = 4
-    take 14 ms on one EPYC core, and 17 with documents; 32 in plain operations; 24 by torch's conv1d, which needs
-    another memory layout and has no documents."""
+    on one EPYC core: 14 ms, 17 with documents, 32 in plain operations, 24 by torch's conv1d, which needs another memory
+    layout and has no documents."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, own: tuple[Tensor, ...] | None) -> Tensor:

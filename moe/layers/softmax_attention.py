@@ -155,10 +155,9 @@ def _attend_in_block(
     is_causal = visible.causal and num_queries == keys.shape[2] > 1
     in_tiles = is_causal and _pays_in_tiles(num_queries) and not is_capturing()
     if sinks is None and bias is None and not in_tiles:
-        # Forward and backward of [4, 8, 512, 64] with 2 key heads, in ms on two EPYC cores (on one), in float32 and
-        # bfloat16: with enable_gqa 79 to 86 (123) and 418 to 479 (708); with repeated keys 87 (141) and 400 to 480
-        # (703); with query groups stacked along the sequence, which needs a mask if causal, 67 to 82 (132) and 415 to
-        # 475 (686), but for 2,048 positions 368 (588), against 186 (302) here.
+        # Forward and backward of [4, 8, 512, 64] with 2 key heads in float32, on two EPYC cores: 79 to 86 ms; with
+        # repeated keys 87; with query groups stacked along the sequence, which needs a mask if causal, 67 to 82, but
+        # for 2,048 positions 368 instead of 186. In bfloat16 all three take 400 to 480 ms.
         return functional.scaled_dot_product_attention(
             queries,
             keys,
@@ -233,8 +232,8 @@ def _of_inputs(operands: Given, bias: Tensor | None, scale: float, *, is_causal:
 
 def _pays_in_tiles(num_positions: int) -> bool:
     """Whether the backward pass of causal attention is faster in tiles: the kernel takes 512 keys at a time, even if
-    none of its queries sees them. [4, 8, 512, 64] with 2 key heads: 45 ms instead of 55 on two EPYC cores, 78 instead
-    of 101 on one; 1,024 positions: 66 either way."""
+    none of its queries sees them. [4, 8, 512, 64] with 2 key heads on two EPYC cores: 45 ms instead of 55; 1,024
+    positions: 66 either way."""
     return QUERIES_AT_ONCE < num_positions <= 4 * QUERIES_AT_ONCE
 
 

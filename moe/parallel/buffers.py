@@ -1,8 +1,8 @@
 """Buffers of a parameter that persist between steps: a copy in the compute dtype, and a gradient buffer.
 
-New memory is expensive on a CPU: the system maps it page by page, and reclaims blocks of many megabytes at once.
-Buffers are no state: checkpoints contain only parameters. Code that updates parameters must call `keep_buffers` once
-and `values_changed` after each update: fused optimizers do not even increment a tensor's version.
+New memory is expensive on a CPU: the system maps it page by page, and reclaims large blocks at once. Checkpoints do not
+contain buffers. Code that updates parameters must call `keep_buffers` once and `values_changed` after each update:
+fused optimizers do not even increment a tensor's version.
 """
 
 from typing import Any

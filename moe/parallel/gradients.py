@@ -74,7 +74,7 @@ def clip_by_global_norm(parameters: list[LocalParameter], layout: Layout, max_no
     on every rank.
 
     Call after `reduce_gradients`. Without `max_norm` it only measures. A norm that is not finite scales nothing, so
-    that the fault can be found in the gradient that has it.
+    that its cause remains visible in the gradients.
     """
     by_copies: dict[int, list[Tensor]] = {}
     for parameter in parameters:

@@ -27,9 +27,8 @@ def world_size() -> int:
 
 
 def broadcast_from_rank0(ask: Callable[[], Any]) -> Any:
-    """Return the result of `ask` on rank 0 to every rank. Other ranks do not call it, and wait as long as rank 0 works,
-    whatever the process group's timeout. Its exception is raised on rank 0, and RuntimeError on the others, so that
-    none keeps waiting."""
+    """Call `ask` on rank 0 and return its result on every rank. The others wait as long as rank 0 works, whatever the
+    process group's timeout. Its exception is raised on rank 0, and RuntimeError on the others."""
     if world_size() == 1:
         return json.loads(_text(ask()))
     content, failure = b"", None

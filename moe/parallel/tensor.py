@@ -27,7 +27,8 @@ class SequenceSharded(Protocol):
 
 @dataclass(frozen=True)
 class SequenceShard:
-    """Sharding of T tokens over n ranks: ceil(T / n) consecutive tokens each; the last shares may be shorter or empty."""
+    """Sharding of T tokens over n ranks: ceil(T / n) consecutive tokens each; the last shares may be shorter, or
+    empty."""
 
     num_tokens: int
     group: dist.ProcessGroup | None = None

@@ -63,9 +63,9 @@ def route(
 ) -> Routing:
     """Route tokens to experts with the router that `spec` selects.
 
-    `logits` `[G, S, E]`, any float dtype; groups are independent. Random choices are keyed by `layer` and by the step,
-    seed and ids in `tokens`; `state` is the router's state from earlier steps. Padded logits count as zeros. Raises
-    ValueError for arguments of a wrong type or shape, and for `tokens` that do not match the logits.
+    `logits` `[G, S, E]`, any float dtype; groups are independent, and padded logits count as zeros. Random choices are
+    keyed by `layer` and by the step, seed and ids in `tokens`. Raises ValueError for arguments of a wrong type or
+    shape, and for `tokens` that do not match the logits.
     """
     if not isinstance(spec, MoESpec):
         raise ValueError(f"spec (={type(spec).__name__}) must be a MoESpec")

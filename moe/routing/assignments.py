@@ -8,10 +8,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Assignments:
-    """Kept choices as rows, sorted by expert, then group, then position in the expert's buffer.
+    """Kept choices as rows, sorted by expert, then group, then position in the expert's buffer for that group.
 
-    For n rows: `token`, `expert` and `position` (in the expert's buffer for the token's group) int64 `[n]`, `weight`
-    `[n]`, at least float32.
+    `token`, `expert` and `position` int64 `[n]`; `weight` `[n]`, at least float32.
     """
 
     token: Tensor
@@ -19,8 +18,7 @@ class Assignments:
     weight: Tensor
     position: Tensor
     rows_by_token: Tensor
-    """int64 `[n]`: row indices sorted by token; within a token by preference under token choice, by expert under expert
-    choice."""
+    """int64 `[n]`: row indices sorted by token, then by preference, or by expert under expert choice."""
     first_by_token: Tensor
     """int64 `[T]`: offset of each token's first row in `rows_by_token`."""
     load: Tensor
@@ -74,15 +72,15 @@ class Assignments:
 
 
 def counted(values: Tensor, num_values: int) -> Tensor:
-    """int64 `[num_values]`: number of occurrences of 0, 1, ... in `values`. `torch.bincount` would synchronize a
-    GPU."""
+    """int64 `[num_values]`: occurrences of 0, 1, ... in `values`, without the GPU synchronization of
+    `torch.bincount`."""
     increments = values.new_ones(()).expand_as(values)
     return values.new_zeros(num_values).index_add_(0, values, increments)
 
 
 def positions(chosen: Tensor, number: int) -> Tensor:
-    """int64 `[number]`: indices where `chosen` bool `[n]` is True. `number` is how many there are: `nonzero` would
-    synchronize a GPU."""
+    """int64 `[number]`: indices of the `number` True entries of `chosen` bool `[n]`, without the GPU synchronization of
+    `nonzero`."""
     place = torch.where(chosen, chosen.cumsum(0) - 1, number)
     indices = torch.arange(chosen.numel(), device=chosen.device)
     return place.new_empty(number + 1).scatter_(0, place, indices)[:number]

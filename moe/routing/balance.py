@@ -14,9 +14,9 @@ def load_balancing_loss(
     """(auxiliary loss, number of scopes): mean over the scopes with real tokens of E · sum_e f_e · P_e; 1 when uniform.
 
     `probs` `[G, S, E]`; `expert` int64 `[G, S, K]`, choices before capacity; `real` bool `[G, S]`. f_e is the fraction
-    of a scope's choices that went to e, P_e the mean probability of e over its tokens
+    of a scope's choices that went to e, P_e its mean probability
     (arXiv 2101.03961, eq. 4 to 6; with K choices, arXiv 2401.06066, eq. 12 to 14). For the global batch, f is from the
-    previous step, and the scopes are the real tokens. Raises ValueError if a group does not divide into sequences.
+    previous step, and scopes are real tokens. Raises ValueError if a group does not divide into sequences.
 
     Computed as 1 + E · sum_e (f_e - 1/E) · P_e, since P sums to 1: even load, as before the first step, has a gradient
     of exactly zero, not rounding noise, which some optimizers would scale to a full step.

@@ -23,8 +23,8 @@ class Pairs(NamedTuple):
 class Choices(ABC):
     """Experts of each token, as tensors on the device.
 
-    Allocating rows requires their number on the host, which synchronizes a GPU: a dispatcher reads `device_counts`
-    together with all other counts it needs.
+    `to_rows` needs counts on the host, which synchronizes a GPU: a dispatcher reads `device_counts` together with all
+    other counts it needs.
     """
 
     @property

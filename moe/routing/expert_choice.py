@@ -16,9 +16,9 @@ from moe.spec.routers import ExpertChoiceSpec
 
 
 class ExpertChoice(Router[ExpertChoiceSpec]):
-    """Router by expert choice: in each group, every expert takes the C tokens with the highest probability for it. A
-    token may have any number of experts, including none. C follows from a group's real tokens, so padding changes
-    nothing. Training and evaluation are alike."""
+    """Router by expert choice: in each group, every expert takes the C tokens with the highest probability for it; a
+    token may have any number of experts. C follows from real tokens, so padding changes nothing. Training and
+    evaluation are alike."""
 
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         num_groups, group_tokens, num_experts = logits.shape

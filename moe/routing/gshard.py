@@ -15,10 +15,10 @@ from moe.spec.routers import GShardTop2Spec
 
 
 class GShardTop2(Router[GShardTop2Spec]):
-    """Top-2 router: the best expert and, if the second-expert policy accepts it, another one.
+    """Top-2 router: the best expert and, if the second-expert policy accepts it, another one. Replayed choices are
+    subject to the policy too.
 
-    In training a token is dropped if its expert's buffer is full; evaluation keeps both choices and draws no random
-    numbers. Replayed choices are subject to the policy too.
+    Training drops tokens whose expert's buffer is full; evaluation keeps both choices and draws no random numbers.
     """
 
     replays = True

@@ -9,8 +9,8 @@ from torch import Tensor
 def logistic(x: Tensor) -> Tensor:
     """Return 1 / (1 + exp(-x)) in the shape and dtype of `x`, within two units in the last place.
 
-    `torch.sigmoid` uses another formula for the elements beyond the last full SIMD vector, so equal logits could get
-    unequal scores, and the number of rows could decide between two experts.
+    `torch.sigmoid` uses another formula beyond the last full SIMD vector, so the scores of equal logits, and the choice
+    between two experts, could depend on the number of rows.
     """
     return _Logistic.apply(x)
 

@@ -90,9 +90,9 @@ def _longer(rows: Tensor, number: int) -> Tensor:
 def recorded(model: nn.Module) -> Iterator[Recording]:
     """Record the choices of every MoE layer of `model` in the forward passes within the context.
 
-    A position that passes several times, as under activation recomputation, must choose the same experts each time.
-    Raises ValueError for a model without MoE layers, for routers by expert choice, and if no layer was called, as by a
-    captured program, which bypasses the router.
+    Under activation recomputation, a position must choose the same experts each time. Raises ValueError for a model
+    without MoE layers, for routers by expert choice, and if no layer was called: a captured program bypasses the
+    router.
     """
     recording, layers = Recording(), routed_layers(model, "recorded")
     before = [layer.route for layer in layers]

@@ -1,7 +1,7 @@
 """Replay of recorded routing: tokens go to the recorded experts instead of the router's choices.
 
-Weights come from the layer's own logits for these experts, so gradients flow as usual; capacity, second-expert
-policies, auxiliary losses and load statistics apply as usual too.
+Weights come from the layer's own logits, so gradients flow as usual; capacity, second-expert policies, auxiliary losses
+and load statistics apply as usual too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,9 +24,9 @@ def replayed(model: nn.Module, recording: Mapping[int, Tensor] | Tensor) -> Iter
     position's row, or the router's choice if that row is -1.
 
     `recording` maps layer numbers to `[T, K]` of any integer dtype, or is `[L, T, K]` for the MoE layers in order. Rows
-    are indexed by `TokenContext.ids`, so any part of the batch may pass, on any layout. With activation recomputation,
-    the backward pass belongs in the context too. Raises ValueError for routers by expert choice, a recording of a wrong
-    shape, a token without a row, and if no layer was called, as by a captured program, which bypasses the router.
+    are indexed by `TokenContext.ids`, for any part of the batch and any layout. With activation recomputation, the
+    backward pass belongs in the context too. Raises ValueError for routers by expert choice, a recording of a wrong
+    shape, a token without a row, and if no layer was called: a captured program bypasses the router.
     """
     layers = routed_layers(model, "replayed")
     rows = _by_layer(recording, layers)

@@ -19,11 +19,11 @@ _ROUNDING = 256
 
 
 class SinkhornTopK(Router[SinkhornTopKSpec]):
-    """Top-k router by a nearly balanced transport plan of each group in training, and by logits in evaluation. Weights
-    are probabilities (sigmoids of the logits if K is 1). There is no auxiliary loss.
+    """Top-k router by a nearly balanced transport plan per group in training, and by logits in evaluation. Weights are
+    probabilities (sigmoids of the logits if K is 1); there is no auxiliary loss.
 
-    A plan has ties for a lone token, or for tokens that are all equal. They go to the higher logit, then to the lower
-    index; rounding decides none of them.
+    Ties in the plan, as of a lone token or of equal tokens, go to the higher logit, then to the lower index, whatever
+    the rounding.
     """
 
     replays = True
@@ -48,8 +48,8 @@ class SinkhornTopK(Router[SinkhornTopKSpec]):
 
 
 def transport_plan(logits: Tensor, real: Tensor, num_iterations: int) -> Tensor:
-    """Logarithm, up to a constant per token, of the transport plan `[G, S, E]` closest to exp(logits) that gives the
-    same mass to all real tokens of a group, and to all experts. Padding has no mass.
+    """Logarithm, up to a constant per token, of the transport plan `[G, S, E]` closest to exp(logits): equal mass for
+    all real tokens of a group and for all experts, none for padding.
 
     Alternates row and column normalization in log space (Cuturi, arXiv 1306.0895).
     """

@@ -31,7 +31,7 @@ class TokenContext:
 
     ids: Tensor | None = None
     """int64: each token's position in the global batch, the key of its random choices. `[G, S]`, the shape of x without
-    its last dimension, or flat; that shape reversed is ambiguous, and refused unless a side is 1."""
+    its last dimension, or flat; the reversed shape is refused as ambiguous, unless a side is 1."""
     padding: Tensor | None = None
     """bool, True for padding, in the shape of `ids`."""
     step: int | Tensor = 0

@@ -8,7 +8,7 @@ from moe.parallel.accelerator import accelerator
 
 _ROUNDING = 64
 """Tolerance for log-probabilities that are equal up to rounding, in units of the dtype's epsilon times the largest
-logit. In float32 it is a hundredth of the distance between a few thousand tokens."""
+logit; in float32 a hundredth of the distance between a few thousand tokens."""
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:
@@ -49,8 +49,8 @@ def places_of_close(probabilities: Tensor, logits: Tensor, real: Tensor) -> Tens
     highest, equal for values that are equal up to rounding. The tolerance follows from the `logits` `[G, S, E]` of
     `real` tokens `[G, S]`.
 
-    Tokens that are equal in exact arithmetic, such as the first tokens of two documents, differ by rounding on ranks
-    that sum in another order. Selection by these ranks, with ties in token order, is the same everywhere.
+    Tokens that are equal in exact arithmetic, such as the first of two documents, differ by rounding on ranks that sum
+    in another order. Selection by these ranks, with ties in token order, is the same everywhere.
     """
     if not probabilities.numel():
         return torch.zeros_like(probabilities, dtype=torch.int64)
