@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from moe import sharding
-from moe.spec import SpecError
+from moe.spec import ProblemCode, SpecError
+from tests import refusals
 from tests.sharding.on_ranks import cores
 from tests.sharding.refused import BATCH, MESH, Plain, lines_of, refused
 
@@ -205,6 +206,40 @@ def test_what_cannot_be_captured_is_told_with_the_users_line(which: str) -> None
     assert message.startswith(line_of(mark)), message
     assert rule in message
     assert remedy in message
+
+
+@torch.library.custom_op("shardyard_tests::without_fake", mutates_args=())
+def custom_without_fake(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+torch.library.define("shardyard_tests::without_meta", "(Tensor x) -> Tensor")
+torch.library.impl("shardyard_tests::without_meta", "CPU", lambda x: x.clone())
+
+
+def calls_custom(module: Plain, h: Tensor) -> Tensor:
+    return custom_without_fake(h)  # a custom operator
+
+
+def calls_library(module: Plain, h: Tensor) -> Tensor:
+    return torch.ops.shardyard_tests.without_meta(h)  # an operator of a library
+
+
+@pytest.mark.parametrize(
+    ("between", "mark", "code"),
+    [
+        (wrong_shape, "does not run", "user_code"),
+        (reads, "reads a value", "not_capturable"),
+        (calls_custom, "a custom operator", "not_capturable"),
+        (calls_library, "an operator of a library", "not_capturable"),
+    ],
+    ids=["does not run", "reads a value", "a custom operator", "an operator of a library"],
+)
+def test_code_of_the_users_that_fails_is_told_apart_from_what_cannot_be_captured(
+    between: Callable[[Plain, Tensor], Tensor], mark: str, code: ProblemCode
+) -> None:
+    with refusals.refused(code, line_of(mark), "Plain"):
+        sharding.plan(Plain(between), BATCH, cores(1))
 
 
 def clocked(module: Plain, h: Tensor) -> Tensor:

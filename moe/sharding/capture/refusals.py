@@ -1,5 +1,6 @@
 """Problems of modules that cannot be captured: the user's line, the rule and the remedy."""
 
+import re
 import sys
 from collections.abc import Callable
 from enum import Enum
@@ -12,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from moe.sharding import torch_private
 from moe.sharding.lines import checking_function, line_of, line_of_forward, user_line
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, ProblemCode, SpecError
 
 _READS = (".numpy()", "data-dependent", "data dependent", "data is not allocated yet")
 
@@ -22,6 +23,7 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
     where = user_line(error) or line_of_forward(module)
     cause = error.__cause__ or error
     text = str(cause).strip() or type(cause).__name__
+    code: ProblemCode = "not_capturable"
     match cause:
         case torch_private.DataDependentOutputException():
             rule, remedy = _of_read(error)
@@ -34,6 +36,10 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
                 remedy = (
                     "return the log-probabilities, and compute the loss of what the applied module returns"
                 )
+        case torch_private.UnsupportedOperatorException():
+            rule, remedy = _without_fake(str(cause.func))
+        case _ if (custom_operator := _CUSTOM_WITHOUT_FAKE.search(text)) is not None:
+            rule, remedy = _without_fake(custom_operator[1])
         case _ if any(phrase in text.lower() for phrase in _READS):
             rule, remedy = _READ
         case AssertionError() if "Unexpected fake" in text:
@@ -51,12 +57,24 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
             rule = "must only compute: what it does is not for one graph of forward and backward pass"
             remedy = "call backward, and optimizers, outside of the module"
         case _:
+            code = "user_code"
             rule = f"cannot be captured: {type(cause).__name__}: {text.splitlines()[0]}"
             remedy = "correct the module so that it runs on the sample"
     if (rule, remedy) == _READ and (function := checking_function(error)):
         rule = f"must not call {function}, which reads a tensor's values to check them"
         remedy = "write out what it computes, without the check"
-    return SpecError(Problem("not_capturable", where, _path_of(module, error), rule, remedy))
+    return SpecError(Problem(code, where, _path_of(module, error), rule, remedy))
+
+
+_CUSTOM_WITHOUT_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\((.+?)\)>")
+
+
+def _without_fake(operator: str) -> tuple[str, str]:
+    """(rule, remedy) for an operator that cannot run on fake tensors."""
+    return (
+        f"calls {operator}, which has no fake implementation that gives the shapes of its results",
+        "register one with torch.library.register_fake",
+    )
 
 
 _POSITIONS = (
