@@ -30,7 +30,7 @@ from moe.sharding.solve.accumulate import AXIS
 from moe.sharding.solve.captured_request import capture_request
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.no_room import no_room
-from moe.sharding.solve.request import ShardingRequest, asked_cluster
+from moe.sharding.solve.request import ShardingRequest, resolve_cluster
 from moe.sharding.solve.solution import ShardingSolution
 from moe.sharding.solve.strategies import best_strategy
 from moe.spec import Problem, SpecError
@@ -82,7 +82,7 @@ def plan(
         try:
             axes = axes_of_mesh(mesh)
             request = ShardingRequest(
-                model=model, sample=arguments_of_sample(model, sample), cluster=asked_cluster(cluster),
+                model=model, sample=arguments_of_sample(model, sample), cluster=resolve_cluster(cluster),
                 hints=hints_of_torch({} if hints is None else hints, axes), loss=loss, mesh=axes,
                 replicate=replicate, optimizer_slots=optimizer_slots, search=search, micro_batches=micro_batches,
                 recompute=recompute,
@@ -193,7 +193,7 @@ def _memory(
 
 def _annotated_placements(capture: CapturedGraph, assignment: Assignment, num_axes: int) -> dict[str, str]:
     return {
-        f"{_said_of(capture, node)} {list(shape_of(node))}": in_words(
+        f"{_annotation_label(capture, node)} {list(shape_of(node))}": in_words(
             result_placements(assignment.options[node.name])[-num_axes:]
         )
         for node in capture.graph.graph.nodes
@@ -201,7 +201,7 @@ def _annotated_placements(capture: CapturedGraph, assignment: Assignment, num_ax
     }
 
 
-def _said_of(capture: CapturedGraph, node: fx.Node) -> str:
-    """What is annotated: the line, or the name of what a graph begins with."""
+def _annotation_label(capture: CapturedGraph, node: fx.Node) -> str:
+    """Label of an annotation: its line, or the name of the annotated input, parameter or buffer."""
     leaf = capture.leaves.get(operands(node)[0])
     return str(node.meta.get("where") or (leaf.name if leaf else node.name))

@@ -4,7 +4,7 @@ import pytest
 
 from moe.plan import Cluster
 from moe.sharding.solve.own_cluster import cluster_of_gpus
-from moe.sharding.solve.request import asked_cluster
+from moe.sharding.solve.request import resolve_cluster
 
 GIB = 1 << 30
 
@@ -44,5 +44,5 @@ def test_ranks_are_spread_over_machines(num_gpus: int, num_ranks: int, shape: tu
 def test_where_there_are_no_gpus_it_is_cores():
     import torch
 
-    cluster = asked_cluster(None)
+    cluster = resolve_cluster(None)
     assert cluster.traits.kind == ("cuda" if torch.cuda.is_available() else "cpu")

@@ -426,7 +426,7 @@ class _Step(torch.autograd.Function):
                 arguments.append(_tangent(tangents, program.tangents[number], ctx.outputs))
         del saved_tensors, leaves, tensors
         ctx.maybe_clear_saved_tensors()  # the program lets go of each after its last use, unless the graph is retained
-        with module.draws.being(ctx.draws):
+        with module.draws.set_to(ctx.draws):
             gradients = program.backward(module.mesh, arguments)
         tangent_numbers = {at for at, tangent in enumerate(tangents) if tangent is not None}
         gradients = [

@@ -13,7 +13,7 @@ class Draws:
     step: int = 0
 
     @contextmanager
-    def being(self, source: "Draws") -> Iterator[None]:
+    def set_to(self, source: "Draws") -> Iterator[None]:
         """Context with another seed and step: a backward pass draws the same numbers as its forward pass, whatever ran
         in between."""
         now = self.seed, self.step

@@ -113,7 +113,7 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-def asked_cluster(cluster: Any) -> Cluster:
+def resolve_cluster(cluster: Any) -> Cluster:
     """The given cluster, or the one that a file describes; without either, one device of this machine's kind for each
     rank. Raises SpecError."""
     if cluster is None:

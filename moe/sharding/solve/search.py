@@ -97,9 +97,9 @@ class PlacementSearch:
         }
 
     def _solve(
-        self, choices: AllowedOptions, room: float, max_s: float = INFINITY, *, quick: bool = False
+        self, choices: AllowedOptions, memory_factor: float, max_s: float = INFINITY, *, quick: bool = False
     ) -> ShardingSolution | None:
-        limits = replace(self.limits, memory_bytes=self.limits.memory_bytes * room)
+        limits = replace(self.limits, memory_bytes=self.limits.memory_bytes * memory_factor)
         return PlacementProgram(
             self.capture, self.costs, self.rule_of, limits, self.pins, self.classes, choices, self.bound
         ).solve(max_s, quick=quick)
