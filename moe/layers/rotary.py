@@ -164,7 +164,6 @@ class _Rotation(torch.autograd.Function):
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, sign: int) -> Tensor:
     # Forward and backward of [4, 8, 512, 64] on two EPYC cores, in float32 and bfloat16: 2.3 and 2.8 ms in halves, 1.3
-    # Forward and backward of [4, 8, 512, 64] on two EPYC cores, in float32 and bfloat16: 2.3 and 2.8 ms in halves, 1.3
     # and 2.0 interleaved; by the usual products with full-width tables 5.3 and 3.2; interleaved as strided halves 6.0
     # and 7.1.
     dim, wide = 2 * cos.shape[-1], torch.promote_types(x.dtype, cos.dtype)
