@@ -13,7 +13,6 @@ Sharding = Literal["optimizer", "gradients", "parameters"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 SHARDINGS: tuple[Sharding, ...] = ("optimizer", "gradients", "parameters")
 CHUNKS = (1, 2, 4)
-"""Values of `num_chunks` that the search tries."""
 
 
 @dataclass(frozen=True)
@@ -23,27 +22,24 @@ class Options:
     __pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     sharding: Sharding = "parameters"
-    """State sharded over `fsdp` and `expert_fsdp` ranks: optimizer state, plus gradients, plus parameters (ZeRO-1,
-    2, 3)."""
+    """State sharded over `fsdp` and `expert_fsdp` ranks; each value includes those before it (ZeRO-1, 2, 3)."""
     recompute: Recompute = "none"
-    """Activation recomputation: none; selective, of the hidden states of feed-forward layers and experts; full, of
-    whole blocks."""
+    """Activation recomputation: none, hidden states of feed-forward layers and experts, or whole blocks."""
     virtual_stages: Count = 1
-    """Virtual stages (model chunks) of each pipeline stage."""
+    """Model chunks per pipeline stage."""
     num_chunks: Count = 1
-    """Chunks that the dispatched rows are split into, to overlap all-to-all and computation."""
+    """Chunks of dispatched rows, to overlap all-to-all and computation."""
     overlap: bool = False
-    """Whether the all-to-all of one micro-batch overlaps with the computation of another."""
+    """Whether one micro-batch's all-to-all overlaps with another's computation."""
     ranks_per_node: Count | None = None
-    """Hierarchical dispatch with this many ranks per node: a token is sent to another node once, however many of its
-    experts are there. None sends it to each expert's rank directly."""
+    """Hierarchical dispatch: ranks per node; a token is sent to another node once, however many of its experts are
+    there. None sends it to each expert's rank."""
     micro_batch_groups: Count = 1
     """Token groups of a micro-batch on one data rank."""
     num_micro_batches: Count = 1
-    """The same on every rank: ranks with fewer groups join the collectives with empty micro-batches."""
+    """The same on every rank; ranks with fewer token groups join the collectives with empty micro-batches."""
     max_rows: Count | None = None
-    """Most rows of a chunk that a rank receives; if more are routed to its experts, there are more chunks. None
-    means no bound."""
+    """Most rows that a rank receives per chunk; excess rows take more chunks. None for no bound."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class Candidate:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Tie-breaking key for candidates of equal predicted step time: prefers the fewest splits."""
+        """Tie-breaking key at equal step times: the fewest splits first."""
         of = self.options
         return (*self.degrees.order, of.sharding, of.virtual_stages, of.overlap, of.num_chunks,
                 of.ranks_per_node or 0, -of.micro_batch_groups, RECOMPUTES.index(of.recompute))  # fmt: skip

@@ -8,14 +8,13 @@ from moe.plan.search.explain import number_of, size_of
 
 
 class Causes:
-    """Explains step-time differences by facts of the two layouts that point in the same direction. Phrased about the
-    first plan, compared with the second."""
+    """Explains step-time differences by facts of the layouts that point the same way. Phrased about the first plan."""
 
     def __init__(self, first: Plan, second: Plan, ranks_per_node: int | None = None) -> None:
         self._first, self._second, self._node = first, second, ranks_per_node
 
     def cause(self, kind: str, is_more: bool) -> str:
-        """Return why the first plan has more, or less, of a kind of time; empty if the layouts do not explain it."""
+        """Return why the first plan has more, or less, of a kind of time; empty if unexplained."""
         if self._first.module is not None or self._second.module is not None:
             return ""
         cause_of = {

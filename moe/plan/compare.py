@@ -1,4 +1,4 @@
-"""Comparison of two plans, term by term and in sentences: why one is predicted to be faster."""
+"""Comparison of two plans, as numbers and in sentences."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ T = TypeVar("T")
 Value = bool | int | str | None
 
 LARGEST = 5
-"""Most kinds of time that are listed one by one."""
+"""Most kinds of time listed one by one."""
 SHARE = 0.02
-"""Share of the slower step below which a kind of time is summed with the others."""
+"""Share of the slower step below which kinds of time are summed."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class CostTerm:
 
     @property
     def difference(self) -> float:
-        """Second minus first."""
         return self.second - self.first
 
 
@@ -48,21 +47,18 @@ class Comparison:
     layout: Mapping[str, Both[Value]]
     """Degrees and options that differ; of modules, axes of the mesh."""
     priced_for: Mapping[str, Both[Value]]
-    """Of profile, software, device type, pools, stages, number of workers and tokens per step, those that differ."""
+    """Profile, software, devices, pools, stages, workers and tokens per step, where they differ."""
     made_for: Mapping[str, Both[str | None]]
-    """Digests of the planner's inputs that differ; None if a plan does not have them."""
+    """Digests of planner inputs that differ; None if a plan has none."""
     time: Mapping[str, CostTerm]
     """Step seconds by kind."""
     hidden: CostTerm
-    """Seconds of collectives overlapped with computation; not part of the step."""
+    """Seconds of overlapped collectives; not part of the step."""
     memory: Mapping[str, CostTerm]
-    """Bytes by kind on the fullest device."""
     limit: CostTerm
-    """Memory of a device."""
 
     @property
     def step(self) -> CostTerm:
-        """Step seconds."""
         return CostTerm(
             *(fsum(getattr(term, side) for term in self.time.values()) for side in ("first", "second"))
         )
@@ -74,12 +70,11 @@ class Comparison:
 
     @property
     def job_memory(self) -> Mapping[str, CostTerm]:
-        """Bytes by kind of the job itself, without the allowance."""
+        """Bytes by kind, without the allowance."""
         return {kind: term for kind, term in self.memory.items() if kind != "allowance"}
 
     @property
     def job_bytes(self) -> CostTerm:
-        """Sum of `job_memory`."""
         return _sum_of(self.job_memory)
 
     @property
@@ -153,9 +148,8 @@ def _terms(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str,
 def sentences(
     first: Plan, second: Plan, names: Names = Names(), ranks_per_node: int | None = None
 ) -> tuple[str, ...]:
-    """Say why the first plan is predicted to be faster or slower than the second: the largest time differences
-    first, each with its cause if the layouts explain it; then memory, and other differences. `ranks_per_node`: of
-    their common cluster, if known."""
+    """Say why the first plan is predicted to be faster or slower: the largest time differences first, with causes,
+    then memory and other differences. `ranks_per_node`: of their common cluster, if known."""
     comparison, first_s, second_s = compare(first, second), first.predicted.step_s, second.predicted.step_s
     lines = [_headline(first, second, names)]
     causes = Causes(first, second, _node(first, second, ranks_per_node))
@@ -231,7 +225,7 @@ _WORDS = {"profile": "executor", "software": "host times and rates", "device_typ
 
 
 def made_for_in_words(first: Plan, second: Plan, names: Names = Names()) -> str:
-    """Say whether two plans were made for the same inputs, and which differ."""
+    """Say whether two plans were made for the same inputs."""
     silent = [name for name, plan in zip(names, (first, second), strict=True) if plan.made_for is None]
     if silent:
         verb = "tells" if len(silent) == 1 else "tell"

@@ -19,7 +19,7 @@ class WorkSplit(NamedTuple):
 
 
 class ShardCounts(NamedTuple):
-    """Number of shards that parameters are split into along each mesh axis."""
+    """Number of shards of parameters along each mesh axis."""
 
     tensor: int = 1
     fsdp: int = 1
@@ -35,25 +35,24 @@ class ShardCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class Degrees:
-    """Number of ranks along each axis of the two meshes.
+    """Number of ranks along each mesh axis.
 
-    Two meshes are folded from the same ranks: (data, context, tensor) for all parameters outside experts, and
-    (expert-data, expert, expert-tensor) for expert parameters. The last axis varies fastest, so the ranks of one
-    tensor or expert group are consecutive and share a node if nodes are large enough.
+    Two meshes are folded from the same ranks: (data, context, tensor) for parameters outside experts, and
+    (expert-data, expert, expert-tensor) for expert parameters. The last axis varies fastest, so that the ranks of a
+    tensor or expert group are consecutive and, if nodes are large enough, share a node.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     expert: Count = 1
-    """Expert parallelism: ranks that the experts of each layer are spread over."""
+    """Ranks that a layer's experts are spread over."""
     data: Count = 1
-    """Expert-data parallelism: ranks that hold the same expert shards."""
+    """Expert-data parallelism: ranks with the same expert shards."""
     tensor: Count = 1
-    """Tensor parallelism: ranks that split attention heads and dense feed-forward layers. The other layers are
-    sequence-parallel: each rank works on its share of the tokens."""
+    """Ranks that split attention heads and dense feed-forward layers; other layers are sequence-parallel."""
     fsdp: Count = 1
-    """Data and context ranks that shard each parameter outside experts and gather it where it is used: 1 replicates
-    it, all of them is FSDP, in between is HSDP."""
+    """Data and context ranks that shard a parameter outside experts: 1 replicates it, all is FSDP, in between is
+    HSDP."""
     expert_tensor: Count = 1
     """Ranks that split the hidden dimension of each expert."""
     expert_fsdp: Count = 1
@@ -65,7 +64,6 @@ class Degrees:
 
     @property
     def stage_workers(self) -> int:
-        """Ranks of one pipeline stage."""
         return self.expert * self.expert_tensor * self.data
 
     @property
@@ -74,17 +72,17 @@ class Degrees:
 
     @property
     def data_ranks(self) -> int:
-        """Ranks of a stage with token groups of their own: the ranks of one tensor or context group share theirs."""
+        """Ranks of a stage with their own token groups; a tensor or context group shares them."""
         return self.stage_workers // (self.tensor * self.context)
 
     @property
     def replica_ranks(self) -> int:
-        """Ranks of a stage with the same shards of the parameters outside experts: data ranks times context ranks."""
+        """Ranks of a stage with the same shards outside experts: data times context ranks."""
         return self.stage_workers // self.tensor
 
     @property
     def axes(self) -> dict[str, int]:
-        """Number of ranks by axis, for the axes of both meshes."""
+        """Number of ranks by axis of both meshes."""
         return {
             "pipeline": self.pipeline,
             "data_replica": max(1, self.data_ranks // self.fsdp),
@@ -99,7 +97,7 @@ class Degrees:
 
     @property
     def num_further_axes(self) -> int:
-        """Number of axes in use besides data and expert."""
+        """Number of axes in use beside data and expert."""
         return sum(degree > 1 for degree in (self.tensor, self.context, self.expert_tensor, self.pipeline))
 
     @property

@@ -12,7 +12,7 @@ _OF_A_PEER = "the layout of a peer"
 
 
 def check_asked(spec: JobSpec) -> None:
-    """Raise SpecError if the job explicitly asks for a feature that no executor supports."""
+    """Raise SpecError if the job asks for a feature without an executor."""
     parallel = spec.parallel
     candidate = Candidate(
         Degrees(pipeline=max(parallel.pipeline or 1, parallel.virtual_stages or 1), context=parallel.context or 1,
@@ -24,7 +24,7 @@ def check_asked(spec: JobSpec) -> None:
 
 
 def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName) -> tuple[str, ...]:
-    """Names of the features of a job and its layout that cannot be run yet; a peer's layout is always among them."""
+    """Features of a job and its layout that cannot be run yet; a peer's layout is always one."""
     layout = (_OF_A_PEER,) if profile != "ours" else ()
     return (*layout, *_without_executor(candidate), *_of_arithmetic(spec))
 
@@ -39,7 +39,7 @@ def _of_arithmetic(spec: JobSpec) -> list[str]:
 
 
 def refusal(plan: Plan) -> Problem | None:
-    """Return the reason why a plan, including one written by hand, cannot be run; None if it can."""
+    """Return why a plan, even one written by hand, cannot be run; None if it can."""
     features = dict.fromkeys((*plan.not_yet, *_without_executor(plan.candidate)))
     if plan.profile != "ours":
         features[_OF_A_PEER] = None
@@ -47,13 +47,13 @@ def refusal(plan: Plan) -> Problem | None:
 
 
 def cannot_be_run(features: Sequence[str], path: str = "parallel") -> Problem:
-    """Problem for a job none of whose layouts can be run yet, or for a plan."""
+    """Problem of a plan, or of a job with no runnable layout."""
     return Problem("not_runnable", path, None, f"asks for what cannot be run yet: {', '.join(features)}",
                    "leave it out, or only plan it: shardyard plan")  # fmt: skip
 
 
 def _without_executor(candidate: Candidate) -> list[str]:
-    """Degrees and options that no executor supports."""
+    """Degrees and options without an executor."""
     degrees, options, features = candidate.degrees, candidate.options, []
     if degrees.pipeline > 1:
         features.append("pipeline stages")

@@ -7,7 +7,7 @@ from moe.spec.errors import Problem
 
 
 def fit_problems(model: ModelSpec, degrees: Mapping[str, int]) -> list[Problem]:
-    """Return a Problem for each model dimension that its degree in `degrees` (by axis) does not divide."""
+    """Return a Problem for each model dimension that its axis's degree does not divide."""
     problems = []
     for path, number, axis, why in divided_dims(model):
         degree = degrees.get(axis, 1)

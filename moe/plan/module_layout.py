@@ -1,4 +1,4 @@
-"""Sharding of a user's module as part of a plan: plain values, because this package imports no torch."""
+"""Sharding of a user's module in a plan: plain values, as this package imports no torch."""
 
 from typing import Any
 

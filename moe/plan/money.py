@@ -1,4 +1,4 @@
-"""Predicted price of an hour, a step, tokens and a run, if the cluster has a price."""
+"""Predicted price of an hour, a step, tokens and a run."""
 
 from moe.spec.base import Frozen, NonNegative
 
@@ -7,15 +7,15 @@ _MILLION = 10**6
 
 
 class MoneyEstimate(Frozen):
-    """Predicted price, in the currency of the cluster's `price_per_hour`."""
+    """Predicted price, in the currency of `price_per_hour`."""
 
     per_hour: NonNegative
     """Price of all billed devices."""
     per_step: NonNegative
     per_million_tokens: NonNegative
-    """Counts positions, padding included, as the plan does; of a module, rows."""
+    """Positions, padding included; of a module, rows."""
     run: NonNegative | None = None
-    """Price of the whole job; None if its number of steps is unknown."""
+    """None if the number of steps is unknown."""
 
 
 def money_of(
@@ -26,7 +26,7 @@ def money_of(
     tokens_per_step: int,
     num_steps: int | None,
 ) -> MoneyEstimate | None:
-    """Return the price of `billed_devices` at `price_per_hour` each; None if the price is unknown."""
+    """Price of `billed_devices` at `price_per_hour` each; None if that is unknown."""
     if price_per_hour is None:
         return None
     per_hour = price_per_hour * billed_devices
@@ -47,5 +47,4 @@ def amount_of(money: float) -> str:
 
 
 def _round_amount(money: float) -> float:
-    """Round to six digits, as times are."""
     return float(f"{money:.6g}")

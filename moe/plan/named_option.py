@@ -9,7 +9,7 @@ Name = TypeVar("Name", bound=str)
 
 
 def one_of(place: str, value: object, names: Collection[Name]) -> Name | None:
-    """Return `value` as one of `names`; None if `value` is None. Raises SpecError if it is none of them."""
+    """Return `value` if it is one of `names`, or None. Raises SpecError for any other value."""
     if value is None:
         return None
     for name in names:

@@ -1,4 +1,4 @@
-"""SVG picture of a job's plan: the best layouts, with step time and memory by kind. Equal plans produce equal bytes."""
+"""SVG picture of a job's best layouts: step time and memory by kind. Equal plans give equal bytes."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,15 +42,14 @@ _BYTES = {
 """State violet, activations yellow, communication teal."""
 
 _NAMED, _BAR, _FIGURES = 268, 20, 92
-"""Widths of the columns of names and of figures, and the height of a bar."""
+"""Widths of names and figures, height of a bar."""
 _BARS = MARGIN + _NAMED + 62
-"""X position where bars begin."""
 _ROOM = WIDTH - MARGIN - _FIGURES - _BARS
 
 
 @dataclass(frozen=True)
 class LayoutRow:
-    """One layout. `time` and `memory` are None if a plan of an earlier release has only totals."""
+    """One layout. `time` and `memory` are None if an old plan has only totals."""
 
     layout: str
     beside: str
@@ -59,12 +58,11 @@ class LayoutRow:
     time: Mapping[str, float] | None
     memory: Mapping[str, int] | None
     limit: int
-    """Memory of the fullest device."""
 
 
 def draw_svg(plan: Plan) -> str:
-    """Draw the chosen layout and the runners-up, one row each with a bar of time and a bar of memory. All bars of a
-    kind have one scale. Raises SpecError for a module's plan, which has a single layout."""
+    """Draw a row per layout, the chosen one first, with a bar of time and one of memory, each kind on one scale.
+    Raises SpecError for a module's plan, which has a single layout."""
     if plan.module is not None:
         raise SpecError(
             Problem(
@@ -103,7 +101,7 @@ def rows_of(plan: Plan) -> list[LayoutRow]:
 
 
 def _job_memory(memory: MemoryEstimate) -> dict[str, int]:
-    """Bytes by kind without the allowance: the rest of the bar up to the limit is free."""
+    """Bytes by kind, without the allowance."""
     return {kind: amount for kind, amount in memory.by_kind().items() if kind != "allowance"}
 
 
@@ -111,7 +109,6 @@ _ORDER = [*vars(Degrees()), *(name for name in vars(Options()) if name != "micro
 
 
 def _in_words(layout: Mapping[str, bool | int | str]) -> str:
-    """Fields in a fixed order."""
 
     def place(name: str) -> int:
         return _ORDER.index(name) if name in _ORDER else len(_ORDER)
@@ -132,7 +129,6 @@ def _head(svg: Svg, plan: Plan, number: int) -> float:
 
 
 def _legend(svg: Svg, plan: Plan, rows: Sequence[LayoutRow], y: float) -> float:
-    """Draw the kinds that occur, on as many lines as needed."""
     for title, colours, breakdowns in (
         ("step", _TIME, [row.time for row in rows]),
         ("memory", _BYTES, [row.memory for row in rows]),
@@ -210,7 +206,6 @@ class _Bar:
     in_words: Callable[[float], str]
 
     def parts(self) -> Iterator[tuple[str, str, float]]:
-        """Yield (kind, colour, amount) from left to right."""
         for kind, (colour, amount) in self.kinds.items():
             if amount:
                 yield kind, colour, amount

@@ -1,4 +1,4 @@
-"""Placements of parameters: the shape of each, and the mesh axes that split its dimensions."""
+"""Placements of parameters: shape, and the mesh axes that split its dimensions."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +22,11 @@ class Placement(Spec):
     """Sharding of a parameter, the same in all identical layers."""
 
     parameter: Text
-    """Path in the model; `*` is any layer number. A placement with a layer's own number takes precedence."""
+    """Path in the model; `*` is any layer number, and a number takes precedence over it."""
     shape: tuple[Count, ...]
-    """Global shape."""
     splits: tuple[tuple[Axis, CountOrZero], ...] = ()
-    """(mesh axis, dimension) pairs, applied in order. `fsdp` and `expert_fsdp` split the state that the plan's
-    `sharding` names. Other axes of its mesh replicate the parameter."""
+    """(mesh axis, dimension) pairs in order. The FSDP axes split the state that the plan's `sharding` names. Any
+    other axis replicates."""
     blocks: tuple[Text, ...] = ()
     """Kinds of blocks that contain it."""
 
@@ -70,7 +69,7 @@ class Placement(Spec):
 
 
 class Placements:
-    """Placements of all parameters of a model, looked up by path and shape."""
+    """All placements of a model, by path and shape."""
 
     def __init__(self, placements: Iterable[Placement]) -> None:
         self._of: dict[tuple[str, tuple[int, ...]], Placement] = {}
@@ -90,7 +89,7 @@ class Placements:
             self._unused_keys.add(key)
 
     def placement(self, path: str, shape: Sequence[int]) -> Placement:
-        """Return the placement of one parameter. Raises SpecError if there is none."""
+        """Placement of one parameter. Raises SpecError if there is none."""
         for key in ((path, tuple(shape)), (starred(path), tuple(shape))):
             if (placement := self._of.get(key)) is not None:
                 self._unused_keys.discard(key)
@@ -99,7 +98,7 @@ class Placements:
                                 "add a placement of that parameter and shape"))  # fmt: skip
 
     def check_used(self) -> None:
-        """Raise SpecError for placements that no parameter has looked up."""
+        """Raise SpecError for placements of no parameter."""
         problems = [
             Problem(
                 "not_found",
@@ -116,19 +115,17 @@ class Placements:
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter tensor as the planner counts it."""
+    """Parameter tensor as the planner counts it."""
 
     name: str
-    """Name within its unit."""
     shape: tuple[int, ...]
     axis_dims: tuple[tuple[Axis, int], ...] = ()
-    """(mesh axis, dimension divided by its degree) pairs, without FSDP's."""
+    """(mesh axis, dimension) pairs, without FSDP's."""
     of_experts: bool = False
     """Whether the first dimension is the expert dimension."""
     is_trained: bool = True
-    """Whether it has gradients and optimizer state."""
     item_bytes: int | None = None
-    """Bytes per element of a quantized weight or its scales; None for other weights, whose dtype the job decides."""
+    """Bytes per element of quantized weights and scales; None for weights in the job's dtype."""
     num_coded: int = 0
     """Elements of the matrix that this quantized weight encodes."""
 
@@ -142,13 +139,13 @@ class Weight:
         return self.numel if self.item_bytes is None else self.num_coded
 
     def product_numel(self, shards: ShardCounts) -> int:
-        """Elements of the rank's shard of the matrix when multiplied."""
+        """Elements of the rank's shard at use, dequantized."""
         return (
             prod(self.unsharded_shape(shards)) if self.item_bytes is None else self.dequantized_numel(shards)
         )
 
     def dequantized_numel(self, shards: ShardCounts) -> int:
-        """Elements of the rank's shard of the dequantized matrix; 0 if it is not quantized."""
+        """Elements of the rank's dequantized shard; 0 if not quantized."""
         return self.num_coded * prod(self.unsharded_shape(shards)) // self.numel
 
     def unsharded_shape(self, shards: ShardCounts) -> tuple[int, ...]:
@@ -160,8 +157,8 @@ class Weight:
         return _local_shape(self.shape, self.splits(shards), shards)
 
     def splits(self, shards: ShardCounts) -> tuple[tuple[Axis, int], ...]:
-        """Return (axis, dimension) pairs for the axes of more than one rank. The only place that chooses FSDP's
-        dimension: the first of the two outermost that the degree divides, else the first."""
+        """(axis, dimension) pairs of axes with several ranks. The only place that chooses FSDP's dimension: the
+        first of the outer two that the degree divides, else the first."""
         shape, axis = self.unsharded_shape(shards), "expert_fsdp" if self.of_experts else "fsdp"
         degree: int = getattr(shards, axis)
         outermost = 1 if shape[0] % degree and len(shape) > 1 and shape[1] % degree == 0 else 0
@@ -181,8 +178,7 @@ def _local_shape(
 def weights_of(
     parameters: Iterable[Parameter], axes: Axes, frozen: Collection[str] = ()
 ) -> tuple[Weight, ...]:
-    """Return the stored tensors of parameters, split over mesh axes; those whose names are in `frozen` are not
-    trained."""
+    """Tensors that parameters are stored as, split over mesh axes; names in `frozen` are not trained."""
     return tuple(
         Weight(
             tensor.name,
@@ -201,7 +197,7 @@ def weights_of(
 def placed(
     parameters: Iterable[Parameter], shards: ShardCounts, axes: Axes = OURS.axes
 ) -> tuple[Placement, ...]:
-    """Return the placements of a table of parameters."""
+    """Placements of a table of parameters."""
     return tuple(
         Placement(parameter=weight.name, shape=weight.shape, splits=weight.splits(shards))
         for weight in weights_of(parameters, axes)
@@ -209,8 +205,7 @@ def placed(
 
 
 def placements_of(model: ModelSpec, shards: ShardCounts, axes: Axes = OURS.axes) -> tuple[Placement, ...]:
-    """Return the placements of a model's parameters, for a new plan, or for a plan of an earlier release without
-    placements."""
+    """Placements of a model's parameters, for a new plan or an old one without placements."""
     blocks: dict[tuple[str, Weight], list[str]] = {}
     distinct_blocks = {(starred(path), block): None for path, block in model.blocks()}
     for path, block in distinct_blocks:

@@ -1,4 +1,4 @@
-"""The plan: the frozen layout of one job, with its predictions and reasons."""
+"""The plan: layout of one job, with predictions and reasons."""
 
 from dataclasses import fields
 from math import fsum
@@ -24,20 +24,19 @@ class MemoryEstimate(Frozen):
     gradients: CountOrZero
     optimizer: CountOrZero
     activations: CountOrZero
-    """Activations saved for the backward pass, of all micro-batches in flight."""
+    """Saved for the backward pass, of all micro-batches in flight."""
     dispatch: CountOrZero
-    """Dispatched tokens: rows sent to experts and back, and activations inside experts."""
+    """Rows sent to experts and back, and activations inside experts."""
     workspace: CountOrZero = 0
     """Temporary tensors of one layer's backward pass."""
     logits: CountOrZero
     communication: CountOrZero
-    """Flat gradient buffers of the all-reduce, parameters gathered by FSDP, and pipeline send and receive buffers."""
+    """Flat gradient buffers, parameters gathered by FSDP, and pipeline buffers."""
     staging: CountOrZero
-    """Copy of the state for asynchronous checkpoint writes; with a GPU it is in host memory."""
+    """Copy for asynchronous checkpoint writes; in host memory with a GPU."""
     allowance: CountOrZero = 0
-    """Reserved for the framework and for allocator fragmentation."""
+    """Reserved for the framework and fragmentation."""
     limit: CountOrZero
-    """Device memory."""
 
     @property
     def total(self) -> int:
@@ -45,12 +44,12 @@ class MemoryEstimate(Frozen):
 
     @property
     def needed(self) -> int:
-        """Bytes of the job itself, without the allowance."""
+        """Bytes without the allowance."""
         return self.total - self.allowance
 
     @property
     def margin(self) -> int:
-        """Free bytes of the device, allowance included; at least the allowance if the job fits."""
+        """Free bytes, allowance included; at least the allowance if the job fits."""
         return self.limit - self.needed
 
     def by_kind(self) -> dict[str, int]:
@@ -61,30 +60,26 @@ class TimeEstimate(Frozen):
     """Predicted seconds of one step, by kind."""
 
     products_s: float = 0.0
-    """Matrix products."""
     attention_s: float = 0.0
-    """Attention scores and the weighted sum of values."""
+    """Scores and the weighted sum of values."""
     routing_s: float = 0.0
-    """Router scores, and the gather and the weighted sum of rows."""
+    """Router scores; gather and weighted sum of rows."""
     elementwise_s: float = 0.0
-    """Memory-bound operations: norms, activation functions, residuals."""
+    """Memory-bound: norms, activation functions, residuals."""
     launches_s: float = 0.0
-    """Host and launch time, independent of the amount of work."""
+    """Host time, independent of the amount of work."""
     all_to_all_s: float = 0.0
-    """All-to-all of rows to experts and back."""
+    """Dispatch and combine."""
     gather_s: float = 0.0
-    """All-gathers and reduce-scatters of tensor ranks, context ranks and FSDP."""
+    """All-gathers and reduce-scatters of tensor and context ranks and FSDP."""
     send_s: float = 0.0
-    """Sends between pipeline stages."""
     bubble_s: float = 0.0
-    """Pipeline bubble."""
     all_reduce_s: float = 0.0
-    """All-reduce of gradients over replicas."""
     optimizer_s: float = 0.0
     data_s: float = 0.0
-    """Waiting for the next batch, which is prepared during the step."""
+    """Waiting for the next batch, prepared during the step."""
     hidden_s: float = 0.0
-    """Collectives overlapped with computation; not part of the step time."""
+    """Overlapped collectives; not part of the step."""
     module_s: float = 0.0
     """Computation and collectives of a user's module, predicted together."""
 
@@ -106,7 +101,7 @@ class TimeEstimate(Frozen):
 
 
 class RunnerUp(Frozen):
-    """A layout that was considered but not chosen, and why."""
+    """A layout that was not chosen, and why."""
 
     layout: dict[str, bool | int | str] = Field(default_factory=dict)
     """Degrees above 1 and options, as fields of `parallel`."""
@@ -116,9 +111,8 @@ class RunnerUp(Frozen):
     step_s: float | None = None
     memory_bytes: CountOrZero | None = None
     not_yet: tuple[str, ...] = ()
-    """Features of the layout that cannot be run yet."""
     predicted: TimeEstimate | None = None
-    """None in plans of earlier releases, which have only the totals."""
+    """None in plans of earlier releases, which have only totals."""
     memory: MemoryEstimate | None = None
 
 
@@ -126,15 +120,15 @@ class Measurement(Frozen):
     """Measured step of a run of the plan."""
 
     num_steps: Count
-    """Number of latest recorded steps measured, without the first step of each worker group."""
+    """Latest recorded steps, without the first of each worker group."""
     step_s: float
     """Median."""
     tokens_per_s: float
-    """All positions of a step, padding included, as in the plan."""
+    """All positions, padding included."""
 
 
 class Trial(Frozen):
-    """A layout that was run for a few steps before one was chosen."""
+    """A layout that was run for a few steps before the choice."""
 
     layout: dict[str, bool | int | str]
     predicted_step_s: float
@@ -150,35 +144,33 @@ class BlockShare(Frozen):
     """Sum over all of these layers."""
     placement: str
     bytes_per_device: CountOrZero
-    """Parameter bytes on the fullest rank of the stage."""
+    """Parameter bytes on the stage's fullest rank."""
 
 
 class StagePlace(Frozen):
-    """One pipeline stage of a plan that spans several pools."""
+    """Pipeline stage of a plan on several pools."""
 
     pool: str
     device_type: str
     units: Count
-    """Layers, plus one each for the embeddings and the head."""
+    """Layers, and one each for embeddings and head."""
     micro_batch_s: float
-    """Predicted seconds of one micro-batch, forward and backward."""
+    """Predicted, forward and backward."""
     memory_bytes: CountOrZero
-    """Predicted bytes on the fullest device, allowance included."""
+    """Predicted on the fullest device, allowance included."""
     limit_bytes: CountOrZero
-    """Memory of one device."""
 
 
 class FewestWorkers(Frozen):
-    """Fewest workers of one kind of cluster, one per device, that can hold a job; None if no number can."""
+    """Fewest workers of one kind of cluster, one per device, that hold a job; None if no number does."""
 
     in_any_layout: Count | None
     """Including layouts that cannot be run yet."""
     to_run: Count | None
-    """In layouts that can be run."""
 
 
 class MadeFor(Frozen):
-    """Digests of the planner's inputs, and of the planner."""
+    """Digests of the planner and its inputs."""
 
     spec: str
     cluster: str
@@ -187,9 +179,9 @@ class MadeFor(Frozen):
 
 
 class Plan(Spec):
-    """Layout of a job, planned or written by hand: degrees, options, placements and predictions.
+    """Layout of a job, planned or written by hand, with predictions.
 
-    Raises SpecError if the product of the degrees is not the number of workers.
+    Raises SpecError if the degrees do not multiply to the number of workers.
     """
 
     version: Literal[3] = 3
@@ -197,58 +189,53 @@ class Plan(Spec):
     degrees: Degrees
     options: Options = Options()
     profile: ProfileName = "ours"
-    """Executor that runs it: ours, a peer's (Megatron-Core) or torchtitan's."""
+    """Executor: ours, a peer's (Megatron-Core) or torchtitan's."""
     software: SoftwareName | None = None
-    """Software whose host times and sustained rates the prediction uses; None in plans of earlier releases."""
+    """Source of host times and sustained rates; None in plans of earlier releases."""
     placements: tuple[Placement, ...] | None = None
-    """Placement of each parameter. None in plans of earlier releases, whose placements follow from spec and degrees."""
+    """None in plans of earlier releases: they follow from spec and degrees."""
     device: Literal["cpu", "cuda", "tpu"]
     device_type: str
     memory: MemoryEstimate
     predicted: TimeEstimate
     tokens_per_step: Count
     flops_per_step: float = 0.0
-    """Model FLOPs, forward and backward; excludes weight gradients of frozen weights and recomputation."""
+    """Model FLOPs, forward and backward, without recomputation and weight gradients of frozen weights."""
     peak_flops_per_s: float | None = None
-    """Dense peak of one device in the job's dtype, from its data sheet; None if unknown."""
+    """Dense data-sheet peak of a device in the job's dtype; None if unknown."""
     ends_s: tuple[float, float] | None = None
-    """Step time at the fast and the slow end of the software's measured range; None if both are equal."""
+    """Step time at the fast and slow end of the software's spread; None if equal."""
     fewest: FewestWorkers | None = None
-    """Smallest clusters of this kind that hold the job; set on request, or if the plan cannot be run."""
+    """Set on request, or if the plan cannot be run."""
     num_steps: Count | None = None
-    """Steps of the whole job."""
     money: MoneyEstimate | None = None
-    """None if the cluster has no price."""
     num_billed_devices: Count | None = None
-    """Billed devices, rounded up to whole billing units; None if it equals the number of workers."""
+    """In whole billing units; None if equal to the number of workers."""
     pool: str | None = None
-    """Pool that the job is placed on, if the cluster has several."""
+    """Pool of the job, if the cluster has several."""
     stages: tuple[StagePlace, ...] = ()
-    """Pipeline stages in order, if they span several pools. `predicted` is of the slowest, `memory` of the fullest."""
+    """Pipeline stages on several pools, in order. `predicted` is of the slowest, `memory` of the fullest."""
     reasons: tuple[str, ...]
     not_yet: tuple[str, ...] = ()
-    """Features of the plan that cannot be run yet; empty if it can be run."""
+    """Features that cannot be run yet; empty if runnable."""
     blocks: tuple[BlockShare, ...] = ()
     runners_up: tuple[RunnerUp, ...] = ()
-    """Next best layouts, the fastest first."""
     ruled_out: tuple[str, ...] = ()
     made_for: MadeFor | None = None
     missing: tuple[str, ...] = ()
-    """Inputs that a run needs and the job does not name, such as a model's weights: it can be planned but not
-    submitted."""
+    """Inputs that a run needs and the job lacks, such as weights: it can be planned, not submitted."""
     defaults: dict[str, str] = Field(default_factory=dict)
-    """Unset values that affect speed and memory: spec path to default."""
+    """Unset values that affect speed and memory, by spec path."""
     tried: tuple[Trial, ...] = ()
-    """Layouts that were measured, of which this one was the fastest, if `parallel.auto` is `measured`."""
+    """Measured layouts, this one the fastest, if `parallel.auto` is `measured`."""
     measured: Measurement | None = None
-    """Measured step, once the plan has been run."""
     module: ModuleLayout | None = None
-    """Sharding of a user's module. All ranks then have the same batch, as tensor ranks do."""
+    """Sharding of a user's module; all ranks have the same batch, as tensor ranks do."""
 
     @model_validator(mode="before")
     @classmethod
     def _of_before(cls, values: Any) -> Any:
-        """Convert versions 1 and 2, which had degrees and options at the top level; version 1 had fewer kinds of
+        """Convert versions 1 and 2, with degrees and options at the top level; version 1 also had fewer kinds of
         time."""
         version = values.get("version") if isinstance(values, dict) else None
         if version not in (1, 2) or isinstance(version, bool):  # True equals 1
@@ -350,19 +337,18 @@ class Plan(Spec):
 
     @property
     def billed_devices(self) -> int:
-        """Number of devices billed."""
         return self.num_billed_devices or self.num_workers
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """Pools that the plan uses, in stage order; empty for a cluster of one kind."""
+        """Pools in stage order; empty for a cluster of one kind."""
         if self.stages:
             return tuple(dict.fromkeys(stage.pool for stage in self.stages))
         return () if self.pool is None else (self.pool,)
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Mesh axes of the experts, outermost first, then the other degrees above 1; of a module, its own axes."""
+        """Mesh axes of the experts, outermost first, then other degrees above 1; a module's own axes."""
         if self.module is not None:
             return dict(self.module.mesh)
         beside = {axis: degree for axis, degree in vars(self.degrees).items() if degree > 1}
@@ -376,13 +362,12 @@ class Plan(Spec):
 
     @property
     def flops_per_s_per_device(self) -> float:
-        """Model FLOP/s per worker, usually published as TFLOP/s per GPU."""
+        """Model FLOP/s per worker."""
         return self.flops_per_step / self.predicted.step_s / self.num_workers
 
     @property
     def utilization(self) -> float | None:
-        """Model FLOPs utilization (MFU): share of the device's dense peak that the model FLOPs reach; None if the
-        peak is unknown."""
+        """Model FLOPs utilization (MFU): share of the dense peak; None if the peak is unknown."""
         if not self.peak_flops_per_s or not self.flops_per_step:
             return None
         return self.flops_per_s_per_device / self.peak_flops_per_s

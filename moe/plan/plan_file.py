@@ -1,4 +1,4 @@
-"""Plan files, and digests of what plans were made for."""
+"""Plan files, and digests of planner inputs."""
 
 import hashlib
 import json
@@ -17,13 +17,13 @@ from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.problems import problems_of
 
 PLANNER = "11"
-"""Planner version: changes if the same spec and cluster get a different plan."""
+"""Changes if the same spec and cluster get a different plan."""
 _FREE = frozenset({"name", "labels", "storage", "start_from", "retry", "checkpoint"})
 """Spec fields that plans do not depend on."""
 
 
 def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
-    """Return digests of the spec and of the cluster's facts."""
+    """Digests of a plan's inputs: the spec and the cluster's facts."""
     calibration = cluster.calibration
     return MadeFor(
         spec=_digest(_planned_fields(spec)),
@@ -34,7 +34,7 @@ def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
 
 
 def made_across(spec: JobSpec, clusters: Sequence[Cluster], between: Between) -> MadeFor:
-    """Return digests for a plan whose stages span these clusters, in this order."""
+    """Digests for a plan with stages on these clusters, in order."""
     calibrations = [
         cluster.calibration and cluster.calibration.model_dump(mode="json") for cluster in clusters
     ]
@@ -55,8 +55,8 @@ def _facts(cluster: Cluster) -> dict[str, Any]:
 
 
 def non_default_fields(value: Any) -> Any:
-    """Return the fields of a spec that differ from their defaults, as plain data, so that neither a default written
-    out nor a field added by a later release changes a digest. Discriminators (`kind`, `corpus`) are kept."""
+    """Return a spec's fields that differ from their defaults, so that digests ignore defaults written out and fields
+    added by later releases. Discriminators such as `kind` stay."""
     match value:
         case BaseModel():
             fields = type(value).model_fields.items()
@@ -111,7 +111,7 @@ def load(path: str | Path) -> Plan:
 
 
 def require_same(stored_plan: Plan, now: Plan, name: str) -> None:
-    """Raise SpecError if the stored plan, from the file `name`, was made for other inputs than `now`."""
+    """Raise SpecError if the plan stored in file `name` was made for other inputs than `now`."""
     if parts := differences(stored_plan, now):
         parts_in_words = " and another ".join(parts)
         raise SpecError(
@@ -122,7 +122,7 @@ def require_same(stored_plan: Plan, now: Plan, name: str) -> None:
 
 
 def differences(plan: Plan, now: Plan) -> list[str]:
-    """Names of the inputs that differ between two plans."""
+    """Names of the inputs that differ."""
     origin, current = plan.made_for, now.made_for
     if origin is None:
         return ["planner, which told nothing of what it planned for"]

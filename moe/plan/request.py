@@ -17,29 +17,25 @@ MAX_RUNNERS_UP = 100
 
 
 class PlanRequest(Frozen):
-    """Job and planning options; the body of `POST /v1/plans`, and the input of `shardyard plan`.
-
-    Written as a job file, or as `{spec: ...}` with any of the other keys.
-    """
+    """Body of `POST /v1/plans` and input of `shardyard plan`: a job file, or `{spec: ...}` with other keys."""
 
     spec: JobSpec
     cluster: Cluster | Pools | None = None
     """By default, the available cluster."""
     num_workers: Count | None = None
     top: Count = 5
-    """Number of layouts to report, the chosen one included."""
+    """Layouts to report, the chosen one included."""
     profile: ProfileName | None = None
     """Executor to price for: `ours` (default), `peer` (Megatron-Core) or `torchtitan`."""
     software: SoftwareName | None = None
-    """Software whose host times and sustained rates are used; by default `ours-eager`, or `megatron-eager` for a
-    peer."""
+    """Source of host times and sustained rates; by default `ours-eager`, or `megatron-eager` for a peer."""
     goal: Goal | None = None
-    """Goal that selects the number of workers within the job's range, and the pool. By default, the most workers
-    that there are devices for, and the fastest pool."""
+    """Chooses the number of workers within the job's range, and the pool. By default the most workers that there are
+    devices for, and the fastest pool."""
 
 
 def plan_request(fields: Any) -> PlanRequest:
-    """Parse plain data into a request. Raises SpecError with every problem of the first invalid part."""
+    """Parse plain data. Raises SpecError with every problem of the first invalid part."""
     parts = fields if isinstance(fields, dict) and "spec" in fields else {"spec": fields}
     for key in parts:
         if key not in PlanRequest.model_fields:
@@ -73,5 +69,5 @@ def _whole_number(name: str, value: Any, limit: int = 1_000_000) -> int | None:
 
 
 def read_plan_request(path: str | Path) -> PlanRequest:
-    """Read a request from a YAML or JSON file. Raises SpecError if it is invalid, OSError if it cannot be read."""
+    """Read a YAML or JSON file. Raises SpecError if it is invalid, OSError if it cannot be read."""
     return plan_request(read_plain(path))

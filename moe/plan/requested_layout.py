@@ -1,4 +1,4 @@
-"""Layouts that override a job's `parallel`: their text form and fields."""
+"""Layouts that override a job's `parallel`."""
 
 from typing import Any
 
@@ -13,8 +13,7 @@ _EXAMPLE = "tensor=2,expert=8,micro_batch_groups=1"
 
 
 def parse_layout(text: str, place: str) -> Layout:
-    """Parse `tensor=2,recompute=full` into `{"tensor": 2, "recompute": "full"}`. Raises SpecError with the path
-    `place`."""
+    """Parse `tensor=2,recompute=full` into `{"tensor": 2, "recompute": "full"}`. Raises SpecError with path `place`."""
     layout: Layout = {}
     for part in text.split(","):
         name, equals, value = (word.strip() for word in part.partition("="))
@@ -54,8 +53,7 @@ def _value(text: str) -> bool | int | str:
 
 
 def layout_to_ask(plan: Plan) -> Layout:
-    """Return the `parallel` fields that pin down the layout of a plan. Raises SpecError for a module's plan, which
-    `parallel` cannot express."""
+    """`parallel` fields that pin a plan's layout. Raises SpecError for a module's plan, which they cannot express."""
     if plan.module is not None:
         raise SpecError(
             Problem(
@@ -78,7 +76,7 @@ def layout_to_ask(plan: Plan) -> Layout:
 
 
 def asking_for(request: PlanRequest, layout: Layout, num_workers: int) -> PlanRequest:
-    """Return the request with this layout in place of the job's, and no runners-up. Raises SpecError."""
+    """Return the request with this layout and no runners-up. Raises SpecError."""
     fields: dict[str, Any] = request.spec.model_dump(mode="json", exclude_unset=True)
     spec = JobSpec.parse({**fields, "parallel": layout})
     return request.model_copy(update={"spec": spec, "num_workers": num_workers, "top": 1})

@@ -1,4 +1,4 @@
-"""Training software that runs a plan: host time, and the share of kernel rates that a step sustains."""
+"""Training software: host time, and the share of kernel rates that a step sustains."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,24 +21,24 @@ SoftwareName = Literal[
 
 @dataclass(frozen=True)
 class Host:
-    """Host constants, the least certain ones; they trade off against each other in a fit."""
+    """Host constants: the least certain ones, which trade off in a fit."""
 
     layer_s: float
-    """Host seconds per layer, forward and backward, during which the device is idle."""
+    """Device idle seconds per layer, forward and backward."""
     expert_s: float
-    """Host seconds per local expert of a layer, whose products are launched one after another."""
+    """The same per local expert of a layer, for products launched one by one."""
     run_s: float
-    """Host seconds per run of layers of a pipeline stage, waiting for its neighbours."""
+    """The same per run of layers of a pipeline stage, waiting for its neighbours."""
     sustained: float
-    """Share of isolated kernel rates that a step reaches."""
+    """Share of isolated kernel rates reached in a step."""
 
 
 @dataclass(frozen=True)
 class Elementwise:
-    """Cost of elementwise kernels with little fusion: norms, RoPE and activations in float32."""
+    """Elementwise kernels with little fusion: norms, RoPE and activations in float32."""
 
     share: float
-    """Share of the memory bandwidth that they reach."""
+    """Share of memory bandwidth."""
     passes: float
     """Reads and writes, relative to fused kernels."""
     normed_passes: float
@@ -51,14 +51,13 @@ FUSED = Elementwise(share=1.0, passes=1.0, normed_passes=1.0)
 
 @dataclass(frozen=True)
 class Overlap:
-    """Shares of communication that overlap with computation, if there is enough of it."""
+    """Shares of communication that overlap with computation, if there is enough."""
 
     gathers: float
-    """All-gathers and reductions."""
     exchanges: float
-    """All-to-alls, overlapped with the computation of other rows."""
+    """All-to-alls, behind the computation of other rows."""
     tensor: float = 0.0
-    """Gathers and scatters of tensor and context ranks, overlapped with the products that need them."""
+    """Gathers and scatters of tensor and context ranks, behind the products that need them."""
 
 
 @dataclass(frozen=True)
@@ -68,37 +67,36 @@ class Software:
     name: SoftwareName
     host: Host
     ends: tuple[Host, Host]
-    """Least and most host time consistent with the published runs."""
+    """Least and most host time that the published runs allow."""
     overlap: float
-    """Share of all-gathers and reductions that overlaps with computation, if there is enough of it."""
+    """Overlapped share of all-gathers and reductions, if there is enough computation."""
     exchange_overlap: float
-    """Share of all-to-alls that overlaps with the computation of other rows."""
+    """The same of all-to-alls, behind the computation of other rows."""
     tensor_overlap: float = 0.0
-    """Share of the gathers and scatters of tensor and context ranks that overlaps with the products that need them."""
+    """The same of gathers and scatters of tensor and context ranks, behind the products that need them."""
     bias_passes: float = 0.0
-    """Passes over hidden states of experts with biases, forward and backward: adding and clamping in separate
-    kernels."""
+    """Passes over hidden states of experts with biases, forward and backward, for adding and clamping."""
     is_fused: bool = False
-    """Whether one kernel sends a row once to each node and once to each rank (DeepEP, HybridEP)."""
+    """Whether a fused kernel sends a row once to each node and rank (DeepEP, HybridEP)."""
     attention_share: float = 1.0
     """Rate of its attention kernels, relative to the measured ones."""
     exchange_rate: float = 1.0
-    """Rate of its fused dispatch within a node or NVLink domain, relative to the measured one."""
+    """Rate of its fused dispatch within an NVLink domain, relative to the measured one."""
     elementwise: Elementwise = FUSED
     passes_over_weights: bool = False
     """Whether separate kernels cast weights, cast gradients to float32, and clip them."""
     sustained_on: tuple[tuple[str, float], ...] = ()
-    """Sustained share by device type, where measured; overrides the host's."""
+    """Sustained share by device type, where measured, in place of the host's."""
     fitted_on: tuple[str, ...] = ()
-    """Device types of the runs that it was fitted on; empty if there are many."""
+    """Device types of its fit; empty if many."""
     error: float | None = None
-    """Mean |ln(predicted / published)| of the step time, with each model on each device left out of its own fit;
-    None if there are no runs to compare with."""
+    """Mean |ln(predicted / published)| of a step, each model on each device left out of its own fit; None without
+    such runs."""
     overlaps: tuple[Overlap, Overlap] | None = None
-    """Least and most overlap; None if the shares are known."""
+    """Least and most overlap; None if known."""
 
     def on(self, device: str) -> "Software":
-        """Return the software on a device type, with the share measured there, if any."""
+        """Return the software with the share measured on this device type, if any."""
         if (share := dict(self.sustained_on).get(device)) is None:
             return self
         first, second = (replace(host, sustained=share) for host in self.ends)
@@ -106,8 +104,7 @@ class Software:
 
     @property
     def extremes(self) -> tuple["Software", ...]:
-        """Software at the two ends of the spread: least host time with most overlap, and most host time with least
-        overlap. Empty if both ends are equal."""
+        """Ends of the spread: least host time with most overlap, most host time with least. Empty if they are equal."""
         if self.ends[0] == self.ends[1] and self.overlaps is None:
             return ()
         usual = Overlap(self.overlap, self.exchange_overlap, self.tensor_overlap)
@@ -190,14 +187,13 @@ _OF_PROFILES: Mapping[ProfileName, SoftwareName] = {
     "ours": "ours-eager", "peer": "megatron-eager", "torchtitan": "torchtitan",
     "torchtitan-25.06": "torchtitan",
 }  # fmt: skip
-"""Default software of each executor."""
 
 
 def software_of(
     name: SoftwareName | None, profile: ProfileName, layer_s: float | None, device: str = ""
 ) -> Software:
-    """Return the software of this name on a device type, by default the executor's own. `layer_s`: host time
-    measured with the device by our executor; only `ours-eager` applies to it, and any other name raises SpecError."""
+    """Software by name, by default the executor's, on a device type. `layer_s`: host time measured with the device
+    by our executor; any other name than `ours-eager` then raises SpecError."""
     if layer_s is not None:
         if name not in (None, "ours-eager"):
             raise SpecError(

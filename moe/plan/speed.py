@@ -1,12 +1,11 @@
-"""Comparison of speeds in words. A percentage always compares tokens per second, not step times."""
+"""Comparison of speeds in words; percentages are of tokens per second, not of step times."""
 
 _TIMES = 2
 """Ratio from which a speed is given as a multiple."""
 
 
 def speed_in_words(step_s: float, than_s: float) -> str:
-    """Compare the speed of two steps of equal tokens: `12.0% faster`, `10.7% slower`, `2.3 times as fast`, `as
-    fast`."""
+    """Compare two steps of equal tokens: `12.0% faster`, `10.7% slower`, `2.3 times as fast`, `as fast`."""
     if step_s == than_s:
         return "as fast"
     ratio = than_s / step_s

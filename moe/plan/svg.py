@@ -1,4 +1,4 @@
-"""SVG writer shared by the pictures of plans, of jobs and of modules."""
+"""SVG writer of the pictures of plans."""
 
 import math
 from xml.etree import ElementTree
@@ -7,18 +7,17 @@ WIDTH = 1000
 MARGIN, LINE = 16, 20
 _FONT = "system-ui, 'Segoe UI', Helvetica, Arial, 'Liberation Sans', sans-serif"
 _EM = 0.6
-"""Approximate letter width, in font sizes."""
 
 INK, PALE_INK, RULE, PAPER = "#1f2328", "#59636e", "#d1d9e0", "#ffffff"
 BLUES = ("#1a56a8", "#4a86cf", "#7fb0e6", "#a9cbf0", "#e8f1fb")
 OCHRES = ("#a84a06", "#d87624", "#eda25f", "#f3c296", "#fdf0e4")
 GREENS = ("#1d7a46", "#43a56d", "#7cc79b", "#a9dcbe", "#e6f6ec")
-"""Shades, from the darkest to the background of names."""
+"""Shades, darkest first, then the background of names."""
 MEMORY = ("#5b4a9c", "#8474c4", "#ada1de", "#c9a227", "#2f8f8b", "#8fb8b5", "#b8bfc7")
 
 
 class Svg:
-    """SVG sheet of width `WIDTH`; equal calls produce equal bytes."""
+    """Sheet of width `WIDTH`; equal calls give equal bytes."""
 
     def __init__(self, title: str) -> None:
         self.root = ElementTree.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "font-family": _FONT})
@@ -51,7 +50,7 @@ class Svg:
         return x + text_width(text, size)
 
     def text(self, height: float) -> str:
-        """Return the SVG text, with a background of this height."""
+        """The SVG text, with a background of this height."""
         self.root.set("viewBox", f"0 0 {WIDTH} {math.ceil(height)}")
         self.root.set("width", str(WIDTH))
         self.root.set("height", str(math.ceil(height)))

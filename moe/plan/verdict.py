@@ -1,4 +1,4 @@
-"""Verdict on a plan: whether the job fits and can be run, its speed, and what would be faster."""
+"""Verdict on a plan: whether it fits and can be run, its speed, and what would be faster."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from moe.plan.speed import speed_in_words
 
 
 def verdict(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield (question, answer) pairs about a plan, the most important first."""
+    """Yield (question, answer) pairs, the most important first."""
     yield "fits", _fits(plan)
     yield "can be run", _can_be_run(plan)
     if plan.missing:
@@ -59,7 +59,6 @@ def _speed(plan: Plan) -> str:
 
 
 def _by_default(plan: Plan, place: str, value: str) -> str:
-    """Describe a default of the job, and the gain of a narrower dtype if there is one."""
     answer = f"{value}: {place} is left out"
     peaks = DEVICES[plan.device_type].peak_flops_per_s if plan.device_type in DEVICES else {}
     if place == "train.dtype" and plan.device != "cpu" and "bfloat16" in peaks and value in peaks:
@@ -72,7 +71,7 @@ def _by_default(plan: Plan, place: str, value: str) -> str:
 
 
 def _faster(plan: Plan) -> str:
-    """Describe the fastest runner-up that cannot be run yet, if it is faster than a plan that can; else empty."""
+    """The fastest runner-up that cannot be run yet, if faster than a plan that can; else empty."""
     candidates = [
         runner_up for runner_up in plan.runners_up if runner_up.not_yet and runner_up.step_s is not None
     ]

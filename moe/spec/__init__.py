@@ -1,4 +1,4 @@
-"""Job specs: `JobSpec` and its parts, frozen and validated. Imports no torch."""
+"""Job specs: `JobSpec` and its parts. Imports no torch."""
 
 from moe.spec.adapter import AdapterSpec
 from moe.spec.conversations import ChatSpec, ConversationsSpec, PreferenceSpec

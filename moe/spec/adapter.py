@@ -16,12 +16,11 @@ from moe.spec.patterns import matches, starred
 _MATRIX = re.compile(
     r"(?P<kind>attention|dense|shared|experts)\.(?!convolution|\w*norm)(\w+\.weight|w_in|w_gate|w_out)$|(\brouter)$"
 )
-"""Names of matrices that can have adapters: in layers only, so not embeddings and logits; without convolutions,
-norms and the gate of shared experts."""
+"""Names of matrices that can have adapters: in layers, except convolutions, norms and the gate of shared experts."""
 _GATE, _BESIDE_GATE = "w_gate", "w_in"
-"""First matrices of a gated expert: both multiply the same rows, and share A."""
+"""First matrices of a gated expert, which multiply the same rows and share A."""
 A, B = "_lora_a", "_lora_b"
-"""Suffixes of the names of an adapter's two parts, after the matrix's name."""
+"""Suffixes of the two parts' names, after the matrix's name."""
 
 
 class AdapterSpec(Spec):
@@ -60,7 +59,7 @@ class AdapterSpec(Spec):
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write `from_folder` as `from`, which is a Python keyword."""
+        """Write `from_folder` as `from`, a Python keyword."""
         return {("from" if name == "from_folder" else name): value for name, value in handler(self).items()}
 
     @property
@@ -70,7 +69,7 @@ class AdapterSpec(Spec):
         return float(alpha / (self.rank**0.5 if self.rank_stabilized else self.rank))
 
     def chooses(self, name: str) -> bool:
-        """Whether the matrix of this name gets an adapter. Other parameters never do, even if a pattern matches."""
+        """Whether the matrix of this name gets an adapter; other parameters never do."""
         if (match := _MATRIX.search(name)) is None:
             return False
         if self.targets is None:
@@ -78,8 +77,8 @@ class AdapterSpec(Spec):
         return any(matches(pattern, name) for pattern in self.targets)
 
     def beside(self, parameter: Parameter) -> tuple[Parameter, ...]:
-        """Return the adapter of a matrix: A `[r, in]` and B `[out, r]`; for experts `[E, in, out]`, A `[E, in, r]`
-        and B `[E, r, out]`. An expert gate has only B, and uses the A of the matrix beside it."""
+        """Adapter of a matrix: A `[r, in]` and B `[out, r]`; for experts `[E, in, out]`, A `[E, in, r]` and B `[E,
+        r, out]`. An expert gate has only B: it shares A with the matrix beside it."""
         sides = list(zip(parameter.dims, parameter.shape, strict=True))
         rank: Size = ("none", self.rank)
         if parameter.of_experts:
@@ -94,13 +93,13 @@ class AdapterSpec(Spec):
         return (widens,) if shares else (narrows, widens)
 
     def chosen(self, path: str, parameters: Iterable[Parameter]) -> frozenset[str]:
-        """Return the names of those parameters of the block at `path` that get an adapter."""
+        """Names of the parameters of the block at `path` that get an adapter."""
         return frozenset(
             parameter.name for parameter in parameters if self.chooses(f"{path}.{parameter.name}")
         )
 
     def adapted(self, parameters: Iterable[Parameter], chosen: frozenset[str]) -> tuple[Parameter, ...]:
-        """Return a block's parameters, frozen, with the adapters of the chosen ones."""
+        """A block's parameters, frozen, with the adapters of the chosen ones."""
         form: Form = "full" if self.base == "float32" else self.base
         base_parameters = [
             replace(parameter, frozen=True, form=form if is_base_matrix(parameter.name) else "full")
@@ -117,7 +116,7 @@ class AdapterSpec(Spec):
         )
 
     def problems(self, names: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
-        """Yield problems with a model of these parameters (name to shape)."""
+        """Problems with a model of these parameters, by name and shape."""
         target_shapes = {name: shape for name, shape in names.items() if self.chooses(name)}
         if self.targets == ():
             yield Problem("empty", "targets", [], "must choose some matrix", "name one, or leave it out")
@@ -154,7 +153,7 @@ class AdapterSpec(Spec):
 
 
 def _other_first(name: str) -> str:
-    """The other one of the two first matrices of gated experts; any other name unchanged."""
+    """The other first matrix of a gated expert; any other name unchanged."""
     if f"experts.{_GATE}" in name:
         return name.replace(_GATE, _BESIDE_GATE)
     return name.replace(_BESIDE_GATE, _GATE) if f"experts.{_BESIDE_GATE}" in name else name
@@ -170,14 +169,13 @@ def narrowed_by(name: str) -> str:
 
 
 def is_base_matrix(name: str) -> bool:
-    """Whether `AdapterSpec.base` applies to the parameter of this name."""
+    """Whether `AdapterSpec.base` applies to this parameter."""
     match = _MATRIX.search(name)
     return match is not None and match["kind"] is not None
 
 
 def base_in_words(parameters: Iterable[Parameter], width: int) -> str:
-    """Describe the storage form of a model's frozen parameters and its bytes, if other weights take `width` bytes
-    each."""
+    """Storage form and bytes of the frozen parameters, in words, if other weights take `width` bytes each."""
     frozen_parameters = [parameter for parameter in parameters if parameter.frozen]
     matrices = [parameter for parameter in frozen_parameters if parameter.form != "full"]
     rest = [parameter for parameter in frozen_parameters if parameter.form == "full"]
@@ -195,5 +193,5 @@ def base_in_words(parameters: Iterable[Parameter], width: int) -> str:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether the parameter of this name belongs to an adapter."""
+    """Whether this parameter belongs to an adapter."""
     return name.endswith((A, B))

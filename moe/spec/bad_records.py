@@ -18,6 +18,6 @@ class BadRecordsFields(Spec):
 
 
 def fields_without_effect(data: Spec) -> set[str]:
-    """Return the fields of a corpus that have no effect: without `on_bad: skip`, those about bad records."""
+    """Fields of a corpus without effect: those about bad records, unless they are skipped."""
     skips = isinstance(data, BadRecordsFields) and data.on_bad == "skip"
     return set() if skips else set(BadRecordsFields.model_fields)

@@ -1,4 +1,4 @@
-"""Base classes and field types of specs: frozen, and closed to unknown keys at any depth."""
+"""Base classes and field types of specs."""
 
 import re
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +23,7 @@ class Frozen(BaseModel):
 
 
 class Spec(Frozen):
-    """Immutable part of a user's input. Raises SpecError, with every problem, if it is invalid."""
+    """Immutable part of a user's input. Raises SpecError with every problem."""
 
     if not TYPE_CHECKING:  # a type checker sees the fields
 
@@ -39,7 +39,7 @@ class Spec(Frozen):
 
 
 LARGEST_EXACT = 2**53 - 1
-"""Largest integer that JSON readers and databases represent exactly."""
+"""Largest integer that JSON readers and databases hold exactly."""
 
 
 def _exact(number: int) -> int:
@@ -57,7 +57,7 @@ def _encodable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
-"""Text without lone surrogates, which JSON escapes allow but UTF-8 does not."""
+"""Text without lone surrogates, which JSON escapes allow and UTF-8 does not."""
 
 LANGUAGE_CODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_@.-]{0,30}[A-Za-z0-9])?")
 LANGUAGE_CODE_REMEDY = "use 1 to 32 letters, digits, '_', '-', '.' and '@', as in pt_BR"
@@ -70,15 +70,15 @@ def _language(code: str) -> str:
 
 
 LanguageCode = Annotated[str, AfterValidator(_language)]
-"""Language code: `de`, `pt_BR`, `zh-Hans`, `sr@latin`."""
+"""`de`, `pt_BR`, `zh-Hans`, `sr@latin`."""
 
 Count = Annotated[int, Field(strict=True, gt=0), AfterValidator(_exact)]
-"""Positive integer; strict, so `true` and `"3"` are refused."""
+"""Positive integer; `true` and `"3"` are refused."""
 
 CountOrZero = Annotated[int, Field(strict=True, ge=0), AfterValidator(_exact)]
 Positive = Annotated[float, Field(strict=True, gt=0)]
 AboveOne = Annotated[float, Field(strict=True, gt=1)]
-"""Has its own type because pydantic ignores one of two bounds of the same kind, `Positive`'s and a field's `gt`."""
+"""A type of its own: of two bounds of one kind, `Positive`'s and a field's `gt`, pydantic ignores one."""
 NonNegative = Annotated[float, Field(strict=True, ge=0)]
 Rate = Annotated[float, Field(strict=True, ge=1, le=1e21)]
 """Bytes or FLOPs per second."""

@@ -1,4 +1,4 @@
-"""Blocks of a model: parameters that are used together, and the dimensions of their computation."""
+"""Blocks of a model: parameters used together, and their dimensions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,66 +9,63 @@ from moe.spec.parameter import Parameter
 
 @dataclass(frozen=True)
 class KeptWidths:
-    """Elements per position that our attention saves for the backward pass; unless stated otherwise, of a tensor
-    rank's heads and in the compute dtype."""
+    """Elements per position that our attention saves for the backward pass; by default, of a tensor rank's heads in
+    the compute dtype."""
 
     fused: int
     """Inputs and outputs of fused attention."""
     fused_on_cpu: int
-    """The same on a CPU, whose kernel needs values as wide as keys, and float32 if the compute dtype is narrower."""
+    """The same on a CPU: values as wide as keys, and at least float32."""
     narrowed: int = 0
-    """Outputs in the compute dtype, beside float32 ones on a CPU."""
+    """Outputs in the compute dtype, beside a CPU's float32 ones."""
     beside: int = 0
     wide: int = 0
-    """In float32 or wider."""
+    """In float32 at least."""
     normed_together: int = 0
-    """Inputs of norms over the heads of all tensor ranks; with several ranks, saved twice in float32."""
+    """Inputs of norms over the heads of all tensor ranks; with several ranks, twice in float32."""
     of_tokens: int = 0
-    """Per token of the rank's own, independent of its heads."""
+    """Per token of the rank's own, whatever its heads."""
     of_tokens_wide: int = 2
-    """The same in float32: statistics of norms, two of them of the layer's own."""
+    """The same in float32: statistics of norms, two of the layer's own."""
     gathered: int = 0
-    """Per token of the tensor group, not split over its ranks."""
+    """Per token of the tensor group, on each rank."""
     worked: int = 0
-    """Temporary elements in the backward pass, in float32, for `worked_positions` of each row."""
+    """Float32 temporaries of the backward pass, for `worked_positions` of each row."""
     worked_positions: int = 0
 
 
 @dataclass(frozen=True)
 class AttentionDims:
-    """Widths of an attention, summed over heads, that determine its cost."""
+    """Widths of an attention that determine its cost, summed over heads."""
 
     queries: int
     keys: int
     """Keys, repeated for each query head."""
     values: int
     kept_keys_and_values: int
-    """Keys and values as projected and saved; fewer if query heads share them."""
+    """As projected and saved: fewer if query heads share them."""
     projections: int
-    """Projection weights that each position is multiplied by."""
+    """Projection weights."""
     latent: int = 0
-    """Latents and other saved tensors that tensor ranks do not split."""
+    """Latents and other saved tensors that are not split over tensor ranks."""
     window: int | None = None
-    """Sliding window, in positions."""
     causal: bool = True
     rotated: int = 0
-    """Queries and keys saved a second time after RoPE."""
+    """Queries and keys saved again after RoPE."""
     gathered: int | None = None
     """Width of the all-gather into the layer; None for hidden states."""
     takes_own: bool = False
-    """Whether a tensor rank projects its own tokens before the all-gather."""
+    """Whether tensor ranks project their own tokens before the all-gather."""
     kept: KeptWidths | None = None
-    """Tensors that our attention saves; None for queries, keys, values and outputs."""
+    """None: queries, keys, values and outputs are saved."""
     linear: int = 0
-    """Value dimension of a head of linear attention, whose state has a fixed size; 0 for softmax attention. The cost
-    per position does not depend on the length, and grows with `chunk`."""
+    """Value head dimension of linear attention, whose cost per position depends on `chunk` and not on length; 0 for
+    softmax attention."""
     chunk: int = 0
-    """Positions per chunk of linear attention."""
     heads: int = 1
     key_heads: int = 1
-    """KV heads."""
     normed: bool = False
-    """Whether queries and keys have norms (QK norm)."""
+    """Whether it has QK norms."""
 
 
 @dataclass(frozen=True)
@@ -81,19 +78,18 @@ class FeedForwardDims:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Parameters that are used together. Identical blocks are one object."""
+    """Parameters used together. Identical blocks are one object."""
 
     kind: str
-    """Description: `embeddings`, `encoder layer with experts`, `head`."""
+    """`embeddings`, `encoder layer with experts`, `head`."""
     parameters: tuple[Parameter, ...]
     tied: tuple[Parameter, ...] = ()
-    """Parameters of another block that this one shares."""
+    """Shared parameters of another block."""
     attentions: tuple[AttentionDims, ...] = ()
-    """Empty unless the block is a layer."""
+    """Empty outside layers."""
     feed_forward: FeedForwardDims | None = None
     moe: MoESpec | None = None
     vocabulary: int | None = None
-    """Logits per position, of the head."""
 
 
 Blocks = Iterator[tuple[str, Block]]

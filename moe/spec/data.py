@@ -13,8 +13,8 @@ from moe.spec.places import MAX_PLACES, Column, Place
 from moe.spec.sequences import DocumentsSpec, PackagesSpec
 
 PAIRS_LENGTH = 0.2
-"""Mean length of the rows that a token is in, as a share of `max_tokens`. In the catalogs it is 18 of 96; for users'
-corpora it is assumed, as a plan is made before they are read."""
+"""Mean length of a token's row over `max_tokens`: 18 of 96 in the catalogs; assumed for users' corpora, which are
+unread when a plan is made."""
 
 
 class _CorpusSpec(Spec):
@@ -44,7 +44,7 @@ class _CorpusSpec(Spec):
 
 
 SAMPLING_FIELDS = frozenset({"sampling_exponent"})
-"""Fields that affect how often pairs are drawn, but neither their tokens nor which are held out."""
+"""Fields that affect only how often pairs are drawn, not their tokens or the held-out sets."""
 
 
 class CatalogsSpec(_CorpusSpec):

@@ -44,7 +44,7 @@ ProblemCode = Literal[
     "wrong_type",
     "wrong_version",
 ]
-"""Stable codes of problems, documented in docs/problems.md; the wording of messages may change."""
+"""Stable codes, documented in docs/problems.md; wording may change."""
 
 PROBLEM_CODES: tuple[str, ...] = get_args(ProblemCode)
 
@@ -55,7 +55,7 @@ class Problem:
 
     code: ProblemCode
     path: str
-    """Where: a key (`model.moe.num_experts`), a file or a line of code."""
+    """A key (`model.moe.num_experts`), a file or a line of code."""
     value: Any
     """Value at the path; None if there is none, or if it is a mapping under a known key."""
     rule: str
@@ -72,7 +72,7 @@ class Problem:
 
 
 class RuleError(ValueError):
-    """A broken rule, raised by validators that do not know the value's path; `problems_of` adds it."""
+    """Broken rule, raised by validators that do not know the value's path; `problems_of` adds it."""
 
     def __init__(self, code: ProblemCode, rule: str, remedy: str) -> None:
         super().__init__(f"{rule}; {remedy}")
@@ -90,7 +90,7 @@ MAX_IN_WORDS = 20
 
 
 def in_words(problems: Sequence[Problem], between: str = "\n") -> str:
-    """Join the first `MAX_IN_WORDS` problems into a text, with the number of others."""
+    """The first problems, and the number of others."""
     lines = [str(problem) for problem in problems[:MAX_IN_WORDS]]
     if len(problems) > MAX_IN_WORDS:
         lines.append(f"and {len(problems) - MAX_IN_WORDS:,} more")
@@ -98,7 +98,7 @@ def in_words(problems: Sequence[Problem], between: str = "\n") -> str:
 
 
 class SpecError(ValueError):
-    """A spec, plan or checkpoint request that cannot be honoured; carries every `Problem` found."""
+    """A spec, plan or checkpoint request that cannot be honoured, with every `Problem` found."""
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
         self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)

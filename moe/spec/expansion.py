@@ -1,8 +1,7 @@
-"""Presets: a laptop-sized model, the GShard paper's family (arXiv 2006.16668, Tables 1 to 3), and other published
-models.
+"""Presets: a laptop-sized model, the GShard family (arXiv 2006.16668, Tables 1 to 3), and other published models.
 
-Every translation preset `name` has a dense twin `name-dense`, whose feed-forward layers in place of experts are as
-wide as the K experts of a token, so that both need the same FLOPs per token.
+A translation preset `name` has a dense twin `name-dense`: feed-forward layers as wide as a token's K experts replace
+layers with experts, at equal FLOPs per token.
 """
 
 from collections.abc import Mapping
@@ -59,7 +58,7 @@ def _dense_twin(sparse: dict[str, Any]) -> dict[str, Any]:
 
 
 def names() -> list[str]:
-    """Return all presets, each translation preset followed by its dense twin."""
+    """All presets, each translation preset with its dense twin."""
     return [twin for name in _MODELS for twin in ((name, f"{name}-dense") if _has_twin(name) else (name,))]
 
 
@@ -68,7 +67,7 @@ def _has_twin(name: str) -> bool:
 
 
 def dimensions(name: Any) -> dict[str, Any]:
-    """Return the fields that a preset sets. Raises SpecError for an unknown name."""
+    """Fields of a preset. Raises SpecError for an unknown name."""
     if isinstance(name, str) and name in _MODELS:
         return dict(_MODELS[name])
     if isinstance(name, str) and name.endswith("-dense") and _has_twin(name.removesuffix("-dense")):
@@ -79,7 +78,7 @@ def dimensions(name: Any) -> dict[str, Any]:
 
 
 def over(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge fields over a base, recursively in `moe`, `attention` and `linear_attention`."""
+    """Merge fields over a base; `moe`, `attention` and `linear_attention` field by field."""
     fields = dict(given)
     for part in ("moe", "attention", "linear_attention"):
         if isinstance(base.get(part), dict) and isinstance(given.get(part), dict):
@@ -89,7 +88,7 @@ def over(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expanded(given: Any) -> Any:
-    """Return a model's fields with those of its preset, and the experts' `model_dim`, filled in."""
+    """A model's fields with its preset's and the experts' `model_dim` filled in."""
     if not isinstance(given, dict):
         return given
     fields = dict(given)

@@ -1,4 +1,4 @@
-"""Job files: YAML or JSON input, with line and column of syntax errors; JSON Schema output."""
+"""Job files: YAML or JSON in, with line and column of syntax errors; JSON Schema out."""
 
 import codecs
 import json
@@ -25,7 +25,6 @@ _ENCODINGS = (
     (codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"),
     (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16"),
 )  # fmt: skip
-"""Byte-order marks of other encodings."""
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's loader is many times as fast
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)")
 _FLOAT = re.compile(
@@ -51,10 +50,8 @@ class _YAMLTooLarge(yaml.MarkedYAMLError):
 
 
 class _StrictLoader(_LOADER):
-    """YAML loader of plain data, with decimal numbers as in YAML 1.2: `1e-3` is a number, `1:30` and `0x10` are text.
-
-    Duplicate keys are refused, instead of the last one winning.
-    """
+    """YAML 1.2 loader of plain data with decimal numbers: `1e-3` is a number, `1:30` and `0x10` are text. Refuses
+    duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys: set[Any] = set()
@@ -104,10 +101,8 @@ for _name, _pattern in (("int", _INT), ("float", _FLOAT)):
 
 
 def _load_yaml(text: str) -> Any:
-    """Parse YAML. Raises MarkedYAMLError for syntax errors, aliases, and excessive depth or size.
-
-    A first pass over the events checks the limits: it is many times as fast as building the data.
-    """
+    """Parse YAML. Raises MarkedYAMLError, also for aliases and for too deep or large input, which a quick first pass
+    finds."""
     depth = num_values = 0
     for event in yaml.parse(text, _StrictLoader):
         mark: Any = event.start_mark
@@ -126,7 +121,6 @@ def _load_yaml(text: str) -> Any:
 
 
 def _has_more_values(data: Any, limit: int) -> bool:
-    """Whether plain data has more than `limit` keys and values, at any depth."""
     num_values, parts = 1, [data]
     while parts and num_values <= limit:
         part = parts.pop()
@@ -169,8 +163,7 @@ _SURROGATE_ESCAPE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
 
 
 def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
-    """Parse YAML or JSON text, with or without a byte-order mark. Raises SpecError with line and column, both from
-    1."""
+    """Parse YAML or JSON text, with or without byte-order mark. Raises SpecError with line and column, from 1."""
     text = text.removeprefix("\ufeff")
     if len(text.encode()) > MAX_SPEC_BYTES:
         rule = f"has {len(text.encode()):,} bytes, and must have at most {MAX_SPEC_BYTES:,}"
@@ -211,7 +204,7 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
 
 
 def _checked_text(data: Any, text: str) -> Any:
-    """Return `data`. Raises SpecError for a lone surrogate, which escapes can produce but UTF-8 cannot store."""
+    """Return `data`. Raises SpecError for lone surrogates, which escapes allow and UTF-8 does not."""
     if _SURROGATE_ESCAPE.search(text) is None:
         return data
     values: list[tuple[str, Any]] = [("", data)]
@@ -238,20 +231,19 @@ def _checked_text(data: Any, text: str) -> Any:
 
 
 def read_job(path: str | Path) -> JobSpec:
-    """Read a job from a YAML or JSON file. Raises SpecError if it is invalid, OSError if it cannot be read."""
+    """Read a YAML or JSON file. Raises SpecError if it is invalid, OSError if it cannot be read."""
     return JobSpec.parse(read_plain(path))
 
 
 def read_plain(path: str | Path) -> Any:
-    """Read plain data from a YAML or JSON file. Raises SpecError if it cannot be parsed, OSError if it cannot be
-    read."""
+    """Read a YAML or JSON file as plain data. Raises SpecError if it cannot be parsed, OSError if it cannot be read."""
     path = Path(path)
     format = "json" if path.suffix.lower() == ".json" else "yaml"
     return parse_text(_decode(path.read_bytes(), str(path)), path.name, format)
 
 
 def parse_stream(content: bytes, name: str) -> Any:
-    """Parse content that may be JSON or YAML. Raises SpecError."""
+    """Parse JSON or YAML without a file name. Raises SpecError."""
     text = _decode(content, name)
     try:
         return parse_text(text, name, "json")  # first: YAML accepts escaped lone surrogates
@@ -276,11 +268,11 @@ _FILLED_IN = (
     "TranslationModelSpec", "LanguageModelSpec", "MoESpec", "GroupedQueryAttentionSpec", "LatentAttentionSpec",
     "LinearAttentionSpec",
 )  # fmt: skip
-"""Parts of a model whose required fields a preset may fill in."""
+"""Parts whose required fields a preset may fill in."""
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a job file, for editors."""
+    """JSON Schema of a job file, for editors."""
     schema = JobSpec.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Shardyard job"

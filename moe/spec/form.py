@@ -1,4 +1,4 @@
-"""Storage forms of a frozen matrix: full width, bfloat16, or quantized elements with a scale per block."""
+"""Storage forms of frozen matrices: full, bfloat16, or quantized with a scale per block."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -7,11 +7,11 @@ from typing import Literal
 from moe.spec.parameter import Dim, Form, Parameter
 
 CODED: tuple[Form, ...] = ("bfloat16", "int8", "nf4")
-"""Forms that are dequantized (or cast) where they are multiplied."""
+"""Forms that are decoded where they are multiplied."""
 BLOCK = 64
-"""Consecutive values along one dimension that share a scale (QLoRA, arXiv 2305.14314, section 3)."""
+"""Consecutive values along a dimension with one scale (QLoRA, arXiv 2305.14314, section 3)."""
 SCALES = "_scales"
-"""Suffix of the name of a matrix's scales; the quantized elements have the matrix's name."""
+"""Name suffix of scales; quantized elements have the matrix's name."""
 
 ItemDtype = Literal["float32", "bfloat16", "int8", "uint8"]
 ITEM_BYTES: dict[ItemDtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1, "uint8": 1}
@@ -21,26 +21,25 @@ _UNSPLIT: tuple[Dim, ...] = ("model", "vocab", "none")
 
 
 def block_dim(dims: Sequence[Dim]) -> int:
-    """Return the dimension that quantization blocks lie along: the last one that is never split where the matrix is
-    multiplied, so that blocks do not depend on the layout."""
+    """Dimension of quantization blocks: the last one that is whole on each rank that multiplies, so that blocks do
+    not depend on the layout."""
     return next(dim for dim in reversed(range(len(dims))) if dims[dim] in _UNSPLIT)
 
 
 def num_codes(form: Form, length: int) -> int:
-    """Number of stored items for `length` values along the block dimension."""
+    """Items for `length` values along the block dimension."""
     return -(-length // 2) if form == "nf4" else length
 
 
 def num_scales(length: int) -> int:
-    """Number of blocks for `length` values."""
+    """Blocks of `length` values."""
     return -(-length // BLOCK)
 
 
 def kept(parameter: Parameter) -> Iterator[tuple[Parameter, ItemDtype | None]]:
-    """Yield (tensor, dtype) pairs that a parameter is stored as; dtype None is that of the other weights.
+    """Yield the (tensor, dtype) pairs that a parameter is stored as; None is the dtype of other weights.
 
-    A quantized matrix is stored as its elements (two nf4 elements per byte) and a scale per block, split like the
-    parameter.
+    Quantized: elements (two nf4 per byte) and a scale per block, split like the parameter.
     """
     if parameter.form == "full":
         yield parameter, None
@@ -58,5 +57,5 @@ def _of(parameter: Parameter, ending: str, at: int, length: int) -> Parameter:
 
 
 def kept_bytes(parameter: Parameter, width: int) -> int:
-    """Stored bytes of a parameter, if other weights take `width` bytes each."""
+    """Stored bytes, if other weights take `width` bytes each."""
     return sum(tensor.numel * (ITEM_BYTES[dtype] if dtype else width) for tensor, dtype in kept(parameter))

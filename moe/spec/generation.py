@@ -13,28 +13,27 @@ _LENGTH_PENALTY = 0.6
 
 
 class GenerationSpec(Spec):
-    """How tokens are chosen: greedily, by sampling, or by beam search."""
+    """How tokens are chosen: greedily, by sampling or by beam search."""
 
     max_tokens: Count = Field(default=256, le=MAX_NEW_TOKENS)
     """Most new tokens, without the prompt."""
     temperature: NonNegative = Field(default=0.0, le=100)
     """Divides the logits before sampling; 0 is greedy."""
     top_k: Count | None = None
-    """Samples only from the k likeliest tokens; by default from all."""
+    """Sample from the k likeliest tokens; by default from all."""
     top_p: Positive = Field(default=1.0, le=1)
-    """Samples only from the likeliest tokens whose probabilities add up to this (nucleus sampling, arXiv
-    1904.09751)."""
+    """Sample from the likeliest tokens whose probabilities add up to this (nucleus sampling, arXiv 1904.09751)."""
     num_beams: Count = Field(default=1, le=MAX_BEAMS)
-    """Beams of beam search; 1 does not search."""
+    """Beams; 1 does not search."""
     length_penalty: NonNegative = Field(default=_LENGTH_PENALTY, le=10)
-    """Exponent of length normalisation in beam search: a text of n tokens scores its log-likelihood divided by ((5 +
-    n) / 6)^this (arXiv 1609.08144, eq. 14)."""
+    """Exponent of length normalisation in beam search: log-likelihood of n tokens over ((5 + n) / 6)^this (arXiv
+    1609.08144, eq. 14)."""
     stop: tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...] = Field(default=(), max_length=16)
-    """Stop strings: the text ends before the first of them."""
+    """The text ends before the first of these."""
     chat: StrictBool = False
-    """Whether the prompt is a user's message, to be rendered by the model's chat template, and the text the answer."""
+    """Whether the prompt is a user's message, rendered by the chat template, and the text the answer."""
     seed: CountOrZero = 0
-    """Sampling seed. Draws are keyed by seed, text number and position, so they are the same on every layout."""
+    """Draws are keyed by seed, text number and position: the same on every layout."""
 
     @model_validator(mode="after")
     def _one_way(self) -> "GenerationSpec":

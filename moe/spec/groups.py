@@ -1,4 +1,4 @@
-"""Default of a language model's token group size."""
+"""Default token group size of language models."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,11 +13,10 @@ from moe.spec.train import TrainSpec
 
 
 def with_group(given: Any) -> Any:
-    """Return a job's plain data with `model.moe.group_tokens` filled in, if it is unset.
+    """Return a job's plain data with an unset `model.moe.group_tokens` filled in.
 
-    It becomes one sequence (`max_tokens`) for a model `from` a folder, and for other models if the preset's or the
-    default value is not a multiple of `max_tokens` or does not divide `batch_tokens`. Returns `given` itself if
-    nothing changes.
+    One sequence (`max_tokens`) for a model `from` a folder; for others if the preset's or default value is not a
+    multiple of `max_tokens` or does not divide `batch_tokens`. Returns `given` itself if nothing changes.
     """
     model = given.get("model") if isinstance(given, Mapping) else None
     if not isinstance(model, Mapping) or kind_of(model) != "language":
@@ -51,6 +50,6 @@ def _part(job: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _number(job: Mapping[str, Any], part: str, name: str, spec: Any) -> int | None:
-    """Positive integer of a field, or its default; None for anything else."""
+    """A positive integer field, or its default; else None."""
     value = _part(job, part).get(name, spec.model_fields[name].default)
     return value if type(value) is int and value > 0 else None

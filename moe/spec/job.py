@@ -1,4 +1,4 @@
-"""The job spec: everything a user asks for, frozen and validated."""
+"""The job spec."""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from moe.spec.resources import CheckpointSpec, LogsSpec, ParallelSpec, Resources
 from moe.spec.train import EvaluationSpec, TrainSpec
 
 _NEW = {"new": True}
-"""Validation context of a new job; absent for stored ones."""
+"""Validation context of new jobs, not of stored ones."""
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 
 
@@ -107,10 +107,10 @@ class JobSpec(Spec):
 
     @property
     def group_tokens(self) -> int:
-        """Positions of a token group: whole pairs or sequences that are routed together and never split.
+        """Positions of a token group: whole pairs or sequences, routed together and never split.
 
-        For a dense model, which routes nothing, the smallest divisor of the batch that holds one pair of maximum
-        length, or one sequence: the finest split over ranks.
+        Of a dense model, the smallest divisor of the batch that holds one longest pair or sequence: the finest split
+        over ranks.
         """
         if self.model.moe is not None:
             return self.model.moe.group_tokens
@@ -129,7 +129,7 @@ class JobSpec(Spec):
 
     @property
     def missing_texts(self) -> Problem | None:
-        """Problem of a job with a synthetic corpus, which can be planned but not trained."""
+        """Problem of a synthetic corpus, which can be planned but not trained."""
         if not isinstance(self.data, SyntheticSpec):
             return None
         return Problem(
@@ -142,8 +142,8 @@ class JobSpec(Spec):
 
     @property
     def missing_folder(self) -> Problem | None:
-        """Problem of a job that needs a model folder, for the base of its adapter or for its chat template, and
-        names none. It can be planned but not trained."""
+        """Problem of a job that names no model folder for its adapter's base or chat template; it can be planned but
+        not trained."""
         if not isinstance(self.model, LanguageModelSpec) or self.model.from_folder is not None:
             return None
         if self.model.adapter is not None:
@@ -170,7 +170,7 @@ class JobSpec(Spec):
 
     @property
     def resolved(self) -> "JobSpec":
-        """The job with defaults of its parts written out; equal for jobs with the same meaning."""
+        """The job with its parts' defaults written out; equal for jobs with equal meaning."""
         train_fields: dict[str, Any] = {"label_smoothing": self.label_smoothing}
         if isinstance(self.data, PreferenceSpec):
             train_fields["preference_beta"] = self.preference_beta
@@ -181,9 +181,9 @@ class JobSpec(Spec):
 
     @classmethod
     def parse(cls, given: Any, *, accepted: bool = False) -> "JobSpec":
-        """Parse plain data (from YAML, JSON or a dict) into a job. Raises SpecError with every problem.
+        """Parse plain data. Raises SpecError with every problem.
 
-        `accepted`: a stored job; skips the rules for new jobs and does not fill in `group_tokens`.
+        `accepted`: a stored job, without the rules for new jobs and without filling in `group_tokens`.
         """
         fields = given if accepted else with_group(given)
         try:
@@ -198,7 +198,7 @@ class JobSpec(Spec):
 
 
 def _as_written(problems: list[Problem]) -> list[Problem]:
-    """Move problems of an adapter to the path where it was written: beside the model."""
+    """Move an adapter's problems to where it was written: beside the model."""
     inside = "model.adapter"
     return [
         replace(problem, path=problem.path.removeprefix("model."))
@@ -259,7 +259,7 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
 
 
 def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
-    """Problems of a user's module: it needs module batches, and takes no settings about computation or precision."""
+    """A user's module needs module batches, and takes no settings of computation or precision."""
     if not isinstance(job.data, ModuleDataSpec):
         yield Problem("not_applicable", "data.corpus", job.data.corpus, "is nothing for a module model",
                       "use module, with the function that gives its batches")  # fmt: skip
@@ -291,11 +291,11 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
 
 
 _NOT_OF_MODULES = ("batch_tokens", "label_smoothing", "preference_beta", "dtype", "evaluation", "freeze")
-"""Fields of `train` about how this library's models compute."""
+"""Fields of `train` about this library's models."""
 
 
 def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
-    """Problems of `train.freeze`: a pattern that matches nothing, or nothing left to train."""
+    """Patterns that match nothing, or leave nothing to train."""
     if not job.train.freeze:
         return
     table = job.model.parameters()
@@ -318,7 +318,7 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
 
 
 def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
-    """Problems of evaluation sizes given in pairs for a language model, or in sequences for a translation model."""
+    """Sizes in pairs for a language model, or in sequences for a translation model."""
     own_field, foreign_field = ("max_sequences", "max_pairs") if isinstance(job.model, LanguageModelSpec) else (
         "max_pairs", "max_sequences")  # fmt: skip
     for name in (foreign_field, f"{foreign_field}_along_the_way"):
@@ -333,7 +333,7 @@ def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
 
 
 def _problems_from_scratch(job: JobSpec) -> list[Problem]:
-    """Problems of a model with new weights; pretrained ones may have routers that do not learn."""
+    """Of a model with new weights; pretrained routers need not learn."""
     has_weights = isinstance(job.model, LanguageModelSpec) and (
         job.model.from_folder is not None or job.model.adapter is not None
     )
@@ -344,7 +344,7 @@ def _problems_from_scratch(job: JobSpec) -> list[Problem]:
 
 
 def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
-    """Problems of conversation corpora: DPO needs an adapter, whose base is the reference model."""
+    """DPO needs an adapter, whose base is the reference model."""
     assert isinstance(job.model, LanguageModelSpec)
     is_preference = isinstance(job.data, PreferenceSpec)
     if is_preference and job.model.adapter is None:
@@ -375,7 +375,7 @@ def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
 
 
 def _problems_of_sequences(job: JobSpec) -> list[Problem]:
-    """Problems of token groups and batches that are not whole sequences."""
+    """Token groups and batches are whole sequences."""
     group_tokens, max_tokens, batch_tokens = job.group_tokens, job.data.max_tokens, job.train.batch_tokens
     problems = []
     if group_tokens % max_tokens:

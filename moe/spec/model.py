@@ -1,4 +1,4 @@
-"""Model spec of any kind: by dimensions, by preset, or by the function that builds it."""
+"""Model spec: by dimensions, preset, or the function that builds it."""
 
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from moe.spec.translation import TranslationModelSpec
 
 
 def kind_of(given: Any) -> str:
-    """Return the model's kind: as given, else the preset's, else translation."""
+    """Kind as given, else the preset's, else translation."""
     if not isinstance(given, dict):
         return str(getattr(given, "kind", "translation"))
     if "kind" in given:
@@ -34,7 +34,7 @@ _MODEL: TypeAdapter[TranslationModelSpec | LanguageModelSpec | ModuleModelSpec] 
 
 
 def model_spec(given: Any) -> TranslationModelSpec | LanguageModelSpec | ModuleModelSpec:
-    """Parse plain data into a model spec. Raises SpecError with every problem."""
+    """Parse plain data. Raises SpecError with every problem."""
     try:
         return _MODEL.validate_python(given)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""A user's own module: the functions that build it and its batches, by name."""
+"""A user's module: the functions that build it and its batches."""
 
 import json
 import math
@@ -124,7 +124,7 @@ class ModuleModelSpec(Counted):
 
     @property
     def model_dim(self) -> int:
-        """Raises SpecError, as `blocks` does: dimensions are unknown until the module is built."""
+        """Raises SpecError: unknown until the module is built."""
         raise SpecError(
             Problem(
                 "unsupported",
@@ -158,7 +158,7 @@ class ModuleDataSpec(Spec):
 
     @property
     def max_tokens(self) -> int:
-        """Raises SpecError: the content of the batches is unknown."""
+        """Raises SpecError: batches are the user's own."""
         raise SpecError(
             Problem(
                 "unsupported",
@@ -171,5 +171,5 @@ class ModuleDataSpec(Spec):
 
     @property
     def padded_tokens(self) -> float:
-        """Raises SpecError, as `max_tokens` does."""
+        """Raises SpecError."""
         return float(self.max_tokens)

@@ -36,8 +36,8 @@ class MoESpec(Spec):
     routing: Annotated[SerializeAsAny[RouterSpec], BeforeValidator(router_spec)] = Field(
         default=DEFAULT, validation_alias="router"
     )
-    """Router's fields: the class in `routers.ROUTERS` that `router` names. Not a union type, so that routers from
-    elsewhere can be added."""
+    """The class in `routers.ROUTERS` that `router` names. No union type, so that routers from elsewhere can be
+    added."""
     num_experts: Count = Field(le=1_000_000)
     model_dim: Count
     """M, the width of a token."""
@@ -106,7 +106,7 @@ class MoESpec(Spec):
     if not TYPE_CHECKING:  # typed code reads `routing`
 
         def __getattr__(self, name: str) -> Any:
-            """Return a router field, which is written beside the layer's own."""
+            """A router's field, written beside the layer's own."""
             if name in router_fields() and hasattr(routing := self.routing, name):
                 return getattr(routing, name)
             return super().__getattr__(name)
@@ -118,12 +118,12 @@ class MoESpec(Spec):
 
     @property
     def resolved(self) -> "MoESpec":
-        """The layer with unset fields written out; equal for specs with the same meaning."""
+        """The layer with unset fields written out; equal for specs with equal meaning."""
         return self.model_copy(update={"routing": self.routing.resolved})
 
     @property
     def num_matrices(self) -> int:
-        """Matrices of one expert: two, or three with a gated activation."""
+        """Per expert: two, or three with a gated activation."""
         return 2 if self.activation in ("relu", "gelu") else 3
 
     @property
@@ -132,7 +132,7 @@ class MoESpec(Spec):
         return (self.activation_alpha, self.activation_limit) if self.activation == "swiglu_clamped" else ()
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """Parameters of the router, the experts and the shared experts."""
+        """Of the router, experts and shared experts."""
         width: Size = ("model", self.model_dim)
         gates = ("w_gate",) if self.num_matrices == 3 else ()
         table = [matrix("router", width, ("none", self.num_experts), self.model_dim)]

@@ -1,4 +1,4 @@
-"""Parameter counts of a model by its blocks: the base class of every kind of model."""
+"""Parameter counts of a model; the base class of model specs."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -21,13 +21,12 @@ class Counted(Spec, ABC):
     @property
     @abstractmethod
     def sides(self) -> int:
-        """Number of stacks that share the batch's positions: 2 in an encoder-decoder, where each position passes
-        through one."""
+        """Stacks that share the batch's positions: 2 in an encoder-decoder."""
 
     @property
     @abstractmethod
     def heads(self) -> dict[str, int]:
-        """Numbers of heads that tensor ranks split, by spec path."""
+        """Numbers of heads split over tensor ranks, by spec path."""
 
     @abstractmethod
     def ffn_dims(self) -> set[int]:
@@ -40,15 +39,15 @@ class Counted(Spec, ABC):
 
     @abstractmethod
     def blocks(self) -> Blocks:
-        """Yield (path, block) pairs in execution order; the path is empty for parameters outside the layers."""
+        """(path, block) pairs in execution order; the path is empty outside layers."""
 
     @property
     def keeps_frozen(self) -> bool:
-        """Whether frozen parameters can be reloaded from the model's folder, so that checkpoints omit them."""
+        """Whether checkpoints omit frozen parameters, which the model's folder has."""
         return False
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """Return all parameters by path, block by block."""
+        """All parameters by path."""
         return tuple(
             parameter for path, block in self.blocks() for parameter in within(path, block.parameters)
         )
@@ -57,20 +56,19 @@ class Counted(Spec, ABC):
         return len(self.moe_layers) * self.moe.num_experts if self.moe else 0
 
     def num_parameters(self) -> int:
-        """All weights: embeddings, attention, norms, feed-forward layers, routers, shared and routed experts."""
+        """All weights."""
         blocks = Counter(block for _, block in self.blocks())
         return sum(
             parameter.numel * count for block, count in blocks.items() for parameter in block.parameters
         )
 
     def num_expert_parameters(self) -> int:
-        """Weights of routed experts: two matrices of M x H each, three if gated, and biases."""
+        """Weights of routed experts."""
         return self.num_experts_total() * self.moe.parameters_per_expert if self.moe else 0
 
     def num_active_parameters(self) -> int:
-        """All weights except those of the experts that a token does not choose. Includes both stacks of an
-        encoder-decoder, and whole embedding tables, as in most published figures (GPT-OSS excludes the input
-        embedding)."""
+        """All weights except those of experts that a token does not choose; with both stacks, and whole embedding
+        tables, as in most published figures (GPT-OSS excludes the input embedding)."""
         active_expert_parameters = 0
         if self.moe is not None:
             active_expert_parameters = (

@@ -1,4 +1,4 @@
-"""Name patterns: `*` matches any characters, or none; every other character matches itself."""
+"""Name patterns, in which `*` matches any characters, or none."""
 
 import re
 
@@ -6,15 +6,13 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def starred(name: str) -> str:
-    """Return the name with `*` in place of layer numbers."""
+    """The name with `*` for layer numbers."""
     return _NUMBER.sub("*", name)
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether the pattern matches the whole name, in linear time.
-
-    Each part between stars is matched at its first occurrence, which leaves the most for the rest.
-    """
+    """Whether the pattern matches the whole name, in linear time: each part at its first occurrence, which leaves
+    the most for the rest."""
     first, *middle = pattern.split("*")
     if not middle:
         return name == pattern

@@ -7,6 +7,6 @@ __all__ = ["load", "names"]
 
 
 def load(name: str) -> ModelSpec:
-    """Return the model of a preset, with every dimension filled in. Raises SpecError for an unknown name."""
+    """Model of a preset. Raises SpecError for an unknown name."""
     dimensions(name)  # reports an unknown name as such
     return model_spec({"preset": name})

@@ -1,4 +1,4 @@
-"""Conversion of pydantic's validation errors into problems."""
+"""Pydantic's validation errors as problems."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,15 +8,14 @@ from pydantic import ValidationError
 from moe.spec.errors import Problem, ProblemCode, RuleError, SpecError
 
 _TAGGED = {"model", "data", "optimizer", "attention"}
-"""Discriminated parts, after which pydantic inserts the tag into the location."""
+"""Discriminated parts: pydantic inserts their tags into locations."""
 _MODELS = {"translation", "language", "module"}
-"""Tags that a location begins with if a model is parsed alone."""
+"""Tags that begin the location of a model parsed alone."""
 _WHOLE = "the spec"
-"""Path of a problem with the whole spec."""
 
 
 def problems_of(error: ValidationError) -> list[Problem]:
-    """Return a Problem, with path, value, rule and remedy, for each of pydantic's errors."""
+    """A Problem, with path, value, rule and remedy, for each of pydantic's errors."""
     problems: list[Problem] = []
     for entry in error.errors(include_url=False):
         cause = entry.get("ctx", {}).get("error")
@@ -38,7 +37,7 @@ def problems_of(error: ValidationError) -> list[Problem]:
 
 
 def _without_tags(location: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Location as a user writes it: `model.num_heads`, not `model.translation.num_heads`."""
+    """As a user writes it: `model.num_heads`, not `model.translation.num_heads`."""
     return tuple(
         part
         for at, part in enumerate(location)
@@ -109,7 +108,7 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
 
 
 def code_of(kind: str) -> ProblemCode:
-    """Return the code for one of pydantic's error types."""
+    """Code of a pydantic error type."""
     if (code := _CODES.get(kind)) is not None:
         return code
     return "wrong_type" if kind.endswith(("_type", "_parsing", "_from_float")) else "invalid_value"

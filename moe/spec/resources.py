@@ -55,7 +55,7 @@ class ResourcesSpec(Spec):
         return self
 
     def trains_on(self, gpus_per_worker: int) -> DeviceKind:
-        """Return the device type of workers with this many GPUs."""
+        """Device type of workers with this many GPUs."""
         return "cuda" if gpus_per_worker and self.device == "auto" else "cpu"
 
     @property
@@ -166,9 +166,9 @@ class CheckpointSpec(Spec):
 
 
 FailureKind = Literal["error", "out_of_memory", "lost", "hung", "driver"]
-"""Kinds of failures. `error`: a worker raised an exception. `out_of_memory`: a worker ran out of memory and reported
-it. `lost`: a worker's process or node died. `hung`: a worker was ended because it was stopped or nobody made
-progress. `driver`: the job's driver died or failed."""
+"""`error`: a worker raised an exception. `out_of_memory`: a worker reported it. `lost`: a worker's process or node
+died. `hung`: a worker was ended because it was stopped or nobody made progress. `driver`: the job's driver died or
+failed."""
 
 
 class Backoff(Spec):
@@ -212,12 +212,12 @@ class RetrySpec(Spec):
     """Rules of their own for kinds of failures."""
 
     def backoff_of(self, kind: str) -> Backoff | None:
-        """Return the backoff for failures of a kind."""
+        """Backoff for failures of a kind."""
         rule = self._rule(kind)
         return rule.backoff if rule is not None and rule.backoff is not None else self.backoff
 
     def own_limit(self, kind: str) -> int | None:
-        """Return the limit of a kind that is counted separately; None if it shares `max_failures`."""
+        """Limit of a kind counted separately; None if it shares `max_failures`."""
         rule = self._rule(kind)
         return None if rule is None else rule.max_failures
 

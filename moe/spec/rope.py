@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoPE): frequencies, and their scaling to longer sequences."""
+"""Rotary position embedding (RoPE), and its scaling to longer sequences."""
 
 from math import log
 from typing import Annotated, Literal
@@ -9,7 +9,7 @@ from moe.spec.base import Count, NonNegative, Positive, Spec
 from moe.spec.errors import RuleError
 
 Factor = Annotated[float, Field(strict=True, ge=1)]
-"""Ratio of the extended to the original sequence length."""
+"""Extended over original sequence length."""
 
 
 class LinearScaling(Spec):
@@ -95,7 +95,7 @@ class RopeSpec(Spec):
     scaling: RopeScaling | None = None
 
     def rotated_dim(self, head_dim: int) -> int:
-        """Number of a head's dimensions that are rotated, r. Raises ValueError if it is odd or too small."""
+        """Rotated dimensions of a head, r. Raises ValueError if odd or too few."""
         dim = int(head_dim * self.fraction)
         if dim % 2 or not dim:
             raise RuleError(
@@ -114,7 +114,7 @@ class RopeSpec(Spec):
 
     @property
     def sharpening(self) -> float:
-        """YaRN's M(mscale_all_dim), whose square scales the scores of latent attention (DeepSeek); 1 without it."""
+        """YaRN's M(mscale_all_dim), squared in the scores of latent attention (DeepSeek); else 1."""
         scaling = self.scaling
         if not isinstance(scaling, YarnScaling) or not scaling.mscale_all_dim or scaling.factor <= 1:
             return 1.0

@@ -22,7 +22,7 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 
 
 def format_of(path: str) -> Format | None:
-    """Return the format by a path's suffix, ignoring that of a compression; None if unknown."""
+    """Format by a path's suffix, ignoring compression; None if unknown."""
     name = path.rsplit("/", 1)[-1].lower()
     for ending in _COMPRESSED:
         name = name.removesuffix(ending)
@@ -74,7 +74,7 @@ class SourceSpec(Spec):
 
     @property
     def file_format(self) -> Format:
-        """The format, as given or by the suffix of the paths."""
+        """As given, or by the suffix of the paths."""
         name = self.format or format_of(self.paths[0])
         assert name is not None
         return name

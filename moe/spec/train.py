@@ -26,7 +26,7 @@ class AdamWSpec(Spec):
     there. Can be planned, but not be run yet."""
 
     def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
-        """Elements of optimizer state for a rank's `shape` of a parameter: two moments per weight."""
+        """Elements of optimizer state for a rank's `shape`: two moments."""
         return 2 * prod(shape)
 
 
@@ -47,8 +47,8 @@ class AdafactorSpec(Spec):
     weight_decay: NonNegative = 0.0
 
     def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
-        """Elements of optimizer state for a rank's `shape` of a parameter: a mean per row and per column of each
-        matrix, experts separately; of a vector, one per element."""
+        """Elements of optimizer state for a rank's `shape`: row and column means of each matrix, experts apart; of a
+        vector, one per element."""
         own = 1 if of_experts else 0
         if len(shape) - own < 2:
             return prod(shape)

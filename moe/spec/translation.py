@@ -48,7 +48,7 @@ class TranslationModelSpec(Counted):
     @model_validator(mode="before")
     @classmethod
     def _expand(cls, fields: Any) -> Any:
-        """Fill in the preset's dimensions, and the experts' model dimension."""
+        """Fill in the preset, and the experts' model dimension."""
         return expansion.expanded(fields)
 
     @model_validator(mode="after")
@@ -92,7 +92,7 @@ class TranslationModelSpec(Counted):
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """Layers with experts, numbered through both stacks: encoder layers first, from 0."""
+        """Numbered through both stacks: encoder layers first, from 0."""
         if self.moe is None:
             return ()
         encoder = range(self.moe_every - 1, self.num_encoder_layers, self.moe_every)
@@ -124,7 +124,6 @@ class TranslationModelSpec(Counted):
         return kind + (" with experts" if ffn_dim is None else " without") if self.moe else kind
 
     def _layer(self, kind: str, decodes: bool, ffn_dim: int | None) -> Block:
-        """A layer, with experts if `ffn_dim` is None."""
         inner = self.num_heads * self.head_dim
         attentions = tuple(
             AttentionDims(
@@ -146,7 +145,7 @@ class TranslationModelSpec(Counted):
         )
 
     def _of_layer(self, decodes: bool, ffn_dim: int | None) -> tuple[Parameter, ...]:
-        """Parameters of a layer, with experts if `ffn_dim` is None."""
+        """Parameters of a layer; experts if `ffn_dim` is None."""
         width: Size = ("model", self.model_dim)
         heads: Size = ("heads", self.num_heads * self.head_dim)
         parameters: list[Parameter] = []
@@ -169,8 +168,7 @@ class TranslationModelSpec(Counted):
         return (*parameters, *within("feed_forward.dense", dense))
 
     def ffn_dim_of(self, layer: int) -> int:
-        """Hidden dimension of a layer's dense feed-forward layer; `dense_twin_ffn_dim` in a dense twin, in place of
-        experts."""
+        """Hidden dimension of a dense feed-forward layer; `dense_twin_ffn_dim` in place of experts."""
         in_stack = layer if layer < self.num_encoder_layers else layer - self.num_encoder_layers
         replaces_experts = in_stack % self.moe_every == self.moe_every - 1
         if self.moe is None and replaces_experts and self.dense_twin_ffn_dim is not None:

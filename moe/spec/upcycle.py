@@ -1,4 +1,4 @@
-"""Upcycling: experts initialized from the feed-forward layers of a dense model."""
+"""Upcycling: experts that start as copies of a dense model's feed-forward layers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -86,7 +86,7 @@ class UpcycleSpec(Spec):
             )
 
     def layer_of(self, ffn_dim: int) -> dict[str, Any]:
-        """Return the fields of the MoE layer that replaces a dense layer of this hidden dimension, for any router."""
+        """Fields of the MoE layer that replaces a dense layer, for any router."""
         width = ffn_dim // self.granularity
         shared_fields = {"shared_hidden_dim": self.shared_slices * width} if self.shared_slices else {}
         return {
@@ -97,7 +97,7 @@ class UpcycleSpec(Spec):
     def problems_of_mixture(
         self, moe: MoESpec, moe_layers: Sequence[int], num_layers: int, ffn_dim: int | None
     ) -> Iterator[Problem]:
-        """Yield problems of mixture fields that would change the dense model's function. `moe`: its MoE layers, at
+        """Fields of a mixture, by path, that would change the dense model's function. `moe`: its layers
         `moe_layers`; `ffn_dim`: its dense layers."""
         expected_fields = self.layer_of(moe.hidden_dim * self.granularity)
         expected_fields |= {"expert_bias": False, "logit_bias": False, "num_expert_groups": 1}
@@ -123,12 +123,11 @@ class UpcycleSpec(Spec):
             yield Problem("mismatch", "moe.hidden_dim", moe.hidden_dim, rule, _ANEW)
 
     def experts_factor(self, moe: MoESpec) -> float:
-        """Initial factor of the experts' last matrices: it undoes the weights, which sum to 1 over the slices of a
-        group, times the router's scaling factor."""
+        """Initial factor of the experts' last matrices: undoes the weights, which sum to 1 over a group's slices,
+        times the router's scaling factor."""
         assert isinstance(moe.routing, GatedTopKSpec)
         return self.routed_slices / moe.routing.routed_scaling_factor
 
     def shared_factor(self, moe: MoESpec) -> float:
-        """Initial factor of the shared experts' last matrices: 2 if they have a gate, which starts as sigmoid(0) =
-        ½; else 1."""
+        """Initial factor of the shared experts' last matrices: 2 for a gate, initially sigmoid(0) = ½."""
         return 2.0 if moe.shared_gate else 1.0

@@ -18,16 +18,16 @@ METHOD = 2
 
 
 class Calibration(Spec):
-    """Measured rates of one device, from `shardyard calibrate`; missing rates are the device type's."""
+    """Measured rates of one device, from `shardyard calibrate`; others are its type's."""
 
     machine: str
-    """Processor or GPU, and the software versions of the measurement."""
+    """Processor or GPU, and software versions."""
     method: CountOrZero = METHOD
     device: DeviceKind = "cpu"
     accelerator: str | None = None
     """The cluster's name for its GPUs, if one was measured."""
     flops_per_s: dict[Literal["float32", "bfloat16", "float64", "fp8"], Rate] = Field(default_factory=dict)
-    """By dtype, of large matrix products. Other dtypes scale like bfloat16, or else float32."""
+    """By dtype, of large products; other dtypes scale like bfloat16, or else float32."""
     memory_bytes_per_s: Rate | None = None
     half_rows: NonNegative | None = None
     expert_half_rows: NonNegative | None = None
@@ -40,10 +40,10 @@ class Calibration(Spec):
     across_latency_s: Latency | None = None
 
     cores: Count | None = None
-    """Devices that reach these rates at the same time; if a node has more, they share them."""
+    """Devices that reach these rates at once; more on a node share them."""
 
     def on(self, device: Device, devices_per_node: int = 1) -> Device:
-        """Return the device with the measured rates, as one of `devices_per_node`."""
+        """The device with the measured rates, one of `devices_per_node`."""
         share = 1.0 if self.cores is None else min(1.0, self.cores / devices_per_node)
         memory = share * _or_default(self.memory_bytes_per_s, device.memory_bytes_per_s)
         layer_s = None if device.layer_s is None else _or_default(self.layer_s, device.layer_s) / share
@@ -55,8 +55,8 @@ class Calibration(Spec):
         )  # fmt: skip
 
     def _arithmetic(self, of: Kernels, memory: float, share: float) -> Kernels:
-        """Scale kernels to the measured rates of large ones. `memory`: ratio to the type's memory rate. `half_rows`
-        does not apply to kernels with fitted constants, which include the cost of few rows."""
+        """Kernels at the measured rates. `memory`: ratio to the type's memory rate. `half_rows` does not apply to
+        fitted kernels, whose constants include the cost of few rows."""
         faster = {dtype: share * ratio for dtype, ratio in self._ratios(of).items()}
         is_measured = of.ring.start_s > 0
         products = {
@@ -102,7 +102,7 @@ class Calibration(Spec):
         return replace(of, ring=ring, all_to_all=all_to_all)
 
     def _ratios(self, of: Kernels) -> dict[str, float]:
-        """Measured over typical rate of large products, by dtype; other dtypes as bfloat16, or else float32."""
+        """Measured rate of large products over the type's, by dtype; others as bfloat16, or else float32."""
         ratios: dict[str, float] = {
             name: rate / of.products[name].achieved_flops_per_s(_LARGE)
             for name, rate in self.flops_per_s.items()
@@ -113,7 +113,6 @@ class Calibration(Spec):
 
 
 _LARGE = 8192
-"""Rows, inputs and outputs of a product at its full rate."""
 _HEADS, _LENGTH = 64, 4096
 """Heads and positions of the attention measurement."""
 
@@ -123,13 +122,12 @@ def _or_default(measurement: float | None, otherwise: float) -> float:
 
 
 FILE = "calibration-cpu.json"
-"""File of this machine's CPU."""
 CLUSTER_FILE = "calibration-cluster-{}.json"
-"""File of a cluster's devices, by kind, and of the links between its nodes."""
+"""Devices of a cluster, by kind, and links between nodes."""
 
 
 def read_calibration(folder: Path, file: str = FILE) -> Calibration | None:
-    """Return the calibration stored in a folder; None if it cannot be read or was measured by another method."""
+    """Calibration stored in a folder; None if unreadable or measured by another method."""
     try:
         fields = json.loads((folder / file).read_bytes())
         return Calibration.model_validate(fields) if fields["method"] == METHOD else None

@@ -30,7 +30,6 @@ FACTS = (
     "{name: x100, memory_bytes: 80000000000, bfloat16_flops_per_s: 5.0e+14, memory_bytes_per_s: 2.0e+12, "
     "link_bytes_per_s: 3.0e+11}"
 )
-"""Example of device facts, shown in an error."""
 _device_of = lru_cache(64)(DeviceFacts.device)
 
 
@@ -53,16 +52,16 @@ class Level:
     ring: CollectiveCost
     all_to_all: CollectiveCost
     is_measured: bool = False
-    """Whether the constants are of a node whose collectives were measured, which are rings only."""
+    """Whether the constants are of a measured node: rings only."""
 
 
 def _of_rate(bytes_per_s: float, latency_s: float) -> tuple[CollectiveCost, CollectiveCost]:
-    """Return (ring, all-to-all) constants of links with a known bandwidth and step latency."""
+    """(ring, all-to-all) constants of links with this bandwidth and step latency."""
     return CollectiveCost(bytes_per_s, step_s=latency_s), CollectiveCost(bytes_per_s, doubling_s=latency_s)
 
 
 def _at_rate(of: CollectiveCost, bytes_per_s: float) -> CollectiveCost:
-    """Return the constants at another bandwidth; copying a rank's own share is at least as fast."""
+    """The same at another bandwidth; a rank's own share is copied at least as fast."""
     return replace(of, bytes_per_s=bytes_per_s, own_bytes_per_s=max(of.own_bytes_per_s, bytes_per_s))
 
 
@@ -72,30 +71,23 @@ class Cluster(Spec):
     num_nodes: Count
     devices_per_node: Count
     device: str = "cpu"
-    """Name in `DEVICES`, or of the given `DeviceFacts`. A `cpu` device is one core."""
+    """Name in `DEVICES`, or of given `DeviceFacts`. A `cpu` device is one core."""
     device_facts: DeviceFacts | None = None
-    """Figures of a device type outside `DEVICES`."""
     memory_bytes: Count
-    """Memory of one device; by default its type's."""
     links: tuple[Link, ...] | None = Field(default=None, min_length=1)
-    """From the innermost level out; the last joins all devices. By default the device type's links within a node and
-    across nodes."""
+    """Innermost first; the last joins all devices. Default: the device type's, within and across nodes."""
     rails: StrictBool = False
-    """Rail-optimized network: a device reaches only the device with its local rank in other nodes, and others
-    through it."""
+    """Rail-optimized: a device reaches only the same local rank in other nodes, and others through it."""
     torus: tuple[Count, Count] | None = None
-    """Devices along the two sides of a 2D torus; there is one level of links then."""
+    """Sides of a 2D torus, with one level of links."""
     calibration: Calibration | None = None
-    """Measured rates, which override the device type's."""
     within_share: Share = 1.0
     across_share: Share = 1.0
-    """Shares of the device type's bandwidth within a node and across nodes; below 1 if the network is
-    oversubscribed."""
+    """Share of the type's bandwidth within and across nodes; below 1 if oversubscribed."""
     price_per_hour: Price | None = None
-    """Price of one device, in the currency of the file."""
+    """Of one device, in the file's currency."""
     billing_unit: Count | None = None
-    """Devices billed together, whether or not all have a worker: by default those of a node; 1 if they are rented
-    singly."""
+    """Devices billed together, with or without a worker; default: a node's. 1 if rented singly."""
 
     @model_validator(mode="before")
     @classmethod
@@ -118,7 +110,7 @@ class Cluster(Spec):
 
     @model_serializer(mode="wrap")
     def _without_a_price(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit fields that are None, so that digests of clusters without them do not change."""
+        """Omit None, so that digests of clusters without these fields do not change."""
         fields: dict[str, Any] = handler(self)
         for name in ("price_per_hour", "billing_unit", "device_facts"):
             if getattr(self, name) is None:
@@ -165,25 +157,25 @@ class Cluster(Spec):
         return self.num_nodes * self.devices_per_node
 
     def billed_devices(self, num_workers: int) -> int:
-        """Number of workers, rounded up to whole billing units."""
+        """`num_workers` rounded up to whole billing units."""
         unit = self.billing_unit or self.devices_per_node
         return -(-num_workers // unit) * unit
 
     @property
     def device_type(self) -> Device:
-        """The device type, without calibration."""
+        """Without calibration."""
         return DEVICES[self.device] if self.device_facts is None else _device_of(self.device_facts)
 
     @property
     def traits(self) -> Device:
-        """The device's rates, with calibration if there is one."""
+        """With calibration, if any."""
         device = self.device_type
         return device if self.calibration is None else self.calibration.on(device, self.devices_per_node)
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """Network levels, from the given links or the device type's. Given links keep the type's measured launch
-        time and channel setup within a node; only bandwidth and step latency are replaced."""
+        """Network levels. Given links replace bandwidth and step latency of the type's; measured launch time and
+        channel setup within a node stay."""
         device = self.traits
         ring, all_to_all = device.kernels.ring, device.kernels.all_to_all
         is_measured = ring.start_s > 0
@@ -213,7 +205,7 @@ class Cluster(Spec):
 
     @property
     def exchange(self) -> ExchangeCost | None:
-        """Fused dispatch kernel over this cluster's links; None if it was not measured on the device type."""
+        """Fused dispatch over this cluster's links; None if not measured on the device type."""
         kernel = self.traits.kernels.exchange
         if kernel is None:
             return None
@@ -231,15 +223,14 @@ class Cluster(Spec):
 
     @property
     def sides(self) -> tuple[int, int] | None:
-        """Sides of the torus: as given, or the squarest one if the device type has a torus; else None."""
+        """Sides of the torus: given, or the squarest if the device type has one; else None."""
         if self.torus is not None or not self.traits.torus or self.links is not None:
             return self.torus
         side = next(side for side in range(int(self.num_devices**0.5), 0, -1) if self.num_devices % side == 0)
         return side, self.num_devices // side
 
     def with_links(self, within: float, across: float) -> "Cluster":
-        """Return the cluster with its bandwidths multiplied by `within` on the innermost level and `across` on the
-        others."""
+        """The cluster with bandwidths times `within` on the innermost level, `across` on others."""
         if self.links is None:
             shares = {"within_share": within * self.within_share, "across_share": across * self.across_share}
             return self.model_copy(update=shares)
@@ -251,11 +242,11 @@ class Cluster(Spec):
         return self.model_copy(update={"links": links})
 
     def at_least(self, num_devices: int) -> "Cluster":
-        """Return this cluster, or one of its kind with enough nodes if it has fewer devices."""
+        """This cluster, or a larger one of its kind if it has fewer devices."""
         return self if self.num_devices >= num_devices else self.sized_for(num_devices)
 
     def sized_for(self, num_devices: int) -> "Cluster":
-        """Return a cluster of this kind with just enough nodes for `num_devices`."""
+        """A cluster of this kind with just enough nodes."""
         per_node = min(self.devices_per_node, num_devices)
         nodes = -(-num_devices // per_node)
         update = {
@@ -269,7 +260,7 @@ class Cluster(Spec):
         return Cluster.model_validate({**self.model_dump(), **update})
 
     def exactly(self, num_devices: int) -> "Cluster":
-        """Return a cluster of this kind with exactly `num_devices`: the most per node that divide them."""
+        """A cluster of this kind with exactly `num_devices`, the most per node that divide them."""
         limit = min(self.devices_per_node, num_devices)
         per_node = next(number for number in range(limit, 0, -1) if num_devices % number == 0)
         update = {
@@ -283,7 +274,7 @@ class Cluster(Spec):
         return Cluster.model_validate({**self.model_dump(), **update})
 
     def _links_of(self, num_devices: int) -> tuple[Link, ...] | None:
-        """Levels that join `num_devices`; the outermost is shrunk or extended to them."""
+        """Levels that join `num_devices`; the outermost is fitted to them."""
         if self.links is None:
             return None
         outermost = next((link for link in self.links if link.devices >= num_devices), self.links[-1])
@@ -306,7 +297,7 @@ def _facts_of(fields: Any) -> DeviceFacts:
 
 
 def one_cluster_of(fields: Any) -> Cluster:
-    """Parse plain data into a cluster of one kind of nodes. Raises SpecError with every problem."""
+    """Parse a cluster of one kind of nodes. Raises SpecError with every problem."""
     if isinstance(fields, dict) and "pools" in fields:
         raise SpecError(of_several_kinds())
     try:
@@ -327,5 +318,5 @@ def of_several_kinds() -> Problem:
 
 
 def of_cluster(problems: Iterable[Problem]) -> list[Problem]:
-    """Return the problems with their paths under `cluster`."""
+    """The problems, with paths under `cluster`."""
     return [replace(problem, path=".".join(filter(None, ("cluster", problem.path)))) for problem in problems]

@@ -12,23 +12,22 @@ _GPU_NAMES = {
 """Device types by a part of the reported name: `H100`, `A100-40G`, `NVIDIA H100 80GB HBM3`,
 `AMD-Instinct-MI300X-OAM`."""
 _ASSUMED = "a100-80"
-"""Device type whose rates are assumed for an unknown GPU; plans name it."""
+"""Type whose rates are assumed for unknown GPUs; plans name it."""
 _ASSUMED_FACTS = {"bfloat16_flops_per_s": 312e12, "memory_bytes_per_s": 2.039e12, "link_bytes_per_s": 300e9,
                   "across_nodes_bytes_per_s": 25e9}  # fmt: skip
 
 
 _OTHER_CARDS = {"LAPTOP", "MOBILE", "D", "DD"}
-"""Name parts of slower GeForce cards, for laptops and for China."""
+"""Name parts of slower GeForce cards: laptops, and China."""
 _BETWEEN_A100S = 60 * 1024**3
-"""Bytes of memory between those of the two A100s, for which Ray has one name."""
+"""Bytes of memory that tell the two A100s apart, which Ray gives one name."""
 
 
 def device_named(name: str, memory_bytes: int | None = None) -> str | None:
-    """Return the key in `DEVICES` of a GPU with this name; None if unknown.
+    """Key in `DEVICES` of a GPU with this name; None if unknown.
 
-    Ray 2.60 names data-centre GPUs by model (`H100` for all variants) and GeForce cards by their full name
-    (`GeForce-RTX-4090`); earlier releases named GeForce cards `G`, which is ambiguous (Ray's
-    accelerators/nvidia_gpu.py).
+    Ray 2.60 names data-centre GPUs by model (`H100` for all variants) and GeForce cards in full (`GeForce-RTX-4090`);
+    earlier releases have an ambiguous `G` for the latter (Ray's accelerators/nvidia_gpu.py).
     """
     parts = set(re.split(r"[^A-Z0-9]+", name.upper()))
     if parts & {"4090", "5090"} and parts & _OTHER_CARDS:
@@ -39,7 +38,7 @@ def device_named(name: str, memory_bytes: int | None = None) -> str | None:
 
 
 def unknown_gpu(name: str, memory_bytes: int) -> DeviceFacts:
-    """Return facts assumed for a GPU of unknown name."""
+    """Facts assumed for a GPU of unknown name."""
     return DeviceFacts(
         name=f"unknown GPU {name}".strip()[:64],
         assumed_as=_ASSUMED,

@@ -12,7 +12,7 @@ _GIB = 1024**3
 
 @dataclass(frozen=True)
 class Device:
-    """Hardware and kernels of one device; its software is in `moe.plan.software`."""
+    """Hardware and kernels of a device; software is in `moe.plan.software`."""
 
     kind: str
     """`cpu` or `cuda`, as torch names it; `tpu` can be planned for but not run on."""
@@ -20,31 +20,29 @@ class Device:
     memory_bytes_per_s: float
     kernels: Kernels
     devices_per_node: int
-    """Devices joined by fast links."""
     across_nodes_bytes_per_s: float
-    """Bandwidth of each device's share of the node's adapters for large collectives, one direction."""
+    """Each device's share of the node's adapters, one direction, for large collectives."""
     across_latency_s: float
-    """Latency of one collective step across nodes."""
+    """Per collective step across nodes."""
     host_link_bytes_per_s: float = inf
-    """Bandwidth to host memory, one direction."""
+    """To host memory, one direction."""
     host_bytes_per_s: float = inf
-    """Each device's share of the host's memory bandwidth."""
+    """Each device's share of host memory bandwidth."""
     layer_s: float | None = None
-    """Fixed seconds per layer, forward and backward, if measured with the device; for GPUs the software has it."""
+    """Host seconds per layer, forward and backward, if measured with the device; for GPUs the software has them."""
     decoded_per_s: float = inf
-    """Elements of quantized weights dequantized per second; infinite if memory bandwidth is the limit."""
+    """Elements dequantized per second, if not bound by memory."""
     peak_flops_per_s: Mapping[str, float] = field(default_factory=dict)
-    """Dense peak by dtype from the data sheet, for utilization; empty for CPUs."""
+    """Dense data-sheet peak by dtype, for MFU; empty for CPUs."""
     priced_by: str = ""
-    """Source of the kernel rates in words, if they were not measured."""
+    """Source of unmeasured kernel rates, in words."""
     fixed_shapes: bool = False
-    """Whether dispatch has the same number of rows in every step, so that no counts are exchanged."""
+    """Whether dispatch has constant row counts, so that none are exchanged."""
     torus: bool = False
-    """Whether links join neighbours on a two-dimensional torus as large as the cluster."""
+    """Whether links form a 2D torus as large as the cluster."""
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Dtypes of its matrix products."""
         return tuple(self.kernels.products)
 
 
@@ -52,8 +50,8 @@ def plain_kernels(
     flops_per_s: dict[str, float], memory_bytes_per_s: float, attention_flops_per_s: float, link_bytes_per_s: float,
     latency_s: float, half_rows: float, expert_half_rows: float,
 ) -> Kernels:  # fmt: skip
-    """Return kernels known only by their rates: products reach half of theirs at `half_rows`, permutation is
-    memory-bound, and collective steps have equal latency."""
+    """Kernels known only by rates: products reach half at `half_rows`, permutation is memory-bound, all steps have
+    equal latency."""
     width = {"float32": 4.0, "float64": 8.0}
     products, experts = {}, {}
     for dtype, rate in flops_per_s.items():
@@ -115,7 +113,7 @@ def _nvidia(
 
 
 def _with_memory(of: Kernels, share: float) -> Kernels:
-    """Return the kernels of a device with `share` times the memory bandwidth."""
+    """Kernels of a device with `share` times the memory bandwidth."""
     products = {
         dtype: replace(kernel, bytes_per_s=share * kernel.bytes_per_s)
         for dtype, kernel in of.products.items()
@@ -134,7 +132,6 @@ def _with_memory(of: Kernels, share: float) -> Kernels:
 
 
 _H100_LINK = 450e9
-"""NVLink bandwidth, one direction, from its data sheet."""
 _H100_MEMORY, _H100_FLOPS, _H100_FP8_FLOPS = 3.35e12, 989e12, 1979e12
 
 
@@ -142,8 +139,8 @@ def device_by_data_sheet(
     source: str, memory_bytes: int, bfloat16_flops_per_s: float, fp8_flops_per_s: float | None,
     memory_bytes_per_s: float, link_bytes_per_s: float, across_nodes_bytes_per_s: float, efficiency: float = 1.0,
 ) -> Device:  # fmt: skip
-    """Return a GPU from its data-sheet rates. Its kernels are as efficient as H100's (products times `efficiency`);
-    there is no fused dispatch kernel, as none was measured."""
+    """GPU from data-sheet rates, as efficient as H100 (products times `efficiency`), without a fused dispatch
+    kernel."""
     h100, memory = MEASURED["h100"], memory_bytes_per_s / _H100_MEMORY
     ratios = {"bfloat16": bfloat16_flops_per_s / _H100_FLOPS * efficiency}
     if fp8_flops_per_s is not None:

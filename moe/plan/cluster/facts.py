@@ -7,24 +7,24 @@ from moe.spec.base import Count, Rate, Spec, Text
 
 
 class DeviceFacts(Spec):
-    """Data-sheet figures of a GPU, written as a cluster's `device` in place of a name."""
+    """Data-sheet figures of a GPU, in place of a device name."""
 
     name: Text = Field(default="unnamed", min_length=1, max_length=64)
     memory_bytes: Count
     bfloat16_flops_per_s: Rate
-    """Dense matrix products: half of the data-sheet rate with sparsity."""
+    """Dense: half of the data-sheet rate with sparsity."""
     memory_bytes_per_s: Rate
     link_bytes_per_s: Rate
-    """Bandwidth of a device's links within its node, one direction: half of the bidirectional data-sheet rate."""
+    """Within the node, one direction: half of the bidirectional data-sheet rate."""
     fp8_flops_per_s: Rate | None = None
-    """Dense matrix products in fp8; None if the device has no fp8."""
+    """Dense; None without fp8."""
     across_nodes_bytes_per_s: Rate = 50e9
-    """Bandwidth of a device's network adapters, one direction; by default one of 400 Gb/s."""
+    """Network adapters of a device, one direction; default: one of 400 Gb/s."""
     assumed_as: Text | None = None
-    """Device type whose rates are assumed, if the device's own are unknown."""
+    """Device type whose rates are assumed, if its own are unknown."""
 
     def device(self) -> Device:
-        """Return the device; its kernels are assumed to be as efficient relative to the data sheet as H100's."""
+        """The device, with kernels as efficient as H100's relative to the data sheet."""
         source = "the rates given, of which H100's kernels reach as much"
         if self.assumed_as is not None:
             source = f"the rates of {self.assumed_as}, since nothing is known of its own"

@@ -1,9 +1,8 @@
-"""Time models of kernels on one device, each with a few constants that `benchmarks/device_constants.py` fits to
-measurements on GPUs.
+"""Time models of kernels on one device; `benchmarks/device_constants.py` fits their constants to GPU measurements.
 
-The bounds of the search rely on two properties: larger sizes are never faster, and a row (a token, a byte) never
-takes less time in a smaller kernel than in a larger one. Terms are a constant plus a share of the rows, with
-non-negative coefficients; sums, minimum, maximum and root of squares of such terms preserve both properties.
+The bounds of the search rely on two properties: larger sizes are never faster, and a row (token, byte) never takes
+less time in a smaller kernel. Terms are a constant plus a share of the rows with non-negative coefficients; sums,
+minimum, maximum and root of squares preserve both.
 """
 
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, log2, sqrt
 
 USUAL_WIDTHS = 256
-"""Sum of query-key and value head dimensions in most models, and in the calibration of attention."""
+"""Query-key plus value head dimension of most models, and of the attention calibration."""
 
 
 @dataclass(frozen=True)
@@ -21,28 +20,24 @@ class MatrixProducts:
     flops_per_s: float
     bytes_per_s: float = inf
     item_bytes: float = 2.0
-    """Bytes per element of an operand."""
     output_bytes: float = 2.0
     start_s: float = 0.0
     depth_s: float = 0.0
-    """Seconds of one tile's loop over 1,000 inputs, however few tiles there are."""
+    """One tile's loop over 1,000 inputs."""
     depth_power: float = 0.5
     fill: float = 0.0
     """Prologue and epilogue of a tile, in steps of `inputs`."""
     half_rows: float = 0.0
-    """Rows at which half of the rate is reached."""
     quantise_s: float = 0.0
-    """Seconds per element to quantize the rows first."""
+    """Per element of the rows, quantized first."""
 
     @property
     def knee_rows(self) -> float:
-        """Rows at which half of the rate is reached: as fitted, or those at which reading the other operand takes as
-        long as the arithmetic."""
+        """Rows at half of the rate: fitted, or where reading the other operand takes as long as arithmetic."""
         return max(self.half_rows, self.item_bytes * self.flops_per_s / (2 * self.bytes_per_s))
 
     def seconds(self, rows: float, inputs: float, outputs: float, *, quantises: bool = True) -> float:
-        """Root of squares of three bounds (arithmetic, memory, the loop of one tile), plus quantizing the rows with
-        `quantises`."""
+        """Root of squares of arithmetic, memory and one tile's loop; plus quantizing the rows."""
         if not rows:
             return 0.0
         arithmetic = 2 * (rows + self.half_rows) * outputs * (inputs + self.fill) / self.flops_per_s
@@ -53,7 +48,7 @@ class MatrixProducts:
         return self.start_s + (self.quantise_s * rows * inputs if quantises else 0.0) + slowest
 
     def achieved_flops_per_s(self, size: int) -> float:
-        """FLOP/s of a product of `size` rows, inputs and outputs; the peak rate if launch time was not fitted."""
+        """Of a product of `size` rows, inputs and outputs; the peak rate if launch time was not fitted."""
         return 2 * size**3 / self.seconds(size, size, size) if self.start_s else self.flops_per_s
 
 
@@ -62,34 +57,30 @@ _TILE = 128
 
 @dataclass(frozen=True)
 class GroupedExperts:
-    """Forward pass of a rank's experts: rows permuted, multiplied, and combined."""
+    """A rank's experts, forward: rows permuted, multiplied and combined."""
 
     flops_per_s: float
     bytes_per_s: float = inf
-    """Rate of reading weights, once per expert."""
+    """Reading weights, once per expert."""
     item_bytes: float = 2.0
-    """Bytes per element of a weight."""
     start_s: float = 0.0
     row_s: float = 0.0
-    """Seconds per element of the model-sized rows: gathered, read, written, combined."""
+    """Per element of model-sized rows: gathered, read, written, combined."""
     hidden_s: float = 0.0
-    """Seconds per element of hidden states."""
     token_s: float = 0.0
-    """Seconds per element of the rank's tokens before permutation."""
+    """Per element of the rank's tokens before permutation."""
     half_rows: float = 0.0
-    """Rows per expert at which half of the rate is reached."""
     tile: int = _TILE
-    """Tile size of the hidden dimension."""
 
     @property
     def knee_rows(self) -> float:
-        """Rows per expert at which half of the rate is reached; see `MatrixProducts.knee_rows`."""
+        """Rows per expert at half of the rate."""
         return max(self.half_rows, self.item_bytes * self.flops_per_s / (2 * self.bytes_per_s))
 
     def seconds(
         self, rows: float, tokens: float, experts: float, width: float, hidden_dim: float, num_matrices: int
     ) -> float:
-        """Seconds of `rows` of `width` for `experts` of `hidden_dim`, on a rank with `tokens`."""
+        """`rows` of `width` for `experts` of `hidden_dim`, on a rank with `tokens`."""
         if not rows:
             return 0.0
         matrices = num_matrices * width * ceil(hidden_dim / self.tile) * self.tile
@@ -103,37 +94,37 @@ class GroupedExperts:
         )
 
     def permuted_s(self, rows: float, tokens: float, width: float) -> float:
-        """Part of `seconds` in which rows are gathered and combined."""
+        """The part that gathers and combines rows."""
         return width * (rows * self.row_s + tokens * self.token_s)
 
 
 @dataclass(frozen=True)
 class FusedAttention:
-    """Forward pass of attention scores and the weighted sum of values, for one head width."""
+    """Scores and weighted sum of values for one head width, forward."""
 
     flops_per_s: float
     start_s: float = 0.0
     chain_s: float = 0.0
-    """Seconds per position in the loop of one query block, however few heads there are."""
+    """Per position in one query block's loop."""
     query_s: float = 0.0
-    """Seconds per element of queries and outputs."""
+    """Per element of queries and outputs."""
     key_s: float = 0.0
-    """Seconds per element of keys and values."""
+    """Per element of keys and values."""
     window_query_s: float = 0.0
     window_key_s: float = 0.0
-    """The same two again, if a sliding window shortens the loop."""
+    """Both again, if a window shortens the loop."""
     block: int = 128
-    """Block size; the block on the diagonal is computed in full."""
+    """Block size; the diagonal block is computed in full."""
     backward: float = 3.0
-    """Backward time over forward time: 2.5 times the FLOPs, as scores are recomputed, at 0.78 to 0.86 of the rate
+    """Backward over forward time: 2.5 times the FLOPs, as scores are recomputed, at 0.78 to 0.86 of the rate
     (FlashAttention-2 and -3, arXiv 2307.08691 and 2407.08608, figures 5 and 6)."""
 
     def seconds(
         self, rows: float, length: float, heads: float, key_heads: float, widths: float,
         window: float | None = None, *, causal: bool = True,
     ) -> float:  # fmt: skip
-        """Seconds of `rows` queries in sequences of `length`. `widths`: sum of a head's query-key and value
-        dimensions; `window`: sliding window."""
+        """`rows` queries in sequences of `length`. `widths`: query-key plus value dimension of a head; `window`:
+        sliding window."""
         span = min(length, window or length)
         numbers = rows * widths
         seconds = full = (
@@ -151,14 +142,14 @@ class FusedAttention:
         )
 
     def achieved_flops_per_s(self, heads: int, length: int, widths: int) -> float:
-        """FLOP/s of attention without a mask; the peak rate if launch time was not fitted."""
+        """Without a mask; the peak rate if launch time was not fitted."""
         if not self.start_s:
             return self.flops_per_s
         seconds = self.seconds(length, length, heads, heads, widths, causal=False)
         return 2 * length * length * widths * heads / seconds
 
     def _looked_at(self, span: float, length: float, *, causal: bool) -> float:
-        """Mean positions computed per query, including half a block on the diagonal."""
+        """Positions computed per query, with half a block on the diagonal."""
         if not causal:
             return span
         positions = span - span * span / (2 * length) + self.block / 2
@@ -177,21 +168,20 @@ class CollectiveCost:
     doubling_s: float = 0.0
     """Latency per doubling of ranks."""
     own_bytes_per_s: float = inf
-    """Rate of copying a rank's own share, at least `bytes_per_s`."""
+    """Copy of a rank's own share; at least `bytes_per_s`."""
     ramp_s: float = 0.0
-    """Seconds until all channels are in use, proportional to size up to `knee_bytes`."""
+    """Until all channels are used, proportional to size up to `knee_bytes`."""
     knee_bytes: float = 1.0
 
     def latency_s(self, ranks: int) -> float:
-        """Latency of all sequential steps."""
+        """Of all sequential steps."""
         return self.step_s * (ranks - 1) + self.doubling_s * (ranks - 1).bit_length()
 
     def begin_s(self, size: float) -> float:
-        """Launch and channel setup."""
         return self.start_s + self.ramp_s * min(1.0, size / self.knee_bytes)
 
     def seconds(self, size: float, ranks: int) -> float:
-        """Seconds over ranks joined by links of one kind."""
+        """Over ranks joined by links of one kind."""
         if ranks == 1:
             return 0.0
         transfer_s = size * (ranks - 1) / ranks / self.bytes_per_s + size / ranks / self.own_bytes_per_s
@@ -200,26 +190,23 @@ class CollectiveCost:
 
 @dataclass(frozen=True)
 class ExchangeCost:
-    """Fused dispatch or combine kernel: a token's row is sent once to each node, and once to each rank."""
+    """Fused dispatch or combine: a row is sent once to each node and once to each rank."""
 
     start_s: float
     link_bytes_per_s: float
-    """Bandwidth between ranks of a node."""
     own_bytes_per_s: float
-    """Rate of reading, or writing, each row once."""
+    """Reading, or writing, each row once."""
     copy_s: float
-    """Seconds per copy of a row."""
     hop_s: float = 0.0
     """Latency per doubling of nodes."""
     line_bytes_per_s: float = inf
-    """Bandwidth between nodes."""
     forward_bytes_per_s: float = inf
-    """Rate of forwarding rows to other nodes through a rank of the own node."""
+    """Rows to other nodes, through a rank of the own node."""
     most_nodes: int = 1
-    """Most nodes that it was measured on; beyond, its time is extrapolated."""
+    """Most nodes measured; beyond, time is extrapolated."""
 
     def times_as_fast(self, rate: float) -> "ExchangeCost":
-        """Return the kernel of a release that moves rows within a node at `rate` times the speed."""
+        """The kernel of a release that moves rows within a node at `rate` times the speed."""
         return replace(
             self, link_bytes_per_s=rate * self.link_bytes_per_s, own_bytes_per_s=rate * self.own_bytes_per_s,
             copy_s=self.copy_s / rate, forward_bytes_per_s=rate * self.forward_bytes_per_s,
@@ -228,8 +215,7 @@ class ExchangeCost:
     def seconds(
         self, tokens: float, row_bytes: float, copies: float, across: float, nodes: int, ranks: int
     ) -> float:
-        """Seconds of `tokens` per rank, each sent to `copies` ranks and `across` other nodes; `nodes` of `ranks`
-        ranks each."""
+        """`tokens` per rank, each to `copies` ranks and `across` other nodes; `nodes` of `ranks` each."""
         within = (
             self.copy_s * copies
             + row_bytes / self.own_bytes_per_s
@@ -245,10 +231,10 @@ class Kernels:
     """Kernel constants of one device."""
 
     products: Mapping[str, MatrixProducts]
-    """By dtype of the operands; dtypes that the device does not support are missing."""
+    """By dtype of the operands, if supported."""
     experts: Mapping[str, GroupedExperts]
     attention: Mapping[int, FusedAttention]
-    """By sum of a head's query-key and value dimensions."""
+    """By query-key plus value head dimension."""
     ring: CollectiveCost
     """All-gather, reduce-scatter and all-reduce within a node."""
     all_to_all: CollectiveCost
@@ -257,7 +243,7 @@ class Kernels:
     """Dtype of the attention measurements."""
 
     def attention_of(self, widths: float, dtype: str | None = None) -> FusedAttention:
-        """Return the constants of the nearest width; for another dtype, scaled by the ratio of the product rates."""
+        """Constants of the nearest width; for other dtypes, scaled by the ratio of product rates."""
         nearest = self.attention[min(self.attention, key=lambda width: (abs(log2(width / widths)), width))]
         if dtype in (None, self.attention_dtype):
             return nearest

@@ -18,11 +18,10 @@ from moe.spec.files import read_plain
 from moe.spec.problems import problems_of
 
 MAX_POOLS = 16
-"""Each is planned for separately."""
 
 
 class Pool(Spec):
-    """Named nodes of one kind; written as the fields of a `Cluster` with a `name`."""
+    """Named nodes of one kind; written as a `Cluster` with a `name`."""
 
     name: Text = Field(min_length=1, max_length=100)
     cluster: Cluster
@@ -54,12 +53,11 @@ class Between(Spec):
 
 
 class Pools(Spec):
-    """Pools of a cluster. A job is placed on one of them; with links between them, its pipeline stages may span
-    several."""
+    """Pools of a cluster. A job is on one of them; with links between them, its pipeline stages may be on several."""
 
     pools: tuple[Pool, ...] = Field(max_length=MAX_POOLS)
     between: Between | None = None
-    """Links between any two pools; None confines a job to one pool."""
+    """Links between any two pools; None keeps a job on one."""
 
     @model_serializer(mode="wrap")
     def _without_what_others_do_not_know(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -91,17 +89,17 @@ class Pools(Spec):
         return self
 
     def cluster(self, name: str) -> Cluster:
-        """Return the cluster of the pool with this name."""
+        """Cluster of the pool with this name."""
         return next(pool.cluster for pool in self.pools if pool.name == name)
 
 
 def read_cluster(path: str | Path) -> Cluster | Pools:
-    """Read a cluster from a YAML or JSON file. Raises SpecError if it is invalid, OSError if it cannot be read."""
+    """Read a YAML or JSON file. Raises SpecError if it is invalid, OSError if it cannot be read."""
     return cluster_of(read_plain(path))
 
 
 def cluster_of(fields: Any) -> Cluster | Pools:
-    """Parse plain data into a cluster, or into pools if it has `pools`. Raises SpecError with every problem."""
+    """Parse a cluster, or pools. Raises SpecError with every problem."""
     if not isinstance(fields, dict) or "pools" not in fields:
         return one_cluster_of(fields)
     if flat := [key for key in fields if key in Cluster.model_fields]:

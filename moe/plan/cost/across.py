@@ -18,7 +18,7 @@ from moe.plan.plan import MemoryEstimate, TimeEstimate
 
 
 class AcrossMemory:
-    """Predicts the memory of stages, each on the pool that the dealer assigns. `models`: one per pool."""
+    """Memory of stages on the pools that the dealer assigns. `models`: one per pool."""
 
     def __init__(self, models: Sequence[MemoryModel], dealer: Dealer) -> None:
         self._models, self._dealer = models, dealer
@@ -27,7 +27,7 @@ class AcrossMemory:
         self._fits = cache(self._can_be_dealt)
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether some assignment of units to stages fits every stage's devices."""
+        """Whether some assignment of units fits all stages."""
         return self._fits(placed_of(candidate), RunChoices.from_candidate(candidate))
 
     def _can_be_dealt(self, layout: StateOptions, run: RunChoices) -> bool:
@@ -36,22 +36,21 @@ class AcrossMemory:
         return self._dealer.can_be_dealt(partial(self._stage_fits, layout, run))
 
     def _has_room(self, layout: StateOptions, run: RunChoices) -> bool:
-        """Whether all stages together hold all units at the last stage's cost, a necessary condition: no stage has
-        fewer micro-batches in flight, and the parts take no less than the whole."""
+        """Necessary condition: all stages together hold all units at the last stage's cost, as no stage has fewer
+        micro-batches in flight and parts take no less than the whole."""
         whole, model = self._dealer.whole, self._models[self._dealer.pools[-1]]
         return model.stage_state(whole, layout) + model.stage_beside(whole, run) <= self._usable_bytes
 
     def stage_fits(self, candidate: Candidate) -> "partial[bool]":
-        """Return the predicate whether a stage fits the devices of its pool."""
+        """Predicate: whether a stage fits its pool's devices."""
         return partial(self._stage_fits, placed_of(candidate), RunChoices.from_candidate(candidate))
 
     def may_hold(self, shape: Degrees) -> bool:
-        """Whether the devices at one rank's place in all stages together have room for the lower bound of its state."""
+        """Whether the devices of one rank's place in all stages together hold its state's lower bound."""
         least = self._models[self._dealer.pools[0]].bound_of_state(replace(shape, pipeline=1))
         return least <= self._usable_bytes
 
     def of_stage(self, stage: Stage, candidate: Candidate) -> MemoryEstimate:
-        """Bytes by kind on the fullest rank of a stage."""
         return self._models[self._dealer.pools[stage.index]].of_stage(stage, candidate)
 
     def _stage_fits(self, layout: StateOptions, run: RunChoices, stage: Stage) -> bool:
@@ -73,11 +72,11 @@ class Dealt(NamedTuple):
 
 
 class AcrossTime:
-    """Predicts step times as `TimeModel` does on one pool. `models`: one per pool. Values by unit kind are
-    concatenated pool by pool.
+    """`TimeModel` for stages on several pools. `models`: one per pool. Values by unit kind are concatenated pool by
+    pool.
 
-    The slowest stage sets the pace of all: the bubble is as many of its micro-batches as there are other stages. The
-    longest end of a step of any stage follows. Virtual stages are not supported.
+    The slowest stage sets the pace: the bubble is one of its micro-batches for each other stage. The longest end of
+    any stage's step follows. No virtual stages.
     """
 
     def __init__(
@@ -88,8 +87,7 @@ class AcrossTime:
         self._least = cache(self._least_on_stages_s)
 
     def deal_units(self, candidate: Candidate) -> Dealt:
-        """Assign units to stages so that the slowest stage is as fast as possible. Raises ValueError if nothing
-        fits."""
+        """Assign units to make the slowest stage as fast as possible. Raises ValueError if nothing fits."""
         of_units = [
             [model.unit_s(kind, candidate) for kind in self._dealer.kinds]
             if pool in self._pools_in_use
@@ -103,20 +101,17 @@ class AcrossTime:
         return Dealt(stages, tuple(self._dealer.seconds(stage, of_units) for stage in stages))
 
     def step_s(self, candidate: Candidate) -> float:
-        """Seconds of a step."""
         deal = self.deal_units(candidate)
         of, one_s = deal.slowest, deal.micro_batch_s[deal.slowest]
         return self._model(of).step_on(candidate, one_s, self._hops(candidate), self._end(candidate, deal))
 
     def estimate(self, candidate: Candidate) -> TimeEstimate:
-        """Seconds by kind, of the slowest stage."""
         deal = self.deal_units(candidate)
         of, one_s = deal.slowest, deal.micro_batch_s[deal.slowest]
         hops, end = self._hops(candidate), self._end(candidate, deal)
         return self._model(of).of_step_on(candidate, deal.stages[of], one_s, hops, end)
 
     def _end(self, candidate: Candidate, deal: Dealt) -> StageEnd:
-        """The longest end of a step over all stages."""
         ends = (
             self._model(stage.index).end_of(candidate, stage, one_s)
             for stage, one_s in zip(deal.stages, deal.micro_batch_s, strict=True)
@@ -124,14 +119,13 @@ class AcrossTime:
         return max(ends, key=lambda end: end.total_s)
 
     def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float:
-        """Lower bound of the slowest stage's time per micro-batch."""
         of_units = self.least_of_units(candidate, ranks_per_node)
         return self.on_even_stages_s(of_units, candidate.degrees.pipeline)
 
     def least_of_units(
         self, candidate: Candidate, ranks_per_node: int | None, *, overlaps: bool = True
     ) -> tuple[float, ...]:
-        """Lower bound of the seconds per micro-batch of each kind of unit, pool by pool."""
+        """Lower bound of seconds per micro-batch by unit kind, pool by pool."""
         return tuple(
             seconds
             for pool in self._pools_in_use
@@ -139,13 +133,12 @@ class AcrossTime:
         )
 
     def least_gathers(self, candidate: Candidate) -> tuple[float, ...]:
-        """Lower bound of the seconds that parameter gathers add to a micro-batch of each kind of unit, pool by pool."""
         return tuple(
             seconds for pool in self._pools_in_use for seconds in self._models[pool].least_gathers(candidate)
         )
 
     def on_even_stages_s(self, of_units: Sequence[float], pipeline: int) -> float:
-        """Lower bound of the slowest stage's seconds, as if units were divisible."""
+        """Lower bound of the slowest stage's seconds, with divisible units."""
         return self._dealer.least_s(self._by_pool(of_units))
 
     def on_stages_s(self, of_units: Sequence[float], pipeline: int, virtual_stages: int) -> float:
@@ -153,7 +146,7 @@ class AcrossTime:
         return self._least(tuple(of_units))
 
     def least_beside_s(self, candidate: Candidate) -> float:
-        """Lower bound of a step's seconds beside micro-batches and bubble: the sends between stages."""
+        """Lower bound of a step's seconds beside micro-batches and bubble: sends."""
         return self._models[self._pools_in_use[0]].sends_s(candidate, float("inf"), self._hops(candidate))
 
     def _least_on_stages_s(self, of_units: tuple[float, ...]) -> float:

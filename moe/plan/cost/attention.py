@@ -1,4 +1,4 @@
-"""Activation bytes that attention saves for the backward pass of one micro-batch."""
+"""Activation bytes that attention saves for one micro-batch."""
 
 from collections.abc import Iterable
 
@@ -17,11 +17,9 @@ def kept_bytes(
     on_cpu: bool,
     selective: bool,
 ) -> int:
-    """Return the saved bytes on one of `tensor` ranks that share `positions` of `m` channels.
-
-    They are the norm's input (the rank's share), its output (of all ranks if gathered tokens are kept) and the
-    tensors of the rank's heads. `width`: bytes per element.
-    """
+    """Saved bytes on one of `tensor` ranks that share `positions` of `m` channels: the norm's input (the rank's
+    share), its output (whole if gathered tokens are kept), and tensors of the rank's heads. `width`: bytes per
+    element."""
     if profile.name == "ours" and dims.kept is not None:
         return _by_ours(dims, dims.kept, m, positions, tensor, width, on_cpu=on_cpu)
     return width * _elements(dims, m, positions, tensor, profile, selective=selective)
@@ -30,8 +28,7 @@ def kept_bytes(
 def _elements(
     dims: AttentionDims, m: int, positions: int, tensor: int, profile: Profile, *, selective: bool
 ) -> int:
-    """Queries, keys, values and outputs of the rank's heads. Selective recomputation recomputes what derives from
-    latents, if the profile says so."""
+    """Queries, keys, values and outputs of the rank's heads; what derives from latents may be recomputed."""
     split = (
         dims.values
         if selective and profile.recomputes_latents and dims.latent
@@ -76,8 +73,8 @@ def _by_ours(
 
 
 def mask_bytes(attentions: Iterable[AttentionDims], positions: int, sequence_tokens: int, width: int) -> int:
-    """Bytes of the attention masks of packed documents on a CPU, shared by layers of equal window during a pass: a
-    boolean mask and an additive bias. On GPUs block masks replace them."""
+    """Attention masks of packed documents, boolean and additive, shared by layers of equal window. CPUs only: GPUs
+    use block masks."""
     windows = {dims.window for dims in attentions if dims.kept is not None and not dims.linear}
     return len(windows) * positions * sequence_tokens * (1 + max(4, width))
 
@@ -85,7 +82,7 @@ def mask_bytes(attentions: Iterable[AttentionDims], positions: int, sequence_tok
 def worked_bytes(
     dims: AttentionDims, positions: int, sequence_tokens: int, tensor: int, profile: Profile
 ) -> int:
-    """Temporary bytes of our backward pass: none for fused attention; for linear attention, the current chunks."""
+    """Temporary bytes of our backward pass: the current chunks of linear attention."""
     if profile.name != "ours" or dims.kept is None or not dims.kept.worked:
         return 0
     at_once = min(dims.kept.worked_positions, sequence_tokens) * (positions // sequence_tokens)

@@ -1,4 +1,4 @@
-"""Predicted time of collectives, from the links between their ranks."""
+"""Time of collectives, from the links between ranks."""
 
 import math
 from dataclasses import dataclass
@@ -22,16 +22,14 @@ class _Ring(NamedTuple):
     """Time components of a ring collective."""
 
     begin_s: float = 0.0
-    """Launch and channel setup."""
     steps_s: float = 0.0
     """Latency of the sequential steps."""
     bytes_s: float = 0.0
     own_s: float = 0.0
-    """Local copy of the rank's own share."""
 
 
 class Network:
-    """Predicts the time of collectives on a cluster. Ranks are numbered node by node."""
+    """Time of collectives on a cluster with ranks numbered node by node."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._levels, self._rails, self._sides = cluster.levels, cluster.rails, cluster.sides
@@ -41,8 +39,8 @@ class Network:
         self.gather = cache(self._gather)
 
     def all_reduce(self, num_bytes: float, ranks: Ranks) -> float:
-        """Time of an all-reduce of `num_bytes` per rank: a ring reduce-scatter and all-gather, or a tree (`α
-        log2(n)` each way) if its latency is lower. Measured links within nodes are of rings only."""
+        """All-reduce of `num_bytes` per rank: ring reduce-scatter and all-gather, or a tree (`α log2(n)` each way)
+        if its latency is lower. Measured links within nodes are rings only."""
         of = self._ring(num_bytes, ranks)
         within = (
             Ranks(self._ranks_per_level(ranks)[0], ranks.stride) if self._has_measured_nodes else Ranks(1)
@@ -52,16 +50,16 @@ class Network:
         return of.begin_s + 2 * (steps_s + of.bytes_s) + of.own_s
 
     def _gather(self, num_bytes: float, ranks: Ranks) -> float:
-        """Time of a ring all-gather to, or reduce-scatter of, `num_bytes` per rank."""
+        """Ring all-gather to, or reduce-scatter of, `num_bytes` per rank."""
         of = self._ring(num_bytes, ranks)
         return of.begin_s + of.steps_s + of.bytes_s + of.own_s
 
     def _ring(self, num_bytes: float, ranks: Ranks) -> _Ring:
-        """Time components of a ring.
+        """Time of a ring: n - 1 sequential steps pass all but a rank's own share through each link, `α (n - 1) + B (n
+        - 1) / (n · bandwidth)`.
 
-        A ring passes all but a rank's own share through each link, in n - 1 sequential steps: `α (n - 1) + B (n - 1)
-        / (n · bandwidth)`. The slowest level bounds the bandwidth term; one step less than there are nodes crosses
-        nodes (NCCL's model of its rings). The ranks of a group in one node share the node's outgoing links.
+        The slowest level bounds bandwidth; one step less than there are nodes crosses nodes (NCCL's model). A group's
+        ranks in a node share its outgoing links.
         """
         if ranks.count == 1:
             return _Ring()
@@ -84,8 +82,8 @@ class Network:
         return _Ring(innermost.begin_s(num_bytes), latency, slowest, own_s)
 
     def _tree_s(self, ranks: Ranks) -> float:
-        """Latency from the leaves of a tree to its root; infinite on a torus, whose rings take a number of steps
-        proportional to its side."""
+        """Latency from the leaves of a tree to its root; infinite on a torus, whose rings take as many steps as its
+        side."""
         if self._sides is not None:
             return math.inf
         latency, inside = 0.0, 1
@@ -95,12 +93,11 @@ class Network:
         return latency
 
     def _all_to_all(self, num_bytes: float, ranks: Ranks, copies: float = 1.0) -> float:
-        """Time of an all-to-all of `num_bytes` from each rank, in equal shares.
+        """All-to-all of `num_bytes` from each rank, in equal shares.
 
-        Traffic within a level and out of it overlaps, so the slowest level decides. Hierarchical dispatch sends a
-        token to each node once: `copies` divides the bytes that cross the group's outermost level, which are then
-        spread within the node. On a torus half of all bytes cross the middle, over twice the shorter side's number of
-        links: `B √D / 8` of link time.
+        Traffic within a level overlaps with traffic out of it: the slowest decides. With hierarchical dispatch,
+        `copies` divides the bytes across the group's outermost level, which are then spread within the node. On a
+        torus half of all bytes cross the middle, over twice the shorter side's links: `B √D / 8` of link time.
         """
         if ranks.count == 1:
             return 0.0
@@ -131,16 +128,15 @@ class Network:
         return innermost.begin_s(num_bytes) + latency + slowest + own_s
 
     def _ranks_per_level(self, ranks: Ranks) -> list[int]:
-        """Number of the ranks within one group of each level; the last level holds all, even if workers share
-        devices."""
+        """Ranks within one group of each level; the last holds all, even if workers share devices."""
         within = [min(ranks.count, max(1, link.devices // ranks.stride)) for link in self._levels[:-1]]
         return [*within, ranks.count]
 
     def fused(
         self, kernel: ExchangeCost, tokens: float, row_bytes: float, moe: MoESpec, copies: int, ranks: Ranks
     ) -> float:
-        """Time of a fused dispatch kernel for `tokens` tokens per rank and `copies` ranks per expert. Group-limited
-        routing bounds the number of nodes that a token is sent to."""
+        """Fused dispatch of `tokens` per rank, with `copies` ranks per expert; group-limited routing bounds the
+        nodes per token."""
         nodes = self.nodes_of(ranks)
         in_node = -(-ranks.count // nodes)
         target_nodes = min(nodes, moe.routing.max_expert_groups or nodes)
@@ -150,7 +146,7 @@ class Network:
         return kernel.seconds(tokens, row_bytes, to_ranks, across, nodes, in_node)
 
     def send(self, num_bytes: float, stride: int) -> float:
-        """Time of a point-to-point send to the rank `stride` further on."""
+        """Point-to-point send to the rank `stride` further on."""
         level = next((level for level in self._levels if level.devices > stride), self._levels[-1])
         link = level.ring
         return link.begin_s(num_bytes) + link.step_s + num_bytes / link.bytes_per_s
@@ -162,15 +158,14 @@ class Network:
 
 @lru_cache(4096)
 def distinct(bins: int, experts: int, chosen: int) -> float:
-    """Return the expected number of distinct bins hit by `chosen` different experts, drawn uniformly from experts
-    spread evenly over `bins`."""
+    """Expected number of bins hit by `chosen` different experts, drawn uniformly from experts spread evenly over
+    `bins`."""
     per_bin = max(1, experts // bins)
     experts = max(experts, bins * per_bin, chosen)
     return bins * (1 - math.comb(experts - per_bin, chosen) / math.comb(experts, chosen))
 
 
 def _log2(count: int) -> int:
-    """Base-2 logarithm, rounded up."""
     return (count - 1).bit_length()
 
 

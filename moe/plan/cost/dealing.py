@@ -1,4 +1,4 @@
-"""Assignment of units to pipeline stages on pools of different devices: slower or fuller stages get fewer units."""
+"""Assignment of units to pipeline stages on different devices: slower or fuller stages get fewer."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -17,10 +17,7 @@ Fits = Callable[[Stage], bool]
 
 
 class Dealer:
-    """Assigns runs of consecutive units, at least one each, to pipeline stages that are on one pool each.
-
-    `pools`: index of each stage's pool.
-    """
+    """Assigns runs of consecutive units, at least one each, to pipeline stages. `pools`: pool index of each stage."""
 
     def __init__(self, units: Sequence[Unit], pools: Sequence[int]) -> None:
         self.units, self.pools = tuple(unit.apart for unit in units), tuple(pools)
@@ -39,7 +36,6 @@ class Dealer:
         self._stages: dict[tuple[int, tuple[int, ...]], Stage] = {}
 
     def counts(self, start: int, end: int) -> tuple[int, ...]:
-        """Number of units of each kind in a run."""
         pairs = zip(self._so_far[start], self._so_far[end], strict=True)
         return tuple(after - before for before, after in pairs)
 
@@ -51,7 +47,7 @@ class Dealer:
 
     @cached_property
     def runs(self) -> list[list[int]]:
-        """Index into `run_counts` by start and end of a run; -1 if there is no such run."""
+        """Index into `run_counts` by start and end; -1 for no run."""
         numbers, places = (
             {counts: number for number, counts in enumerate(self.run_counts)},
             range(len(self.units) + 1),
@@ -73,7 +69,7 @@ class Dealer:
         return tuple(self.stage(index, *run) for index, run in enumerate(pairwise((0, *ends))))
 
     def _stage(self, index: int, start: int, end: int) -> Stage:
-        """Return one object for equal units, as caches are keyed by stage."""
+        """Return one object for equal units: caches are keyed by stage."""
         counts = self.counts(start, end)
         if (stage := self._stages.get((index, counts))) is None:
             units = tuple((unit, count) for unit, count in zip(self.kinds, counts, strict=True) if count)
@@ -81,16 +77,14 @@ class Dealer:
         return stage
 
     def seconds(self, stage: Stage, of_units: OfUnits) -> float:
-        """Seconds of a stage's units."""
         of_kind = dict(zip(self.kinds, of_units[self.pools[stage.index]], strict=True))
         return sum(count * of_kind[unit] for unit, count in stage.units)
 
     def least_s(self, of_units: OfUnits) -> float:
-        """Lower bound of the slowest stage's seconds, as if units were divisible.
+        """Lower bound of the slowest stage's seconds, with divisible units.
 
-        However units are assigned to pools, each stage has at most `T` seconds: `Σ_k λ_k p_k T ≥ Σ_u n_u min_k λ_k
-        t_uk` for any weights λ of pools. The weights are the share of the whole model that a pool computes in a
-        second.
+        Each stage has at most `T` seconds, so `Σ_k λ_k p_k T ≥ Σ_u n_u min_k λ_k t_uk` for any pool weights λ; here
+        the share of the whole model that a pool computes in a second.
         """
         counts = self._so_far[-1]
         weights = {pool: 1 / dot(counts, of_units[pool]) for pool in self.stages_of_pool}
@@ -101,7 +95,7 @@ class Dealer:
         return work / sum(weights[pool] * number for pool, number in self.stages_of_pool.items())
 
     def can_be_dealt(self, fits: Fits) -> bool:
-        """Whether some assignment fits all stages. Any part of a run that fits must fit too."""
+        """Whether some assignment fits all stages; `fits` must hold for parts of a run that fits."""
         return _Deal(self, None, fits).latest(inf) is not None
 
     def slowest_s(self, of_units: OfUnits) -> float:
@@ -109,14 +103,14 @@ class Dealer:
         return _Deal(self, of_units, None).fastest_s
 
     def deal(self, of_units: OfUnits, fits: Fits) -> tuple[int, ...] | None:
-        """Return the end of each stage's run: the slowest stage is as fast as possible, the others as even as
-        possible. None if nothing fits. Any part of a run that fits must fit too."""
+        """Return the end of each stage's run: the slowest stage as fast as possible, the others as even as possible;
+        None if nothing fits. `fits` must hold for parts of a run that fits."""
         deal = _Deal(self, of_units, fits)
         return None if deal.fastest_s == inf else deal.even(deal.fastest_s)
 
     @cached_property
     def any_can_follow(self) -> list[list[bool]]:
-        """`_Deal._can_follow` if any stage can have any unit: there must be one for each stage."""
+        """`_Deal._can_follow` if any stage can have any unit."""
         number, stages = len(self.units), len(self.pools)
         return [
             [unit + stages - index <= number for unit in range(number + 1)] for index in range(stages + 1)
@@ -124,7 +118,7 @@ class Dealer:
 
 
 class _Deal:
-    """One assignment problem: unit seconds to balance, a predicate that stages must fit, or both."""
+    """One assignment problem: unit seconds to balance, a predicate to fit, or both."""
 
     def __init__(self, dealer: Dealer, of_units: OfUnits | None, fits: Fits | None) -> None:
         self._dealer, self._fits, self._number = dealer, fits, len(dealer.units)
@@ -139,7 +133,6 @@ class _Deal:
 
     @cached_property
     def fastest_s(self) -> float:
-        """Least seconds of the slowest stage; infinite if nothing fits."""
         limits = sorted({seconds for of_pool in self._seconds.values() for seconds in of_pool})
         # The solution is usually close to the lower bound: galloping search from there.
         below, stride = bisect_left(limits, self._least_s * (1 - 1e-9)), 1
@@ -151,7 +144,6 @@ class _Deal:
 
     @cached_property
     def _fit_alone(self) -> list[list[bool]]:
-        """Whether a single unit fits, by stage and kind."""
         firsts, indices = self._dealer.firsts, range(len(self._dealer.pools))
         return [[self._may_be(index, first, first + 1, inf) for first in firsts] for index in indices]
 
@@ -159,11 +151,9 @@ class _Deal:
         return self.latest(limit_s) is not None
 
     def latest(self, limit_s: float) -> list[int] | None:
-        """Return the ends of the longest runs within the limit, greedily from the first stage; None if units are left
-        over.
+        """Return the ends of the longest runs within the limit; None if units are left over.
 
-        Greedy is optimal: a longer run leaves the following stages a part of what they would have had, as long as
-        each has a unit.
+        Greedy is optimal: a longer run leaves later stages a part of what they would have had.
         """
         can_follow, ends, start = self._can_follow(limit_s), [], 0
         if not can_follow[0][0]:
@@ -176,8 +166,8 @@ class _Deal:
         return ends if start == self._number else None
 
     def even(self, limit_s: float) -> tuple[int, ...]:
-        """Return the ends of runs within the limit, each the longest that is at most an even share of the remaining
-        work, if the rest allows it."""
+        """Return the ends of runs within the limit, each the longest within an even share of the remaining work, if
+        possible."""
         pools, can_follow = self._dealer.pools, self._can_follow(limit_s)
         earliest, ends, start = self._earliest(can_follow, limit_s), [], 0
         for index in range(len(pools) - 1):
@@ -194,13 +184,12 @@ class _Deal:
         return (*ends, self._number)
 
     def _may_be(self, index: int, start: int, end: int, limit_s: float) -> bool:
-        """Whether a run is within a stage's time limit and fits."""
         if limit_s < inf and self._seconds[self._dealer.pools[index]][self._runs[start][end]] > limit_s:
             return False
         return self._fits is None or self._fits(self._dealer.stage(index, start, end))
 
     def _longest(self, index: int, start: int, last: int, limit_s: float) -> int:
-        """End of the longest possible run from `start`; `start` if there is none."""
+        """End of the longest possible run from `start`; `start` if none."""
 
         def is_too_much(end: int) -> bool:
             return not self._may_be(index, start, end, limit_s)
@@ -208,8 +197,8 @@ class _Deal:
         return start + bisect_left(range(start + 1, last + 1), True, key=is_too_much)
 
     def _can_follow(self, limit_s: float) -> Sequence[Sequence[bool]]:
-        """Return by stage (and one past the last) and by unit: whether this stage and the following ones can each
-        have at least one unit, starting from that unit."""
+        """Whether each stage from this one on can have a unit, starting from this unit: by stage (and one past the
+        last), by unit."""
         dealer = self._dealer
         short = {
             pool: [limit_s == inf or self._seconds[pool][run] <= limit_s for run in dealer.single]
@@ -233,8 +222,8 @@ class _Deal:
         return can_follow[::-1]
 
     def _earliest(self, can_follow: Sequence[Sequence[bool]], limit_s: float) -> list[int]:
-        """Return each stage's first start from which the rest can be assigned; it then can from any later start that
-        leaves each stage a unit."""
+        """Each stage's first start from which the rest can be assigned; later starts work too while each stage has a
+        unit."""
         starts = [self._number]
         for index in reversed(range(len(self._dealer.pools))):
             after, first = can_follow[index + 1], starts[-1]

@@ -7,12 +7,11 @@ from moe.spec.block import AttentionDims
 
 
 def model_flops_per_step(spec: JobSpec) -> float:
-    """Return the model FLOPs of one step, forward and backward, without recomputation: projections, chosen experts,
-    attention over unmasked pairs, and logits.
+    """Model FLOPs of one step, forward and backward, without recomputation: projections, chosen experts, attention
+    over unmasked pairs, logits.
 
-    A frozen matrix has no weight gradient, an adapter's products count beside those of its base, and DPO adds a
-    forward pass of the reference model. Each sequence counts as one document; packed documents have fewer attention
-    pairs.
+    Frozen matrices have no weight gradient, adapters count beside their base, and DPO adds a reference forward pass.
+    A sequence counts as one document; packed documents have fewer pairs.
     """
     flops, width = 0.0, spec.model.model_dim
     of_reference = int(isinstance(spec.data, PreferenceSpec))
@@ -48,8 +47,8 @@ _PASSES = 1 + BACKWARD
 
 
 def looked_at(dims: AttentionDims, sequence_tokens: float) -> float:
-    """Return the mean number of positions that a query attends to: with a causal window W of L positions, W - W²/2L,
-    because the first W queries have fewer. For linear attention, the positions of a chunk."""
+    """Mean positions that a query attends to: with a causal window W of L positions, W - W²/2L, as the first W
+    queries have fewer. For linear attention, a chunk."""
     if dims.linear:
         return min(sequence_tokens, float(dims.chunk))
     length = min(sequence_tokens, float(dims.window or sequence_tokens))
@@ -57,11 +56,11 @@ def looked_at(dims: AttentionDims, sequence_tokens: float) -> float:
 
 
 def pairs_flops(dims: AttentionDims, positions: float) -> float:
-    """Return the FLOPs of one query over `positions` keys: attention scores and the weighted sum of values.
+    """FLOPs of one query over `positions` keys: scores and the weighted sum of values.
 
-    For a gated delta rule in chunks of `positions` (arXiv 2412.06464, section 3.3): the state is read for queries and
-    for keys, and written; within a chunk, keys are multiplied by keys and by queries, the triangular system is solved
-    for values and for the keys that meet the state, and the written values are weighted.
+    Gated delta rule in chunks of `positions` (arXiv 2412.06464, section 3.3): the state is read for queries and keys,
+    and written; in a chunk, keys multiply keys and queries, the triangular system is solved for values and for keys
+    that meet the state, and written values are weighted.
     """
     if dims.linear:
         of_state = 6.0 * dims.keys * dims.linear

@@ -1,4 +1,4 @@
-"""Predicted bytes of layers and logits for one micro-batch, from the tensors saved for the backward pass."""
+"""Bytes of layers and logits for one micro-batch, from the tensors saved for the backward pass."""
 
 from functools import cache
 from typing import NamedTuple
@@ -12,19 +12,19 @@ from moe.plan.profile import Profile
 from moe.spec import JobSpec
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8, "fp8": 2}
-"""Bytes per activation element; under fp8 only the operands of matrix products are narrower."""
+"""Bytes per activation element; fp8 narrows only operands of matrix products."""
 
 _LOGITS, _LOGITS_ON_CPU = (1 << 26, 1 << 26), (1 << 18, 1 << 24)
-"""Fewest and most logits that the loss computes at a time: on a GPU enough to fill it; on a CPU at least what fits
-its cache, and at most 200 MB in three copies."""
+"""Fewest and most logits per chunk of the loss: on a GPU enough to fill it; on a CPU at least what fits its cache,
+at most 200 MB in three copies."""
 _TOKENS = 256
-"""Tokens per chunk of the loss within these bounds: fewer make narrow products, more need memory without being
-faster. Loss and gradients of 2,048 tokens of width 512 over 4,096 words on two cores of an EPYC: 290 ms by 64, 209
-by 256, 214 by 2,048; of 1,024 over 32,000 words 4,550 ms by 8, 1,360 by 64, 960 by 256."""
+"""Tokens per chunk of the loss, within these bounds: fewer make narrow products, more take memory and are no faster.
+Loss and gradients of 2,048 tokens of width 512 over 4,096 words on two cores of an EPYC: 290 ms by 64, 209 by 256,
+214 by 2,048; of 1,024 over 32,000 words 4,550 ms by 8, 1,360 by 64, 960 by 256."""
 
 _WORKED_HIDDEN = {2: 2, 3: 4}
-"""Temporary hidden-sized tensors in the backward pass of experts, by number of matrices: hidden states and their
-gradient; with a gate, also the activated gate and the gradients of both products."""
+"""Hidden-sized temporaries in the backward pass of experts, by number of matrices: hidden states and their gradient;
+with a gate, also the activated gate and both products' gradients."""
 
 
 @cache
@@ -49,8 +49,8 @@ class LayerBytes(NamedTuple):
 
 
 class LayerMemory:
-    """Predicts the memory of layers, masks and logits of one job on one type of device, under an executor profile.
-    `load_skew`: rows of the busiest expert over the mean."""
+    """Memory of layers, masks and logits of one job on one device type. `load_skew`: rows of the busiest expert over
+    the mean."""
 
     def __init__(self, spec: JobSpec, device_type: str, profile: Profile, load_skew: float) -> None:
         self._kind, self._profile, self._load_skew = device_type, profile, load_skew
@@ -61,7 +61,7 @@ class LayerMemory:
         self.layer_bytes = cache(self._layer_bytes)
 
     def of_masks(self, stage: Stage, positions: int) -> int:
-        """Bytes of a stage's attention masks for packed documents; CPUs only."""
+        """Attention masks of packed documents; CPUs only."""
         if self._kind != "cpu" or not self._packs_documents:
             return 0
         attentions = (attention for unit, _ in stage.units for attention in unit.attentions)
@@ -70,9 +70,9 @@ class LayerMemory:
     def of_logits(self, positions: int, unit: Unit, tensor: int = 1) -> tuple[int, int]:
         """Return (saved bytes, temporary bytes of the loss) for a rank's share of a tensor group's positions.
 
-        With chunked logits, a chunk is held in three copies; the table's gradient and five tensors of hidden states
-        around the last norms are saved. Otherwise the loss holds all logits, which their gradients overwrite, or
-        `loss_bytes` of the profile per logit; the hidden states before and after the last norm are saved.
+        Chunked: three copies of a chunk; the table's gradient and five hidden-state tensors around the last norms are
+        saved. Otherwise: all logits, overwritten by their gradients, or the profile's `loss_bytes` each; the hidden
+        states before and after the last norm are saved.
         """
         vocabulary = unit.vocabulary or 0
         if not self._profile.logits_in_parts:

@@ -1,7 +1,7 @@
 """Predicted memory of a layout on its fullest device.
 
-State (parameters, gradients, moments) is counted weight by weight; activations are counted from the tensors that the
-layers save for the backward pass.
+State (parameters, gradients, moments) is counted weight by weight, activations by the tensors saved for the backward
+pass.
 """
 
 from functools import cache
@@ -22,7 +22,7 @@ from moe.plan.profile import Profile
 from moe.spec import AdamWSpec, JobSpec
 
 ALLOWANCE = 0.1
-"""Share of device memory reserved for the framework and for fragmentation."""
+"""Share of device memory reserved for the framework and fragmentation."""
 
 
 def moment_bytes(spec: JobSpec) -> int:
@@ -32,7 +32,7 @@ def moment_bytes(spec: JobSpec) -> int:
 
 
 def on_host(spec: JobSpec, kind: str) -> bool:
-    """Whether the optimizer state is offloaded from a device of type `kind` to host memory."""
+    """Whether the optimizer state is offloaded to host memory."""
     return isinstance(spec.train.optimizer, AdamWSpec) and spec.train.optimizer.offload and kind != "cpu"
 
 
@@ -60,8 +60,7 @@ _NOTHING = LayerBytes(0, 0, 0)
 
 
 class MemoryModel:
-    """Predicts the memory of candidate layouts of one job on one cluster, under an executor profile. `load_skew`:
-    rows of the busiest expert over the mean."""
+    """Memory of one job's candidates on one cluster. `load_skew`: rows of the busiest expert over the mean."""
 
     def __init__(self, spec: JobSpec, cluster: Cluster, profile: Profile, load_skew: float = 1.0) -> None:
         self._limit, self._kind = cluster.memory_bytes, cluster.traits.kind
@@ -95,7 +94,6 @@ class MemoryModel:
         )
 
     def of_stage(self, stage: Stage, candidate: Candidate) -> MemoryEstimate:
-        """Bytes by kind on the fullest rank of one stage."""
         kinds: dict[str, int] = {
             **_StateBytes(*self._state(stage, placed_of(candidate)))._asdict(),
             **_BytesBeside(*self._beside(stage, RunChoices.from_candidate(candidate)))._asdict(),
@@ -109,14 +107,13 @@ class MemoryModel:
         return self._limit - self.allowance
 
     def stage_state(self, stage: Stage, options: StateOptions) -> int:
-        """State bytes of one stage; independent of the micro-batches and of the stage's index."""
+        """State bytes of one stage, whatever its index and micro-batches."""
         return self._state_of_units(stage.units, options)
 
     def _sum_of_state(self, of_units: tuple[tuple[Unit, int], ...], layout: StateOptions) -> int:
         return sum(self._state(Stage(0, of_units), layout))
 
     def stage_beside(self, stage: Stage, run: RunChoices) -> int:
-        """Bytes of one stage beside its state."""
         return sum(self._beside(stage, run))
 
     def total(self, candidate: Candidate) -> int:
@@ -126,19 +123,17 @@ class MemoryModel:
         return fullest + self.allowance
 
     def beside_state(self, candidate: Candidate) -> tuple[int, ...]:
-        """Bytes of each stage beside its state; independent of how parameters are sharded."""
+        """Bytes of each stage beside its state, however parameters are sharded."""
         return self._sums_beside_state(RunChoices.from_candidate(candidate))
 
     def exceeds(self, candidate: Candidate, limit: float) -> bool:
-        """Whether the candidate must exceed `limit` for any number of virtual stages, judged by single kinds of
-        units."""
+        """Whether the candidate must exceed `limit` for any number of virtual stages, by single kinds of units."""
         layout, usable = placed_of(candidate), limit - self.allowance
         pairs = zip(shares(self._units, layout.degrees.pipeline), self.beside_shares(candidate), strict=True)
         return any(sum(self._state(share, layout)) + beside > usable for share, beside in pairs)
 
     def exceeds_unplaced(self, candidate: Candidate, usable_bytes: float) -> bool:
-        """Whether the candidate must exceed `usable_bytes` however its parameters are sharded. Monotonic in the
-        micro-batch size."""
+        """Whether it must exceed `usable_bytes` for any parameter sharding. Monotonic in the micro-batch size."""
         run, degrees = self._alone(candidate), candidate.degrees
         layout = StateOptions(degrees, "parameters", candidate.options.recompute == "full")
         return any(
@@ -147,8 +142,8 @@ class MemoryModel:
         )
 
     def beside_shares(self, candidate: Candidate) -> tuple[int, ...]:
-        """Lower bound of the bytes beside the state, for each share of a stage (`shares`) and any number of virtual
-        stages. Monotonic in the micro-batch size."""
+        """Lower bound of bytes beside the state by share of a stage (`shares`), for any number of virtual stages.
+        Monotonic in the micro-batch size."""
         run = self._alone(candidate)
         return tuple(self._share_beside(share, run) for share in shares(self._units, run.pipeline))
 
@@ -163,14 +158,14 @@ class MemoryModel:
         return self._in_flight(share, run)
 
     def _least_beside(self, share: Stage, run: RunChoices) -> int:
-        """Lower bound of a share's bytes beside its state, on any stage. Omits stage buffers for all micro-batches:
-        the first and last stages have fewer."""
+        """Lower bound of a share's bytes beside its state, on any stage, without buffers of all micro-batches: the
+        first and last stages have fewer."""
         *buffers, messages = self._beside(share, run)
         return sum(buffers) + (0 if self.profile.keeps_messages else messages)
 
     def _even_part(self, share: Stage, layout: StateOptions) -> int:
-        """Lower bound of a share's state bytes, split evenly over the ranks that can shard it. If the float32 master
-        weights are on the host, unsharded weights are narrower than sharded ones."""
+        """Lower bound of a share's state bytes, split evenly over its ranks. With float32 masters on the host,
+        unsharded weights are narrower than sharded ones."""
         ((unit, count),) = share.units
         shardings: tuple[Sharding, ...] = ("parameters", "gradients") if self._offloads else ("parameters",)
         return count * min(
@@ -182,8 +177,7 @@ class MemoryModel:
         return dense // layout.degrees.replica_ranks + experts // layout.degrees.data
 
     def _in_flight(self, share: Stage, run: RunChoices) -> int:
-        """Activation bytes of a share's micro-batches in flight, at most all there are, for any number of token
-        groups in one."""
+        """Activation bytes of a share's micro-batches in flight, for any number of token groups in one."""
         ((unit, count),) = share.units
         full, context = run.recompute == "full", run.split.context
         group_positions, all_at_once = (
@@ -214,8 +208,8 @@ class MemoryModel:
         return tuple(count * of_unit[unit] for unit, count in unit_counts)
 
     def bound_of_state(self, shape: Degrees) -> int:
-        """Lower bound of the state bytes of a rank under the degrees `shape`, for any parameter sharding and
-        perfectly even stages."""
+        """Lower bound of a rank's state bytes under these degrees, for any parameter sharding and perfectly even
+        stages."""
         layout = StateOptions(shape, "parameters", recomputes_blocks=True)
         unit_counts = stages(self._units, 1, 1)[0].units
         return (
@@ -226,11 +220,11 @@ class MemoryModel:
     def fewest_workers(
         self, pipeline: int, split: WorkSplit, recompute: Recompute, *, overlaps: bool
     ) -> float:
-        """Lower bound of the number of workers, from even shares in micro-batches of one token group, for any
-        parameter sharding; infinite if the memory that more workers do not divide is too large.
+        """Lower bound of the number of workers, for any parameter sharding, from even shares in micro-batches of one
+        token group; infinite if what more workers do not divide takes too much.
 
-        That memory is the weights of two layers gathered by FSDP, or narrow copies of all weights if those are
-        smaller (no sharding avoids both); and if layers cast weights themselves, the narrow copies.
+        That is two layers' weights gathered by FSDP, or narrow copies of all weights if smaller (no sharding avoids
+        both); and the narrow copies, if layers cast all weights themselves.
         """
         run = RunChoices(pipeline, 1, split, 1, 1, recompute, overlaps)
         width, narrow = self._state_width, self._width if self._width < self._state_width else 0
@@ -268,7 +262,7 @@ class MemoryModel:
     def _bytes_of_part(
         self, unit: Unit, of_experts: bool, shards: ShardCounts, sharding: Sharding, recomputes: bool
     ) -> int:
-        """State bytes of a unit's experts, or of its other weights, without the temporary gathers of FSDP."""
+        """State bytes of a unit's experts or of its other weights, without FSDP's temporary gathers."""
         stored_elements, used_elements, trained_stored, trained_used, optimizer, coded_stored, coded_used = (
             self._counter.of_part(unit, of_experts, shards)
         )
@@ -287,7 +281,6 @@ class MemoryModel:
         return weights + width * gradients + self._moment_width * optimizer
 
     def _of_state(self, layout: StateOptions, virtual_stages: int) -> tuple[int, ...]:
-        """State bytes of each stage."""
         distinct_stages = stages(self._units, layout.degrees.pipeline, virtual_stages)
         return tuple(self.stage_state(stage, layout) for stage in distinct_stages)
 
@@ -323,24 +316,23 @@ class MemoryModel:
         )
 
     def _narrow_elements(self, of: StateElements, degrees: Degrees, recomputes: bool) -> int:
-        """Elements of weight copies in the compute dtype. If layers cast weights at use, the copies live until the
-        backward pass: those of all layers, or of one layer under full recomputation. Otherwise only weights that are
-        not gathered are cast, once a step; the others are gathered in the compute dtype."""
+        """Elements of weight copies in the compute dtype. Cast at use, they live until the backward pass: all
+        layers', or one's under full recomputation. Otherwise only ungathered weights have copies, cast once a step."""
         if self.profile.narrows_at_use:
             return of.largest_layer if recomputes else of.in_layers
         dense = of.used.dense if degrees.fsdp == 1 else 0
         return dense + (of.used.in_experts if degrees.expert_fsdp == 1 else 0)
 
     def _passing(self, of: StateElements, stage: Stage, degrees: Degrees) -> int:
-        """Bytes of the raw weight gradients before accumulation, in the compute dtype: those of one layer and of the
-        logits' table. Those of experts are part of their layer's workspace."""
+        """Bytes of raw weight gradients before accumulation: of one layer and of the logits' table. Experts' are
+        workspace."""
         if not self.profile.passes_gradients:
             return 0
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
         return self._width * (of.largest.dense + self._m * -(-vocabulary // degrees.tensor))
 
     def _beside(self, stage: Stage, run: RunChoices) -> tuple[int, int, int, int, int]:
-        """Bytes of saved activations, workspace, logits and pipeline buffers, in the field order of `_BytesBeside`."""
+        """Saved activations, workspace, logits and pipeline buffers, in the field order of `_BytesBeside`."""
         width, (tensor, context, *_) = self._width, run.split
         activations = dispatch = logits = of_loss = let_go = input_again = 0
         largest = _NOTHING
@@ -378,11 +370,11 @@ class MemoryModel:
         )
 
     def _boundary_bytes(self, stage: Stage, run: RunChoices, tokens: int) -> int:
-        """Bytes of the tensors that a pipeline stage receives and sends, for `tokens` tokens per micro-batch.
+        """Bytes that a pipeline stage receives and sends, for `tokens` per micro-batch.
 
-        Without `keeps_messages`, those of one micro-batch: input and output, forward and backward. With it, those of
-        all micro-batches: buffers for inputs and for output gradients, the input gradients, and the logits on the
-        last stage. The inputs of micro-batches in flight are counted with the layers.
+        Without `keeps_messages`, of one micro-batch: input and output, forward and backward. With it, of all: buffers
+        for inputs and output gradients, input gradients, and the last stage's logits. Inputs of micro-batches in
+        flight are counted with the layers.
         """
         if run.pipeline == 1:
             return 0
@@ -394,8 +386,8 @@ class MemoryModel:
         return run.num_micro_batches * (kinds * hidden_bytes + self._width * tokens * vocabulary)
 
     def _communication(self, degrees: Degrees, sharding: Sharding, of: StateElements) -> int:
-        """Bytes of weights gathered by FSDP, of one layer's float32 gradients during their reduce-scatter, and of
-        the flat gradient buffers of the all-reduce."""
+        """Weights gathered by FSDP, one layer's float32 gradients in reduce-scatter, and flat gradient buffers of
+        the all-reduce."""
         dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
         code_bytes = dense * of.coded_gathered.dense + experts * of.coded_gathered.in_experts
         scattered_elements = dense * of.largest.dense + experts * of.largest.in_experts
@@ -422,7 +414,6 @@ class MemoryModel:
         return self._state_width * elements + code_bytes
 
     def _flat(self, degrees: Degrees, of: StateElements) -> int:
-        """Elements of FSDP's flat gather buffers: the larger of the weights outside layers and the weights of two
-        layers."""
+        """Elements of FSDP's flat buffers: the weights outside layers or two layers' weights, whichever are more."""
         dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
         return max(dense * of.outside, dense * of.two_layers.dense + experts * of.two_layers.in_experts)

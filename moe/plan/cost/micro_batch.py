@@ -1,4 +1,4 @@
-"""Cache key of a unit's time for one micro-batch, and the passes that a micro-batch takes."""
+"""Cache key of a unit's time for one micro-batch, and its passes."""
 
 from typing import NamedTuple
 
@@ -18,9 +18,9 @@ class MicroBatch(NamedTuple):
     overlap: bool = False
     fsdp: int = 1
     expert_fsdp: int = 1
-    """Ranks that expert parameters are gathered from, as `fsdp` is for the others; 1 if they are not gathered."""
+    """Ranks that expert parameters (`fsdp`: others) are gathered from; 1 if not gathered."""
     prefetches: bool = True
-    """Whether the parameter gathers overlap with computation."""
+    """Whether parameter gathers overlap with computation."""
     adds_gradients: bool = False
     """Whether gradients are accumulated over micro-batches."""
 
@@ -36,18 +36,16 @@ class MicroBatch(NamedTuple):
 
     @property
     def full_recompute(self) -> float:
-        """Recomputed forward passes of whole blocks."""
         return recomputed_passes(self.recompute)[0]
 
     @property
     def hidden_recompute(self) -> float:
-        """Recomputed forward passes of the first matrix products, which give the hidden states."""
+        """Recomputed forward passes of the products that give hidden states."""
         return recomputed_passes(self.recompute)[1]
 
 
 def recomputed_passes(recompute: Recompute) -> tuple[float, float]:
-    """Return the forward passes recomputed in the backward pass: (of whole blocks, of the products that give hidden
-    states)."""
+    """Forward passes in the backward pass: (of whole blocks, of the products that give hidden states)."""
     return (1.0 if recompute == "full" else 0.0), (0.0 if recompute == "none" else 1.0)
 
 
@@ -55,7 +53,7 @@ class Passes(NamedTuple):
     """Passes over a unit for one micro-batch."""
 
     of_reference: int
-    """Forward passes of the DPO reference model: the model without its adapter."""
+    """Forward passes of the DPO reference model."""
     forward: float
     """Forward passes of the trained model, recomputation included."""
     backward: int
@@ -66,10 +64,10 @@ class Passes(NamedTuple):
 
     @property
     def over_activations(self) -> float:
-        """Passes over activations, in forward passes, if everything is trained."""
+        """Passes over activations, in forward passes, if all is trained."""
         return self.forwards + BACKWARD * self.backward
 
     def total(self, products: Products) -> float:
-        """Matrix products of all passes, in forward passes without adapters."""
+        """Matrix products, in forward passes without adapters."""
         backward = products.backward + products.again
         return self.of_reference + self.forward * products.forward + self.backward * backward

@@ -1,4 +1,4 @@
-"""Cache keys of the memory model: the choices that affect a stage's state, and those that affect its other memory."""
+"""Cache keys of the memory model."""
 
 from typing import NamedTuple
 
@@ -7,13 +7,12 @@ from moe.plan.degrees import Degrees, WorkSplit
 
 
 class StateOptions(NamedTuple):
-    """Choices of a candidate that affect a stage's state."""
+    """Choices that a stage's state depends on."""
 
     degrees: Degrees
     sharding: Sharding
     """`parameters` if nothing is sharded."""
     recomputes_blocks: bool
-    """Whether whole blocks are recomputed."""
 
     @classmethod
     def from_degrees(cls, degrees: Degrees, sharding: Sharding, recompute: Recompute) -> "StateOptions":
@@ -22,7 +21,7 @@ class StateOptions(NamedTuple):
 
 
 class RunChoices(NamedTuple):
-    """Choices of a candidate that affect the memory beside its state."""
+    """Choices that the memory beside the state depends on."""
 
     pipeline: int
     virtual_stages: int
@@ -42,7 +41,7 @@ class RunChoices(NamedTuple):
 
 
 def placed_of(candidate: Candidate) -> StateOptions:
-    """Return the choices of a candidate that affect its state."""
+    """Choices that a candidate's state depends on."""
     return StateOptions.from_degrees(
         candidate.degrees, candidate.options.sharding, candidate.options.recompute
     )

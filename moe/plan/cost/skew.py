@@ -4,9 +4,9 @@ from moe.spec import MoESpec
 
 
 def rank_skew(load_skew: float, moe: MoESpec, expert: int) -> float:
-    """Return the rows of the busiest rank over the mean, given `load_skew`, the same ratio for the busiest expert.
+    """Rows of the busiest rank over the mean; `load_skew` is the same of experts.
 
-    Averaging over a rank's experts shrinks the excess by the square root of their number, as for independent loads.
+    Averaging over a rank's experts divides the excess by the square root of their number, as for independent loads.
     The capacity bounds it.
     """
     local_experts = max(1, moe.num_experts // expert)

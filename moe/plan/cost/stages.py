@@ -9,7 +9,7 @@ from moe.plan.cost.units import Unit
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """One stage; of stages with the same units, the first, which has the most micro-batches in flight."""
+    """Pipeline stage; of stages with equal units the first, with the most micro-batches in flight."""
 
     index: int
     units: tuple[tuple[Unit, int], ...]
@@ -18,11 +18,11 @@ class Stage:
 
 @lru_cache(512)
 def stages(units: tuple[Unit, ...], pipeline: int, virtual_stages: int) -> tuple[Stage, ...]:
-    """Return the distinct stages of a pipeline, in order.
+    """Distinct stages of a pipeline, in order.
 
-    Units are split into runs of consecutive units, as even as possible, the longer runs first; embeddings and head
-    count as one unit each. With `virtual_stages`, stage i has the runs i, p + i, 2p + i, ... In a pipeline the head
-    has its own copy of an embedding table that it shares with the embeddings.
+    Units (layers, embeddings, head) are split into runs as even as possible, the longer ones first. With
+    `virtual_stages`, stage i has the runs i, p + i, 2p + i, ... In a pipeline the head has its own copy of a tied
+    embedding table.
     """
     if pipeline > 1:
         units = tuple(unit.apart for unit in units)
@@ -41,12 +41,11 @@ def stages(units: tuple[Unit, ...], pipeline: int, virtual_stages: int) -> tuple
 
 @lru_cache(512)
 def shares(units: tuple[Unit, ...], pipeline: int) -> tuple[Stage, ...]:
-    """Return lower bounds on how many units of one kind some stage has, each as a stage of these units alone. They
-    hold for any number of virtual stages.
+    """Lower bounds on how many units of one kind some stage has, each as a stage of these alone, for any number of
+    virtual stages.
 
-    Some stage, possibly the last, has the even share of each kind. And stages differ by at most one unit: of the
-    first j stages, one has at least units // p less a j-th of all units of other kinds, and it is stage j or an
-    earlier one.
+    Some stage, possibly the last, has the even share of each kind. And as all stages have n // p units or one more,
+    one of the first j has at least n // p less a j-th of all other units: the j-th or an earlier one.
     """
     if pipeline == 1:
         return tuple(Stage(0, ((unit, count),)) for unit, count in Counter(units).items())
@@ -63,11 +62,10 @@ def shares(units: tuple[Unit, ...], pipeline: int) -> tuple[Stage, ...]:
 
 
 def in_flight(stage: int, pipeline: int, virtual_stages: int, num_micro_batches: int) -> float:
-    """Return the most micro-batches whose activations wait for their backward pass, counted in all units of the
-    stage.
+    """Most micro-batches whose activations await the backward pass, in units of the whole stage.
 
-    1F1B schedule (arXiv 2104.04473): `p - i`. Interleaved 1F1B: `2(p - i - 1) + (v - 1)p` warm-up runs, each of a
-    v-th of the units, plus the current one.
+    1F1B (arXiv 2104.04473): `p - i`. Interleaved: `2(p - i - 1) + (v - 1)p` warm-up runs, a v-th of the units each,
+    and the current one.
     """
     if virtual_stages == 1:
         return min(num_micro_batches, pipeline - stage)

@@ -1,4 +1,4 @@
-"""Element counts of parameters, gradients and optimizer state on the fullest rank, counted weight by weight."""
+"""Elements of parameters, gradients and optimizer state on the fullest rank, counted weight by weight."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -25,60 +25,50 @@ class Elements(NamedTuple):
 
 
 class UnitState(NamedTuple):
-    """State of one unit on the fullest rank: elements of its weights, and bytes of its quantized weights."""
+    """State of one unit on the fullest rank: elements of weights; bytes of quantized weights (`coded`), scales
+    included."""
 
     stored: Elements
     """Sharded over data ranks."""
     used: Elements
     """Gathered over data ranks."""
     trained_stored: Elements
-    """Trained part of `stored`."""
     trained_used: Elements
     optimizer: Elements
-    """Elements of optimizer state."""
     coded_stored: Elements
-    """Bytes of quantized weights and their scales, sharded over data ranks."""
+    """Sharded over data ranks."""
     coded_used: Elements
-    """Bytes of quantized weights and their scales, gathered."""
+    """Gathered over data ranks."""
 
 
 _NOTHING = Elements(0, 0)
 
 
 class StateElements(NamedTuple):
-    """State of some units on the fullest rank: elements of their weights, and bytes of their quantized weights."""
+    """`UnitState` summed over units, and parts of it."""
 
     stored: Elements
-    """Sharded over data ranks."""
     used: Elements
-    """Gathered over data ranks."""
     trained_stored: Elements
-    """Trained part of `stored`."""
     trained_used: Elements
     coded_stored: Elements
-    """Bytes of quantized weights and their scales, sharded over data ranks."""
     coded_used: Elements
-    """Bytes of quantized weights and their scales, gathered."""
     coded_gathered: Elements
-    """Part of `coded_used` that FSDP has gathered at a time: two layers."""
+    """What FSDP has gathered of `coded_used` at a time: two layers."""
     gathered: Elements
-    """Part of `used` that FSDP has gathered at a time: two layers, the current and the next, and the weights outside
-    layers."""
+    """What FSDP has gathered of `used` at a time: the current and the next layer, and all outside layers."""
     outside: int
-    """Elements of `used` outside layers."""
+    """Part of `used` outside layers."""
     two_layers: Elements
-    """Elements of `used` in the two largest layers."""
     in_layers: int
-    """Elements of `used` in layers."""
     largest_layer: int
     largest: Elements
-    """The most of any layer outside experts, and the most of any layer in experts."""
+    """Most of any layer outside experts, and in experts."""
     optimizer: int
-    """Elements of optimizer state."""
 
 
 class StateCounter:
-    """Counts the state of units, cached by kind of unit and by the axes that matter."""
+    """Counts the state of units, cached by unit and the axes that matter."""
 
     def __init__(self, optimizer: OptimizerSpec) -> None:
         self._optimizer = optimizer
@@ -128,7 +118,7 @@ class StateCounter:
         )  # fmt: skip
 
     def _count(self, unit: Unit, of_experts: bool, shards: ShardCounts) -> tuple[int, ...]:
-        """Count the unit's expert weights, or its other weights, in the field order of `UnitState`."""
+        """Counts of the unit's experts or of its other weights, in the field order of `UnitState`."""
         part_weights = [weight for weight in unit.weights if weight.of_experts == of_experts]
         weights = [weight for weight in part_weights if weight.item_bytes is None]
         coded_weights = [
@@ -154,6 +144,6 @@ def _two_most(numbers: Iterable[int]) -> int:
 def state_of(
     model: ModelSpec, degrees: Degrees, optimizer: OptimizerSpec, freeze: tuple[str, ...] = ()
 ) -> StateElements:
-    """State of a whole model; parameters that match a pattern of `freeze` are not trained."""
+    """State of a whole model; `freeze` patterns name untrained parameters."""
     (whole,) = stages(units(model, profile_of(), freeze), 1, 1)
     return StateCounter(optimizer).of_units(whole.units, degrees.shards)

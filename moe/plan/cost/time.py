@@ -1,4 +1,4 @@
-"""Predicted time of a step: units, stages, micro-batches, and the end of the step."""
+"""Predicted time of a step."""
 
 import math
 from collections.abc import Sequence
@@ -23,16 +23,15 @@ from moe.plan.software import Software
 from moe.spec import JobSpec
 
 BATCH_S, DRAWN_TOKENS_PER_S, LAID_TOKENS_PER_S = 1e-4, 1.8e9, 1.1e8
-"""Batch preparation on one host core: constant part, drawing the global batch, laying out one rank's share. Measured
-of `moe.train.batches` on an AMD EPYC (Zen 5), batches of 1,024 to 1,048,576 tokens."""
+"""Batch preparation on a host core: minimum, drawing the global batch, laying out a rank's share. Measured of
+`moe.train.batches` on an AMD EPYC (Zen 5), batches of 1,024 to 1,048,576 tokens."""
 
 
 class Hops(NamedTuple):
-    """Seconds of the sends between neighbouring stages, one way."""
+    """Seconds of sends to the next stage, one way: the longest, and all from first to last stage."""
 
     longest_s: float = 0.0
     all_s: float = 0.0
-    """Sum from the first stage to the last."""
 
 
 class StageEnd(NamedTuple):
@@ -41,7 +40,7 @@ class StageEnd(NamedTuple):
     all_reduce_s: float
     optimizer_s: float
     hidden_s: float
-    """Collectives overlapped with the last backward passes."""
+    """Collectives behind the last backward passes."""
 
     @property
     def total_s(self) -> float:
@@ -49,8 +48,8 @@ class StageEnd(NamedTuple):
 
 
 class TimeModel:
-    """Predicts the step time of candidate layouts of one job on one cluster, under an executor profile and its
-    software. `load_skew`: rows of the busiest expert over the mean."""
+    """Step time of one job's candidates on one cluster, run by `software` as `profile` says. `load_skew`: rows of
+    the busiest expert over the mean."""
 
     def __init__(
         self, spec: JobSpec, cluster: Cluster, profile: Profile, software: Software, load_skew: float = 1.0
@@ -72,7 +71,6 @@ class TimeModel:
         self._least_of_units = cache(self._least_of_all_ways)
 
     def step_s(self, candidate: Candidate) -> float:
-        """Seconds of a step."""
         slowest, one_s = self._slowest(candidate)
         return self.step_on(candidate, one_s, self._hops(candidate), self.end_of(candidate, slowest, one_s))
 
@@ -89,7 +87,7 @@ class TimeModel:
     def of_step_on(
         self, candidate: Candidate, stage: Stage, one_s: float, hops: Hops, end: StageEnd
     ) -> TimeEstimate:
-        """Seconds by kind of a step whose slowest stage is `stage`, which takes `one_s` per micro-batch."""
+        """`step_on` by kind, for the slowest stage `stage`."""
         kinds, micro_batch = dict.fromkeys(KINDS, 0.0), MicroBatch.from_candidate(candidate)
         for unit, count in stage.units:
             seconds = self._unit(unit, micro_batch)
@@ -102,12 +100,11 @@ class TimeModel:
         )
 
     def unit_s(self, unit: Unit, candidate: Candidate) -> float:
-        """Seconds of one unit for one micro-batch, forward and backward."""
         return self._unit(unit, MicroBatch.from_candidate(candidate)).total_s
 
     def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float:
-        """Lower bound of the slowest stage's time per micro-batch: perfectly even stages, no parameter gathers, and
-        all-to-all in the best way and overlapped as far as possible."""
+        """Lower bound of the slowest stage's time per micro-batch: even stages, no parameter gathers, best dispatch
+        and overlap."""
         of_units = self.least_of_units(candidate, ranks_per_node)
         total = sum(count * seconds for (_, count), seconds in zip(self._whole, of_units, strict=True))
         return total / candidate.degrees.pipeline
@@ -115,13 +112,12 @@ class TimeModel:
     def least_of_units(
         self, candidate: Candidate, ranks_per_node: int | None, *, overlaps: bool = True
     ) -> tuple[float, ...]:
-        """Lower bound of the seconds per micro-batch of each kind of unit, without parameter gathers, for any
-        dispatch. With `overlaps`, the all-to-all overlaps with another micro-batch, which hides at least as much as
-        any number of chunks."""
+        """Lower bound of seconds per micro-batch by unit kind, for any dispatch, without parameter gathers.
+        `overlaps`: behind another micro-batch, which hides at least as much as chunks do."""
         return self._least_of_units(MicroBatch.from_candidate(candidate), ranks_per_node, overlaps)
 
     def least_gathers(self, candidate: Candidate) -> tuple[float, ...]:
-        """Lower bound of the seconds that parameter gathers add to a micro-batch of each kind of unit."""
+        """Lower bound of the seconds that parameter gathers add to a micro-batch, by unit kind."""
         if not candidate.gathers:
             return (0.0,) * len(self._whole)
         of = candidate.degrees
@@ -132,8 +128,8 @@ class TimeModel:
         )
 
     def on_even_stages_s(self, of_units: Sequence[float], pipeline: int) -> float:
-        """Lower bound of the slowest stage's seconds, given those of each kind of unit: the mean over stages, and
-        for each kind its even share, rounded up."""
+        """Lower bound of the slowest stage's seconds from those by unit kind: the mean over stages, and each kind's
+        even share, rounded up."""
         total = largest = 0.0
         for (_, count), seconds in zip(self._whole, of_units, strict=True):
             total += count * seconds
@@ -141,15 +137,15 @@ class TimeModel:
         return max(total / pipeline, largest)
 
     def on_stages_s(self, of_units: Sequence[float], pipeline: int, virtual_stages: int) -> float:
-        """Seconds of the slowest stage, given those of each kind of unit."""
+        """Seconds of the slowest stage from those by unit kind."""
         return max(
             sum(count * of_units[self._kinds[unit]] for unit, count in stage.units)
             for stage in stages(self._units, pipeline, virtual_stages)
         )
 
     def least_beside_s(self, candidate: Candidate) -> float:
-        """Lower bound of a step's seconds beside micro-batches and bubble: sends between stages, and the shortest
-        end of a step of any stage, overlapped as far as possible."""
+        """Lower bound of a step's seconds beside micro-batches and bubble: sends, and the shortest end of any
+        stage's step, all overlapped as far as possible."""
         degrees, sharding = candidate.degrees, candidate.options.sharding
         scatters = candidate.options.num_micro_batches if sharding == "gradients" else 1
         behind = scatters if degrees.pipeline == 1 else 1
@@ -174,7 +170,6 @@ class TimeModel:
         )
 
     def _slowest(self, candidate: Candidate) -> tuple[Stage, float]:
-        """Return (the slowest stage, its seconds per micro-batch, forward and backward)."""
         of_unit: dict[Unit, float] = {}
         slowest, slowest_s, micro_batch = None, -1.0, MicroBatch.from_candidate(candidate)
         for stage in stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages):
@@ -189,7 +184,7 @@ class TimeModel:
         return slowest, slowest_s
 
     def end_of(self, candidate: Candidate, stage: Stage, one: float) -> StageEnd:
-        """End of the step of a stage that takes `one` seconds per micro-batch."""
+        """End of a stage's step; it takes `one` seconds per micro-batch."""
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
         scatter, once, optimizer = self._end_of_step(stage.units, degrees, candidate.options.sharding)
         scatters = (
@@ -207,7 +202,7 @@ class TimeModel:
     def _sum(
         self, candidate: Candidate, micro_batch_s: float, hops: Hops, end: StageEnd
     ) -> tuple[float, dict[str, float]]:
-        """Return (seconds of a step, its terms by kind beside the units of the slowest stage)."""
+        """Return (seconds of a step, terms beside those of the slowest stage's units)."""
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
         terms = {
             "bubble_s": micro_batch_s * (degrees.pipeline - 1) / candidate.options.virtual_stages,
@@ -219,7 +214,6 @@ class TimeModel:
         return micro_batch_s * times + sum(terms.values()), {**terms, "hidden_s": end.hidden_s}
 
     def _batch_s(self, degrees: Degrees) -> float:
-        """Seconds to prepare a batch."""
         tokens = self._spec.num_groups * self._spec.group_tokens
         return BATCH_S + tokens / DRAWN_TOKENS_PER_S + tokens / degrees.data_ranks / LAID_TOKENS_PER_S
 
@@ -230,7 +224,7 @@ class TimeModel:
         return self._width * tokens * self._m
 
     def hop_s(self, candidate: Candidate) -> float:
-        """Seconds to send a micro-batch to the next stage on this cluster, one way."""
+        """Seconds to send a micro-batch to the next stage, one way."""
         return self._network.send(self.hop_bytes(candidate), candidate.degrees.stage_workers)
 
     def _hops(self, candidate: Candidate) -> Hops:
@@ -240,8 +234,7 @@ class TimeModel:
         return Hops(one_s, one_s * (candidate.degrees.pipeline - 1))
 
     def sends_s(self, candidate: Candidate, busy_s: float, hops: Hops) -> float:
-        """Exposed seconds of the sends between stages, both ways. `busy_s`: a stage's computation, which the sends
-        overlap with."""
+        """Exposed seconds of sends between stages, both ways. `busy_s`: computation that they overlap with."""
         if candidate.degrees.pipeline == 1:
             return 0.0
         runs = candidate.options.num_micro_batches * candidate.options.virtual_stages
@@ -252,7 +245,7 @@ class TimeModel:
     def _reduce_and_update(
         self, unit_counts: tuple[tuple[Unit, int], ...], degrees: Degrees, sharding: Sharding
     ) -> tuple[float, float, float]:
-        """Return seconds of (one reduce-scatter of gradients, the collectives once a step, the optimizer's update)."""
+        """Seconds of (one gradient reduce-scatter, collectives once a step, optimizer update)."""
         of = self._counter.of_units(unit_counts, degrees.shards)
         dense, experts = (
             Ranks(degrees.stage_workers // degrees.tensor, degrees.tensor),
@@ -281,8 +274,7 @@ class TimeModel:
         return scatter + of_experts[0], once + of_experts[1], update
 
     def _over_weights(self, of: StateElements) -> float:
-        """Bytes moved once a step to cast the updated weights to the compute dtype, and to clip gradients: a pass
-        for their norm, and a pass to scale them."""
+        """Bytes moved once a step to cast updated weights, and to clip gradients: norm, then scaling."""
         clip_bytes = (
             3 * self._state_width * of.trained_stored.total if self._spec.train.clip_norm is not None else 0
         )
@@ -292,9 +284,8 @@ class TimeModel:
     def _reduction(
         self, num_used: int, num_stored: int, ranks: Ranks, fsdp: int, sharding: Sharding
     ) -> tuple[float, float]:
-        """Return seconds of (a reduce-scatter of gradients over `ranks`, the collectives once a step). The latter
-        are an all-gather of the updated weights, or an all-reduce if nothing is scattered here. `fsdp`: ranks that
-        shard parameters."""
+        """Seconds of (a gradient reduce-scatter over `ranks`, collectives once a step: an all-gather of updated
+        weights, or an all-reduce). `fsdp`: ranks that shard parameters."""
         width = self._state_width
         if not num_used or ranks.count == 1:
             return 0.0, 0.0
@@ -309,5 +300,5 @@ class TimeModel:
 
 
 def _round_seconds(seconds: float) -> float:
-    """Round to six digits: plans must not differ between machines in the last bits of a sum."""
+    """Round to six digits: plans must not depend on the last bits of a machine's sums."""
     return float(f"{seconds:.6g}")

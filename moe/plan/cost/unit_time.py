@@ -1,4 +1,4 @@
-"""Predicted time of a unit and a micro-batch: computation at the device's rates, collectives at the links' rates."""
+"""Predicted time of a unit for one micro-batch."""
 
 from functools import cache
 from operator import add
@@ -56,7 +56,7 @@ _NARROW = 1 + 4 / 128
 
 
 class UnitTime:
-    """Predicts the time of units of one job on one cluster; results are cached."""
+    """Time of units of one job on one cluster; results are cached."""
 
     def __init__(
         self,
@@ -118,8 +118,8 @@ class UnitTime:
     def _seconds_of_rows(
         self, unit: Unit, part: Part, positions: float, tensor: int, passes: Passes, hidden_again: float
     ) -> float:
-        """Seconds of the matrix products of one part of a unit. `hidden_again`: recomputed forward passes of the
-        products that give hidden states, beside the recomputation of whole blocks."""
+        """Matrix products of one part of a unit. `hidden_again`: recomputed forward passes of those that give hidden
+        states, beside whole blocks."""
         products = self._wide_products if unit.vocabulary is not None else self._products
         seconds = 0.0
         for matrix, count in unit.matrices(tensor, part):
@@ -136,7 +136,7 @@ class UnitTime:
 
     @staticmethod
     def _backward_s(products: MatrixProducts, matrix: Matrix, rows: float, forward_s: float) -> float:
-        """Seconds of the gradients of both factors, and of the recomputed first half of an adapter."""
+        """Gradients of both factors, and an adapter's recomputed first half."""
         seconds = products.seconds(rows, matrix.outputs, matrix.inputs)
         if matrix.is_trained:
             seconds += products.seconds(matrix.inputs, rows, matrix.outputs, quantises=False)  # already are
@@ -145,7 +145,7 @@ class UnitTime:
     def _of_attention(
         self, unit: Unit, groups: int, tensor: int, context: int, full_recompute: float
     ) -> UnitSeconds:
-        """Seconds of a layer's attention, or of the head's logits."""
+        """A layer's attention, or the head's logits."""
         positions, m = self._positions(unit, groups, context), self._m
         width, software = self._width, self._software
         own = software.elementwise
@@ -182,7 +182,7 @@ class UnitTime:
     def _pairs_s(
         self, dims: AttentionDims, positions: float, tensor: int, context: int, passes: Passes
     ) -> float:
-        """Seconds of attention scores and the weighted sum of values. The backward pass recomputes the scores."""
+        """Scores and the weighted sum of values; the backward pass recomputes scores."""
         length, heads = self._spec.data.padded_tokens, dims.heads / tensor
         widths, dtype = (dims.queries + dims.values) / dims.heads, self._spec.train.dtype
         kernel = self._kernels.attention_of(widths, "bfloat16" if dtype == "fp8" else dtype)
@@ -197,14 +197,13 @@ class UnitTime:
         return (passes.forwards + kernel.backward * passes.backward) * forward
 
     def _moved_s(self, num_bytes: float) -> float:
-        """Seconds of memory-bound elementwise kernels that move `num_bytes`."""
+        """Elementwise kernels that move `num_bytes`."""
         own = self._software.elementwise
         share = self._software.host.sustained if own == FUSED else own.share
         return num_bytes / self._device.memory_bytes_per_s / share
 
     def _over_gradients_s(self, unit: Unit, of: MicroBatch) -> float:
-        """Seconds to cast gradients to float32 and accumulate them, and to cast weights again if no copy in the
-        compute dtype is kept."""
+        """Casts of gradients to float32, their accumulation, and casts of weights without a saved copy."""
         if not self._software.passes_over_weights or self._width >= _WIDE:
             return 0.0
         tensor, _, expert, expert_tensor = of.split
@@ -228,9 +227,8 @@ class UnitTime:
         return Passes(self._reference_passes, 1 + recompute_passes * backward, backward)
 
     def _decoded_s(self, unit: Unit, of: MicroBatch) -> float:
-        """Seconds to dequantize a frozen base's matrices for each product, experts' for each chunk. The
-        recomputation of hidden states dequantizes all matrices of a dense feed-forward layer, but only the first
-        ones of experts."""
+        """Dequantization of a frozen base at each product, per chunk for experts. Recomputing hidden states
+        dequantizes all of a dense feed-forward layer, but only the first matrices of experts."""
         tensor, _, expert, expert_tensor = of.split
         shards, device = ShardCounts(tensor=tensor, expert=expert, expert_tensor=expert_tensor), self._device
         seconds = 0.0
@@ -251,8 +249,8 @@ class UnitTime:
     def _into_and_out(
         self, positions: float, tensor: int, passes: float, input_channels: int | None = None
     ) -> float:
-        """Exposed seconds of the all-gather into a tensor-parallel layer and of the reduce-scatter out of it, over
-        `passes`. `input_channels`: by default the model dimension."""
+        """Exposed all-gather into and reduce-scatter out of a tensor-parallel layer. `input_channels`: by default
+        the model dimension."""
         if tensor == 1:
             return 0.0
         width, ranks = self._width * positions, Ranks(tensor)
@@ -266,7 +264,6 @@ class UnitTime:
     def _of_dense(
         self, unit: Unit, groups: int, tensor: int, context: int, recompute: Recompute
     ) -> UnitSeconds:
-        """Seconds of a dense feed-forward layer."""
         dims = unit.feed_forward
         assert dims is not None
         positions, m = self._positions(unit, groups, context), self._m
@@ -331,7 +328,7 @@ class UnitTime:
         )  # fmt: skip
 
     def _exchange_s(self, moe: MoESpec, of: MicroBatch, tokens: float, skew: float, passes: Passes) -> float:
-        """Seconds of dispatch and combine, forward and backward; rows that are not saved are dispatched again."""
+        """Dispatch and combine, forward and backward; unsaved rows are dispatched again."""
         _, _, expert, expert_tensor = of.split
         ranks = Ranks(expert * expert_tensor)
         if ranks.count == 1:
@@ -344,7 +341,6 @@ class UnitTime:
         copies = self._copies(moe, ranks.count // of.ranks_per_node) if of.ranks_per_node else 1.0
 
         def one_s(width: float) -> float:
-            """Seconds one way, at `width` bytes per element."""
             row_bytes = width * self._m
             if kernel is not None:
                 return self._network.fused(kernel, chunk * skew, row_bytes, moe, expert_tensor, ranks)
@@ -357,7 +353,7 @@ class UnitTime:
         return exchange
 
     def _copies(self, moe: MoESpec, nodes: int) -> float:
-        """Mean number of a token's K experts per node that has any of them, if they are spread evenly."""
+        """Mean number of a token's experts per node that has any, for evenly spread experts."""
         experts_per_token = moe.experts_per_token
         if (groups := moe.routing.max_expert_groups) is not None:
             nodes = min(nodes, groups)
@@ -367,7 +363,6 @@ class UnitTime:
         return max(1.0, experts_per_token / (nodes * (1 - miss_probability)))
 
     def _with_gathers(self, seconds: UnitSeconds, unit: Unit, of: MicroBatch) -> UnitSeconds:
-        """Seconds of a unit with parameter gathers."""
         cost = self.gathers_s(unit, of.split, of.fsdp, of.expert_fsdp)
         busy = (
             seconds.busy_s - seconds.hidden_s if of.prefetches else 0.0
@@ -379,7 +374,7 @@ class UnitTime:
         )  # fmt: skip
 
     def _over_gathered_s(self, unit: Unit, of: MicroBatch) -> float:
-        """Seconds to cast gathered weights; 0 under full recomputation, whose casts are counted with the gradients."""
+        """Casts of gathered weights; under full recomputation they are counted with the gradients."""
         if not self._software.passes_over_weights or self._width >= _WIDE or of.recompute == "full":
             return 0.0
         tensor, _, expert, expert_tensor = of.split
@@ -388,8 +383,7 @@ class UnitTime:
         return self._moved_s(self._narrowed_again(unit, of) * num_gathered)
 
     def gathers_s(self, unit: Unit, split: WorkSplit, fsdp: int, expert_fsdp: int) -> float:
-        """Seconds of the all-gathers of parameters for each forward pass and the backward pass, and of the
-        reduce-scatter of gradients."""
+        """All-gathers of parameters for every pass, and the reduce-scatter of gradients."""
         tensor, _, expert, expert_tensor = split
         cost = self._gathers_s(unit, False, ShardCounts(tensor, fsdp), Ranks(fsdp, tensor))
         if unit.moe is None:
@@ -398,7 +392,7 @@ class UnitTime:
         return cost + self._gathers_s(unit, True, shards, Ranks(expert_fsdp, expert * expert_tensor))
 
     def _of_gathers(self, unit: Unit, of_experts: bool, shards: ShardCounts, ranks: Ranks) -> float:
-        """Seconds of the gathers of a unit's experts, or of its other weights."""
+        """Gathers of a unit's experts or of its other weights."""
         if ranks.count == 1:
             return 0.0
         _, elements, _, trained_elements, _, _, coded_bytes = self._counter.of_part(unit, of_experts, shards)

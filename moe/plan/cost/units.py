@@ -1,4 +1,4 @@
-"""Units of a model as the planner sees it: the layers, embeddings and head that pipeline stages are made of."""
+"""Units of a model: the layers, embeddings and head that pipeline stages consist of."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -15,11 +15,11 @@ from moe.spec.parameter import Parameter, within
 from moe.spec.patterns import matches
 
 BACKWARD = 2.0
-"""Cost of a backward pass in forward passes: products for the gradients of both factors."""
+"""Cost of a backward pass in forward passes: gradients of both factors."""
 
 
 Part = Literal["experts", "feed_forward", "others"]
-"""Groups of a unit's matrices: experts; the feed-forward half outside experts; the rest (attention, or logits)."""
+"""A unit's matrices: experts; the rest of the feed-forward half; others (attention, or logits)."""
 _ROUTER = "moe.router"
 
 
@@ -29,46 +29,43 @@ class Matrix(NamedTuple):
     inputs: int
     outputs: int
     is_split: bool
-    """Whether tensor ranks have shards of it and multiply all tokens of their group; otherwise each has all of it
-    and multiplies its own tokens."""
+    """Whether tensor ranks multiply shards of it by all tokens of their group, or all of it by their own."""
     is_trained: bool
     is_adapter: bool
     gives_hidden: bool
-    """Whether its output is hidden states of a feed-forward layer."""
+    """Whether it outputs hidden states of a feed-forward layer."""
     again: bool
-    """Whether it is the first half of an adapter whose output is not saved but recomputed."""
+    """Whether it is an adapter's first half with recomputed output."""
     is_first: bool
-    """Whether it is the first of the matrices with the same input, which is cast to the compute dtype for it."""
+    """Whether it is the first of those with the same input, which is cast for it."""
 
 
 class Products(NamedTuple):
-    """Matrix products of a pass, in units of the forward pass without adapters."""
+    """Matrix products of a pass, in forward passes without adapters."""
 
     forward: float
     backward: float
     again: float
-    """Recomputed forward products of adapter halves whose output is not saved."""
+    """Recomputed forward products of adapters' first halves."""
 
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """Smallest part of a model that pipeline stages do not split. Identical units are one object."""
+    """Smallest part of a model that a pipeline stage has whole. Identical units are one object."""
 
     kind: str
     """Description: `embeddings`, `encoder layer with experts`, `head`."""
     weights: tuple[Weight, ...]
     sides: int = 1
-    """Number of stacks that share the batch's positions: 2 in an encoder-decoder, where each position passes through
-    one."""
+    """Stacks that share the batch's positions: 2 in an encoder-decoder."""
     attentions: tuple[AttentionDims, ...] = ()
     feed_forward: FeedForwardDims | None = None
     moe: MoESpec | None = None
     vocabulary: int | None = None
-    """Logits per position of the head."""
     tied_weights: tuple[Weight, ...] = ()
-    """Weights of another unit; on another stage this unit has its own copy."""
+    """Of another unit; on another stage, this one has a copy."""
     has_backward: bool = True
-    """Whether gradients pass through it; False if neither it nor any unit before it is trained."""
+    """Whether gradients pass through it: it or a unit before it is trained."""
 
     @property
     def is_layer(self) -> bool:
@@ -76,7 +73,7 @@ class Unit:
 
     @cached_property
     def apart(self) -> "Unit":
-        """The unit on a stage without the units that its weights are tied to: with its own copy of them."""
+        """The unit with its own copies of tied weights."""
         return (
             replace(self, weights=(*self.weights, *self.tied_weights), tied_weights=())
             if self.tied_weights
@@ -85,18 +82,16 @@ class Unit:
 
     @cached_property
     def adapted_widths(self) -> int:
-        """Elements per position that adapters outside experts save: the outputs of their first halves."""
+        """Elements per position that adapters outside experts save: outputs of first halves."""
         narrow = (weight for weight in self.weights if weight.name.endswith(A) and not weight.of_experts)
         return sum(weight.shape[0] for weight in narrow)
 
     @cached_property
     def quantized_weights(self) -> tuple[Weight, ...]:
-        """Quantized weights, which are dequantized where they are multiplied."""
         return tuple(weight for weight in self.weights if weight.num_coded)
 
     def matrices(self, tensor: int, part: Part) -> tuple[tuple[Matrix, int], ...]:
-        """Return (matrix, count) pairs of one part of the unit on each of `tensor` ranks, without the router's
-        matrix."""
+        """(matrix, count) pairs of one part on each of `tensor` ranks, without the router."""
         shards, counts, seen_inputs = ShardCounts(tensor=tensor), Counter[Matrix](), set()
         for weight in (*self.weights, *self.tied_weights):
             if _part_of(weight) != part or len(weight.shape) < 2 or weight.name.endswith(_ROUTER):
@@ -119,8 +114,8 @@ class Unit:
 
     @lru_cache(1024)  # noqa: B019
     def products(self, part: Part, shards: ShardCounts = ShardCounts()) -> Products:
-        """Matrix products of one part on a rank, without the router's. A frozen matrix has no weight gradient. An
-        adapter's matrices count in full: ranks that split the base matrix split only one of the adapter's halves."""
+        """Products of a rank with one part, without the router. A frozen matrix has no weight gradient; ranks that
+        split a matrix split only one half of its adapter."""
         own = adapters = trainable = again = 0
         for weight in (*self.weights, *self.tied_weights):
             if _part_of(weight) != part or len(weight.shape) < 2 or weight.name.endswith(_ROUTER):
@@ -139,8 +134,7 @@ class Unit:
         return Products(forward, forward + trainable / own, again / own)
 
     def decoded_bytes(self, shards: ShardCounts, width: int) -> int:
-        """Bytes of the rank's largest dequantized matrix in a compute dtype of `width` bytes; matrices stored at
-        that width are not dequantized."""
+        """Bytes of the rank's largest matrix that is dequantized to `width` bytes per element."""
         sizes = (
             weight.dequantized_numel(shards)
             for weight in self.quantized_weights
@@ -153,16 +147,16 @@ class Unit:
         return any(weight.is_trained and weight.name.endswith(_ROUTER) for weight in self.weights)
 
     def trains(self, part: str) -> bool:
-        """Whether any weight whose name contains `part` is trained."""
+        """Whether a weight with `part` in its name is trained."""
         return any(weight.is_trained and part in weight.name for weight in self.weights)
 
 
 @lru_cache(64)
 def units(model: ModelSpec, profile: Profile, freeze: tuple[str, ...] = ()) -> tuple[Unit, ...]:
-    """Return all units of a model in execution order: embeddings, layers, head.
+    """Units of a model in execution order.
 
-    Parameters whose names match a pattern of `freeze` are not trained. Layers are identical only if the same of their
-    parameters are frozen, and if all or none of them follow a trained parameter.
+    `freeze` patterns name untrained parameters. Layers differ if other parameters are frozen, or if only one follows
+    a trained parameter.
     """
     unique_units: dict[tuple[Block, frozenset[str], frozenset[str], bool], Unit] = {}
     all_units, has_backward = [], False
@@ -196,7 +190,6 @@ def _part_of(weight: Weight) -> Part:
 
 
 def _frozen_names(path: str, parameters: tuple[Parameter, ...], freeze: tuple[str, ...]) -> frozenset[str]:
-    """Names within the block of the parameters that match a pattern."""
     if not freeze:
         return frozenset()
     whole = zip(parameters, within(path, parameters), strict=True)

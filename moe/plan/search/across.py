@@ -35,7 +35,7 @@ from moe.plan.search.search import LayoutSearch
 from moe.spec import JobSpec
 
 MOST_POOLS = 3
-"""Most pools of one kind that a job's stages may span: those with the highest total FLOP/s are tried."""
+"""Most pools of one kind that stages may span; those with the highest FLOP/s are tried."""
 
 
 class PoolSplit(NamedTuple):
@@ -57,14 +57,13 @@ class PoolSplit(NamedTuple):
 
     @property
     def of_stages(self) -> tuple[int, ...]:
-        """Pool index of each stage."""
         return tuple(
             pool for pool, number in zip(self.pools, self.stages, strict=True) for _ in range(number)
         )
 
 
 class _PoolWays(Ways):
-    """Layouts of one shape on stages of several pools, and which of them fit."""
+    """Layouts of a shape on several pools, and which fit."""
 
     def __init__(self, choices: LayoutChoices, memory: AcrossMemory, shape: Degrees) -> None:
         super().__init__(choices, shape)
@@ -73,12 +72,11 @@ class _PoolWays(Ways):
 
     @property
     def largest(self) -> list[tuple[Recompute, int]]:
-        """(recomputation, 0) pairs: memory is checked later, only for candidates that are fast enough."""
+        """Memory is checked later, only for candidates that are fast enough."""
         return [(recompute, 0) for recompute in self._choices.recomputes()]
 
     def maybe_feasible(self, run: Candidate) -> Iterable[int]:
-        """Indices of all placements if the smallest micro-batches, which take the least memory, fit in one; else
-        none."""
+        """All placements if the smallest micro-batches, which take the least memory, fit in one; else none."""
         return self._with_room(run.options.recompute)
 
     def _placements_of(self, recompute: Recompute) -> range:
@@ -87,14 +85,12 @@ class _PoolWays(Ways):
         return numbers if any(True for _ in self.feasible(smallest, numbers)) else numbers[:0]
 
     def feasible(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
-        """Indices, out of `numbers`, of placements for which some assignment of units fits all stages."""
         for number in numbers:
             degrees, sharding = self.data_shardings[number]
             if self._memory.fits(Candidate(degrees, replace(run.options, sharding=sharding))):
                 yield number
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether some assignment of units fits all stages."""
         return self._memory.fits(candidate)
 
 
@@ -108,7 +104,7 @@ class SplitResult:
 
 
 class OnSplit:
-    """Cost models of a job on one split, and the ranker of its layouts."""
+    """Cost models and ranker of a job on one split."""
 
     def __init__(
         self,
@@ -147,11 +143,10 @@ class OnSplit:
 
     @property
     def bound_s(self) -> float:
-        """Lower bound of the step time; infinite if there are no degrees."""
+        """Lower bound of the step time; infinite without degrees."""
         return min(map(self.ranker.bound_s, self.shapes), default=inf)
 
     def times_at_ends(self) -> list[AcrossTime]:
-        """Time models at both ends of the software's spread."""
         times_of_pool = {pool: self._searches[pool].times_at_ends() for pool in self.split.pools}
         usual = [search.time for search in self._searches]
         return [
@@ -166,10 +161,9 @@ class OnSplit:
 
 
 class Across:
-    """Searches the layouts of one job whose stages span several pools.
+    """Searches layouts of one job with stages on several pools.
 
-    `searches`: of the job on each pool, in pool order. In all pools, a stage has part of a node or whole nodes, and
-    one run of layers.
+    `searches`: one per pool. A stage has part of a node or whole nodes, in all pools, and one run of layers.
     """
 
     def __init__(
@@ -183,8 +177,8 @@ class Across:
     def fastest(
         self, num_workers: int | None, goal: Goal | None, less_than: float = inf
     ) -> SplitResult | None:
-        """Return the best result over all splits by the goal (by default the fastest) with an objective below
-        `less_than`; None if there is none."""
+        """Best result of all splits by the goal (default: fastest) with an objective below `less_than`; None if
+        there is none."""
         best = None
         bounds = [
             (self.effort(split, self._bound_s(split), goal), split)
@@ -200,19 +194,19 @@ class Across:
         return best
 
     def _bound_s(self, split: PoolSplit) -> float:
-        """Lower bound of the step time, which does not depend on the order of the pools."""
+        """Lower bound of the step time, the same for any order of the pools."""
         key = (split.stage_workers, frozenset(zip(split.pools, split.stages, strict=True)))
         if (bound_s := self._bounds.get(key)) is None:
             bound_s = self._bounds[key] = self.on(split).bound_s
         return bound_s
 
     def effort(self, split: PoolSplit, step_s: float, goal: Goal | None) -> float:
-        """Objective of the goal, as `moe.plan.goal.effort` for one pool."""
+        """The goal's objective, as `moe.plan.goal.effort`."""
         return effort(goal or "time", self._billed_devices(split), step_s, self.price(split))
 
     def splits(self, num_workers: int | None, goal: Goal | None = None) -> Iterator[PoolSplit]:
-        """Yield splits over `num_workers`, or the most of the job's range that there are stages for; with a goal,
-        fewer too. Nothing if the job asks for virtual stages or for overlap, which needs them."""
+        """Yield splits over `num_workers`, or the most of the job's range with enough stages; with a goal, fewer
+        too. None for virtual stages, or overlap, which needs them."""
         resources, parallel = self._spec.resources, self._spec.parallel
         if (parallel.virtual_stages or 1) > 1 or parallel.overlap:
             return
@@ -253,7 +247,7 @@ class Across:
                         yield PoolSplit(pools, stages, stage_workers)
 
     def _sizes(self, clusters: Sequence[Cluster], min_workers: int, max_workers: int) -> list[int]:
-        """Possible numbers of workers per stage: divisors of every pool's node size, or whole nodes of each."""
+        """Possible workers per stage: divisors of every pool's node size, or whole nodes of each."""
         nodes = [cluster.devices_per_node for cluster in clusters]
         limit, whole = min(cluster.num_devices for cluster in clusters), lcm(*nodes)
         sizes = set(divisors(gcd(*nodes), limit))
@@ -264,7 +258,7 @@ class Across:
         return sorted(sizes)
 
     def plan(self, found: SplitResult, top: int) -> Plan:
-        """Return the plan of a result, with its reasons and the next best layouts on the same split."""
+        """Plan of a result, with reasons and runners-up on the same split."""
         on = self.on(found.split)
         ranking = on.ranker.rank(on.shapes, top)
         choice, ends = on.ranker.under_both(ranking, on.shapes, on.times_at_ends())
@@ -343,7 +337,6 @@ class Across:
         return total / self._billed_devices(split)
 
     def _billed_devices_per_pool(self, split: PoolSplit) -> list[tuple[int, int]]:
-        """(pool index, devices billed for its stages) pairs."""
         return [
             (pool, self._pools[pool].cluster.billed_devices(number * split.stage_workers))
             for pool, number in zip(split.pools, split.stages, strict=True)
@@ -353,14 +346,13 @@ class Across:
         return sum(num_billed for _, num_billed in self._billed_devices_per_pool(split))
 
     def _peak_flops_per_s(self, split: PoolSplit) -> float | None:
-        """Mean dense peak of a device over all stages; None if one is unknown."""
+        """Mean dense peak over all stages; None if one is unknown."""
         dtype = self._spec.train.dtype
         peaks = [self._pools[pool].cluster.traits.peak_flops_per_s.get(dtype) for pool in split.of_stages]
         known_peaks = [peak for peak in peaks if peak is not None]
         return sum(known_peaks) / len(known_peaks) if len(known_peaks) == len(peaks) else None
 
     def _of_stages(self, plan: Plan) -> Iterator[str]:
-        """Reasons about the stages of each pool."""
         stages_of_pool: dict[str, list[tuple[int, StagePlace]]] = {}
         for number, stage in enumerate(plan.stages, start=1):
             stages_of_pool.setdefault(stage.pool, []).append((number, stage))
@@ -377,14 +369,14 @@ class Across:
 
 
 def narrowest(clusters: Sequence[Cluster]) -> Cluster:
-    """Return the first cluster, with a node size that divides those of all clusters."""
+    """The first cluster, with a node size that divides all clusters'."""
     return clusters[0].model_copy(
         update={"devices_per_node": gcd(*(cluster.devices_per_node for cluster in clusters))}
     )
 
 
 def _stage_splits(rooms: Sequence[int], number: int) -> Iterator[tuple[int, ...]]:
-    """Distribute `number` stages over pools: fill one pool after another, in any order; each has at least one."""
+    """Split `number` stages over pools: fill one after another, in any order, each with at least one."""
     for order in permutations(range(len(rooms))):
         left, counts = number, dict.fromkeys(order, 0)
         for place, pool in enumerate(order):

@@ -1,4 +1,4 @@
-"""Search space: degrees whose product is the number of workers, and options under them."""
+"""Search space of layouts."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,18 +12,18 @@ from moe.plan.fit import divided_dims
 from moe.spec import JobSpec, Problem, SpecError
 
 _SHORTEST_CONTEXT = 4096
-"""Fewest tokens of a sequence per context rank; with fewer, attention is a small part of a layer."""
+"""Fewest tokens per context rank; attention over fewer is a small part of a layer."""
 
 
 class LayoutChoices:
-    """Search space of one job on one cluster: fields set in `parallel` are fixed, the others are enumerated."""
+    """Search space of one job on one cluster; fields set in `parallel` are fixed."""
 
     def __init__(self, spec: JobSpec, cluster: Cluster) -> None:
         self._spec, self._parallel, self._per_node = spec, spec.parallel, cluster.devices_per_node
         self._num_units = sum(1 for _ in spec.model.blocks())
 
     def check(self) -> None:
-        """Raise SpecError if the pipeline needs more runs of layers than there are units."""
+        """Raise SpecError if the pipeline has more runs of layers than there are units."""
         pipeline, per_stage = self._parallel.pipeline or 1, self._min_virtual
         if pipeline > 1 and pipeline * per_stage > self._num_units:
             runs = f"{pipeline * per_stage} runs of layers" + f", {per_stage} a stage" * (per_stage > 1)
@@ -38,10 +38,9 @@ class LayoutChoices:
             )
 
     def shapes(self, workers: int) -> Iterator[Degrees]:
-        """Yield all degrees that the model, the workers and the nodes allow, without sharding over data ranks (fsdp
-        1).
+        """Yield all degrees that model, workers and nodes allow, with FSDP degrees 1.
 
-        Tensor and expert-tensor groups do not span nodes, unless the job asks for larger degrees.
+        Tensor and expert-tensor groups stay within nodes, unless the job asks for more.
         """
         parallel, moe = self._parallel, self._spec.model.moe
         by_axis: dict[str, list[int]] = {}
@@ -72,14 +71,14 @@ class LayoutChoices:
 
     @property
     def multiple(self) -> int:
-        """Number that must divide the number of workers, given the degrees set in `parallel`."""
+        """Divisor of the number of workers that the requested degrees imply."""
         degrees = {axis: getattr(self._parallel, axis) or 1 for axis in vars(Degrees())}
         experts = degrees["expert"] * degrees["expert_tensor"]
         dense = lcm(degrees["tensor"] * degrees["context"], degrees["tensor"] * degrees["fsdp"])
         return degrees["pipeline"] * lcm(experts * degrees["data"], experts * degrees["expert_fsdp"], dense)
 
     def _is_possible(self, shape: Degrees) -> bool:
-        """Whether the shape allows the virtual stages and the overlap that the job asks for."""
+        """Whether the shape allows the requested virtual stages and overlap."""
         if (self._parallel.virtual_stages or 1) > 1 and shape.pipeline == 1:
             return False
         if self._parallel.overlap and self._parallel.virtual_stages == 1 and shape.pipeline > 1:
@@ -92,8 +91,7 @@ class LayoutChoices:
         return 1 if whole else max(1, self._spec.data.max_tokens // _SHORTEST_CONTEXT)
 
     def with_fsdp(self, shape: Degrees) -> Iterator[Degrees]:
-        """Yield the shape with each FSDP degree: dense and expert parameters sharded over one rank, a node's ranks
-        or all."""
+        """Yield the shape with dense and expert parameters sharded over one rank, a node's ranks or all."""
         parallel, moe = self._parallel, self._spec.model.moe
         dense = self._fsdp_degrees(shape.replica_ranks, shape.tensor, parallel.fsdp)
         experts = [1]
@@ -103,14 +101,14 @@ class LayoutChoices:
             yield replace(shape, fsdp=fsdp, expert_fsdp=expert_fsdp)
 
     def _fsdp_degrees(self, ranks: int, stride: int, user_degree: int | None) -> list[int]:
-        """FSDP degrees of `ranks` ranks, `stride` apart; only `user_degree`, if set and a divisor."""
+        """For `ranks` ranks, `stride` apart; `user_degree` only, if set."""
         in_node = self._per_node // stride
         candidates = {1, in_node, ranks} if user_degree is None else {user_degree}
         return sorted(degree for degree in candidates if degree > 0 and ranks % degree == 0)
 
     def shardings(self, degrees: Degrees) -> tuple[Sharding, ...]:
-        """Shardings to try. Optimizer and gradient sharding is tried over all replicas only: over a node's it is not
-        faster and takes as much memory or more, except for 0.1% under Adafactor."""
+        """Shardings to try. Optimizer and gradients are sharded over all replicas only: over a node's is no faster,
+        and takes as much memory or more, except 0.1% under Adafactor."""
         if self._parallel.sharding is not None:
             whole = degrees.fsdp == degrees.expert_fsdp == 1 < degrees.replica_ranks
             return () if whole and self._parallel.sharding != "parameters" else (self._parallel.sharding,)
@@ -123,7 +121,6 @@ class LayoutChoices:
         return SHARDINGS
 
     def virtual_stages(self, pipeline: int) -> list[int]:
-        """Numbers of virtual stages to try, in increasing order."""
         if pipeline == 1:
             return [1]
         if self._parallel.virtual_stages is not None:
@@ -132,18 +129,16 @@ class LayoutChoices:
 
     @property
     def _min_virtual(self) -> int:
-        """Fewest virtual stages per stage of a pipeline."""
         return self._parallel.virtual_stages or (2 if self._parallel.overlap else 1)
 
     def recomputes(self) -> tuple[Recompute, ...]:
-        """Recomputations to try, from least to most."""
         if self._parallel.recompute is not None:
             return (self._parallel.recompute,)
         return RECOMPUTES[:-1] if self._parallel.overlap else RECOMPUTES
 
     def micro_batches(self, degrees: Degrees) -> list[tuple[int, int]]:
-        """Return (token groups per micro-batch, number of micro-batches) pairs, from the largest; for each number,
-        the smallest size."""
+        """(token groups per micro-batch, number of micro-batches) pairs, the largest first; the smallest size of
+        each number."""
         groups = -(-self._spec.num_groups // degrees.data_ranks)
         user_groups = self._parallel.micro_batch_groups
         sizes = (
@@ -155,7 +150,7 @@ class LayoutChoices:
         return [(size, times) for size, times in counts if times > 1] if self._parallel.overlap else counts
 
     def plain(self, shape: Degrees) -> Candidate:
-        """Return the candidate with the smallest micro-batch and the simplest dispatch that the job allows."""
+        """Candidate with the smallest micro-batch and the simplest allowed dispatch."""
         size, times = self.micro_batches(shape)[-1]
         in_nodes = self._parallel.dispatch == "hierarchical"
         options = Options(
@@ -172,7 +167,7 @@ class LayoutChoices:
                 yield degrees, sharding
 
     def dispatches(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Yield the candidate with other dispatch options, if there is an all-to-all."""
+        """Yield the candidate with other dispatch options, if rows leave their rank."""
         parallel, degrees = self._parallel, candidate.degrees
         if degrees.expert * degrees.expert_tensor == 1:
             return
@@ -189,22 +184,19 @@ class LayoutChoices:
                 yield variant
 
     def can_overlap(self, candidate: Candidate) -> bool:
-        """Whether the blocks of two micro-batches can be interleaved, each pausing for its all-to-all, as in
-        Megatron-Core. A block that pauses cannot be recomputed as a whole; in a pipeline, the two micro-batches come
-        from virtual stages."""
+        """Whether blocks of two micro-batches can take turns, pausing for their all-to-all, as in Megatron-Core.
+        They cannot be recomputed whole; in a pipeline the two come from virtual stages."""
         of_stages = candidate.degrees.pipeline == 1 or candidate.options.virtual_stages > 1
         return candidate.options.num_micro_batches > 1 and candidate.options.recompute != "full" and of_stages
 
     def ranks_per_node(self, degrees: Degrees) -> int | None:
-        """Ranks per node for hierarchical dispatch, if an expert group spans whole nodes and nodes hold whole
-        experts; else None."""
+        """For hierarchical dispatch; None unless expert groups span whole nodes and nodes hold whole experts."""
         per_node, group = self._per_node, degrees.expert * degrees.expert_tensor
         fits = group > per_node > 1 and group % per_node == 0 and per_node % degrees.expert_tensor == 0
         return per_node if fits else None
 
     def fits_nodes(self, degrees: Degrees) -> bool:
-        """Whether hierarchical dispatch is possible, if the job asks for it: nodes divide expert groups and hold
-        whole experts."""
+        """Whether hierarchical dispatch is possible, if requested."""
         spans = degrees.expert * degrees.expert_tensor > self._per_node > 1
         return (
             self._parallel.dispatch != "hierarchical" or not spans or self.ranks_per_node(degrees) is not None
@@ -218,7 +210,7 @@ def divisors(number: int, limit: int) -> list[int]:
 
 
 def steps(limit: int) -> list[int]:
-    """Numbers from 1 to `limit`, both included: all to 8, then four per doubling."""
+    """Numbers from 1 to `limit`, inclusive: all to 8, then four per doubling."""
     numbers = [
         quarters << doublings for doublings in range(max(1, limit.bit_length())) for quarters in (4, 5, 6, 7)
     ]

@@ -23,7 +23,7 @@ from moe.spec.errors import Problem
 from moe.spec.patterns import matches, starred
 
 IGNORED = "ignored of config.json"
-"""Prefix of the reason that lists keys of the folder's config that do not affect the model."""
+"""Prefix of the reason that lists config keys without effect on the model."""
 _AXES = {
     "pipeline": "stages of consecutive layers",
     "tensor": "attention heads and feed-forward layers split over as many ranks, which share their tokens",
@@ -35,7 +35,7 @@ _AXES = {
 
 
 def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -> list[str]:
-    """Return a reason for each choice of a plan."""
+    """A reason for each choice of a plan."""
     parallel, moe, reasons = spec.parallel, spec.model.moe, []
     degrees, options = plan.degrees, plan.options
     user_fields = {name for name in type(parallel).model_fields if getattr(parallel, name) is not None}
@@ -90,7 +90,7 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
 
 
 def _of_freezing(spec: JobSpec) -> Iterator[str]:
-    """Reasons about frozen parameters and adapters; none if everything is trained."""
+    """Reasons about frozen parameters and adapters."""
     freeze, table = spec.train.freeze, spec.model.parameters()
     num_trained = sum(
         parameter.numel
@@ -120,7 +120,7 @@ def exchanges_s(plan: Plan) -> float:
 
 
 def priced_by(software: Software, at_ends_s: Sequence[float]) -> Iterator[str]:
-    """Reason about the software that a plan is priced by; none if it was measured with the device."""
+    """Reason about the software; none if measured with the device."""
     spread = ""
     if at_ends_s:
         low_s, high_s = sorted(at_ends_s)
@@ -137,7 +137,7 @@ def priced_by(software: Software, at_ends_s: Sequence[float]) -> Iterator[str]:
 
 
 def of_other_devices(software: Software, cluster: Cluster) -> Iterator[str]:
-    """Warning about software fitted only on other devices; none if it was fitted on this one, or on many."""
+    """Warning about software fitted only on other devices."""
     if software.fitted_on and cluster.device not in software.fitted_on:
         yield (
             f"{software.name} was fitted on runs on {' and '.join(software.fitted_on)} alone: on {cluster.device} it "
@@ -146,7 +146,7 @@ def of_other_devices(software: Software, cluster: Cluster) -> Iterator[str]:
 
 
 def of_device(cluster: Cluster) -> Iterator[str]:
-    """Warning about a device type whose kernels were not measured; none if they were or the cluster is calibrated."""
+    """Warning about unmeasured kernels, unless the cluster is calibrated."""
     if (source := cluster.device_type.priced_by) and cluster.calibration is None:
         yield (
             f"kernels of {cluster.device} were never measured: priced by {source}; shardyard calibrate --cluster "
@@ -155,7 +155,7 @@ def of_device(cluster: Cluster) -> Iterator[str]:
 
 
 def of_fused(software: Software, cluster: Cluster, degrees: Degrees) -> Iterator[str]:
-    """Warning about a fused dispatch beyond the measured range; none if within it."""
+    """Warning about a fused dispatch beyond the measured range."""
     ranks = degrees.expert * degrees.expert_tensor
     nodes = min(ranks, -(-ranks // cluster.devices_per_node))
     if not software.is_fused or ranks == 1:
@@ -176,7 +176,7 @@ def shared_s(plan: Plan) -> float:
 
 
 def on_fewer(plan: Plan, fewer: Plan | None) -> Iterator[str]:
-    """Warning about a plan on fewer workers that is predicted to be faster."""
+    """Warning about a faster plan on fewer workers."""
     if fewer is None or fewer.predicted.step_s >= plan.predicted.step_s:
         return
     step_s, fewer_s = plan.predicted.step_s, fewer.predicted.step_s
@@ -228,7 +228,7 @@ def _of_options(spec: JobSpec, plan: Plan, user_fields: set[str]) -> Iterator[st
 
 
 def layout_of(plan: Plan) -> dict[str, bool | int | str]:
-    """Degrees above 1 and options that differ from the defaults, as fields of `parallel`; of a module, its mesh."""
+    """Degrees above 1 and non-default options, as `parallel` fields; of a module, its mesh."""
     if plan.module is not None:
         return dict(plan.module.mesh)
     always = ("expert", "data")
@@ -243,7 +243,6 @@ def layout_of(plan: Plan) -> dict[str, bool | int | str]:
 
 
 _NAMED = [name for name in vars(Options()) if name in ParallelSpec.model_fields]
-"""Options that are fields of `parallel` under the same name."""
 
 
 def runner_up(plan: Plan, best: Plan) -> RunnerUp:
@@ -256,8 +255,7 @@ def runner_up(plan: Plan, best: Plan) -> RunnerUp:
 
 
 def _why_not(plan: Plan, best: Plan) -> str:
-    """What keeps this plan from being run; or its speed compared with the best, and the kind of time with the
-    largest difference."""
+    """What keeps the plan from being run; or its speed beside the best, and the kind of time that differs most."""
     time, best_time = plan.predicted, best.predicted
     speed = speed_in_words(time.step_s, best_time.step_s)
     if plan.not_yet and not best.not_yet:
@@ -279,7 +277,7 @@ def kind_of_time(name: str) -> str:
 
 
 def ruled_out(ranking: Ranking, cluster: Cluster) -> tuple[str, ...]:
-    """One line per reason for which shapes were dropped."""
+    """Reasons why shapes were dropped."""
     lines = []
     if number := ranking.num_too_slow:
         lines.append(
@@ -295,7 +293,7 @@ def ruled_out(ranking: Ranking, cluster: Cluster) -> tuple[str, ...]:
 def blocks_of(
     spec: JobSpec, candidate: Candidate, profile: Profile, stages: Sequence[Stage] = ()
 ) -> tuple[BlockShare, ...]:
-    """Parameters by kind of unit, with experts separate. `stages`: actual stages, if units are not evenly assigned."""
+    """Parameters by kind of unit, experts separate. `stages`: if units are not assigned evenly."""
     counter, degrees = StateCounter(spec.train.optimizer), candidate.degrees
     width = BYTES_PER_ELEMENT[spec.train.dtype]
     width = width if candidate.is_sharded and candidate.options.sharding != "parameters" else max(4, width)
@@ -304,7 +302,6 @@ def blocks_of(
     is_sharded = candidate.gathers
 
     def here_at_most(unit: Unit, count: int) -> int:
-        """Units of this kind on the stage with the most of them."""
         if stages:
             return max(dict(stage.units).get(unit.apart, 0) for stage in stages)
         return -(-count // (degrees.pipeline if unit.is_layer else 1))
@@ -354,7 +351,7 @@ def split_shape(placement: Placement, degrees: Degrees) -> str:
 
 
 def no_degrees(spec: JobSpec, workers: int, possible: list[Degrees]) -> list[Problem]:
-    """Return the problem of a job for which no degrees are possible, with the nearest ones that are."""
+    """Problem without possible degrees, with the nearest that work."""
     user_degrees = {
         axis: degree for axis in vars(Degrees()) if (degree := getattr(spec.parallel, axis)) is not None
     }
@@ -382,7 +379,7 @@ def no_degrees(spec: JobSpec, workers: int, possible: list[Degrees]) -> list[Pro
 
 
 def _distance(degrees: Degrees, user_degrees: dict[str, int]) -> int:
-    """Distance to the requested degrees: doublings first, then the number of further splits."""
+    """Distance to the requested degrees: doublings first, then further splits."""
     by_axis: dict[str, int] = vars(degrees)
     doublings = sum(
         abs(by_axis[axis].bit_length() - degree.bit_length()) for axis, degree in user_degrees.items()

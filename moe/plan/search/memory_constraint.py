@@ -14,7 +14,7 @@ from moe.plan.search.choices import LayoutChoices
 
 
 class Ways(ABC):
-    """Layouts of one shape, and which of them fit."""
+    """Layouts of one shape, and which fit."""
 
     def __init__(self, choices: LayoutChoices, shape: Degrees) -> None:
         self._choices = choices
@@ -41,15 +41,15 @@ class Ways(ABC):
     @property
     @abstractmethod
     def largest(self) -> list[tuple[Recompute, int]]:
-        """(recomputation, index of the largest micro-batch size that may fit) pairs."""
+        """(recomputation, index of the largest size that may fit) pairs."""
 
     @abstractmethod
     def maybe_feasible(self, run: Candidate) -> Iterable[int]:
-        """Indices of placements in which the run may fit: no lower bound rules them out."""
+        """Indices of placements that no lower bound rules out."""
 
     @abstractmethod
     def feasible(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
-        """Indices, out of `numbers`, of placements in which the run fits."""
+        """Those of `numbers` in which the run fits."""
 
     @abstractmethod
     def fits(self, candidate: Candidate) -> bool:
@@ -57,7 +57,7 @@ class Ways(ABC):
 
 
 class MemoryConstraint(Ways):
-    """Layouts of one shape on devices of one kind, and which of them fit."""
+    """Layouts of one shape on devices of one kind, and which fit."""
 
     def __init__(self, choices: LayoutChoices, memory: MemoryModel, limit_bytes: int, shape: Degrees) -> None:
         super().__init__(choices, shape)
@@ -67,8 +67,7 @@ class MemoryConstraint(Ways):
 
     @cached_property
     def largest(self) -> list[tuple[Recompute, int]]:
-        """(recomputation, index of the largest micro-batch size that may fit in some placement) pairs. Memory is
-        monotonic in the micro-batch size."""
+        """As in any placement: memory is monotonic in the micro-batch size."""
         indices, largest_sizes = range(len(self.sizes)), []
         for recompute in self._choices.recomputes():
             first = bisect_left(indices, True, key=partial(self._may_fit, recompute))
@@ -80,7 +79,6 @@ class MemoryConstraint(Ways):
         return not self._memory.exceeds_unplaced(self.run(recompute, number), self._usable_bytes)
 
     def maybe_feasible(self, run: Candidate) -> Iterator[int]:
-        """Indices of placements in which the run may fit: no lower bound rules them out."""
         beside, states = (
             self._memory.beside_shares(run),
             self._state_of_shares(run.options.recompute == "full"),
@@ -90,7 +88,6 @@ class MemoryConstraint(Ways):
                 yield number
 
     def feasible(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
-        """Indices, out of `numbers`, of placements in which the run fits."""
         beside, options = self._memory.beside_state(run), run.options
         for number in numbers:
             degrees, sharding = self.data_shardings[number]
@@ -100,7 +97,6 @@ class MemoryConstraint(Ways):
                 yield number
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether the candidate fits."""
         return self._memory.total(candidate) <= self._limit_bytes
 
     def _states_of_shares(self, recomputes: bool) -> list[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Plan of a job on a cluster of one or several pools: on the pool where it is best."""
+"""Plan of a job on a cluster, or on the best of its pools."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -35,7 +35,7 @@ class How:
     software: SoftwareName | None = None
 
     def search(self, spec: JobSpec, cluster: Cluster) -> LayoutSearch:
-        """Return the search of a job on one cluster. Raises SpecError for what no layout can fix."""
+        """Raises SpecError for what no layout can fix."""
         skew = LOAD_SKEW if self.load_skew is None else self.load_skew
         return LayoutSearch(spec, cluster, skew, self.profile, self.software)
 
@@ -47,7 +47,6 @@ class _Offer:
     where: str
     plan: Plan
     price_per_hour: float | None
-    """Price of a device, if known."""
     whole: Callable[[], Plan]
     """Returns the same plan with its reasons and the next best layouts."""
 
@@ -58,10 +57,10 @@ class _Offer:
 def plan_anywhere(
     spec: JobSpec, on: Cluster | Pools, num_workers: int | None = None, how: How = How()
 ) -> Plan:
-    """Plan as `plan_job` does, on a cluster or on the best of its pools by the goal, by default the fastest.
+    """`plan_job` on a cluster, or on the best of its pools by the goal (default: fastest).
 
-    With a goal, the number of workers is chosen too. Unless `to_run`, a cluster with fewer devices than the job has
-    workers is extended by nodes. Raises SpecError if no pool holds the job, with the reason for each.
+    A goal chooses the number of workers too. Unless `to_run`, a cluster with too few devices is extended. Raises
+    SpecError if no pool holds the job, with the reason for each.
     """
     if isinstance(on, Pools):
         return _plan_pools(spec, on, num_workers, how)
@@ -115,8 +114,8 @@ def _on_pool(pool: Pool, search: LayoutSearch, best: Best, how: How) -> _Offer:
 def _across(
     spec: JobSpec, pools: Pools, num_workers: int | None, how: How, search_of: Callable[[str], LayoutSearch]
 ) -> Callable[[float], _Offer | None] | None:
-    """Return a search for better plans with stages on several pools; None if no pools are linked, with `to_run` (no
-    pipeline can be run yet), or if there are no splits to try."""
+    """Search for better plans with stages on several pools; None if no pools are linked, with `to_run` (pipelines
+    cannot be run yet), or without splits."""
     if pools.between is None or how.to_run:
         return None
     usable, searches = [], []
@@ -136,9 +135,8 @@ def _across(
 
 
 def fit_pools(spec: JobSpec, pools: Pools, how: How = How()) -> tuple[Plan, Cluster]:
-    """Return (plan, cluster): the smallest cluster of a pool's kind that can run the job, one worker per device, for
-    the best pool by the goal, or by default for the one that needs the fewest devices. Raises SpecError if no kind
-    holds it."""
+    """Return (plan, smallest cluster of a pool's kind that can run the job, one worker per device), for the best
+    pool by the goal (default: fewest devices). Raises SpecError if no kind holds it."""
     smallest: dict[str, Cluster] = {}
 
     def best(pool: Pool) -> _Offer:
@@ -179,8 +177,7 @@ def _best_of(
     kind: str,
     across: Callable[[float], _Offer | None] | None = None,
 ) -> Plan:
-    """Return the plan of the best offer by `rank`, of the pools and of `across`, with reasons about the others.
-    Raises SpecError if there is none."""
+    """Plan of the best offer by `rank`, with reasons about the others. Raises SpecError if there is none."""
     offers, refusals, goal = [], {}, how.goal or "time"
     for pool in pools.pools:
         try:
@@ -210,7 +207,6 @@ def _best_of(
 
 
 def _whole(search: LayoutSearch, best: Best, how: How) -> Plan:
-    """The same plan with its reasons and the next best layouts."""
     workers = best.plan.num_workers
     return search.plan(workers, how.top, to_run=how.to_run, why_workers=best.why_workers)
 
@@ -227,7 +223,6 @@ def _choice_line(offer: _Offer, kind: str, fitting: int, num_pools: int, how: Ho
 
 
 def _alternative_line(offer: _Offer, first: _Offer, goal: Goal) -> str:
-    """Reason about an offer that was not chosen."""
     plan, than = offer.plan, first.plan
     comparison = effort_in_words(offer.order(goal)[1], first.order(goal)[1], goal)
     caveat = ", but cannot be run yet" if plan.not_yet and not than.not_yet else ""
@@ -238,7 +233,7 @@ def _alternative_line(offer: _Offer, first: _Offer, goal: Goal) -> str:
 
 
 def _check_room(spec: JobSpec, cluster: Cluster, num_workers: int | None) -> None:
-    """Raise SpecError if the pool has fewer devices than the job needs."""
+    """Raise SpecError if the pool has too few devices."""
     least = spec.resources.min_num_workers if num_workers is None else num_workers
     if least > cluster.num_devices:
         place = "resources" if num_workers is None else "num_workers"
@@ -254,7 +249,6 @@ def _check_room(spec: JobSpec, cluster: Cluster, num_workers: int | None) -> Non
 
 
 def _check_prices(pools: Pools, goal: Goal | None) -> None:
-    """Raise SpecError if costs cannot be compared."""
     if goal != "cost" or len(pools.pools) == 1:
         return
     if problems := [

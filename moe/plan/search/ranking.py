@@ -19,12 +19,10 @@ from moe.plan.search.spread import NEAR, WITHIN_ERROR, Chosen, SpreadEnd, choose
 from moe.spec import JobSpec
 
 _ENDS = ("the least time of the host", "the most time of the host")
-"""Names of the ends of the spread: the most communication is overlapped at the first, the least at the second."""
+"""Most communication is overlapped at the first end, least at the second."""
 _ROOMS = 1024
-"""Size of the cache of memory constraints, in shapes."""
 LEAST = 3
-"""Fewest layouts found, of all and of those that can be run: those that the choice is made among, and that `auto:
-measured` measures."""
+"""Fewest layouts found, of all and of runnable ones: the choice is among them, and `auto: measured` measures them."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +30,10 @@ class Ranking:
     """Result of a search."""
 
     fitting: list[RankedCandidate]
-    """The fastest first, one per shape; followed by more of the same shapes if there are too few."""
+    """The fastest first, one per shape; then more of the same if shapes are few."""
     num_shapes: int
     num_too_slow: int
-    """Shapes whose lower bound is above the slowest of the fastest."""
+    """Shapes whose lower bound exceeds the slowest of the fastest."""
 
     @property
     def runnable(self) -> list[RankedCandidate]:
@@ -45,8 +43,8 @@ class Ranking:
 class Ranker:
     """Ranks the layouts of one job on one cluster.
 
-    Best-first branch and bound over shapes, micro-batch sizes and virtual stages. The search ends when the lower
-    bound of everything left exceeds the fastest found, so its result equals that of exhaustive enumeration.
+    Best-first branch and bound over shapes, micro-batch sizes and virtual stages; it ends when all remaining lower
+    bounds exceed the fastest found. The result equals exhaustive enumeration.
     """
 
     def __init__(
@@ -63,20 +61,20 @@ class Ranker:
     def of_one_kind(
         cls, spec: JobSpec, limit_bytes: int, choices: LayoutChoices, memory: MemoryModel, time: TimeModel
     ) -> "Ranker":
-        """Return a ranker on devices of one kind."""
+        """Ranker on devices of one kind."""
         return cls(
             spec, memory.profile.name, choices, time, partial(MemoryConstraint, choices, memory, limit_bytes)
         )
 
     def priced_by(self, time: StepTimes) -> "Ranker":
-        """Return a ranker of the same job with another time model."""
+        """Ranker with another time model."""
         ranker = copy(self)
         ranker._models = replace(self._models, time=time)
         return ranker
 
     def rank(self, shapes: Sequence[Degrees], top: int) -> Ranking:
-        """Return the fastest of `top` shapes (at least `LEAST`), and as many that can be run; if there are fewer
-        shapes, several of each."""
+        """The fastest of `top` shapes (at least `LEAST`), and as many runnable ones; several per shape if shapes are
+        few."""
         number = max(top, LEAST)
         of_any, to_run = Fastest(number), Fastest(number)
         self._search(shapes, of_any)
@@ -100,8 +98,7 @@ class Ranker:
     def fastest(
         self, shapes: Sequence[Degrees], at_most_s: float = inf, *, to_run: bool = False
     ) -> RankedCandidate | None:
-        """Return the fastest candidate within `at_most_s`, with `to_run` of those that can be run; None if there is
-        none."""
+        """The fastest within `at_most_s`; with `to_run`, of runnable ones. None if there is none."""
         best = Fastest(1, at_most_s=at_most_s * TIES)
         self._search(shapes, best, to_run=to_run)
         return next(iter(best.entries), None)
@@ -109,13 +106,13 @@ class Ranker:
     def under_both(
         self, ranking: Ranking, shapes: Sequence[Degrees], times: Sequence[StepTimes]
     ) -> tuple[Chosen, list[SpreadEnd]]:
-        """Return the chosen layout, one that can be run if any can, and the ends of the software's spread. `times`:
-        time models at the ends."""
+        """Return the choice (runnable if any is) and the ends of the software's spread, whose time models are
+        `times`."""
         entries = ranking.runnable or ranking.fitting
         first, step_s, to_run = entries[0].candidate, self._models.time.step_s, bool(ranking.runnable)
 
         def fastest(time: StepTimes) -> Candidate | None:
-            """The fastest at an end, if faster than the first there by more than `NEAR`."""
+            """The fastest at an end, if it beats the first by more than `NEAR`."""
             entry = self.priced_by(time).fastest(shapes, time.step_s(first) / NEAR, to_run=to_run)
             return None if entry is None else entry.candidate
 
@@ -141,13 +138,12 @@ class Ranker:
                 yield entry.candidate
 
     def _fastest(self, shape: Degrees, number: int, *, to_run: bool = False) -> list[RankedCandidate]:
-        """The `number` fastest of one shape, the fastest first."""
         best = Fastest(number, one_of_each=False)
         self._search([shape], best, to_run=to_run)
         return best.entries
 
     def _search(self, shapes: Iterable[Degrees], fastest: Fastest, *, to_run: bool = False) -> None:
-        """Add the fastest that fit, over all shapes; with `to_run`, only those that can be run."""
+        """Add the fastest that fit, over all shapes."""
         waiting = []
         for number, shape in enumerate(shapes):
             if not (to_run and self._models.not_yet(Candidate(shape))):
@@ -163,8 +159,8 @@ class Ranker:
                 heapreplace(waiting, (next_s, number, steps))
 
     def bound_s(self, shape: Degrees) -> float:
-        """Lower bound of the shape's step time: a token group is never faster than in one micro-batch of all token
-        groups, without sharding or recomputation."""
+        """Lower bound of the step time: a token group is fastest in one micro-batch of all, without sharding or
+        recomputation."""
         whole, ranks_per_node = self._whole(shape)
         of_units = self._models.time.least_of_units(whole, ranks_per_node)
         one_s = (
@@ -174,7 +170,7 @@ class Ranker:
         return one_s * self._models.least_groups(shape, smallest)
 
     def _shown_bound_s(self, shape: Degrees) -> float:
-        """Lower bound of the shape's step time without a pipeline bubble, rounded as shown."""
+        """Lower bound without a pipeline bubble, rounded as shown."""
         return float(f"{self._models.time.bound_s(*self._whole(shape)):.6g}")
 
     def _whole(self, shape: Degrees) -> tuple[Candidate, int | None]:

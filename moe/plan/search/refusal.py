@@ -1,4 +1,4 @@
-"""Refusal of a job that does not fit in any layout: missing memory, and what would be enough."""
+"""Refusal of a job that fits in no layout."""
 
 from dataclasses import dataclass
 
@@ -15,15 +15,13 @@ class Lacking:
     candidate: Candidate
     memory: MemoryEstimate
     not_yet: tuple[str, ...]
-    """Features of it that cannot be run yet."""
     unwritten: tuple[str, ...] = ()
-    """Keys that the job leaves unset and that default to float32, if the devices have bfloat16."""
+    """Unset keys that default to float32, if the devices have bfloat16."""
 
 
 def does_not_fit(lacking: Lacking, fewest: FewestWorkers, narrow: str | None, adapter: str | None) -> Problem:
-    """Return the problem of a job that does not fit in any layout: the missing memory, the number of workers that
-    would hold it in any layout and in one that can be run, and changes to the job, if any, that would make it fit on
-    its workers."""
+    """Problem of a job that fits in no layout: missing memory, enough workers (in any layout, in a runnable one),
+    and changes to the job that would make it fit."""
     kinds = {kind: amount for kind, amount in lacking.memory.by_kind().items() if kind != "allowance"}
     largest, usable = (
         max(kinds, key=lambda kind: kinds[kind]),

@@ -7,7 +7,6 @@ from moe.spec import AdapterSpec, JobSpec, LanguageModelSpec
 
 _RANK = 16
 _BASES = ("bfloat16", "nf4")
-"""Adapter bases to try, the simplest first."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ def unwritten_float32(spec: JobSpec) -> tuple[str, ...]:
 
 
 def bfloat16_remedy(spec: JobSpec) -> Remedy | None:
-    """Return the job with bfloat16 for each key that defaults to float32; None if there is no such key."""
+    """The job with bfloat16 for each unset float32 key; None without such keys."""
     if not (keys := unwritten_float32(spec)):
         return None
     new_spec = _in_bfloat16(spec) if "train.dtype" in keys else spec
@@ -40,8 +39,8 @@ def bfloat16_remedy(spec: JobSpec) -> Remedy | None:
 
 
 def adapter_remedy(spec: JobSpec, holds: Callable[[JobSpec], bool], *, has_bfloat16: bool) -> Remedy | None:
-    """Return the job with the simplest adapter, or the simplest narrower base of its adapter, for which `holds` is
-    true; None if there is none or the model takes no adapter. `has_bfloat16`: whether devices compute in bfloat16."""
+    """The job with the simplest adapter, or narrower base of its adapter, for which `holds`; None if there is none.
+    `has_bfloat16`: whether devices compute in it."""
     return next(
         (remedy for remedy in _adapter_remedies(spec, has_bfloat16=has_bfloat16) if holds(remedy.spec)), None
     )

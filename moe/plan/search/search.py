@@ -1,5 +1,4 @@
-"""Planner of a job on a cluster of equal nodes: enumerate layouts, drop those that do not fit, rank by predicted
-step."""
+"""Layout search for a job on a cluster of equal nodes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,9 +41,9 @@ from moe.spec import JobSpec
 from moe.spec.errors import Problem, SpecError
 
 MAX_SKEW = 4
-"""Bound of a rank's rows per chunk, as a multiple of balanced routing; more rows take more chunks."""
+"""Bound of a rank's rows per chunk, relative to balanced routing."""
 LOAD_SKEW = 1.2
-"""Rows of the busiest expert over the mean, if not measured: typical of balanced routers."""
+"""Rows of the busiest expert over the mean, if not measured; typical of balanced routers."""
 
 
 def plan_job(
@@ -58,12 +57,11 @@ def plan_job(
     profile: ProfileName | None = None,
     software: SoftwareName | None = None,
 ) -> Plan:
-    """Plan the layout for `num_workers`, by default the most that the job allows and the cluster has.
+    """Plan the layout for `num_workers`; default: the most that the job allows and the cluster has.
 
-    The plan is the fastest layout that can be run, or, unless `to_run`, the fastest of all if none can be; its
-    runners-up are the rest of the `top` fastest. `load_skew`: measured rows of the busiest expert over the mean.
-    `profile`: executor to price for, by default ours. `software`: source of host times and sustained rates, by
-    default the profile's.
+    The plan is the fastest runnable layout; if there is none, the fastest of all, unless `to_run`. Runners-up
+    complete the `top` fastest. `load_skew`: measured rows of the busiest expert over the mean. `profile`: executor to
+    price for, by default ours. `software`: source of host times and sustained rates, by default the profile's.
 
     Raises SpecError if no degrees multiply to the number of workers, or nothing fits in memory.
     """
@@ -106,7 +104,7 @@ class LayoutSearch:
         to_run: bool = False,
         why_workers: Sequence[str] = (),
     ) -> Plan:
-        """Plan as `plan_job` does. `why_workers`: reasons for the number of workers, from the caller."""
+        """As `plan_job`. `why_workers`: the caller's reasons for the number of workers."""
         workers, why = self.workers(num_workers)
         ranking = self.ranking(workers, top, to_run=to_run)
         choice, ends = self._under_both_ends(workers, ranking)
@@ -133,22 +131,21 @@ class LayoutSearch:
         )
 
     def _under_both_ends(self, workers: int, ranking: Ranking) -> tuple[Chosen, list[SpreadEnd]]:
-        """Return the chosen layout, one that can be run if any can, and the ends of the software's spread."""
+        """Return the choice (runnable if any is) and the ends of the software's spread."""
         return self._ranker.under_both(ranking, self._placeable(workers), self.times_at_ends())
 
     def times_at_ends(self) -> list[TimeModel]:
-        """Time models at the two ends of the software's spread."""
         return [
             TimeModel(self.spec, self.cluster, self.profile, software, self._load_skew)
             for software in self.software.extremes
         ]
 
     def best_of(self, workers: int, ranking: Ranking) -> Plan:
-        """Return the plan chosen from a ranking, without reasons."""
+        """The plan chosen from a ranking, without reasons."""
         return self.plan_of(self._under_both_ends(workers, ranking)[0].candidate)
 
     def bound_s(self, workers: int) -> float:
-        """Lower bound of the step time over all layouts. Raises SpecError if there are none."""
+        """Lower bound of the step time over all layouts. Raises SpecError without layouts."""
         whole = (
             Candidate(shape, Options(micro_batch_groups=-(-self.spec.num_groups // shape.data_ranks)))
             for shape in self._placeable(workers)
@@ -159,9 +156,8 @@ class LayoutSearch:
         )
 
     def _on_fewer(self, plan: Plan) -> Plan | None:
-        """Return the fastest plan on half as many workers, a quarter and so on, if faster than `plan`; else None.
-        Searched only while communication takes longer than the work that workers share; otherwise more workers are
-        faster."""
+        """The fastest plan on half as many workers, a quarter and so on, if faster than `plan`; else None. Only
+        searched while communication exceeds the shared work: otherwise more workers are faster."""
         fastest, limit_s, workers = None, plan.predicted.step_s, plan.num_workers // 2
         while workers and exchanges_s(plan) > shared_s(plan):
             try:
@@ -177,19 +173,18 @@ class LayoutSearch:
         return fastest
 
     def best_to_run(self, num_workers: int | None = None, number: int = LEAST) -> list[Plan]:
-        """Return the fastest plans that can be run, without reasons. Raises SpecError if there are none."""
+        """The fastest runnable plans, without reasons. Raises SpecError if there are none."""
         ranking = self.ranking(self.workers(num_workers)[0], number, to_run=True)
         return [self.plan_of(entry.candidate) for entry in ranking.runnable[:number]]
 
     def ranking(self, workers: int, top: int, *, to_run: bool = False) -> Ranking:
-        """Rank the fastest layouts that fit, of at least `top` shapes if there are as many. Raises SpecError as
-        `plan_job` does."""
+        """Rank the fastest layouts that fit, of at least `top` shapes. Raises SpecError as `plan_job`."""
         shapes = self._placeable(workers)
         self._check_fits(shapes, to_run)
         return self._ranker.rank(shapes, top)
 
     def _placeable(self, workers: int) -> list[Degrees]:
-        """Shapes that nodes can hold with the requested dispatch. Raises SpecError if there are none."""
+        """Shapes that allow the requested dispatch. Raises SpecError if there are none."""
         shapes = [shape for shape in self._shapes(workers) if self._choices.fits_nodes(shape)]
         if not shapes:
             raise SpecError(
@@ -200,12 +195,11 @@ class LayoutSearch:
         return shapes
 
     def check(self, workers: int) -> None:
-        """Raise SpecError if no degrees multiply to the number of workers, which no amount of memory can fix;
-        ArithmeticError or ValidationError for numbers beyond arithmetic range."""
+        """Raise SpecError if no degrees multiply to the number of workers, whatever the memory; ArithmeticError or
+        ValidationError for numbers out of range."""
         self.memory.estimate(self._first(self._shapes(workers)))
 
     def _first(self, shapes: Sequence[Degrees]) -> Candidate:
-        """The first placement of the first shape, with the smallest micro-batches."""
         degrees, sharding = next(self._choices.data_shardings(shapes[0]))
         return Candidate(degrees, replace(self._choices.plain(shapes[0]).options, sharding=sharding))
 
@@ -225,7 +219,7 @@ class LayoutSearch:
         )  # fmt: skip
 
     def plan_of(self, candidate: Candidate) -> Plan:
-        """Return the plan of a candidate, without reasons."""
+        """Plan of a candidate, without reasons."""
         degrees, options, spec, cluster = candidate.degrees, candidate.options, self.spec, self.cluster
         estimate, tokens = self.time.estimate(candidate), spec.train.batch_tokens
         num_billed = cluster.billed_devices(degrees.num_workers)
@@ -247,8 +241,7 @@ class LayoutSearch:
         )  # fmt: skip
 
     def workers(self, num_workers: int | None) -> tuple[int, list[str]]:
-        """Return (number of workers, why): as requested, or the most of the job's range that the cluster has devices
-        for."""
+        """Return (number of workers, why): as requested, or the most of the job's range with enough devices."""
         resources = self.spec.resources
         if num_workers is not None:
             return num_workers, [f"{number_of(num_workers, 'worker')}, as asked for"]
@@ -263,7 +256,7 @@ class LayoutSearch:
         ]
 
     def _free(self, workers: int) -> list[Degrees]:
-        """Degrees possible without the job's `parallel`, splitting only the axes that it names, expert and data."""
+        """Degrees without the job's `parallel`, split only along expert, data and the axes it names."""
         free = self.spec.model_copy(update={"parallel": type(self.spec.parallel)()})
         axes = vars(Degrees())
         user_axes = {
@@ -280,7 +273,7 @@ class LayoutSearch:
         ]
 
     def _check_fits(self, shapes: Sequence[Degrees], to_run: bool) -> None:
-        """Raise SpecError if nothing fits, from memory alone: no time is predicted."""
+        """Raise SpecError if nothing fits, judged by memory alone."""
         if self._smallest.fits(self._choices, shapes, self.cluster.memory_bytes, to_run=to_run):
             return
         least = self._smallest.candidate(self._choices, shapes, to_run=to_run)
@@ -295,7 +288,7 @@ class LayoutSearch:
         raise SpecError(does_not_fit(lacking, self.fewest(), *self._changes(shapes[0].num_workers)))
 
     def fewest(self) -> FewestWorkers:
-        """Return the fewest workers on this kind of cluster that hold the job, and that can run it."""
+        """Fewest workers on this kind of cluster that hold the job, and that can run it."""
         of = (self.smallest(to_run=to_run) for to_run in (False, True))
         in_any_layout, to_run = (None if cluster is None else cluster.num_devices for cluster in of)
         return FewestWorkers(in_any_layout=in_any_layout, to_run=to_run)
@@ -305,8 +298,8 @@ class LayoutSearch:
         return "bfloat16" in self.cluster.traits.dtypes
 
     def _changes(self, workers: int) -> tuple[str | None, str | None]:
-        """Return changes that would let the job run on this many workers: (bfloat16 in place of the default float32,
-        an adapter or a narrower base of one). None for a change that would not help."""
+        """Changes that let these workers run the job: (bfloat16 for default float32, an adapter or a narrower base);
+        None if it would not help."""
         if self.profile.name != "ours":
             return None, None
 
@@ -322,7 +315,7 @@ class LayoutSearch:
         return (None if narrow is None else narrow.change), (None if adapter is None else adapter.change)
 
     def _holds(self, spec: JobSpec, workers: int) -> bool:
-        """Whether a changed job fits on this many workers in a layout that can be run."""
+        """Whether a changed job fits in a runnable layout."""
         memory, choices = (
             MemoryModel(spec, self.cluster, self.profile, self._load_skew),
             LayoutChoices(spec, self.cluster),
@@ -333,7 +326,7 @@ class LayoutSearch:
         )
 
     def smallest(self, *, to_run: bool = False) -> Cluster | None:
-        """Return the smallest cluster of this kind that holds the job, one worker per device; None if none does."""
+        """The smallest cluster of this kind that holds the job, one worker per device; None if none does."""
         return self._smallest.cluster(to_run=to_run)
 
 
@@ -347,9 +340,8 @@ def _check_dtype(spec: JobSpec, cluster: Cluster) -> None:
 
 
 def _max_rows(spec: JobSpec, degrees: Degrees, groups: int) -> int | None:
-    """Most rows that a rank receives per chunk: `MAX_SKEW` times balanced routing. Excess rows come in more chunks,
-    and are sent twice. For an encoder-decoder, assumes stacks of equal length. None if the expert degree is too
-    small for an excess."""
+    """Most rows that a rank receives per chunk: `MAX_SKEW` times balanced routing, with stacks of equal length.
+    Excess rows come in more chunks, and are sent twice. None if the expert degree is too small for an excess."""
     moe = spec.model.moe
     if moe is None or degrees.expert <= MAX_SKEW:
         return None

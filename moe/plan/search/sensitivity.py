@@ -1,4 +1,4 @@
-"""Sensitivity of a plan to slower links, less memory, slower kernels and other host times."""
+"""Sensitivity of a plan to links, memory, kernels and host time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,15 +19,14 @@ class Otherwise:
 
     description: str
     step_s: float | None
-    """Step time of the plan's own layout; None if it no longer fits."""
+    """Of the plan's own layout; None if it no longer fits."""
     best: Plan | None
-    """The fastest layout under the change; None if nothing fits."""
+    """The fastest layout now; None if nothing fits."""
     why_not: str = ""
-    """Why nothing fits."""
 
 
 def sensitivity(request: PlanRequest, cluster: Cluster, plan: Plan) -> list[Otherwise]:
-    """Evaluate the plan under each change. `request` and `cluster`: what it was made for."""
+    """Evaluate the plan under each change. `request` and `cluster`: its inputs."""
     outcomes = []
     for change, changed_cluster, software in _changes(request, cluster):
         search = LayoutSearch(request.spec, changed_cluster, profile=request.profile, software=software)
@@ -41,7 +40,6 @@ def sensitivity(request: PlanRequest, cluster: Cluster, plan: Plan) -> list[Othe
 
 
 def _changes(request: PlanRequest, cluster: Cluster) -> Iterator[tuple[str, Cluster, Software]]:
-    """Yield (description, changed cluster, changed software)."""
     software = LayoutSearch(
         request.spec, cluster, profile=request.profile, software=request.software
     ).software

@@ -19,7 +19,7 @@ from moe.plan.search.memory_constraint import Ways
 from moe.spec import JobSpec
 
 TIES = 1 + 1e-5
-"""Factor within which step times can be equal after rounding to six digits."""
+"""Factor within which step times may round to the same six digits."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,20 @@ class RankedCandidate:
 
 @dataclass
 class Fastest:
-    """The `number` fastest of the added candidates: one per shape, or of any shapes."""
+    """The `number` fastest candidates added, one per shape or of any shapes."""
 
     number: int
     one_of_each: bool = True
     at_most_s: float = inf
     entries: list[RankedCandidate] = field(default_factory=list)
     limit_s: float = field(init=False)
-    """Step time above which a candidate cannot enter."""
+    """Step time above which no candidate enters."""
 
     def __post_init__(self) -> None:
         self.limit_s = self.at_most_s
 
     def limit_of(self, shape: Degrees) -> float:
-        """Step time above which a candidate of this shape cannot enter."""
+        """Step time above which no candidate of this shape enters."""
         incumbent = self._of(shape)
         return self.limit_s if incumbent is None else min(self.limit_s, incumbent.step_s * TIES)
 
@@ -73,8 +73,8 @@ class Fastest:
 
 
 class StepTimes(Protocol):
-    """Step times and their lower bounds; the methods of `TimeModel`. Tuples of seconds by unit kind are opaque to
-    callers, who may only add them elementwise."""
+    """Step times and lower bounds, as of `TimeModel`. Tuples by unit kind are opaque; callers only add them
+    elementwise."""
 
     def step_s(self, candidate: Candidate) -> float: ...
     def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float: ...
@@ -101,33 +101,31 @@ class Models:
         return not_yet(self.spec, candidate, self.profile)
 
     def groups(self, shape: Degrees) -> int:
-        """Token groups per data rank."""
         return -(-self.spec.num_groups // shape.data_ranks)
 
     def least_groups(self, shape: Degrees, smallest: int) -> float:
-        """Lower bound of a step's length in token groups, with micro-batches of at least `smallest` of them: those
-        of a data rank, plus the bubble."""
+        """Lower bound of a step in token groups: those of a data rank, plus the bubble, with micro-batches of at
+        least `smallest`."""
         bubble = (shape.pipeline - 1) / self.choices.virtual_stages(shape.pipeline)[-1]
         return self.groups(shape) + smallest * bubble
 
 
 class _Open(NamedTuple):
-    """Open node of the search: a set of layouts not yet explored, of any placement and dispatch."""
+    """Open node of the search: unexplored layouts of any placement and dispatch."""
 
     bound_s: float
-    """Lower bound of the step time."""
     number: int
     """Tie-breaker: insertion order."""
     recompute: Recompute
     size: int
-    """Index of the micro-batch size, the largest first."""
+    """Index of the micro-batch size."""
     virtual_stages: int | None = None
-    """Number of virtual stages, for this size only; None for any number, with this size and all smaller ones."""
+    """For this size only; None for any number, and all smaller sizes too."""
 
 
 class ShapeSearch:
-    """Searches the fastest layouts of one shape that fit; with `to_run`, only those that can be run. `bound_s`:
-    lower bound of the shape's step time."""
+    """Searches the fastest layouts of one shape that fit; with `to_run`, runnable ones. `bound_s`: lower bound of
+    its step time."""
 
     def __init__(
         self, models: Models, shape: Degrees, bound_s: float, fastest: Fastest, *, to_run: bool
@@ -139,8 +137,8 @@ class ShapeSearch:
         self._numbers = count()
 
     def steps(self) -> Iterator[float]:
-        """Add found candidates to `fastest`, the most promising first. Yields before each step the lower bound of
-        what is left."""
+        """Add results to `fastest`, the most promising first; yield before each step the lower bound of what is
+        left."""
         self._room = self._models.room_of(self._shape)
         waiting = [_Open(self._bound_s, next(self._numbers), *largest) for largest in self._room.largest]
         while waiting and waiting[0].bound_s <= self._fastest.limit_of(self._shape):
@@ -154,8 +152,8 @@ class ShapeSearch:
 
     @cached_property
     def _gathers(self) -> dict[int, tuple[float, ...]]:
-        """Lower bound of the seconds that parameter gathers add per micro-batch and unit kind, by placement index;
-        with `to_run`, only of placements that can be run."""
+        """Lower bound of the seconds that parameter gathers add, by placement index and unit kind; with `to_run`, of
+        runnable placements."""
         gathers = {}
         for number, (degrees, sharding) in enumerate(self._room.data_shardings):
             candidate = Candidate(degrees, Options(sharding=sharding))
@@ -167,7 +165,7 @@ class ShapeSearch:
         return self._models.time.least_of_units(run, self._ranks_per_node, overlaps=overlaps)
 
     def _within(self, branch: _Open) -> Iterator[_Open]:
-        """Branch into this size with each number of virtual stages, and all smaller sizes together."""
+        """Branch into this size with each number of virtual stages, and all smaller sizes."""
         run, time = self._room.run(branch.recompute, branch.size), self._models.time
         pipeline, limit_s = self._shape.pipeline, self._fastest.limit_of(self._shape)
         overlaps = branch.recompute != "full"
@@ -192,14 +190,14 @@ class ShapeSearch:
             yield branch._replace(bound_s=bound_s, number=next(self._numbers), size=branch.size + 1)
 
     def _turns(self, run: Candidate, virtual_stages: int) -> float:
-        """Number of micro-batches, plus the length of the bubble in micro-batches."""
+        """Micro-batches, plus the bubble in micro-batches."""
         return run.options.num_micro_batches + (self._shape.pipeline - 1) / virtual_stages
 
     def _can_overlap(self, run: Candidate) -> bool:
         return self._models.choices.can_overlap(run)
 
     def _least_s(self, run: Candidate, overlaps: bool) -> float:
-        """Lower bound of the seconds of a micro-batch, in any placement that may fit."""
+        """Lower bound of a micro-batch's seconds, in any placement that may fit."""
         of_units, time = self._of_units(run, overlaps=overlaps), self._models.time
         gathers = {
             self._gathers[number] for number in self._room.maybe_feasible(run) if number in self._gathers
@@ -230,7 +228,7 @@ class ShapeSearch:
     def _bound_of_placed_s(
         self, run: Candidate, of_units: tuple[float, ...], gathers: tuple[float, ...]
     ) -> float:
-        """Lower bound of the seconds of all micro-batches and the bubble, given the gathers of a placement."""
+        """Lower bound of all micro-batches and the bubble, given a placement's gathers."""
         virtual_stages, totals = run.options.virtual_stages, tuple(map(add, of_units, gathers))
         one_s = self._models.time.on_stages_s(totals, self._shape.pipeline, virtual_stages)
         return one_s * self._turns(run, virtual_stages)

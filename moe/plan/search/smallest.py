@@ -26,7 +26,6 @@ class _Least(NamedTuple):
     """A candidate with the smallest micro-batches, for any number of virtual stages."""
 
     bound_bytes: int
-    """Lower bound of its memory."""
     number: int
     """Tie-breaker: insertion order."""
     degrees: Degrees
@@ -38,7 +37,7 @@ class _Least(NamedTuple):
 
 
 class Smallest:
-    """Finds the least memory and the smallest cluster for one job on one kind of cluster."""
+    """Finds the least memory and the smallest cluster for a job."""
 
     def __init__(self, spec: JobSpec, cluster: Cluster, memory: MemoryModel) -> None:
         self._spec, self._cluster, self._memory = spec, cluster, memory
@@ -48,7 +47,7 @@ class Smallest:
     def candidate(
         self, choices: LayoutChoices, shapes: Iterable[Degrees], *, to_run: bool = False
     ) -> Candidate | None:
-        """Return the candidate with the least memory, with `to_run` of those that can be run; None if there is none."""
+        """The candidate with the least memory; with `to_run`, of runnable ones. None if there is none."""
         best: Candidate | None = None
         least: float = inf
         entries = (entry for shape in shapes for entry in self._of_shape(choices, shape, to_run=to_run))
@@ -81,7 +80,6 @@ class Smallest:
         return False
 
     def _of_shape(self, choices: LayoutChoices, shape: Degrees, *, to_run: bool) -> Iterator[_Least]:
-        """One entry per recomputation and placement."""
         if to_run and self._not_yet(Candidate(shape)):
             return
         memory, plain, numbers = self._memory, choices.plain(shape), count()
@@ -104,7 +102,7 @@ class Smallest:
     def _within(
         self, choices: LayoutChoices, entry: _Least, limit_bytes: float
     ) -> Iterator[tuple[Candidate, int]]:
-        """(candidate, bytes) pairs for the numbers of virtual stages that take at most `limit_bytes`."""
+        """(candidate, bytes) pairs of virtual stages within `limit_bytes`."""
         if self._memory.exceeds(entry.candidate, limit_bytes):
             return
         for virtual_stages in choices.virtual_stages(entry.degrees.pipeline):
@@ -113,9 +111,8 @@ class Smallest:
                 yield candidate, total
 
     def cluster(self, *, to_run: bool = False) -> Cluster | None:
-        """Return the smallest cluster that holds the job with a worker on each device: part of a node, or whole
-        nodes, no more than the first doubling that holds it. None if no doubling up to `MAX_NODES` and no number of
-        nodes to 16 does."""
+        """The smallest cluster with a worker on each device that holds the job: part of a node, or whole nodes up to
+        the first doubling that holds it. None if no doubling to `MAX_NODES` and no number of nodes to 16 does."""
         per_node, multiple = self._cluster.devices_per_node, LayoutChoices(self._spec, self._cluster).multiple
         usable = max(1, self._cluster.memory_bytes - self._memory.allowance)
         fewest = -(-self._memory.bound_of_state(Degrees()) // usable)
@@ -143,7 +140,7 @@ class Smallest:
         return self.fits(choices, shapes, self._cluster.memory_bytes, to_run=to_run)
 
     def _fewest(self, pipeline: int, split: WorkSplit) -> float:
-        """Lower bound of the number of workers for these degrees, for any data degree and options."""
+        """Lower bound of the workers for these degrees, for any data degree and options."""
         overlaps = bool(self._spec.parallel.overlap)
         return min(
             self._memory.fewest_workers(pipeline, split, recompute, overlaps=overlaps)

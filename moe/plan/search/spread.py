@@ -1,4 +1,4 @@
-"""Choice of a layout under both ends of the software's measured spread."""
+"""Choice of a layout under both ends of the software's spread."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,19 +7,18 @@ from moe.plan.candidate import Candidate
 from moe.plan.speed import speed_in_words
 
 NEAR = 1.02
-"""Ratio of step times below which two layouts count as equally fast at an end."""
+"""Ratio of step times below which layouts are equally fast at an end."""
 WITHIN_ERROR = 1.05
-"""Ratio of predicted steps within the prediction error: published runs that differ by less are not told apart."""
+"""Ratio of step times within the prediction error: published runs that differ by less are not told apart."""
 
 StepS = Callable[[Candidate], float]
 
 
 @dataclass(frozen=True)
 class SpreadEnd:
-    """One end of the spread: step times there, and the fastest candidate."""
+    """An end of the spread: step times there, and the fastest candidate."""
 
     name: str
-    """Description, to follow `with`."""
     step_s: StepS
     fastest: Candidate
 
@@ -30,7 +29,7 @@ class SpreadEnd:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The chosen candidate, and why; no reasons if there was no alternative."""
+    """The chosen candidate, and why; no reasons without alternatives."""
 
     candidate: Candidate
     reasons: tuple[str, ...] = ()
@@ -39,10 +38,9 @@ class Chosen:
 def choose(ranked: Sequence[Candidate], step_s: StepS, ends: Sequence[SpreadEnd]) -> Chosen:
     """Choose among candidates ranked by `step_s`, their step time between the ends.
 
-    The fastest is chosen, unless another within the prediction error of it, between and at both ends, splits along
-    fewer axes. That is replaced only by one that splits along no more axes and is faster at both ends. So the choice
-    is slower than the fastest by at most the error, and a candidate that is better between the ends and at one end is
-    kept.
+    The fastest, unless another within the error of it, between and at both ends, splits along fewer axes; then, of
+    those that split along no more axes, one that is faster at both ends. The choice is at most the error slower than
+    the fastest, and a candidate better between the ends and at one end stays.
     """
     first = ranked[0]
     limit_s = step_s(first) * WITHIN_ERROR
@@ -69,12 +67,11 @@ def choose(ranked: Sequence[Candidate], step_s: StepS, ends: Sequence[SpreadEnd]
 
 
 def _is_behind_by(candidate: Candidate, first: Candidate, ends: Sequence[SpreadEnd]) -> float:
-    """Largest ratio of the candidate's step to the first's, over the ends."""
     return max((end.step_s(candidate) / end.step_s(first) for end in ends), default=1.0)
 
 
 def _disagreement(choice: Candidate, ends: Sequence[SpreadEnd]) -> Iterator[str]:
-    """Message on layouts that are more than 2% faster at an end; empty if there are none."""
+    """Message on layouts over 2% faster at an end."""
     behind = [
         f"with {end.name} {end.fastest} would be {speed_in_words(end.step_s(end.fastest), end.step_s(choice))}"
         for end in ends

@@ -1,5 +1,4 @@
-"""What-if plans: the same job with other values of its spec or cluster, as a grid of plans; and the smallest
-cluster."""
+"""What-if plans: a grid over values of the spec or cluster, and the smallest cluster."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,11 +85,11 @@ def parse_axes(text: str) -> dict[str, list[str]]:
 
 
 def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
-    """Plan each combination of the values of `axes`, the last varying fastest.
+    """Plan each combination of `axes` values, the last varying fastest.
 
-    If the number of nodes or devices is varied, every device has a worker; otherwise the job's number, the request's
-    or its goal's applies. With pools, each plan is on the best pool; SpecError if the cluster is varied, as no pool
-    is named.
+    With other numbers of nodes or devices every device has a worker; otherwise the number is the job's, the request's
+    or the goal's. With pools, each plan is on the best one. Raises SpecError if nodes vary with pools: no pool is
+    named.
     """
     if isinstance(cluster, Pools) and (of_nodes := [axis for axis in axes if axis in _CLUSTER]):
         raise SpecError(
@@ -154,8 +153,8 @@ def _value(text: str) -> int | float | str:
 def smallest_cluster(
     spec: JobSpec, cluster: Cluster, profile: ProfileName | None = None
 ) -> tuple[Cluster, FewestWorkers]:
-    """Return (the smallest cluster of this kind that can run the job with a worker on each device, or that holds it
-    if no layout can be run; the fewest workers for both). Raises SpecError if none holds it."""
+    """Return (smallest cluster of this kind that can run the job, one worker per device, or else holds it; fewest
+    workers for both). Raises SpecError if none holds it."""
     search = LayoutSearch(spec, cluster, profile=profile)
     fewest = search.fewest()
     num_devices = fewest.to_run or fewest.in_any_layout

@@ -1,4 +1,4 @@
-"""Choice of the number of workers by a goal."""
+"""Number of workers by a goal."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ _EACH = 16
 
 @dataclass(frozen=True)
 class Best:
-    """Plan of a job on one kind of nodes, without reasons, and why it has this number of workers."""
+    """Plan on one kind of nodes, without reasons, and why it has this many workers."""
 
     plan: Plan
     why_workers: tuple[str, ...]
     why_no_choice: str = ""
-    """Why the goal had no choice of the number of workers, if so."""
+    """Why the goal had no choice, if so."""
 
 
 def best_on(
     search: LayoutSearch, num_workers: int | None, goal: Goal | None, top: int, *, to_run: bool = False
 ) -> Best:
-    """Return the best plan on the search's cluster by the goal, for the requested number of workers or for any that
-    the job's range and the cluster allow. Raises SpecError if there is none."""
+    """Best plan by the goal on the search's cluster, for the requested number of workers or the job's range. Raises
+    SpecError if there is none."""
     if goal is not None and num_workers is None and (numbers := _numbers(search)):
         return _best_of(search, numbers, goal, top, to_run)
     workers, why = search.workers(num_workers)
@@ -44,8 +44,8 @@ def best_on(
 
 
 def numbers_of_workers(least: int, max_workers: int, per_node: int, multiple: int = 1) -> list[int]:
-    """Numbers of workers to try: each to 16, then whole nodes, or numbers within a larger node, at four per
-    doubling; and `max_workers`. All are multiples of `multiple`, which the requested degrees need."""
+    """Numbers to try: each to 16, then four per doubling of whole nodes (or within a larger node), and
+    `max_workers`; all multiples of `multiple`."""
     whole = lcm(per_node, multiple)
     numbers = {
         *range(1, _EACH + 1),
@@ -57,14 +57,13 @@ def numbers_of_workers(least: int, max_workers: int, per_node: int, multiple: in
 
 
 def _range(search: LayoutSearch) -> tuple[int, int]:
-    """(fewest, most) workers that the job may have on the cluster."""
     resources = search.spec.resources
     least = resources.min_num_workers
     return least, max(least, min(resources.max_num_workers, search.cluster.num_devices))
 
 
 def _numbers(search: LayoutSearch) -> list[int]:
-    """Numbers of workers to try; empty if the job or the cluster allows only one."""
+    """Numbers of workers to try; empty if there is only one."""
     (min_workers, max_workers), multiple = _range(search), LayoutChoices(search.spec, search.cluster).multiple
     return (
         []
@@ -74,8 +73,7 @@ def _numbers(search: LayoutSearch) -> list[int]:
 
 
 def _that_divide(search: LayoutSearch, workers: int) -> int:
-    """The most workers, up to `workers`, that the requested degrees divide; `workers` if that is below the job's
-    range."""
+    """The most workers, up to `workers`, that the requested degrees divide; `workers` if below the job's range."""
     largest = workers - workers % LayoutChoices(search.spec, search.cluster).multiple
     return largest if largest >= search.spec.resources.min_num_workers else workers
 
@@ -91,7 +89,7 @@ def _why_one(search: LayoutSearch, num_workers: int | None) -> str:
 
 @dataclass(frozen=True)
 class _WorkersResult:
-    """A number of workers, with its ranking and plan as far as computed."""
+    """A number of workers, with ranking and plan as far as computed."""
 
     workers: int
     ranking: Ranking | None = None
@@ -99,9 +97,8 @@ class _WorkersResult:
 
 
 def _best_of(search: LayoutSearch, numbers: list[int], goal: Goal, top: int, to_run: bool) -> Best:
-    """Return the best of these numbers of workers. Best-first search: each number is evaluated in stages (lower
-    bound, fastest layout, layout chosen under both ends of the spread), only while it may be the best or the second
-    best."""
+    """Best of these numbers of workers. Best-first: each is evaluated in stages (lower bound, fastest layout, choice
+    under both ends of the spread), while it may be best or second best."""
     refusals: dict[int, SpecError] = {}
     queue = list(_bounds(search, numbers, goal, refusals))
     heapify(queue)
@@ -179,12 +176,12 @@ def _reasons(
 
 
 def effort_of(plan: Plan, goal: Goal) -> float:
-    """Objective of a plan: seconds or device-seconds of a step."""
+    """Objective of a plan."""
     return effort(goal, plan.billed_devices, plan.predicted.step_s)
 
 
 def effort_in_words(effort: float, than: float, goal: Goal) -> str:
-    """Compare objectives in words: as speeds for goal time, otherwise as `12.3% dearer`."""
+    """Compare objectives: speeds for goal time, otherwise `12.3% dearer`."""
     if goal == "time":
         return speed_in_words(effort, than)
     excess = effort / than - 1
@@ -203,7 +200,6 @@ def effort_and_money(plan: Plan, goal: Goal) -> str:
 
 
 def _runs(numbers: list[int]) -> str:
-    """Format `1 to 16, 24, 32`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""Softmax attention of a decoder: grouped-query attention, or multi-head latent attention."""
+"""Softmax attention of a decoder: grouped-query (GQA), or multi-head latent attention (MLA)."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -87,7 +87,7 @@ class GroupedQueryAttentionSpec(Spec):
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     def window_of(self, layer: int) -> int | None:
-        """Sliding window of a layer; None if it attends to all positions."""
+        """Sliding window of a layer, if any."""
         within = self.windowed_layers
         has_window = within == "all" or (layer % 2 == 0 if within == "even" else layer in within)
         return self.window if has_window else None
@@ -116,7 +116,7 @@ class GroupedQueryAttentionSpec(Spec):
         return tuple(table)
 
     def dims(self, projections: int, window: int | None) -> AttentionDims:
-        """Dimensions of a layer with `projections` weights in its projections."""
+        """Of a layer with `projections` projection weights."""
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         kept_elements = 2 * keys + (queries if self.output_gate else 0)
         return AttentionDims(
@@ -170,15 +170,14 @@ class LatentAttentionSpec(Spec):
 
     @property
     def score_scale(self) -> float:
-        """Factor of the scores before softmax: (head_dim + rope_dim)^-½, times the square of YaRN's sharpening, as
-        in DeepSeek."""
+        """Factor of the scores: (head_dim + rope_dim)^-½ times YaRN's sharpening squared, as in DeepSeek."""
         return float((self.head_dim + self.rope_dim) ** -0.5) * self.rope.sharpening**2
 
     def window_of(self, layer: int) -> int | None:
         return None
 
     def parameters(self, model_dim: int, *, one_plus: bool = False) -> tuple[Parameter, ...]:
-        """Parameters of a layer: down-projections to the latents, their norms, up-projections, and the output."""
+        """Parameters of a layer: down-projections to the latents, norms, up-projections, output."""
         width: Size = ("model", model_dim)
         queries: Size = ("heads", self.num_heads * (self.head_dim + self.rope_dim))
         values: Size = ("heads", self.num_heads * self.value_dim)
@@ -205,7 +204,7 @@ class LatentAttentionSpec(Spec):
         return tuple(table)
 
     def dims(self, projections: int, window: int | None) -> AttentionDims:
-        """Dimensions of a layer with `projections` weights in its projections; it has no window."""
+        """Of a layer with `projections` projection weights, without a window."""
         ranks = (self.query_rank or 0) + self.key_value_rank
         queries = self.num_heads * (self.head_dim + self.rope_dim)
         values = self.num_heads * self.value_dim
@@ -217,8 +216,7 @@ class LatentAttentionSpec(Spec):
         )  # fmt: skip
 
     def _kept_widths(self, queries: int, values: int, ranks: int) -> KeptWidths:
-        """Keys and values of all heads are one tensor, which saved values keep alive; the heads' outputs are copied
-        into order."""
+        """Keys and values of all heads are one tensor, kept alive by the values; outputs are copied into order."""
         up = self.num_heads * (self.head_dim + self.value_dim)
         fused_elements = 2 * queries + up + values
         wider = max(queries, values)

@@ -8,9 +8,9 @@ from moe.spec.errors import Problem, SpecError
 from moe.spec.parameter import Parameter, Size, linear, norm
 
 CHUNK = 64
-"""Positions per chunk, whose state updates form one triangular system."""
+"""Positions whose state updates form one triangular system."""
 POSITIONS_AT_ONCE = 16 * CHUNK
-"""Positions of a row whose systems are in memory at the same time."""
+"""Positions of a row whose systems are in memory at once."""
 
 
 class LinearAttentionSpec(Spec):
@@ -39,8 +39,7 @@ class LinearAttentionSpec(Spec):
         return self.num_value_heads // self.num_key_heads
 
     def parameters(self, model_dim: int) -> tuple[Parameter, ...]:
-        """Parameters of a layer: queries, keys, values, gates, decays, the convolution, a norm, and the output. Rows
-        are ordered by key head, so that tensor ranks have whole heads."""
+        """Parameters of a layer. Rows are ordered by key head, so that tensor ranks have whole heads."""
         keys, values = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
         width: Size = ("model", model_dim)
         decays: Size = ("heads", 2 * self.num_value_heads)
@@ -56,7 +55,7 @@ class LinearAttentionSpec(Spec):
         )
 
     def dims(self, projections: int, window: int | None) -> AttentionDims:
-        """Dimensions of a layer with `projections` weights, the convolution's included; it has no window."""
+        """Of a layer with `projections` weights, convolution included, without a window."""
         keys, heads = self.num_key_heads * self.key_dim, self.num_value_heads
         values = heads * self.value_dim
         kept_elements = 2 * (keys + values)  # before and after the convolution, with the gate
@@ -67,11 +66,11 @@ class LinearAttentionSpec(Spec):
         )  # fmt: skip
 
     def _kept_widths(self, keys: int, values: int) -> KeptWidths:
-        """Saved: inputs and outputs of the convolution, and activated outputs; gates and activated gates; the state's
-        outputs before and after their norm, and gated. In float32: queries and keys before and after normalization,
-        values, some scalars per head, and periodic states.
+        """Saved: inputs, outputs and activated outputs of the convolution; gates, also activated; the state's outputs
+        before and after their norm, and gated. In float32: queries and keys before and after normalization, values,
+        scalars per head, periodic states.
 
-        Temporary, in the backward pass: the systems of some chunks with their solutions and gradients.
+        Temporary: systems of some chunks, with solutions and gradients.
         """
         heads = self.num_value_heads
         states = heads * self.key_dim * self.value_dim // POSITIONS_AT_ONCE

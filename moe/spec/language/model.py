@@ -85,12 +85,12 @@ class LanguageModelSpec(Counted):
     @model_validator(mode="before")
     @classmethod
     def _expand(cls, fields: Any) -> Any:
-        """Fill in the preset's dimensions, and the experts' model dimension."""
+        """Fill in the preset, and the experts' model dimension."""
         return expansion.expanded(fields)
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write `from_folder` as `from`, which is a Python keyword."""
+        """Write `from_folder` as `from`, a Python keyword."""
         return {("from" if name == "from_folder" else name): value for name, value in handler(self).items()}
 
     @model_validator(mode="after")
@@ -304,5 +304,5 @@ class LanguageModelSpec(Counted):
         return (*parameters, *within("feed_forward.dense", (*into, linear("w_out", width, hidden_size))))
 
     def window_of(self, layer: int) -> int | None:
-        """Sliding window of a layer; None if it attends to all positions."""
+        """Sliding window of a layer, if any."""
         return self.attention.window_of(layer) if self.has_full_attention(layer) else None

@@ -1,6 +1,6 @@
-"""Router specs: one class per router, with its fields and defaults.
+"""Router specs, one class per router.
 
-A layer's spec is flat: the router's fields are written beside the layer's own. Fields of another router are refused.
+A layer's spec is flat: its router's fields are beside its own; another router's are refused.
 """
 
 import json
@@ -36,16 +36,16 @@ ROUTERS: dict[str, type[RouterSpec]] = {
         ExpertChoiceSpec,
     )
 }
-"""Router specs by name. Routers from elsewhere are added here and to `moe.routing.ROUTERS`."""
+"""By name. Routers from elsewhere are added here and to `moe.routing.ROUTERS`."""
 
 
 def router_fields() -> set[str]:
-    """Return the names of all fields of any router, `router` included."""
+    """Names of all routers' fields, and `router`."""
     return {field for router in ROUTERS.values() for field in router.model_fields}
 
 
 def router_spec(given: Any) -> Any:
-    """Parse plain data into a router spec. Raises SpecError with every problem."""
+    """Parse plain data. Raises SpecError with every problem."""
     if not isinstance(given, dict):
         return given
     name = given.get("router", DEFAULT.router)
@@ -70,7 +70,7 @@ def _owners(field: str) -> list[str]:
 
 
 def for_router(router: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a preset's layer fields, without those of its router if another router is requested."""
+    """A preset's layer fields, without its router's if another router is requested."""
     if router in (None, given.get("router", DEFAULT.router)):
         return dict(given)
     fields = router_fields()
@@ -78,7 +78,7 @@ def for_router(router: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written_flat(schema: dict[str, Any]) -> None:
-    """Add the fields of all routers to a layer's JSON Schema."""
+    """Add all routers' fields to a layer's JSON Schema."""
     if "properties" not in schema:  # serialization schema
         return
     by_field: dict[str, dict[str, dict[str, Any]]] = {}
@@ -96,7 +96,7 @@ def written_flat(schema: dict[str, Any]) -> None:
 
 
 def _of_any(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Schema of a field that several routers have, with their defaults if these differ."""
+    """Schema of a field of several routers, with their defaults if different."""
     first, *rest = schemas.values()
     if all(schema == first for schema in rest):
         return first

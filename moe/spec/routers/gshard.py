@@ -33,8 +33,8 @@ class GShardTop2Spec(RouterSpec):
         return min(2, num_experts)
 
     def capacity(self, group_tokens: int, num_experts: int) -> int | None:
-        """`released`: int(S·factor/E), or 4 if that is 0, rounded up to a multiple of 4 if it exceeds
-        `min_capacity`, otherwise `min_capacity` (Lingvo, gshard_layers.py). `paper`: 2S/E rounded up (section 2.2)."""
+        """`released`: int(S·factor/E), or 4 for 0; above `min_capacity` rounded up to a multiple of 4, else
+        `min_capacity` (Lingvo, gshard_layers.py). `paper`: 2S/E rounded up (section 2.2)."""
         if self.capacity_factor is None:
             return None
         if self.capacity_rule == "paper":

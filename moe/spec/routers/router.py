@@ -1,4 +1,4 @@
-"""Base class of router specs, and the fields that several routers share."""
+"""Base class of router specs, and shared fields."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -35,30 +35,28 @@ BiasUpdateRate = Annotated[
 
 
 class AuxiliaryLoss(NamedTuple):
-    """Weight of the load-balancing loss, and the scope in which loads are balanced."""
+    """Weight of the load-balancing loss, and its scope."""
 
     coefficient: float = 0.0
     scope: Scope = "group"
 
 
 class RouterSpec(Spec):
-    """Fields of a router, and its properties as planner and layers need them, with defaults for routers without the
-    feature."""
+    """Fields and properties of a router, with defaults."""
 
     router: str
-    """Name; each class has its own literal."""
 
     @abstractmethod
     def experts_per_token(self, num_experts: int) -> int:
-        """K: experts that a token chooses; with expert choice, experts per token on average."""
+        """K: experts that a token chooses; with expert choice, the average."""
 
     def capacity(self, group_tokens: int, num_experts: int) -> int | None:
-        """C: rows of one expert's buffer for a token group of S = `group_tokens` positions, padding included. None
-        is dropless."""
+        """C: rows of an expert's buffer for a token group of S = `group_tokens` positions with padding. None is
+        dropless."""
         return None
 
     def max_load(self, num_experts: int) -> float | None:
-        """Bound that the capacity sets on the busiest expert's rows over the mean; None without a bound."""
+        """The capacity's bound on the busiest expert's rows over the mean; None without one."""
         return None
 
     @property
@@ -67,7 +65,7 @@ class RouterSpec(Spec):
 
     @property
     def keeps_load(self) -> bool:
-        """Whether the layer carries the expert loads of one step to the next."""
+        """Whether a step needs the loads of the last one."""
         return self.auxiliary_loss.scope == "global_batch"
 
     @property
@@ -77,7 +75,7 @@ class RouterSpec(Spec):
 
     @property
     def has_selection_bias(self) -> bool:
-        """Whether the layer has a bias per expert that affects the choice but not the weight."""
+        """Whether experts have a bias that affects the choice but not the weight."""
         return self.bias_rate > 0
 
     @property
@@ -91,19 +89,18 @@ class RouterSpec(Spec):
         return self
 
     def problems(self, num_experts: int) -> Iterator[Problem]:
-        """Yield conflicts among its fields, and with the number of experts."""
+        """Conflicts among its fields, and with the number of experts."""
         yield from ()
 
     def never_trained(self) -> Problem | None:
-        """Problem of the field that keeps the router from learning: if the only choice weighs 1 whatever its score,
-        the router has no gradient.
+        """Problem of the field that keeps the router from learning: a choice that always weighs 1 has no gradient.
 
         None if it learns. Not an error by itself: some published models have such routers, trained otherwise.
         """
         return None
 
     def not_causal(self) -> Problem | None:
-        """Problem of a choice in which later tokens affect earlier ones, unless the spec accepts it."""
+        """Problem of a choice in which later tokens affect earlier ones, unless accepted."""
         return None
 
 
@@ -130,7 +127,7 @@ class TokenChoiceSpec(RouterSpec):
 
 
 class BalancedSpec(TokenChoiceSpec):
-    """Token-choice router with an optional auxiliary loss."""
+    """Token choice with an auxiliary loss."""
 
     aux_coefficient: AuxCoefficient = 0.01
     aux_scope: Scope = "group"
@@ -143,7 +140,7 @@ class BalancedSpec(TokenChoiceSpec):
 
 
 class GatedTopKSpec(BalancedSpec):
-    """Top-k router with optional selection bias, group-limited routing and renormalization of the weights."""
+    """Top-k router with optional selection bias, expert groups and renormalization."""
 
     top_k: TopK = 2
     renormalize_gates: StrictBool | None = None
@@ -165,7 +162,7 @@ class GatedTopKSpec(BalancedSpec):
 
     @property
     def renormalizes(self) -> bool:
-        """`renormalize_gates`, by default K > 1: with one choice the weight would always be 1."""
+        """`renormalize_gates`, by default K > 1: one choice would always weigh 1."""
         return self.top_k > 1 if self.renormalize_gates is None else self.renormalize_gates
 
     @property
@@ -222,7 +219,7 @@ class GatedTopKSpec(BalancedSpec):
 
 
 def unlearnable(field: str, value: object, instead: str) -> Problem:
-    """Problem of a field value with which a top-1 router does not learn."""
+    """Problem of a value with which a top-1 router does not learn."""
     return Problem(
         "out_of_range",
         field,
