@@ -1,7 +1,7 @@
 """User errors: path, value, rule and remedy."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 ProblemCode = Literal[
@@ -68,7 +68,7 @@ class Problem:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(vars(self))  # `dataclasses.asdict` would copy the value, which may be any object
 
 
 class RuleError(ValueError):

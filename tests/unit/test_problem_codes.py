@@ -5,12 +5,13 @@ import pickle
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moe.spec import PROBLEM_CODES
+from moe.spec import PROBLEM_CODES, Problem
 from moe.spec.errors import RuleError
 from moe.spec.problems import code_of
 from tests.refusals import check
@@ -21,6 +22,13 @@ PYTHON = [sys.executable, "-m", "service.cli.main"]
 
 def test_every_code_is_documented() -> None:
     assert tuple(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)) == PROBLEM_CODES
+
+
+def test_a_problem_may_be_of_a_value_that_cannot_be_copied() -> None:
+    lock = threading.Lock()
+    fields = Problem("wrong_type", "hints[0]", lock, "is no hint", "use Split").to_dict()
+    assert fields == {"code": "wrong_type", "path": "hints[0]", "value": lock, "rule": "is no hint",
+                      "remedy": "use Split"}  # fmt: skip
 
 
 def test_types_of_pydantic_have_codes() -> None:
