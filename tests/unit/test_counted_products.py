@@ -209,14 +209,14 @@ def test_ranks_that_split_a_matrix_share_a_half_of_its_adapter(tensor: int, expe
 def test_a_base_is_decoded_as_often_as_it_is_multiplied(
     base: str, recompute: Recompute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoded, as_it_is = [], QuantizedWeight.decoded
+    decoded, as_it_is = [], QuantizedWeight.dequantize
 
     def noted(self: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
         decoded.append(as_it_is(self, dtype))
         return decoded[-1]
 
     # Decodes as ever, and notes that it did: nothing else tells how often.
-    monkeypatch.setattr(QuantizedWeight, "decoded", noted)
+    monkeypatch.setattr(QuantizedWeight, "dequantize", noted)
     model = {**MIXTURE, **ADAPTED, "adapter": {"rank": 2, "base": base}}
     counted(model, (), recompute=recompute)
     wide = {**model, "adapter": {"rank": 2}}
