@@ -203,6 +203,6 @@ def test_others_are_refused_in_words(function: Any) -> None:
     captured = capture(Other(), (torch.ones(2, 4),))
     node = next(node for node in captured.graph.graph.nodes if is_operator(node))
     with pytest.raises(
-        SpecError, match=r"test_random_numbers.py:\d+.*would be others on each layout; make them of"
+        SpecError, match=r"test_random_numbers.py:\d+.*would depend on the layout; make them of"
     ):
         rule_of(node)

@@ -1,4 +1,4 @@
-"""Annotations: a tensor as it was, placed as a hint says."""
+"""Annotations: the same tensor, with the placement of a hint."""
 
 import torch
 from torch import fx

@@ -1,4 +1,4 @@
-"""Fused attention: the batch and the heads may be split, and the queries where each looks at all keys."""
+"""Fused attention: batch and heads may be split, and queries if each of them attends to all keys."""
 
 import math
 from typing import Any
@@ -35,7 +35,7 @@ def attention(node: fx.Node) -> Rule:
     if (dropout := arguments.get("dropout_p", 0.0)) != 0:
         raise SpecError(
             Problem("unsupported", node.meta.get("where") or node.name, dropout,
-                    "is the dropout of a fused attention, whose random numbers would be others on each layout",
+                    "is the dropout of a fused attention, whose random numbers would depend on the layout",
                     "call scaled_dot_product_attention with dropout_p=0, or write attention with "
                     "torch.nn.functional.dropout, which is keyed by position"))  # fmt: skip
     query, key = shape_of(arguments["query"]), shape_of(arguments["key"])

@@ -1,7 +1,7 @@
 """Operators that move the boundaries between parts: slices, concatenations, padding, reversal, rotation.
 
-Dimensions that such an operator leaves alone are ordinary factors. Along the others a rank's positions of the result
-are windows of the operands, which are split too (GShard, arXiv 2006.16668, section 3.3).
+Dimensions that the operator does not change are ordinary factors. Along the others, a rank's positions of the result
+are windows of the operands, which are split, too (GShard, arXiv 2006.16668, section 3.3).
 """
 
 from collections.abc import Callable, Sequence

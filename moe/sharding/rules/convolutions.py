@@ -1,5 +1,5 @@
-"""Convolutions: batch, channels and groups are factors, and of spatial dimensions each rank fetches the halo that the
-windows of its part look at (GShard, arXiv 2006.16668, section 3.3)."""
+"""Convolutions: batch, channels and groups are factors. Along spatial dimensions, each rank fetches the halo that the
+windows of its part read (GShard, arXiv 2006.16668, section 3.3)."""
 
 import math
 from collections.abc import Sequence

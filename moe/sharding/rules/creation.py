@@ -1,4 +1,4 @@
-"""Operators that make a tensor of nothing: each rank makes its part."""
+"""Operators that create a tensor without operands: each rank creates its part."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

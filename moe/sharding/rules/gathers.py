@@ -1,5 +1,5 @@
-"""Operators that read at positions which the data name. Where the dimension that they read is split, each rank reads
-what lies in its part, and zeros elsewhere: partial sums."""
+"""Operators that read at positions given as data. If the dimension that they read is split, each rank reads the
+positions in its part, and has zeros for the others: partial sums."""
 
 from typing import Any
 

@@ -1,5 +1,6 @@
-"""Grouped matrix products, as of experts: rows are sorted by group, each group has its own matrix, and `ends` has the
-row at which each group ends. Where groups are split, each rank multiplies the rows of its own: partial sums."""
+"""Grouped matrix products, such as those of experts: rows are sorted by group, each group has its own matrix, and
+`ends` has the row at which each group ends. If groups are split, each rank multiplies the rows of its groups: partial
+sums."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Norms over the last dimensions: rows are independent, gradients of weights add up over them."""
+"""Norms over the last dimensions: rows are independent, and gradients of weights are sums over rows."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Operators that do the same for every element: each dimension of the result is one of the operands that have it."""
+"""Pointwise operators: each dimension of the result is a dimension of the operands that are not broadcast along it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Pooling: of spatial dimensions each rank fetches the halo that the windows of its part look at."""
+"""Pooling: along spatial dimensions, each rank fetches the halo that the windows of its part read."""
 
 import math
 from collections.abc import Callable, Sequence

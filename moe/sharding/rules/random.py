@@ -1,5 +1,5 @@
-"""Operators that draw random numbers: keyed by (seed, step, number of the operator in the graph, position of the
-element in the whole tensor), so that all layouts draw the same. Other numbers than those of torch's generator."""
+"""Operators that draw random numbers. Numbers have the key (seed, step, number of the operator in the graph, position
+of the element in the whole tensor), so that all layouts draw the same. They differ from those of torch's generator."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -166,7 +166,7 @@ def refuse(node: fx.Node) -> Rule:
     """Raises SpecError for an operator whose numbers would depend on the layout."""
     raise SpecError(
         Problem("unsupported", node.meta.get("where") or node.name, str(node.target),
-                "draws random numbers that would be others on each layout",
+                "draws random numbers that would depend on the layout",
                 "make them of torch.rand or torch.randn, whose numbers are keyed by position here, or give them to the "
                 "module"))  # fmt: skip
 

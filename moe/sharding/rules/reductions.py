@@ -1,4 +1,4 @@
-"""Operators that reduce dimensions: a split one leaves partial results."""
+"""Operators that reduce dimensions: a split dimension leaves partial results."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Operators that need some dimensions whole, and do the same for each position of the others."""
+"""Operators that need some dimensions whole, and treat each position of the others independently."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,5 @@
-"""Operators that write at positions which the data name. Where the dimension that they write is split, each rank writes
-what lies in its part; where what is written adds up and is split itself, each writes its share: partial sums."""
+"""Operators that write at positions given as data. If the dimension that they write is split, each rank writes the
+positions in its part. If written values are summed and are split, each rank writes its values: partial sums."""
 
 import math
 from typing import Any

@@ -28,10 +28,10 @@ def table() -> str:
         f"| {_says(pointwise)} | the {len(_packets(overloads))} that torch tags `pointwise`, and {untagged_names} |"
     )
     refused_targets = [target for target, maker in random.RULES.items() if maker is random.refuse]
+    lines.append(f"| Refused: random numbers that would depend on the layout. | {_names(refused_targets)} |")
     lines.append(
-        f"| Refused: random numbers that would be others on each layout. | {_names(refused_targets)} |"
+        f"| Decomposed into simpler operators while a module is captured. | {_names(decompositions())} |"
     )
-    lines.append(f"| Written with simpler ones while a module is captured. | {_names(decompositions())} |")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Operators that only look at a tensor in another shape."""
+"""Views: the same elements in another shape."""
 
 import math
 from collections.abc import Iterator, Sequence
