@@ -72,6 +72,24 @@ def test_what_is_no_module_is_told(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "code", "path"),
+    [
+        ({"max_programs": 0}, "out_of_range", "max_programs"),
+        ({"max_programs": "2"}, "wrong_type", "max_programs"),
+        ({"batch": "own"}, "not_a_choice", "batch"),
+    ],
+    ids=["no program", "text for a number", "another batch"],
+)
+def test_arguments_of_apply_that_cannot_be_are_told(
+    options: dict[str, Any], code: ProblemCode, path: str
+) -> None:
+    module = nn.Linear(2, 1)
+    plan = sharding.plan(module, (torch.zeros(2, 2),), cores(1), loss=mean_square, mesh={"a": 1})
+    with refusals.refused(code, path, options[path]):
+        sharding.apply(module, plan, loss=mean_square, **options)
+
+
+@pytest.mark.parametrize(
     ("content", "code", "path"),
     [
         (None, "unreadable", "plan.json"),
