@@ -1,2 +1,2 @@
-"""The service: `cli` and `client` for people, `control` in the control plane's process, `run` on the cluster, `wire`
-for what these say to each other, and `head` for a Ray cluster of this machine's own."""
+"""The service: `cli` and `client` for users, `control` for the control plane's process, `run` for processes on the
+cluster, `wire` for messages between them, and `head` for a local Ray cluster."""

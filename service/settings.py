@@ -1,4 +1,4 @@
-"""Settings of this control plane: read once, from `SHARDYARD_*` in the environment or from arguments."""
+"""Settings of the control plane: read once, from `SHARDYARD_*` in the environment or from arguments."""
 
 import ipaddress
 import sys
@@ -13,7 +13,7 @@ from moe.storage.home import expand_home
 
 
 class Settings(BaseSettings):
-    """Everything that an operator decides. Raises pydantic's ValidationError for what is unsafe."""
+    """The operator's settings. Raises pydantic's ValidationError for unsafe ones."""
 
     model_config = SettingsConfigDict(
         env_prefix="SHARDYARD_",
@@ -26,98 +26,97 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8321, ge=0, le=65535)
     token: SecretStr | None = None
-    """Token that every request must bear; needed to listen on anything but loopback."""
+    """Bearer token of every request; required to listen on anything but loopback."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names (without port) under which clients reach this service, beside loopback's and `host`."""
+    """Host names (without port) under which clients reach this service, besides loopback and `host`."""
     owner: str = "local"
-    """Whose the jobs are that are posted here."""
+    """Owner of the jobs that are posted here."""
 
     state_dir: Path = Path("~/.shardyard")
-    """Holds the database, and by default storage and caches; readable by its owner only."""
+    """Folder of the database and, by default, storage and caches; readable by its owner only."""
     database_url: str = ""
-    """An SQLAlchemy URL; SQLite in `state_dir` when left out."""
+    """SQLAlchemy URL; by default SQLite in `state_dir`."""
     storage_roots: tuple[str, ...] = ()
-    """fsspec URLs or paths under which jobs may keep what they make; `state_dir/storage` when left out.
-    The first is where jobs go that name none."""
+    """fsspec URLs or paths under which jobs may write; by default `state_dir/storage`. Jobs that name no storage use
+    the first."""
     data_roots: tuple[str, ...] = ()
-    """fsspec URLs or paths under which corpora may lie; none means only the `catalogs` corpus."""
+    """fsspec URLs or paths under which corpora may lie; if empty, only the `catalogs` corpus is available."""
     cache_dir: Path = Path()
-    """Prepared corpora; `state_dir/cache` when left out."""
+    """Prepared corpora; by default `state_dir/cache`."""
 
     prepare_catalogs: bool = True
-    """Whether `shardyard up` prepares the corpus of the built-in catalogs while its Ray starts, for a first job."""
+    """Whether `shardyard up` prepares the built-in `catalogs` corpus for a first job while its Ray starts."""
 
     allowed_code: tuple[str, ...] = ()
-    """Functions of users' modules that jobs may name, each exactly as `module:function`; none when left out. They are
-    imported by jobs' processes and by those that plan jobs, with all rights of these, and never by this service. Both
-    find them installed, or by PYTHONPATH."""
+    """Functions of users' modules that jobs may name, each exactly as `module:function`; by default none. The
+    processes of jobs and of planning import them, with all their rights; this service never does. Both find them
+    among installed packages or through PYTHONPATH."""
     planning_timeout_s: float = Field(default=120.0, gt=0)
-    """Longest that planning one job of a user's module may take."""
+    """Longest time to plan one job of a user's module."""
     planning_memory_bytes: int = Field(default=8 * 1024**3, gt=0)
-    """Memory that a process which plans one may have for its data."""
+    """Data memory of a process that plans a user's module."""
 
     generation_max_tokens: int = Field(default=4096, ge=1)
-    """Most tokens that one request to generate may ask for."""
+    """Most tokens that one generation request may ask for."""
     generation_timeout_s: float = Field(default=120.0, gt=0)
-    """Longest that making one text may take."""
+    """Longest time to generate one text."""
     generation_load_timeout_s: float = Field(default=300.0, gt=0)
-    """Longest that loading a model may take."""
+    """Longest time to load a model."""
     generation_memory_bytes: int | None = Field(default=None, gt=0)
-    """Memory that the process which generates may have for its data, the model's weights among it; any when left
-    out."""
+    """Data memory of the generator process, including the model's weights; unlimited if None."""
     generation_idle_s: float = Field(default=300.0, gt=0)
-    """Time after the last text for which a model stays loaded."""
+    """Time after the last text at which the model is unloaded."""
 
     ray_dashboard_url: str = "http://127.0.0.1:8265"
     ray_token_path: Path | None = None
-    """File with the token of a Ray cluster whose token authentication is on."""
+    """File with the token of a Ray cluster that uses token authentication."""
     driver_python: str = sys.executable
-    """The Python that runs drivers on the cluster."""
+    """Python that runs drivers on the cluster."""
     events_url: str = ""
-    """This service as drivers and workers reach it; `http://host:port` when left out."""
+    """URL at which drivers and workers reach this service; by default `http://host:port`."""
 
     keep_jobs_days: float | None = Field(default=None, gt=0)
-    """Days after a job's end that its stream still reaches back to its beginning; for ever when left out. Then its
-    log lines and states go from the database. Its metrics, checkpoints and files stay until the job is deleted."""
+    """Days after a job's end for which its event stream is complete; None keeps it for ever. After that, its log
+    lines and states are removed from the database; its metrics, checkpoints and files stay until the job is deleted."""
 
     abandoned_after_s: float = Field(default=86_400.0, gt=0)
-    """Longest that copying the checkpoint that a new job starts from may take; what is left of a copy whose control
-    plane was killed is removed then."""
+    """Longest time to copy the checkpoint that a new job starts from. Older copies, left by a control plane that was
+    killed, are removed."""
 
     controller_interval_s: float = Field(default=0.5, gt=0)
     lease_s: float = Field(default=5.0, gt=0)
-    """Time for which a control plane that died keeps another on the same database from acting."""
+    """Time for which a dead control plane keeps another on the same database from acting."""
     cancel_deadline_s: float = Field(default=30.0, gt=0)
-    """Longest that a run may take to obey a cancel before its driver is stopped by force."""
+    """Longest time for a run to obey a cancel before its driver is killed."""
     pause_deadline_s: float = Field(default=600.0, gt=0)
-    """Longest that a run may take to commit a checkpoint and pause before its driver is stopped by force."""
+    """Longest time for a run to commit a checkpoint and pause before its driver is killed."""
     lost_grace_s: float = Field(default=10.0, gt=0)
-    """Time for which the cluster must say that it knows nothing of a driver before the driver counts as lost."""
+    """Time for which the cluster must report a driver as unknown before the driver counts as lost."""
     grow_after_s: float = Field(default=30.0, gt=0)
-    """Time that a worker group has to run before it is made anew because the cluster has room for more workers."""
+    """Running time of a worker group after which it may be restarted with more workers if the cluster has room."""
     ping_interval_s: float = Field(default=5.0, gt=0)
-    """Between comments on an idle stream, by which dead clients are noticed, and between looks at the store for
-    what another process wrote."""
+    """Interval of comments on an idle stream, which detect dead clients, and of polling the store for what other
+    processes wrote."""
     shutdown_s: float = Field(default=5.0, gt=0)
-    """Longest that open requests may take to end at SIGTERM."""
+    """Longest time for open requests to finish after SIGTERM."""
 
     max_connections: int = Field(default=4096, ge=1)
-    """Connections that have authenticated, streams and workers' among them, however many come from one address."""
+    """Most authenticated connections, including streams and workers, from all addresses together."""
     max_unauthenticated: int = Field(default=1024, ge=1)
-    """Connections that have not: beyond it the oldest that is owed no answer gives way."""
+    """Most unauthenticated connections; beyond it, the oldest that awaits no response is closed."""
     max_unauthenticated_per_address: int = Field(default=256, ge=1)
-    """As above, of one address (of IPv6: one network of 64 bits)."""
+    """Most unauthenticated connections of one address (for IPv6: one /64 network)."""
     header_timeout_s: float = Field(default=10.0, gt=0)
-    """Longest that a request's headers may take to come, from its first byte or from a new connection."""
+    """Longest time to receive a request's headers, from its first byte or from a new connection."""
     body_timeout_s: float = Field(default=20.0, gt=0)
-    """Longest that a request's body may take to come, beside what its length earns it."""
+    """Longest time to receive a request's body, plus the time that its length takes at `min_body_bytes_per_s`."""
     min_body_bytes_per_s: float = Field(default=500.0, gt=0)
-    """A body that comes at this pace may take as long as it is."""
+    """Rate at which a body may take any time."""
     write_timeout_s: float = Field(default=60.0, gt=0)
-    """Longest that a client may take nothing of an answer that is on its way."""
+    """Longest time for which a client may read nothing of a response."""
     keep_alive_s: int = Field(default=15, ge=1)
-    """Longest that a connection may lie idle between requests. Longer than clients keep theirs (httpx: 5 s), so that
-    none sends a request into one that is being closed."""
+    """Longest idle time of a connection between requests. Longer than that of clients (httpx: 5 s), so that none
+    sends a request on a connection that is being closed."""
 
     @field_validator("state_dir", "cache_dir", "ray_token_path")
     @classmethod
@@ -146,7 +145,7 @@ class Settings(BaseSettings):
             fields["cache_dir"] = state_dir / "cache"
         if not fields.get("events_url"):
             host = str(fields.get("host") or cls.model_fields["host"].default)
-            # A wildcard is an address to listen on, not one to connect to.
+            # Servers listen on a wildcard address; clients cannot connect to it.
             reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
             url_host = f"[{reachable}]" if ":" in reachable else reachable
             fields["events_url"] = (
@@ -187,7 +186,7 @@ def _fits_header(token: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens on `host`."""
+    """Whether only this machine can reach a server that listens on `host`."""
     if host == "localhost":
         return True
     try:

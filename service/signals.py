@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as one thing: an exception where work can be broken off, a note where it must not be."""
+"""Ctrl-C and SIGTERM as one exception where work may be interrupted, and deferred where it must not be."""
 
 import signal
 import threading
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 class Interruption(BaseException):
-    """A signal asked this process to end. Not an Exception: nobody mistakes it for a failure and goes on."""
+    """A signal asked this process to end. A BaseException, so that no `except Exception` swallows it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -16,14 +16,13 @@ class Interruption(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """Exit code by which shells report a process that the signal ended."""
+        """Exit code that shells report for a process ended by the signal."""
         return 128 + self.number
 
 
 @contextmanager
 def interruptions() -> Iterator[None]:
-    """Context in which the first signal raises Interruption; later ones are ignored during the clean-up, which is
-    short."""
+    """Context in which the first signal raises Interruption; later signals are ignored during the (short) clean-up."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for signal_number in before:
@@ -31,7 +30,7 @@ def interruptions() -> Iterator[None]:
         raise Interruption(number)
 
     def hang_up(number: int, frame: FrameType | None) -> None:
-        signal.raise_signal(signal.SIGTERM)  # to whoever handles that now, such as a server that is serving
+        signal.raise_signal(signal.SIGTERM)  # to its current handler, such as a running server's
 
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, interrupt),
@@ -48,7 +47,7 @@ def interruptions() -> Iterator[None]:
 
 @contextmanager
 def ignore_signals() -> Iterator[None]:
-    """Context in which signals are ignored, for a clean-up that takes seconds and must not be cut short."""
+    """Context that ignores signals, for a clean-up that takes seconds and must not be interrupted."""
     before = {
         signal_number: signal.signal(signal_number, signal.SIG_IGN)
         for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -62,12 +61,9 @@ def ignore_signals() -> Iterator[None]:
 
 @contextmanager
 def held_back(came: list[int] | None = None) -> Iterator[list[int]]:
-    """Within it signals are only noted, in the list that it gives, or was given; the first is delivered at the end.
-
-    For work that a signal may break off, but only where the work itself looks: an exception from nowhere, raised
-    in the midst of starting a process, would lose the process. Outside the main thread, where no handler runs,
-    it changes nothing.
-    """
+    """Context that defers signals: it yields the list of their numbers (`came` if given) and raises the first at the
+    end. For work that polls the list and stops where it is safe: an exception in the middle of starting a process
+    would lose the process. Outside the main thread, where no handler runs, it changes nothing."""
     came = [] if came is None else came
     before = {}
     if threading.current_thread() is threading.main_thread():

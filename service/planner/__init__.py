@@ -1,1 +1,1 @@
-"""Planning of users' modules in a process of its own, which imports them; this one never does."""
+"""Planning of users' modules in a separate process, which imports them; this process never does."""

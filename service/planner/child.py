@@ -1,7 +1,7 @@
 """The process that plans a user's module: `python -m service.planner.child DESCRIPTOR`.
 
-It reads a `Request` from standard input and writes a `PlannerAnswer` to the descriptor, since the user's code may
-print. It takes its limits before it imports the user's code, and ends with all processes that the code started.
+Reads a `Request` from standard input and writes a `PlannerAnswer` to the descriptor, since the user's code may print.
+Sets its resource limits before it imports the user's code, and kills all child processes at its end.
 """
 
 import ctypes
@@ -25,11 +25,11 @@ SPARE_CPU_S = 10
 
 
 class _OutOfMemory(Exception):
-    """A limit of memory was hit."""
+    """The memory limit was hit."""
 
 
 def main() -> None:
-    """Answers once, and ends at once, whatever threads the user's code has left."""
+    """Answer once and exit at once, whatever threads the user's code has left."""
     answers = int(sys.argv[1])
     os.set_inheritable(answers, False)
     request = Request.model_validate_json(sys.stdin.buffer.read())
@@ -44,17 +44,17 @@ def main() -> None:
 
 
 def _limit(request: Request) -> None:
-    """Takes the limits, and a signal for the case that whoever asked dies."""
+    """Set the resource limits, and have the kernel kill this process when its parent dies."""
     if sys.platform.startswith("linux"):
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # so that none of its own gets lost
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # adopts orphaned descendants
         if os.getppid() != request.parent_pid:
             os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if request.memory_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (request.memory_bytes, request.memory_bytes))
-    if request.timeout_s is not None:  # should nobody be left to keep the time
+    if request.timeout_s is not None:  # a limit without the parent's watch
         seconds = math.ceil(request.timeout_s * (os.cpu_count() or 1)) + SPARE_CPU_S
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
@@ -110,7 +110,7 @@ def _picture(plan: Any) -> str:
 
 @contextmanager
 def _told_of(path: str, code: str) -> Iterator[None]:
-    """Raises SpecError, with the line, for whatever the user's code raises, and _OutOfMemory."""
+    """Convert exceptions of the user's code into SpecError, with the line, and memory errors into _OutOfMemory."""
     try:
         yield
     except SpecError:

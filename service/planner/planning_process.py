@@ -1,5 +1,4 @@
-"""A process that plans a user's module, watched: it ends when it answers, and when its time is over, with all that it
-has started."""
+"""A supervised process that plans a user's module: killed with all its descendants after its answer or its timeout."""
 
 import os
 import selectors
@@ -21,33 +20,32 @@ from service.planner.request import JobRequest, ModuleRequest, PlannerAnswer, Re
 
 MAX_ANSWER_BYTES = 64 << 20
 MAX_OUTPUT_BYTES = 2_000
-"""Bytes of the last output of the user's code, which are reported if it ends without an answer."""
+"""Bytes of the user code's last output, reported if the process ends without an answer."""
 LOOK_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True)
 class PlanningLimits:
-    """Limits of one process; without any of them where it is the user's own."""
+    """Limits of one process; none by default, for a user's own module."""
 
     timeout_s: float | None = None
     memory_bytes: int | None = None
     stop_event: threading.Event = field(default_factory=threading.Event)
-    """Ends it early, once set."""
+    """Cancels the planning when set."""
 
 
 class PlanningCancellation(Exception):
-    """Planning was broken off, for no fault of the module."""
+    """Planning was cancelled, through no fault of the module."""
 
 
 def ask(
     task: JobRequest | ModuleRequest, limits: PlanningLimits, *, shows_output: bool = False
 ) -> PlannerAnswer:
-    """The answer of a process of its own. With `shows_output`, what the user's code prints goes to standard error.
+    """Plan in a separate process and return its answer. With `shows_output`, the user code's output goes to standard
+    error.
 
-    A module of the command line is looked for in the present folder, too; that of a job only where Python finds what is
-    installed.
-
-    Raises SpecError with what is wrong with the module, or where it went beyond a limit; PlanningCancellation.
+    The module of a command line is also searched in the current folder, that of a job only among installed packages.
+    Raises SpecError for faults of the module and exceeded limits; PlanningCancellation.
     """
     is_job = isinstance(task, JobRequest)
     request = Request(
@@ -68,7 +66,7 @@ def ask(
 class _Child:
     def __init__(self, request: Request, limits: PlanningLimits, shows_output: bool) -> None:
         self._limits = limits
-        # A job's module has to be found where jobs run, of which this folder is none.
+        # A job's module must be importable where jobs run, not only in this folder.
         flags = ["-P"] if request.job is not None else []
         self._answers, child_descriptor = os.pipe()
         try:
@@ -84,7 +82,7 @@ class _Child:
         finally:
             os.close(child_descriptor)
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError), self._process.stdin as stdin:  # it may have died at its first import
+        with suppress(BrokenPipeError), self._process.stdin as stdin:  # it may have died while importing
             stdin.write(request.model_dump_json().encode())
         self._answer, self._output = bytearray(), bytearray()
 
@@ -104,7 +102,8 @@ class _Child:
         raise SpecError(Problem("user_code", path, code, why, "correct the module's code"))
 
     def _watch(self) -> str | None:
-        """Until it has answered or ended; the reason why it must end, else. Raises PlanningCancellation."""
+        """Wait for the answer or the end of the process; returns the reason to kill it, if any. Raises
+        PlanningCancellation."""
         limits, streams = self._limits, selectors.DefaultSelector()
         streams.register(self._answers, selectors.EVENT_READ, self._answer)
         if self._process.stdout is not None:
@@ -112,7 +111,7 @@ class _Child:
         deadline = None if limits.timeout_s is None else time.monotonic() + limits.timeout_s
         with streams:
             while True:
-                has_ended = self._has_ended()  # before the last look at what it wrote
+                has_ended = self._has_ended()  # before the last read of its output
                 for key, _ in streams.select(LOOK_INTERVAL_S):
                     block = os.read(key.fd, 1 << 16)
                     key.data.extend(block)
@@ -131,16 +130,16 @@ class _Child:
                     return f"takes longer than the {limits.timeout_s:g} s that planning may take"
 
     def _has_ended(self) -> bool:
-        """Whether it has; its id stays its own until `_end`."""
+        """Whether the process has ended; it stays a zombie until `_end`, so that its pid is not reused."""
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _end(self) -> None:
-        """Ends it with all that it has started, in whatever session."""
+        """Kill the process and all its descendants, in any session."""
         with suppress(psutil.Error):
             for child in psutil.Process(self._process.pid).children(recursive=True):
                 with suppress(psutil.Error):
                     child.kill()
-        with suppress(ProcessLookupError, PermissionError):  # macOS says that of a group that has ended
+        with suppress(ProcessLookupError, PermissionError):  # macOS raises it for a group that has ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         os.close(self._answers)
@@ -149,6 +148,6 @@ class _Child:
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The environment without the service's settings, its token among them."""
+    """Environment without the service's settings, which include its token."""
     variables = {name: value for name, value in environment.items() if not name.startswith("SHARDYARD_")}
     return {**variables, "PYTHONUNBUFFERED": "1"}

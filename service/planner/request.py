@@ -1,4 +1,4 @@
-"""Messages to a process that plans a user's module, and back."""
+"""Messages to and from a process that plans a user's module."""
 
 from typing import Any
 
@@ -13,19 +13,19 @@ class _PlannerMessage(BaseModel):
 
 
 class ModuleRequest(_PlannerMessage):
-    """A module by its functions, from the command line."""
+    """A module of the command line, by its functions."""
 
     build: str
-    """`module:function`, which makes it."""
+    """`module:function` that builds the module."""
     sample: str
-    """Likewise, which gives one batch."""
+    """`module:function` that returns one batch."""
     cluster: Cluster
     hints: dict[str, Any] = {}
     picture: bool = False
 
 
 class JobRequest(_PlannerMessage):
-    """A job of a module, of which the service allows these functions."""
+    """A job of a user's module, with the functions that the service allows."""
 
     spec: JobSpec
     cluster: Cluster
@@ -38,10 +38,10 @@ class Request(_PlannerMessage):
     job: JobRequest | None = None
     module: ModuleRequest | None = None
     memory_bytes: int | None = None
-    """Memory that it may have for its data; any when left out."""
+    """Limit of its data memory; unlimited if None."""
     timeout_s: float | None = None
     parent_pid: int
-    """Process whose end ends this one."""
+    """Process whose death kills this one."""
 
 
 class PlannerAnswer(_PlannerMessage):
@@ -49,6 +49,6 @@ class PlannerAnswer(_PlannerMessage):
 
     problems: tuple[dict[str, Any], ...] = ()
     plan: dict[str, Any] | None = None
-    """Plan: a `moe.plan.Plan` of a job, or the plan of `moe.sharding`."""
+    """A `moe.plan.Plan` for a job, or the plan of `moe.sharding` for a module."""
     explained: str = ""
     picture: str = ""

@@ -1,7 +1,7 @@
-"""Keeper of the files on storage without which an attempt cannot go on: its launch, and the marks of its worker groups.
+"""Restores an attempt's files on storage that it cannot go on without: its launch and the marks of its worker groups.
 
-If a job's storage is cleared while it runs, new worker groups cannot read the launch, and take group numbers whose
-records the control plane already has.
+If a job's storage is cleared while it runs, new worker groups could not read the launch, and would reuse group
+numbers whose records the control plane already has.
 """
 
 import logging
@@ -12,7 +12,7 @@ _log = logging.getLogger("service.run.driver")
 
 
 class AttemptKeeper:
-    """Remembers an attempt's files, and writes again what is gone."""
+    """Remembers an attempt's files, and writes missing ones again."""
 
     def __init__(self, launch_path: str) -> None:
         """Raises as `AttemptFolder.open_launch` does."""
@@ -22,7 +22,7 @@ class AttemptKeeper:
         self._groups: set[int] = set()
 
     def look(self) -> bool:
-        """Look once; True where something was gone and is there again. Raises OSError."""
+        """Check the files once; True if some were missing and were written again. Raises OSError."""
         groups, has_launch = set(self._folder.groups()), self._folder.has(self._name)
         missing_groups = self._groups - groups
         self._groups |= groups

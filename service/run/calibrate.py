@@ -1,7 +1,8 @@
 """Measures a cluster's devices and links: `python -m service.run.calibrate`, as a job of that cluster.
 
-Up to two workers on each of up to two nodes, which exchange in pairs at once. What they find is taken for all devices:
-a way out of a node that more of them share is not loaded as much by two. It prints the `Calibration`.
+Runs up to two workers on each of up to two nodes, which exchange data in simultaneous pairs, and prints the
+`Calibration`. The result is used for all devices; a link out of a node that more devices share is loaded less here
+than by all of them.
 """
 
 import logging
@@ -14,11 +15,11 @@ from service.wire.launch import CALIBRATION_MARK
 
 MAX_NODES, MAX_WORKERS_OF_A_NODE = 2, 2
 PLACING_TIMEOUT_S, MEASURING_TIMEOUT_S = 120, 120
-"""Until there is room and processes have started, and then until all is measured: less than anyone waits for it."""
+"""Timeouts until the workers have started, and then until all is measured: shorter than any caller's."""
 
 
 class NoRoom(Exception):
-    """The cluster has nothing free to measure."""
+    """The cluster has no free resources to measure."""
 
 
 def measure_cluster() -> Calibration:
@@ -65,7 +66,7 @@ def measure_cluster() -> Calibration:
 
 
 def _places(nodes: list[dict[str, Any]], resource: str) -> list[str]:
-    """Ids of nodes, each as often as it is to have a worker: those with the most of a resource."""
+    """Node ids, one per worker, of the nodes with the most of a resource."""
     slots = {
         node["NodeID"]: int(min(node["Resources"].get("CPU", 0), node["Resources"].get(resource, 0)))
         for node in nodes

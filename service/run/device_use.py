@@ -1,4 +1,4 @@
-"""Use of the accelerator that this process trains on, as its driver counts it."""
+"""GPU use of a worker process, as NVML reports it."""
 
 import sys
 from functools import cache
@@ -8,7 +8,7 @@ from service.wire.run_status import DeviceUse
 
 
 def device_use() -> DeviceUse | None:
-    """Use of this process's current GPU; None where it trains on a CPU, or has not begun to use its GPU."""
+    """Use of this process's current GPU; None if it trains on a CPU or has not initialized its GPU yet."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_available() or not cuda.is_initialized():
@@ -16,7 +16,7 @@ def device_use() -> DeviceUse | None:
     try:
         free, total = cuda.mem_get_info()
         return DeviceUse(utilization=_utilization(cuda), memory_bytes=total - free, memory_total_bytes=total)
-    except Exception:  # counting must not end a heartbeat, whatever a GPU's driver says
+    except Exception:  # a failing GPU driver must not stop heartbeats
         return None
 
 
@@ -30,7 +30,8 @@ def _utilization(cuda: Any) -> float | None:
 
 @cache
 def _handle(uuid: str) -> tuple[Any, Any]:
-    """(NVML, its handle of the GPU). Ray carries NVML's bindings; torch wants a package for them."""
+    """(NVML, the GPU's NVML handle). Uses the NVML bindings vendored by Ray; torch needs a separate package for
+    them."""
     from ray._private.thirdparty import pynvml
 
     pynvml.nvmlInit()  # type: ignore[no-untyped-call]

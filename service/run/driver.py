@@ -1,7 +1,7 @@
-"""One job's process on the cluster: `python -m service.run.driver <launch file>`.
+"""Driver of a job on the cluster: `python -m service.run.driver <launch file>`.
 
-It runs one attempt: a Ray Train run whose worker groups are made anew when they die. It ends with
-`result.json`; an attempt without one died. It needs no control plane, only storage and its cluster.
+Runs one attempt: a Ray Train run that restarts its worker group when it dies. The attempt ends with `result.json`;
+one without it died. The driver needs its storage and cluster, but no control plane.
 """
 
 import logging
@@ -30,17 +30,17 @@ from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Result
 
 COLLECTIVE_TIMEOUT_S = 1800
-"""Timeout of the default process group, in which ranks wait while one still prepares data. The watch over their
-heartbeats notices stuck ranks sooner."""
+"""Timeout of the default process group, in which ranks wait while another prepares data. Heartbeats detect stuck
+ranks sooner."""
 PATIENCE_TERMINATED_S = 1.0
-"""Ray kills a driver 3 s after it asked it to end."""
+"""Ray kills a driver 3 s after SIGTERM."""
 WATCH_INTERVAL_S = 0.25
 LOOKS_WITHOUT_GROUP = 2
-"""Looks without a worker group after which the reason is reported."""
+"""Polls without a worker group after which the reason is reported."""
 LOOK_INTERVAL_S = 10.0
 HEARTBEATS_INTERVAL_S = 1.0
 FILES_INTERVAL_S, REMOTE_FILES_INTERVAL_S = 1.0, 15.0
-"""Interval between looks for removed files of the attempt; on remote storage every look is a request."""
+"""Interval of checks for removed files of the attempt; on remote storage each check is a request."""
 MAX_REASON = 2000
 
 if TYPE_CHECKING:
@@ -50,20 +50,20 @@ RAY_ENVIRONMENT = {
     "RAY_TRAIN_V2_ENABLED": "1",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "30",
-    # Ours goes to the job's storage; doubling each printed line helps nobody.
+    # Our output goes to the job's storage; Ray's copy of each line is redundant.
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    # Its controller's words go into the driver's log as the driver's own do.
+    # The controller logs to the driver's log, in the driver's format.
     "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
-    # One more process for each run; a node that is drained is handled as one that dies.
+    # Saves a process per run; a drained node is handled as a lost one.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
-"""Environment of the driver, Ray Train's controller and the workers. Variables that are set already stay."""
+"""Environment of the driver, Ray Train's controller and the workers. Variables that are already set take precedence."""
 
 _log = logging.getLogger("service.run.driver")
 
 
 def workers_environment(gpus_per_worker: int) -> dict[str, str]:
-    """Environment of workers beside what their node gives them; what this process was given goes before."""
+    """Environment of workers besides their node's; this process's own values take precedence."""
     variables = RAY_ENVIRONMENT if gpus_per_worker else RAY_ENVIRONMENT | KEEP_FREED_MEMORY
     return {name: os.environ.get(name, value) for name, value in variables.items()}
 
@@ -72,7 +72,7 @@ PlacementExplainer = Callable[[int, int, int], str | None]
 
 
 class Driver:
-    """One attempt, from its launch to its result."""
+    """Runs one attempt, from its launch to its result."""
 
     def __init__(self, launch_path: str, why_unplaced: PlacementExplainer = why_unplaced) -> None:
         self._why_unplaced = why_unplaced
@@ -93,18 +93,18 @@ class Driver:
         self._num_notices = 0  # read so far
         self._num_dead_groups = 0
         self._num_limited = -1
-        """Number of dead groups when past logs were last cut to their limit."""
+        """Number of dead groups when past logs were last trimmed."""
         self._looks_without_group = 0
         self._waits_for: str | None = None
-        """Resources that the cluster lacked when last told; "" for workers that were placed and did not begin."""
+        """Resources that the cluster lacked at the last report; "" for placed workers that did not start."""
         self._result: Result | None = None
-        """Result of an attempt that ends before its run does; None if the attempt is terminated."""
+        """Result of an attempt that ends before its run; None if the attempt is terminated."""
         self._over = threading.Event()
         self._group_watch: GroupWatch | None = None
         self._failures: GroupFailures | None = None
 
     def run(self) -> int:
-        """The process's exit status: 0 for a run that ended as it should, also when paused or cancelled."""
+        """Return the process's exit status: 0 unless the attempt failed; also 0 when paused or cancelled."""
         result: Result | None
         with CapturedOutput(self._recorder):
             try:
@@ -137,7 +137,7 @@ class Driver:
             address="auto", log_to_driver=False, logging_level=logging.WARNING,
             runtime_env={"env_vars": {**variables, ATTEMPT_VARIABLE: self._launch.submission_id}},
         )  # fmt: skip
-        signal.signal(signal.SIGTERM, self._on_terminated)  # ray.init has set its own
+        signal.signal(signal.SIGTERM, self._on_terminated)  # replaces ray.init's handler
         from service.run.process_group import node_address
 
         heartbeats = HeartbeatServer(node_address())
@@ -146,7 +146,7 @@ class Driver:
         trainer = self._trainer(heartbeats)
         self._recorder.phase("imports", _seconds_since_start())
         self._begin_watch()
-        # Only now: before, it would take turns with the imports, and the workers would start later for it.
+        # Not earlier: it would compete with the imports (GIL) and delay the start of the workers.
         threading.Thread(target=self._prepare_data, name="data", daemon=True).start()
         try:
             answer = trainer.fit()
@@ -173,7 +173,7 @@ class Driver:
         return LeanTrainer(
             train_worker,
             train_loop_config={"launch": self._launch_path, "fit_at": time.time()},
-            # Always gloo: it carries what is no tensor of a GPU; Layout makes NCCL groups where they belong.
+            # Always gloo, for CPU tensors and objects; Layout creates the NCCL groups.
             backend_config=GlooConfig(COLLECTIVE_TIMEOUT_S, heartbeats.address),
             scaling_config=ScalingConfig(
                 num_workers=launch.plan.num_workers,
@@ -182,7 +182,7 @@ class Driver:
                 placement_strategy="PACK",  # Ray numbers ranks by node, and expert groups are consecutive
             ),
             run_config=RunConfig(
-                # Ray Train resumes a run whose name it has seen; ours never come twice.
+                # Ray Train resumes runs by name; submission ids are unique.
                 name=launch.submission_id,
                 storage_path=f"{self._folder.url}/ray",
                 failure_config=FailureConfig(max_failures=launch.max_failures),  # the policy below decides
@@ -192,7 +192,7 @@ class Driver:
         )
 
     def _prepare_data(self) -> None:
-        """Prepares the data while workers start; they find it done, or wait for it."""
+        """Prepare the data while workers start; they find it ready, or wait for it."""
         from moe.tasks.build import build_task
         from moe.train.checkpoint.run_files import kept_tokenizers
 
@@ -211,7 +211,8 @@ class Driver:
             _log.exception("the corpus could not be prepared by the driver; the workers will try")
 
     def _begin_watch(self) -> list[threading.Thread]:
-        """Watch the run until it is over, in threads, so that a frozen worker is noticed while storage hangs."""
+        """Start the threads that watch the run until it ends; separate, so that hanging storage does not delay the
+        detection of frozen workers."""
         is_remote = "://" in self._launch.storage and not self._launch.storage.startswith("file://")
         watches: list[tuple[str, float, Callable[[], object]]] = [
             ("watch", WATCH_INTERVAL_S, self._look),
@@ -229,12 +230,12 @@ class Driver:
         return threads
 
     def _repeat(self, interval_s: float, look: Callable[[], object]) -> None:
-        """Call `look` again and again until the attempt is over."""
+        """Call `look` periodically until the attempt is over."""
         last_message = ""
         while not self._over.wait(interval_s):
             try:
                 look()
-            except Exception as error:  # whatever it is, a run that nobody watches would be worse
+            except Exception as error:  # no error may end the watch
                 if (message := repr(error)) != last_message:  # not four times a second
                     _log.exception("the run cannot be watched just now; trying again")
                     last_message = message
@@ -242,13 +243,13 @@ class Driver:
                 last_message = ""
 
     def _look(self) -> None:
-        """Reports dead groups, and obeys requests while there is no group to obey them."""
+        """Report dead groups, and obey requests while no group runs."""
         self._tell_of_dead_groups()
         if self._recorder.control.poll() and not self._group_runs():
             self._obey()
 
     def _look_after_files(self) -> None:
-        """Rewrites files of the attempt that were removed, and cuts past logs to their limit after each death."""
+        """Rewrite removed files of the attempt, and trim past logs after each death of a group."""
         self._keeper.look()
         if self._num_limited != (num_dead := self._num_dead_groups):
             self._limit_past_logs()
@@ -257,7 +258,7 @@ class Driver:
     def _tell_of_dead_groups(self) -> None:
         if self._failures is None or not (new := self._failures.notices()[self._num_notices :]):
             return
-        # Counted by what has begun: a group may also die before it has.
+        # Count begun groups: a group may also die before it begins.
         self._num_dead_groups = len(self._folder.groups())
         for notice in new:
             self._num_notices += 1
@@ -276,7 +277,7 @@ class Driver:
             _log.warning("older logs cannot be kept to logs.max_bytes just now: %s", error)
 
     def _tell_of_waiting(self, runs: bool) -> None:
-        """Says why a worker group has not begun for a while, each reason once."""
+        """Report why a worker group has not begun for a while, each reason once."""
         self._looks_without_group = 0 if runs else self._looks_without_group + 1
         if self._looks_without_group < LOOKS_WITHOUT_GROUP:
             self._waits_for = None
@@ -297,24 +298,24 @@ class Driver:
             reason = f"waits for a place for {workers} of {worker_resources} each: {lacks}"
         else:
             reason = f"placed {workers} of {worker_resources} each; waiting for them to start"
-        _log.info("%s", reason)  # no warning: it would be shown beside the job's reason, which says the same
+        _log.info("%s", reason)  # a warning would repeat the job's reason
         self._recorder.record("waiting", {"reason": reason})
 
     def _end_stopped_starts(self) -> None:
-        """End workers that were stopped before they could begin to beat: Ray waits for them for minutes."""
+        """Kill workers that were stopped before their first heartbeat: Ray waits minutes for them."""
         for look in end_stopped_on(nodes_of_gang(), self._launch.submission_id):
             _log.warning("a worker that has not begun (process %d) %s: ended, and the group is made anew; "
                          "its stack:\n%s", look.pid, look, look.stack)  # fmt: skip
 
     def _why_failed(self, error: Exception) -> tuple[str, FailureKind]:
-        """(reason why the run failed, its kind): of workers, what the last group died of."""
+        """(reason of the run's failure, its kind): for failed workers, those of the last group's death."""
         notices = self._failures.notices() if self._failures is not None else []
         if notices and getattr(error, "worker_failures", None):
             return notices[-1].reason, notices[-1].kind
         return (str(error).strip() or type(error).__name__)[:MAX_REASON], "driver"
 
     def _group_runs(self) -> bool:
-        """Whether a worker group has begun and is not known to have died."""
+        """Whether a worker group has begun and is not known to be dead."""
         return len(self._folder.groups()) > self._num_dead_groups
 
     def _obey(self) -> None:
@@ -323,7 +324,7 @@ class Driver:
         self._end(Result(outcome=how, step=self._last_step(), message=message))  # type: ignore[arg-type]
 
     def _last_step(self) -> int:
-        """Steps that the newest committed checkpoint has."""
+        """Step of the newest committed checkpoint; 0 without one."""
         from moe.storage.folder import Folder
         from moe.train.checkpoint import marker
 
@@ -332,14 +333,14 @@ class Driver:
         return place[0] if place else 0
 
     def _end(self, result: Result) -> None:
-        """Ends the attempt from any thread."""
+        """End the attempt; callable from any thread."""
         self._result = result
         if not self._over.is_set():
             os.kill(os.getpid(), signal.SIGUSR1)
 
     def _on_ended(self, _number: int, _frame: FrameType | None) -> None:
         if not self._over.is_set():
-            # Of all exceptions, this is the one that gets through while the main thread waits for Ray.
+            # The only exception that Ray lets through while the main thread waits in it.
             raise KeyboardInterrupt
 
     def _on_terminated(self, _number: int, _frame: FrameType | None) -> None:
@@ -349,9 +350,9 @@ class Driver:
 
 
 def _seconds_since_start() -> float:
-    """Time that this process has run, its interpreter's start included."""
+    """Age of this process, including the start of its interpreter."""
     if sys.platform.startswith("linux"):
-        # psutil would add it to the time of boot, which the system tells in whole seconds.
+        # psutil adds the start time to the boot time, which has a resolution of whole seconds.
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     import psutil

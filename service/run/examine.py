@@ -1,7 +1,7 @@
-"""Examination of a worker process from outside, on its own node: whether it is stopped, its CPU time, its stack.
+"""Examination of a worker process on its own node: whether it is stopped, its CPU time, its stack.
 
-A process that sends no heartbeat is ended only if it is certainly not working: if it is stopped, or if the watchdog has
-given up its group and it takes no CPU time.
+A process without heartbeats is killed only if it certainly does no work: if it is stopped, or if the watchdog has
+given up its group and it uses no CPU time.
 """
 
 import os
@@ -21,17 +21,17 @@ from pydantic import BaseModel, ConfigDict
 from service.wire.process_state import cpu_seconds, state_of
 
 WORKING_CPU_SHARE = 0.05
-"""CPU seconds a second of a process that works. Threads that only wait, send and seal take less."""
+"""CPU seconds per second of a process that works; threads that wait, send and seal use less."""
 BETWEEN_LOOKS_S = 1.0
 STACK_TIMEOUT_S = 10.0
 REMOTE_TIMEOUT_S = 20.0
 MAX_STACK_CHARS = 20_000
 ATTEMPT_VARIABLE = "SHARDYARD_ATTEMPT"
-"""Environment variable of an attempt's workers with the attempt's submission id, by which they are found before their
-first heartbeat."""
+"""Environment variable that holds the attempt's submission id, by which workers are found before their first
+heartbeat."""
 
 Ending = Literal["never", "if_stopped", "if_idle"]
-"""Condition for ending an examined process; a stopped process is idle, too."""
+"""Condition for killing an examined process; a stopped process is also idle."""
 
 
 class ProcessSample(BaseModel):
@@ -41,12 +41,12 @@ class ProcessSample(BaseModel):
 
     pid: int = 0
     state: str
-    """"stopped", "frozen", "gone", or as the system calls it: "running", "sleeping", "disk-sleep"."""
+    """"stopped", "frozen", "gone", or the system's: "running", "sleeping", "disk-sleep"."""
     cpu_share: float = 0.0
-    """CPU seconds a second between the looks."""
+    """CPU seconds per second between the samples."""
     stack: str = ""
     ended: bool = False
-    """Whether the process was ended because of it."""
+    """Whether the process was killed."""
 
     def __str__(self) -> str:
         match self.state:
@@ -61,14 +61,14 @@ class ProcessSample(BaseModel):
 
 
 def examine(pid: int, created_at: float, ending: Ending) -> ProcessSample:
-    """Look at a process of this machine, and end it where `ending` says so."""
+    """Examine a process of this machine, and kill it if `ending` applies."""
     try:
         process = psutil.Process(pid)
         if abs(process.create_time() - created_at) > 1.0:
             return ProcessSample(state="gone")
         before, cpu_before = state_of(process), cpu_seconds(process)
         began = time.monotonic()
-        time.sleep(BETWEEN_LOOKS_S)  # not a wait for an outcome: what it takes is measured over this time
+        time.sleep(BETWEEN_LOOKS_S)  # interval over which CPU time is measured
         state = state_of(process)
         cpu_share = (cpu_seconds(process) - cpu_before) / (time.monotonic() - began)
         is_stopped = state == before and state in ("stopped", "frozen")
@@ -83,7 +83,7 @@ def examine(pid: int, created_at: float, ending: Ending) -> ProcessSample:
 
 
 def end_stopped(attempt: str) -> list[ProcessSample]:
-    """End the stopped worker processes of an attempt on this machine, also those that have never beaten."""
+    """Kill the stopped worker processes of an attempt on this machine, including those without a heartbeat."""
     looks = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -94,8 +94,8 @@ def end_stopped(attempt: str) -> list[ProcessSample]:
 
 
 def end_stopped_on(nodes: Sequence[str], attempt: str) -> list[ProcessSample]:
-    """End the stopped worker processes of an attempt on nodes of this driver's Ray cluster. Raises whatever Ray does
-    where a node does not answer in time."""
+    """Kill the stopped worker processes of an attempt on nodes of this driver's Ray cluster. Raises Ray's error if a
+    node does not answer in time."""
     looks: list[ProcessSample] = []
     for node in nodes:
         looks += _run_on(node, _end_stopped_plain, attempt)
@@ -103,13 +103,13 @@ def end_stopped_on(nodes: Sequence[str], attempt: str) -> list[ProcessSample]:
 
 
 def examine_on(node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[ProcessSample]:
-    """Look at processes (pid, time of creation) of a node of this driver's Ray cluster. Raises whatever Ray does where
-    the node does not answer in time."""
+    """Examine processes (pid, creation time) on a node of this driver's Ray cluster. Raises Ray's error if the node
+    does not answer in time."""
     return _run_on(node, _examine_plain, list(processes), ending)
 
 
 def _run_on(node: str, look: Callable[..., list[dict[str, Any]]], *arguments: Any) -> list[ProcessSample]:
-    """Run `look` on a node: in this process, if it is this one's."""
+    """Run `look` on a node; in this process if the node is its own."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -123,7 +123,8 @@ def _run_on(node: str, look: Callable[..., list[dict[str, Any]]], *arguments: An
 
 
 def let_itself_be_looked_at() -> None:
-    """Let processes of the same user read this one's stack, also where the system allows that to parents alone."""
+    """Let processes of the same user read this one's stack where the system permits only parents (Yama ptrace
+    scope)."""
     if not sys.platform.startswith("linux"):
         return
     import ctypes
@@ -134,7 +135,7 @@ def let_itself_be_looked_at() -> None:
 
 
 def _examine_plain(processes: list[tuple[int, float]], ending: Ending) -> list[dict[str, Any]]:
-    with ThreadPoolExecutor() as pool:  # each look takes more than a second
+    with ThreadPoolExecutor() as pool:  # each examination takes more than a second
         looks = list(pool.map(lambda process: examine(process[0], process[1], ending), processes))
     return [look.model_dump() for look in looks]
 
@@ -144,7 +145,7 @@ def _end_stopped_plain(attempt: str) -> list[dict[str, Any]]:
 
 
 def _stack(pid: int) -> str:
-    """The Python stacks of a process's threads; why there are none, where they cannot be read."""
+    """Python stacks of a process's threads, or the reason why they cannot be read."""
     program = shutil.which(
         "py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     )

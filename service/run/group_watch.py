@@ -1,4 +1,4 @@
-"""Watch over a worker group: passes its heartbeats to the watchdog and carries out the watchdog's judgement."""
+"""Watches a worker group: passes its heartbeats to the watchdog and acts on the watchdog's judgement."""
 
 import logging
 import threading
@@ -11,7 +11,7 @@ from service.run.watchdog import RankFacts, WatchdogLimits, judge
 
 MAX_LOOK_S = 30.0
 LOOK_AGAIN_S = 10.0
-"""A silent process that is not to be ended is looked at again after so long."""
+"""Interval between examinations of a silent process that is not to be killed."""
 
 ExamineOn = Callable[[str, Sequence[tuple[int, float]], Ending], list[ProcessSample]]
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("service.run.driver")
 
 
 class GroupWatch:
-    """Looks at all ranks whose heartbeats a server takes; `look` is called every second or so."""
+    """Watches all ranks whose heartbeats a server receives; `look` is called about every second."""
 
     def __init__(
         self,
@@ -29,18 +29,18 @@ class GroupWatch:
     ) -> None:
         self._server, self._examine_on, self._limits = server, examine_on, limits
         self._looked_at: dict[tuple[str, int], float] = {}
-        """Time of the last look at a process, by node and pid."""
+        """Time of the last examination of a process, by node and pid."""
         self._reported_ranks: set[tuple[str, int, str]] = set()
-        """(node, pid, activity) of ranks that were reported as idle."""
+        """(node, pid, activity) of ranks reported as idle."""
         self._of_dead_groups: set[tuple[str, int]] = set()
-        """Processes of groups that have died: ending one of them later explains no other death."""
+        """Processes of dead groups: killing one of them later explains no other death."""
         self._reason = ""
         self._looking = threading.Lock()
 
     def take_reason(self) -> str:
-        """Reason why ranks of the group that has just died were ended; empty if none were. Call it once a group,
-        from any thread. It waits for a look under way, since a rank's death may be reported before the look that ended
-        it is over."""
+        """Return why ranks of the group that has just died were killed, or "". Called once per group, from any
+        thread. Waits for a running `look`, since a rank's death may be reported before the `look` that killed it
+        returns."""
         has_lock = self._looking.acquire(timeout=MAX_LOOK_S)
         try:
             self._of_dead_groups |= {_process(state) for state in self._server.ranks()}
@@ -51,8 +51,8 @@ class GroupWatch:
                 self._looking.release()
 
     def look(self) -> None:
-        """Judge the group once and act on the judgement. Raises the last error of a node that could not be looked at,
-        after all others have been."""
+        """Judge the group once and act on the judgement. Raises the last error of a node that could not be examined,
+        after all others were."""
         with self._looking:
             self._look()
 
@@ -73,11 +73,11 @@ class GroupWatch:
         self._end(silent, "if_stopped", "")
 
     def _is_due(self, state: RankState, now: float) -> bool:
-        """Whether a process was not looked at a moment ago."""
+        """Whether a process was not examined recently."""
         return now - self._looked_at.get(_process(state), -LOOK_AGAIN_S) >= LOOK_AGAIN_S
 
     def _name(self, state: RankState, states: Iterable[RankState]) -> None:
-        """Log once that a rank is idle, and have it write its stacks to its log."""
+        """Log once that a rank is idle, and ask it to write its stacks to its log."""
         activity = (*_process(state), state.beat.doing)
         if activity in self._reported_ranks:
             return
@@ -91,7 +91,7 @@ class GroupWatch:
         )  # fmt: skip
 
     def _end(self, states: Sequence[RankState], ending: Ending, reason: str) -> None:
-        """Look at processes, node by node, and end those that `ending` selects."""
+        """Examine processes, node by node, and kill those that `ending` selects."""
         failure: Exception | None = None
         now = time.monotonic()
         for state in states:
@@ -113,7 +113,7 @@ class GroupWatch:
 
     def _tell(self, state: RankState, look: ProcessSample, reason: str, now: float) -> None:
         if look.state == "gone":
-            return  # Ray reports that, and why
+            return  # Ray reports it, with the cause
         cause = reason or f"no heartbeat for {state.silent_s(now):.0f} s, last in {state.beat.doing}"
         verdict = "ended, and the group is made anew" if look.ended else "left alone"
         _log.warning(

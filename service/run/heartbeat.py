@@ -1,8 +1,8 @@
-"""Heartbeat of a worker: every two seconds it tells the driver what its training thread is doing and whether it works.
+"""Heartbeat of a worker: every two seconds it tells the driver what its training thread does and whether it works.
 
-A thread of its own sends it, so that a rank that waits in a collective, or computes for an hour, still sends them; a
-stopped process does not. The driver's answer may ask for the stacks of all threads, which are then written to this
-rank's log. Nothing here makes training wait, and no failure here ends it.
+A separate thread sends it, so that a rank that waits in a collective or computes for an hour sends heartbeats, and a
+stopped process does not. The driver's answer may request the stacks of all threads, which go to this rank's log.
+Heartbeats never block training, and their failures never end it.
 """
 
 import json
@@ -27,14 +27,14 @@ from service.wire.run_status import DeviceUse
 BEAT_INTERVAL_S = 2.0
 ANSWER_TIMEOUT_S = 10.0
 WORK_WINDOW_S = 10.0
-"""Time over which CPU time and I/O are measured to tell whether the process works."""
+"""Window over which CPU time and I/O are measured to tell whether the process works."""
 WORKING_BYTES_PER_S = 100e3
-"""Read and written by a process that works."""
+"""Least I/O of a process that works."""
 
 
 @dataclass(frozen=True)
 class HeartbeatAddress:
-    """Address on which the driver listens, and the secret that it expects."""
+    """The driver's address for heartbeats, and its secret."""
 
     host: str
     port: int
@@ -47,21 +47,21 @@ class Beat(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     phase: str = "start"
-    """`moe.activity.Phase` of the outermost activity of the training thread."""
+    """`moe.activity.Phase` of the training thread's outermost activity."""
     doing: str = "start"
-    """The innermost activity, in words."""
+    """Innermost activity, in words."""
     in_collective: bool = False
     for_s: float = 0.0
     """Seconds in the innermost activity."""
     idle_s: float = 0.0
-    """Seconds since this process last worked or began an activity: CPU time, files and devices count as work."""
+    """Seconds since this process last worked (CPU time, I/O, device use) or began an activity."""
     step_s: float = 0.0
-    """Seconds of the last step."""
+    """Duration of the last step."""
     device: DeviceUse | None = None
 
 
 class Introduction(BaseModel):
-    """First line of a connection: the process whose heartbeats follow."""
+    """First line of a connection: identifies the process that sends heartbeats."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -69,14 +69,14 @@ class Introduction(BaseModel):
     rank: int
     pid: int
     created_at: float
-    """When the process was created, by its own system: with the pid it names one process for good."""
+    """Creation time of the process by its system's clock; unique together with the pid."""
     node: str
     """Ray's id of the node."""
     host: str
 
 
 class Heartbeat:
-    """The heartbeat of this process, from `start` until `stop`."""
+    """Heartbeat of this process, from `start` until `stop`."""
 
     def __init__(self, address: HeartbeatAddress, rank: int, node: str) -> None:
         self._address = address
@@ -89,7 +89,7 @@ class Heartbeat:
         self._meter = WorkMeter()
         self._answered_at: float | None = None
         self.step_s = 0.0
-        """Seconds of the last step; the training loop's recorder sets it."""
+        """Duration of the last step, set by the training loop's recorder."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -97,7 +97,7 @@ class Heartbeat:
         self._thread.start()
 
     def follow(self, log: Callable[[str, str], None]) -> None:
-        """Report the calling thread's activities from now on; `log` takes the level and text of log lines."""
+        """Report the calling thread's activities from now on; `log` receives the level and text of log lines."""
         self._training_thread, self._log = threading.get_ident(), log
 
     def unfollow(self) -> None:
@@ -108,7 +108,7 @@ class Heartbeat:
         self._over.set()
 
     def unanswered_s(self) -> float:
-        """Seconds since the driver last answered; 0 if it never has, as when its port cannot be reached from here."""
+        """Seconds since the driver last answered; 0 if it never has, for example because its port is unreachable."""
         return 0.0 if self._answered_at is None else time.monotonic() - self._answered_at
 
     def beat(self) -> Beat:
@@ -125,7 +125,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            # Whatever fails: without heartbeats the driver examines this process, and finds that it works.
+            # Any failure is harmless: without heartbeats, the driver examines this process and finds that it works.
             with suppress(Exception):
                 self._beat_until_broken()
             self._over.wait(BEAT_INTERVAL_S)
@@ -153,7 +153,7 @@ class Heartbeat:
 
 
 class WorkMeter:
-    """Measures how long this process has been idle: since it last computed, read or wrote."""
+    """Measures how long this process has been idle: no CPU use, no I/O."""
 
     def __init__(self) -> None:
         self._window = self._counts()
@@ -161,7 +161,7 @@ class WorkMeter:
         self._worked_at = time.monotonic()
 
     def idle_s(self) -> float:
-        """Seconds since work was last seen; call it every few seconds."""
+        """Seconds since the last work; to be called every few seconds."""
         now, num_activities = time.monotonic(), num_begun()
         if num_activities != self._num_begun or device_is_busy():
             self._num_begun, self._worked_at = num_activities, now
@@ -178,7 +178,7 @@ class WorkMeter:
 
     @staticmethod
     def _counts() -> tuple[float, float, float]:
-        """(time, CPU seconds, bytes read and written) of this process and those that it started."""
+        """(time, CPU seconds, bytes read and written) of this process and its descendants."""
         own = psutil.Process()
         cpu_s, num_bytes = 0.0, 0.0
         for process in (own, *own.children(recursive=True)):
@@ -193,7 +193,7 @@ class WorkMeter:
 
 
 def device_is_busy() -> bool:
-    """Whether this process's GPU computes."""
+    """Whether this process's GPU is in use."""
     use = device_use()
     return use is not None and bool(use.utilization)
 

@@ -1,4 +1,4 @@
-"""Server of the driver that receives heartbeats and keeps the last one of each rank."""
+"""The driver's server for heartbeats, which keeps the last one of each rank."""
 
 import asyncio
 import json
@@ -14,10 +14,10 @@ from service.run.heartbeat import Beat, HeartbeatAddress, Introduction
 
 MAX_LINE_BYTES = 1 << 16
 INTRODUCTION_TIMEOUT_S = 10.0
-"""A connection that has not introduced itself by then is closed."""
+"""A connection without an introduction by then is closed."""
 TICK_S = 1.0
 PAUSE_S = 5.0
-"""An event loop that did not run for longer was itself stopped: the silence is no rank's fault."""
+"""If the event loop did not run for longer, this process was stopped, and the silence is not the ranks' fault."""
 
 
 @dataclass
@@ -38,12 +38,12 @@ class RankState:
 
 
 class HeartbeatServer:
-    """Receives heartbeats in a thread of its own until `close`."""
+    """Receives heartbeats in its own thread until `close`."""
 
     def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ranks: dict[int, RankState] = {}
-        """Ranks by connection number. They are removed when the connection closes, as it does when the process ends."""
+        """Ranks by connection number, removed when the connection closes, which it does when the process ends."""
         self._num_connections = 0
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
@@ -58,12 +58,12 @@ class HeartbeatServer:
         self._thread.start()
 
     def ranks(self) -> list[RankState]:
-        """The processes that are connected, by rank."""
+        """The connected processes, by rank."""
         with self._lock:
             return sorted(self._ranks.values(), key=lambda state: state.rank)
 
     def close(self) -> None:
-        """End the thread, and all connections."""
+        """End the thread and all connections."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -72,8 +72,8 @@ class HeartbeatServer:
     async def _end(self) -> None:
         self._server.close()
         for writer in self._writers:
-            writer.transport.abort()  # a stopped process takes nothing of what is still to be sent
-        # Handlers end by themselves once their connections are closed; cancelled ones would be logged as errors.
+            writer.transport.abort()  # a stopped process would never read the pending data
+        # Handlers end when their connections close; asyncio would log cancelled ones as errors.
         while self._writers:
             await asyncio.sleep(0)
         self._pauses.cancel()
@@ -96,7 +96,7 @@ class HeartbeatServer:
                 writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
         except (OSError, ValidationError, ValueError):
-            pass  # a process that died, or a stranger; a worker connects again
+            pass  # a dead process or a stranger; workers reconnect
         finally:
             with self._lock:
                 self._ranks.pop(number, None)
@@ -104,8 +104,8 @@ class HeartbeatServer:
             self._writers.discard(writer)
 
     def _new_state(self, number: int, introduction: Introduction, beat: Beat) -> RankState:
-        """State of a newly connected process. It replaces that of any older connection of its rank: a connection from a
-        node that was lost never closes."""
+        """State of a newly connected process. Replaces any older connection of its rank: the connection of a lost
+        node never closes."""
         self._ranks = {
             connection: state for connection, state in self._ranks.items() if state.rank != introduction.rank
         }

@@ -1,6 +1,6 @@
-"""Limit of a job's log (`logs.max_bytes`): half for the processes that write, shared alike, half for those of the past.
+"""Limit of a job's log (`logs.max_bytes`): half for running processes, in equal shares, and half for past ones.
 
-Each writer keeps the newest segments of its own share. Where older ones were, a line says how much is gone.
+Each writer keeps the newest segments within its share. A line in place of the older ones says how much was removed.
 """
 
 from collections import deque
@@ -12,30 +12,30 @@ TIME_CHARACTERS = len("2026-01-31T12:00:00.123456Z")
 
 
 def share_of_writer(max_bytes: int, num_workers: int) -> int:
-    """Bytes of a job's log that the driver, and each of its workers, may keep."""
+    """Log bytes that the driver, and each of its workers, may keep."""
     return max(1, max_bytes // 2 // (num_workers + 1))
 
 
 def removed_line(time: str, num_bytes: int) -> bytes:
-    """Line of a log in place of what was removed before it."""
+    """Log line in place of removed earlier lines."""
     return (
         f"{time} warning {num_bytes:,} bytes of this log before here were removed: logs.max_bytes\n".encode()
     )
 
 
 class NewestSegments:
-    """Keeps a writer's sealed segments to a number of bytes, the newest of them."""
+    """Limits a writer's sealed segments to a number of bytes by removing the oldest."""
 
     def __init__(self, folder: Folder, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
         self._segments: deque[tuple[str, int, str]] = deque()
         """(name, bytes, time of the last line) of each segment."""
         self._notice = ""
-        """Name of the segment that says what was removed."""
+        """Name of the segment that holds the removal line."""
         self._removed_bytes = 0
 
     def newest_of(self, data: bytes) -> bytes:
-        """The end of a segment's lines that is within the limit by itself."""
+        """The end of a segment's lines that fits the limit."""
         if len(data) <= self._max_bytes:
             return data
         begin = data.find(b"\n", len(data) - self._max_bytes) + 1
@@ -43,7 +43,7 @@ class NewestSegments:
         return removed_line(_time(data[:begin]), self._removed_bytes) + data[begin:]
 
     def add_segment(self, name: str, data: bytes) -> None:
-        """Take note of a segment that was sealed, and remove the oldest beyond the limit. Raises OSError."""
+        """Record a sealed segment, and remove the oldest beyond the limit. Raises OSError."""
         self._segments.append((name, len(data), _time(data)))
         while (
             len(self._segments) > 1 and sum(num_bytes for _, num_bytes, _ in self._segments) > self._max_bytes
@@ -57,7 +57,7 @@ class NewestSegments:
 
 
 def remove_oldest(storage: str, attempt: int, num_dead_groups: int, max_bytes: int) -> None:
-    """Keep the logs of earlier attempts and of this one's dead worker groups to half of the limit. Raises OSError."""
+    """Trim the logs of earlier attempts and of this one's dead worker groups to half of the limit. Raises OSError."""
     logs = Folder.of_job(storage).below("logs")
     folder = SegmentFolder(Folder.of_job(storage), "logs")
     past = [
@@ -83,6 +83,6 @@ def remove_oldest(storage: str, attempt: int, num_dead_groups: int, max_bytes: i
 
 
 def _time(data: bytes) -> str:
-    """Time that the last line begins with."""
+    """Timestamp of the last line."""
     last = data.rstrip(b"\n").rpartition(b"\n")[2]
     return last[:TIME_CHARACTERS].decode(errors="replace")

@@ -1,7 +1,7 @@
-"""Notices of Ray Train's controller to the driver, whose process it runs in: a worker group died, of what, and whether
-another is made in this attempt.
+"""Ray Train failure policy of the driver: decides whether a dead worker group is restarted, and keeps a notice of
+each death.
 
-Ray Train asks the policy here what is to be done about each failure. It runs in the driver and travels to no worker.
+Ray Train's controller runs in the driver's process and calls the policy there; it is never sent to a worker.
 """
 
 import logging
@@ -24,7 +24,7 @@ from service.wire.launch import Launch
 
 MAX_REASON = 500
 _OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "MemoryError"})
-"""Exceptions of torch, Ray and Python, by name."""
+"""Names of out-of-memory exceptions of torch, Ray and Python."""
 
 _log = logging.getLogger("service.run.driver")
 
@@ -36,16 +36,16 @@ class GroupFailure:
     reason: str
     kind: FailureKind
     is_made_anew: bool
-    """Whether Ray Train makes another group; else the attempt ends with it."""
+    """Whether Ray Train starts another group; if not, the attempt ends."""
     preempted: bool = False
-    """Whether a node of it was preempted, which counts as no failure."""
+    """Whether one of its nodes was preempted, which counts as no failure."""
 
 
 class GroupFailures(FailurePolicy):
-    """Decides about dead worker groups by the job's rules, and keeps a notice of each."""
+    """Decides on dead worker groups by the job's retry rules, and keeps a notice of each."""
 
     def __init__(self, launch: Launch, take_reason: Callable[[], str] = lambda: "") -> None:
-        """`take_reason`: called at each death of a group; returns why this driver ended workers of it, or ""."""
+        """`take_reason`: called at each death of a group; returns why this driver killed workers of it, or ""."""
         super().__init__(FailureConfig(max_failures=launch.max_failures))
         self._default_policy = DefaultFailurePolicy(self.failure_config)
         """Handles all other failures, such as a worker group that does not start."""
@@ -55,12 +55,12 @@ class GroupFailures(FailurePolicy):
         self._lock = threading.Lock()
 
     def notices(self) -> list[GroupFailure]:
-        """Notices of all deaths so far, in order."""
+        """Notices of all deaths so far."""
         with self._lock:
             return list(self._notices)
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
-        """Ray Train's question about a failure."""
+        """Called by Ray Train after a failure."""
         end_reason = (
             self._take_reason()
         )  # also for a group that had not begun, so that the next death is not blamed on it
@@ -79,16 +79,17 @@ class GroupFailures(FailurePolicy):
         return FailureDecision.RETRY if anew else FailureDecision.RAISE
 
     def _is_left(self, kind: FailureKind) -> bool:
-        """Whether this attempt may make another group; it then has one less to make."""
+        """Take one restart of this attempt's budget; False if none is left, or if the control plane restarts after a
+        backoff."""
         if self._launch.spec.retry.backoff_of(kind) is not None:
-            return False  # the wait is the control plane's, and holds no workers
+            return False  # the control plane waits, without holding workers
         budget = kind if kind in self._num_left else ""
         self._num_left[budget] -= 1
         return self._num_left[budget] >= 0
 
 
 def kind_of(errors: dict[int, Exception]) -> FailureKind:
-    """Kind of failure that a group died of."""
+    """Kind of failure that killed a group."""
     names = {kind.__name__ for error in errors.values() for kind in type(_cause_of(error)).__mro__}
     if names & _OUT_OF_MEMORY:
         return "out_of_memory"
@@ -96,7 +97,7 @@ def kind_of(errors: dict[int, Exception]) -> FailureKind:
 
 
 def reason(errors: dict[int, Exception]) -> str:
-    """Reason why a group died, in a sentence: a lost process says more than the collectives that it broke."""
+    """Reason of a group's death in a sentence. A lost process says more than the collectives that it broke."""
     words_by_rank = {rank: _in_words(error) for rank, error in errors.items()}
     lost_ranks = {rank: words for rank, words in words_by_rank.items() if words is None}
     out_of_memory = {
@@ -114,12 +115,12 @@ def reason(errors: dict[int, Exception]) -> str:
 
 
 def _cause_of(error: Exception) -> Any:
-    # Ray wraps what happened: a dead actor in a failed health check, a worker's exception in its traceback.
+    # Ray wraps causes: a dead actor in a failed health check, a worker's exception in its traceback.
     return getattr(error, "health_check_failure", None) or getattr(error, "_base_exc", None) or error
 
 
 def _in_words(error: Exception) -> str | None:
-    """None for a process that is gone."""
+    """Description of an error; None for a process that died."""
     cause = _cause_of(error)
     if any(kind.__name__ == "RayActorError" for kind in type(cause).__mro__):
         return None

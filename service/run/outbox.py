@@ -1,4 +1,4 @@
-"""One writer's undelivered records, read back from the node's disk: memory holds one batch at most."""
+"""One writer's undelivered records, read back from the node's disk: memory holds at most one batch."""
 
 import json
 from collections.abc import Sequence
@@ -11,24 +11,22 @@ BATCH_BYTES = MAX_BATCH_BYTES // 4
 
 
 class Outbox:
-    """Records that a writer has spooled, from the first that is not known to have arrived."""
+    """Spooled records of a writer, from the first that is not known to be delivered."""
 
     def __init__(self, spool: Spool | Path, writer: str) -> None:
-        """`spool`: of this process, or the folder of a writer that is dead."""
+        """`spool`: this process's spool, or the folder of a dead writer's."""
         self.writer = writer
         self._spool = spool
         self.next_seq = 0
-        """Sequence number below which every record has arrived."""
+        """Sequence number below which every record is delivered."""
         self._place = (0, 0)
-        """Segment and byte of the next record; one value, for another thread asks `has_left`."""
+        """(segment, byte) of the next record; one tuple, since another thread calls `has_left`."""
         self.is_refused = False
-        """The control plane wants no more of this writer; storage keeps what is left."""
+        """The control plane accepts no more of this writer; storage keeps the rest."""
 
     def batch(self) -> list[bytes]:
-        """The next records as JSON, each with its sequence number; empty when there is nothing more now.
-
-        Where records before them were removed from this node, the writer counts as refused, as in `seek`.
-        """
+        """The next records as JSON lines with sequence numbers; empty if there are none now. If earlier records are
+        missing on this node, the writer counts as refused, as in `seek`."""
         number, byte = self._place
         for segment in self._segments():
             offset = byte if segment.number == number else 0
@@ -42,7 +40,7 @@ class Outbox:
         return []
 
     def acknowledge(self, lines: list[bytes], next_seq: int) -> None:
-        """Notes an answer to `lines`: the control plane has every record below `next_seq`."""
+        """Process an answer to `lines`: the control plane has every record below `next_seq`."""
         if next_seq == self.next_seq + len(lines):
             number, byte = self._place
             self._place = (number, byte + sum(len(line) + 1 for line in lines))
@@ -51,10 +49,10 @@ class Outbox:
             self.seek(next_seq)
 
     def seek(self, next_seq: int) -> None:
-        """Goes on from record `next_seq`, before or after where it was.
+        """Continue from record `next_seq`, forwards or backwards.
 
-        What lies before the first segment here was delivered once and has been removed: then the writer
-        counts as refused, and storage, which has all of it, is where the control plane finds it.
+        Records before the first segment here were delivered once and removed. If those are requested, the writer
+        counts as refused: the control plane reads them from storage, which has them all.
         """
         self.next_seq = next_seq
         for segment in self._segments():
@@ -69,14 +67,14 @@ class Outbox:
                 earlier_lines = lines[: next_seq - first]
                 self._place = (segment.number, sum(len(line) + 1 for line in earlier_lines))
                 return
-            # All of it has arrived; whatever comes next is in a later segment.
+            # All delivered; the next record is in a later segment.
             self._place = (segment.number, sum(len(line) + 1 for line in lines))
 
     def _segments(self) -> Sequence[LocalSegment]:
         return self._spool.segments() if isinstance(self._spool, Spool) else local_segments(self._spool)
 
     def has_left(self, segment: LocalSegment) -> bool:
-        """Whether everything in a complete segment has arrived, or will never be asked for."""
+        """Whether everything in a complete segment was delivered, or will never be requested."""
         number, byte = self._place
         if self.is_refused or segment.number < number:
             return True

@@ -1,14 +1,14 @@
-"""Reason why the workers of this driver's run have no place on its Ray cluster."""
+"""Reason why Ray cannot place the workers of this driver's run."""
 
 from typing import Any
 
 
 def why_unplaced(num_workers: int, cpus_each: int, gpus_each: int) -> str | None:
-    """Resources that the cluster lacks, while a gang of this process waits to be placed; None while none waits."""
+    """Resources that the cluster lacks while a placement group of this driver is pending; None while none is."""
     import ray
     from ray.util import placement_group_table
 
-    job_id = ray.get_runtime_context().get_job_id()  # which every id of what it made ends with
+    job_id = ray.get_runtime_context().get_job_id()  # suffix of the ids of this job's placement groups
     gangs = placement_group_table()
     if not any(id.endswith(job_id) and gang["state"] == "PENDING" for id, gang in gangs.items()):
         return None
@@ -20,7 +20,7 @@ def why_unplaced(num_workers: int, cpus_each: int, gpus_each: int) -> str | None
 
 
 def nodes_of_gang() -> list[str]:
-    """Ids of the nodes on which this driver's workers have their places."""
+    """Node ids of this driver's placed workers."""
     import ray
     from ray.util import placement_group_table
 
@@ -33,8 +33,7 @@ def nodes_of_gang() -> list[str]:
 
 
 def what_lacks(demand: dict[str, int], total: dict[str, Any], free: dict[str, Any]) -> str:
-    """Resources that keep a gang from being placed: those that the cluster never had enough of, or those that are not
-    free."""
+    """Resources that prevent a placement group: those that the cluster has too few of, else those that are not free."""
     scarce_names = [name for name, count in demand.items() if total.get(name, 0) < count]
     if scarce_names:
         return (

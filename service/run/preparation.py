@@ -1,4 +1,4 @@
-"""Progress of preparing data, recorded every few seconds."""
+"""Progress of data preparation, recorded every few seconds."""
 
 import time
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from moe.records import PreparationRecord
 from service.run.recorder import SpoolRecorder
 
 INTERVAL_S = 2.0
-"""Interval between records of progress: an hour's preparation leaves two thousand short lines at most."""
+"""Interval between records of progress: at most two thousand short lines for an hour's preparation."""
 
 
 class PreparationProgress:
-    """Records how far a preparation has come: a call at any moment, a record every other second."""
+    """Callback that records the progress of a preparation, at most every `INTERVAL_S` per stage."""
 
     def __init__(self, recorder: SpoolRecorder, now: Callable[[], float] = time.monotonic) -> None:
         self._recorder, self._now = recorder, now

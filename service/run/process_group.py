@@ -1,10 +1,10 @@
-"""The default process group of a worker group, which listens where its workers have to reach it and nowhere else.
+"""Default process group of a worker group, which listens only on the address where its workers reach it.
 
-Left to itself, torch's rendezvous store listens on every address of the machine, and whoever reaches it may list and
-write its keys: it knows no token. Here its socket is bound first: to loopback where all workers are on one machine,
-else to the address by which the cluster knows the node. gloo and NCCL are given the interface of that address.
+By default, torch's rendezvous store listens on every address of the machine, without authentication: anyone may list
+and write its keys. Here its socket is bound first: to loopback if all workers are on one machine, else to the node's
+address in the cluster. gloo and NCCL are given the interface of that address.
 
-The driver imports this module, and torch is imported in the workers alone: it takes seconds.
+The driver imports this module; only the workers import torch, which takes seconds.
 """
 
 import ipaddress
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 FIRST_HEARTBEAT_TIMEOUT_S = 60.0
-"""Longest wait for each worker process's first heartbeat, which is its first task."""
+"""Longest wait for the first heartbeat of each worker process, which is its first task."""
 LEAVE_TIMEOUT_S = 5.0
-"""A group whose collective is stuck does not take part in its own end."""
+"""Longest wait for workers to destroy the group; one whose collective is stuck never does."""
 
 _log = logging.getLogger(__name__)
 
 _store: list["dist.TCPStore"] = []
-"""Store of rank 0's process, from its opening until the process group is made."""
+"""Store of rank 0's process, until the process group is initialized."""
 
 
 def meeting_addresses(nodes: Sequence[str]) -> list[str]:
-    """Addresses to listen on by rank, from those of the ranks' nodes; loopback if all are of one machine."""
+    """Address to listen on of each rank, given the ranks' node addresses; loopback if all are on one machine."""
     on_one_machine = len(set(nodes)) == 1 or all(ipaddress.ip_address(node).is_loopback for node in nodes)
     return [LOOPBACK] * len(nodes) if on_one_machine else list(nodes)
 
 
 def node_address() -> str:
-    """The address by which the cluster knows the node of this process."""
+    """This node's address in the cluster."""
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def open_store(address: str, timeout_s: float) -> int:
-    """Have the group's store listen on an address of this machine; answers with its port. Rank 0 calls it."""
+    """Start the group's store on an address of this machine and return its port. Called on rank 0."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listener:
         port = int(listener.getsockname()[1])
@@ -58,7 +58,7 @@ def open_store(address: str, timeout_s: float) -> int:
 
 
 def join(rank: int, addresses: Sequence[str], port: int, timeout_s: float) -> None:
-    """Make the group, of gloo, with the others: all ranks call it, once rank 0 has opened the store at `port`."""
+    """Initialize the gloo process group. Called on all ranks, after rank 0 has started the store at `port`."""
     import torch.distributed as dist
 
     listen_on(addresses[rank])
@@ -69,7 +69,7 @@ def join(rank: int, addresses: Sequence[str], port: int, timeout_s: float) -> No
 
 
 def leave() -> None:
-    """End the group in this process, if it has joined one."""
+    """Destroy this process's group, if initialized."""
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -92,20 +92,20 @@ def _tcp_store(
 
 
 def _begin(heartbeats: HeartbeatAddress, rank: int) -> str:
-    """Begin this worker's heartbeat; answers with the address of its node."""
+    """Start this worker's heartbeat and return its node's address."""
     begin_heartbeat(heartbeats, rank, ray.get_runtime_context().get_node_id())
     return node_address()
 
 
 class _Gloo(Backend):
-    """Ray Train's hooks at the start and the end of a worker group."""
+    """Ray Train's hooks at the start and end of a worker group."""
 
-    share_cuda_visible_devices = True  # a node's workers number its GPUs alike
+    share_cuda_visible_devices = True  # all workers of a node see the same GPU numbers
 
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
         assert isinstance(backend_config, GlooConfig)
         timeout_s = backend_config.timeout_s
-        # Before anything else, so that a worker that freezes while it imports torch is noticed, too.
+        # First of all, so that a worker that freezes while importing torch is noticed.
         nodes = ray.get(
             [
                 worker_group.execute_single_async(rank, _begin, backend_config.heartbeats, rank)
@@ -127,14 +127,14 @@ class _Gloo(Backend):
             ray.get(worker_group.execute_async(leave), timeout=LEAVE_TIMEOUT_S)
         except GetTimeoutError:
             _log.warning("the workers' process group did not end within %g s", LEAVE_TIMEOUT_S)
-        except RayError as error:  # of a worker that died, which is told of elsewhere
+        except RayError as error:  # a worker died, which is reported elsewhere
             _log.info("the workers' process group did not end in order: %s", type(error).__name__)
 
 
 @dataclass
 class GlooConfig(BackendConfig):
-    """A process group of gloo, made as this module says, whose collectives end after `timeout_s` seconds; its workers
-    send their heartbeats to `heartbeats`."""
+    """A gloo process group whose collectives time out after `timeout_s` seconds; its workers send heartbeats to
+    `heartbeats`."""
 
     timeout_s: float
     heartbeats: HeartbeatAddress

@@ -1,4 +1,4 @@
-"""Output of one process of a run: records and lines of text, on this node's disk when the call returns."""
+"""Records and log lines of one process of a run, on the node's disk when each call returns."""
 
 import logging
 import sys
@@ -23,17 +23,14 @@ from service.wire.node_folder import spool_folder
 from service.wire.run_status import RunStatus
 
 CLOSE_PATIENCE_S = 10.0
-"""Longest that the end of a process may wait for storage, and for a control plane that answers slowly."""
+"""Longest wait at a process's end for storage and a slow control plane."""
 MAX_REASON = 1000
-"""Characters of a reason that becomes a job's; its log has all of it."""
+"""Most characters of a reason that becomes a job's; the log has all of it."""
 
 
 class SpoolRecorder(Recorder):
-    """A recorder that keeps everything on disk and delivers it in the background.
-
-    Every process writes log lines. One that `speaks` also has a sequence of records of its own: rank 0 of
-    each worker group, and the driver.
-    """
+    """Recorder that spools everything on disk and delivers it in the background. Every process writes log lines. One
+    that `speaks` also has a sequence of records: rank 0 of each worker group, and the driver."""
 
     def __init__(
         self,
@@ -48,8 +45,8 @@ class SpoolRecorder(Recorder):
         sweeps: bool,
         max_log_bytes: int | None = None,
     ) -> None:
-        """`name`: `driver`, or `g3.rank-0`. `sweeps`: takes care of what dead processes left on this node.
-        `max_log_bytes`: of this process's log, so much is kept on storage."""
+        """`name`: `driver`, or `g3.rank-0`. `sweeps`: also delivers what dead processes left on this node.
+        `max_log_bytes`: limit of this process's log on storage."""
         group = name.partition(".")[0]
         self._folder = spool_folder(job_id)
         top = self._folder.parents[1]
@@ -83,10 +80,10 @@ class SpoolRecorder(Recorder):
         self._storage, self._is_last = storage, group == "driver"
         self._is_closed = False
         self.of_group: dict[str, int] = {}
-        """The worker group that records are about: `group` and `num_workers`."""
+        """Worker group that records are about: `group` and `num_workers`."""
 
     def record(self, kind: RecordKind, data: dict[str, Any]) -> None:
-        """Keeps a record, if this process speaks for its group; NaN and infinity become null."""
+        """Spool a record, if this process `speaks`; NaN and infinity become null."""
         if self._records is None or self._is_closed:
             return
         now = rfc3339(datetime.now(UTC))
@@ -98,7 +95,7 @@ class SpoolRecorder(Recorder):
         self._keep(self._records, render)
 
     def line(self, level: str, message: str) -> None:
-        """Keeps lines of text; several are marked each with the time."""
+        """Spool lines of text, each with the time and level."""
         if self._is_closed:
             return
         head = f"{rfc3339(datetime.now(UTC))} {level:<7} "
@@ -110,7 +107,7 @@ class SpoolRecorder(Recorder):
         try:
             spool.append(render)
         except OSError as error:
-            # A full disk costs records; it must not cost the run. Said where nothing is kept: on the console.
+            # A full disk loses records but must not end the run. Reported on the console only.
             print(f"a record is lost: {error}", file=sys.__stderr__)
 
     def metric(self, record: StepRecord) -> None:
@@ -132,16 +129,16 @@ class SpoolRecorder(Recorder):
         self.line(level, message + "".join(f" {name}={value}" for name, value in fields.items()))
 
     def phase(self, name: str, seconds: float) -> None:
-        """Keeps how long a part of the start took."""
+        """Record the duration of a part of the start."""
         self.record("phase", {"name": name, "seconds": round(seconds, 3)})
 
     @property
     def control(self) -> Control:
-        """The control plane's request to the run; never anything for a process that does not speak."""
+        """The control plane's requests to the run; always empty in a process that does not speak."""
         return _SenderControl(self._sender)
 
     def report_status(self, status: Callable[[], RunStatus | None]) -> None:
-        """Have the control plane told of the attempt's status every few seconds."""
+        """Report the attempt's status to the control plane every few seconds."""
         if self._sender is not None:
             self._sender.run_status = status
 
@@ -151,8 +148,8 @@ class SpoolRecorder(Recorder):
             self._sender.driver_silent_s = silent_s
 
     def close(self, patience_s: float = CLOSE_PATIENCE_S, after_workers: bool = False) -> None:
-        """Delivers what is left, within about `patience_s`. `after_workers`: no worker group comes any more that
-        would do it for the dead ones of this node."""
+        """Deliver the rest, within about `patience_s`. `after_workers`: also that of this node's dead workers, since
+        no worker group follows that would."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -163,7 +160,7 @@ class SpoolRecorder(Recorder):
             self._sender.close(patience_s)
         also = list(_of_workers(self._folder, self._storage)) if after_workers else []
         self._sealer.close(patience_s, also)
-        # The driver ends last: what the control plane missed then, it finds on storage.
+        # The driver ends last; the control plane reads from storage what it missed.
         tidy(self._folder, keep_sealed=not self._is_last)
 
 
@@ -176,7 +173,7 @@ class _SenderControl(Control):
 
 
 class CapturedOutput:
-    """Sends a process's `logging` and what it prints to its recorder too; a context manager."""
+    """Context manager that also sends a process's `logging` and printed output to its recorder."""
 
     def __init__(self, recorder: SpoolRecorder) -> None:
         self._recorder = recorder
@@ -188,7 +185,7 @@ class CapturedOutput:
     def __enter__(self) -> "CapturedOutput":
         root = logging.getLogger()
         self._streams = (sys.stdout, sys.stderr)
-        # Handlers that look up sys.stderr would come by here a second time; this one keeps the stream it has.
+        # Handlers that look up sys.stderr would record a line twice; this one keeps the original stream.
         self._console = logging.StreamHandler(sys.stderr)
         self._set_aside = [handler for handler in root.handlers if _is_console(handler)]
         for handler in self._set_aside:
@@ -229,7 +226,7 @@ class _Handler(logging.Handler):
 
 
 class _Tee:
-    """A text stream that passes everything on and records whole lines."""
+    """Text stream that passes everything on and records whole lines."""
 
     def __init__(self, stream: TextIO, recorder: SpoolRecorder, level: str) -> None:
         self._stream, self._recorder, self._level = stream, recorder, level
@@ -240,7 +237,7 @@ class _Tee:
         *lines, rest = (getattr(self._partial_line, "text", "") + text).split("\n")
         self._partial_line.text = rest
         for line in lines:
-            # A progress bar rewrites its line; what it came to is what is kept.
+            # A progress bar rewrites its line; only the final text is recorded.
             if final_text := line.rpartition("\r")[2].rstrip():
                 self._recorder.line(self._level, final_text)
         return num_chars
@@ -250,10 +247,8 @@ class _Tee:
 
 
 def _left_behind(job_folder: Path, kind: str, own: str) -> Iterator[Path]:
-    """Spools that this node's dead processes of a job left: drivers' for a driver, workers' for a worker.
-
-    They are of earlier attempts, or of this attempt's earlier worker groups; in order of both.
-    """
+    """Spools of this node's dead processes of a job, from earlier attempts or earlier worker groups of this one, in
+    order. A driver gets drivers' spools, a worker workers'."""
     own_place = _place(own)
     folders = [
         (place, folder)
@@ -271,7 +266,7 @@ def _of_workers(job_folder: Path, storage: str) -> Iterator[SealTask]:
 
 
 def _place(writer: str) -> tuple[int, int]:
-    """(attempt, group) of a writer; -1 for the driver."""
+    """(attempt, group) of a writer; group -1 for the driver."""
     attempt, _, rest = writer.partition(".")
     group = rest.partition(".")[0].removeprefix("g")
     return int(attempt.removeprefix("a")), int(group) if group.isdigit() else -1

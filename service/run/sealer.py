@@ -1,4 +1,4 @@
-"""Copies what a node has spooled to the job's storage every few seconds, in the background."""
+"""Copies spooled segments of a node to the job's storage every few seconds, in the background."""
 
 import logging
 import math
@@ -13,8 +13,8 @@ from service.run.outbox import Outbox
 from service.run.spool import LocalSegment, Seals, Spool, local_segments
 
 SEAL_INTERVAL_S = 1.0
-"""Interval of sealing on a file system. If workers and control plane die together, a run loses unsealed records of
-steps that it will not redo. Storage with a price per object is sealed less often."""
+"""Sealing interval on a file system. If workers and control plane die together, unsealed records of steps that are
+not repeated are lost. Storage with a price per object is sealed less often."""
 REMOTE_SEAL_INTERVAL_S = 5.0
 
 _log = logging.getLogger(__name__)
@@ -22,14 +22,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SealTask:
-    """A spool that is being written, or the folder of one whose process is dead, and where it goes."""
+    """A spool in use, or the folder of a dead process's spool, and its destination."""
 
     folder: Path
     seals: Seals
     spool: Spool | None = None
-    """None: the process that wrote it is dead, and all segments are complete."""
+    """None if the process that wrote it is dead, and all segments are complete."""
     outbox: Outbox | None = None
-    """The other reader of the segments; they stay until both are done with them."""
+    """The other reader of the segments; they stay until both are done."""
 
     def complete(self) -> Sequence[LocalSegment]:
         return self.spool.complete() if self.spool else local_segments(self.folder)
@@ -42,7 +42,7 @@ class SealTask:
 
 
 class Sealer:
-    """Seals a process's spools, and what dead processes of the same job left on this node."""
+    """Seals a process's spools, and those of dead processes of the same job on this node."""
 
     def __init__(self, writers: Sequence[SealTask], interval_s: float = SEAL_INTERVAL_S) -> None:
         self._writers, self._interval_s = list(writers), interval_s
@@ -55,7 +55,7 @@ class Sealer:
         self._thread.start()
 
     def close(self, patience_s: float, also: Sequence[SealTask] = ()) -> bool:
-        """Seals all that is left, and what is given, within about `patience_s`; answers whether it could."""
+        """Seal everything left, and `also`, within about `patience_s`; returns whether it succeeded."""
         self._ending.set()
         self._thread.join()
         self._writers += also
@@ -71,11 +71,11 @@ class Sealer:
             self._seal(age_s=self._interval_s)
 
     def _seal(self, age_s: float) -> bool:
-        """Seal what is due of all writers; return False if storage could not be written."""
+        """Seal the due segments of all writers; returns False if storage could not be written."""
         try:
             for writer in self._writers:
                 if writer.spool:
-                    # While storage hangs, segments grow and do not multiply: each holds a file open.
+                    # While storage hangs, segments grow instead of multiplying: each holds a file open.
                     writer.spool.roll(math.inf if self._failing and age_s else age_s)
                 for segment in writer.complete():
                     writer.seals.seal(segment)
@@ -93,7 +93,7 @@ class Sealer:
         return True
 
     def _log_faults(self) -> None:
-        """Log once that lines wait in memory, and why."""
+        """Log once that lines wait in memory, with the reason."""
         faults = [writer.spool.fault for writer in self._writers if writer.spool]
         fault = next((str(fault) for fault in faults if fault is not None), "")
         if fault and fault != self._fault_logged:

@@ -1,7 +1,7 @@
-"""Delivers what is spooled to the control plane, in the background, and fetches what is asked of the run.
+"""Delivers spooled records to the control plane in the background, and fetches requests to the run.
 
-A control plane that is down delays records and loses none: they stay on the node's disk, and sealed on the
-job's storage. Nothing here ever makes training wait.
+A control plane that is down delays records and loses none: they stay on the node's disk, and sealed on the job's
+storage. Sending never blocks training.
 """
 
 import json
@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 class Sender:
-    """Sends several writers' records one after the other, the last writer's being its own process's.
+    """Sends the records of several writers in order, its own process's last.
 
-    Those before the last are what dead processes of the same attempt left behind: the control plane takes
-    nothing more of an older worker group once a newer one has begun, so that they go first.
+    The others are of dead processes of the same attempt. They go first, since the control plane refuses records of an
+    older worker group once a newer one has begun.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class Sender:
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
             timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            trust_env=False,  # a proxy set for the outside world does not know the way to the control plane
+            trust_env=False,  # proxies for the internet do not reach the control plane
         )
         for library in ("httpx", "httpcore"):
-            logging.getLogger(library).setLevel(logging.WARNING)  # they would tell of every batch
+            logging.getLogger(library).setLevel(logging.WARNING)  # they log every request
         self.request: Request | None = None
         """The control plane's last request to the run."""
         self.run_status: Callable[[], RunStatus | None] = lambda: None
-        """Status of the attempt, asked for every few seconds; the driver sets it."""
+        """Returns the attempt's status, every few seconds; the driver sets it."""
         self.driver_silent_s: Callable[[], float] | None = None
-        """Seconds since the driver last answered a heartbeat of this process; the first worker sets it."""
+        """Returns the seconds since the driver last answered a heartbeat of this process; the first worker sets it."""
         self._status_at = 0.0
         self._is_reached = False
         self._posted_at, self._back_off_s = 0.0, SEND_INTERVAL_S
@@ -66,10 +66,8 @@ class Sender:
         self._thread.start()
 
     def close(self, patience_s: float) -> bool:
-        """Sends what is left and ends, within about `patience_s`; answers whether all has arrived.
-
-        A control plane that does not answer is not waited for: storage keeps what it misses.
-        """
+        """Send the rest and end, within about `patience_s`; returns whether everything was delivered. An unreachable
+        control plane is not waited for: storage has the records."""
         self._give_up_at = time.monotonic() + patience_s
         self._ending.set()
         self._thread.join(patience_s + CONNECT_TIMEOUT_S)
@@ -96,7 +94,7 @@ class Sender:
         self._client.close()
 
     def _round(self, ending: bool) -> float:
-        """Sends one batch, or a heartbeat if it is time; answers with how long to wait before the next."""
+        """Send one batch, or a heartbeat if due; returns the wait before the next round."""
         outbox = self._first_with_records()
         if outbox is None and ending:
             return NOTHING_LEFT
@@ -113,11 +111,11 @@ class Sender:
         return 0.0 if has_more else SEND_INTERVAL_S
 
     def _first_with_records(self) -> Outbox | None:
-        """The oldest writer that still has something to send."""
+        """The oldest writer with records to send."""
         return next((outbox for outbox in self._outboxes if not outbox.is_refused and outbox.batch()), None)
 
     def _post(self, outbox: Outbox, lines: list[bytes]) -> bool:
-        """Sends one batch; False when the control plane could not be reached or could not answer now."""
+        """Send one batch; False if the control plane could not be reached or could not answer now."""
         head = {
             "attempt": self._attempt,
             "writer": outbox.writer,
@@ -145,11 +143,11 @@ class Sender:
             else:
                 outbox.seek(answer.next_seq)
             return True
-        # 404: a control plane that lost its store knows nothing of the job until that is recovered from storage.
+        # 404: a control plane that lost its store does not know the job until it is recovered from storage.
         if response.status_code >= 500 or response.status_code in (404, 408, 429):
             self._note_unreachable(f"status {response.status_code}")
             return False
-        # 403: a newer attempt or group has taken over. Anything else of the kind will not mend by repetition.
+        # 403: a newer attempt or group has taken over. Other 4xx errors would only be repeated.
         outbox.is_refused = True
         if response.status_code == 403 and _tells_to_end(response):
             self.request = "cancel"
@@ -158,14 +156,14 @@ class Sender:
         return True
 
     def _status(self) -> dict[str, Any]:
-        """Status of the attempt, where it is time to tell it."""
+        """Status of the attempt, if it is due."""
         if time.monotonic() - self._status_at < STATUS_INTERVAL_S:
             return {}
         self._status_at = time.monotonic()
         try:
             status = self.run_status()
             return {} if status is None else {"run": status.model_dump(mode="json")}
-        except Exception:  # records are sent, whatever a status lacks
+        except Exception:  # a faulty status must not stop records
             _log.exception("the status of the run cannot be told")
             return {}
 
@@ -176,7 +174,7 @@ class Sender:
 
 
 def _tells_to_end(response: httpx.Response) -> bool:
-    """Whether a newer attempt runs, so that this one only takes up what that one may wait for."""
+    """Whether a newer attempt runs, so that this one only holds resources that the newer one may need."""
     try:
         problem = response.json()
     except ValueError:

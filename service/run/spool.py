@@ -1,11 +1,11 @@
-"""Spool of records and log lines on the node's disk, from which complete segments are sealed on storage.
+"""Spool of records and log lines on the node's disk, whose complete segments are sealed on storage.
 
 A writer has a folder of numbered segments. Lines are appended to the newest; the others are complete. A complete
-segment is sealed by copying it to the job's storage, and removed here once it is no longer needed. The operating system
-has every line when `append` returns, so killing the process loses none.
+segment is sealed by copying it to the job's storage, and removed here once unneeded. When `append` returns, the
+operating system has the line, so that killing the process loses none.
 
-The folder may be removed, renamed, made unreadable or full at any moment. The writing process holds each file open
-until it is sealed, and so can read it even after it was renamed or removed; lines that no file takes wait in memory.
+The folder may be removed, renamed, made unreadable or full at any time. The writing process keeps each file open
+until it is sealed, and can read it even after it was renamed or removed; lines that no file accepts wait in memory.
 """
 
 import errno
@@ -24,14 +24,14 @@ from service.wire.node_folder import make_private
 
 SEGMENT_MOST_BYTES = 1_000_000
 MEMORY_MOST_BYTES = 32_000_000
-"""Most bytes of one writer's lines that wait in memory while no file takes them."""
+"""Most bytes of one writer's lines held in memory while no file accepts them."""
 MAX_HELD_FILES = 64
-"""Unsealed segments that a writer holds open, so that removing their files loses nothing."""
+"""Unsealed segments that a writer keeps open, so that removing their files loses nothing."""
 _SEGMENT = re.compile(r"segment-(\d{8,})\.(?:jsonl|log)(\.sealed)?")
 
 
 class LocalSegment(ABC):
-    """A numbered piece of what a writer wrote on this node."""
+    """A numbered segment of a writer's output on this node."""
 
     def __init__(self, number: int, is_sealed: bool) -> None:
         self.number, self.is_sealed = number, is_sealed
@@ -43,27 +43,27 @@ class LocalSegment(ABC):
 
     @abstractmethod
     def read(self, start: int = 0, max_bytes: int | None = None) -> bytes:
-        """Bytes from `start` on; none where it is gone. Raises OSError where it cannot be read."""
+        """Bytes from `start` on; empty if the segment is gone. Raises OSError if it cannot be read."""
 
     @abstractmethod
     def note_sealed(self, seals: "Seals") -> None:
-        """Note that storage has all of it."""
+        """Mark as completely copied to storage."""
 
     @abstractmethod
     def remove(self) -> None:
         """Remove it from this node."""
 
     def whole_lines(self, start: int = 0, max_bytes: int | None = None) -> bytes:
-        """Bytes from `start` on, without a last line that was cut short."""
+        """Bytes from `start` on, without an incomplete last line."""
         data = self.read(start, max_bytes)
         while max_bytes is not None and b"\n" not in data and len(data) == max_bytes:
-            max_bytes *= 2  # a line that is longer than was asked for
+            max_bytes *= 2  # a line longer than `max_bytes`
             data = self.read(start, max_bytes)
         return data[: data.rfind(b"\n") + 1]
 
 
 class SegmentFile(LocalSegment):
-    """A segment by its path alone: of a process that is dead."""
+    """Segment of a dead process, known by its path."""
 
     def __init__(self, path: Path, number: int, is_sealed: bool) -> None:
         super().__init__(number, is_sealed)
@@ -90,7 +90,7 @@ class SegmentFile(LocalSegment):
 
 
 class _OwnSegment(LocalSegment):
-    """A segment that this process writes: in a file that it holds open, or in memory where no file takes it."""
+    """Segment that this process writes: an open file, or memory while no file accepts lines."""
 
     def __init__(self, number: int, path: Path, file: int | None) -> None:
         super().__init__(number, is_sealed=False)
@@ -110,7 +110,7 @@ class _OwnSegment(LocalSegment):
         return self._memory is not None
 
     def append(self, line: bytes) -> None:
-        """Add a line, all of it or nothing. Raises OSError."""
+        """Add a line atomically. Raises OSError."""
         if self._memory is not None:
             self._memory += line
         else:
@@ -134,7 +134,7 @@ class _OwnSegment(LocalSegment):
         with suppress(OSError), self._path.open("rb") as file:
             file.seek(start)
             return file.read(num_bytes)
-        # Its file was removed after it was sealed, and what it holds has yet to be delivered.
+        # The file was removed after sealing, before its records were delivered.
         return self._seals.read(self.name)[start : start + num_bytes] if self._seals else b""
 
     def note_sealed(self, seals: "Seals") -> None:
@@ -146,7 +146,7 @@ class _OwnSegment(LocalSegment):
         self.let_go()
 
     def let_go(self) -> None:
-        """Close the file, or free the memory of what is sealed."""
+        """Close the file, and free the memory if sealed."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
@@ -163,14 +163,14 @@ class _OwnSegment(LocalSegment):
 class Spool:
     """One writer's segments on this node: appended to by threads of one process, read by its sender.
 
-    `suffix` is `jsonl` for records and `log` for lines of text. `top`: the folder below which each folder has to be
-    private; that above `folder` when left out.
+    `suffix` is `jsonl` for records and `log` for lines of text. `top`: folder below which every folder must be
+    private; `folder`'s parent by default.
     """
 
     def __init__(self, folder: Path, suffix: str, top: Path | None = None) -> None:
         self.folder, self._suffix, self._top = folder, suffix, top or folder.parent
         self.fault: OSError | None = None
-        """Reason why new lines wait in memory; None while a file takes them."""
+        """Reason why new lines wait in memory; None while a file accepts them."""
         self._lock = threading.Lock()
         self._before: list[LocalSegment] = [*local_segments(folder)]  # of an earlier process of this name
         self._next_number = max((segment.number for segment in self._before), default=-1) + 1
@@ -179,11 +179,8 @@ class Spool:
         self._next_line = 0
 
     def append(self, render: Callable[[int], bytes]) -> None:
-        """Adds the line that `render` makes of its number, counted from 0; it is kept when this returns.
-
-        Raises OSError when neither the disk nor the memory set aside takes more: then it is as if nothing had been
-        added.
-        """
+        """Append the line that `render` makes of its number, counted from 0; it is stored when this returns. Raises
+        OSError if neither the disk nor the reserved memory takes more; then nothing was added."""
         with self._lock:
             line = render(self._next_line)
             if self._newest is None:
@@ -202,11 +199,11 @@ class Spool:
 
     @property
     def num_lines(self) -> int:
-        """Lines appended so far; the number of the next."""
+        """Lines appended so far: the number of the next."""
         return self._next_line
 
     def roll(self, age_s: float = 0.0) -> None:
-        """Completes the newest segment if it is at least this old, or large."""
+        """Complete the newest segment if it is at least `age_s` old, or large."""
         with self._lock:
             newest = self._newest
             if newest is None:
@@ -216,12 +213,12 @@ class Spool:
                 self._newest = None
 
     def segments(self) -> list[LocalSegment]:
-        """Segments that are left, in order."""
+        """Remaining segments, in order."""
         with self._lock:
             return [*self._before, *self._own]
 
     def complete(self) -> list[LocalSegment]:
-        """The segments that nothing is added to any more."""
+        """Segments that are no longer appended to."""
         with self._lock:
             return [segment for segment in (*self._before, *self._own) if segment is not self._newest]
 
@@ -260,18 +257,16 @@ class Spool:
 
 
 class Seals:
-    """A writer's folder on the job's storage, to which complete segments are copied.
-
-    Raises OSError when storage cannot be written; the segments stay, and are sealed another time.
-    """
+    """A writer's folder on the job's storage, which receives complete segments. Raises OSError when storage cannot
+    be written; the segments stay and are sealed later."""
 
     def __init__(self, storage: str, kind: str, writer: str, max_bytes: int | None = None) -> None:
-        """`max_bytes`: so much is kept of all segments, the newest; all of them where left out."""
+        """`max_bytes`: limit of all segments together, of which the newest are kept; None keeps all."""
         self._folder = Folder.of_job(storage).below(f"{kind}/{writer}")
         self._newest = None if max_bytes is None else NewestSegments(self._folder, max_bytes)
 
     def seal(self, segment: LocalSegment) -> None:
-        """Copies a complete segment, whole or not at all, and notes that on this node."""
+        """Copy a complete segment atomically, and mark it as sealed on this node."""
         if segment.is_sealed:
             return
         if data := segment.whole_lines():
@@ -282,12 +277,12 @@ class Seals:
         segment.note_sealed(self)
 
     def read(self, name: str) -> bytes:
-        """A segment that was sealed. Raises OSError when storage cannot be read."""
+        """A sealed segment. Raises OSError when storage cannot be read."""
         return self._folder.read(name)
 
 
 def local_segments(folder: Path) -> list[SegmentFile]:
-    """The segments in the folder of a writer that is dead, in order; none where it is missing or cannot be read."""
+    """Segments in a dead writer's folder, in order; empty if it is missing or unreadable."""
     segments: list[SegmentFile] = []
     for name in _names(folder):
         if match := _SEGMENT.fullmatch(name):
@@ -301,7 +296,7 @@ def writer_folders(job_folder: Path, kind: str) -> Iterator[Path]:
 
 
 def tidy(job_folder: Path, keep_sealed: bool = True) -> None:
-    """Removes a job's empty folders on this node, and the segments that storage has, unless they are kept."""
+    """Remove a job's empty folders on this node, and sealed segments unless `keep_sealed`."""
     for kind in ("logs", "metrics"):
         for folder in list(writer_folders(job_folder, kind)):
             for segment in local_segments(folder):
@@ -316,7 +311,7 @@ def tidy(job_folder: Path, keep_sealed: bool = True) -> None:
 def _names(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
-    except OSError:  # removed, closed, or something else than a folder by now
+    except OSError:  # removed, unreadable, or no longer a folder
         return []
 
 

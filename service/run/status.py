@@ -1,4 +1,4 @@
-"""Status of an attempt from the last heartbeats of its ranks, for the control plane."""
+"""Status of an attempt for the control plane, from its ranks' last heartbeats."""
 
 import os
 import socket

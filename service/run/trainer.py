@@ -1,4 +1,4 @@
-"""Ray Train's trainer, without torch in the driver and without helper processes that a run has no use for."""
+"""Ray Train trainer without torch in the driver and without unneeded helper processes."""
 
 import asyncio
 from typing import Any
@@ -11,17 +11,17 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 UNUSED = frozenset(
     {
-        "DatasetsCallback",  # hands out Ray datasets; corpora are memory-mapped files here
-        "PlacementGroupCleanerCallback",  # frees the gang if Ray Train's controller dies: so does the driver
+        "DatasetsCallback",  # distributes Ray datasets; our corpora are memory-mapped files
+        "PlacementGroupCleanerCallback",  # frees the workers if Ray Train's controller dies; so does the driver's end
     }
 )
 
 
 class LeanTrainer(DataParallelTrainer):
-    """Starts a worker group sooner: each helper is one more Python process that imports what workers import.
+    """Starts worker groups faster: each helper is one more Python process that imports what workers import.
 
-    It is not `ray.train.torch.TorchTrainer`, which imports torch into the driver and only adds a default process group
-    that ours would replace. The hooks are not public, and Ray is pinned to the release they were read in.
+    Not `ray.train.torch.TorchTrainer`, which imports torch into the driver and only adds a default process group that
+    ours would replace. The hooks are private API, so Ray is pinned to the release for which they were written.
     """
 
     def __init__(self, *arguments: Any, failure_policy: FailurePolicy, **settings: Any) -> None:
@@ -33,9 +33,8 @@ class LeanTrainer(DataParallelTrainer):
         return [callback for callback in callbacks if type(callback).__name__ not in UNUSED]
 
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
-        """Run the controller here, in the driver, and not in an actor that the driver waits for."""
-        # Workers are given a handle of the actor that controls them, to ask it for checkpoints that were reported to
-        # it. Ours report none, and ask for none.
+        """Run the controller in the driver instead of an actor that the driver waits for."""
+        # Workers get a handle of the controller actor, to query reported checkpoints. Ours report none and query none.
         RuntimeContext.current_actor = None  # type: ignore[assignment, method-assign]
         worker_group.SynchronizationActor = _NoBarrier  # type: ignore[misc, assignment]
         state._shutdown_sync_actor = _NoBarrier.end  # type: ignore[assignment]
@@ -45,8 +44,8 @@ class LeanTrainer(DataParallelTrainer):
 
 
 class _NoBarrier:
-    """In place of the actor at which workers that report wait for each other: one more process for each worker group,
-    which imports what workers import while they do. Ours report nothing."""
+    """Replaces the actor at which reporting workers synchronize, a process per worker group that starts while they
+    do. Our workers report nothing."""
 
     @classmethod
     def options(cls, **_: Any) -> type["_NoBarrier"]:
@@ -54,9 +53,9 @@ class _NoBarrier:
 
     @staticmethod
     def remote(**_: Any) -> str:
-        """Stands in for the actor's handle that workers are given."""
+        """Placeholder for the actor handle that workers get."""
         return "no barrier"
 
     @staticmethod
     def end(_: str) -> None:
-        """Nothing is there to be ended."""
+        """Nothing to end."""

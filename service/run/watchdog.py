@@ -1,23 +1,23 @@
 """Judgement of a worker group by its heartbeats: which ranks are silent or idle, and whether the group is stuck.
 
-A pure function of the ranks' last heartbeats. A rank that sends none is examined from outside. One that sends them but
-is idle while others wait for it is reported, with its stacks; it is ended only when no rank of its group has worked
-for longer than any legitimate wait. A slow rank works, and is left alone for as long as it does.
+A pure function of the ranks' last heartbeats. A silent rank is examined from outside. A rank that sends heartbeats
+but is idle while others wait for it is reported, with its stacks; it is killed only when no rank of its group has
+worked for longer than any legitimate wait. Slow ranks that work are left alone.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_SHOWN = 8
-"""Ranks that a reason names."""
+"""Most ranks that a reason names."""
 _PATIENT = ("checkpoint", "loading")
 _UNWATCHED = ("start", "preparation")
-"""Phases in which a rank may wait for a process of another job that prepares the same corpus."""
+"""Phases in which a rank may wait for another job's process that prepares the same corpus."""
 
 
 @dataclass(frozen=True)
 class WatchdogLimits:
-    """Seconds after which the driver acts."""
+    """Times after which the driver acts."""
 
     silent_s: float = 20.0
     """Silence after which a rank is examined."""
@@ -26,10 +26,10 @@ class WatchdogLimits:
     stuck_s: float = 300.0
     """Idle time of all ranks after which a group is stuck."""
     slowest_steps: int = 20
-    """A group is not stuck within this many times the duration of its last step."""
+    """A group is not stuck within this multiple of its last step's duration."""
     storage_s: float = 1800.0
-    """Idle time allowed while a rank reads or writes a checkpoint: storage may be slow, and what is on its way there
-    shows neither as CPU time nor as I/O."""
+    """Idle time allowed while a rank reads or writes a checkpoint: storage may be slow, and pending transfers show
+    neither as CPU time nor as I/O."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Judgement:
     silent: tuple[int, ...] = ()
     """Ranks to examine: no heartbeat for `WatchdogLimits.silent_s`."""
     idle: tuple[int, ...] = ()
-    """Ranks to ask for their stacks: they send heartbeats and are idle."""
+    """Idle ranks that send heartbeats, to be asked for their stacks."""
     stuck: tuple[int, ...] = ()
-    """Ranks to end unless an examination finds them working: the group makes no progress because of them."""
+    """Ranks that block their group, to be killed unless an examination finds them working."""
     reason: str = ""
-    """Why, for `stuck`."""
+    """Reason for `stuck`."""
 
 
 def judge(ranks: Sequence[RankFacts], limits: WatchdogLimits) -> Judgement:
@@ -70,13 +70,13 @@ def judge(ranks: Sequence[RankFacts], limits: WatchdogLimits) -> Judgement:
     if outside or all(rank.idle_s >= limits.idle_s for rank in watched_ranks):
         idle = [rank for rank in outside or watched_ranks if rank.idle_s >= limits.idle_s]
     else:
-        idle = []  # all wait in collectives, and what they wait for goes on
+        idle = []  # all wait in collectives, which make progress
     numbers = tuple(rank.rank for rank in silent), tuple(rank.rank for rank in idle)
     return Judgement(*numbers, *_find_stuck_ranks(ranks, limits))
 
 
 def _find_stuck_ranks(ranks: Sequence[RankFacts], limits: WatchdogLimits) -> tuple[tuple[int, ...], str]:
-    """(ranks to end, reason) of a group in which no rank has worked for too long."""
+    """(ranks to kill, reason) if no rank has worked for too long."""
     still_s = min((max(rank.idle_s, rank.silent_s) for rank in ranks), default=0.0)
     if still_s < _patience_s(ranks, limits) or any(rank.phase in _UNWATCHED for rank in ranks):
         return (), ""

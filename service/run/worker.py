@@ -1,7 +1,7 @@
-"""One worker of a group: finds its place, its device and its data, and trains.
+"""One worker of a group: joins it, selects its device, prepares its data, and trains.
 
-Runs in a Ray Train worker with the default process group (gloo) up. Ray Train is told of nothing but the end:
-`ray.train.report` is a barrier that takes one result a controller's poll, and adds nothing, since the newest
+Runs in a Ray Train worker with the default process group (gloo) up. Only the result is reported to Ray Train:
+`ray.train.report` is a barrier that takes one result per poll of the controller, and is redundant, since the newest
 verified marker on storage alone decides where a run resumes.
 """
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     import torch
 
 PATIENCE_AFTER_ERROR_S = 2.0
-"""Ray ends the processes of a failed group soon anyway; what is left is shipped by the next one."""
+"""Short, since Ray soon kills the processes of a failed group; the next group delivers the rest."""
 
 
 def train_worker(config: dict[str, Any]) -> dict[str, Any]:
-    """Ray Train's `train_loop_per_worker`: a `Result` as plain data, the same from every rank.
+    """Ray Train's `train_loop_per_worker`; returns a `Result` as plain data, the same on every rank.
 
-    `config`: `launch` (URL of the attempt's launch; the token stays in that file) and `fit_at` (when
-    the driver asked for the group).
+    `config`: `launch` (URL of the attempt's launch; the token stays in that file) and `fit_at` (time at which the
+    driver requested the group).
 
-    A mistake in the spec or the data, a GPU that is not there, and a loss that is not finite, end the run: making the
-    group anew would end in the same way. Everything else raises, and Ray Train makes the group anew.
+    A mistake in the spec or data, a missing GPU and a non-finite loss end the run, since a new group would end the
+    same way. Everything else raises, and Ray Train restarts the group.
     """
     began = time.time()
     import ray.train
@@ -85,7 +85,7 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
             )  # fmt: skip
             recorder.record("started", {"group": group, "workers": workers})
             recorder.of_group = {"group": group, "num_workers": len(workers)}
-            if group == launch.group_start:  # later ones began when the one before had died
+            if group == launch.group_start:  # later groups start after a death, not at `fit_at`
                 recorder.phase("worker_group", began - config["fit_at"])
             recorder.line("info", f"worker group {group}: this is {workers[rank]}")
             result = _run(launch, folder, group, resumed_step, device, recorder, heartbeat)
@@ -161,7 +161,7 @@ def _plan(
     device: "torch.device",
     recorder: SpoolRecorder,
 ) -> Plan:
-    """The plan to run: what was shown, or the fastest of a few, tried once an attempt."""
+    """The plan to run: the launch's, or the fastest of its trials, which run once per attempt."""
     from moe.calibrate.trial import fastest, step_seconds
     from moe.parallel import plain_collectives
 
@@ -192,7 +192,8 @@ def _plain(plan: Plan | None) -> dict[str, Any] | None:
 
 
 class _FirstStepTimer(Recorder):
-    """Passes everything on, records how long the model and the first step took, and tells the heartbeat of steps."""
+    """Passes everything on, records the durations of building the model and of the first step, and tells the
+    heartbeat the duration of each step."""
 
     def __init__(self, recorder: SpoolRecorder, heartbeat: Heartbeat | None) -> None:
         self._recorder, self._heartbeat = recorder, heartbeat
@@ -221,11 +222,11 @@ class _FirstStepTimer(Recorder):
         self._recorder.log(level, message, **fields)
 
     def close(self) -> None:
-        """The worker closes the recorder itself, when all is over."""
+        """No-op: the worker closes the recorder itself at the end."""
 
 
 def _begin_group(folder: AttemptFolder, launch: Launch) -> tuple[int, int]:
-    """(number of this worker group, step of the newest committed checkpoint, which may turn out to be damaged)."""
+    """(number of this worker group, step of the newest committed checkpoint, which may prove damaged)."""
     group = folder.begin_group(launch.group_start)
     newest = marker.list_committed(Folder.of_job(launch.storage).below(marker.FOLDER))
     place = marker.order(newest[0]) if newest else None

@@ -1,1 +1,1 @@
-"""Messages between two processes: launches, records, events, states. Knows nobody who sends them."""
+"""Messages between processes: launches, records, events, states. Imports no sender or receiver."""

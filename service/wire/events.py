@@ -1,4 +1,4 @@
-"""Messages of a run, on their way in (`Record`) and on their way out (`Event`)."""
+"""Messages of a run to the control plane (`Record`) and from there to clients (`Event`)."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 RECORD_VERSION = 1
-"""Version of a line on storage."""
+"""Format version of a line on storage."""
 MAX_BATCH_RECORDS = 1000
 MAX_BATCH_BYTES = 4_000_000
-"""Largest body of a POST; a sender splits larger batches."""
+"""Largest request body; a sender splits larger batches."""
 
 EventKind = Literal["state", "plan", "metric", "checkpoint", "log"]
 RecordKind = Literal[
@@ -26,52 +26,52 @@ RecordKind = Literal[
 ]
 Request = Literal["pause", "cancel"]
 Writer = Annotated[str, Field(pattern=r"^(driver|group-(0|[1-9][0-9]{0,5}))$")]
-"""Writer that counts the sequence: `driver`, or `group-3`, rank 0 of the attempt's fourth worker group."""
+"""Owner of a sequence of records: `driver`, or `group-3`, which is rank 0 of the attempt's fourth worker group."""
 
 
 RecordTime = Annotated[
     AwareDatetime, Field(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(2200, 1, 1, tzinfo=UTC))
 ]
-"""Time by the recorder's clock. A time that is centuries off cannot be converted to every time zone."""
+"""Time by the recorder's clock, bounded since times centuries away do not convert to every time zone."""
 
 
 class _EventMessage(BaseModel):
-    # Ends of the wire may be of different releases, so that unknown fields are passed over.
+    # Sender and receiver may be of different releases: unknown fields are ignored.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Event(_EventMessage):
-    """One thing that happened to a job, as clients see it: in the stream, in history, in `Job.events()`."""
+    """One event of a job as clients see it: in the stream, in history, in `Job.events()`."""
 
     id: int = Field(ge=1)
-    """One sequence a job over all kinds, from 1, without gaps."""
+    """Number in the job's sequence of events of all kinds, from 1, without gaps."""
     kind: EventKind
     time: AwareDatetime
     attempt: int | None
-    """None for what happened outside an attempt."""
+    """None for an event outside an attempt."""
     actor: str
     """`controller`, `user:<owner>`, or the writer of a record, such as `group-0`."""
     data: dict[str, Any]
     superseded: Literal["run", "step"] | None = None
-    """Of a metric that came late: a newer attempt or worker group had begun, so that it is history and no news. `step`
-    where that one had recorded the same step, too: its value is the one that counts."""
+    """For a metric that arrived after a newer attempt or worker group had begun. `step`: the newer one also recorded
+    the same step, and its value counts."""
 
 
 class Record(_EventMessage):
-    """One thing that a worker group or driver has to say.
+    """One message of a worker group or driver.
 
     kind        data
     metric      a StepRecord
     checkpoint  a CheckpointRecord
-    checkpoint_failed  {"step": int, "reason": str}: given up; the next one is a new chance
+    checkpoint_failed  {"step": int, "reason": str}: given up until the next checkpoint
     log         {"level": str, "message": str, ...}
     started     {"group": int, "workers": [{"rank", "node", "device"}, ...]}: comes first
     resumed     {"group": int, "num_workers": int, "step": int, "checkpoint": str | None}: what was loaded
-    waiting     {"reason": str}: the driver's workers have not been given a place for a while
+    waiting     {"reason": str}: the driver's workers have not been placed for a while
     recovering  {"reason": str, "kind": FailureKind, "preempted": bool}: the driver lost its worker group and starts
                 another; a group whose node was preempted counts as no failure
     phase       {"name": "imports" | "worker_group" | "data" | "trials" | "model" | "first_step", "seconds": float}
-    plan        {"plan": Plan}: what trials have ended with, in place of the plan that was shown
+    plan        {"plan": Plan}: chosen by trials, replaces the plan that was shown
     """
 
     kind: RecordKind
@@ -80,43 +80,37 @@ class Record(_EventMessage):
 
 
 class SealedRecord(Record):
-    """One line of `storage/metrics/a<attempt>.g<group>/segment-*.jsonl` (`a<attempt>.driver` for the driver).
-
-    It carries its sequence number, so that the control plane can take over from storage what a dead sender
-    could not deliver, without doubling what it did.
-    """
+    """One line of `storage/metrics/a<attempt>.g<group>/segment-*.jsonl` (`a<attempt>.driver` for the driver). Its
+    sequence number lets the control plane read from storage what a dead sender did not deliver, without duplicates."""
 
     version: int = RECORD_VERSION
     seq: int = Field(ge=0)
 
 
 class RecordBatch(_EventMessage):
-    """Consecutive records of one writer: the body of `POST /internal/v1/jobs/{id}/records`.
-
-    An empty batch is a heartbeat, and fetches the request.
-    """
+    """Consecutive records of one writer: the body of `POST /internal/v1/jobs/{id}/records`. An empty batch is a
+    heartbeat, and fetches the request."""
 
     attempt: int = Field(ge=1)
     writer: Writer
     first_seq: int = Field(ge=0)
-    """The sequence number of the first record; a writer's sequence starts at 0."""
+    """Sequence number of the first record; a writer's sequence starts at 0."""
     records: tuple[Record, ...] = Field(max_length=MAX_BATCH_RECORDS)
     run: dict[str, Any] | None = None
-    """A `RunStatus`, from an attempt's driver every few seconds. Read apart, so that a bad one costs no records."""
+    """A `RunStatus`, from an attempt's driver every few seconds. Validated separately, so that a bad one loses no
+    records."""
     driver_silent_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """From the first worker: seconds since the attempt's driver last answered its heartbeat."""
 
 
 class RecordAnswer(_EventMessage):
-    """Records that the control plane has (all below `next_seq`), and its request to the run.
-
-    Also the body of the 409 that answers a gap: the sender goes on from `next_seq`.
-    """
+    """Acknowledges the records below `next_seq`, and carries the control plane's request to the run. Also the body
+    of the 409 for a gap: the sender continues from `next_seq`."""
 
     next_seq: int
     request: Request | None = None
 
 
 def rfc3339(time: datetime) -> str:
-    """`2026-01-31T12:00:00.123456Z`: UTC, always with microseconds, so that text sorts as time does."""
+    """`2026-01-31T12:00:00.123456Z`: UTC, always with microseconds, so that text order is time order."""
     return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Kinds of files that a job makes for its users, each by the paths that it has in the job's folder."""
+"""Kinds of files that a job makes for its users, by their paths in the job's folder."""
 
 import re
 from enum import StrEnum
@@ -25,5 +25,5 @@ _OF_KIND = {
 
 
 def kind_of(path: str) -> FileKind | None:
-    """Kind of the file at a path relative to a job's folder; None for one that nobody is given."""
+    """Kind of the file at a path relative to a job's folder; None for a file that users cannot fetch."""
     return next((kind for kind, pattern in _OF_KIND.items() if pattern.fullmatch(path)), None)

@@ -1,7 +1,7 @@
-"""Private folders on a node's own disk: made with their mode, and given it again after whatever happened to them.
+"""Private folders on a node's local disk, with their mode restored whenever they are made again.
 
-Temporary folders are cleared by others, remade by whoever comes first, and may be full or read-only. A folder of ours
-is trusted only if it is a real directory, belongs to this user and is closed to all others.
+Temporary folders may be cleared, recreated by other users, full or read-only. A folder is trusted only if it is a
+real directory, belongs to this user and is closed to all others.
 """
 
 import errno
@@ -13,29 +13,27 @@ from pathlib import Path
 
 PRIVATE = 0o700
 LONGEST_TEMP_FOLDER = 70
-"""An AF_UNIX path holds 107 bytes; multiprocessing's sockets lie 32 bytes below."""
+"""An AF_UNIX path holds 107 bytes; multiprocessing's sockets have paths 32 bytes longer."""
 NUM_SPOOLS = 10
-"""Names that are tried for the spool of a user where others hold the first."""
+"""Names tried for a user's spool if others own the first."""
 
 
 def temp_folder() -> Path:
-    """The folder for temporary files, short enough for the sockets that are made in it: of Ray, below a folder of its
-    session, and of Python's multiprocessing. `/tmp` where `TMPDIR` is longer."""
+    """Folder for temporary files with a path short enough for the sockets of Ray's session and of multiprocessing:
+    `/tmp` if `TMPDIR` is longer."""
     folder = tempfile.gettempdir()
     return Path(folder if len(os.fsencode(folder)) <= LONGEST_TEMP_FOLDER else "/tmp")
 
 
 def spool_bases() -> list[Path]:
-    """Folders that may hold this user's spools on this node, in the order in which they are tried."""
+    """Candidate folders for this user's spools on this node, in the order they are tried."""
     first = temp_folder() / f"shardyard-spool-{os.getuid()}"
     return [first, *(first.with_name(f"{first.name}.{number}") for number in range(1, NUM_SPOOLS))]
 
 
 def spool_folder(job_id: str) -> Path:
-    """The folder on this node for what one job's processes write, readable by this user only.
-
-    Where no such folder can be made, the path of the first: `make_private` refuses it again, and says why.
-    """
+    """Folder on this node for the output of one job's processes, readable by this user only. If none can be made,
+    the path of the first: `make_private` fails on it again, with the reason."""
     for base in spool_bases():
         try:
             make_private(base.parent, base / job_id)
@@ -46,10 +44,10 @@ def spool_folder(job_id: str) -> Path:
 
 
 def make_private(top: Path, folder: Path) -> None:
-    """Make each folder below `top` down to `folder`, and close to others those that are open to them.
+    """Make each folder below `top` down to `folder`, and restrict those that are open to others.
 
-    Raises OSError where that cannot be done: PermissionError for what belongs to somebody else, NotADirectoryError for
-    a link or a file.
+    Raises OSError if that fails: PermissionError for a folder of another user, NotADirectoryError for a link or a
+    file.
     """
     folder_so_far = top
     top.mkdir(mode=PRIVATE, parents=True, exist_ok=True)

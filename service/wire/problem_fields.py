@@ -1,4 +1,4 @@
-"""Problems as plain data, in HTTP answers and in what a failing command prints with `--json`."""
+"""Problems as plain data, for HTTP answers and `--json` output."""
 
 import json
 import math
@@ -9,8 +9,7 @@ from moe.spec.errors import Problem
 
 
 def problem_fields(problem: Problem, max_chars: int = sys.maxsize) -> dict[str, Any]:
-    """`code`, `path`, `value`, `rule` and `remedy`, as strict JSON can hold them; the path and the value are cut after
-    `max_chars` characters."""
+    """`code`, `path`, `value`, `rule` and `remedy` as strict JSON; path and value are cut to `max_chars` characters."""
     return {
         "code": problem.code,
         "path": _cut(problem.path, max_chars),
@@ -21,7 +20,7 @@ def problem_fields(problem: Problem, max_chars: int = sys.maxsize) -> dict[str, 
 
 
 def _plain_value(value: Any, max_chars: int) -> Any:
-    """A value that JSON can hold and a person can look at."""
+    """A readable value for JSON."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""State of a process on this machine. Control plane and driver use it to tell stopped processes from working ones."""
+"""State of a process on this machine, by which the control plane and drivers detect stopped processes."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 import psutil
 
 _FREEZERS = ("__refrigerator", "do_freezer_trap")
-"""Kernel functions in which a process of a frozen control group waits."""
+"""Kernel functions in which processes of a frozen cgroup wait."""
 
 
 def state_of(process: psutil.Process) -> str:
-    """State of a process: `stopped` (SIGSTOP), `frozen` (by its control group), `gone`, or psutil's status, such as
+    """State of a process: `stopped` (SIGSTOP), `frozen` (by its cgroup), `gone`, or psutil's status, such as
     `running` and `sleeping`. Raises psutil.NoSuchProcess."""
     if process.status() == psutil.STATUS_STOPPED:
         return "stopped"

@@ -1,4 +1,4 @@
-"""Sealed segments on a job's storage: small files that are whole when they appear and never change."""
+"""Sealed segments on a job's storage: small files that appear whole and never change."""
 
 import io
 import re
@@ -17,7 +17,7 @@ _WRITER = re.compile(
 )
 
 MAX_BYTES = 1 << 26
-"""Read of a segment at a time: one has a megabyte, and what was added while storage hung."""
+"""Most bytes read of a segment at a time: a segment has a megabyte, plus what was added while storage hung."""
 
 
 @dataclass(frozen=True, order=True)
@@ -26,13 +26,13 @@ class WriterFolder:
 
     attempt: int
     group: int
-    """-1 for the driver, which comes before its groups."""
+    """-1 for the driver, which sorts before its groups."""
     rank: int
     name: str
 
     @property
     def record_writer(self) -> str:
-        """The writer by the name that records carry."""
+        """Writer name as in records."""
         return "driver" if self.group < 0 else f"group-{self.group}"
 
 
@@ -45,10 +45,8 @@ class Segment:
 
 
 class SegmentFolder:
-    """One kind of segments (`logs`, `metrics`) of one job. Raises OSError when storage cannot be read.
-
-    Links are passed over: runs make none.
-    """
+    """One kind of segments (`logs`, `metrics`) of one job. Raises OSError when storage cannot be read. Links are
+    ignored: runs make none."""
 
     def __init__(self, storage: Folder, kind: str) -> None:
         self._folder = storage.below(kind)
@@ -77,31 +75,31 @@ class SegmentFolder:
         self._folder.remove(".probe")
 
     def read(self, segment: Segment, start: int, end: int) -> bytes:
-        """Raises FileTooLarge where that is more than `MAX_BYTES`."""
+        """Raises FileTooLarge for more than `MAX_BYTES`."""
         return self._folder.read(segment.path, start, min(end, segment.num_bytes), MAX_BYTES)
 
     def records(self, writer: WriterFolder, since_seq: int = 0) -> Iterator[SealedRecord]:
-        """A writer's records from `since_seq` on, as far as their lines can be read."""
+        """A writer's records from `since_seq` on, up to the first damaged line."""
         for segment in self._segments_since(writer, since_seq):
             try:
                 lines = self.lines(segment)
             except FileTooLarge:
-                return  # as of a damaged line
+                return  # as for a damaged line
             for line in lines:
                 try:
                     record = SealedRecord.model_validate_json(line)
                 except ValidationError:
-                    return  # what follows a damaged line has lost its place in the sequence
+                    return  # after a damaged line, sequence numbers are uncertain
                 if record.seq >= since_seq:
                     yield record
 
     def lines(self, segment: Segment) -> io.BytesIO:
-        """Lines of a segment, read one at a time: a stranger's segment may have millions. Raises FileTooLarge as
+        """Lines of a segment, read lazily, since an untrusted segment may have millions. Raises FileTooLarge as
         `read` does."""
         return io.BytesIO(self.read(segment, 0, segment.num_bytes))
 
     def _segments_since(self, writer: WriterFolder, since_seq: int) -> list[Segment]:
-        """The writer's last segments, those that may hold records from `since_seq` on: of a long run, few."""
+        """The writer's last segments that may hold records from `since_seq` on, searched from the end."""
         segments = self.segments(writer)
         first = len(segments)
         while first > 0:

@@ -1,32 +1,32 @@
-"""The states of a job, and the changes between them that are allowed."""
+"""States of a job and the allowed transitions."""
 
 from enum import StrEnum
 
 
 class State(StrEnum):
     QUEUED = "queued"
-    """Waits for room on the cluster, or for a larger cluster."""
+    """Waits for free resources on the cluster, or for a larger cluster."""
     STARTING = "starting"
-    """An attempt was launched; its workers are on their way."""
+    """An attempt was launched; its workers are starting."""
     RUNNING = "running"
     RECOVERING = "recovering"
-    """A worker group or driver died; another is on its way."""
+    """A worker group or driver died; another is starting."""
     PAUSING = "pausing"
     """Asked to pause; commits a checkpoint at the next step boundary."""
     PAUSED = "paused"
-    """Holds nothing of the cluster; `resume` goes on from the last committed checkpoint."""
+    """Holds no cluster resources; `resume` continues from the last committed checkpoint."""
     SUCCEEDED = "succeeded"
-    """The one end that nothing resumes."""
+    """The only final state that cannot be resumed."""
     FAILED = "failed"
-    """Holds nothing of the cluster; `resume` goes on from the last committed checkpoint, where there is one."""
+    """Holds no cluster resources; `resume` continues from the last committed checkpoint, if any."""
     CANCELLED = "cancelled"
     """As `failed`."""
     DELETING = "deleting"
-    """Its files and then its rows are taken away; nothing else can be asked of it any more."""
+    """Its files and then its rows are being removed; no request is accepted any more."""
 
 
 ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
-"""States of a job that goes on no more, unless somebody resumes it."""
+"""States of a job that continues only if somebody resumes it."""
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.QUEUED: frozenset({State.STARTING, State.PAUSED, State.FAILED, State.CANCELLED}),
@@ -40,21 +40,21 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.SUCCEEDED: frozenset({State.DELETING}),
     State.DELETING: frozenset(),
 }
-"""States that may follow each state."""
+"""Allowed next states of each state."""
 
 
 RESUMABLE = frozenset({State.PAUSED, State.FAILED, State.CANCELLED})
-"""States that `resume` puts a job back into the queue from."""
+"""States from which `resume` queues a job again."""
 OVER = ENDED | {State.DELETING}
-"""States of a job that has ended or is on its way out: a stream has nothing more to tell of it."""
+"""States of a job that has ended or is being deleted: its event stream is complete."""
 WAITS = "waits for its turn"
-"""The reason of a job in the queue of which nothing else is to be told."""
+"""Reason of a queued job without a more specific one."""
 STUCK = "cannot be deleted yet: "
-"""Beginning of the reason of a deletion that goes on only once somebody has mended something."""
+"""Prefix of the reason of a deletion that needs an operator's help to continue."""
 ACTIVE = frozenset({State.STARTING, State.RUNNING, State.RECOVERING, State.PAUSING})
-"""States in which something of the job may be on the cluster: those that the controller observes."""
+"""States in which the cluster may run something for the job: the controller observes these."""
 
 
 def sources(to: State) -> frozenset[State]:
-    """The states from which `to` may be entered."""
+    """States from which `to` may be entered."""
     return frozenset(state for state, following in TRANSITIONS.items() if to in following)

@@ -1,12 +1,12 @@
-"""Trouble with a cluster, as whoever tends it tells whoever asks it."""
+"""A known fault of a cluster, as its keeper reports it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Reason why a cluster need not be asked now."""
+    """Reason not to call a cluster now."""
 
     words: str
     runs_nothing: bool
-    """Whether what jobs run on is dead, and not only what answers for it."""
+    """Whether the processes that run jobs are dead, not only the cluster's API."""

@@ -1,4 +1,4 @@
-"""Uses of trained models: the command that each kind of job has, and words for whoever asks for another."""
+"""Commands for trained models of each kind, and the refusal of commands for other kinds."""
 
 TRANSLATE, GENERATE, EVALUATE = "translate", "generate", "evaluate"
 _COMMANDS = {"translation": f"{TRANSLATE} {{job}} TEXT", "language": f"{GENERATE} {{job}} PROMPT"}
@@ -6,7 +6,8 @@ _KINDS = {"translation": "a translation model", "language": "a language model", 
 
 
 def refusal(kind: str, command: str, job: str) -> str | None:
-    """The sentence that says why `command` is not for a job of this kind, and what is; None where it is."""
+    """Sentence that says why `command` does not apply to a job of this kind, and which command does; None if it
+    applies."""
     right = _COMMANDS.get(kind, "")
     if right.startswith(f"{command} ") or (kind, command) == ("language", EVALUATE):
         return None

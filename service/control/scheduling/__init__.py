@@ -1,1 +1,1 @@
-"""Scheduling: policies decide what happens to a job next, and the controller acts."""
+"""Scheduling: policies decide a job's next step, and the controller carries it out."""

@@ -1,4 +1,4 @@
-"""Admission to the cluster: first come, first served, whole gangs, with the reason in words."""
+"""Admission to the cluster: first come, first served, gang scheduling, with reasons for waiting."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from service.control.launcher.launcher import ClusterFacts, NodeFacts
 
 @dataclass(frozen=True)
 class Gang:
-    """Workers that start together or not at all, and what each needs of its node."""
+    """Workers that start together or not at all, and the resources of each."""
 
     workers: int
     cpus_per_worker: int
@@ -35,12 +35,12 @@ class Gang:
 @dataclass(frozen=True)
 class Admit:
     gang: Gang
-    """Gang with as many workers as there is room for, within the job's range."""
+    """As many workers as fit now, within the job's range."""
 
 
 @dataclass(frozen=True)
 class MustWait:
-    """The job has to wait until others leave."""
+    """The job must wait until other jobs release resources."""
 
     reason: str
 
@@ -56,14 +56,14 @@ Admission = Admit | MustWait | NeverFits
 
 
 def gpus_per_worker(resources: ResourcesSpec, cluster: ClusterFacts) -> int:
-    """`auto` resolved: one where the cluster has GPUs."""
+    """GPUs per worker with `auto` resolved: one if the cluster has GPUs."""
     if resources.gpus_per_worker == "auto":
         return 1 if cluster.gpus >= 1 else 0
     return resources.gpus_per_worker
 
 
 def admit(resources: ResourcesSpec, cluster: ClusterFacts, gangs: Mapping[str, Gang]) -> Admission:
-    """Whether a job may start now, beside the gangs that other jobs (by id) hold."""
+    """Whether a job can start now, besides the gangs held by other jobs (by id)."""
     gpus = gpus_per_worker(resources, cluster)
     cpus = resources.cpus_per_worker
     min_workers, max_workers = resources.min_num_workers, resources.max_num_workers
@@ -78,7 +78,7 @@ def admit(resources: ResourcesSpec, cluster: ClusterFacts, gangs: Mapping[str, G
 
 
 def _room(nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: int, gpus: int) -> int:
-    """Workers of this size that fit beside the gangs, which are taken to be packed node by node."""
+    """Workers of this size that fit besides the gangs, assuming these are packed node by node."""
     free = [(node.cpus, node.gpus) for node in nodes]
     for gang in gangs:
         left = gang.workers
@@ -90,7 +90,7 @@ def _room(nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: int, gpus: in
             )
             left -= num_placed
         if left:
-            # The cluster shrank below what a running gang holds: it is unknown what is free, so count nothing.
+            # The cluster shrank below a running gang: free resources are unknown, so count none.
             return 0
     return sum(_slots(free_cpus, free_gpus, cpus, gpus) for free_cpus, free_gpus in free)
 
@@ -101,7 +101,7 @@ def _slots(cpus: float, gpus: float, cpus_each: int, gpus_each: int) -> int:
 
 
 def fingerprint(cluster: ClusterFacts) -> str:
-    """Fingerprint of the cluster's resources: equal for clusters whose nodes offer the same, whatever their names."""
+    """Hash of the cluster's resources: equal for clusters whose nodes offer the same, whatever their names."""
     offers = sorted(
         (node.cpus, node.gpus, node.memory_bytes >> 20, node.accelerator or "") for node in cluster.nodes
     )

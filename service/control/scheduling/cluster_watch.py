@@ -1,4 +1,4 @@
-"""The cluster's facts, asked for once for everybody."""
+"""Cached facts about the cluster, shared by all threads."""
 
 import threading
 import time
@@ -12,12 +12,11 @@ from service.control.scheduling.reach import unreachable
 
 
 class ClusterWatch:
-    """Last answer of the cluster, with what `shardyard calibrate` measured of it. Safe to share between threads.
+    """The cluster's last answer, with the measurements of `shardyard calibrate`. Thread-safe.
 
-    One thread asks at a time. Others meanwhile get the previous answer, however old: a cluster that answers slowly
-    must not make everybody slow. Only an answer from before the cluster was found to be out of reach is not given
-    again. Measurements are no part of the answer: they are read from the cache each time, so that a plan goes by
-    them as soon as they are written.
+    One thread queries at a time. Meanwhile the others get the previous answer, however old, so that a slow cluster
+    does not slow everything down; only answers from before `expire` are never returned. Measurements are read from
+    the cache each time, so that plans use them as soon as they are written.
     """
 
     def __init__(self, launcher: Launcher, cache: Path | None = None) -> None:
@@ -28,7 +27,7 @@ class ClusterWatch:
         self._unreachable_since: float | None = None
 
     def facts(self, max_age_s: float) -> ClusterFacts:
-        """Raises LauncherUnavailable when the cluster did not answer the last time it was asked."""
+        """Facts at most `max_age_s` old. Raises LauncherUnavailable if the cluster did not answer the last query."""
         if self._is_old(max_age_s) and self._asking.acquire(blocking=not self._has_answer()):
             try:
                 if self._is_old(max_age_s):
@@ -41,17 +40,16 @@ class ClusterWatch:
         raise LauncherUnavailable(str(answer))
 
     def expire(self) -> None:
-        """Forget the facts, so that the cluster is asked before they are used again: it was just found to be
-        unreachable."""
+        """Discard the facts, so that the next use queries the cluster: it was just found unreachable."""
         self._expired_at = time.monotonic()
 
     def unreachable(self, error: LauncherUnavailable) -> str:
-        """Reason in words: the cluster cannot be reached, and since when."""
+        """Sentence that the cluster is unreachable, and since when."""
         return unreachable(self._unreachable_since or time.time(), str(error))
 
     def calibrate(self) -> Calibration:
-        """Measures the cluster, and keeps what was found for plans from now on. Raises as `Launcher.calibrate`, and
-        Conflict while another one measures."""
+        """Measure the cluster and store the result for future plans. Raises as `Launcher.calibrate`, and Conflict
+        while another measurement runs."""
         if not self._calibrating.acquire(blocking=False):
             raise Conflict("the cluster is being measured already; wait for that")
         try:
@@ -64,7 +62,7 @@ class ClusterWatch:
             self._calibrating.release()
 
     def _calibrations(self, facts: ClusterFacts) -> tuple[Calibration, ...]:
-        """The newest of each kind of device that the cluster has."""
+        """Newest calibration of each kind of device in the cluster."""
         if self._cache is None:
             return ()
         candidates = (read_calibration(self._cache, _file_of(device, facts)) for device in ("cpu", "cuda"))
@@ -92,5 +90,6 @@ class ClusterWatch:
 
 
 def _file_of(device: str, facts: ClusterFacts) -> str:
-    """Path of a table of the cache: of a single node's CPUs in the file that `shardyard calibrate` writes there."""
+    """Path of a calibration in the cache; for the CPUs of a single node, the file that `shardyard calibrate` writes
+    there."""
     return FILE if device == "cpu" and len(facts.nodes) == 1 else CLUSTER_FILE.format(device)

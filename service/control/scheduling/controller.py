@@ -1,8 +1,8 @@
-"""The one controller: observes, has the policies decide, and carries out one action a job a step.
+"""The controller: observes jobs, asks the policies, and carries out one action per job and step.
 
-Any step may be the last before a SIGKILL. What it is about to do is stored before it does it, what it has
-done is observed and not remembered, and submission ids are the same after a restart: so the next controller
-goes on where this one stopped, and nothing is launched twice.
+Every step is safe against SIGKILL: intent is stored before it is acted on, outcomes are observed rather than
+remembered, and submission ids survive a restart. So the next controller continues where this one stopped, and nothing
+is launched twice.
 """
 
 import threading
@@ -59,12 +59,12 @@ from service.wire.launch import submission_id
 from service.wire.states import ACTIVE, State
 
 BUSY_INTERVAL_S = 0.02
-"""Interval after a step that did something, whose effects the next step may see."""
+"""Interval after a step that did something, since the next step may see its effects."""
 log = structlog.get_logger(__name__)
 
 
 class Controller:
-    """Keeps jobs going, one `step` after another, while it holds the lease."""
+    """Drives all jobs, one `step` after another, while it holds the lease."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Controller:
         deadlines: Deadlines,
         chores: Sequence[Callable[[], bool]] = (),
     ) -> None:
-        """`chores`: what else is done by whoever acts, a little a step; they say whether they did anything."""
+        """`chores`: other tasks of the lease holder, a little per step; each returns whether it did anything."""
         self._database, self._lease, self._launcher = database, lease, launcher
         self._chores = chores
         self._starter, self._ingest, self._deadlines = starter, ingest, deadlines
@@ -87,11 +87,11 @@ class Controller:
         self._wake = threading.Event()
         self._is_stopped = False
         self.last_step_at: float | None = None
-        """Time of the last step on the monotonic clock, for readiness."""
+        """Monotonic time of the last step, for readiness."""
 
     @property
     def cluster_answers(self) -> bool:
-        """Whether it answered all that the last step asked."""
+        """Whether the cluster answered all queries of the last step."""
         return self._reach.since is None
 
     @property
@@ -99,39 +99,39 @@ class Controller:
         return self._lease.is_held
 
     def run(self, interval_s: float) -> None:
-        """Steps until `stop`, at least every `interval_s`; then lets go of the lease."""
+        """Step until `stop`, at least every `interval_s`; then release the lease."""
         failing = ""
         while not self._is_stopped:
             self._wake.clear()
             try:
                 did = self.step()
                 failing = ""
-            except ServiceError as refusal:  # the store cannot be written now, and says why
+            except ServiceError as refusal:  # the store cannot be written now
                 if failing != (failing := str(refusal)):
                     log.error("a step of the controller failed", why=failing)
                 did = False
             except Exception as error:
-                if failing != (failing := repr(error)):  # and not twice a second while the store is away
+                if failing != (failing := repr(error)):  # logged once, not at every step
                     log.exception("a step of the controller failed")
                 did = False
             self.last_step_at = time.monotonic()
             self._wake.wait(BUSY_INTERVAL_S if did else interval_s)
-        with suppress(ServiceError):  # the store takes nothing: it runs out by itself
+        with suppress(ServiceError):  # the store cannot be written: the lease expires
             self._lease.release()
 
     def wake(self) -> None:
-        """Start the next step at once. From any thread."""
+        """Start the next step at once; callable from any thread."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Make `run` return after its current step. From any thread."""
+        """Make `run` return after its current step; callable from any thread."""
         self._is_stopped = True
         self._wake.set()
 
     def step(self) -> bool:
-        """Look once at every active job and at the queue; return False if nothing was done, or if another control
-        plane acts."""
-        self._database.look()  # before anything is done of which nothing might be left
+        """Process every active job and the queue once; False if there was nothing to do, or if another control plane
+        acts."""
+        self._database.look()  # first, so that no action goes unrecorded
         if not self._lease.take():
             return False
         did = False
@@ -180,7 +180,7 @@ class Controller:
         return did
 
     def _tend(self, job: JobRow) -> bool:
-        """Decide about one job and carry the decision out; return False if there was nothing to do."""
+        """Decide about one job and carry out the decision; False if there was nothing to do."""
         try:
             observation = self._observe(job)
             if observation is None:
@@ -193,7 +193,7 @@ class Controller:
                 log.info("decided", job=job.id, attempt=job.attempt, state=job.state, decision=decision)
             self._carry_out(job, decision)
         except LauncherUnavailable as error:
-            # The decision could not be carried out: a cluster may answer queries and refuse submissions.
+            # The decision was not carried out: a cluster may answer queries and refuse submissions.
             self._reach.record_failure(error)
             words = self._reach.words(_seconds(job.unreachable_since))
             if words and words != job.reason:
@@ -202,7 +202,7 @@ class Controller:
         except LeaseLost:
             raise
         except Exception as error:
-            # One job's trouble must not keep the others waiting; the next step tries again.
+            # One job's error must not hold up the others; the next step retries.
             if self._deduplicator.is_new(("failed", job.number), (job.attempt, job.state, repr(error))):
                 log.exception("could not tend a job", job=job.id, state=job.state)
             with self._lease.change(job) as (tx, events):
@@ -211,12 +211,12 @@ class Controller:
         return True
 
     def _observe(self, job: JobRow) -> tuple[JobRow, JobFacts] | None:
-        """The job as it is by then, and the facts; None while those that matter cannot be read."""
+        """The job, reread if needed, and its facts; None while its storage cannot be read."""
         observation: Observation | None = None
         result = None
         began = False
         now = time.time()
-        if job.launch is not None and self._reach.answers:  # waiting for it once a step is enough
+        if job.launch is not None and self._reach.answers:  # one timeout per step is enough
             try:
                 observation = self._launcher.observe(submission_id(job.id, job.attempt))
             except LauncherUnavailable as error:
@@ -282,7 +282,7 @@ class Controller:
     def _keep_last_words(self, job: JobRow, storage: Folder, output: str) -> None:
         try:
             keep_last_words(storage, job.attempt, output)
-        except OSError as error:  # what is decided does not rest on it
+        except OSError as error:  # decisions do not depend on it
             log.warning("cannot keep a dead driver's output", job=job.id, error=str(error), output=output)
 
     def _carry_out(self, job: JobRow, decision: Decision) -> None:
@@ -317,7 +317,7 @@ class Controller:
                 if kills and self._ingest.statuses.end_driver(job.id, job.attempt, _launch_of(job)):
                     log.warning("killed a frozen driver", job=job.id, attempt=job.attempt)
             case Retry(reason, after_s, _, counts_as, kind):
-                # in case it still runs out of sight
+                # it may still run although unseen
                 self._launcher.stop(submission_id(job.id, job.attempt))
                 retry_at = now_us() + int(after_s * 1e6)
                 with self._lease.change(job) as (tx, events):
@@ -344,7 +344,7 @@ class Controller:
 
 
 def _launch_of(job: JobRow) -> str:
-    """Prefix of the path of an attempt's launch file, by which its driver's process is found."""
+    """Path prefix of an attempt's launch file, which identifies its driver's process."""
     return launch_prefix(job.storage, job.attempt)
 
 

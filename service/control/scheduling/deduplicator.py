@@ -1,22 +1,22 @@
-"""Deduplication of log lines: what is decided or fails again each step is logged once."""
+"""Deduplication of log lines: a decision or failure that repeats every step is logged once."""
 
 from collections.abc import Collection
 
 
 class Deduplicator:
-    """The last log line of each thing, by whatever names it."""
+    """The last message logged under each key."""
 
     def __init__(self) -> None:
         self._last: dict[object, object] = {}
 
     def is_new(self, of: object, news: object) -> bool:
-        """Whether this is not what was logged of it last; from now on it is."""
+        """Whether the message differs from the last one under this key, which it replaces."""
         previous = self._last.get(of)
         self._last[of] = news
         return previous != news
 
     def forget(self, of: object) -> None:
-        """Nothing is wrong with it any more: the same would be news again."""
+        """Forget a key: its next message is new again."""
         self._last.pop(of, None)
 
     def keep_only(self, keys: Collection[object]) -> None:

@@ -1,4 +1,4 @@
-"""Plans of jobs on the cluster at hand, made before their turn or only to be looked at."""
+"""Plans of jobs on the current cluster, made before their turn or on request."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,7 +34,7 @@ FACTS_AGE_S = 5.0
 
 @dataclass(frozen=True)
 class PlanForecast:
-    """Forecast for a job before its turn: its plan, and whether the cluster could ever hold it."""
+    """A job's plan before its turn, and whether the cluster could ever hold it."""
 
     plan: Plan | None
     reason: str
@@ -43,7 +43,7 @@ class PlanForecast:
 
 
 class JobPlans:
-    """Makes plans of jobs, and refuses what could not run."""
+    """Plans jobs, and rejects those that could not run."""
 
     def __init__(
         self,
@@ -58,14 +58,15 @@ class JobPlans:
         self._allowed_code, self._modules = allowed_code, modules
 
     def check(self, spec: JobSpec) -> Sequence[str]:
-        """Warnings about a job. Raises SpecError for what no cluster could run, and for what this service may not."""
+        """Return warnings about a job. Raises SpecError for a spec that no cluster could run or this service may not
+        run."""
         check_allowed(spec, self._allowed_code)
         check_degrees(spec)
         return build_task(spec).check_data(self._data_roots)
 
     def place(self, spec: JobSpec) -> PlanForecast:
-        """Forecast for a job that is about to be queued. A module's plan is made behind it; SpecError is raised for one
-        that could not be planned a moment ago."""
+        """Forecast for a job about to be queued. A user's module is planned in the background; raises SpecError if
+        its planning failed recently."""
         try:
             facts = self._watch.facts(FACTS_AGE_S)
         except LauncherUnavailable as error:
@@ -84,7 +85,7 @@ class JobPlans:
 
     def _place_module(self, spec: JobSpec, facts: ClusterFacts) -> PlanForecast:
         plan, cluster = None, planning_cluster(spec, facts)
-        with suppress(Unavailable):  # many are being planned: it is begun when its turn comes
+        with suppress(Unavailable):  # too many are being planned: started when its turn comes
             if cluster is not None:
                 plan = self._modules.begin(spec, module_cluster(spec, cluster))
         return PlanForecast(plan, WAITS if plan else f"{WAITS}; {BEING_PLANNED}")
@@ -99,10 +100,10 @@ class JobPlans:
         software: SoftwareName | None = None,
         goal: Goal | None = None,
     ) -> Plan:
-        """Plan that `submit` would make now, with nothing stored; on another `cluster` where one is given, also of what
-        cannot be run yet. A job that lacks a model's weights is planned on either, and the plan says what it lacks.
+        """Plan that `submit` would make now; stores nothing. With `cluster`, plan for that cluster, including jobs
+        that cannot run yet. A job without its model's weights is planned too, and the plan notes what is missing.
 
-        Raises SpecError also for what this cluster can never hold, LauncherUnavailable.
+        Raises SpecError, also if this cluster can never hold the job; LauncherUnavailable.
         """
         if goal is not None and isinstance(spec.model, ModuleModelSpec):
             rule = "is nothing that the workers of a module are chosen by"
@@ -122,7 +123,7 @@ class JobPlans:
                 goal=goal,
             )
             return with_notes(plan, spec, missing_to_train(spec, self._data_roots))
-        self._storage_roots.job_folder(spec.storage, "job")  # refused outside of the roots
+        self._storage_roots.job_folder(spec.storage, "job")  # rejects storage outside the roots
         if missing := missing_to_train(spec, self._data_roots):
             check_degrees(spec)
         else:
@@ -152,7 +153,7 @@ class JobPlans:
         software: SoftwareName | None = None,
         goal: Goal | None = None,
     ) -> Plan | None:
-        """The plan on this cluster; None where it holds no worker. Raises SpecError, Unavailable."""
+        """Plan on this cluster; None if it holds no worker. Raises SpecError, Unavailable."""
         if not isinstance(spec.model, ModuleModelSpec):
             return plan_for(spec, facts, num_workers, top, profile=profile, software=software, goal=goal)
         cluster = planning_cluster(spec, facts)

@@ -1,4 +1,4 @@
-"""Requests under one key, one after the other: a repeat waits for the first, and then has its answer."""
+"""Serializes requests with the same key: a repeated request waits for the first, and then gets its answer."""
 
 import threading
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from service.control.errors import Unavailable
 
 MAX_WAITING = 4
-"""At a time, of all keys: each holds a thread that other requests want too."""
+"""Most waiting requests over all keys: each occupies a thread that other requests need."""
 
 
 class KeyedLock:
-    """Lock with one holder per key. Safe to share between threads."""
+    """Lock with one holder per key. Thread-safe."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -20,7 +20,7 @@ class KeyedLock:
 
     @contextmanager
     def acquire(self, key: tuple[str, str]) -> Iterator[None]:
-        """The turn of this key, when nobody else has it. Raises Unavailable where enough others wait."""
+        """Hold the lock of this key. Raises Unavailable if too many requests wait."""
         with self._condition:
             if key in self._held_keys:
                 self._wait(key)

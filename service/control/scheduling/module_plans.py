@@ -1,4 +1,4 @@
-"""Plans of users' modules: made one after the other, in a process of its own that imports them."""
+"""Plans of users' modules, made one at a time in a separate process that imports them."""
 
 import math
 import threading
@@ -21,9 +21,9 @@ from service.planner.request import JobRequest
 BEING_PLANNED = "its module is being captured and planned"
 MAX_KEPT = 64
 MAX_WAITING = 8
-"""Plans that are asked for and not made: who asks for one waits, and must not keep others from being served."""
+"""Most unfinished plans: each caller waits, and must not occupy all request threads."""
 KEPT_S = 60.0
-"""Time for which what came of it counts: afterwards the module's code may be another."""
+"""Time for which a plan or error is reused; after that, the module's code may have changed."""
 log = structlog.get_logger(__name__)
 
 
@@ -37,7 +37,7 @@ class _PendingPlan:
 
 
 class ModulePlans:
-    """Safe to share between threads. `wake` is called when one is made."""
+    """Plans of users' modules. Thread-safe. `wake` is called when one is finished."""
 
     def __init__(
         self, allowed_code: tuple[str, ...], timeout_s: float, memory_bytes: int, wake: Callable[[], None]
@@ -50,7 +50,7 @@ class ModulePlans:
         self._worker = ThreadPoolExecutor(1, "module-plans")
 
     def wait_for_plan(self, spec: JobSpec, cluster: Cluster) -> Plan:
-        """The plan on all devices of a cluster, once it is made. Raises SpecError where there is none, and Unavailable
+        """Plan on all devices of a cluster; blocks until made. Raises SpecError if there is none, and Unavailable
         while too many others wait."""
         try:
             return self._ask(spec, cluster).result()
@@ -58,12 +58,12 @@ class ModulePlans:
             raise Unavailable(str(error)) from None
 
     def begin(self, spec: JobSpec, cluster: Cluster) -> Plan | None:
-        """As `wait_for_plan`, without waiting: None while it is being made."""
+        """As `wait_for_plan`, without blocking: None until the plan is made."""
         future = self._ask(spec, cluster)
         return future.result() if future.done() else None
 
     def close(self) -> None:
-        """Break off what is being made."""
+        """Cancel unfinished plans."""
         self._stop_event.set()
         self._worker.shutdown(cancel_futures=True)
 

@@ -1,4 +1,4 @@
-"""From a running cluster's facts to what the planner plans for."""
+"""Converts a running cluster's facts into the planner's input, and plans jobs on it."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _UNKNOWN_GPU_MEMORY_BYTES = 16 * 1024**3
 
 
 def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
-    """The devices that this job's workers would run on, one a worker; None where no node holds a worker."""
+    """The devices that this job's workers would run on, one per worker; None if no node holds a worker."""
     gpus, cpus = gpus_per_worker(spec.resources, facts), spec.resources.cpus_per_worker
     slots = {
         node.id: int(min(node.cpus // cpus, node.gpus // gpus if gpus else math.inf)) for node in facts.nodes
@@ -30,7 +30,7 @@ def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
     if not nodes:
         return None
     per_node = min(slots[node.id] for node in nodes)
-    # Whole devices of the smallest kind: a plan that fits them fits all.
+    # All devices count as the smallest: a plan that fits these fits all.
     num_nodes = max(1, sum(slots.values()) // per_node)
     kind = spec.resources.trains_on(gpus)
     if kind == "cuda":
@@ -63,8 +63,8 @@ def plan_for(
     software: SoftwareName | None = None,
     goal: Goal | None = None,
 ) -> Plan | None:
-    """The plan on this cluster; None where it holds no worker. `load_skew`: of loads that were measured. Raises
-    SpecError where none is possible."""
+    """Plan on this cluster; None if it holds no worker. `load_skew`: measured expert load skew. Raises SpecError if
+    no plan is possible."""
     cluster = planning_cluster(spec, facts)
     if cluster is None:
         return None
@@ -81,8 +81,8 @@ def plan_for(
 
 
 def module_cluster(spec: JobSpec, cluster: Cluster | Pools, num_workers: int | None = None) -> Cluster:
-    """The devices of a cluster that a module job is planned for, one a worker; as many as it may have where their
-    number is left out. Raises SpecError for pools."""
+    """Devices of a cluster that a module job is planned for, one per worker; by default as many as the job may have.
+    Raises SpecError for pools."""
     if isinstance(cluster, Pools):
         raise SpecError(of_several_kinds())
     if num_workers is None:
@@ -92,7 +92,7 @@ def module_cluster(spec: JobSpec, cluster: Cluster | Pools, num_workers: int | N
 
 
 def plans_to_try(spec: JobSpec, facts: ClusterFacts, num_workers: int) -> tuple[Plan, ...]:
-    """The fastest that can be run on this cluster, of a job that ran nowhere yet; none where it holds no worker."""
+    """Fastest runnable plans on this cluster for a job that has not run yet; empty if it holds no worker."""
     cluster = planning_cluster(spec, facts)
     return () if cluster is None else tuple(LayoutSearch(spec, cluster).best_to_run(num_workers))
 
@@ -109,8 +109,8 @@ def plan_on(
     software: SoftwareName | None = None,
     goal: Goal | None = None,
 ) -> Plan:
-    """The plan on a cluster of these facts, `to_run` or only to be looked at. Raises SpecError, also for numbers beyond
-    all arithmetic."""
+    """Plan on a cluster, `to_run` or for information only. Raises SpecError, also for numbers too large to compute
+    with."""
     resources = spec.resources
     is_ranged = num_workers is None and resources.min_num_workers < resources.max_num_workers
     if is_ranged and goal is None and isinstance(cluster, Cluster):
@@ -144,8 +144,8 @@ def _beyond(spec: JobSpec) -> Problem:
 
 
 def check_degrees(spec: JobSpec) -> None:
-    """Raises SpecError for a spec that has no layout on any cluster that can be run: what no waiting can mend. A module
-    is known to those alone who plan it."""
+    """Raises SpecError for a spec without a layout on any runnable cluster, since waiting cannot help. Module jobs
+    are not checked: only planning knows their module."""
     if isinstance(spec.model, ModuleModelSpec):
         return
     check_asked(spec)
@@ -158,8 +158,8 @@ def check_degrees(spec: JobSpec) -> None:
 
 
 def _max_that_divides(spec: JobSpec, max_workers: int) -> int:
-    """Largest number of workers, up to `max_workers`, that the degrees asked for divide; `max_workers` where there is
-    none, so that the error is told of it."""
+    """Largest number of workers, up to `max_workers`, that the requested degrees divide; `max_workers` if there is
+    none, for the error message."""
     expert, data = spec.parallel.expert, spec.parallel.data
     divisor = (expert or 1) * (data or 1)
     num_workers = max_workers - max_workers % divisor
@@ -171,12 +171,12 @@ def _max_that_divides(spec: JobSpec, max_workers: int) -> int:
 
 
 def _device_type(node: NodeFacts) -> str | None:
-    """The type in `DEVICES`; None of a GPU that is not known here."""
+    """Type in `DEVICES`; None for an unknown GPU."""
     return device_named(node.accelerator or "", node.accelerator_memory_bytes)
 
 
 def _gpu_of(nodes: Sequence[NodeFacts]) -> str | DeviceFacts:
-    """The type of these nodes' GPUs, of several kinds the slowest; what is assumed of a kind that is not known."""
+    """Type of these nodes' GPUs, the slowest if there are several; assumed facts for an unknown type."""
     for node in nodes:
         if _device_type(node) is None:
             return unknown_gpu(node.accelerator or "", _gpu_memory_bytes(node))

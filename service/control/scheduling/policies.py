@@ -1,8 +1,8 @@
-"""Decisions about a job that is or was on the cluster: from observed facts to one decision, without I/O.
+"""Decisions about a job that is or was on the cluster: a pure function from observed facts to one decision.
 
-An unreachable cluster is no news. A driver's status only says that it ended; how, `result.json` says. A job
-leaves the cluster's books only when its workers are gone. A request to pause or cancel is obeyed by the run
-itself; force comes only after its deadline.
+An unreachable cluster changes nothing. A driver's status only says that it ended; `result.json` says how. A job frees
+its resources only when its workers are gone. The run itself obeys a request to pause or cancel; its driver is killed
+only after the deadline.
 """
 
 from collections.abc import Mapping
@@ -16,15 +16,16 @@ from service.wire.launch import Result
 from service.wire.states import State
 
 MAX_SETBACKS = 5
-"""A job whose cluster is lost so often without progress, after its workers began, may be what brings it down."""
+"""Attempts lost with their cluster without progress, after their workers began, at which the job is suspected of
+crashing it."""
 MAX_LOST_STARTS = 20
-"""Likewise before they began: more, since it may only have waited there."""
+"""The same before their workers began: more, since the attempt may only have been waiting."""
 SILENCE_S = 10.0
-"""A run beats once a second; one that has not for so long says so beside its reason, and what it says may be old."""
+"""Silence after which a running job's reason says so. A run sends a heartbeat every second."""
 PREEMPTED_S = 1.0
-"""Delay of the next attempt after the driver's node was preempted, which says nothing against the job."""
+"""Delay of the next attempt after the preemption of the driver's node, which is not the job's fault."""
 STOP_RETRY_INTERVAL_S = 10.0
-"""A stop that changed nothing is repeated no sooner than this."""
+"""Shortest interval between repeated stops."""
 
 
 @dataclass(frozen=True)
@@ -33,115 +34,114 @@ class Deadlines:
     pause_s: float
     lost_grace_s: float
     grow_after_s: float = 30.0
-    """Time that a worker group has to run before it is made anew for the sake of more workers."""
+    """Running time of a worker group after which it may be restarted with more workers."""
 
 
 @dataclass(frozen=True)
 class JobFacts:
-    """All that a decision about one active job rests on; times in seconds on one clock."""
+    """Input of a decision about one active job; times in seconds on one clock."""
 
     state: State
     now: float
     attempt: int
     launch: Literal["due", "submitted"] | None
-    """`due`: may be on the cluster. `submitted`: was accepted. None: nothing is there, an attempt is owed."""
+    """`due`: may be on the cluster. `submitted`: was accepted. None: nothing is there, and another attempt is owed."""
     failures: int
-    """Since the newest checkpoint that went further than those before; without kinds that have a limit of their own."""
+    """Failures since the last progress, without kinds that have a limit of their own."""
     max_failures: int
     observation: Observation | None
-    """None when the cluster could not be reached."""
+    """None if the cluster could not be reached."""
     retry: RetrySpec = field(default_factory=RetrySpec)
-    """The job's rules by kind of failure, and its back-off."""
+    """The job's retry rules by kind of failure, and its backoff."""
     failures_by_kind: Mapping[str, int] = field(default_factory=dict)
-    """Likewise of each kind that has a rule."""
+    """The same for each kind with a rule."""
     setbacks: int = 0
-    """Attempts that were lost with their cluster after their workers had begun, since that checkpoint."""
+    """Attempts since the last progress that were lost with their cluster after their workers had begun."""
     lost_starts: int = 0
-    """Likewise before they had."""
+    """The same before they had begun."""
     began: bool = False
-    """Whether a worker group of the attempt has begun, whatever became of it; looked up once its driver is gone."""
+    """Whether a worker group of the attempt ever began; looked up once its driver is gone."""
     result: Result | None = None
     request: Literal["pause", "cancel", "resize"] | None = None
-    """`resize` is ours: a checkpoint, and then another attempt with another number of workers."""
+    """`resize` is the controller's: commit a checkpoint, then restart with another number of workers."""
     requested_at: float = 0.0
     unseen_since: float | None = None
     is_confirmed: bool = True
-    """False for an attempt that a recovery found on storage, until the cluster has said that it runs."""
+    """False for an attempt found on storage by a recovery, until the cluster confirms it."""
     stopped_at: float | None = None
     group_phase: Literal["running", "waiting", "recovering"] | None = None
     group_phase_at: float = 0.0
     group_reason: str = ""
     workers: int = 0
-    """Number of workers of the attempt."""
+    """Workers of the attempt."""
     min_num_workers: int = 0
     room: int | None = None
-    """Workers that a plan exists for and that the cluster has room for now, its own included; None where that is not
-    known, or is nothing to this job."""
+    """Workers that fit now with a plan, including the job's own; None if unknown or irrelevant to this job."""
     reason: str = ""
-    """Reason why the job is in its state, as it now shows."""
+    """The job's current reason, as users see it."""
     unreachable: str = ""
-    """Since when the cluster cannot be reached, and why, in words; nothing while it answers."""
+    """Sentence that the cluster is unreachable, since when and why; empty while it answers."""
     heard_at: float | None = None
     """Time at which the run last sent anything to this control plane."""
     driver_trouble: str = ""
-    """Message that its driver is silent while its workers are heard, or is stopped; else empty."""
+    """Message that the driver is stopped, or silent while its workers are not; else empty."""
     driver_is_frozen: bool = False
-    """Whether to end that driver."""
+    """Whether to kill that driver."""
     runs_nothing: bool = False
-    """Whether what the cluster's jobs run on is known to be dead."""
+    """Whether the processes that run the cluster's jobs are known to be dead."""
     unreachable_since: float | None = None
-    """Since when the job shows that."""
+    """Time since which the job's reason says that the cluster is unreachable."""
     saving_trouble: str = ""
-    """Description of the checkpoints that failed since the last committed one; empty if none did."""
+    """Description of the checkpoint failures since the last commit; empty if there are none."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to do now."""
+    """Do nothing now."""
 
 
 @dataclass(frozen=True)
 class Submit:
-    """Hand the due attempt to the cluster; the same submission id makes a second time harmless."""
+    """Submit the due attempt to the cluster; idempotent through its submission id."""
 
 
 @dataclass(frozen=True)
 class NoteSubmission:
-    """The attempt turned out to be on the cluster: a control plane died before it could note that."""
+    """The attempt is already on the cluster: a control plane died before it recorded that."""
 
 
 @dataclass(frozen=True)
 class NoteUnseen:
-    """The cluster says that it knows no such submission; start counting the grace."""
+    """The cluster does not know the submission; start the grace period."""
 
 
 @dataclass(frozen=True)
 class NoteSeen:
-    """The submission is there again."""
+    """The submission has reappeared."""
 
 
 @dataclass(frozen=True)
 class NoteConfirmation:
-    """The cluster knows the attempt that a recovery found: from now on the job is like any other."""
+    """The cluster knows the attempt that a recovery found: the job is now like any other."""
 
 
 @dataclass(frozen=True)
 class NoteUnreachable:
-    """The job says that its cluster does not answer; whatever runs there is left alone."""
+    """Set the job's reason to an unreachable cluster; its run is left alone."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class NoteReachable:
-    """The cluster answers again, and the job says no more that it does not."""
+    """Clear that reason: the cluster answers again."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Move:
-    """The job goes on in another state."""
+    """Change the job's state."""
 
     to: State
     reason: str
@@ -149,57 +149,57 @@ class Move:
 
 @dataclass(frozen=True)
 class Explain:
-    """The job stays in its state, for another reason."""
+    """Change the job's reason, not its state."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Stop:
-    """End the driver by force; what comes of it is observed later."""
+    """Stop the driver by force; the outcome is observed later."""
 
     reason: str
     kills: bool = False
-    """Also kill the driver's process with SIGKILL if it is on this machine."""
+    """Also send SIGKILL to the driver's process if it is on this machine."""
 
 
 @dataclass(frozen=True)
 class Retry:
-    """The attempt is over and another is owed, `after_s` from now."""
+    """The attempt is over; start another `after_s` from now."""
 
     reason: str
     after_s: float
     cause: str
     """Cause of the attempt's end, without the remedy."""
     counts_as: Literal["failure", "setback", "lost_start"] | None = "failure"
-    """A setback: the cluster was lost after the attempt's workers had begun. A lost start: before. None: its driver's
-    node was preempted."""
+    """`setback`: the cluster was lost after the attempt's workers had begun; `lost_start`: before. None: the
+    driver's node was preempted."""
     kind: str = ""
-    """Kind of the failure."""
+    """Kind of failure."""
 
 
 @dataclass(frozen=True)
 class AskResize:
-    """Have the run commit a checkpoint and end, so that another number of workers goes on."""
+    """Have the run commit a checkpoint and end, to restart with another number of workers."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Resize:
-    """The attempt is over for no fault of its own, and another is owed at once."""
+    """The attempt ended for a resize; start another at once."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class End:
-    """The attempt is over, and the job with it, or until it is resumed."""
+    """The attempt is over, and the job ends or pauses."""
 
     to: State
     reason: str
     stops: bool = False
-    """Ends the submission too, should it only have been out of sight."""
+    """Also stop the submission, in case it was only unseen."""
 
 
 Decision = (
@@ -222,11 +222,11 @@ Decision = (
 
 
 def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
-    """The one next step for an active job. Admission of what is queued, or owed an attempt, is elsewhere."""
+    """The next step of an active job. Admission of queued jobs and owed attempts is decided elsewhere."""
     decision = _decide(job, deadlines)
     if job.is_confirmed or not isinstance(decision, Retry):
         return decision
-    # Storage lacks the user's later requests, and another service may launch this job: recovery launches nothing.
+    # Storage lacks users' later requests, and another service may launch this job: recovery launches nothing.
     return End(
         State.PAUSED,
         f"recovered from its storage; {decision.cause}: 'resume' goes on from its last committed checkpoint",
@@ -267,7 +267,7 @@ def _decide(job: JobFacts, deadlines: Deadlines) -> Decision:
 
 
 def _reason_when_reached(job: JobFacts) -> str:
-    """Reason that the job shows once its cluster answers again."""
+    """The job's reason once its cluster answers again."""
     if job.request is not None:
         return f"the cluster answers again; asked to {job.request}"
     if job.launch is None:
@@ -276,7 +276,7 @@ def _reason_when_reached(job: JobFacts) -> str:
 
 
 def _running_reason(job: JobFacts) -> str:
-    """Reason why a job runs, and what is wrong while it does."""
+    """Reason of a running job, with its current faults."""
     runs = job.group_reason or "its workers started"
     if job.heard_at is not None and job.now - job.heard_at >= SILENCE_S:
         since = f"{datetime.fromtimestamp(job.heard_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
@@ -299,7 +299,7 @@ def _unknown(job: JobFacts, deadlines: Deadlines) -> Decision:
         return Submit()
     if job.launch == "submitted" and job.observation is not None and job.observation.forgotten:
         return _decide_lost_run(job)
-    # A submission whose answer was lost may still arrive, so that a due one may show only after a while.
+    # A submission whose response was lost may still arrive, so that a due one may appear late.
     if job.unseen_since is None:
         return NoteUnseen()
     if not is_lost(job.now, job.unseen_since, deadlines):
@@ -310,14 +310,14 @@ def _unknown(job: JobFacts, deadlines: Deadlines) -> Decision:
 
 
 def _is_final(result: Result) -> bool:
-    """Whether no other attempt could end otherwise."""
+    """Whether another attempt could not end differently."""
     return result.outcome != "failed" or not result.retryable
 
 
 def _decide_lost_run(job: JobFacts) -> Decision:
-    """Decides on what ran on a cluster that was made anew, and knows nothing of it. Its loss is no fault of the job,
-    also where its driver had the time to say that its workers died. But not over and over: it may be the job that
-    brings its cluster down, less likely where its workers had not begun."""
+    """Decide on a run whose cluster was restarted and does not know it. The loss is not the job's fault, even if its
+    driver reported dead workers first. But repeated losses pause the job, which may be crashing its cluster; this is
+    less likely if its workers had not begun."""
     loss = f"attempt {job.attempt} was lost with the cluster that it ran on"
     num_lost, limit = job.setbacks + 1, MAX_SETBACKS
     if not job.began:
@@ -336,19 +336,19 @@ def _decide_lost_run(job: JobFacts) -> Decision:
     )
     why = f"{loss}{since_progress}; another is owed, and no failure is counted"
     counts_as: Literal["setback", "lost_start"] = "setback" if job.began else "lost_start"
-    # A new cluster is there already: back off only after repeated losses, or where the job sets a backoff.
+    # The new cluster is already up: back off only after repeated losses, or if the job sets a backoff.
     is_first = num_lost == 1 and not job.failures and job.retry.backoff is None
     return Retry(why, 0.0 if is_first else _backoff_s(job, "", job.failures), loss, counts_as)
 
 
 def is_lost(now: float, unseen_since: float | None, deadlines: Deadlines) -> bool:
-    """Whether the cluster has known of no such submission for so long that none will appear."""
+    """Whether the cluster has not known the submission for so long that it will not appear."""
     return unseen_since is not None and now - unseen_since >= deadlines.lost_grace_s
 
 
 def _decide_end(job: JobFacts, observation: Observation) -> Decision:
     if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
-        return Move(State.RUNNING, _running_reason(job))  # the group had begun and ended between two looks
+        return Move(State.RUNNING, _running_reason(job))  # the group began and ended between two observations
     if job.result is not None:
         return _by_result(job, job.result)
     message = f": {_first_line(observation.message)}" if observation.message.strip() else ""
@@ -357,7 +357,7 @@ def _decide_end(job: JobFacts, observation: Observation) -> Decision:
     )
     if (
         job.stopped_at is not None and job.request is None
-    ):  # without a request, only a frozen driver is stopped
+    ):  # without a request, only frozen drivers are stopped
         description = f"the driver of attempt {job.attempt} was frozen, and was ended by force"
     if observation.preempted and not _is_given_up(job):
         return Retry(
@@ -388,7 +388,8 @@ def _by_result(job: JobFacts, result: Result) -> Decision:
 
 
 def _decide_driver_death(job: JobFacts, description: str, kind: str) -> Decision:
-    """A driver that is gone with its work undone: asked for, to be made anew, or one too many."""
+    """Decide on a driver that died before finishing: obey a request, retry, or fail the job if its retries are used
+    up."""
     if _is_given_up(job):
         return _obey_request(job, description)
     failures, limit, name = job.failures, job.max_failures, "retry.max_failures"
@@ -410,12 +411,12 @@ def _decide_driver_death(job: JobFacts, description: str, kind: str) -> Decision
 
 
 def _backoff_s(job: JobFacts, kind: str, failures: int) -> float:
-    """Seconds before the next attempt, after so many failures that count together with the last one."""
+    """Seconds before the next attempt, after `failures` that share a limit with the last one."""
     return (job.retry.backoff_of(kind) or Backoff()).wait_s(failures + job.setbacks + job.lost_starts)
 
 
 def _is_given_up(job: JobFacts) -> bool:
-    """Whether its user asked for no more of it than that it ends or pauses."""
+    """Whether the user has asked the job to end or pause."""
     return job.request in ("pause", "cancel") or job.state == State.PAUSING
 
 
@@ -432,7 +433,7 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
         if overdue and _may_stop(job):
             return Stop(f"did not {job.request} within {deadline_s:g} s: ending its driver by force")
     if job.driver_is_frozen:
-        # Ray kills a driver that ignores SIGTERM; the second time we kill it, in case Ray itself hangs.
+        # Ray kills a driver that ignores SIGTERM; if that fails because Ray hangs, the second stop kills it directly.
         return Stop(job.driver_trouble, kills=job.stopped_at is not None) if _may_stop(job) else Wait()
     if (resize := _other_room(job, deadlines)) is not None:
         return resize
@@ -452,12 +453,12 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
 
 
 def _may_stop(job: JobFacts) -> bool:
-    """Whether the driver was never stopped by force, or so long ago that it must have failed."""
+    """Whether no stop was sent, or so long ago that it must have failed."""
     return job.stopped_at is None or job.now - job.stopped_at > STOP_RETRY_INTERVAL_S
 
 
 def _other_room(job: JobFacts, deadlines: Deadlines) -> Decision | None:
-    """Fewer workers where a group that died cannot be made anew as large as it was; more where they have come."""
+    """Resize to fewer workers if a dead group cannot be restarted at its size; to more if the cluster has grown."""
     if job.room is None or job.request is not None:
         return None
     if job.group_phase in ("recovering", "waiting") and job.min_num_workers <= job.room < job.workers:

@@ -1,9 +1,7 @@
-"""Reach of the cluster: whether it answers, and since when it does not.
+"""Reachability of the cluster, judged once per step.
 
-One judgement a step, however many calls a step makes.
-
-Some of a cluster may answer while the rest is gone: a dashboard tells of jobs whose raylet is dead. A cluster that
-left anything unanswered in a step counts as out of reach in that step.
+Parts of a cluster may answer while others are gone: a dashboard lists jobs whose raylet is dead. A cluster that
+leaves any query of a step unanswered counts as unreachable in that step.
 """
 
 import time
@@ -15,39 +13,39 @@ import structlog
 from service.control.launcher.launcher import LauncherUnavailable
 
 REPORT_AFTER_S = 3.0
-"""A cluster that is slow for a moment is no news to its jobs."""
+"""Silence after which jobs show it: shorter delays are normal."""
 REPORT_INTERVAL_S = 10.0
-"""Shortest interval between changes of the reported reason, and between lines of the log about it."""
+"""Shortest interval between changes of the reported reason, and between log lines about it."""
 log = structlog.get_logger(__name__)
 
 
 class Reach:
-    """The controller's knowledge of that."""
+    """Tracks whether the cluster answers, and since when it does not."""
 
     def __init__(
         self, clock: Callable[[], float] = time.time, on_silence: Callable[[], None] = lambda: None
     ) -> None:
-        """`on_silence` is called when the cluster leaves something unanswered for the first time since it answered."""
+        """`on_silence` is called at the first unanswered query after the cluster last answered."""
         self._clock, self._on_silence = clock, on_silence
         self._since: float | None = None
         self._why, self._why_at = "", 0.0
         self._logged_at = -float("inf")
         self._is_logged = False
         self.answers = True
-        """Whether it has answered all that this step has asked so far."""
+        """Whether the cluster has answered all queries of this step so far."""
         self.runs_nothing = False
-        """Whether what jobs run on is known to be dead."""
+        """Whether the processes that run jobs are known to be dead."""
 
     @property
     def since(self) -> float | None:
-        """Time at which the first step began that it left unanswered, of those without an answered one since."""
+        """Time of the first failure since the cluster last answered a whole step; None while it answers."""
         return self._since
 
     def begin_step(self) -> None:
         self.answers = True
 
     def record_failure(self, error: Exception) -> None:
-        """Takes the news that it did not answer."""
+        """Record an unanswered query."""
         self.answers = False
         self.runs_nothing = isinstance(error, LauncherUnavailable) and error.runs_nothing
         now = self._clock()
@@ -61,7 +59,7 @@ class Reach:
             log.warning("the cluster cannot be reached; jobs are left as they are", error=str(error))
 
     def end_step(self) -> None:
-        """Takes the end of a step in which something was asked."""
+        """Finish a step in which the cluster was queried."""
         if not self.answers or self._since is None:
             return
         if self._is_logged:
@@ -69,9 +67,8 @@ class Reach:
         self._since, self._why, self._is_logged, self.runs_nothing = None, "", False, False
 
     def words(self, reported_since: float | None = None) -> str:
-        """Since when it is out of reach, and why; nothing while it answers, or has not been silent for long.
-
-        `reported_since`: since when that was told before, perhaps by a control plane that is gone."""
+        """Sentence that the cluster is unreachable, since when and why; empty while it answers or has only just
+        become silent. `reported_since`: time that was already reported, perhaps by an earlier control plane."""
         if self._since is None:
             return ""
         is_news = reported_since is not None or self._clock() - self._since >= REPORT_AFTER_S

@@ -1,8 +1,8 @@
-"""Recovery of jobs that the store lost, from their storage; attempts that still run are adopted.
+"""Recovery of jobs missing from the store, from their storage; running attempts are adopted.
 
-Storage has a job's spec, each attempt's launch and result, its records and its checkpoints. It does not have users'
-requests since the last attempt, nor the jobs' owners where several services share a root: so recovery launches nothing.
-A job whose newest attempt left no final result and does not run is paused until somebody resumes it.
+Storage has a job's spec, each attempt's launch and result, its records and checkpoints. It lacks users' requests
+since the last attempt, and owners if several services share a root: so recovery launches nothing. A job whose newest
+attempt left no final result and does not run is paused until somebody resumes it.
 """
 
 import json
@@ -46,23 +46,23 @@ class Standing:
     state: State
     reason: str
     is_on_cluster: bool = False
-    """Whether the controller has to watch an attempt of the job."""
+    """Whether the controller must watch an attempt of the job."""
     failure_kind: str | None = None
-    """Kind of failure with which its newest attempt ended, if it did; "" for one that nobody named."""
+    """Kind of failure that ended the newest attempt, "" if unknown; None if it did not fail."""
 
 
 @dataclass
 class RecoveryReport:
-    """Outcome of a recovery."""
+    """Result of a recovery."""
 
     jobs: list[tuple[str, str, Standing]] = field(default_factory=list)
-    """Id, name and standing of each job that was put back."""
+    """(id, name, standing) of each recovered job."""
     skipped: list[tuple[str, str]] = field(default_factory=list)
-    """Storage of each job that could not be put back, or folder that could not be searched, and the reason."""
+    """(storage of a job, or folder, that could not be recovered; reason)."""
 
 
 class Recovery:
-    """Puts jobs back, each in one transaction; jobs that the store has are left as they are, so it may be repeated."""
+    """Recovers jobs, each in one transaction; jobs in the store are left alone, so that it can be repeated."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class Recovery:
         self._cluster_answers = True
 
     def run_if_empty(self) -> None:
-        """Recover into an empty store, or go on with a recovery that was interrupted. Never raises: a service whose
-        storage cannot be read still takes new jobs."""
+        """Recover into an empty store, or continue an interrupted recovery. Never raises: a service whose storage
+        cannot be read still accepts new jobs."""
         try:
             with self._database.read() as tx:
                 empty = is_empty(tx)
@@ -98,7 +98,7 @@ class Recovery:
             log.exception("jobs could not be recovered from storage; 'shardyard recover' tries again")
 
     def run(self, tell: Callable[[str, str, Standing], None] = lambda *_: None) -> RecoveryReport:
-        """Recover every job that is in storage and not in the store, and pass each to `tell`. Raises OSError where a
+        """Recover every job that is in storage but not in the store, and pass each to `tell`. Raises OSError if a
         storage root cannot be read."""
         outcome = RecoveryReport()
         stored_jobs = []
@@ -120,7 +120,7 @@ class Recovery:
             try:
                 if (
                     observation is not None and observation.has_ended and job.result is None
-                ):  # it may have ended only just now
+                ):  # it may have ended after it was read
                     job = replace(job, result=read_result(self._roots.folder(job.storage), job.attempt))
                 standing = standing_of(job, observation)
                 stored_as = self._restore(job, standing, is_confirmed=observation is not None)
@@ -139,19 +139,19 @@ class Recovery:
         try:
             return self._launcher.observe(submission_id(job.id, job.attempt))
         except LauncherUnavailable:
-            self._cluster_answers = False  # each further question could take until its timeout, too
+            self._cluster_answers = False  # each further query might also run into its timeout
             return None
 
     def _restore(self, job: StoredJob, standing: Standing, *, is_confirmed: bool) -> Standing | None:
-        """Store the job, its records and its standing, and return the standing that it has with these; None if the
-        store has the job by now. `is_confirmed`: the cluster was asked, and answered."""
+        """Store the job, its records and its standing; return its standing given the records, or None if the store
+        has the job by now. `is_confirmed`: the cluster answered about it."""
         storage = self._roots.folder(job.storage)
         started_at: int | None = None
         last_at = to_us(job.created_at)
         values = self._values(job)
         if standing.is_on_cluster and not is_confirmed:
             values["unconfirmed_since"] = now_us()
-        # Read first: while a transaction is open, nobody else writes, and storage may be slow.
+        # Read before the transaction, which blocks all other writes: storage may be slow.
         with RecordCopy(storage, max(job.attempt, 1)) as copy, self._database.write() as tx:
             if _is_known(tx, job.id):
                 return None
@@ -190,7 +190,7 @@ class Recovery:
         return standing
 
     def _values(self, job: StoredJob) -> dict[str, Any]:
-        """Columns of a job's row, from its storage alone."""
+        """Columns of a job's row that come from its storage alone."""
         at = to_us(job.created_at)
         values: dict[str, Any] = {
             "id": job.id,
@@ -228,8 +228,8 @@ class Recovery:
 
 
 def standing_of(job: StoredJob, observation: Observation | None) -> Standing:
-    """Standing of a job, from its storage and the cluster's observation of its newest attempt; `observation` is None
-    where the cluster was not asked or did not answer."""
+    """Standing of a job from its storage and the cluster's observation of its newest attempt; `observation` is None
+    if the cluster was not asked or did not answer."""
     resumes = f"from step {job.checkpoint.step}" if job.checkpoint else "from its beginning"
     if job.attempt == 0:
         return Standing(
@@ -264,7 +264,7 @@ def standing_of(job: StoredJob, observation: Observation | None) -> Standing:
 
 
 def _with_losses(job: StoredJob, standing: Standing, losses: FailureHistory) -> Standing:
-    """Standing of a job whose failures are known: one that may have no other of the kind has failed."""
+    """Standing of a job given its failures: failed if its retries are used up."""
     kind, retry = standing.failure_kind, job.spec.retry
     if kind is None or losses.num_left(retry, kind) > 0:
         return standing
@@ -276,7 +276,7 @@ def _with_losses(job: StoredJob, standing: Standing, losses: FailureHistory) -> 
 
 
 def _losses(job: StoredJob, row: JobRow) -> FailureHistory:
-    """Losses that the records tell, and the failures of earlier attempts by what the launch says is left."""
+    """Failures from the records, and those of earlier attempts computed from the launch's remaining retries."""
     losses = read_losses(row.losses, row.failures)
     if job.launch is None or losses.progress_at[0] >= job.attempt:
         return losses
@@ -291,7 +291,7 @@ def _losses(job: StoredJob, row: JobRow) -> FailureHistory:
 
 
 def _progress(job: StoredJob, row: JobRow) -> dict[str, Any]:
-    """Columns that records do not give: a checkpoint that no record mentions."""
+    """Columns for a checkpoint on storage that no record mentions."""
     columns: dict[str, Any] = {}
     if job.checkpoint is not None and row.saves is None:
         at = job.checkpoint.created_at

@@ -1,4 +1,4 @@
-"""Requests of users for jobs: to be run, cancelled, paused, resumed. Each answer is durable."""
+"""Users' requests for jobs: submit, cancel, pause, resume. Each answer is durable."""
 
 import base64
 import hashlib
@@ -40,12 +40,12 @@ from service.control.store.jobs import JobRow, ends_of_queue, get_by_number, ins
 from service.wire.states import ENDED, RESUMABLE, WAITS, State
 
 QueuePlace = Literal["first", "last"]
-"""Places in the queue that a job can be moved to."""
+"""Where a job can be moved in the queue."""
 log = structlog.get_logger(__name__)
 
 
 class Requests:
-    """Requests that users may make. `wake` has the controller look at once."""
+    """Handles users' requests. `wake` starts the controller's next step."""
 
     def __init__(
         self,
@@ -67,13 +67,12 @@ class Requests:
         self._turns = KeyedLock()
 
     def expand(self, body: Any) -> Any:
-        """A posted job, or a request for a plan of one, with what the folder of its `model.from` says filled in. Raises
-        SpecError."""
+        """Return a posted job or plan request, completed from the folder of its `model.from`. Raises SpecError."""
         return expand_request(body, self._data_roots)
 
     def post(self, body: Any, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
-        """`submit` of a job as it was sent. One that names a model's folder is known again by that, not by what the
-        folder says, which may have changed since, or be gone."""
+        """`submit` of a request body. The idempotency digest of a body that names a model's folder is of the body,
+        not of the folder's content, which may change or disappear."""
         if not names_folder(body):
             return self.submit(JobSpec.parse(body), owner, key)
         request_digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
@@ -87,15 +86,15 @@ class Requests:
     def submit(
         self, spec: JobSpec, owner: str, key: str | None = None, digest: str | None = None
     ) -> tuple[JobRow, bool]:
-        """The stored job, and whether it is new: the same `key` and spec give the same job, also while the first of
-        them is being worked on. `digest` is a digest of what was sent, where that stands for the spec.
+        """Return (stored job, whether it is new): the same `key` and spec give the same job, also while the first
+        request is still being processed. `digest`: digest of the request body, if it replaces that of the spec.
 
-        A checkpoint to start from is in the job's storage when this returns. Raises SpecError for what could not run
-        anywhere, Conflict for a key used with another spec, Full, Unavailable; then no folder is left.
+        The checkpoint to start from is in the job's storage on return. Raises SpecError for a job that could not run
+        anywhere, Conflict for a key used with another spec, Full, Unavailable; no folder is left then.
         """
         spec_text = spec.model_dump_json()
         print_of_spec = digest or hashlib.sha256(spec_text.encode()).hexdigest()
-        # A copy takes so long that its client may repeat the request. Other requests run side by side.
+        # Copying takes long enough for clients to retry. Requests without a copy are not serialized.
         with nullcontext() if key is None or spec.start_from is None else self._turns.acquire((owner, key)):
             if (
                 key is not None
@@ -133,7 +132,7 @@ class Requests:
                     f"starts from step {copy.step} of {spec.start_from.job}; {placement.reason}"
                 )
             with self._database.write() as tx:
-                # Asked again inside the transaction, for two posts with one key may run side by side.
+                # Checked again inside the transaction: two posts with one key may run concurrently.
                 if key is not None and (used_key := find_key(tx, owner, key)) is not None:
                     return _job_of_key(tx, used_key, print_of_spec), False
                 if not finish_draft(tx, job_id):
@@ -150,7 +149,7 @@ class Requests:
         return job, True
 
     def cancel(self, job_id: str, owner: str) -> JobRow:
-        """Asks for the end. Raises NotFound, Gone, Conflict when the job has already ended."""
+        """Request the job's end. Raises NotFound, Gone, Conflict if it has already ended."""
         reason = f"cancelled by {owner}"
         with self._database.write() as tx:
             job = find_job(tx, job_id, lock=True)
@@ -172,7 +171,7 @@ class Requests:
         return job
 
     def pause(self, job_id: str, owner: str) -> JobRow:
-        """Asks for a checkpoint and the release of the workers. Raises NotFound, Gone, Conflict."""
+        """Request a checkpoint and the release of the workers. Raises NotFound, Gone, Conflict."""
         with self._database.write() as tx:
             job = find_job(tx, job_id, lock=True)
             state = State(job.state)
@@ -195,12 +194,12 @@ class Requests:
         return job
 
     def resume(self, job_id: str, owner: str) -> JobRow:
-        """Puts a job that is paused, failed or cancelled at the end of the queue. Raises NotFound, Gone,
-        Conflict (also for one that failed or was cancelled without a checkpoint), Unavailable."""
+        """Queue a paused, failed or cancelled job again, at the end. Raises NotFound, Gone, Conflict (also if it
+        failed or was cancelled without a checkpoint), Unavailable."""
         with self._database.read() as tx:
             job = find_job(tx, job_id)
         if job.state in ENDED & RESUMABLE:
-            self._require_checkpoint(job)  # outside of the transaction, for storage may be slow
+            self._require_checkpoint(job)  # outside the transaction, since storage may be slow
         with self._database.write() as tx:
             before, job = job, find_job(tx, job_id, lock=True)
             state = State(job.state)
@@ -213,17 +212,17 @@ class Requests:
             if state != before.state:
                 raise Conflict(f"{job_id} became {state} just now; ask again")
             reason = f"resumed by {owner}; {WAITS}"
-            # Failures count against one run, which is over.
+            # Failures count per run, and this run is over.
             values = {"queued_at": now_us(), "unfit_for": None, "failures": 0, "losses": None}
             if is_of_module(job.spec):
-                values["plan"] = None  # its code may be another by now, which is planned anew
+                values["plan"] = None  # its code may have changed: plan it again
             events = enter(tx, job, State.QUEUED, reason, _actor(owner), values)
             job = find_job(tx, job_id)
         self._publish(job_id, events)
         return job
 
     def move(self, job_id: str, owner: str, place: QueuePlace) -> JobRow:
-        """Gives a queued job another place in the queue. Raises NotFound, Gone, Conflict."""
+        """Move a queued job to the front or end of the queue. Raises NotFound, Gone, Conflict."""
         with self._database.write() as tx:
             job = find_job(tx, job_id, lock=True)
             if job.state != State.QUEUED:
@@ -255,7 +254,7 @@ class Requests:
             return None if used_key is None else _job_of_key(tx, used_key, print_of_spec)
 
     def _require_checkpoint(self, job: JobRow) -> None:
-        """Raises Conflict for a job that has no checkpoint to go on from, Unavailable."""
+        """Raises Conflict if the job has no usable checkpoint, Unavailable."""
         try:
             checkpoints = list_checkpoints(self._storage_roots.folder(job.storage))
         except OSError as error:
@@ -272,7 +271,7 @@ class Requests:
 
 
 def new_job_id() -> str:
-    """60 random bits, in letters that no file system, URL or cluster objects to."""
+    """60 random bits, in letters valid in file names, URLs and cluster ids."""
     return "job-" + base64.b32encode(secrets.token_bytes(10)).decode().lower()[:12]
 
 
@@ -285,8 +284,8 @@ def _in_words(state: State) -> str:
 
 
 def _job_of_key(tx: Connection, used_key: UsedKey, print_of_spec: str) -> JobRow:
-    """The job that a key was used for. Raises Conflict where that was another spec, or the job was deleted: a request
-    that is repeated must not run it again."""
+    """Job that a key was used for. Raises Conflict if that was for another spec, or if the job was deleted: a
+    repeated request must not run it again."""
     job = get_by_number(tx, used_key.job_number)
     if job is None or job.state == State.DELETING:
         deletion = find_deletion(tx, job_number=used_key.job_number)
@@ -309,7 +308,7 @@ def _write_spec(
     requested_storage: str | None,
     on_made: Callable[[], None] = lambda: None,
 ) -> None:
-    """Puts the spec on storage, which shows that storage can be written; `on_made` is called when its folder is there.
+    """Write the spec to storage, which also shows that it is writable; `on_made` is called once its folder exists.
     Raises SpecError, Full."""
     try:
         folder = roots.folder(storage)

@@ -1,4 +1,4 @@
-"""Keeper of specs on storage: a job whose folder was removed while it runs says so, and can still be recovered."""
+"""Restores specs on storage: a job whose folder was removed while it runs reports it, and can still be recovered."""
 
 import json
 import threading
@@ -18,13 +18,12 @@ from service.control.store.jobs import JobRow, jobs_in
 from service.wire.states import ACTIVE
 
 LOOK_S = 10.0
-"""Interval between looks at two jobs; on remote storage every look is a request."""
+"""Interval between checks of two jobs; on remote storage each check is a request."""
 log = structlog.get_logger(__name__)
 
 
 class SpecKeeper:
-    """Looks at the storage of one active job after another, in a thread of its own: a share that hangs holds up no
-    step of the controller."""
+    """Checks the storage of active jobs in turn, in its own thread: hanging storage must not block the controller."""
 
     def __init__(self, database: Database, lease: Lease, roots: StorageRoots) -> None:
         self._database, self._lease, self._roots = database, lease, roots
@@ -34,7 +33,7 @@ class SpecKeeper:
         self._restore_queue = deque[JobRow]()
 
     def step(self) -> bool:
-        """Tell of a restored spec, or begin a look where it is time; False where none was. Raises LeaseLost."""
+        """Report a restored spec (returns True), or start a check if one is due. Raises LeaseLost."""
         if self._restore_queue:
             job = self._restore_queue.popleft()
             with self._lease.change(job) as (tx, events):

@@ -1,4 +1,4 @@
-"""Brings jobs onto the cluster: those that are owed an attempt first, then the queue in order."""
+"""Starts jobs on the cluster: owed attempts first, then the queue in order."""
 
 import json
 from collections.abc import Collection, Iterator
@@ -40,21 +40,21 @@ from service.wire.states import ACTIVE, WAITS, State
 ACTOR = "controller"
 FACTS_AGE_S = 2.0
 MAX_STARTING = 4
-"""Attempts on their way at once: starting is what a cluster is worst at."""
+"""Most attempts starting at once: starting is what a cluster is worst at."""
 MAX_PLANNED = 20
-"""Jobs of users' modules whose plans are looked after in one step."""
+"""Most queued module jobs whose plans are handled in one step."""
 MAX_EXPLAINED = 100
-"""Jobs of the queue that are given another reason in one step."""
+"""Most queued jobs whose reason is changed in one step."""
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class PlanPending:
-    """A module's job in the queue, which has no plan yet: it keeps nobody waiting."""
+    """A queued module job without a plan yet: it does not hold up the queue."""
 
 
 class Starter:
-    """Admits jobs, stores the attempt that each is about to make, and hands it to the launcher."""
+    """Admits jobs, stores each one's next attempt, and passes it to the launcher."""
 
     def __init__(
         self,
@@ -77,15 +77,15 @@ class Starter:
         self._deduplicator = Deduplicator()
         self._specs: dict[int, JobSpec] = {}
         self._room: dict[int, tuple[tuple[int, str], int | None]] = {}
-        """Last question and answer about each job's room, by job number; an answer takes a plan."""
+        """Last query and result of `room_for` by job number; each result takes a plan."""
 
     def forget_cluster(self) -> None:
-        """Forget the cluster's facts, so that it is asked again: it is known to be unreachable."""
+        """Discard the cluster's facts, so that it is queried again: it is known to be unreachable."""
         self._watch.expire()
 
     def admit(self) -> list[JobRow]:
-        """The jobs whose next attempt is now stored as due. Raises LauncherUnavailable, LeaseLost."""
-        # Ask even if nothing is admitted: every step has to learn whether the cluster is reachable.
+        """Jobs whose next attempt is now stored as due. Raises LauncherUnavailable, LeaseLost."""
+        # Query even if nothing is admitted: every step must learn whether the cluster is reachable.
         self._watch.facts(FACTS_AGE_S)
         with self._database.read() as tx:
             active = jobs_in(tx, ACTIVE)
@@ -103,7 +103,7 @@ class Starter:
             except (LauncherUnavailable, LeaseLost):
                 raise
             except Exception as error:
-                # One job's trouble must not keep the others waiting; the next step tries again.
+                # One job's error must not hold up the others; the next step retries.
                 if self._deduplicator.is_new(job.number, repr(error)):
                     log.exception("could not admit a job", job=job.id)
                 with self._lease.change(job) as (tx, events):
@@ -126,24 +126,24 @@ class Starter:
                 events += explain(tx, job, f"{WAITS}; {words}", ACTOR, values)
 
     def explain_reachable(self) -> bool:
-        """Remove "the cluster cannot be reached" from queued jobs, some per step; return False if there are none."""
+        """Clear "the cluster cannot be reached" from queued jobs, some per step; False if there were none."""
         with self._database.read() as tx:
             jobs = saying_unreachable(tx, State.QUEUED, MAX_EXPLAINED)
         for job in jobs:
             with self._lease.change(job) as (tx, events):
-                # What the cluster was found too small for is looked at again: only that gives it its reason back.
+                # A job that the cluster was too small for is checked again, which restores its reason.
                 events += explain(tx, job, WAITS, ACTOR, {"unreachable_since": None, "unfit_for": None})
         return bool(jobs)
 
     def submit(self, job: JobRow) -> None:
-        """Hands over a due attempt; a second time changes nothing. Raises LauncherUnavailable, LeaseLost."""
+        """Submit a due attempt; idempotent. Raises LauncherUnavailable, LeaseLost."""
         spec, plan = self.spec(job), read_stored_plan(job.plan)
         gang = Gang.from_dict(json.loads(job.gang or "{}"))
         assert plan is not None, "an attempt is stored with its plan"
         losses = read_losses(job.losses, job.failures)
         token = self._mint.token(job.id, job.attempt)
         if hash_token(token) != job.token_hash:
-            # Stored by another control plane, whose key this one does not have.
+            # Stored by another control plane, with another key.
             self.note(job, token_hash=hash_token(token))
         launch = Launch(
             job_id=job.id,
@@ -174,19 +174,19 @@ class Starter:
         self.note_submitted(job)
 
     def _trials(self, spec: JobSpec, plan: Plan) -> tuple[Plan, ...]:
-        """The plans to choose between by measurement, where the job asks for that and none was chosen so yet."""
+        """Plans to choose from by measurement, if the job asks for that and has not done it yet."""
         if spec.parallel.auto != "measured" or plan.tried:
             return ()
         plans = plans_to_try(spec, self._watch.facts(FACTS_AGE_S), plan.num_workers)
         return plans if len(plans) > 1 else ()
 
     def gang(self, job: JobRow) -> Gang | None:
-        """Part of the cluster that the job's attempt holds."""
+        """Resources that the job's attempt holds."""
         return Gang.from_dict(json.loads(job.gang)) if job.launch and job.gang else None
 
     def room_for(self, job: JobRow) -> int | None:
-        """Workers that the job could have now, its own included, and that a plan exists for; None for a job that takes
-        one number only, while others wait for what is free, and where the cluster does not answer or holds too few."""
+        """Workers that the job could have now, including its own, with a plan. None for a job with a fixed number of
+        workers, while queued jobs wait for free resources, and if the cluster does not answer or holds too few."""
         spec, gang = self.spec(job), self.gang(job)
         if gang is None or spec.resources.min_num_workers == spec.resources.max_num_workers:
             return None
@@ -210,12 +210,12 @@ class Starter:
         if self._room.get(job.number, (None,))[0] != key:  # the same until the cluster or the job changes
             outcome = self._plan(job, spec, facts, verdict.gang)
             if isinstance(outcome, MustWait):
-                return None  # until its plan is made
+                return None  # its plan is not made yet
             self._room[job.number] = (key, outcome.num_workers if isinstance(outcome, Plan) else None)
         return self._room[job.number][1]
 
     def note_submitted(self, job: JobRow) -> None:
-        """Stores that the cluster has the attempt, and where people can look at it."""
+        """Store that the cluster has the attempt, and its dashboard URL."""
         try:
             url = self._launcher.dashboard_url(submission_id(job.id, job.attempt))
         except LauncherUnavailable:
@@ -223,12 +223,12 @@ class Starter:
         self.note(job, launch="submitted", dashboard_url=url)
 
     def note(self, job: JobRow, **values: object) -> None:
-        """Stores a fact about the attempt, if it still is the newest."""
+        """Store columns of the attempt, if it is still the newest."""
         with self._lease.change(job) as (tx, _):
             change_job(tx, job.number, ACTIVE, values, attempt=job.attempt)
 
     def spec(self, job: JobRow) -> JobSpec:
-        """Spec that was asked for. Raises ValidationError for one that this release cannot run."""
+        """The stored spec. Raises ValidationError for one that this release cannot run."""
         if job.number not in self._specs:
             self._specs[job.number] = read_stored_spec(job.spec)
         return self._specs[job.number]
@@ -238,7 +238,7 @@ class Starter:
         due_jobs = [job for job in active if job.launch is None and job.request is None]
         yield from (job for job in due_jobs if (job.retry_at or 0) <= now)
         if any((job.retry_at or 0) > now for job in due_jobs):
-            return  # what waits a moment before its next attempt does not lose its place to the queue
+            return  # a job in its backoff keeps its place ahead of the queue
         place = (-1, -1)
         while True:
             cluster = fingerprint(self._watch.facts(FACTS_AGE_S))
@@ -250,8 +250,8 @@ class Starter:
             yield job
 
     def _plan_queued_modules(self) -> None:
-        """Store the plans of queued module jobs that were made meanwhile, and begin those that were not. A job whose
-        module cannot be planned fails: what is wrong with it is its user's to mend."""
+        """Store finished plans of queued module jobs, and start missing ones. A job whose module cannot be planned
+        fails, since only its user can fix it."""
         with self._database.read() as tx:
             jobs = [job for job in without_plan(tx, State.QUEUED, MAX_PLANNED) if is_of_module(job.spec)]
         for job in jobs:
@@ -275,7 +275,7 @@ class Starter:
                         events += explain(tx, job, reason, ACTOR, values)
 
     def _try(self, job: JobRow, gangs: dict[str, Gang]) -> JobRow | MustWait | NeverFits | PlanPending:
-        """The job with its next attempt stored, if it fits now; else why not, which the job then shows."""
+        """The job with its next attempt stored if it fits now; else why not, which also becomes the job's reason."""
         facts = self._watch.facts(FACTS_AGE_S)
         try:
             spec = self.spec(job)
@@ -285,7 +285,7 @@ class Starter:
                 events += enter(tx, job, State.FAILED, reason, ACTOR)
             return NeverFits(reason)
         if job.state == State.QUEUED and job.plan is None and isinstance(spec.model, ModuleModelSpec):
-            return PlanPending()  # others may go before it meanwhile
+            return PlanPending()  # other jobs may start before it
         verdict = admit(spec.resources, facts, gangs)
         outcome = self._plan(job, spec, facts, verdict.gang) if isinstance(verdict, Admit) else verdict
         if isinstance(outcome, Plan):
@@ -300,7 +300,7 @@ class Starter:
         return outcome
 
     def _store_attempt(self, job: JobRow, plan: Plan, room: Gang) -> JobRow | NeverFits:
-        """Store the next attempt as `due`, as which it is found after a crash."""
+        """Store the next attempt as `due`, so that it is found after a crash."""
         attempt = job.attempt + 1
         gang = Gang(plan.num_workers, room.cpus_per_worker, room.gpus_per_worker)
         values = {
@@ -338,8 +338,8 @@ class Starter:
     def _plan(
         self, job: JobRow, spec: JobSpec, facts: ClusterFacts, gang: Gang
     ) -> Plan | MustWait | NeverFits:
-        """The plan that was shown, if it is for this gang; else a new one, for as many workers as one exists, with the
-        loads that were measured where the job has run. A module's takes its time, for which it is blocked."""
+        """The stored plan if it matches this gang; else a new one for the largest feasible number of workers, with
+        the expert loads measured so far. A module job waits for its plan."""
         previous_plan = read_stored_plan(job.plan)
         device = spec.resources.trains_on(gang.gpus_per_worker)
         if (

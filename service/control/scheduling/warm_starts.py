@@ -1,4 +1,4 @@
-"""Warm starts of new jobs: a checkpoint of another one, found, checked and copied to the new job's storage."""
+"""Warm starts: finds, checks and copies another job's checkpoint to a new job's storage."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -19,12 +19,12 @@ from service.control.store.full_disk import is_full
 from service.control.store.jobs import JobRow, get_job
 
 MAX_COPIES = 4
-"""At a time: each holds a thread that other requests want too."""
+"""Most concurrent copies: each occupies a thread that other requests need."""
 MAX_SHOWN_STEPS = 8
 
 
 class WarmStarts:
-    """Copies the checkpoints that new jobs start from; `should_stop` says that this process is about to end."""
+    """Copies checkpoints that new jobs start from; `should_stop` returns whether this process is stopping."""
 
     def __init__(
         self, database: Database, roots: StorageRoots, full_roots: FullRoots, should_stop: Callable[[], bool]
@@ -38,13 +38,13 @@ class WarmStarts:
         self._places = threading.Semaphore(MAX_COPIES)
 
     def look_up(self, spec: JobSpec, owner: str) -> None:
-        """Raises SpecError, as `copy` would, for what can be seen of `spec.start_from` without copying."""
+        """Check `spec.start_from` without copying. Raises SpecError as `copy` would."""
         self._first_whole(spec, owner, lambda _, marker: marker)
 
     def copy(self, spec: JobSpec, owner: str, storage: str) -> Marker:
-        """The marker of what `spec.start_from` names, now in `storage`. Where no step is named, the newest checkpoint
-        that is whole, as a run would resume. Raises SpecError where there is none or it is nothing for this job,
-        Full, Unavailable (also while there is no place to copy in)."""
+        """Copy the checkpoint named by `spec.start_from` to `storage` and return its marker. Without a step, the
+        newest intact checkpoint, as a resume would use. Raises SpecError if there is none or it does not suit this
+        job, Full, Unavailable (also when too many copies run)."""
         if not self._places.acquire(blocking=False):
             raise Unavailable(
                 f"{MAX_COPIES} checkpoints are being copied for other jobs; submit this one again later",
@@ -58,7 +58,7 @@ class WarmStarts:
             self._places.release()
 
     def _first_whole(self, spec: JobSpec, owner: str, take: Callable[[Folder, Marker], Marker]) -> Marker:
-        """The answer of `take` for the first that is not damaged."""
+        """Result of `take` for the first undamaged checkpoint."""
         assert spec.start_from is not None
         source = self._source(spec.start_from.job, owner)
         checkpoints = self._roots.folder(source.storage).below(markers.FOLDER)
@@ -79,7 +79,7 @@ class WarmStarts:
 
     @contextmanager
     def _unless_deleted(self, job_id: str, owner: str) -> Iterator[None]:
-        """Raises what `_source` does in place of a fault, where that is why."""
+        """Replace an error by that of `_source`, if the source job was deleted meanwhile."""
         try:
             yield
         except (DamagedCheckpoint, SpecError):
@@ -98,12 +98,12 @@ class WarmStarts:
         )
 
     def _copy(self, checkpoints: Folder, marker: Marker, storage: str) -> Marker:
-        """The marker of the copy. Raises DamagedCheckpoint, with nothing left of it, Full, Unavailable."""
+        """Marker of the copy. Raises DamagedCheckpoint (after removing the copy), Full, Unavailable."""
         to = self._roots.folder(storage).below(markers.FOLDER)
         try:
             return copy_checkpoint(checkpoints, marker, to, self._should_stop)
         except DamagedCheckpoint:
-            with suppress(OSError):  # what cannot be removed has no marker, and the run clears it away
+            with suppress(OSError):  # leftovers have no marker, and the run removes them
                 to.remove("")
             raise
         except CopyInterrupt:
@@ -118,14 +118,14 @@ class WarmStarts:
 
 
 def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
-    """The marker of a checkpoint that the job can start from. Raises DamagedCheckpoint, SpecError."""
+    """Marker of a checkpoint that the job can start from. Raises DamagedCheckpoint, SpecError."""
     try:
         marker = markers.read(checkpoints, name)
         if (num_bytes := marker.files[SPEC].size_bytes) > MAX_SPEC_BYTES:  # not to be looked through at all
             raise DamagedCheckpoint(
                 f"its {SPEC} has {num_bytes:,} bytes; at most {MAX_SPEC_BYTES:,} are read"
             )
-        # Sealed before it is read: what a mistake in it quotes, the run has written.
+        # Verified before it is parsed: error messages may only quote what the run wrote.
         if (fault := markers.fault(checkpoints, marker, [SPEC])) is not None:
             raise DamagedCheckpoint(fault)
         before = spec_of(checkpoints.below(name))
@@ -148,7 +148,7 @@ def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
 
 
 def _candidates(checkpoints: Folder, job_id: str, step: int | None) -> list[str]:
-    """Names of committed checkpoints, the newest first; only those of `step` where it is given. Raises SpecError for
+    """Names of committed checkpoints, newest first; only those of `step` if given. Raises SpecError if there are
     none, Unavailable."""
     try:
         names = markers.list_committed(checkpoints)
