@@ -10,8 +10,7 @@ from typing import Any
 
 from benchmarks import results
 from moe.plan import DEVICES as KNOWN
-from moe.plan import Cluster, Pools, plan_anywhere, plan_job
-from moe.plan.cluster.pools import Between, Pool
+from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec, SpecError
 
 LANGUAGE = {"corpus": "synthetic", "max_tokens": 4096}
@@ -20,28 +19,17 @@ LONG = {"corpus": "synthetic", "max_tokens": 1 << 20}
 
 @dataclass(frozen=True)
 class Job:
-    """A preset, changed or not, on a number of GPUs: of one kind, or half of each of two."""
+    """A preset, changed or not, on a number of GPUs."""
 
     model: dict[str, Any]
     data: dict[str, Any]
     batch_tokens: int
     devices: int
-    kinds: tuple[str, ...] = ("h100",)
-
-    @property
-    def cluster(self) -> Cluster | Pools:
-        if len(self.kinds) == 1:
-            return _nodes(self.devices)
-        halves = [Pool(name=kind, cluster=_nodes(self.devices // 2, kind)) for kind in self.kinds]
-        return Pools(pools=tuple(halves), between=Between(bytes_per_s=2.5e10, latency_s=2e-5))
 
 
 _DEEPSEEK = {"preset": "deepseek-v3"}
 JOBS = {
     "deepseek-v3 on 1,024": Job(_DEEPSEEK, LANGUAGE, 8192 * 4096, 1024),
-    "deepseek-v3 on 512 H100 and 512 H200, stages on both": Job(
-        _DEEPSEEK, LANGUAGE, 8192 * 4096, 1024, ("h100", "h200")
-    ),
     "gshard-2048e-36l on 2,048": Job({"preset": "gshard-2048e-36l"}, {"corpus": "catalogs"}, 1 << 22, 2048),
     "deepseek-v3 on 98,304": Job(_DEEPSEEK, LANGUAGE, 98_304 * 4096, 98_304),
     "sequences of a million tokens on 2,048": Job(
@@ -64,8 +52,7 @@ def search(name: str) -> dict[str, Any]:
     spec = _job(job.model, job.data, job.batch_tokens, job.devices)
     began, worked = time.perf_counter(), time.process_time()
     try:
-        plan = plan_anywhere(spec, job.cluster)
-        assert len(plan.pools) == len(job.kinds) or len(job.kinds) == 1, "stages on one pool alone"
+        plan_job(spec, _nodes(job.devices))
     except SpecError:
         if "refused" not in name:
             raise
@@ -106,10 +93,10 @@ def _job(
                           "resources": {"num_workers": devices}})  # fmt: skip
 
 
-def _nodes(devices: int, kind: str = "h100", memory_gib: int | None = None) -> Cluster:
-    """Nodes of eight, with the kind's own memory where none is given."""
-    memory_bytes = KNOWN[kind].memory_bytes if memory_gib is None else memory_gib << 30
-    return Cluster(num_nodes=devices // 8, devices_per_node=8, device=kind, memory_bytes=memory_bytes)
+def _nodes(devices: int, memory_gib: int | None = None) -> Cluster:
+    """Nodes of eight H100, with their own memory where none is given."""
+    memory_bytes = KNOWN["h100"].memory_bytes if memory_gib is None else memory_gib << 30
+    return Cluster(num_nodes=devices // 8, devices_per_node=8, device="h100", memory_bytes=memory_bytes)
 
 
 def main() -> None:

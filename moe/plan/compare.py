@@ -47,7 +47,7 @@ class Comparison:
     layout: Mapping[str, Both[Value]]
     """Degrees and options that differ; of modules, axes of the mesh."""
     priced_for: Mapping[str, Both[Value]]
-    """Profile, software, devices, pools, stages, workers and tokens per step, where they differ."""
+    """Profile, software, devices, pool, workers and tokens per step, where they differ."""
     made_for: Mapping[str, Both[str | None]]
     """Digests of planner inputs that differ; None if a plan has none."""
     time: Mapping[str, CostTerm]
@@ -112,19 +112,11 @@ def compare(first: Plan, second: Plan) -> Comparison:
     )  # fmt: skip
 
 
-_PRICED_FOR = ("profile", "software", "device_type", "num_workers", "tokens_per_step")
+_PRICED_FOR = ("profile", "software", "device_type", "num_workers", "tokens_per_step", "pool")
 
 
 def _priced_for(plan: Plan) -> dict[str, Value]:
-    stages = ", ".join(
-        f"{' + '.join(str(stage.units) for stage in plan.stages if stage.pool == pool)} units on {pool}"
-        for pool in plan.pools
-    )
-    return {
-        **{name: getattr(plan, name) for name in _PRICED_FOR},
-        "pools": " and ".join(plan.pools) or None,
-        "stages": stages if plan.stages else None,
-    }
+    return {name: getattr(plan, name) for name in _PRICED_FOR}
 
 
 def _layout(plan: Plan) -> dict[str, Value]:
@@ -220,8 +212,7 @@ def _of_others(comparison: Comparison, names: Names) -> Iterator[str]:
 
 
 _WORDS = {"profile": "executor", "software": "host times and rates", "device_type": "devices",
-          "num_workers": "workers", "tokens_per_step": "tokens a step",
-          **{name: name for name in ("pools", "stages")}}  # fmt: skip
+          "num_workers": "workers", "tokens_per_step": "tokens a step", "pool": "pool"}  # fmt: skip
 
 
 def made_for_in_words(first: Plan, second: Plan, names: Names = Names()) -> str:

@@ -147,20 +147,6 @@ class BlockShare(Frozen):
     """Parameter bytes on the stage's fullest rank."""
 
 
-class StagePlace(Frozen):
-    """Pipeline stage of a plan on several pools."""
-
-    pool: str
-    device_type: str
-    units: Count
-    """Layers, and one each for embeddings and head."""
-    micro_batch_s: float
-    """Predicted, forward and backward."""
-    memory_bytes: CountOrZero
-    """Predicted on the fullest device, allowance included."""
-    limit_bytes: CountOrZero
-
-
 class FewestWorkers(Frozen):
     """Fewest workers of one kind of cluster, one per device, that hold a job; None if no number does."""
 
@@ -213,8 +199,6 @@ class Plan(Spec):
     """In whole billing units; None if equal to the number of workers."""
     pool: str | None = None
     """Pool of the job, if the cluster has several."""
-    stages: tuple[StagePlace, ...] = ()
-    """Pipeline stages on several pools, in order. `predicted` is of the slowest, `memory` of the fullest."""
     reasons: tuple[str, ...]
     not_yet: tuple[str, ...] = ()
     """Features that cannot be run yet; empty if runnable."""
@@ -236,8 +220,11 @@ class Plan(Spec):
     @classmethod
     def _of_before(cls, values: Any) -> Any:
         """Convert versions 1 and 2, with degrees and options at the top level; version 1 also had fewer kinds of
-        time."""
-        version = values.get("version") if isinstance(values, dict) else None
+        time. Drop `stages`, which plans on several pools had."""
+        if not isinstance(values, dict):
+            return values
+        values = {name: value for name, value in values.items() if name != "stages"}
+        version = values.get("version")
         if version not in (1, 2) or isinstance(version, bool):  # True equals 1
             return values
         values = {"max_rows" if name == "most_rows" else name: value for name, value in values.items()}
@@ -260,7 +247,6 @@ class Plan(Spec):
             "module",
             "money",
             "pool",
-            "stages",
             "peak_flops_per_s",
             "ends_s",
             "fewest",
@@ -338,13 +324,6 @@ class Plan(Spec):
     @property
     def billed_devices(self) -> int:
         return self.num_billed_devices or self.num_workers
-
-    @property
-    def pools(self) -> tuple[str, ...]:
-        """Pools in stage order; empty for a cluster of one kind."""
-        if self.stages:
-            return tuple(dict.fromkeys(stage.pool for stage in self.stages))
-        return () if self.pool is None else (self.pool,)
 
     @property
     def mesh(self) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -11,7 +10,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from moe.plan.cluster.cluster import Cluster
-from moe.plan.cluster.pools import Between
 from moe.plan.plan import MadeFor, Plan
 from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.problems import problems_of
@@ -29,19 +27,6 @@ def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
         spec=_digest(_planned_fields(spec)),
         cluster=_digest(_facts(cluster)),
         calibration=None if calibration is None else _digest(calibration.model_dump(mode="json")),
-        planner=PLANNER,
-    )
-
-
-def made_across(spec: JobSpec, clusters: Sequence[Cluster], between: Between) -> MadeFor:
-    """Digests for a plan with stages on these clusters, in order."""
-    calibrations = [
-        cluster.calibration and cluster.calibration.model_dump(mode="json") for cluster in clusters
-    ]
-    return MadeFor(
-        spec=_digest(_planned_fields(spec)),
-        cluster=_digest([*map(_facts, clusters), between.model_dump(mode="json")]),
-        calibration=_digest(calibrations) if any(calibrations) else None,
         planner=PLANNER,
     )
 

@@ -104,19 +104,10 @@ def _how(request: PlanRequest) -> How:
 
 
 def _pool_of(plan: Plan, hardware: Cluster | Pools) -> Cluster:
-    """The nodes, of one kind, that a plan lies on. Raises SpecError where it lies on several."""
+    """The nodes, of one kind, that a plan lies on."""
     if isinstance(hardware, Cluster):
         return hardware.at_least(plan.num_workers)
-    if plan.pool is None:
-        raise SpecError(
-            Problem(
-                "unsupported",
-                "cluster.pools",
-                " and ".join(plan.pools),
-                "are several that the plan's stages lie on, and layouts are compared on one kind of nodes",
-                "leave out cluster.between, or give one pool as the cluster",
-            )
-        )
+    assert plan.pool is not None
     return hardware.cluster(plan.pool)
 
 
@@ -128,8 +119,7 @@ def _where(plan: Plan, hardware: Cluster | Pools) -> str:
             if cluster == hardware
             else f"{_nodes(cluster)}; {_nodes(hardware)} has too few devices"
         )
-    pools = [f"pool {name}, {_nodes(hardware.cluster(name))}" for name in plan.pools]
-    return " and ".join(pools)
+    return f"pool {plan.pool}, {_nodes(_pool_of(plan, hardware))}"
 
 
 def _nodes(cluster: Cluster) -> str:

@@ -131,10 +131,11 @@ pools:
 
 
 def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
-    file = tmp_path / "cluster.yaml"
+    file, cheapest, kept = (tmp_path / name for name in ("cluster.yaml", "cheapest.json", "plan.json"))
     file.write_text(POOLS)
     on = ("--cluster", file)
-    done = shardyard("plan", EXAMPLE, *on, "--goal=cost", "--full", url="http://127.0.0.1:1", COLUMNS="200")
+    options = ("--goal=cost", "--full", f"--save={cheapest}")
+    done = shardyard("plan", EXAMPLE, *on, *options, url="http://127.0.0.1:1", COLUMNS="200")
     assert done.returncode == 0, done.stderr
     assert "on               pool old, 2 nodes of 8 a100-80" in done.stdout
     assert re.search(r"money +12\.00 +an hour, 0\.0\d+ a million tokens, 0\.0\d+ the run", done.stdout)
@@ -142,8 +143,10 @@ def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
     assert "pool single cannot hold it: resources (='2 workers') must be at most the devices" in done.stdout
     fastest = json.loads(shardyard("plan", EXAMPLE, *on, "--json").stdout)
     assert (fastest["pool"], fastest["money"]["per_hour"]) == ("new", 26)
-    kept = tmp_path / "plan.json"
     kept.write_text(json.dumps(fastest))
+    compared = shardyard("plan", "diff", kept, cheapest, COLUMNS="200").stdout
+    assert f"pool: new of {kept}, old of {cheapest}" in compared
+    assert "money a million tokens: 0." in compared
     assert shardyard("plan", EXAMPLE, *on, "--against", kept).returncode == 0
     assert shardyard("plan", EXAMPLE, *on, "--goal=cost", "--against", kept).returncode == 2
     table = shardyard("plan", EXAMPLE, *on, "--what-if", "experts=8,16")
@@ -160,48 +163,6 @@ def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
     assert "cluster.pools[2].price_per_hour is required of pool single" in unpriced.stderr
     module = shardyard("plan", "--module=a:b", "--sample=a:c", *on)
     assert (module.returncode, "give one pool's facts as the cluster" in module.stderr) == (2, True)
-
-
-@pytest.mark.slow
-def test_stages_lie_on_several_pools_that_are_joined(tmp_path: Path) -> None:
-    file, job, kept = tmp_path / "cluster.yaml", tmp_path / "job.yaml", tmp_path / "plan.json"
-    file.write_text(
-        "pools:\n"
-        "- {name: old, num_nodes: 4, devices_per_node: 8, device: a100-80, price_per_hour: 1.5}\n"
-        "- {name: new, num_nodes: 2, devices_per_node: 8, device: h100, price_per_hour: 3.25}\n"
-        "between: {bytes_per_s: 1.25e+10, latency_s: 2.0e-5}\n"
-    )
-    job.write_text(
-        "spec:\n  model: {preset: mixtral-8x7b}\n  data: {corpus: synthetic, max_tokens: 4096}\n"
-        "  train: {num_steps: 10, batch_tokens: 1048576, dtype: bfloat16}\n"
-        "  resources: {min_workers: 1, max_workers: 64}\n  parallel: {expert: 8, tensor: 1, context: 1}\n"
-        "profile: peer\n"
-    )
-    on = ("--cluster", file)
-    done = shardyard("plan", job, *on, f"--save={kept}", "--full", url="http://127.0.0.1:1", COLUMNS="200")
-    assert done.returncode == 0, done.stderr
-    assert "pool old, 4 nodes of 8 a100-80 and pool new, 2 nodes of 8 h100" in done.stdout
-    assert re.search(r"48 on a100-80 and h100", done.stdout)
-    assert re.search(r"stages +pool +devices", done.stdout)
-    assert re.search(r"\n3 +new +h100 +\d+ +[\d.]+ ms +[\d.]+ GiB of 80.00 GiB", done.stdout)
-    stages = json.loads(kept.read_text())["stages"]
-    assert [stage["pool"] for stage in stages] == ["old", "old", "new"]
-    assert sum(stage["units"] for stage in stages) == 34
-    table = shardyard("plan", job, *on, "--what-if", "batch_tokens=1048576", COLUMNS="200")
-    assert "old and new" in table.stdout
-    for option in ("--sensitivity", "--explain-against=expert=1"):
-        refused = shardyard("plan", job, *on, option)
-        assert (refused.returncode, refused.stdout) == (2, "")
-        assert "cluster.pools (='old and new') are several that the plan's stages lie on" in refused.stderr
-    drawn = shardyard("plan", job, *on, f"--draw={tmp_path / 'plan.svg'}")
-    assert drawn.returncode == 0, drawn.stderr
-    assert "48 x a100-80 and h100" in (tmp_path / "plan.svg").read_text()
-    alone = tmp_path / "alone.json"
-    file.write_text(file.read_text().replace("between:", "# between:"))
-    assert shardyard("plan", job, *on, f"--save={alone}").returncode == 0
-    compared = shardyard("plan", "diff", kept, alone, COLUMNS="200")
-    assert f"pools: old and new of {kept}, new of {alone}" in compared.stdout
-    assert "money a million tokens: 0." in compared.stdout
 
 
 def test_prices_and_goals_of_imagined_clusters() -> None:

@@ -87,6 +87,14 @@ def test_a_plan_of_the_first_release_had_one_kind_of_arithmetic() -> None:
     assert (plan.predicted.products_s, plan.predicted.step_s, plan.version) == (1.5, 2.0, 3)
 
 
+def test_a_plan_of_when_stages_were_on_several_pools_is_read_without_them() -> None:
+    stage = {"pool": "old", "device_type": "a100-80", "units": 7, "micro_batch_s": 0.5,
+             "memory_bytes": 1 << 30, "limit_bytes": 80 << 30}  # fmt: skip
+    now = json.loads(kept("deepseek-v3-1024-h100").read_text())
+    plan = Plan.model_validate_json(json.dumps({**now, "stages": [stage]}))
+    assert plan == Plan.model_validate(now)
+
+
 if __name__ == "__main__":
     for each in CLUSTERS:
         kept(each).write_text(planned(each))

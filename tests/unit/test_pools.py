@@ -127,6 +127,8 @@ def test_degrees_that_were_asked_for_divide_the_workers_of_each_pool() -> None:
         ({"pools": [{**OLD, "device": "abacus"}]}, "cluster.pools[0].device (='abacus') is not a device type"),
         ({"pools": [without(OLD, "name")]}, "cluster.pools[0].name is required; add it"),
         ({"pools": [{**OLD, "colour": "red"}]}, "cluster.pools[0].colour (='red') is not a key"),
+        ({"pools": [OLD, NEW], "between": {"bytes_per_s": 2e10, "latency_s": 1e-5}},
+         "cluster.between joins pools, and a job stays inside one pool; leave it out"),
         ({"pools": [OLD], "colour": "red"}, "cluster.colour (='red') is not a key"),
         ({"pools": []}, "cluster.pools must have one at least; add it, or give one kind of nodes"),
         ({"pools": {"old": OLD}}, "cluster.pools"),

@@ -107,7 +107,7 @@ def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
     those of larger micro-batches, a group for a group."""
     search, choices = searched(job), LayoutChoices(job.spec, job.cluster)
     time = search.time
-    ranker = Ranker.of_one_kind(job.spec, job.cluster.memory_bytes, choices, search.memory, time)
+    ranker = Ranker(job.spec, job.cluster.memory_bytes, choices, search.memory, time)
     for each in some_of(choices, job.workers):
         shape, of = shape_of(each), each.options
         plain, ranks_per_node = Candidate(shape, of), choices.ranks_per_node(shape)
@@ -141,7 +141,7 @@ def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
 def test_the_fastest_under_a_limit_is_that_of_the_ranking(job: Job) -> None:
     """And there is none where all take longer."""
     search, choices = searched(job), LayoutChoices(job.spec, job.cluster)
-    ranker = Ranker.of_one_kind(job.spec, job.cluster.memory_bytes, choices, search.memory, search.time)
+    ranker = Ranker(job.spec, job.cluster.memory_bytes, choices, search.memory, search.time)
     shapes = list(choices.shapes(job.workers))
     ranking = ranker.rank(shapes, 1)
     for to_run, found in ((False, ranking.fitting), (True, ranking.runnable)):

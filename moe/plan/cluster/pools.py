@@ -3,16 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from pydantic import (  # fmt: skip
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, ValidationError, model_serializer, model_validator
 
 from moe.plan.cluster.cluster import Cluster, of_cluster, one_cluster_of
-from moe.spec.base import Latency, Rate, Spec, Text
+from moe.spec.base import Spec, Text
 from moe.spec.errors import Problem, SpecError
 from moe.spec.files import read_plain
 from moe.spec.problems import problems_of
@@ -44,28 +38,10 @@ class Pool(Spec):
         return {"name": self.name, **self.cluster.model_dump(mode="json")}
 
 
-class Between(Spec):
-    """Links between devices of different pools."""
-
-    bytes_per_s: Rate
-    """Bandwidth per device for large messages, one direction."""
-    latency_s: Latency
-
-
 class Pools(Spec):
-    """Pools of a cluster. A job is on one of them; with links between them, its pipeline stages may be on several."""
+    """Pools of a cluster. A job is on one of them."""
 
     pools: tuple[Pool, ...] = Field(max_length=MAX_POOLS)
-    between: Between | None = None
-    """Links between any two pools; None keeps a job on one."""
-
-    @model_serializer(mode="wrap")
-    def _without_what_others_do_not_know(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit `between` if it is None: older clients reject unknown keys."""
-        fields: dict[str, Any] = handler(self)
-        if self.between is None:
-            fields.pop("between", None)
-        return fields
 
     @model_validator(mode="after")
     def _named_apart(self) -> "Pools":
@@ -107,6 +83,11 @@ def cluster_of(fields: Any) -> Cluster | Pools:
             Problem("conflict", f"cluster.{key}", None if isinstance(fields[key], dict | list) else fields[key],
                     "tells of one kind of nodes, beside pools", "move it into each pool that it is true of")
             for key in flat
+        )  # fmt: skip
+    if "between" in fields:
+        raise SpecError(
+            Problem("unsupported", "cluster.between", None, "joins pools, and a job stays inside one pool",
+                    "leave it out")
         )  # fmt: skip
     try:
         return Pools.model_validate(fields)

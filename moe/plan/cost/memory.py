@@ -89,11 +89,11 @@ class MemoryModel:
         """Bytes by kind on the fullest rank of the fullest stage."""
         distinct_stages = stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages)
         return max(
-            (self.of_stage(stage, candidate) for stage in distinct_stages),
+            (self._of_stage(stage, candidate) for stage in distinct_stages),
             key=lambda estimate: estimate.total,
         )
 
-    def of_stage(self, stage: Stage, candidate: Candidate) -> MemoryEstimate:
+    def _of_stage(self, stage: Stage, candidate: Candidate) -> MemoryEstimate:
         kinds: dict[str, int] = {
             **_StateBytes(*self._state(stage, placed_of(candidate)))._asdict(),
             **_BytesBeside(*self._beside(stage, RunChoices.from_candidate(candidate)))._asdict(),
@@ -101,20 +101,9 @@ class MemoryModel:
         kinds["communication"] += kinds.pop("passed")
         return MemoryEstimate(**kinds, allowance=self.allowance, limit=self._limit)
 
-    @property
-    def usable_bytes(self) -> int:
-        """Device memory without the allowance."""
-        return self._limit - self.allowance
-
-    def stage_state(self, stage: Stage, options: StateOptions) -> int:
-        """State bytes of one stage, whatever its index and micro-batches."""
-        return self._state_of_units(stage.units, options)
-
     def _sum_of_state(self, of_units: tuple[tuple[Unit, int], ...], layout: StateOptions) -> int:
+        """State bytes of one stage, whatever its index and micro-batches."""
         return sum(self._state(Stage(0, of_units), layout))
-
-    def stage_beside(self, stage: Stage, run: RunChoices) -> int:
-        return sum(self._beside(stage, run))
 
     def total(self, candidate: Candidate) -> int:
         """Bytes on the fullest rank, allowance included."""
@@ -239,7 +228,7 @@ class MemoryModel:
             stays = of.used.total * min(gathered_width, count * (narrow or width))
             if recompute != "full" and unit.is_layer and self.profile.narrows_at_use:
                 stays = max(stays, of.used.total * count * narrow)
-            room = self.usable_bytes - self._least_beside(share, run) - stays
+            room = self._limit - self.allowance - self._least_beside(share, run) - stays
             dense, experts = (
                 count * (width * num_trained + self._moment_width * optimizer)
                 for num_trained, optimizer in zip(of.trained_stored, of.optimizer, strict=True)
@@ -282,11 +271,11 @@ class MemoryModel:
 
     def _of_state(self, layout: StateOptions, virtual_stages: int) -> tuple[int, ...]:
         distinct_stages = stages(self._units, layout.degrees.pipeline, virtual_stages)
-        return tuple(self.stage_state(stage, layout) for stage in distinct_stages)
+        return tuple(self._state_of_units(stage.units, layout) for stage in distinct_stages)
 
     def _sum_beside_state(self, run: RunChoices) -> tuple[int, ...]:
         distinct_stages = stages(self._units, run.pipeline, run.virtual_stages)
-        return tuple(self.stage_beside(stage, run) for stage in distinct_stages)
+        return tuple(sum(self._beside(stage, run)) for stage in distinct_stages)
 
     def _state(self, stage: Stage, layout: StateOptions) -> tuple[int, int, int, int, int]:
         """State bytes of one stage, in the field order of `_StateBytes`."""

@@ -27,13 +27,6 @@ BATCH_S, DRAWN_TOKENS_PER_S, LAID_TOKENS_PER_S = 1e-4, 1.8e9, 1.1e8
 `moe.train.batches` on an AMD EPYC (Zen 5), batches of 1,024 to 1,048,576 tokens."""
 
 
-class Hops(NamedTuple):
-    """Seconds of sends to the next stage, one way: the longest, and all from first to last stage."""
-
-    longest_s: float = 0.0
-    all_s: float = 0.0
-
-
 class StageEnd(NamedTuple):
     """Seconds of a stage's step after its last micro-batch."""
 
@@ -41,10 +34,6 @@ class StageEnd(NamedTuple):
     optimizer_s: float
     hidden_s: float
     """Collectives behind the last backward passes."""
-
-    @property
-    def total_s(self) -> float:
-        return self.all_reduce_s + self.optimizer_s
 
 
 class TimeModel:
@@ -71,36 +60,21 @@ class TimeModel:
         self._least_of_units = cache(self._least_of_all_ways)
 
     def step_s(self, candidate: Candidate) -> float:
-        slowest, one_s = self._slowest(candidate)
-        return self.step_on(candidate, one_s, self._hops(candidate), self.end_of(candidate, slowest, one_s))
+        return self._sum(candidate, *self._slowest(candidate))[0]
 
     def estimate(self, candidate: Candidate) -> TimeEstimate:
         """Seconds by kind, of the slowest stage."""
         slowest, one_s = self._slowest(candidate)
-        end = self.end_of(candidate, slowest, one_s)
-        return self.of_step_on(candidate, slowest, one_s, self._hops(candidate), end)
-
-    def step_on(self, candidate: Candidate, one_s: float, hops: Hops, end: StageEnd) -> float:
-        """Seconds of a step whose slowest stage takes `one_s` per micro-batch."""
-        return self._sum(candidate, one_s, hops, end)[0]
-
-    def of_step_on(
-        self, candidate: Candidate, stage: Stage, one_s: float, hops: Hops, end: StageEnd
-    ) -> TimeEstimate:
-        """`step_on` by kind, for the slowest stage `stage`."""
         kinds, micro_batch = dict.fromkeys(KINDS, 0.0), MicroBatch.from_candidate(candidate)
-        for unit, count in stage.units:
+        for unit, count in slowest.units:
             seconds = self._unit(unit, micro_batch)
             for name in KINDS:
                 kinds[name] += count * candidate.options.num_micro_batches * getattr(seconds, name)
-        _, at_the_end = self._sum(candidate, one_s, hops, end)
+        _, at_the_end = self._sum(candidate, slowest, one_s)
         at_the_end["hidden_s"] += kinds.pop("hidden_s")
         return TimeEstimate(
             **{name: _round_seconds(seconds) for name, seconds in (kinds | at_the_end).items()}
         )
-
-    def unit_s(self, unit: Unit, candidate: Candidate) -> float:
-        return self._unit(unit, MicroBatch.from_candidate(candidate)).total_s
 
     def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float:
         """Lower bound of the slowest stage's time per micro-batch: even stages, no parameter gathers, best dispatch
@@ -154,7 +128,7 @@ class TimeModel:
         for stage in stages(self._units, degrees.pipeline, candidate.options.virtual_stages):
             scatter, once, optimizer = self._end_of_step(stage.units, degrees, sharding)
             least_s = min(least_s, scatters * scatter + once - share * (behind * scatter + once) + optimizer)
-        return least_s + self.sends_s(candidate, math.inf, self._hops(candidate))
+        return least_s + self._sends_s(candidate, math.inf)
 
     def _least_of_all_ways(
         self, plain: MicroBatch, ranks_per_node: int | None, overlaps: bool
@@ -183,7 +157,7 @@ class TimeModel:
         assert slowest is not None
         return slowest, slowest_s
 
-    def end_of(self, candidate: Candidate, stage: Stage, one: float) -> StageEnd:
+    def _end_of(self, candidate: Candidate, stage: Stage, one: float) -> StageEnd:
         """End of a stage's step; it takes `one` seconds per micro-batch."""
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
         scatter, once, optimizer = self._end_of_step(stage.units, degrees, candidate.options.sharding)
@@ -200,13 +174,14 @@ class TimeModel:
         return StageEnd(scatters * scatter + once - hidden_s, optimizer, hidden_s)
 
     def _sum(
-        self, candidate: Candidate, micro_batch_s: float, hops: Hops, end: StageEnd
+        self, candidate: Candidate, slowest: Stage, micro_batch_s: float
     ) -> tuple[float, dict[str, float]]:
         """Return (seconds of a step, terms beside those of the slowest stage's units)."""
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
+        end = self._end_of(candidate, slowest, micro_batch_s)
         terms = {
             "bubble_s": micro_batch_s * (degrees.pipeline - 1) / candidate.options.virtual_stages,
-            "send_s": self.sends_s(candidate, micro_batch_s * times, hops),
+            "send_s": self._sends_s(candidate, micro_batch_s * times),
             "all_reduce_s": end.all_reduce_s,
             "optimizer_s": end.optimizer_s,
         }
@@ -217,29 +192,16 @@ class TimeModel:
         tokens = self._spec.num_groups * self._spec.group_tokens
         return BATCH_S + tokens / DRAWN_TOKENS_PER_S + tokens / degrees.data_ranks / LAID_TOKENS_PER_S
 
-    def hop_bytes(self, candidate: Candidate) -> float:
-        """Bytes of a micro-batch that a rank sends to the next stage."""
-        options, degrees = candidate.options, candidate.degrees
-        tokens = options.micro_batch_groups * self._spec.group_tokens / degrees.tensor / degrees.context
-        return self._width * tokens * self._m
-
-    def hop_s(self, candidate: Candidate) -> float:
-        """Seconds to send a micro-batch to the next stage, one way."""
-        return self._network.send(self.hop_bytes(candidate), candidate.degrees.stage_workers)
-
-    def _hops(self, candidate: Candidate) -> Hops:
-        if candidate.degrees.pipeline == 1:
-            return Hops()
-        one_s = self.hop_s(candidate)
-        return Hops(one_s, one_s * (candidate.degrees.pipeline - 1))
-
-    def sends_s(self, candidate: Candidate, busy_s: float, hops: Hops) -> float:
+    def _sends_s(self, candidate: Candidate, busy_s: float) -> float:
         """Exposed seconds of sends between stages, both ways. `busy_s`: computation that they overlap with."""
-        if candidate.degrees.pipeline == 1:
+        options, degrees = candidate.options, candidate.degrees
+        if degrees.pipeline == 1:
             return 0.0
-        runs = candidate.options.num_micro_batches * candidate.options.virtual_stages
-        send_s = 2 * hops.longest_s * runs
-        exposed_s = send_s - min(self._software.overlap * send_s, busy_s) + 2 * hops.all_s
+        tokens = options.micro_batch_groups * self._spec.group_tokens / degrees.tensor / degrees.context
+        hop_s = self._network.send(self._width * tokens * self._m, degrees.stage_workers)
+        runs = options.num_micro_batches * options.virtual_stages
+        send_s = 2 * hop_s * runs
+        exposed_s = send_s - min(self._software.overlap * send_s, busy_s) + 2 * hop_s * (degrees.pipeline - 1)
         return exposed_s + runs * self._software.host.run_s
 
     def _reduce_and_update(

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from moe.plan.candidate import Candidate, Options
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT
-from moe.plan.cost.stages import Stage
 from moe.plan.cost.state import StateCounter
 from moe.plan.cost.units import Unit, units
 from moe.plan.degrees import Degrees
@@ -290,28 +289,20 @@ def ruled_out(ranking: Ranking, cluster: Cluster) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def blocks_of(
-    spec: JobSpec, candidate: Candidate, profile: Profile, stages: Sequence[Stage] = ()
-) -> tuple[BlockShare, ...]:
-    """Parameters by kind of unit, experts separate. `stages`: if units are not assigned evenly."""
+def blocks_of(spec: JobSpec, candidate: Candidate, profile: Profile) -> tuple[BlockShare, ...]:
+    """Parameters by kind of unit, experts separate."""
     counter, degrees = StateCounter(spec.train.optimizer), candidate.degrees
     width = BYTES_PER_ELEMENT[spec.train.dtype]
     width = width if candidate.is_sharded and candidate.options.sharding != "parameters" else max(4, width)
     unit_counts = Counter(units(spec.model, profile, spec.train.freeze))
     rows: list[BlockShare] = []
     is_sharded = candidate.gathers
-
-    def here_at_most(unit: Unit, count: int) -> int:
-        if stages:
-            return max(dict(stage.units).get(unit.apart, 0) for stage in stages)
-        return -(-count // (degrees.pipeline if unit.is_layer else 1))
-
     for unit, count in unit_counts.items():
         of_unit = counter.of_unit(unit, degrees.shards)
         elements = of_unit.stored if is_sharded else of_unit.used
         codes = of_unit.coded_stored if is_sharded else of_unit.coded_used
         whole = {experts: _numel(unit, experts) for experts in (False, True)}
-        name = unit.kind
+        name, most_per_stage = unit.kind, -(-count // (degrees.pipeline if unit.is_layer else 1))
         for experts, number in whole.items():
             if not number:
                 continue
@@ -320,7 +311,7 @@ def blocks_of(
                 BlockShare(
                     block=f"{name}: experts" if experts else name, count=count, parameters=number * count,
                     placement=_placement(unit, degrees, experts, is_sharded),
-                    bytes_per_device=(width * num_elements + code_bytes) * here_at_most(unit, count),
+                    bytes_per_device=(width * num_elements + code_bytes) * most_per_stage,
                 )
             )  # fmt: skip
     return tuple(rows)

@@ -1,6 +1,5 @@
 """Memory constraint of the search: which layouts of a shape fit."""
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from functools import cache, cached_property, partial
@@ -13,15 +12,18 @@ from moe.plan.degrees import Degrees
 from moe.plan.search.choices import LayoutChoices
 
 
-class Ways(ABC):
+class MemoryConstraint:
     """Layouts of one shape, and which fit."""
 
-    def __init__(self, choices: LayoutChoices, shape: Degrees) -> None:
+    def __init__(self, choices: LayoutChoices, memory: MemoryModel, limit_bytes: int, shape: Degrees) -> None:
         self._choices = choices
         self.sizes = choices.micro_batches(shape)
         """(token groups per micro-batch, number of micro-batches) pairs, from the largest."""
         self._shape, self._plain = shape, choices.plain(shape)
+        self._memory, self._limit_bytes = memory, limit_bytes
+        self._usable_bytes = limit_bytes - memory.allowance
         self.run = cache(self._run)
+        self._state_of_shares = cache(self._states_of_shares)
 
     def _run(self, recompute: Recompute, number: int, virtual_stages: int = 1) -> Candidate:
         """Candidate with the micro-batch size of index `number`."""
@@ -38,36 +40,10 @@ class Ways(ABC):
         """Placements: ways to shard state over data ranks, referred to by index."""
         return list(self._choices.data_shardings(self._shape))
 
-    @property
-    @abstractmethod
-    def largest(self) -> list[tuple[Recompute, int]]:
-        """(recomputation, index of the largest size that may fit) pairs."""
-
-    @abstractmethod
-    def maybe_feasible(self, run: Candidate) -> Iterable[int]:
-        """Indices of placements that no lower bound rules out."""
-
-    @abstractmethod
-    def feasible(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
-        """Those of `numbers` in which the run fits."""
-
-    @abstractmethod
-    def fits(self, candidate: Candidate) -> bool:
-        """Whether the candidate fits."""
-
-
-class MemoryConstraint(Ways):
-    """Layouts of one shape on devices of one kind, and which fit."""
-
-    def __init__(self, choices: LayoutChoices, memory: MemoryModel, limit_bytes: int, shape: Degrees) -> None:
-        super().__init__(choices, shape)
-        self._memory, self._limit_bytes = memory, limit_bytes
-        self._usable_bytes = limit_bytes - memory.allowance
-        self._state_of_shares = cache(self._states_of_shares)
-
     @cached_property
     def largest(self) -> list[tuple[Recompute, int]]:
-        """As in any placement: memory is monotonic in the micro-batch size."""
+        """(recomputation, index of the largest size that may fit in some placement) pairs. Memory is monotonic in the
+        micro-batch size."""
         indices, largest_sizes = range(len(self.sizes)), []
         for recompute in self._choices.recomputes():
             first = bisect_left(indices, True, key=partial(self._may_fit, recompute))
@@ -79,6 +55,7 @@ class MemoryConstraint(Ways):
         return not self._memory.exceeds_unplaced(self.run(recompute, number), self._usable_bytes)
 
     def maybe_feasible(self, run: Candidate) -> Iterator[int]:
+        """Indices of placements that no lower bound rules out."""
         beside, states = (
             self._memory.beside_shares(run),
             self._state_of_shares(run.options.recompute == "full"),
@@ -88,6 +65,7 @@ class MemoryConstraint(Ways):
                 yield number
 
     def feasible(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
+        """Those of `numbers` in which the run fits."""
         beside, options = self._memory.beside_state(run), run.options
         for number in numbers:
             degrees, sharding = self.data_shardings[number]

@@ -1,17 +1,13 @@
 """Plan of a job on a cluster, or on the best of its pools."""
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
-from math import inf
 
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.pools import Pool, Pools
 from moe.plan.goal import Goal, order
 from moe.plan.plan import Plan
 from moe.plan.profile import ProfileName
-from moe.plan.search.across import Across
 from moe.plan.search.explain import number_of
 from moe.plan.search.search import LOAD_SKEW, LayoutSearch, plan_job
 from moe.plan.search.smallest import MAX_NODES
@@ -20,7 +16,6 @@ from moe.plan.software import SoftwareName
 from moe.spec import JobSpec, Problem, SpecError
 
 _KINDS: Mapping[Goal, str] = {"time": "the fastest", "cost": "the cheapest"}
-_THAN: Mapping[Goal, str] = {"time": "faster", "cost": "cheaper"}
 
 
 @dataclass(frozen=True)
@@ -42,9 +37,9 @@ class How:
 
 @dataclass(frozen=True)
 class _Offer:
-    """Best plan of a job on one pool, or across several."""
+    """Best plan of a job on one pool."""
 
-    where: str
+    pool: str
     plan: Plan
     price_per_hour: float | None
     whole: Callable[[], Plan]
@@ -87,20 +82,15 @@ def _saying_no_choice(best: Best, goal: Goal | None) -> Best:
 def _plan_pools(spec: JobSpec, pools: Pools, num_workers: int | None, how: How) -> Plan:
     is_only = len(pools.pools) == 1
 
-    @cache
-    def search_of(name: str) -> LayoutSearch:
-        return how.search(spec, pools.cluster(name))
-
     def best(pool: Pool) -> _Offer:
         _check_room(spec, pool.cluster, num_workers)
-        search = search_of(pool.name)
+        search = how.search(spec, pool.cluster)
         choice = best_on(search, num_workers, how.goal, how.top, to_run=how.to_run)
         return _on_pool(pool, search, _saying_no_choice(choice, how.goal) if is_only else choice, how)
 
     goal = how.goal or "time"
     _check_prices(pools, goal)
-    across = _across(spec, pools, num_workers, how, search_of)
-    return _best_of(pools, best, how, lambda offer: offer.order(goal), _KINDS[goal], across)
+    return _best_of(pools, best, how, lambda offer: offer.order(goal), _KINDS[goal])
 
 
 def _on_pool(pool: Pool, search: LayoutSearch, best: Best, how: How) -> _Offer:
@@ -108,30 +98,7 @@ def _on_pool(pool: Pool, search: LayoutSearch, best: Best, how: How) -> _Offer:
         fewest = {"fewest": best.plan.fewest} if best.plan.fewest else {}
         return _whole(search, best, how).model_copy(update={"pool": pool.name, **fewest})
 
-    return _Offer(f"pool {pool.name}", best.plan, pool.cluster.price_per_hour, whole)
-
-
-def _across(
-    spec: JobSpec, pools: Pools, num_workers: int | None, how: How, search_of: Callable[[str], LayoutSearch]
-) -> Callable[[float], _Offer | None] | None:
-    """Search for better plans with stages on several pools; None if no pools are linked, with `to_run` (pipelines
-    cannot be run yet), or without splits."""
-    if pools.between is None or how.to_run:
-        return None
-    usable, searches = [], []
-    for pool in pools.pools:
-        with suppress(SpecError):  # reported for the pool itself
-            searches.append(search_of(pool.name))
-            usable.append(pool)
-    across = Across(spec, usable, searches, pools.between)
-
-    def best(less_than: float) -> _Offer | None:
-        if (fastest := across.fastest(num_workers, how.goal, less_than)) is None:
-            return None
-        plan = across.plan(fastest, how.top)
-        return _Offer(f"pools {' and '.join(plan.pools)}", plan, across.price(fastest.split), lambda: plan)
-
-    return best if any(True for _ in across.splits(num_workers, how.goal)) else None
+    return _Offer(pool.name, best.plan, pool.cluster.price_per_hour, whole)
 
 
 def fit_pools(spec: JobSpec, pools: Pools, how: How = How()) -> tuple[Plan, Cluster]:
@@ -175,7 +142,6 @@ def _best_of(
     how: How,
     rank: Callable[[_Offer], tuple[bool, float, int]],
     kind: str,
-    across: Callable[[float], _Offer | None] | None = None,
 ) -> Plan:
     """Plan of the best offer by `rank`, with reasons about the others. Raises SpecError if there is none."""
     offers, refusals, goal = [], {}, how.goal or "time"
@@ -184,23 +150,15 @@ def _best_of(
             offers.append(best(pool))
         except SpecError as error:
             refusals[pool.name] = error
-    across_offer = None
-    if across is not None:
-        across_offer = across(min((offer.order(goal)[1] for offer in offers), default=inf))
-    if across_offer is None and not offers:
+    if not offers:
         raise SpecError(
             replace(problem, path=f"pool {name}: {problem.path}")
             for name, error in refusals.items()
             for problem in error.problems
         )
-    all_offers = offers if across_offer is None else [*offers, across_offer]
-    first = min(all_offers, key=rank)
-    reasons = [
-        _choice_line(first, kind, len(all_offers), len(pools.pools), how, together=across_offer is not None)
-    ]
-    reasons += [_alternative_line(offer, first, goal) for offer in all_offers if offer is not first]
-    if across is not None and across_offer is None:
-        reasons.append(f"stages on several pools: none {_THAN[goal]}")
+    first = min(offers, key=rank)
+    reasons = [_choice_line(first, kind, len(offers), len(pools.pools), goal)]
+    reasons += [_alternative_line(offer, first, goal) for offer in offers if offer is not first]
     reasons += [f"pool {name} cannot hold it: {error.problems[0]}" for name, error in refusals.items()]
     plan = first.whole()
     return plan.model_copy(update={"reasons": (*reasons, *plan.reasons)})
@@ -211,15 +169,12 @@ def _whole(search: LayoutSearch, best: Best, how: How) -> Plan:
     return search.plan(workers, how.top, to_run=how.to_run, why_workers=best.why_workers)
 
 
-def _choice_line(offer: _Offer, kind: str, fitting: int, num_pools: int, how: How, *, together: bool) -> str:
+def _choice_line(offer: _Offer, kind: str, fitting: int, num_pools: int, goal: Goal) -> str:
     if fitting == 1:
         alone = "the only pool" if num_pools == 1 else f"the only one of {num_pools} pools that holds it"
-        if offer.plan.stages:
-            alone = "no pool holds it alone"
-        return f"{offer.where}: {alone}"
-    choices = f"{fitting} choices" if together else f"{fitting} pools that hold it"
-    words = f"of {choices}, {effort_and_money(offer.plan, how.goal or 'time')}"
-    return f"{offer.where}: {kind} {words}"
+        return f"pool {offer.pool}: {alone}"
+    words = f"of {fitting} pools that hold it, {effort_and_money(offer.plan, goal)}"
+    return f"pool {offer.pool}: {kind} {words}"
 
 
 def _alternative_line(offer: _Offer, first: _Offer, goal: Goal) -> str:
@@ -227,7 +182,7 @@ def _alternative_line(offer: _Offer, first: _Offer, goal: Goal) -> str:
     comparison = effort_in_words(offer.order(goal)[1], first.order(goal)[1], goal)
     caveat = ", but cannot be run yet" if plan.not_yet and not than.not_yet else ""
     return (
-        f"{offer.where}: {number_of(plan.num_workers, 'worker')} would take {effort_and_money(plan, goal)}, "
+        f"pool {offer.pool}: {number_of(plan.num_workers, 'worker')} would take {effort_and_money(plan, goal)}, "
         f"{comparison}{caveat}"
     )
 

@@ -1,6 +1,6 @@
 """Ranking of the fastest layouts that fit."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
@@ -11,10 +11,9 @@ from moe.plan.candidate import Candidate, Options
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.time import TimeModel
 from moe.plan.degrees import Degrees
-from moe.plan.profile import ProfileName
 from moe.plan.search.choices import LayoutChoices
-from moe.plan.search.memory_constraint import MemoryConstraint, Ways
-from moe.plan.search.shape import TIES, Fastest, Models, RankedCandidate, ShapeSearch, StepTimes
+from moe.plan.search.memory_constraint import MemoryConstraint
+from moe.plan.search.shape import TIES, Fastest, Models, RankedCandidate, ShapeSearch
 from moe.plan.search.spread import NEAR, WITHIN_ERROR, Chosen, SpreadEnd, choose
 from moe.spec import JobSpec
 
@@ -48,25 +47,12 @@ class Ranker:
     """
 
     def __init__(
-        self,
-        spec: JobSpec,
-        profile: ProfileName,
-        choices: LayoutChoices,
-        time: StepTimes,
-        room_of: Callable[[Degrees], Ways],
+        self, spec: JobSpec, limit_bytes: int, choices: LayoutChoices, memory: MemoryModel, time: TimeModel
     ) -> None:
-        self._models = Models(spec, profile, choices, time, lru_cache(_ROOMS)(room_of))
+        room_of = lru_cache(_ROOMS)(partial(MemoryConstraint, choices, memory, limit_bytes))
+        self._models = Models(spec, memory.profile.name, choices, time, room_of)
 
-    @classmethod
-    def of_one_kind(
-        cls, spec: JobSpec, limit_bytes: int, choices: LayoutChoices, memory: MemoryModel, time: TimeModel
-    ) -> "Ranker":
-        """Ranker on devices of one kind."""
-        return cls(
-            spec, memory.profile.name, choices, time, partial(MemoryConstraint, choices, memory, limit_bytes)
-        )
-
-    def priced_by(self, time: StepTimes) -> "Ranker":
+    def priced_by(self, time: TimeModel) -> "Ranker":
         """Ranker with another time model."""
         ranker = copy(self)
         ranker._models = replace(self._models, time=time)
@@ -104,14 +90,14 @@ class Ranker:
         return next(iter(best.entries), None)
 
     def under_both(
-        self, ranking: Ranking, shapes: Sequence[Degrees], times: Sequence[StepTimes]
+        self, ranking: Ranking, shapes: Sequence[Degrees], times: Sequence[TimeModel]
     ) -> tuple[Chosen, list[SpreadEnd]]:
         """Return the choice (runnable if any is) and the ends of the software's spread, whose time models are
         `times`."""
         entries = ranking.runnable or ranking.fitting
         first, step_s, to_run = entries[0].candidate, self._models.time.step_s, bool(ranking.runnable)
 
-        def fastest(time: StepTimes) -> Candidate | None:
+        def fastest(time: TimeModel) -> Candidate | None:
             """The fastest at an end, if it beats the first by more than `NEAR`."""
             entry = self.priced_by(time).fastest(shapes, time.step_s(first) / NEAR, to_run=to_run)
             return None if entry is None else entry.candidate

@@ -94,7 +94,7 @@ class LayoutSearch:
         self.memory = MemoryModel(spec, cluster, self.profile, load_skew)
         self.time = TimeModel(spec, cluster, self.profile, self.software, load_skew)
         self._smallest = Smallest(spec, cluster, self.memory)
-        self._ranker = Ranker.of_one_kind(spec, cluster.memory_bytes, self._choices, self.memory, self.time)
+        self._ranker = Ranker(spec, cluster.memory_bytes, self._choices, self.memory, self.time)
 
     def plan(
         self,
@@ -132,9 +132,9 @@ class LayoutSearch:
 
     def _under_both_ends(self, workers: int, ranking: Ranking) -> tuple[Chosen, list[SpreadEnd]]:
         """Return the choice (runnable if any is) and the ends of the software's spread."""
-        return self._ranker.under_both(ranking, self._placeable(workers), self.times_at_ends())
+        return self._ranker.under_both(ranking, self._placeable(workers), self._times_at_ends())
 
-    def times_at_ends(self) -> list[TimeModel]:
+    def _times_at_ends(self) -> list[TimeModel]:
         return [
             TimeModel(self.spec, self.cluster, self.profile, software, self._load_skew)
             for software in self.software.extremes

@@ -1,21 +1,22 @@
 """Branch-and-bound search for the fastest layouts of one shape."""
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from operator import add
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Options, Recompute
+from moe.plan.cost.time import TimeModel
 from moe.plan.degrees import Degrees
 from moe.plan.executable import not_yet
 from moe.plan.profile import ProfileName
 from moe.plan.search.choices import LayoutChoices
-from moe.plan.search.memory_constraint import Ways
+from moe.plan.search.memory_constraint import MemoryConstraint
 from moe.spec import JobSpec
 
 TIES = 1 + 1e-5
@@ -72,21 +73,6 @@ class Fastest:
         return next((entry for entry in self.entries if entry.shape == shape), None)
 
 
-class StepTimes(Protocol):
-    """Step times and lower bounds, as of `TimeModel`. Tuples by unit kind are opaque; callers only add them
-    elementwise."""
-
-    def step_s(self, candidate: Candidate) -> float: ...
-    def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float: ...
-    def least_of_units(
-        self, candidate: Candidate, ranks_per_node: int | None, *, overlaps: bool = True
-    ) -> tuple[float, ...]: ...
-    def least_gathers(self, candidate: Candidate) -> tuple[float, ...]: ...
-    def on_even_stages_s(self, of_units: Sequence[float], pipeline: int) -> float: ...
-    def on_stages_s(self, of_units: Sequence[float], pipeline: int, virtual_stages: int) -> float: ...
-    def least_beside_s(self, candidate: Candidate) -> float: ...
-
-
 @dataclass(frozen=True)
 class Models:
     """Search space and cost models of a search."""
@@ -94,8 +80,8 @@ class Models:
     spec: JobSpec
     profile: ProfileName
     choices: LayoutChoices
-    time: StepTimes
-    room_of: Callable[[Degrees], Ways]
+    time: TimeModel
+    room_of: Callable[[Degrees], MemoryConstraint]
 
     def not_yet(self, candidate: Candidate) -> tuple[str, ...]:
         return not_yet(self.spec, candidate, self.profile)

@@ -1,18 +1,15 @@
 """A plan on the screen: the mesh, parameters, memory and time predicted, what else there was, and the reasons."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from moe.plan import Degrees, Plan, Trial
-from moe.plan.cost.memory import ALLOWANCE
 from moe.plan.money import MoneyEstimate, amount_of
 from moe.plan.placement import Placement
-from moe.plan.plan import RunnerUp, StagePlace
+from moe.plan.plan import RunnerUp
 from moe.plan.profile import EXECUTORS
 from moe.plan.search.explain import kind_of_time, seconds_of, split_shape
 from moe.plan.search.what_if import Cell
@@ -39,7 +36,6 @@ def plan_view(plan: Plan, where: str) -> RenderableType:
             if plan.placements
             else ()
         ),
-        *(section("pipeline stages (predicted)", _stages(plan.stages)) if plan.stages else ()),
         *section("memory of the fullest device (predicted)", _memory(plan)),
         *section("time of a step (predicted)", _time(plan)),
         *(section("tried before the run", _trials(plan.tried)) if plan.tried else ()),
@@ -132,30 +128,6 @@ def _place_of_block(placements: Sequence[Placement]) -> Callable[[Placement], in
     return lambda placement: first[placement.blocks]
 
 
-def _stages(stages: Sequence[StagePlace]) -> Table:
-    """A row for each run of stages that are alike."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
-    for heading in ("stages", "pool", "devices"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("layers, embeddings, head", "a micro-batch", "memory"):
-        table.add_column(heading, justify="right")
-    numbered_stages = enumerate(stages, start=1)
-    for stage, alike in groupby(numbered_stages, key=itemgetter(1)):
-        numbers = [number for number, _ in alike]
-        stage_range = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} - {numbers[-1]}"
-        needed_bytes = stage.memory_bytes - int(ALLOWANCE * stage.limit_bytes)
-        memory = f"{num_bytes(needed_bytes)} of {num_bytes(stage.limit_bytes)}"
-        table.add_row(
-            stage_range,
-            stage.pool,
-            stage.device_type,
-            str(stage.units),
-            seconds_of(stage.micro_batch_s),
-            memory,
-        )
-    return table
-
-
 def _memory(plan: Plan) -> Table:
     grid, memory = labels(figures=True), plan.memory
     for kind, amount in memory.by_kind().items():
@@ -242,7 +214,7 @@ def what_if_view(cells: Sequence[Cell]) -> Table:
     for axis in cells[0].values:
         table.add_column(axis, justify="right", no_wrap=True)
     plans = [cell.plan for cell in cells if cell.plan is not None]
-    in_pools, has_money = any(plan.pools for plan in plans), any(plan.money for plan in plans)
+    in_pools, has_money = any(plan.pool for plan in plans), any(plan.money for plan in plans)
     headings = (*["pool"] * in_pools, "step", "tokens/s", *["money/M tokens"] * has_money, "memory")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -254,7 +226,7 @@ def what_if_view(cells: Sequence[Cell]) -> Table:
         mesh = " x ".join(f"{axis} {degree:,}" for axis, degree in plan.mesh.items())
         money = "-" if plan.money is None else amount_of(plan.money.per_million_tokens)
         table.add_row(
-            *cell.values.values(), *[" and ".join(plan.pools) or "-"] * in_pools, seconds_of(plan.predicted.step_s),
+            *cell.values.values(), *[plan.pool or "-"] * in_pools, seconds_of(plan.predicted.step_s),
             f"{plan.tokens_per_s:,.0f}", *[money] * has_money, f"{plan.memory.needed / plan.memory.limit:.0%}", mesh,
         )  # fmt: skip
     return table
