@@ -10,6 +10,7 @@ from moe.plan import Cluster, Plan, Pools, cluster_of, plan_anywhere, plan_job, 
 from moe.plan.search.pools import How, fit_pools
 from moe.plan.search.what_if import grid
 from moe.spec import JobSpec, SpecError
+from tests.refusals import refused_for
 from tests.unit.test_money import ranged
 from tests.unit.test_spec import job
 
@@ -127,8 +128,6 @@ def test_degrees_that_were_asked_for_divide_the_workers_of_each_pool() -> None:
         ({"pools": [{**OLD, "device": "abacus"}]}, "cluster.pools[0].device (='abacus') is not a device type"),
         ({"pools": [without(OLD, "name")]}, "cluster.pools[0].name is required; add it"),
         ({"pools": [{**OLD, "colour": "red"}]}, "cluster.pools[0].colour (='red') is not a key"),
-        ({"pools": [OLD, NEW], "between": {"bytes_per_s": 2e10, "latency_s": 1e-5}},
-         "cluster.between joins pools, and a job stays inside one pool; leave it out"),
         ({"pools": [OLD], "colour": "red"}, "cluster.colour (='red') is not a key"),
         ({"pools": []}, "cluster.pools must have one at least; add it, or give one kind of nodes"),
         ({"pools": {"old": OLD}}, "cluster.pools"),
@@ -139,6 +138,12 @@ def test_impossible_pools_are_refused_in_words(given: Any, told: str) -> None:
     with pytest.raises(SpecError) as refused:
         cluster_of(given)
     assert told in str(refused.value)
+
+
+def test_a_job_on_several_pools_is_refused() -> None:
+    between = {"bytes_per_s": 2e10, "latency_s": 1e-5}
+    with refused_for([("unsupported", "cluster.between", None)]):
+        cluster_of({"pools": [OLD, NEW], "between": between})
 
 
 def test_pools_are_written_as_they_are_read() -> None:
