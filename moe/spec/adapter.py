@@ -24,38 +24,37 @@ A, B = "_lora_a", "_lora_b"
 
 
 class AdapterSpec(Spec):
-    """Low-rank adapters (LoRA, arXiv 2106.09685): x · W becomes x · W + scale · (x · A) · B, for each matrix W that is
-    chosen. Only A and B are trained; B begins with zeros, and all else keeps the values it begins with.
+    """LoRA adapters (arXiv 2106.09685): x · W becomes x · W + scale · (x · A) · B for each target matrix W. Only A and
+    B are trained; B starts at zero.
 
-    Each expert has its own; its gate and the matrix beside it share A, as adapters of fused experts do elsewhere.
+    Each expert has its own. Its gate and up matrices share A, as in PEFT's adapters of fused experts.
     """
 
     rank: Count = Field(le=65_536)
-    """r, the columns of A and rows of B."""
+    """r: columns of A, rows of B."""
     alpha: Positive | None = None
-    """Scale times rank; as large as the rank, for a scale of 1, when left out."""
+    """Numerator of the scale. Default: `rank`, for a scale of 1, or √rank if `rank_stabilized`."""
     rank_stabilized: StrictBool = False
-    """Whether the scale is alpha / √rank (arXiv 2312.03732) and not alpha / rank."""
+    """Whether the scale is alpha / √rank (rsLoRA, arXiv 2312.03732) instead of alpha / rank."""
     targets: tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...] | None = Field(
         default=None, max_length=100
     )
-    """Matrices, by patterns of their names: `*` stands for any characters, as in `*.experts.*`, all experts. Those of
-    attention, of feed-forward layers, of shared experts and of experts when left out; routers are others to name."""
+    """Patterns of matrix names; `*` matches any characters, as in `*.experts.*`. Default: attention, feed-forward
+    layers, shared experts and experts, but not routers."""
     dropout: Fraction = 0.0
-    """Probability with which A is given a zero in place of a number, in training. On experts there is none."""
+    """Dropout probability of the inputs of A in training (PEFT's `lora_dropout`). Adapters of experts have none."""
     base: Literal["float32", "bfloat16", "int8", "nf4"] = "float32"
-    """How the matrices of attention, feed-forward layers, shared experts and experts are kept, whether they have
-    adapters or not: in 4, 2, 1 or half a byte a weight, and for the last two 4 bytes more for each 64 weights (nf4:
-    QLoRA, arXiv 2305.14314). Each is decoded where it is multiplied. All else stays in float32."""
+    """Storage format of the matrices of attention, feed-forward layers, shared experts and experts, with or without
+    adapters: 4, 2, 1 or 0.5 bytes per weight; int8 and nf4 (QLoRA, arXiv 2305.14314) add 4 bytes per 64 weights.
+    Dequantized for each product. Other weights stay in float32."""
     from_folder: Text | None = Field(
         default=None, max_length=4096, validation_alias=AliasChoices("from", "from_folder")
     )
-    """Written `from`: a folder in PEFT's format (a path or fsspec URL under the roots that the settings allow), whose
-    adapter this one begins as. Its `adapter_config.json` fills in the other fields; what is written beside it must say
-    the same."""
+    """Written `from`: folder in PEFT's format to start from, a path or fsspec URL under the service's data roots. Sets
+    `rank`, `alpha`, `rank_stabilized` and `targets`, which must not differ beside it, and the default of `dropout`."""
     from_config: str | None = Field(default=None, pattern="^[0-9a-f]{16}$")
-    """Digest of that `adapter_config.json`, written where it fills in the other fields: they do not go with another
-    one."""
+    """Digest of that folder's `adapter_config.json`, written when it sets other fields; these are refused with another
+    config."""
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -11,10 +11,10 @@ class BadRecordsFields(Spec):
     """Fields of every corpus of the user's own files."""
 
     on_bad: Literal["stop", "skip"] = "stop"
-    """Treatment of an unusable record, such as a line that is not JSON. `stop` refuses the corpus and lists the kinds
-    of such records with their numbers; `skip` leaves them out and counts them."""
+    """Unusable records, such as lines that are not JSON: `stop` refuses the corpus and counts them by kind; `skip`
+    drops and counts them."""
     max_bad_share: NonNegative = Field(default=0.01, lt=1)
-    """Share of the records that `skip` may leave out: with more, the corpus is refused."""
+    """Maximum share of records that `skip` may drop; above it, the corpus is refused."""
 
 
 def fields_without_effect(data: Spec) -> set[str]:

@@ -50,21 +50,20 @@ class _ConversationsSpec(BadRecordsFields, SequencesFields):
     """
 
     paths: tuple[Place, ...] = Field(min_length=1, max_length=MAX_PLACES)
-    """fsspec URLs of JSON Lines, JSON and Parquet files, under the roots that the service's settings allow; `*` is
-    expanded."""
+    """fsspec URLs of JSON Lines, JSON and Parquet files under the service's data roots; `*` is expanded."""
     held_out: NonNegative = Field(default=0.01, lt=0.5)
-    """Share of conversations that is evaluated on and never trained on. A hash of what stands before the first answer
-    chooses, so that answers to the same are on one side."""
+    """Fraction of conversations held out for evaluation, by a hash of the messages before the first answer: answers to
+    the same prompt are on one side."""
     date: Day | None = None
-    """Today, to templates that ask; the day of submission when left out, which is written here."""
+    """Today's date, for templates that ask for it. Default: the day of submission, which is stored here."""
     chat_template: Place | None = None
-    """fsspec URL of a jinja template that writes the conversations in place of the folder's, under the same roots; what
-    it marks by `{% generation %}` is learned. Exports keep the folder's, where that has one."""
+    """fsspec URL, under the same roots, of a Jinja chat template to use instead of the folder's. The loss is on the
+    text that it marks by `{% generation %}`, if it marks any. Exports keep the folder's template, if there is one."""
     template_arguments: Annotated[dict[Argument, JsonValue], AfterValidator(_own_arguments)] = Field(
         default={}, max_length=32
     )
-    """Arguments that the template takes beside the messages, as in `{enable_thinking: false}`; a record's
-    `chat_template_kwargs` go before them."""
+    """Arguments of the template beside the messages, such as `{enable_thinking: false}`; a record's
+    `chat_template_kwargs` override them."""
 
 
 class ChatSpec(_ConversationsSpec):
@@ -75,10 +74,10 @@ class ChatSpec(_ConversationsSpec):
 
 
 class PreferenceSpec(_ConversationsSpec):
-    """Pairs of answers, one preferred: `chosen` and `rejected`, as text, a message or messages, behind `prompt`,
-    `messages`, ShareGPT's `conversations` or Alpaca's `instruction`, or each with all that goes before it.
+    """Preference pairs: `chosen` and `rejected`, each a text, a message or messages, after `prompt`, `messages`,
+    ShareGPT's `conversations` or Alpaca's `instruction`, or each a whole conversation.
 
-    Trained by direct preference optimisation (arXiv 2305.18290, eq. 7), beside the model that an adapter lies beside.
+    Trained by direct preference optimization (DPO, arXiv 2305.18290, eq. 7); the reference model is the adapter's base.
     """
 
     corpus: Literal["preference"]

@@ -21,21 +21,21 @@ class _CorpusSpec(Spec):
     """Fields that every corpus has."""
 
     target: LanguageCode = "en"
-    """The language translated into."""
+    """Target language."""
     languages: tuple[LanguageCode, ...] | None = Field(default=None, min_length=1, max_length=MAX_PLACES)
-    """Source languages to use; all of the corpus's when left out."""
+    """Source languages. Default: all in the corpus."""
     min_pairs_per_language: CountOrZero = 0
-    """Languages with fewer pairs after cleaning are left out."""
+    """Languages with fewer pairs after cleaning are dropped."""
     sampling_exponent: NonNegative = Field(default=0.5, le=5)
-    """Languages are drawn in proportion to pairs ** exponent: 1 as they come, 0 all alike."""
+    """Languages are sampled in proportion to pairs ** exponent: 1 as in the corpus, 0 uniformly."""
     max_tokens: Count = Field(default=96, ge=2)
-    """Pairs with more tokens than this on either side are left out, and counted."""
+    """Pairs with more tokens than this on either side are dropped and counted."""
     max_length_ratio: AboveOne = 9.0
-    """Pairs whose sides differ in characters by more than this (and by more than 20) are left out."""
+    """Pairs whose lengths in characters differ by more than this factor, and by more than 20, are dropped."""
     held_out_messages: NonNegative = Field(default=0.02, lt=0.5)
-    """Share of distinct targets held out in every language: the `unseen` set."""
+    """Fraction of distinct targets held out in all languages: the `unseen` set."""
     held_out_pairs: NonNegative = Field(default=0.01, lt=0.5)
-    """Share of the remaining pairs held out, their target seen in other languages: the `seen` set."""
+    """Fraction of the remaining pairs held out, whose targets are seen in other languages: the `seen` set."""
 
     @property
     def padded_tokens(self) -> float:
@@ -48,27 +48,27 @@ SAMPLING_FIELDS = frozenset({"sampling_exponent"})
 
 
 class CatalogsSpec(_CorpusSpec):
-    """Message catalogs of installed software, translated into English: real text, with no download."""
+    """Message catalogs of installed software, translated into English: real text without a download."""
 
     corpus: Literal["catalogs"]
     target: Literal["en"] = "en"
     sources: tuple[Literal["pip", "system"], ...] = Field(default=("pip",), min_length=1, max_length=2)
-    """`pip`: the catalogs of pycountry and Django. `system`: those under /usr/share/locale too."""
+    """`pip`: catalogs of pycountry and Django. `system`: those in /usr/share/locale."""
 
 
 class JsonlSpec(BadRecordsFields, _CorpusSpec):
-    """One JSON object a line, or one array of them, with a source, a target and the source's language."""
+    """JSON objects, one per line or in one array, with source, target and source language."""
 
     corpus: Literal["jsonl"]
     paths: tuple[Place, ...] = Field(min_length=1, max_length=MAX_PLACES)
-    """fsspec URLs, under the roots that the service's settings allow; `*` is expanded."""
+    """fsspec URLs under the service's data roots; `*` is expanded."""
     source_column: Column = "source"
     target_column: Column = "target"
     lang_column: Column = "lang"
 
 
 class TextPair(Spec):
-    """Two plain text files, a sentence a line, line i of one the translation of line i of the other."""
+    """Two text files with a sentence per line; line i of one translates line i of the other."""
 
     source: Place
     target: Place
@@ -76,7 +76,7 @@ class TextPair(Spec):
 
 
 class ParallelTextSpec(BadRecordsFields, _CorpusSpec):
-    """Plain parallel text files, one pair of files a language."""
+    """Parallel plain text files, one pair of files per language."""
 
     corpus: Literal["text"]
     files: tuple[TextPair, ...] = Field(min_length=1, max_length=MAX_PLACES)
@@ -92,11 +92,11 @@ class ParallelTextSpec(BadRecordsFields, _CorpusSpec):
 
 
 class SyntheticSpec(Spec):
-    """Sequences of random tokens, all of one length: to plan a language model for, and nothing to learn from."""
+    """Random tokens in sequences of equal length: to plan a language model with, not to train it."""
 
     corpus: Literal["synthetic"]
     max_tokens: Count = 4096
-    """Tokens of every sequence."""
+    """Tokens per sequence."""
 
     @property
     def padded_tokens(self) -> float:

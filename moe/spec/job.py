@@ -40,21 +40,21 @@ def _labels(labels: dict[str, str]) -> dict[str, str]:
 
 
 class StartFromSpec(Spec):
-    """A committed checkpoint of another job of the same owner, copied to the new job's storage when that is submitted.
+    """Committed checkpoint of another job of the same owner, copied to the new job's storage on submission.
 
-    Model, data (but for `sampling_exponent` and `date`), `train.dtype` and the optimizer's name must be that job's;
-    steps, batches, rates, schedule, seed, layout and workers may be others. `train.num_steps` counts from its first
-    step.
+    Model, data (except `sampling_exponent` and `date`), `train.dtype` and the optimizer's name must be that job's;
+    steps, batches, learning rate, schedule, seed, layout and workers may differ. `train.num_steps` includes the
+    checkpoint's steps.
     """
 
     job: Text = Field(min_length=1, max_length=64)
-    """Its id."""
+    """Id of that job."""
     step: Count | None = None
-    """Steps that the checkpoint has; the newest when left out."""
+    """Step of the checkpoint. Default: the newest one."""
 
 
 class JobSpec(Spec):
-    """A job: what to train, on what data, how, and where. The same type in a file, over HTTP and in a worker."""
+    """A training job: model, data, training settings, resources. The same type in files, over HTTP and in workers."""
 
     name: str = Field(
         default="job", min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
@@ -69,12 +69,12 @@ class JobSpec(Spec):
     retry: RetrySpec = RetrySpec()
     logs: LogsSpec = LogsSpec()
     start_from: StartFromSpec | None = None
-    """Checkpoint that the model and its optimizer begin with; new weights, at step 0, when left out."""
+    """Checkpoint to start the model and its optimizer from. Default: none, training starts at step 0."""
     adapter: AdapterSpec | None = Field(default=None, exclude=True)
-    """Low-rank adapters that are trained in place of the model's weights: `model.adapter`, written beside it."""
+    """LoRA adapter to train instead of the model's weights; the same as `model.adapter`."""
     storage: Text | None = Field(default=None, max_length=1024)
-    """fsspec URL under the roots that the settings allow; the job's checkpoints and records lie in a folder there,
-    named after its id. The first root when left out."""
+    """fsspec URL under the service's storage roots; checkpoints and records are in a folder below it, named by the
+    job's id. Default: the first root."""
 
     @model_validator(mode="before")
     @classmethod

@@ -86,19 +86,19 @@ def _is_plain(value: Any) -> bool:
 
 
 class ModuleModelSpec(Counted):
-    """A module of torch that a function of the user's makes; what it returns for a batch is the loss, a scalar, or a
-    dict with it as `loss`, whose other scalars are recorded with each step.
+    """A torch module that the user's function builds. It returns a batch's loss, a scalar, or a dict with `loss`, whose
+    other scalars are recorded with each step.
 
-    Its layout is planned from what it computes. The operator's settings name the functions that may be called.
+    The layout is planned from its computation. Only functions that the operator's settings name may be called.
     """
 
     kind: Literal["module"]
     build: Code
-    """Function that makes the module: `mypackage.model:build`."""
+    """Function that builds the module: `mypackage.model:build`."""
     options: Annotated[dict[str, Any], AfterValidator(_options)] = Field(default={}, max_length=1000)
-    """Its arguments, by name: plain values."""
+    """Keyword arguments of the function: plain values."""
     hints: Annotated[dict[str, Any], AfterValidator(_plain_values)] = Field(default={}, max_length=1000)
-    """Placements that the plan keeps to, by names of parameters and inputs, as `{"*.experts.*": {split: 0}}`."""
+    """Placements that the plan must have, by name patterns of parameters and inputs: `{"*.experts.*": {split: 0}}`."""
 
     if not TYPE_CHECKING:  # type checkers use the declaration of the base class
 
@@ -149,8 +149,8 @@ class ModuleModelSpec(Counted):
 
 
 class ModuleDataSpec(Spec):
-    """Batches that a function of the user's gives: `batch(seed, step)` is the global batch, a tuple of the module's
-    arguments or a mapping of them by name, the same whenever and wherever it is called."""
+    """Batches of the user's function: `batch(seed, step)` returns the global batch, a tuple of the module's arguments
+    or a mapping of them by name, the same on every call and machine."""
 
     corpus: Literal["module"]
     batches: Code

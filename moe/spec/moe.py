@@ -21,10 +21,10 @@ from moe.spec.routers import DEFAULT, RouterSpec, router_fields, router_spec, wr
 
 
 class MoESpec(Spec):
-    """A mixture-of-experts layer: which router sends tokens to which experts, and what the experts are.
+    """Mixture-of-experts layer: its router and its experts.
 
-    The fields of its router are written beside its own, `MoESpec(num_experts=8, router="softmax_topk", top_k=4, ...)`;
-    given to another router they are refused.
+    The router's fields are beside the layer's, `MoESpec(num_experts=8, router="softmax_topk", top_k=4, ...)`; those of
+    other routers are refused.
     """
 
     model_config = ConfigDict(json_schema_extra=written_flat)
@@ -40,37 +40,36 @@ class MoESpec(Spec):
     added."""
     num_experts: Count = Field(le=1_000_000)
     model_dim: Count
-    """M, the width of a token."""
+    """M, the model dimension."""
     hidden_dim: Count
-    """H, the hidden width of one expert."""
+    """H, the hidden dimension of one expert."""
     activation: Literal["relu", "gelu", "swiglu", "geglu", "swiglu_clamped"] = "relu"
-    """Of experts. `relu` and `gelu` stand between two matrices; `swiglu` and `geglu` (arXiv 2002.05202) have a third,
-    the gate's, and so has `swiglu_clamped`, GPT-OSS's (arXiv 2508.10925): gate · sigmoid(alpha · gate) · (up + 1), of a
-    gate of at most the limit and an up within it on both sides."""
+    """Activation of experts. `relu` and `gelu` have two matrices; `swiglu`, `geglu` (arXiv 2002.05202) and GPT-OSS's
+    `swiglu_clamped` (arXiv 2508.10925) also one for the gate. `swiglu_clamped` is gate · sigmoid(alpha · gate) · (up +
+    1), with gate clamped above at the limit, and up within ± the limit."""
     activation_alpha: Positive = 1.702
-    """Of `swiglu_clamped`: steepness of its sigmoid."""
+    """For `swiglu_clamped`: factor of the gate in the sigmoid."""
     activation_limit: Positive = 7.0
-    """Of `swiglu_clamped`: the most that a gate counts for, and an up, above 0 or below."""
+    """For `swiglu_clamped`: upper bound of gate, and bound of |up|."""
     expert_bias: StrictBool = False
     """Whether each matrix of a routed expert has a bias."""
     shared_hidden_dim: Count | None = None
-    """Hidden width of what every token passes through beside its experts: of all shared experts together (DeepSeekMoE,
-    arXiv 2401.06066). None has none."""
+    """Hidden dimension of all shared experts together, which every token uses (DeepSeekMoE, arXiv 2401.06066). None: no
+    shared experts."""
     shared_gate: StrictBool = False
-    """Whether the shared experts' output is weighted by a sigmoid of the token (Qwen2-MoE, arXiv 2407.10671)."""
+    """Whether the shared experts' output is multiplied by a sigmoid gate per token (Qwen2-MoE, arXiv 2407.10671)."""
     logit_bias: StrictBool = False
-    """Whether the router's logits have a trained bias of each expert, which counts for choices and weights (GPT-OSS).
-    What counts for the choice alone is `selection_bias`."""
+    """Whether router logits have a trained bias per expert, for choices and weights (GPT-OSS); `selection_bias` is for
+    choices only."""
     group_tokens: Count = 1024
-    """Positions of the batch that form one group. Groups are routed independently of one another, so this is
-    a property of the data and never of the layout. Left out of a language model, it is one sequence, `data.max_tokens`,
-    where the model begins `from` a folder, or where the preset's or the default would not hold whole sequences or not
-    divide the batch."""
+    """Positions per token group. Groups are routed independently: a property of the data, not of the layout. Default
+    for language models: one sequence (`data.max_tokens`) if the model is `from` a folder, or if the preset's value, or
+    1024, does not hold whole sequences or divide the batch."""
     input_jitter: Fraction = 0.0
-    """In training the router sees its input multiplied by Uniform(1 - jitter, 1 + jitter), element by element
-    (arXiv 2101.03961, section 2.4)."""
+    """In training, the router's input is multiplied elementwise by Uniform(1 - jitter, 1 + jitter) (arXiv 2101.03961,
+    section 2.4)."""
     z_coefficient: NonNegative = 0.0
-    """Weight of the router z-loss (ST-MoE, arXiv 2202.08906, eq. 5)."""
+    """Coefficient of the router z-loss (ST-MoE, arXiv 2202.08906, eq. 5)."""
 
     @model_validator(mode="before")
     @classmethod

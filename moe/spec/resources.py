@@ -19,17 +19,17 @@ def _no_look_alike(value: Any) -> Any:
 
 
 class ResourcesSpec(Spec):
-    """Number of workers, one accelerator each; `num_workers`, or a range to choose from at launch."""
+    """Number of workers, one accelerator each: `num_workers`, or a range from which the launch chooses."""
 
     num_workers: Count | None = Field(default=None, le=100_000)
     min_workers: Count | None = Field(default=None, le=100_000)
     max_workers: Count | None = Field(default=None, le=100_000)
     gpus_per_worker: Annotated[Literal["auto", 0, 1], BeforeValidator(_no_look_alike)] = "auto"
-    """`auto`: one where the cluster has GPUs, none where it has not."""
+    """`auto`: 1 if the cluster has GPUs, else 0."""
     cpus_per_worker: Count = 1
     device: Literal["auto", "cpu"] = "auto"
-    """Device of workers. `auto`: the GPU that each holds, or its cores where it holds none; a worker that holds a GPU
-    and finds none ends. `cpu`: its cores in any case, also where a cluster has GPUs in its books only."""
+    """`auto`: the GPU assigned to a worker, or CPU cores if none is; a worker that does not find its GPU fails. `cpu`:
+    CPU cores, even if the cluster lists GPUs."""
 
     @model_validator(mode="after")
     def _one_way(self) -> "ResourcesSpec":
@@ -68,45 +68,44 @@ class ResourcesSpec(Spec):
 
 
 class ParallelSpec(Spec):
-    """Degrees that the planner must keep to; those left out it chooses. The word `auto` leaves out all."""
+    """Parallelism degrees and options that plans must have. The planner chooses unset ones; `auto` leaves all unset."""
 
     auto: Literal["predicted", "measured"] = "predicted"
-    """Whether the plan of the fastest predicted step is run, or the three fastest for five steps each, and then the
-    one that was measured to be the fastest."""
+    """`predicted` runs the plan with the shortest predicted step; `measured` tries the three best for five steps each
+    and runs the fastest."""
     expert: Count | None = None
-    """Ranks that the experts of a layer are spread over."""
+    """Expert parallelism: ranks that a layer's experts are spread over."""
     data: Count | None = None
-    """Replicas of each expert."""
+    """Expert-data parallelism: replicas of each expert."""
     tensor: Count | None = None
-    """Ranks that attention heads and feed-forward layers without experts are split over."""
+    """Tensor parallelism: ranks that split attention heads and dense feed-forward layers."""
     context: Count | None = None
-    """Ranks that each sequence is split over. Planned only."""
+    """Context parallelism: ranks that split each sequence. Planned only."""
     pipeline: Count | None = None
-    """Stages of consecutive layers. More than one is planned only."""
+    """Pipeline stages of consecutive layers. More than one is planned only."""
     virtual_stages: Count | None = None
-    """Runs of layers that each pipeline stage has, so that less of it waits (arXiv 2104.04473, section 2.2)."""
+    """Model chunks per pipeline stage, to shrink the pipeline bubble (arXiv 2104.04473, section 2.2)."""
     fsdp: Count | None = None
-    """Ranks that each parameter outside experts is sharded over."""
+    """FSDP: ranks that shard each parameter outside experts."""
     sharding: Literal["optimizer", "gradients", "parameters"] | None = None
-    """State that the ranks of `fsdp` and `expert_fsdp` shard: the optimizer's, gradients too, or parameters
-    too, to be gathered where they are used (stages 1 to 3 of arXiv 1910.02054). The first two are planned only."""
+    """State sharded over `fsdp` and `expert_fsdp` ranks: optimizer state, gradients too, or parameters too (ZeRO stages
+    1 to 3, arXiv 1910.02054), which are gathered where they are used. The first two are planned only."""
     expert_tensor: Count | None = None
-    """Ranks that the hidden dimension of each expert is split over."""
+    """Tensor parallelism within experts: ranks that split each expert's hidden dimension."""
     expert_fsdp: Count | None = None
-    """Of the replicas of an expert, how many its parameters are sharded over."""
+    """FSDP of experts: ranks that shard each expert parameter, among its `data` replicas."""
     dispatch: Literal["flat", "hierarchical"] | None = None
-    """Way of rows where experts are spread over several nodes: straight to the rank of their expert, or a token
-    once to each node where it has experts, and within it from there. Flat when left out."""
+    """Dispatch to experts on several nodes. `flat` sends each row to its expert's rank; `hierarchical` sends a token
+    once to each node with experts of it, then within the node."""
     num_chunks: Count | None = None
-    """Chunks that rows travel to experts in, so that exchange and arithmetic overlap."""
+    """Chunks of dispatched rows, to overlap all-to-all and computation."""
     overlap: StrictBool | None = None
-    """Whether the rows of one micro-batch travel while another one is worked on, in turns that end where blocks
-    exchange: so these are not computed again as a whole. Planned only."""
+    """Whether one micro-batch's all-to-all overlaps another's computation. They take turns within blocks, so blocks are
+    not recomputed whole. Planned only."""
     recompute: Literal["none", "selective", "full"] | None = None
-    """Recomputation in the backward pass: nothing, hidden states of feed-forward layers and experts, or whole
-    blocks."""
+    """Activation recomputation: none, hidden states of feed-forward layers and experts, or whole blocks."""
     micro_batch_groups: Count | None = None
-    """Groups that one rank runs forward and backward at a time."""
+    """Token groups of a micro-batch on one data rank."""
 
     @model_validator(mode="after")
     def _in_turns(self) -> "ParallelSpec":
@@ -162,7 +161,7 @@ class ParallelSpec(Spec):
 class CheckpointSpec(Spec):
     every_steps: Count = 100
     keep: Count = 3
-    """Committed checkpoints that stay on storage; the last is always among them."""
+    """Committed checkpoints kept in storage, the last one among them."""
 
 
 FailureKind = Literal["error", "out_of_memory", "lost", "hung", "driver"]
@@ -172,7 +171,7 @@ failed."""
 
 
 class Backoff(Spec):
-    """Time before another try, longer with each failure since the last checkpoint."""
+    """Delay before a retry, longer with each failure since the last checkpoint."""
 
     first_s: NonNegative = Field(default=1.0, le=86_400)
     factor: float = Field(default=2.0, strict=True, ge=1, le=100)
@@ -194,22 +193,22 @@ class Backoff(Spec):
 
 
 class RetryRule(Spec):
-    """Retries after failures of one kind; what is left out is as for the others."""
+    """Retries after failures of one kind; unset fields are as for other kinds."""
 
     max_failures: CountOrZero | None = Field(default=None, le=100)
-    """Failures of this kind before the job fails, counted alone; 0 for none."""
+    """Failures of this kind that are retried, counted separately; 0 for none."""
     backoff: Backoff | None = None
 
 
 class RetrySpec(Spec):
     max_failures: CountOrZero = 3
-    """Dead worker groups or drivers that are made anew before the job fails, counted since its last checkpoint: one
-    that is committed forgives what came before. Kinds with a limit of their own are not counted here."""
+    """Failures of worker groups or drivers that are retried, counted since the last committed checkpoint; the next one
+    fails the job. Kinds with their own limit are not counted."""
     backoff: Backoff | None = None
-    """Wait before another try, during which the job holds nothing on the cluster. Without one, a worker group restarts
-    at once, and a driver after 1 s, then after twice as long each time, up to a minute."""
+    """Delay before a retry, without cluster resources. Default: none for a worker group; for a driver 1 s, doubled each
+    time up to 60 s."""
     kinds: dict[FailureKind, RetryRule] = Field(default_factory=dict)
-    """Rules of their own for kinds of failures."""
+    """Rules for kinds of failures."""
 
     def backoff_of(self, kind: str) -> Backoff | None:
         """Backoff for failures of a kind."""
@@ -226,7 +225,7 @@ class RetrySpec(Spec):
 
 
 class LogsSpec(Spec):
-    """Retention of the output and log lines of a job's driver and workers."""
+    """Retention of output and log lines of a job's driver and workers."""
 
     max_bytes: Count = Field(default=268_435_456, ge=1_000_000)
-    """Largest size of the stored log, all processes together. The oldest lines go first, and a line says where."""
+    """Maximum stored log, all processes together. The oldest lines are removed first, and a line says where."""

@@ -13,31 +13,31 @@ Factor = Annotated[float, Field(strict=True, ge=1)]
 
 
 class LinearScaling(Spec):
-    """Positions divided by the factor (arXiv 2306.15595)."""
+    """Position interpolation: positions divided by `factor` (arXiv 2306.15595)."""
 
     kind: Literal["linear"] = "linear"
     factor: Factor
 
 
 class DynamicScaling(Spec):
-    """A base that grows with the sequence beyond its first length: dynamic NTK."""
+    """Dynamic NTK: the base grows with sequence length beyond `original_tokens`."""
 
     kind: Literal["dynamic"] = "dynamic"
     factor: Factor
     original_tokens: Count
-    """Length up to which nothing changes."""
+    """Length up to which the base is unchanged."""
 
 
 class Llama3Scaling(Spec):
-    """Slow turns divided by the factor, fast ones left, those between them blended (Llama 3.1)."""
+    """Llama 3.1: low frequencies divided by `factor`, high ones unchanged, those between blended."""
 
     kind: Literal["llama3"] = "llama3"
     factor: Factor
     original_tokens: Count
     low_frequency_factor: Positive = 1.0
-    """Pairs that turn less often than this within `original_tokens` are slow."""
+    """Pairs with fewer rotations than this within `original_tokens` have low frequency."""
     high_frequency_factor: Positive = 4.0
-    """Pairs that turn more often than this are fast."""
+    """Pairs with more rotations than this have high frequency."""
 
     @model_validator(mode="after")
     def _check_order(self) -> "Llama3Scaling":
@@ -52,19 +52,20 @@ class Llama3Scaling(Spec):
 
 
 class YarnScaling(Spec):
-    """YaRN (arXiv 2309.00071): likewise blended along a ramp over the dimensions, and longer queries and keys."""
+    """YaRN (arXiv 2309.00071): low frequencies divided by `factor`, high ones unchanged, blended along a ramp over
+    dimensions; queries and keys scaled up."""
 
     kind: Literal["yarn"] = "yarn"
     factor: Factor
     original_tokens: Count
     beta_fast: Positive = 32.0
-    """Pairs that turn more often than this within `original_tokens` are left as they are."""
+    """Pairs with more rotations than this within `original_tokens` are unchanged."""
     beta_slow: Positive = 1.0
-    """Pairs that turn less often than this are slowed by the whole factor."""
+    """Frequencies of pairs with fewer rotations than this are divided by `factor`."""
     truncate: bool = Field(default=True, strict=True)
-    """Whether the ramp begins and ends at whole dimensions."""
+    """Whether the ramp's ends are rounded outward to whole dimensions."""
     attention_factor: Positive | None = None
-    """Factor of cosines and sines; from the factor, and `mscale` where both are given, when left out."""
+    """Factor of cosines and sines. Default: from `factor`, and from `mscale` and `mscale_all_dim` if both are set."""
     mscale: NonNegative | None = None
     mscale_all_dim: NonNegative | None = None
 
@@ -84,14 +85,14 @@ RopeScaling = Annotated[
 
 
 class RopeSpec(Spec):
-    """Rotary positions of attention (arXiv 2104.09864)."""
+    """Rotary position embedding (RoPE, arXiv 2104.09864)."""
 
     base: Annotated[float, Field(strict=True, gt=1)] = 10000.0
-    """Pair i of r / 2 turns by base ** (-2i / r) a position."""
+    """Pair i of r / 2 rotates by base ** (-2i / r) radians per position."""
     fraction: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
-    """Share of a head that turns, from its first dimension on; the rest stays."""
+    """Fraction of a head's dimensions that rotate, from the first on."""
     pairing: Literal["half", "interleaved"] = "half"
-    """Dimensions that turn together: (i, i + r / 2), or (2i, 2i + 1)."""
+    """Dimensions that rotate together: (i, i + r / 2), or (2i, 2i + 1)."""
     scaling: RopeScaling | None = None
 
     def rotated_dim(self, head_dim: int) -> int:

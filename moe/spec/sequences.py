@@ -30,22 +30,22 @@ def format_of(path: str) -> Format | None:
 
 
 class SourceSpec(Spec):
-    """Documents from files of one format, which share a weight in the mixture and a line in the report."""
+    """Documents from files of one format, with one weight in the mixture and one line in the report."""
 
     name: (
         Annotated[Text, Field(max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")] | None
     ) = None
-    """Name in the report; `source-1`, `source-2` in their order when left out."""
+    """Name in the report. Default: `source-1`, `source-2`, in order."""
     paths: tuple[Place, ...] = Field(min_length=1, max_length=MAX_PLACES)
-    """fsspec URLs, under the roots that the service's settings allow; `*` is expanded."""
+    """fsspec URLs under the service's data roots; `*` is expanded."""
     format: Format | None = None
-    """`jsonl`: an object a line, or one array of them. `text`: each file a document. `parquet`: a row a document. As
-    the suffix of the paths says when left out."""
+    """Documents are JSON objects, one per line or in one array (`jsonl`), whole files (`text`) or rows (`parquet`).
+    Default: by the suffix of the paths."""
     column: Column = "text"
-    """Key of a line's object, or column of a Parquet file, that holds the text; `text` has none."""
+    """JSON key or Parquet column with the text; `text` has none."""
     weight: Positive = Field(default=1.0, ge=0.001, le=1000)
-    """How often its sequences come in an epoch: 1 once, 2 twice, 0.5 every other epoch. Its share of the mixture is
-    thus weight x its own tokens, over the sum of that of all sources."""
+    """Times that an epoch uses its sequences; 0.5 is every other epoch. Its share of the mixture is weight · tokens,
+    over the sum for all sources."""
 
     @model_validator(mode="after")
     def _of_one_format(self) -> "SourceSpec":
@@ -84,7 +84,8 @@ class SequencesFields(Spec):
     """Fields that every corpus of sequences has."""
 
     max_tokens: Count = Field(default=512, ge=2, le=2**24)
-    """L, the positions of a sequence: documents are packed into them, and a longer one is cut."""
+    """L, positions per sequence. Documents are packed into sequences; longer documents are split, longer conversations
+    truncated."""
 
     @property
     def padded_tokens(self) -> float:
@@ -93,19 +94,19 @@ class SequencesFields(Spec):
 
 
 class PackagesSpec(SequencesFields):
-    """Python source of the packages that this one needs, of a fixed list: real text, with no download."""
+    """Python source of a fixed list of packages that Shardyard needs: real text without a download."""
 
     corpus: Literal["packages"]
 
 
 class DocumentsSpec(BadRecordsFields, SequencesFields):
-    """Documents of the user's own."""
+    """The user's own documents."""
 
     corpus: Literal["documents"]
     sources: tuple[SourceSpec, ...] = Field(min_length=1, max_length=MAX_SOURCES)
     held_out: NonNegative = Field(default=0.01, lt=0.5)
-    """Share of each source's documents that is evaluated on and never trained on. A hash of the text chooses, so that
-    equal documents are on one side."""
+    """Fraction of each source's documents held out for evaluation, by a hash of the text: equal documents are on one
+    side."""
 
     @model_validator(mode="after")
     def _named_apart(self) -> "DocumentsSpec":

@@ -11,7 +11,7 @@ from moe.spec.errors import RuleError
 
 
 class AdamWSpec(Spec):
-    """Adam with decoupled weight decay (arXiv 1711.05101)."""
+    """AdamW: Adam with decoupled weight decay (arXiv 1711.05101)."""
 
     name: Literal["adamw"]
     peak_lr: Positive = Field(default=1e-3, le=100)
@@ -20,10 +20,9 @@ class AdamWSpec(Spec):
     eps: Positive = 1e-9
     weight_decay: NonNegative = 0.0
     moments: Literal["float32", "bfloat16"] = "float32"
-    """Numbers that both moments are kept in. Narrower ones can be planned, but not be run yet."""
+    """Dtype of both moments. bfloat16 is planned only."""
     offload: StrictBool = False
-    """Whether moments, and float32 weights where narrower ones are used, lie in the host's memory and are updated
-    there. Can be planned, but not be run yet."""
+    """Whether moments, and float32 weights beside narrower ones, are kept and updated in host memory. Planned only."""
 
     def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
         """Elements of optimizer state for a rank's `shape`: two moments."""
@@ -31,19 +30,19 @@ class AdamWSpec(Spec):
 
 
 class AdafactorSpec(Spec):
-    """Adafactor (arXiv 1804.04235) without first moment, as the GShard paper uses it.
+    """Adafactor (arXiv 1804.04235) without first moment, as in the GShard paper.
 
-    Its factored statistics are kept for each expert, so that an update never depends on the layout.
+    Factored statistics are per expert: updates do not depend on the layout.
     """
 
     name: Literal["adafactor"]
     peak_lr: Positive = Field(default=1e-2, le=100)
     beta2: Fraction = 0.99
     clip_threshold: Positive = 1.0
-    """The largest root mean square of one tensor's (or one expert's) update."""
+    """Maximum root mean square of the update of a tensor, or of one expert in it."""
     eps: Positive = 1e-30
-    """Added to squares of gradients, as published. So small, it makes whole steps of rounding where a gradient is zero
-    in exact arithmetic; 1e-18 bounds them as AdamW's `eps` does."""
+    """Added to squared gradients; the default is the published one. With it, rounding errors of gradients that are zero
+    in exact arithmetic become full steps; 1e-18 bounds these as AdamW's `eps` does."""
     weight_decay: NonNegative = 0.0
 
     def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
@@ -59,72 +58,73 @@ OptimizerSpec = Annotated[AdamWSpec | AdafactorSpec, Field(discriminator="name")
 
 
 class ScheduleSpec(Spec):
-    """The learning rate over steps: a linear warm-up to the peak, then a decay."""
+    """Learning rate schedule: linear warm-up to the peak, then decay."""
 
     decay: Literal["inverse_sqrt", "cosine", "linear", "constant"] = "cosine"
     warmup_steps: CountOrZero | None = None
-    """8% of num_steps when left out."""
+    """Default: 8% of `num_steps`, at least 1."""
     final_fraction: NonNegative = Field(default=0.0, le=1)
-    """End of cosine and linear decay, as a share of the peak."""
+    """Final learning rate of cosine and linear decay, as a fraction of the peak."""
 
 
 class EvaluationSpec(Spec):
-    """Evaluation on the held-out sets, when the run ends and along the way."""
+    """Evaluation on held-out sets, during training and at its end."""
 
     every_steps: Count | None = None
-    """Held-out loss along the way, on `max_pairs_along_the_way` pairs of each set; never when left out."""
+    """Steps between held-out losses during training, each on `max_pairs_along_the_way` pairs of a set. Default:
+    none."""
     max_pairs_along_the_way: Count = 512
     max_pairs: Count | None = None
-    """Pairs of each held-out set translated and scored at the end; all of them when left out."""
+    """Pairs per held-out set translated and scored at the end. Default: all."""
     max_sequences_along_the_way: Count = 64
-    """Of language models, in place of pairs: sequences of each source."""
+    """For language models, instead of pairs: sequences per source."""
     max_sequences: Count | None = None
-    """Of language models: sequences of each source measured at the end; all of them when left out."""
+    """For language models: sequences per source measured at the end. Default: all."""
     num_examples: CountOrZero = 8
-    """Source / reference / translation rows kept in the report; of language models, completions, three at most."""
+    """Source, reference and translation rows in the report; for language models completions, at most 3."""
 
 
 class ProfileSpec(Spec):
-    """Steps that torch's profiler traces; each rank's trace lies in the job's storage, under `profile/`."""
+    """Steps to trace with torch's profiler; traces of each rank are in the job's storage, under `profile/`."""
 
     from_step: Count
-    """The first of them, counted from 1."""
+    """First traced step, counted from 1."""
     num_steps: Count = Field(default=3, le=100)
 
 
 class TrainSpec(Spec):
     num_steps: Count
     max_duration: Duration | None = None
-    """Time of training, as `90m` or `1h30m`, after which it ends as at its last step, with a checkpoint and the
-    evaluation. Steps count, over all attempts; loading, checkpoints and evaluations do not. No limit when left out."""
+    """Time limit such as `90m` or `1h30m`; training then ends as after its last step, with checkpoint and evaluation.
+    Counts steps of all attempts, not loading, checkpoints or evaluations. Default: none."""
     batch_tokens: Count = Field(default=4096, le=1_000_000_000)
-    """Positions of the global batch, sources and targets together, padding included. The model's
-    `moe.group_tokens` divides it."""
+    """Positions of the global batch: sources and targets, with padding. A multiple of the model's
+    `moe.group_tokens`."""
     seed: CountOrZero = 0
     optimizer: OptimizerSpec = AdamWSpec(name="adamw")
     schedule: ScheduleSpec = ScheduleSpec()
     label_smoothing: Fraction | None = None
-    """0.1 for translation and 0 for language models when left out."""
+    """Default: 0.1 for translation, 0 for language models."""
     preference_beta: Positive | None = Field(default=None, le=1000)
-    """β of direct preference optimisation (arXiv 2305.18290, eq. 7), for `corpus: preference`; 0.1 when left out.
-    Larger ones keep the model nearer to the one that it began as."""
+    """β of DPO (arXiv 2305.18290, eq. 7), for `corpus: preference`. Larger values keep the model closer to the
+    reference model (the adapter's base). Default: 0.1."""
     clip_norm: Positive | None = 1.0
-    """The largest global norm of the gradients of all parameters together."""
+    """Maximum global gradient norm over all parameters."""
     dtype: Literal["float32", "bfloat16", "float64", "fp8"] = "float32"
-    """Precision of the arithmetic. Under bfloat16, weights and optimizer state stay float32. `fp8`, whose matrix
-    products have 8-bit operands, can be planned, but not be run yet."""
+    """Compute dtype. Under bfloat16, weights and optimizer state stay in float32. `fp8`, for operands of matrix
+    products, is planned only."""
     dispatch_dtype: Literal["fp8"] | None = None
-    """Numbers that rows travel to experts in, with a scale for each 128 of them; back, and their gradients, they travel
-    as wide as the arithmetic. As wide on all ways when left out. Can be planned, but not be run yet."""
+    """Dtype of rows dispatched to experts, with a scale per 128 elements; combined rows and all gradients keep the
+    compute dtype. Default: the compute dtype. Planned only."""
     evaluation: EvaluationSpec = EvaluationSpec()
     freeze: tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...] = Field(
         default=(), max_length=100
     )
-    """Parameters that keep the values they begin with, by patterns of their names: `*` stands for any characters, as in
-    `*.moe.router`, all routers. A frozen router's selection bias stays as it is too."""
+    """Name patterns of parameters to freeze; `*` matches any characters, as in `*.moe.router`. A frozen router's
+    selection bias is frozen too."""
 
     profile: ProfileSpec | None = None
-    """Traces of some steps; none when left out. They take time and memory, so that these steps are slower."""
+    """Profiler traces of some steps, which take more time and memory. Default: none."""
 
     @property
     def max_duration_s(self) -> float | None:

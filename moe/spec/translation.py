@@ -15,35 +15,35 @@ from moe.spec.parameter_counts import Counted
 
 
 class TranslationModelSpec(Counted):
-    """The paper's encoder-decoder Transformer, with experts in place of every other feed-forward layer.
+    """The GShard paper's encoder-decoder Transformer, with experts in every other feed-forward layer.
 
-    `{preset: gshard-tiny}` fills in every dimension; fields written beside it override the preset's.
+    `{preset: gshard-tiny}` sets every dimension; fields beside it override the preset's.
     """
 
     kind: Literal["translation"] = "translation"
     preset: str | None = None
     model_dim: Count
-    """M, the width of a token."""
+    """M, the model dimension."""
     num_heads: Count
     head_dim: Count
     ffn_dim: Count
-    """Hidden width of the feed-forward layers without experts."""
+    """Hidden dimension of dense feed-forward layers."""
     num_encoder_layers: Count = Field(le=10_000)
     num_decoder_layers: Count = Field(le=10_000)
     source_vocab_size: Count = Field(ge=300)
-    """Entries of the byte-level BPE of the sources: 256 bytes, 4 special tokens, the rest merges."""
+    """Size of the sources' byte-level BPE: 256 bytes, 4 special tokens, and merges."""
     target_vocab_size: Count = Field(ge=300)
     share_vocabulary: StrictBool = True
-    """One tokenizer and one embedding table for both sides, which is also the output projection."""
+    """One tokenizer and one embedding table for both sides, also used as the output projection."""
     dropout: Fraction = 0.1
-    """On embeddings and on each sub-layer's output. Attention probabilities have none: fused attention cannot
-    key its draws by position."""
+    """Of embeddings and sub-layer outputs. Attention probabilities have none: fused attention cannot key its draws by
+    position."""
     moe: MoESpec | None = None
-    """The layer that replaces every `moe_every`-th feed-forward layer; none makes the model dense."""
+    """MoE layer in place of every `moe_every`-th feed-forward layer. None: a dense model."""
     moe_every: Count = 2
     dense_twin_ffn_dim: Count | None = None
-    """Without `moe`: the hidden width of the feed-forward layers that experts would replace, so that a twin
-    spends the same arithmetic on a token."""
+    """Without `moe`: hidden dimension of the feed-forward layers in place of experts, for a dense twin of equal FLOPs
+    per token."""
 
     @model_validator(mode="before")
     @classmethod

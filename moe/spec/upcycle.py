@@ -16,28 +16,28 @@ _ANEW = "write model: {from: FOLDER, upcycle: {...}}, without the fields that th
 
 
 class UpcycleSpec(Spec):
-    """A dense model as a mixture that computes the same at first (sparse upcycling, arXiv 2212.05055).
+    """Sparse upcycling (arXiv 2212.05055): a dense model as a mixture that initially computes the same function.
 
-    Each feed-forward layer is cut along its hidden units into `granularity` slices, and there are `num_experts` copies
-    of each slice. One copy of every slice is a virtual group, whose routers' columns begin alike, so that a token takes
-    groups whole, and their slices add up to the dense layer (arXiv 2410.07524, virtual group initialisation).
+    Each feed-forward layer is split along its hidden units into `granularity` slices, each copied `num_experts` times.
+    One copy of every slice is a virtual group (arXiv 2410.07524): its router columns start equal, so that a token takes
+    whole groups, whose slices sum to the dense layer.
     """
 
     num_experts: Count = Field(le=1_000_000)
     """N, copies of the dense layer."""
     experts_per_token: Count = 2
-    """K, the copies that a token takes."""
+    """K, copies per token."""
     granularity: Count = Field(default=1, le=1024)
-    """g, slices of the dense layer: there are N · g experts, of which a token takes K · g."""
+    """g, slices of the dense layer: N · g experts, of which a token takes K · g."""
     shared_slices: CountOrZero = 0
-    """Slices that all tokens pass through, as shared experts: of each copy g - this many are left."""
+    """Slices that all tokens use, as shared experts; the copies keep g minus this many."""
     every: Count = 1
-    """Every n-th layer becomes one of experts, the n-th of the model the first; the others stay dense."""
+    """Every n-th layer has experts, starting with the n-th; the others stay dense."""
     form: MixtureFamily | None = None
-    """Family of Hugging Face models that the mixture is one of; the first that can be it when left out."""
+    """Hugging Face family of the mixture. Default: the first that can represent it."""
     noise: NonNegative = Field(default=0.0, le=1)
-    """Weights of experts are multiplied by Uniform(1 ± √3 · noise), each by its own: noise of this standard deviation,
-    relative to their root mean square. Any above 0 gives up that the function is the same at first."""
+    """Expert weights are multiplied by Uniform(1 ± √3 · noise), each on its own: noise of this standard deviation,
+    relative to their root mean square. Above 0, the initial function is no longer the dense model's."""
 
     @model_validator(mode="after")
     def _coherent(self) -> "UpcycleSpec":

@@ -22,36 +22,34 @@ def _problems_of_rope(rope: RopeSpec, head_dim: int) -> Iterator[Problem]:
 
 
 class GroupedQueryAttentionSpec(Spec):
-    """Softmax attention whose query heads share keys and values in groups (arXiv 2305.13245); as many `num_kv_heads`
-    as `num_heads` is multi-head attention."""
+    """Grouped-query attention (GQA, arXiv 2305.13245); multi-head attention if `num_kv_heads` equals `num_heads`."""
 
     kind: Literal["grouped_query"] = "grouped_query"
     num_heads: Count
     num_kv_heads: Count
     head_dim: Count
     bias: StrictBool = False
-    """Whether the projections of queries, keys and values have one."""
+    """Whether the projections of queries, keys and values have a bias."""
     output_bias: StrictBool = False
-    """Whether the output's has one."""
+    """Whether the output projection has a bias."""
     query_key_norm: Literal["head", "width"] | None = None
-    """Norms of queries and keys before they are turned by their positions: of each head, with one scale for the
-    channels of all heads (Qwen3), or of all heads together (OLMoE)."""
+    """QK norm before the rotary embedding: per head, with one weight vector for all (Qwen3), or over all heads together
+    (OLMoE)."""
     clip: Positive | None = None
-    """Largest size of what the projections of queries, keys and values give, after their norms (OLMo's `clip_qkv`)."""
+    """Queries, keys and values are clamped to ± this, after QK norm (OLMo's `clip_qkv`)."""
     scale: Positive | None = None
-    """Factor of the scores; head_dim^-½ when left out."""
+    """Factor of attention scores. Default: head_dim^-½."""
     rope: RopeSpec = RopeSpec()
     output_gate: StrictBool = False
-    """Whether a projection as wide as the queries weighs what the heads give (Qwen3-Next)."""
+    """Whether the heads' outputs are multiplied by a sigmoid gate, projected as wide as the queries (Qwen3-Next)."""
     sinks: StrictBool = False
-    """Whether each head has a logit to attend to nothing (GPT-OSS)."""
+    """Whether each head has an attention sink: a logit for attending to nothing (GPT-OSS)."""
     window: Count | None = None
-    """Tokens that a layer with a window looks back at most, its own among them; all layers look at all of them when
-    left out."""
+    """Sliding window of `windowed_layers`: tokens attended to, the token itself included. Default: no window."""
     windowed_layers: Literal["even", "all"] | tuple[CountOrZero, ...] = Field(
         default="even", max_length=MAX_LAYERS
     )
-    """Layers with a window, counted from 0."""
+    """Layers with the sliding window, counted from 0."""
 
     @model_validator(mode="after")
     def _coherent(self) -> "GroupedQueryAttentionSpec":
@@ -141,20 +139,20 @@ class GroupedQueryAttentionSpec(Spec):
 
 
 class LatentAttentionSpec(Spec):
-    """Multi-head latent attention: keys and values come from a narrow latent of each token (arXiv 2405.04434)."""
+    """Multi-head latent attention (MLA, arXiv 2405.04434): keys and values come from a low-rank latent per token."""
 
     kind: Literal["latent"]
     num_heads: Count
     query_rank: Count | None = None
-    """Width of the queries' latent; none projects them straight."""
+    """Rank of the queries' latent. None: queries are projected directly."""
     key_value_rank: Count
     head_dim: Count
-    """Of queries and keys, without the part that carries positions."""
+    """Of queries and keys per head, without the rotary part."""
     rope_dim: Count
-    """The part that carries positions: of each query head, and one for all keys."""
+    """Dimension of the rotary part: one per query head, one shared by all key heads."""
     value_dim: Count
     bias: StrictBool = False
-    """Whether the projections down to the latents and the output have one."""
+    """Whether the down-projections to latents and the output projection have a bias."""
     rope: RopeSpec = RopeSpec(pairing="interleaved")
 
     @model_validator(mode="after")

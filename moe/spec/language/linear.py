@@ -14,15 +14,16 @@ POSITIONS_AT_ONCE = 16 * CHUNK
 
 
 class LinearAttentionSpec(Spec):
-    """Gated DeltaNet (arXiv 2412.06464): a state of fixed size for each head in place of keys and values."""
+    """Linear attention (Gated DeltaNet, arXiv 2412.06464): a state of fixed size per head instead of keys and
+    values."""
 
     num_key_heads: Count
     num_value_heads: Count
     key_dim: Count
-    """Of one head."""
+    """Per head."""
     value_dim: Count
     conv_tokens: Count = 4
-    """Width of the convolution over queries, keys and values."""
+    """Kernel size of the convolution over queries, keys and values."""
 
     @model_validator(mode="after")
     def _check_heads(self) -> "LinearAttentionSpec":

@@ -27,10 +27,10 @@ from moe.spec.upcycle import UpcycleSpec
 
 
 class LanguageModelSpec(Counted):
-    """A decoder-only Transformer: root-mean-square norms, no biases but where a part says so.
+    """Decoder-only Transformer with RMS norms, and no biases unless a part has them.
 
-    `{preset: mixtral-8x7b}` fills in every dimension, and `{from: FOLDER}` those of the folder's `config.json`; fields
-    written beside it override them.
+    `{preset: mixtral-8x7b}` sets every dimension, `{from: FOLDER}` those in the folder's `config.json`; fields beside
+    them override.
     """
 
     kind: Literal["language"]
@@ -38,49 +38,49 @@ class LanguageModelSpec(Counted):
     from_folder: Text | None = Field(
         default=None, max_length=4096, validation_alias=AliasChoices("from", "from_folder")
     )
-    """Written `from`: a folder in the Hugging Face format (a path or fsspec URL under the roots that the settings
-    allow), whose weights and tokenizer the model begins with."""
+    """Written `from`: folder in the Hugging Face format with the initial weights and the tokenizer, a path or fsspec
+    URL under the service's data roots."""
     from_config: str | None = Field(default=None, pattern="^[0-9a-f]{16}$")
-    """Digest of that folder's `config.json`, written where it fills in the other fields: they do not go with another
-    one."""
+    """Digest of that folder's `config.json`, written when it sets other fields; these are refused with another
+    config."""
     ignored_keys: tuple[Annotated[Text, Field(max_length=400)], ...] = Field(default=(), max_length=200)
-    """Keys of that `config.json` that change nothing of what is computed here, each with the reason, written where it
-    fills in the other fields."""
+    """Keys of that `config.json` without effect on the computation, each with the reason; written when it sets other
+    fields."""
     model_dim: Count
-    """M, the width of a token."""
+    """M, the model dimension."""
     num_layers: Count = Field(le=MAX_LAYERS)
     attention: AttentionSpec
     linear_attention: LinearAttentionSpec | None = None
-    """Attention in place of `attention` in all layers but every `full_attention_every`-th."""
+    """Replaces `attention` in all layers but every `full_attention_every`-th."""
     full_attention_every: Count = 1
     ffn_dim: Count | None = None
-    """Hidden width of the feed-forward layers without experts, where the model has any."""
+    """Hidden dimension of dense feed-forward layers, if there are any."""
     ffn_activation: Literal["relu", "gelu", "swiglu", "geglu"] = "swiglu"
-    """Of the feed-forward layers without experts; `swiglu` and `geglu` have three matrices."""
+    """Activation of dense feed-forward layers; `swiglu` and `geglu` have three matrices."""
     vocab_size: Count
     tie_embeddings: StrictBool = False
-    """One table for the embedding and the output projection."""
+    """One table for embedding and output projection."""
     moe: MoESpec | None = None
-    """The layer of experts; none makes the model dense."""
+    """MoE layer. None: a dense model."""
     moe_every: Count = 1
-    """Every n-th layer has experts, from `first_dense_layers` on."""
+    """Every n-th layer from `first_dense_layers` on has experts."""
     first_dense_layers: CountOrZero = 0
     dense_layers: tuple[CountOrZero, ...] = Field(default=(), max_length=MAX_LAYERS)
     """Further layers without experts, counted from 0."""
     norm_eps: Positive = 1e-6
-    """Added to mean squares under the roots of norms. Norms of latents have 1e-6."""
+    """Epsilon of RMS norms, added to the mean square; 1e-6 in norms of MLA latents."""
     norm_one_plus: StrictBool = False
-    """Whether norms scale by 1 + weight (Qwen3-Next); the one behind linear attention never does."""
+    """Whether norms scale by 1 + weight (Qwen3-Next); linear attention's output norm never does."""
     embedding_multiplier: Positive = 1.0
-    """Factor of the embeddings (Granite, as are the next two)."""
+    """Factor of the embeddings (Granite, like `residual_multiplier` and `logits_divisor`)."""
     residual_multiplier: Positive = 1.0
-    """Factor of what each attention, feed-forward layer and layer of experts adds."""
+    """Factor of what each attention, feed-forward and MoE layer adds to the residual stream."""
     logits_divisor: Positive = 1.0
     upcycle: UpcycleSpec | None = None
-    """How the dense model in the folder becomes this one, which has experts; none begins with the folder's own model.
-    Beside `from` it fills in the other fields."""
+    """Upcycling of the folder's dense model to this mixture; beside `from`, it sets the other fields. None: the
+    folder's own model."""
     adapter: AdapterSpec | None = None
-    """What is trained in place of the weights; none trains them. A job may have it beside `model`."""
+    """LoRA adapter to train instead of the weights; may also be written beside `model`."""
 
     @model_validator(mode="before")
     @classmethod

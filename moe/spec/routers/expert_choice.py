@@ -10,13 +10,13 @@ from moe.spec.routers.router import CapacityFactor, RouterSpec
 
 
 class ExpertChoiceSpec(RouterSpec):
-    """Experts choose tokens, arXiv 2202.09368."""
+    """Experts choose tokens (expert choice, arXiv 2202.09368)."""
 
     router: Literal["expert_choice"] = "expert_choice"
     capacity_factor: CapacityFactor = 2.0
     later_tokens_choose_too: Literal["no", "accepted"] = "no"
-    """Expert choice compares all tokens of a group, so that in a causal model a token's fate depends on later ones.
-    `accepted` says that this is known, and lets such a model be trained."""
+    """Expert choice compares all tokens of a token group, so in a causal model later tokens affect earlier ones.
+    `accepted` allows training such a model."""
 
     @property
     def factor(self) -> float:

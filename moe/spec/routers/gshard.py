@@ -9,25 +9,25 @@ from moe.spec.routers.router import AuxCoefficient, AuxiliaryLoss, CapacityFacto
 
 
 class GShardTop2Spec(RouterSpec):
-    """GShard, arXiv 2006.16668, Algorithm 1."""
+    """GShard's top-2 gating (arXiv 2006.16668, Algorithm 1)."""
 
     router: Literal["gshard_top2"] = "gshard_top2"
     second_expert: Literal["all", "sampling", "random"] = "random"
-    """`all`: always the runner-up. `sampling`: drawn with Gumbel noise. `random`: the runner-up, kept with
-    probability min(1, g2 / second_expert_threshold)."""
+    """Second choice in training. `all`: the runner-up. `sampling`: sampled with Gumbel noise. `random`: the runner-up,
+    kept with probability min(1, g2 / second_expert_threshold)."""
     second_expert_threshold: NonNegative = 0.5
     """0.5 is the paper's 2·g2 > rnd."""
     rejected_second_takes_slot: StrictBool = False
-    """True is the paper's Algorithm 1: the running count advances for a rejected second choice too."""
+    """Whether a rejected second choice still takes a slot of the capacity, as in the paper's Algorithm 1."""
     normalize_gates: Literal["before_drop", "after_drop"] = "before_drop"
     capacity_factor: CapacityFactor = 2.0
     capacity_rule: Literal["released", "paper"] = "released"
-    """`released`: int(S·factor/E), 4 where that is 0, rounded up to a multiple of 4; `min_capacity` where that is
-    not below it. `paper`: 2S/E."""
+    """`released`: int(S·factor/E), or 4 if 0; if above `min_capacity` rounded up to a multiple of 4, else
+    `min_capacity`. `paper`: 2S/E, rounded up."""
     min_capacity: MinCapacity = 4
     aux_coefficient: AuxCoefficient = 0.01
     aux_form: Literal["e_squared", "paper"] = "e_squared"
-    """`e_squared`: mean(density · proxy) · E², 1 when uniform. `paper`: that divided by E²."""
+    """`e_squared`: mean(density · proxy) · E², 1 if uniform. `paper`: the same without E²."""
 
     def experts_per_token(self, num_experts: int) -> int:
         return min(2, num_experts)

@@ -110,8 +110,8 @@ class TokenChoiceSpec(RouterSpec):
     capacity_factor: CapacityFactor = None
     min_capacity: MinCapacity = 1
     drop_by: Literal["position", "probability"] = "position"
-    """Whom a full expert turns away: who comes last (first choices before second ones, then tokens in order), or
-    whose weight is the lowest."""
+    """Choices that a full expert drops: the last ones (first choices come before second ones, then tokens in order), or
+    those with the lowest weights."""
 
     def capacity(self, group_tokens: int, num_experts: int) -> int | None:
         """K·S·factor/E rounded up, at least `min_capacity` (arXiv 2101.03961, eq. 3)."""
@@ -131,8 +131,8 @@ class BalancedSpec(TokenChoiceSpec):
 
     aux_coefficient: AuxCoefficient = 0.01
     aux_scope: Scope = "group"
-    """Tokens whose loads are balanced. `global_batch` multiplies this step's probabilities with the loads of the step
-    before, so that no rank and no micro-batch decides what balance is."""
+    """Tokens over which load is balanced. `global_batch` multiplies probabilities by the previous step's loads, so that
+    balance does not depend on ranks or micro-batches."""
 
     @property
     def auxiliary_loss(self) -> AuxiliaryLoss:
@@ -144,18 +144,18 @@ class GatedTopKSpec(BalancedSpec):
 
     top_k: TopK = 2
     renormalize_gates: StrictBool | None = None
-    """Whether the weights of a token's K choices are divided by their sum; where left out, if K is more than 1."""
+    """Whether a token's K weights are divided by their sum. Default: if K > 1."""
     num_expert_groups: Count = 1
-    """Experts in order form this many groups, to limit how many nodes a token visits."""
+    """Groups of consecutive experts, to limit how many nodes a token is sent to."""
     expert_groups_per_token: Count = 1
-    """Only the experts of this many groups stand for choice: of those with the highest best score under softmax
-    (DeepSeek-V2), with the highest sum of their two best under sigmoid (DeepSeek-V3)."""
+    """Group-limited routing: a token's experts come from this many groups, those with the highest best score under
+    softmax (DeepSeek-V2), or sum of their two best under sigmoid (DeepSeek-V3)."""
     routed_scaling_factor: Positive = 1.0
-    """Multiplies the weights."""
+    """Factor of the weights."""
     bias_update_rate: BiasUpdateRate = 0.0
     selection_bias: StrictBool | None = None
-    """Whether each expert has a bias that counts for the choice and not for the weight; where left out, if
-    `bias_update_rate` is above 0. True with a rate of 0 keeps it as it was loaded."""
+    """Whether experts have a bias that affects choices but not weights. Default: if `bias_update_rate` > 0. True with a
+    rate of 0 keeps the loaded one."""
 
     def experts_per_token(self, num_experts: int) -> int:
         return self.top_k

@@ -6,7 +6,7 @@ from moe.spec.routers.router import AuxCoefficient, BiasUpdateRate, GatedTopKSpe
 
 
 class SigmoidTopKSpec(GatedTopKSpec):
-    """DeepSeek-V3, arXiv 2412.19437."""
+    """DeepSeek-V3's top-k routing by sigmoid (arXiv 2412.19437)."""
 
     router: Literal["sigmoid_topk"] = "sigmoid_topk"
     aux_coefficient: AuxCoefficient = 0.0

@@ -11,12 +11,13 @@ from moe.spec.routers.router import TokenChoiceSpec, TopK, too_many_choices
 
 
 class SinkhornTopKSpec(TokenChoiceSpec):
-    """Balanced assignment, as BASE, arXiv 2103.16716, and Megatron-LM have it."""
+    """Balanced assignment by Sinkhorn normalization, as in BASE layers (arXiv 2103.16716) and Megatron-LM."""
 
     router: Literal["sinkhorn_topk"] = "sinkhorn_topk"
     top_k: TopK = 2
     sinkhorn_iterations: Count = Field(default=8, le=1000)
-    """Rounds of normalising over tokens and over experts; a fixed number, so that a group's outcome is its own."""
+    """Rounds of normalization over tokens and experts; a fixed number, so that token groups do not affect each
+    other."""
 
     def experts_per_token(self, num_experts: int) -> int:
         return self.top_k

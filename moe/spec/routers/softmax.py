@@ -7,12 +7,12 @@ from moe.spec.routers.router import GatedTopKSpec, unlearnable
 
 
 class SoftmaxTopKSpec(GatedTopKSpec):
-    """Mixtral, arXiv 2401.04088, and its kin."""
+    """Top-k routing by softmax, as in Mixtral (arXiv 2401.04088), OLMoE and Qwen3."""
 
     router: Literal["softmax_topk"] = "softmax_topk"
     softmax: Literal["before_topk", "after_topk"] = "before_topk"
-    """Over all experts, or over the K chosen ones only (then the weights add up to 1 in any case, but for
-    `routed_scaling_factor`). A bias is added to probabilities over all experts either way."""
+    """Softmax over all experts, or over the K chosen ones; weights then sum to `routed_scaling_factor`. A selection
+    bias is added to probabilities over all experts in either case."""
 
     def never_trained(self) -> Problem | None:
         if self.top_k == 1 and self.softmax == "after_topk":

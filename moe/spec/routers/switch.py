@@ -6,7 +6,7 @@ from moe.spec.routers.router import BalancedSpec, CapacityFactor
 
 
 class SwitchTop1Spec(BalancedSpec):
-    """Switch Transformer, arXiv 2101.03961."""
+    """Switch Transformer's top-1 routing (arXiv 2101.03961)."""
 
     router: Literal["switch_top1"] = "switch_top1"
     capacity_factor: CapacityFactor = 1.25
