@@ -1,1 +1,1 @@
-"""HTTP: routes parse, call, and return. What is allowed at all is decided in `guard`."""
+"""HTTP routes: they parse, call services, and return. `guard` decides what is allowed in."""

@@ -1,4 +1,4 @@
-"""Request bodies: read up to a limit, whatever they say of their length; a mistake has line and column."""
+"""Request bodies: read up to a limit regardless of their declared length; syntax errors have line and column."""
 
 from typing import Annotated, Any
 
@@ -11,11 +11,11 @@ from service.control.errors import BodyTooLarge, MalformedRequest
 from service.wire.events import MAX_BATCH_BYTES
 
 QUICK_BYTES = 20_000
-"""JSON of this much is read in less time than a trip to a thread takes."""
+"""JSON up to this size parses faster than the switch to a thread takes."""
 
 
 async def read_bounded(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises BodyTooLarge as soon as it is, without taking in the rest."""
+    """The whole body. Raises BodyTooLarge as soon as the limit is exceeded, without reading the rest."""
     remedy = f"this service reads at most {max_bytes:,} bytes here"
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > max_bytes:
@@ -41,7 +41,7 @@ async def _batch_body(request: Request) -> bytes:
 
 
 def parse(body: bytes, format: str) -> Any:
-    """Plain data. Raises MalformedRequest with line and column."""
+    """Parse into plain data. Raises MalformedRequest with line and column."""
     try:
         return parse_text(body.decode(), "body", format)
     except UnicodeDecodeError as error:

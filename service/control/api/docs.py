@@ -1,4 +1,4 @@
-"""`/docs`: every route on one page, of this service's own making: no script, and nothing from elsewhere."""
+"""`/docs`: all routes on one page, without scripts or external resources."""
 
 from html import escape
 from typing import Any
@@ -11,7 +11,7 @@ router = APIRouter()
 
 @router.get("/docs", include_in_schema=False)
 async def get_docs(request: Request) -> HTMLResponse:
-    """Page that shows `/openapi.json` to people."""
+    """`/openapi.json` as a page."""
     return HTMLResponse(_page(request.app.openapi()))
 
 

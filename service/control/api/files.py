@@ -1,4 +1,4 @@
-"""`/v1/jobs/{id}/files`: what a job made, for those who cannot reach its storage."""
+"""`/v1/jobs/{id}/files`: a job's files, for clients that cannot reach its storage."""
 
 import re
 from collections.abc import AsyncIterator, Sequence
@@ -18,7 +18,7 @@ from service.wire.file_kinds import FileKind
 
 router = APIRouter(prefix="/v1", tags=["files"])
 BLOCK_BYTES = 1 << 20
-"""Read at a time: what a download holds of a file."""
+"""Block size of a download, which is all it holds in memory."""
 _FROM = re.compile(r"bytes=([0-9]{1,18})-")
 
 
@@ -30,10 +30,8 @@ def get_files(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> dict[str, Any]:
-    """Files that can be had of a job, by path: spec, results of attempts, committed checkpoints, logs, traces of steps.
-
-    Those of checkpoints have the SHA-256 that their marker says. Never what holds a token.
-    """
+    """Downloadable files of a job, by path: spec, results of attempts, committed checkpoints, logs, profiler traces.
+    Checkpoint files have the SHA-256 of their marker. Files that hold tokens are never included."""
     try:
         files = _files(services, job.storage).list_files(frozenset(kind) or frozenset(FileKind))
     except OSError as error:
@@ -61,9 +59,9 @@ async def get_file(
     services: ServicesDependency,
     range: Annotated[str | None, Header(max_length=100)] = None,
 ) -> StreamingResponse:
-    """One of these files. `Range: bytes=N-` goes on from byte N; other ranges are answered with all of it."""
+    """Download one file. `Range: bytes=N-` continues from byte N; any other range returns the whole file."""
     try:
-        # In the thread pool: the first use of a kind of storage may take its time.
+        # In the thread pool: the first use of a storage backend may be slow.
         file, size_bytes = await run_in_threadpool(lambda: _files(services, job.storage).open(path))
     except OSError as error:
         raise Unavailable(f"{path!r} of {job.id} cannot be read: {error}") from None
@@ -92,8 +90,7 @@ def _files(services: Services, storage: str) -> JobFiles:
 
 
 async def _blocks(file: IO[bytes], start: int, end: int) -> AsyncIterator[bytes]:
-    """Blocks of the promised number of bytes. There are fewer if the file has become shorter, which breaks the
-    connection."""
+    """Blocks of the promised number of bytes; fewer if the file has become shorter, which breaks the connection."""
     with file:
         await run_in_threadpool(file.seek, start)
         while start < end and (block := await run_in_threadpool(file.read, min(BLOCK_BYTES, end - start))):

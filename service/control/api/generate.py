@@ -1,4 +1,4 @@
-"""`/v1/jobs/{id}/generate`: texts by a job's language model, streamed as they are made."""
+"""`/v1/jobs/{id}/generate`: text of a job's language model, streamed as it is generated."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from service.wire.uses import GENERATE, refusal
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 _LOOK_S = 0.5
-"""Interval between checks whether this service is stopping."""
+"""Interval of checks whether this service is stopping."""
 _PROMPT = {
     "type": "string",
     "description": "The text to go on from; the model reads it as a document's beginning.",
@@ -48,7 +48,7 @@ _BODY: dict[str, Any] = {
 
 
 class GenerationStream(EventStream):
-    """A text's events; it is broken off when its client has gone."""
+    """Events of a generated text, which is cancelled when its client disconnects."""
 
     def __init__(self, services: Services, generation: Generation) -> None:
         super().__init__(_events(services, generation), headers={"x-accel-buffering": "no"})
@@ -70,14 +70,14 @@ class GenerationStream(EventStream):
 async def post_generate(
     job_id: JobId, body: SpecBody, services: ServicesDependency, request: Request
 ) -> GenerationStream:
-    """Goes on from `prompt` with the newest whole checkpoint of a language model's job, as the other fields say.
+    """Continues `prompt` with the newest intact checkpoint of a language model's job; the other fields are sampling
+    options.
 
-    Server-sent events: `text` with `{"text": ...}` as it is made, and one at last: `end` with `reason` (`end`,
-    `max_tokens`, `stop`) and `num_tokens`, or `error` with a problem as a refusal has. One model is loaded at a time
-    and one text made; requests take turns, and where one's does not come in time it gets 503 with `Retry-After`. A
-    model that is loaded for another job is replaced when it is the turn of this one. 409 where the job has no
-    checkpoint that can be loaded, 422 for a job that is not of a language model. How many tokens may be asked for, and
-    how long a text may take, the service's settings say.
+    Server-sent events: `text` with `{"text": ...}` as it is generated, then `end` with `reason` (`end`, `max_tokens`,
+    `stop`) and `num_tokens`, or `error` with a problem as in a refusal. One model is loaded and one text generated at
+    a time; requests take turns, and one whose turn does not come in time gets 503 with `Retry-After`. A model loaded
+    for another job is replaced. 409 if the job has no loadable checkpoint, 422 if its model is not a language model.
+    The service's settings limit the tokens and the time of a text.
     """
     prompt, spec = _parse_request(body, services.settings.generation_max_tokens)
     model = await run_in_threadpool(_find_model, services, job_id)
@@ -87,8 +87,8 @@ async def post_generate(
 
 
 async def _unless_gone(request: Request, beginning: Coroutine[Any, Any, Generation]) -> Generation:
-    """Waits for a text to begin as long as its client does: its place in the line, or the loading of a model, is given
-    up when that has gone."""
+    """Wait for a text to begin; if the client disconnects, its place in the queue or the loading of its model is
+    cancelled."""
     generation_task, disconnect_task = (
         asyncio.ensure_future(beginning),
         asyncio.ensure_future(_wait_for_disconnect(request)),
@@ -110,7 +110,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def _parse_request(body: Any, max_tokens: int) -> tuple[str, GenerationSpec]:
-    """Raises Invalid, and SpecError."""
+    """Raises Invalid and SpecError."""
     fields = dict(body) if isinstance(body, dict) and all(isinstance(key, str) for key in body) else {}
     prompt = fields.pop("prompt", None)
     if not isinstance(prompt, str):
@@ -127,8 +127,8 @@ def _parse_request(body: Any, max_tokens: int) -> tuple[str, GenerationSpec]:
 
 
 def _find_model(services: Services, job_id: str) -> ServedModel:
-    """The job's model as it is now. Raises NotFound, Gone, Invalid for one that is not for this, Conflict for one
-    without a checkpoint."""
+    """The job's model with its newest checkpoint. Raises NotFound, Gone, Invalid for a model of another kind,
+    Conflict without a checkpoint."""
     with services.database.read() as tx:
         job = find_job(tx, job_id)
     model = json.loads(job.spec)["model"]

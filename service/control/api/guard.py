@@ -1,7 +1,7 @@
-"""Check of what may come in at all: requests meant for this host, from no foreign web page, with the token if set.
+"""Checks every request: addressed to this host, not from a foreign web page, with the token if one is set.
 
-A browser sends what any page tells it to, with this machine's own reach. So a page of another origin, also
-one whose name was made to point here, must not be able to do or read anything.
+A browser sends what any page requests, from inside this network. A page of another origin, including one whose name
+resolves to this host (DNS rebinding), must not be able to do or read anything.
 """
 
 import hmac
@@ -26,7 +26,7 @@ from service.settings import Settings
 
 _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 _PROBES = ("/healthz", "/readyz")
-"""Paths that the operator's probes ask under any host name. They tell strangers little, and change nothing."""
+"""Paths that the operator's probes may request under any host name: they reveal little and change nothing."""
 _READ_BODIES = ("application/json", "application/yaml")
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{0,5})?")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -40,7 +40,7 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI middleware that lets through what is safe to look at."""
+    """ASGI middleware that rejects unsafe requests."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -73,7 +73,7 @@ class Guard:
         await self._app(scope, receive, send_with_headers)
 
     def _check(self, method: str, path: str, headers: Headers, is_user: bool) -> bool:
-        """Whether the request shows who asks. Raises ServiceError for what must not come in."""
+        """Whether the request is authenticated. Raises ServiceError for one that must be rejected."""
         if path not in _PROBES:
             self._check_host(headers)
         self._check_origin(method, headers)
@@ -98,7 +98,7 @@ class Guard:
 
     def _check_origin(self, method: str, headers: Headers) -> None:
         origin = headers.get("origin")
-        # Only pages of this service may use it: their origin is the request's host.
+        # Only this service's own pages may use it: their origin is the request's host.
         if origin is not None and _place(origin) != (headers.get("host") or "").lower():
             raise Forbidden(f"a page of {origin[:200]!r} may not use this service")
         site = headers.get("sec-fetch-site", "none")
@@ -106,7 +106,7 @@ class Guard:
             raise Forbidden("a page of another origin may not use this service")
 
     def _is_user(self, headers: Headers) -> bool:
-        """Whether the request has the token, or there is none."""
+        """Whether the request has the token, or none is configured."""
         if self._token is None:
             return True
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -115,10 +115,8 @@ class Guard:
 
 
 def admit(scope: Scope) -> None:
-    """Counts the request's connection among those that have authenticated. Raises Unavailable when there are too many.
-
-    A server that counts none puts none in the scope.
-    """
+    """Count the request's connection as authenticated. Raises Unavailable if there are too many. Servers that do not
+    count connections put none into the scope."""
     if (connection := scope.get("state", {}).get("connection")) is not None:
         connection.admit()
 
@@ -130,7 +128,7 @@ def _check_content_type(method: str, headers: Headers) -> None:
     content_type = headers.get("content-type")
     if content_type is None and not has_body:
         return
-    # Forms can be posted across origins without asking; these types cannot.
+    # Forms can be posted across origins without preflight; these types cannot.
     if media_type(content_type) not in _READ_BODIES:
         raise UnsupportedMediaType(
             f"a body comes as {' or '.join(_READ_BODIES)}, not as {(content_type or 'nothing')[:100]!r}",
@@ -144,13 +142,13 @@ def media_type(content_type: str | None) -> str:
 
 
 def _host_name(host: str) -> str:
-    """The name without port; empty for what is no host (RFC 9110): a user before it, a path behind it."""
+    """Host name without port; empty if it is invalid (RFC 9110), for example with a user or path."""
     match = _HOST.fullmatch(host)
     return match["name"].lower().strip("[]").removesuffix(".") if match else ""
 
 
 def _place(origin: str) -> str | None:
-    """Host and port of an origin; None for what is no URL, and so no page of this service."""
+    """Host and port of an origin; None if it is no URL."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -158,5 +156,5 @@ def _place(origin: str) -> str | None:
 
 
 def _hosts(names: Iterable[str]) -> Iterable[str]:
-    # A wildcard is an address to listen on, not a host that requests name.
+    # Wildcards are addresses to listen on; requests do not name them.
     return (name.lower().strip("[]").rstrip(".") for name in names if name not in ("", "0.0.0.0", "::"))

@@ -1,10 +1,10 @@
-"""HEAD wherever GET is: the same headers, without the body."""
+"""HEAD for every GET route: the same headers, without the body."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class Head:
-    """ASGI middleware; what follows it sees a GET. A stream ends once its headers are out."""
+    """ASGI middleware; the app sees a GET. A stream ends once its headers are sent."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -17,9 +17,9 @@ class Head:
         async def send_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 await send(message)
-                # HEAD is answered; whatever still writes the body is told that the client has disconnected.
+                # HEAD is answered; whoever still writes the body sees a disconnected client.
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        # Changed where it lies, for those before this read the route from it.
+        # Changed in place: outer middleware reads the route from this scope.
         scope["method"] = "GET"
         await self._app(scope, receive, send_headers)

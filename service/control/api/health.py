@@ -1,4 +1,4 @@
-"""For whoever runs this service: whether it lives, whether it can work, and figures."""
+"""Liveness, readiness and metrics, for operators."""
 
 import time
 from typing import Any
@@ -13,22 +13,20 @@ from service.control.store.leases import lease_holder
 
 router = APIRouter(tags=["health"])
 _STUCK_S = 120.0
-"""A controller's step that takes longer has hung: its calls to the cluster have time limits well below."""
+"""A longer step of the controller hangs: its calls to the cluster time out well before."""
 
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """The process answers."""
+    """The process responds."""
     return {"status": "ok"}
 
 
 @router.get("/readyz")
 def readyz(request: Request, services: ServicesDependency) -> dict[str, Any]:
-    """The store can be read and the controller steps; says whether this is the control plane that acts.
-
-    While nothing can be written, `status` is `degraded` and `writing` says why: without the token, only `full` or
-    `unavailable`. It is ready all the same: what is there can be read, and what is deleted makes room.
-    """
+    """The store is readable and the controller runs; `controller` says whether this control plane acts. While
+    nothing can be written, `status` is `degraded` and `writing` gives the reason, without the token only `full` or
+    `unavailable`. The service still counts as ready: data can be read, and deletions free space."""
     try:
         with services.database.read() as tx:
             holder = lease_holder(tx, now_us())
@@ -53,7 +51,7 @@ def readyz(request: Request, services: ServicesDependency) -> dict[str, Any]:
 
 @router.get("/metrics")
 def metrics(services: ServicesDependency) -> Response:
-    """Prometheus's text format."""
+    """Metrics in Prometheus's text format."""
     services.figures.acting.set(services.controller.acting)
     services.figures.cluster_answers.set(services.controller.cluster_answers)
     return Response(services.figures.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,4 +1,4 @@
-"""`/v1/jobs`: posted, listed, looked at, asked to stop."""
+"""`/v1/jobs`: post, list, get, cancel, pause, resume, move and delete jobs."""
 
 import json
 from collections.abc import Sequence
@@ -41,7 +41,8 @@ def post_job(
     response: Response,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> dict[str, Any]:
-    """Stores a job; 201 means that it is durable. With an `Idempotency-Key`, posting again answers 200."""
+    """Submits a job; 201 means that it is durable. Repeated with the same `Idempotency-Key`, it returns 200 and the
+    same job."""
     job, is_new = services.requests.post(body, services.settings.owner, idempotency_key)
     response.headers["location"] = f"/v1/jobs/{job.id}"
     if not is_new:
@@ -61,7 +62,7 @@ def get_jobs(
     cursor: str | None = None,
     count: Annotated[bool, Query(description="say how many there are on all pages, as `total`")] = False,
 ) -> JSONResponse:
-    """Jobs, newest first. A page is unmoved by jobs that come meanwhile."""
+    """Jobs, newest first. New jobs do not shift the pages."""
     job_filter = JobFilter(states=_states(state), labels=_labels(label), name=name)
     before = read_cursor(cursor) if cursor else None
     with services.database.read_many() as tx:
@@ -69,7 +70,7 @@ def get_jobs(
         total = {"total": count_jobs(tx, job_filter)} if count else {}
     page = jobs[:limit]
     has_more = len(jobs) > limit
-    # The most frequent answer skips the framework's encoding, which takes another thread.
+    # The most frequent response bypasses FastAPI's encoding, which uses another thread.
     return JSONResponse(
         {
             "items": [summary_view(job) for job in page],
@@ -81,10 +82,8 @@ def get_jobs(
 
 @router.get("/jobs/{job_id}", responses=refusals(NotFound, Gone))
 def get_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
-    """Everything about a job but what it recorded; of one on its way out also why it is still there.
-
-    `run` has what each rank of a running attempt said last, its GPU's use where it has one, and how old that is.
-    """
+    """A job without its records; for one being deleted, also why it still exists. `run` has the last status of each
+    rank of a running attempt, its GPU's use if it has one, and the status's age."""
     with services.database.read() as tx:
         job = read_job(tx, job_id)
         if job is None:
@@ -99,11 +98,9 @@ def get_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
     responses={200: {"description": "All of it is gone"}, **refusals(NotFound, Conflict)},
 )
 def delete_job(job_id: JobId, services: ServicesDependency, response: Response) -> dict[str, Any]:
-    """Has a job removed that has ended or is paused: its folder on storage, its events, its metrics.
-
-    202 means that it will be, also after a crash; asked again, the answer is 200 once all is gone. Who asked, and when,
-    is kept: whatever is asked of the job from then on gets 410.
-    """
+    """Deletes a job that has ended or is paused: its folder on storage, its events, its metrics. 202 means that it
+    will be deleted, even after a crash; repeated, it returns 200 once all is gone. Who requested it, and when, is
+    kept: later requests for the job get 410."""
     deletion, reason = services.deletions.ask(job_id, services.settings.owner)
     if deletion.finished_at is not None:
         response.status_code = 200
@@ -112,21 +109,20 @@ def delete_job(job_id: JobId, services: ServicesDependency, response: Response) 
 
 @router.post("/jobs/{job_id}/cancel", status_code=202, responses=refusals(NotFound, Gone, Conflict))
 def cancel_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
-    """Asks for the end of a job; it ends at a step boundary, or by force after a deadline."""
+    """Requests a job's end, at a step boundary or by force after a deadline."""
     return job_view(services.requests.cancel(job_id, services.settings.owner))
 
 
 @router.post("/jobs/{job_id}/pause", status_code=202, responses=refusals(NotFound, Gone, Conflict))
 def pause_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
-    """Asks a job to commit a checkpoint at a step boundary and to leave the cluster."""
+    """Requests a checkpoint at a step boundary and the release of the job's workers."""
     return job_view(services.requests.pause(job_id, services.settings.owner))
 
 
 @router.post("/jobs/{job_id}/resume", status_code=202, responses=refusals(NotFound, Gone, Conflict))
 def resume_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
-    """Puts a paused, failed or cancelled job back into the queue; it goes on from its last committed checkpoint.
-
-    A failed or cancelled one that has none is refused: it would begin anew."""
+    """Queues a paused, failed or cancelled job again; it continues from its last committed checkpoint. A failed or
+    cancelled job without one is refused, since it would start over."""
     return job_view(services.requests.resume(job_id, services.settings.owner))
 
 
@@ -136,13 +132,13 @@ def move_job(
     services: ServicesDependency,
     to: Annotated[QueuePlace, Query(description="the front of the queue, or its end")],
 ) -> dict[str, Any]:
-    """Gives a job that waits in the queue another place in it. What runs is not touched."""
+    """Moves a queued job to the front or end of the queue. Running jobs are not affected."""
     return job_view(services.requests.move(job_id, services.settings.owner, to))
 
 
 @router.get("/jobs/{job_id}/plan", responses=refusals(NotFound, Gone))
 def get_plan(job: Job, services: ServicesDependency) -> dict[str, Any]:
-    """The layout of the job; once it runs, with what was measured beside what was predicted."""
+    """Layout of the job; once it runs, measured values beside predicted ones."""
     if job.plan is None:
         raise NotFound(f"{job.id} has no plan yet: {job.reason}")
     plan: dict[str, Any] = json.loads(job.plan)
@@ -164,8 +160,8 @@ def get_metrics(
     ] = None,
     cursor: str | None = None,
 ) -> dict[str, Any]:
-    """Values that were recorded of each step, the newest where steps were redone: thinned evenly to `max_points`, or
-    with `limit` every step, a page at a time."""
+    """Recorded values of each step, the newest of repeated steps: thinned evenly to `max_points`, or with `limit`
+    every step, in pages."""
     if limit is None and cursor is None:
         points = metric_history(services.database, job.number, name, since_step, max_points or 1000)
         return {"items": points, "next_cursor": None}
@@ -180,7 +176,7 @@ def get_metrics(
 
 @router.get("/jobs/{job_id}/checkpoints", responses=refusals(NotFound, Gone))
 def get_checkpoints(job: Job, services: ServicesDependency) -> dict[str, Any]:
-    """Committed checkpoints, oldest first, as their markers on storage say."""
+    """Committed checkpoints, oldest first, from their markers on storage."""
     try:
         checkpoints = list_checkpoints(services.storage_roots.folder(job.storage))
     except OSError as error:
@@ -190,7 +186,7 @@ def get_checkpoints(job: Job, services: ServicesDependency) -> dict[str, Any]:
 
 @router.get("/schema")
 def get_schema() -> dict[str, Any]:
-    """The JSON Schema of a job spec, for editors."""
+    """JSON Schema of a job spec, for editors."""
     return json_schema()
 
 

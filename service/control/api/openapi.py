@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI sees of the routes, and what it cannot see: tokens and refusals."""
+"""The OpenAPI document: FastAPI's, with authentication and error responses added."""
 
 from typing import Any
 
@@ -20,9 +20,9 @@ from service.control.errors import (
 )
 
 OPEN_PATHS = ("/healthz", "/readyz", "/docs", "/openapi.json")
-"""Served without the token."""
+"""Paths served without the token."""
 _ANYWHERE = (MalformedRequest, Forbidden, MisdirectedRequest, Invalid, Unavailable)
-"""Refusals of any request: its headers, its query, a store that does not answer."""
+"""Errors of any request: its headers, its query, an unavailable store."""
 _OF_BODIES = (BodyTooLarge, UnsupportedMediaType, Full)
 _PROBLEM = {
     "type": "object",
@@ -53,12 +53,12 @@ _PROBLEM = {
 
 
 def refusals(*errors: type[ServiceError]) -> dict[int | str, dict[str, Any]]:
-    """Answers of a route that refuses, beside what any route may."""
+    """Error responses of a route, besides those of any route."""
     return {error.status: _refusal((error.__doc__ or error.kind).splitlines()[0]) for error in errors}
 
 
 def describe(app: FastAPI, *, asks_token: bool) -> None:
-    """Add to the app's OpenAPI document how to authenticate, and the refusals of each route."""
+    """Add authentication and each route's error responses to the app's OpenAPI document."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -78,7 +78,7 @@ def _document(app: FastAPI, asks_token: bool) -> dict[str, Any]:
         "token": {"type": "http", "scheme": "bearer", "description": "SHARDYARD_TOKEN of the service, if set"}
     }
     components.setdefault("schemas", {})["Problem"] = _PROBLEM
-    for name in ("HTTPValidationError", "ValidationError"):  # the framework's, which this service never sends
+    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's, which this service never sends
         components["schemas"].pop(name, None)
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
@@ -105,7 +105,7 @@ def _refusal(description: str) -> dict[str, Any]:
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Raises Invalid for a query parameter that the document does not name: it would change nothing, unnoticed."""
+    """Raises Invalid for a query parameter that the document does not name, which would be silently ignored."""
     parameters = request.query_params
     if not parameters:
         return

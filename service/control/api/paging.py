@@ -1,4 +1,4 @@
-"""Cursors: where a list goes on, unchanged by what is added to it meanwhile."""
+"""Cursors: positions in a list that stay valid when entries are added."""
 
 import base64
 import binascii
@@ -8,12 +8,13 @@ from service.control.errors import Invalid
 
 
 def write_cursor(number: int) -> str:
-    """Opaque to clients; of jobs the last one's number, below which the next page begins, of metrics its first step."""
+    """Opaque to clients. For jobs, the last one's number, below which the next page begins; for metrics, the next
+    page's first step."""
     return base64.urlsafe_b64encode(f"n{number}".encode()).decode().rstrip("=")
 
 
 def read_cursor(cursor: str) -> int:
-    """Raises Invalid for what this service did not write."""
+    """Raises Invalid for a cursor that this service did not write."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode(
             "ascii"

@@ -1,4 +1,4 @@
-"""`/v1/plans` and `/v1/cluster`: what would be done, and what there is to do it on."""
+"""`/v1/plans` and `/v1/cluster`: plans of jobs, and the cluster's facts."""
 
 import json
 from typing import Any
@@ -23,8 +23,8 @@ def post_plan(body: SpecBody, services: ServicesDependency) -> dict[str, Any]:
     """The plan for a spec, or for `{"spec": ..., "cluster": ..., "num_workers": ..., "top": ..., "profile": ...,
     "software": ..., "goal": ...}`. Nothing is stored.
 
-    Without `cluster` it is made for the cluster at hand, and all that `POST /v1/jobs` checks is checked. With one it
-    may be of what cannot be run yet, and says so. Neither needs a model's weights; a run's needs are in `missing`.
+    Without `cluster`, it is made for the current cluster and checked like `POST /v1/jobs`. With one, it may be a plan
+    that cannot run yet, and says so. Neither needs a model's weights; what a run needs is in `missing`.
     """
     request = plan_request(services.requests.expand(body))
     try:
@@ -46,10 +46,8 @@ def post_plan(body: SpecBody, services: ServicesDependency) -> dict[str, Any]:
 
 @router.post("/cluster/calibration", responses=refusals(Conflict))
 def post_calibration(services: ServicesDependency) -> dict[str, Any]:
-    """Measures a few of the cluster's devices and links, which takes some seconds to minutes, for plans from now on.
-
-    It waits for room beside running jobs, and answers 409 where it found none or while another one measures.
-    """
+    """Measures some of the cluster's devices and links for future plans, in seconds to minutes. Waits for free
+    resources beside running jobs; 409 if there are none, or while another measurement runs."""
     try:
         return services.watch.calibrate().model_dump(mode="json")
     except LauncherUnavailable as error:
@@ -60,7 +58,7 @@ def post_calibration(services: ServicesDependency) -> dict[str, Any]:
 
 @router.get("/cluster")
 def get_cluster(services: ServicesDependency) -> dict[str, Any]:
-    """The nodes of the cluster at hand, what was measured of them, and what jobs hold of them."""
+    """Nodes of the current cluster, their calibration, and the resources that jobs hold."""
     try:
         facts = services.watch.facts(_FACTS_AGE_S)
     except LauncherUnavailable as error:

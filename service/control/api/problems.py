@@ -1,4 +1,4 @@
-"""Refusals as `application/problem+json` (RFC 9457), whoever refuses."""
+"""All errors as `application/problem+json` (RFC 9457)."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def problem_response(
     members: dict[str, Any] | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    # ASCII throughout: what a user sent may hold surrogates, which UTF-8 cannot.
+    # ASCII only: user input may contain surrogates, which UTF-8 cannot encode.
     body = json.dumps(problem_body(status, kind, detail, problems, members))
     return Response(body, status, headers, media_type="application/problem+json")
 
@@ -64,7 +64,7 @@ def problem_body(
     problems: Sequence[Problem] = (),
     members: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The problem as plain data, where it is no answer of its own but part of one."""
+    """The problem as plain data, also for use inside other responses."""
     return {
         "type": f"urn:shardyard:problem:{kind}",
         "title": _TITLES.get(status, "The request was refused"),
@@ -82,7 +82,7 @@ def refusal(error: ServiceError) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Has every error of this app answered so."""
+    """Install handlers that turn every error of this app into a problem response."""
 
     @app.exception_handler(ServiceError)
     async def handle_service_error(_request: Request, error: ServiceError) -> Response:
@@ -131,7 +131,7 @@ def install(app: FastAPI) -> None:
 
 
 class Failures:
-    """ASGI middleware that answers for what nobody else does. The framework's own has the server log it once more."""
+    """ASGI middleware that answers unhandled exceptions; with Starlette's own, the server would log them twice."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -148,14 +148,14 @@ class Failures:
             await self._app(scope, receive, send_and_note)
         except Exception as error:
             if has_begun or scope["type"] != "http":
-                raise  # the server breaks the connection off
+                raise  # the server closes the connection
             log.error("a request failed", method=scope["method"], path=scope["path"], exc_info=error)
             answer = problem_response(500, "internal", "the service failed; its log says why")
             await answer(scope, receive, send)
 
 
 def _served_methods(request: Request) -> list[str]:
-    """Methods that this path is served with, over all of its routes: the framework names those of the first alone."""
+    """Methods of this path over all routes: the framework names only the first route's."""
     methods = [
         method
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -168,7 +168,7 @@ def _served_methods(request: Request) -> list[str]:
 
 
 def _parameter(entry: Any) -> Problem:
-    """Problem that FastAPI found with a query parameter or header."""
+    """FastAPI's error about a query parameter or header as a Problem."""
     path = ".".join(str(part) for part in entry["loc"])
     if entry["type"] == "missing":
         return Problem("missing", path, None, "is required", "add it")

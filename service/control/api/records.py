@@ -1,4 +1,4 @@
-"""`/internal/v1`: where runs hand in what they recorded. Admitted by the token of one attempt."""
+"""`/internal/v1`: runs post their records here, authorized by their attempt's token."""
 
 from typing import Annotated
 
@@ -23,7 +23,7 @@ async def _authorize(
     services: ServicesDependency,
     authorization: Annotated[str, Header(max_length=300)] = "",
 ) -> str:
-    """The token, which is that of the job's newest attempt. Raises NotFound, Forbidden."""
+    """Token of the job's newest attempt. Raises NotFound, Forbidden."""
     scheme, _, token = authorization.partition(" ")
     credentials = token if scheme.lower() == "bearer" else ""
     await run_in_threadpool(services.ingest.admit, job_id, credentials)
@@ -34,11 +34,11 @@ async def _authorize(
 @router.post("/jobs/{job_id}/records")
 def post_records(
     job_id: JobId,
-    token: Annotated[str, Depends(_authorize)],  # before the body: a stranger's megabytes are not even read
+    token: Annotated[str, Depends(_authorize)],  # before the body, which is not read from strangers
     body: BatchBody,
     services: ServicesDependency,
 ) -> RecordAnswer:
-    """Stores records, each once; 409 names the record to go on from, 403 says that nothing more is taken."""
+    """Store records, each once; a 409 names the record to continue from, a 403 means that no more are accepted."""
     batch = _batch(body)
     answer = services.ingest.take(job_id, token, batch)
     for record in batch.records:

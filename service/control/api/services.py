@@ -1,4 +1,4 @@
-"""Services that routes call, handed to them by dependency."""
+"""Services that routes get by dependency injection."""
 
 import re
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Services:
     recovery: Recovery
 
 
-# These two are coroutines, since they do not block: FastAPI runs plain functions in a thread.
+# These two are coroutines because they do not block: FastAPI runs plain functions in a thread.
 async def _services(request: Request) -> Services:
     services: Services = request.app.state.services
     return services
@@ -74,8 +74,8 @@ def _place(job_id: JobId, services: ServicesDependency) -> JobPlace:
 
 
 Job = Annotated[JobRow, Depends(_job)]
-"""Raises NotFound, and Gone for one that was deleted or is being deleted."""
+"""Raises NotFound, and Gone for a job that was or is being deleted."""
 
 Place = Annotated[JobPlace, Depends(_place)]
-"""Place of a job, for a streamed answer: the framework keeps a request's dependencies until the answer ends, and this
-holds less than a `Job`."""
+"""Place of a job, for streamed responses: FastAPI keeps dependencies until the response ends, and this is smaller
+than a `Job`."""

@@ -1,4 +1,4 @@
-"""`/v1/service`: how this control plane is set up."""
+"""`/v1/service`: setup of this control plane."""
 
 from importlib.metadata import version
 from typing import Any
@@ -12,7 +12,7 @@ router = APIRouter(prefix="/v1", tags=["service"])
 
 @router.get("/service")
 def get_service(services: ServicesDependency) -> dict[str, Any]:
-    """Its release, and where it keeps its state and what jobs make."""
+    """Version of the service, and where it keeps its state and the jobs' files."""
     settings = services.settings
     return {
         "version": version("shardyard"),

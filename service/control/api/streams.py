@@ -1,4 +1,4 @@
-"""Streams that go on for as long as a job does: its events and its log."""
+"""Streams that last as long as a job: its events and its log."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -25,13 +25,13 @@ from service.wire.states import OVER
 
 router = APIRouter(prefix="/v1", tags=["streams"])
 LOG_POLL_S = 1.0
-"""Interval between looks for new segments: storage does not notify."""
+"""Interval of polling for new segments: storage does not notify."""
 _MAX_NAMED = 20
-"""Most writers that an error names."""
+"""Most writers named in an error."""
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. The framework's own way keeps two tasks and a queue a stream: twice the memory."""
+    """Server-sent events. FastAPI's own class keeps two tasks and a queue per stream, and takes twice the memory."""
 
     media_type = "text/event-stream"
 
@@ -40,7 +40,7 @@ async def _last_event_id(
     last_event_id: Annotated[str | None, Header(max_length=32)] = None,
     last_id: Annotated[int | None, Query(ge=0, lt=2**31, alias="last_event_id")] = None,
 ) -> int:
-    """The header, which a browser sends when it reconnects, or the parameter, with which it can begin."""
+    """The header, which browsers send on reconnecting, or the query parameter for the first request."""
     if not last_event_id:
         return last_id or 0
     if not (last_event_id.isascii() and last_event_id.isdecimal()):
@@ -75,7 +75,7 @@ async def _since(
 
 
 async def _begin(job: Place, last_id: Annotated[int, Depends(_last_event_id)]) -> int:
-    """The id after which a stream begins. Raises Gone where events after the one that was named are no longer kept."""
+    """Id after which a stream begins. Raises Gone if events after the requested id are no longer kept."""
     if 0 < last_id < job.first_event_id - 1:
         raise Gone(
             f"of {job.id}, events before {job.first_event_id} are no longer kept, and you ask for those "
@@ -88,12 +88,10 @@ async def _begin(job: Place, last_id: Annotated[int, Depends(_last_event_id)]) -
 async def get_events(
     job: Place, last_id: Annotated[int, Depends(_begin)], services: ServicesDependency
 ) -> EventStream:
-    """Server-sent events `state`, `plan`, `metric`, `checkpoint` and `log`, from the first that is kept or after
-    `Last-Event-ID`; 410 where that reaches back further than `first_event_id` of the job.
-
-    A metric that an older attempt recorded and that comes late has `superseded`: `step` where a newer one had recorded
-    that step, else `run`. Ends when the job has ended and all was sent.
-    """
+    """Server-sent events `state`, `plan`, `metric`, `checkpoint` and `log`, from the first kept one or after
+    `Last-Event-ID`; 410 if that is before the job's `first_event_id`. A late metric of an older attempt has
+    `superseded`: `step` if a newer one recorded that step, else `run`. Ends when the job has ended and everything
+    was sent."""
     return EventStream(_events(services, job, last_id), headers={"x-accel-buffering": "no"})
 
 
@@ -121,15 +119,15 @@ async def get_logs(
     follow: bool = False,
     raw: Annotated[bool, Query(description="lines as they were written, with escape codes")] = False,
 ) -> StreamingResponse:
-    """The log of the driver and all workers, also after they are gone.
+    """Log of the driver and all workers, also after they are gone.
 
-    As text, each line behind its writer's name unless one `worker` (`driver`, `g0.rank-1`) is asked for; or,
+    As text, each line prefixed with its writer's name unless one `worker` (`driver`, `g0.rank-1`) is selected; or,
     with `Accept: application/x-ndjson`, as JSON lines of `attempt`, `worker`, `message`, `time` and `position`, which
-    grows from line to line of a worker. With `follow`, it goes on until the job has ended. What a worker writes arrives
-    when its segment is sealed. `tail`, `since` and `grep` go together: the newest of the lines that are chosen, 8 MB of
-    them at most, and with `follow` all those that come. Escape codes and other controls are left out, unless `raw`.
+    increases from line to line of a worker. With `follow`, continues until the job has ended. Lines arrive when their
+    segment is sealed. `tail`, `since` and `grep` combine: the newest of the matching lines, at most 8 MB, and with
+    `follow` all new ones. Escape codes and other control characters are removed, unless `raw`.
     """
-    # In the thread pool: the first use of a kind of storage may take its time.
+    # In the thread pool: the first use of a storage backend may be slow.
     folder = await run_in_threadpool(
         lambda: SegmentFolder(services.storage_roots.folder(job.storage), "logs")
     )
@@ -158,7 +156,7 @@ async def _log(
     with services.hub.follow(job_id) as tail:
         while True:
             looked_at = monotonic()
-            # Ask before reading: all log lines are sealed by the time a job has ended.
+            # Check before reading: all log lines are sealed by the time a job has ended.
             over = not follow or await run_in_threadpool(_has_ended, services, job_id)
             portions = reader.lines() if newest is None else reader.newest(newest)
             newest = None
@@ -172,7 +170,7 @@ async def _log(
 
 
 async def _pause(hub: Hub, tail: Tail, until: float) -> None:
-    """Wait until `until`, whatever is recorded meanwhile; only the end of this service wakes it earlier."""
+    """Wait until `until`, despite new events; only the end of this service interrupts it."""
     while not hub.is_closed and (left_s := until - monotonic()) > 0:
         await tail.news(tail.version, left_s)
 

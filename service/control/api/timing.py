@@ -1,4 +1,4 @@
-"""Counts requests and times them, by route."""
+"""Counts requests and their times by route."""
 
 import time
 
@@ -10,7 +10,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class Timing:
-    """ASGI middleware. The time is that to the first byte, so that a stream counts like any answer."""
+    """ASGI middleware. Measures the time to the first byte, so that streams count like other responses."""
 
     def __init__(self, app: ASGIApp, figures: Figures) -> None:
         self._app, self._figures = app, figures
@@ -23,7 +23,7 @@ class Timing:
 
         async def send_and_count(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # Unknown paths and methods would be an unbounded number of labels.
+                # Unknown paths and methods would create an unbounded number of labels.
                 route = getattr(scope.get("route"), "path", None) or "unknown"
                 method = scope["method"] if route != "unknown" and scope["method"] in _METHODS else "any"
                 self._figures.requests.labels(method, route, str(message["status"])).inc()

@@ -1,4 +1,4 @@
-"""Jobs as clients see them."""
+"""JSON views of jobs for clients."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ def summary_view(job: JobSummary) -> dict[str, Any]:
 
 
 def job_view(job: JobRow) -> dict[str, Any]:
-    """All of a job; its spec is as it was stored, whichever release that was."""
+    """All of a job; its spec is verbatim as stored by any release."""
     return {
         **summary_view(job),
         "failures": job.failures,
@@ -46,7 +46,7 @@ def job_view(job: JobRow) -> dict[str, Any]:
 
 
 def deletion_view(deletion: DeletionRow, reason: str) -> dict[str, Any]:
-    """A job on its way out, or gone."""
+    """A job that is being deleted, or gone."""
     return {
         "id": deletion.job_id,
         "name": deletion.name,

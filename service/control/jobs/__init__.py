@@ -1,1 +1,1 @@
-"""Jobs between database and storage: changes of state, the lease to make them, and what storage has of a job."""
+"""Jobs between database and storage: state changes, the lease that permits them, and jobs' files on storage."""

@@ -1,4 +1,5 @@
-"""Changes of state: each one allowed, conditional on what it was decided from, and told as an event."""
+"""State changes: checked against the allowed transitions, conditional on the state decided from, and recorded as
+events."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -26,16 +27,14 @@ _NO_ATTEMPT: dict[str, Any] = {
     "group_phase_at": None,
     "group_reason": None,
 }
-"""A job with nothing on the cluster."""
+"""Columns of a job with nothing on the cluster."""
 
 
 def enter(
     tx: Connection, job: JobRow, to: State, reason: str, actor: str, values: Mapping[str, Any] | None = None
 ) -> list[WireEvent]:
-    """Moves a job on, if its state, attempt and request still are what `job` shows; else does nothing.
-
-    The events are for streams, once the transaction is through.
-    """
+    """Change a job's state, if its state, attempt and request are still those of `job`; else do nothing. Returns the
+    events for streams, to be published after the commit."""
     previous = State(job.state)
     assert to in TRANSITIONS[previous], f"{previous} -> {to}"
     now = now_us()
@@ -63,8 +62,8 @@ def owe_attempt(
     counts_as: Literal["failure", "setback", "lost_start"] | None,
     kind: str = "",
 ) -> list[WireEvent]:
-    """The attempt is over, its workers are gone, and another is owed; it may count as one more of the job's losses.
-    `kind`: of a failure."""
+    """Record that the attempt is over, its workers are gone, and another is owed; it may count as a loss. `kind`: of
+    a failure."""
     previous = State(job.state)
     columns = _NO_ATTEMPT | {
         "state": State.RECOVERING,
@@ -73,7 +72,7 @@ def owe_attempt(
         "retry_at": retry_at,
     }
     if counts_as is not None:
-        stored_job = get_job(tx, job.id, lock=True) or job  # the run may have reported more losses since
+        stored_job = get_job(tx, job.id, lock=True) or job  # may have more reported losses
         losses = read_losses(stored_job.losses, stored_job.failures)
         if counts_as == "failure":
             losses = losses.after_failure((job.attempt, END), kind)
@@ -82,7 +81,7 @@ def owe_attempt(
         else:
             losses = losses.after_lost_start(job.attempt)
         columns |= {"losses": losses.model_dump_json(), "failures": losses.num_failures}
-    if job.request == "resize":  # whatever became of it
+    if job.request == "resize":  # done or not
         columns |= {"request": None, "requested_at": None}
     if not change_job(tx, job.number, {previous}, columns, attempt=job.attempt, request=job.request):
         return []
@@ -92,7 +91,7 @@ def owe_attempt(
 def explain(
     tx: Connection, job: JobRow, reason: str, actor: str, values: Mapping[str, Any] | None = None
 ) -> list[WireEvent]:
-    """Says anew why a job is in the state that it is in; nothing where the reason is the same."""
+    """Change the reason of a job's state; nothing if it is the same."""
     if reason == job.reason and not values:
         return []
     columns = {"reason": reason, "updated_at": now_us(), **(values or {})}
@@ -104,18 +103,18 @@ def explain(
 def tell_plan(
     tx: Connection, job: JobRow, plan: Plan, before: Plan | None, attempt: int, actor: str
 ) -> list[WireEvent]:
-    """Stores the event of a plan that an attempt is about to be run under; `before`: the one that was shown last."""
+    """Store the event of the plan that an attempt will run; `before`: the previous plan."""
     event = NewEvent("plan", now_us(), attempt, actor, data_text(change_of(plan, before)))
     return [to_wire(row) for row in append_events(tx, job.number, [event])]
 
 
 def tell_new(tx: Connection, job: JobRow, actor: str) -> list[WireEvent]:
-    """Stores the event of a job that has just been stored: its first."""
+    """Store the first event of a new job."""
     return _tell(tx, job, None, State(job.state), job.reason, actor, attempt=0)
 
 
 def warn(tx: Connection, job: JobRow, warnings: Sequence[str], actor: str) -> list[WireEvent]:
-    """Stores warnings about a job, which its log and its stream have."""
+    """Store warnings about a job for its log and stream."""
     events = [
         NewEvent("log", now_us(), None, actor, data_text({"level": "warning", "message": warning}))
         for warning in warnings

@@ -1,4 +1,4 @@
-"""Reads what an older release stored, so that an old row never breaks a new release."""
+"""Reads rows of older releases leniently."""
 
 import json
 from typing import Any
@@ -12,10 +12,8 @@ _MISSING = object()
 
 
 def read_stored_spec(text: str) -> JobSpec:
-    """The job that was accepted, without what this release no longer knows.
-
-    Raises ValidationError for a spec that this release cannot run at all.
-    """
+    """The stored spec, without fields that this release no longer knows. Raises ValidationError for a spec that this
+    release cannot run."""
     fields: Any = json.loads(text)
     while True:  # each round removes at least one key
         try:
@@ -28,7 +26,7 @@ def read_stored_spec(text: str) -> JobSpec:
 
 
 def read_stored_plan(text: str | None) -> Plan | None:
-    """The plan that was made, or None where this release has to make it again."""
+    """The stored plan, or None if this release must plan again."""
     if text is None:
         return None
     try:
@@ -44,11 +42,11 @@ def is_of_module(spec: str) -> bool:
 
 
 def _take_out(fields: Any, location: tuple[int | str, ...]) -> bool:
-    """Removes the key at a location of pydantic's, which names the tag of a union beside its keys."""
+    """Remove the key at a pydantic error location, which includes tags of unions."""
     place = fields
     for part in location[:-1]:
         if isinstance(place, dict):
-            place = place.get(part, place)  # the tag of a union is no key
+            place = place.get(part, place)  # a union's tag is not a key
         elif isinstance(place, list) and isinstance(part, int) and part < len(place):
             place = place[part]
     return isinstance(place, dict) and place.pop(location[-1], _MISSING) is not _MISSING

@@ -1,4 +1,4 @@
-"""The right to act: held by one control plane at a time, and checked again in every change it makes."""
+"""Permission to act: held by one control plane at a time, and checked again in every change."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ class LeaseLost(Exception):
 
 
 class Lease:
-    """This control plane's claim to the lease row."""
+    """This control plane's hold on the lease row."""
 
     def __init__(self, database: Database, hub: Hub, holder: str, lease_s: float) -> None:
         self._database, self._hub, self._holder = database, hub, holder
@@ -27,7 +27,7 @@ class Lease:
         self.is_held = False
 
     def take(self) -> bool:
-        """Takes it, or renews it when a third of its time is over; False while another holds it."""
+        """Take the lease, or renew it after a third of its time; False while another holds it."""
         now = now_us()
         if self.is_held and now < self._renew_at:
             return True
@@ -37,18 +37,16 @@ class Lease:
         return self.is_held
 
     def release(self) -> None:
-        """Lets another control plane act at once."""
+        """Let another control plane act at once."""
         with self._database.write() as tx:
             release_lease(tx, self._holder)
         self.is_held = False
 
     @contextmanager
     def change(self, job: JobRow) -> Iterator[tuple[Connection, list[WireEvent]]]:
-        """A transaction, and the list of its events, which go to streams once it is through.
-
-        Raises LeaseLost, with nothing changed, if another control plane has taken over: this one may have
-        been stopped for longer than its lease lasts, and what it decided on may no longer be so.
-        """
+        """A transaction and the list of its events, which are published after the commit. Raises LeaseLost, with
+        nothing changed, if another control plane has taken over: this one may have been stopped for longer than its
+        lease, and its decision may be outdated."""
         events: list[WireEvent] = []
         with self._database.write() as tx:
             if not holds_lease(tx, self._holder):

@@ -1,4 +1,4 @@
-"""A job that something can be asked of, or why there is none: the same words wherever a job is named."""
+"""Looks up a job for a request, with the same errors everywhere."""
 
 from sqlalchemy import Connection
 
@@ -10,7 +10,7 @@ from service.wire.states import State
 
 
 def find_job(tx: Connection, job_id: str, *, lock: bool = False) -> JobRow:
-    """Raises NotFound, and Gone for a job that was deleted or is on its way out."""
+    """Raises NotFound, and Gone for a job that was or is being deleted."""
     job = get_job(tx, job_id, lock=lock)
     if job is None:
         raise absence(tx, job_id)
@@ -20,7 +20,7 @@ def find_job(tx: Connection, job_id: str, *, lock: bool = False) -> JobRow:
 
 
 def absence(tx: Connection, job_id: str) -> ServiceError:
-    """Reason why there is no such job."""
+    """NotFound or Gone, for a job that is not stored."""
     deletion = find_deletion(tx, job_id=job_id)
     return NotFound(f"there is no job {job_id}") if deletion is None else Gone(deleted_in_words(deletion))
 

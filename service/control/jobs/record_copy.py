@@ -1,4 +1,4 @@
-"""Copy of a job's records on storage: read before a transaction begins, since storage may be slow or hang."""
+"""Copy of a job's records on storage, read before a transaction begins, since storage may be slow or hang."""
 
 import tempfile
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from service.wire.events import SealedRecord
 from service.wire.segments import WriterFolder
 
 MAX_MEMORY_BYTES = 1 << 26
-"""Size in memory, above which the copy lies in a temporary file."""
+"""Size above which the copy is in a temporary file."""
 
 
 class RecordCopy:
-    """A job's records by writer, in the writers' order. A context manager."""
+    """A job's records by writer, in order; a context manager."""
 
     def __init__(self, storage: Folder, attempt: int) -> None:
         """Read the records up to `attempt`. Raises OSError."""
@@ -35,7 +35,7 @@ class RecordCopy:
         self._file.close()
 
     def batches(self) -> Iterator[tuple[WriterFolder, tuple[SealedRecord, ...]]]:
-        """Consecutive records of one writer after another, a bounded number at a time."""
+        """Batches of consecutive records, one writer after another."""
         self._file.seek(0)
         for writer, count in self._batches:
             yield writer, tuple(SealedRecord.model_validate_json(self._file.readline()) for _ in range(count))

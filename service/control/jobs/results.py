@@ -1,4 +1,4 @@
-"""Result by which an attempt says that it ended."""
+"""Result of an attempt, from storage."""
 
 import structlog
 from pydantic import ValidationError
@@ -7,12 +7,12 @@ from moe.storage.folder import FileTooLarge, Folder
 from service.wire.launch import Result
 
 MAX_BYTES = 1 << 24
-"""Of a result: many times what a report of a thousand languages has."""
+"""Most bytes of a result: many times a report on a thousand languages."""
 log = structlog.get_logger(__name__)
 
 
 def read_result(storage: Folder, attempt: int) -> Result | None:
-    """The driver's last word, or None where it left none. Raises OSError when storage cannot be read."""
+    """The result that the driver wrote last, or None without one. Raises OSError when storage cannot be read."""
     try:
         text = storage.read(f"attempts/{attempt}/result.json", max_bytes=MAX_BYTES)
     except FileNotFoundError:
@@ -23,4 +23,4 @@ def read_result(storage: Folder, attempt: int) -> Result | None:
     try:
         return Result.model_validate_json(text)
     except ValidationError:
-        return None  # it is written in one piece, so this is not a driver's word
+        return None  # results are written atomically, so no driver wrote this

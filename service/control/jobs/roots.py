@@ -1,4 +1,4 @@
-"""Places where jobs may keep what they make: under roots that the operator named, and nowhere else."""
+"""Folders of jobs: only under the operator's storage roots."""
 
 import os
 import re
@@ -15,7 +15,7 @@ _ODD = re.compile(r"[\x00-\x1f\x7f\\?#*\[\]]")
 
 
 class StorageRoots:
-    """The roots; the first is where jobs go that name no storage."""
+    """The storage roots; jobs that name no storage use the first."""
 
     def __init__(self, roots: Sequence[str]) -> None:
         if not roots:
@@ -27,14 +27,14 @@ class StorageRoots:
         self._root_names = tuple(roots)
 
     def job_folder(self, storage: str | None, job_id: str) -> str:
-        """fsspec URL of a new job's own folder: below what it asked for, never that folder itself, so that
-        two jobs never share one. Raises SpecError for what lies outside the roots."""
+        """fsspec URL of a new job's folder: below the requested one, never that itself, so that two jobs never share
+        one. Raises SpecError for storage outside the roots."""
         base = self._default() if storage is None else self._confine(storage)
         return f"{base.rstrip('/')}/{job_id}"
 
     def find(self, storage: str) -> tuple[str, ...] | None:
-        """The root that a job's folder lies under, and the names that lead from there to it, nothing of which is
-        looked up; None where it lies under none, as after a change of the settings."""
+        """(root, *names from there to the job's folder), without accessing storage; None if it lies under no root,
+        as after a change of the settings."""
         protocol, path = _split(storage)
         for root_protocol, root in self._roots:
             local = root_protocol == "file"
@@ -48,7 +48,7 @@ class StorageRoots:
         return None
 
     def places(self) -> list[str]:
-        """The roots as paths without links, and URLs, each once."""
+        """The roots as URLs and as paths with links resolved, without duplicates."""
         places = [
             os.path.realpath(os.path.expanduser(path)) if protocol == "file" else f"{protocol}://{path}"
             for protocol, path in self._roots
@@ -56,8 +56,8 @@ class StorageRoots:
         return list(dict.fromkeys(places))
 
     def folder(self, storage: str) -> Folder:
-        """A job's own folder, to which and in which no link below its root is followed; where its root is named no
-        more, no link below the folder that it lies in."""
+        """A job's folder, in which and up to whose root no link is followed; if its root is no longer configured, up
+        to its parent folder."""
         location = self.find(storage)
         return Folder.of_job(storage) if location is None else Folder(storage, root=location[0])
 
@@ -100,9 +100,7 @@ class StorageRoots:
                 if fault is not None:
                     raise self._problem("unreadable", storage, fault)
                 return real
-        raise self._outside(
-            storage
-        )  # the same answer whatever is wrong, which tells nothing of other folders
+        raise self._outside(storage)  # the same answer for any error, to reveal nothing about other folders
 
     def _outside(self, storage: str) -> SpecError:
         return self._problem("not_allowed", storage, "must lie under a storage root of this service")
@@ -113,7 +111,7 @@ class StorageRoots:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """(protocol, path) as this module reads them; fsspec only ever sees what was put together from these."""
+    """(protocol, path) as parsed here; fsspec only sees what is assembled from these."""
     match = _URL.fullmatch(url)
     if match is None:
         return "file", url

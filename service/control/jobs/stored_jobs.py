@@ -1,4 +1,4 @@
-"""Jobs in storage: search of the storage roots for them, and reading them without a database."""
+"""Jobs on storage: finds and reads them without a database."""
 
 import os
 import re
@@ -23,13 +23,13 @@ from service.wire.launch import Launch, Result
 SPEC = "spec.json"
 MAX_SPEC_BYTES = 1 << 24
 MAX_DEPTH = 8
-"""Most folders between a storage root and a job's own, which a job's `storage` names."""
+"""Most folders between a storage root and a job's folder."""
 _JOB_ID = re.compile(r"job-[a-z2-7]{12}")
 
 
 @dataclass(frozen=True)
 class StoredJob:
-    """Contents of a job's storage, without its records."""
+    """Contents of a job's storage, except its records."""
 
     id: str
     storage: str
@@ -37,17 +37,17 @@ class StoredJob:
     spec_text: str
     created_at: datetime
     attempt: int
-    """Number of the newest attempt; 0 where none was launched."""
+    """Newest attempt; 0 if none was launched."""
     launch: Launch | None
-    """Launch of that attempt, if it can be read."""
+    """Launch of that attempt, if readable."""
     result: Result | None
     checkpoint: StoredCheckpoint | None
     """Newest committed checkpoint."""
 
 
 def job_folders(roots: StorageRoots, skip: Callable[[str, OSError], None] = lambda *_: None) -> Iterator[str]:
-    """URL of each job's folder below the roots. Raises OSError where a root cannot be read; a folder below one that
-    cannot, such as a volume's `lost+found`, is passed to `skip`."""
+    """URL of each job's folder below the roots. Raises OSError if a root cannot be read; unreadable folders below
+    one, such as a volume's `lost+found`, are passed to `skip`."""
     for root in roots.places():
         files: Any
         files, path = fsspec.core.url_to_fs(root)
@@ -85,7 +85,7 @@ def read_stored_job(roots: StorageRoots, storage: str) -> StoredJob:
 
 
 def _below(folder: str, depth: int, skip: Callable[[str, OSError], None]) -> Iterator[str]:
-    """Job folders below a local folder; no link is followed."""
+    """Job folders below a local folder; links are not followed."""
     try:
         with os.scandir(folder) as entries:
             folders = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -124,7 +124,7 @@ def _below_remote(files: Any, folder: str, depth: int, skip: Callable[[str, OSEr
 
 
 def _created_at(folder: Folder) -> datetime:
-    """Time at which the job was posted: its spec is written then and never again."""
+    """Time of the job's POST: its spec's modification time."""
     with suppress(OSError, NotImplementedError, KeyError):
         at: datetime = folder.files.modified(folder.path_of(SPEC))
         return at if at.tzinfo else at.replace(tzinfo=UTC)

@@ -1,1 +1,1 @@
-"""Reports from a run: records in, history and streams out."""
+"""Reports of runs: records in, history and streams out."""

@@ -1,4 +1,4 @@
-"""Takes over from storage what a run recorded while nobody listened, once its processes are gone."""
+"""Reads undelivered records of a run from storage, once its processes are gone."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -10,10 +10,8 @@ from service.wire.segments import SegmentFolder, WriterFolder
 
 
 def catch_up(ingest: Ingest, job_id: str, attempt: int, storage: Folder) -> int:
-    """Stores the job's sealed records that never arrived; answers with their number. Raises OSError.
-
-    Also those of earlier attempts: what one that was killed had not sealed yet, the next one seals for it.
-    """
+    """Store the job's sealed records that never arrived, and return their number. Raises OSError. Includes earlier
+    attempts: what a killed attempt had not sealed, the next one seals."""
     total = 0
 
     def first_missing(writer: WriterFolder) -> int:
@@ -28,8 +26,8 @@ def catch_up(ingest: Ingest, job_id: str, attempt: int, storage: Folder) -> int:
 def sealed_records(
     storage: Folder, attempt: int, first_missing: Callable[[WriterFolder], int]
 ) -> Iterator[tuple[WriterFolder, tuple[SealedRecord, ...]]]:
-    """Consecutive records on storage, a bounded number at a time, by writer and in its order; of each writer up to
-    `attempt` from the sequence number that `first_missing` says on. Raises OSError."""
+    """Batches of consecutive records on storage, by writer and in order, for writers up to `attempt`, each from the
+    sequence number that `first_missing` returns. Raises OSError."""
     folder = SegmentFolder(storage, "metrics")
     for writer in folder.writers():
         if writer.attempt > attempt:
@@ -40,7 +38,7 @@ def sealed_records(
 
 
 def _consecutive(records: tuple[SealedRecord, ...]) -> tuple[SealedRecord, ...]:
-    """The records up to the first hole in their sequence."""
+    """The records up to the first gap in their sequence."""
     first = records[0].seq
     for index, record in enumerate(records):
         if record.seq != first + index:

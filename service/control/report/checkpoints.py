@@ -1,4 +1,4 @@
-"""The committed checkpoints of a job, as their markers on storage say: the only truth about them."""
+"""Committed checkpoints of a job, from their markers on storage, the only source of truth."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from moe.train.checkpoint import marker as markers
 
 
 def list_checkpoints(storage: Folder) -> list[StoredCheckpoint]:
-    """Oldest first. One whose marker cannot be read is listed with its `fault`. Raises OSError."""
+    """Committed checkpoints, oldest first. One with an unreadable marker is listed with its `fault`. Raises OSError."""
     folder = storage.below(markers.FOLDER)
     return [_describe(folder, name) for name in reversed(markers.list_committed(folder))]
 
@@ -19,11 +19,11 @@ def _describe(folder: Folder, name: str) -> StoredCheckpoint:
     try:
         marker = markers.read(folder, name)
     except FileNotFoundError:
-        # Taken away between the listing and now, as `checkpoint.keep` asks.
+        # Removed since the listing, by `checkpoint.keep`.
         return replace(checkpoint, fault="was removed just now")
     except ValueError as error:
         return replace(checkpoint, fault=str(error))
-    except OSError as error:  # of this one alone: what else is there was listed
+    except OSError as error:  # of this checkpoint only: the folder was listed
         return replace(checkpoint, fault=f"its marker cannot be read: {error.strerror or error}")
     return replace(
         checkpoint,

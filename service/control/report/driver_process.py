@@ -1,4 +1,4 @@
-"""Process of a silent driver on this machine: finding, examining and killing it."""
+"""A silent driver's process on this machine: finds, examines and kills it."""
 
 import os
 import socket
@@ -12,26 +12,26 @@ from service.wire.process_state import cpu_seconds, state_of
 from service.wire.run_status import RunStatus
 
 SEARCH_INTERVAL_S = 10.0
-"""Time between searches of all processes for a driver that has not reported its pid."""
+"""Interval of searches for a driver that has not reported its pid."""
 IDLE_AFTER_S, WINDOW_S, WORKING_CPU_SHARE = 60.0, 5.0, 0.02
-"""A process is idle after this long with less than this share of a core in each window."""
+"""A process is idle after `IDLE_AFTER_S` with less than `WORKING_CPU_SHARE` of a core in each window of `WINDOW_S`."""
 
 
 class DriverProcess:
-    """Driver process of one attempt."""
+    """Driver process of an attempt."""
 
     def __init__(self, launch: str) -> None:
-        """`launch`: prefix of the path of the attempt's launch file, the last argument on the driver's command line."""
+        """`launch`: path prefix of the attempt's launch file, the last argument of the driver's command line."""
         self.launch = launch
         self._process: psutil.Process | None = None
         self._searched_at = -float("inf")
         self._window: tuple[float, float] | None = None
-        """Start of the window, and CPU seconds of the process at that time."""
+        """Start of the window, and the process's CPU seconds then."""
         self._worked_at = 0.0
         self._stopped_since: float | None = None
 
     def look(self, status: RunStatus | None) -> tuple[ProcessState, str]:
-        """(state, description of the process). `status`: the driver's last report of itself."""
+        """(state, description) of the process. `status`: the driver's last report of itself."""
         state, description = self._look(status)
         if state != "stopped":
             self._stopped_since = None
@@ -40,7 +40,7 @@ class DriverProcess:
         return state, description
 
     def stopped_s(self) -> float:
-        """Time for which every look has seen the process stopped."""
+        """Time for which every `look` has found the process stopped."""
         return 0.0 if self._stopped_since is None else time.monotonic() - self._stopped_since
 
     def _look(self, status: RunStatus | None) -> tuple[ProcessState, str]:
@@ -64,7 +64,7 @@ class DriverProcess:
             return "unseen", description
 
     def end(self, status: RunStatus | None) -> bool:
-        """Kill the process with SIGKILL. Returns False if it is not on this machine."""
+        """Send SIGKILL to the process. False if it is not on this machine."""
         process = self._find(status)
         if process is None:
             return False
@@ -97,7 +97,7 @@ class DriverProcess:
         return None
 
     def _works(self, process: psutil.Process) -> bool:
-        """Whether the process has used CPU time lately. True until it has been watched for long enough to tell."""
+        """Whether the process used CPU time recently; True until it was watched long enough."""
         now, cpu_s = time.monotonic(), cpu_seconds(process)
         if self._window is None:
             self._window, self._worked_at = (now, cpu_s), now

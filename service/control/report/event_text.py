@@ -1,4 +1,4 @@
-"""Events as JSON text, put together from what is stored without reading it again."""
+"""Events as JSON text, assembled from stored text without parsing it."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 
 @dataclass(frozen=True)
 class WireEvent:
-    """An event ready to be sent to any number of streams."""
+    """An event ready to send to any number of streams."""
 
     id: int
     kind: str
@@ -37,9 +37,7 @@ def time_text(time_us: int) -> str:
 
 
 def data_text(data: object) -> str:
-    """JSON text of an event's data; numbers that JSON cannot hold become null.
-
-    It is one line also for readers that take U+2028 and the like for the end of one, as many do.
-    """
+    """JSON text of an event's data; numbers that JSON cannot represent become null. One line even for readers that
+    treat U+2028 and similar characters as line ends."""
     text = to_json(data, inf_nan_mode="null").decode()
     return text.translate(_LINE_ENDS) if not text.isascii() else text

@@ -1,7 +1,7 @@
-"""Hands new events to the open streams of this process, without a query a stream.
+"""Passes new events to this process's open streams without a query per stream.
 
-All of it runs on the event loop's thread, save `publish` and `close`. It is a short cut, never the truth: a
-stream that finds a hole here reads the store.
+Everything runs on the event loop's thread, except `publish` and `close`. A cache only: a stream that finds a gap
+reads the store.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ TAIL_CHARS = 1_000_000
 
 
 class Hub:
-    """The newest events of every job that a stream follows."""
+    """Newest events of every job with a stream."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -31,12 +31,12 @@ class Hub:
         self._loop = loop
 
     def close(self) -> None:
-        """Ends every stream: its client comes back, with the id of the last event it got. From any thread."""
+        """End every stream; clients reconnect with the id of their last event. Callable from any thread."""
         self.is_closed = True
         self._call(self._wake_all)
 
     def publish(self, job_id: str, events: Sequence[WireEvent]) -> None:
-        """Tells streams of events that are stored. From any thread."""
+        """Send stored events to streams. Callable from any thread."""
         if events:
             self._call(self._publish, job_id, events)
 
@@ -54,7 +54,7 @@ class Hub:
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         if self._loop is None or self._loop.is_closed():
             return
-        with suppress(RuntimeError):  # the loop closed just now, and its streams with it
+        with suppress(RuntimeError):  # the loop has just closed, with its streams
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _publish(self, job_id: str, events: Sequence[WireEvent]) -> None:
@@ -67,12 +67,12 @@ class Hub:
 
 
 class Tail:
-    """The newest events of one job, in order and without a hole; bounded, however slow a stream reads."""
+    """Newest events of one job, consecutive; bounded, however slowly a stream reads."""
 
     def __init__(self) -> None:
         self.num_streams = 0
         self.version = 0
-        """Counts the news."""
+        """Incremented whenever streams are woken."""
         self._events: deque[WireEvent] = deque()
         self._chars = 0
         self._news = asyncio.Event()
@@ -92,7 +92,7 @@ class Tail:
         self.wake()
 
     def after(self, last_id: int) -> list[WireEvent] | None:
-        """Events that follow `last_id`; None when this does not reach back so far."""
+        """Events after `last_id`; None if this does not reach back that far."""
         if not self._events or self._events[0].id > last_id + 1:
             return None
         return [event for event in self._events if event.id > last_id]
@@ -103,7 +103,7 @@ class Tail:
         self._news = asyncio.Event()
 
     async def news(self, version: int, timeout_s: float) -> bool:
-        """Waits until `self.version` is past `version`; False when that did not happen in time."""
+        """Wait until `self.version` exceeds `version`; False on timeout."""
         if self.version > version:
             return True
         try:

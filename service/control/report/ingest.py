@@ -1,4 +1,4 @@
-"""Takes in what runs say: each record once, in order, from the newest attempt and group only."""
+"""Ingests records of runs: each once, in order, from the newest attempt and group only."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,26 +23,24 @@ from service.control.store.jobs import JobRow, get_job, set_columns
 from service.wire.events import Record, RecordAnswer, RecordBatch
 
 _PHASES = {"started": "running", "resumed": "running", "waiting": "waiting", "recovering": "recovering"}
-"""Phase of a worker group, by the record that tells of it."""
+"""Phase of a worker group after a record of each kind."""
 MAX_KIND = 32
 _LEVELS = {"waiting": "warning", "recovering": "warning", "checkpoint_failed": "error"}
-"""Levels of records that become log lines; all others are `info`."""
+"""Levels of records that become log lines; `info` for all others."""
 
 
 class Ingest:
-    """The one way for records into the store."""
+    """The only path of records into the store."""
 
     def __init__(self, database: Database, hub: Hub, mint: TokenMint, on_phase: Callable[[], None]) -> None:
         self._database, self._hub, self._mint = database, hub, mint
         self._on_phase = on_phase
-        """Called when a worker group started or died, so that the controller looks at once."""
+        """Called when a worker group started or died, to wake the controller."""
         self.statuses = RunStatuses()
 
     def admit(self, job_id: str, token: str) -> None:
-        """Returns if the token is that of the job's newest attempt. Raises NotFound, Forbidden (stop sending).
-
-        A run that was given up for lost, and that another attempt has taken the place of, is told to end too.
-        """
+        """Check that the token is the job's newest attempt's. Raises NotFound, Forbidden (stop sending). A run that
+        was given up as lost and replaced by another attempt is also told to end."""
         with self._database.read() as tx:
             job = get_job(tx, job_id)
             has_ended = job is None or job.launch is None
@@ -58,13 +56,13 @@ class Ingest:
             self._refuse(why, token, job_id, job.attempt - 1)
 
     def _refuse(self, why: str, token: str, job_id: str, attempts: int) -> NoReturn:
-        """Raises Forbidden, which tells whoever bears the token of one of so many attempts to end."""
+        """Raises Forbidden; it also tells a run with the token of one of the `attempts` to end."""
         token_hashes = (hash_token(self._mint.token(job_id, attempt)) for attempt in range(1, attempts + 1))
         is_run = any(matches(token, token_hash) for token_hash in token_hashes)
         raise Forbidden(why, members={"request": "cancel"} if is_run else None)
 
     def take(self, job_id: str, token: str, batch: RecordBatch) -> RecordAnswer:
-        """Stores a batch. Raises NotFound, Forbidden (stop sending), Conflict with `next_seq` at a gap."""
+        """Store a batch. Raises NotFound, Forbidden (stop sending), Conflict with `next_seq` at a gap."""
         if not batch.records:
             with self._database.read() as tx:
                 job = self._authorize(tx, job_id, token, batch)
@@ -87,7 +85,7 @@ class Ingest:
         return RecordAnswer(next_seq=next_seq + len(new), request=_request(job))
 
     def next_seq(self, job_id: str, attempt: int, writer: str) -> int:
-        """Sequence number of the writer's next record: all below are stored."""
+        """Sequence number of the writer's next record; all below are stored."""
         with self._database.read() as tx:
             job = get_job(tx, job_id)
             return 0 if job is None else writers.next_seq(tx, job.number, attempt, writer)
@@ -95,17 +93,15 @@ class Ingest:
     def take_over(
         self, job_id: str, attempt: int, writer: str, first_seq: int, records: Sequence[Record]
     ) -> int:
-        """Stores what storage has of a writer that no longer sends; answers with how many were new.
-
-        Asked for only once the attempt's processes are gone, so that nobody else sends.
-        """
+        """Store a writer's records from storage and return the number of new ones. Called only once the attempt's
+        processes are gone, so that nobody else sends."""
         with self._database.write() as tx:
             job = get_job(tx, job_id, lock=True)
             if job is None or job.attempt < attempt or job.launch is None:
                 return 0
             next_seq = writers.next_seq(tx, job.number, attempt, writer)
             if first_seq > next_seq:
-                return 0  # a gap that cannot be filled: later records would hide it
+                return 0  # a gap, which later records would hide
             new = records[next_seq - first_seq :]
             event_rows = self._store(tx, job, attempt, writer, next_seq, new)
         self._tell(job, new, event_rows)
@@ -114,7 +110,7 @@ class Ingest:
     def restore(
         self, tx: Connection, job: JobRow, attempt: int, writer: str, records: Sequence[Record]
     ) -> None:
-        """Stores records of a job that is being recovered, as if `attempt` were its newest."""
+        """Store records of a job being recovered, as if `attempt` were its newest."""
         next_seq = writers.next_seq(tx, job.number, attempt, writer)
         self._store(tx, replace(job, attempt=attempt), attempt, writer, next_seq, records)
 
@@ -136,7 +132,7 @@ class Ingest:
     ) -> list[EventRow]:
         if not new:
             return []
-        losses = _losses(tx, job, attempt, new)  # asked before they are stored
+        losses = _losses(tx, job, attempt, new)  # computed before the records are stored
         late = self._is_superseded(tx, job, attempt, writer)
         events = [_event(record, attempt, writer) for record in new]
         event_rows = append_events(tx, job.number, _mark_superseded(tx, job, events) if late else events)
@@ -150,7 +146,7 @@ class Ingest:
         return event_rows
 
     def _is_superseded(self, tx: Connection, job: JobRow, attempt: int, writer: str) -> bool:
-        """Whether a newer attempt or worker group has begun: what an older one recorded is history, and no news."""
+        """Whether a newer attempt or worker group has begun, so that these records do not change the job."""
         group, newest = _group(writer), writers.newest_group(tx, job.number)
         return attempt < newest[0] if group is None else (attempt, group) < newest
 
@@ -161,11 +157,8 @@ class Ingest:
 
 
 def _end_yourself(batch: RecordBatch) -> RecordAnswer:
-    """The answer to a run that is off the books: its job has ended, or goes on without this attempt.
-
-    What is over does not change any more, so that nothing is stored; and as nobody waits for this run, it is
-    to leave the cluster.
-    """
+    """Answer to a run that is no longer its job's: tells it to leave the cluster, and stores nothing, since a
+    finished attempt does not change."""
     return RecordAnswer(next_seq=batch.first_seq + len(batch.records), request="cancel")
 
 
@@ -178,7 +171,7 @@ def _refuse_gap(batch: RecordBatch, next_seq: int, job: JobRow) -> None:
 
 
 def _request(job: JobRow) -> Any:
-    """Request of a job as the run understands it: a job that has to make room for another number of workers pauses."""
+    """Request of a job as sent to its run: a run that must resize pauses."""
     return "pause" if job.request == "resize" else job.request
 
 
@@ -187,7 +180,7 @@ def _group(writer: str) -> int | None:
 
 
 def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
-    """Changes of the job's row by these records."""
+    """Changes of the job's row from these records."""
     columns: dict[str, Any] = {}
     newest_phase = job.group_phase_at or 0
     saves = read_saves(job.saves)
@@ -211,8 +204,8 @@ def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _losses(tx: Connection, job: JobRow, attempt: int, records: Sequence[Record]) -> FailureHistory:
-    """The job's with what these tell of: failures, and checkpoints of more steps than any before. One that is made
-    again is no progress."""
+    """The job's failure history with these records' failures and progress: checkpoints beyond any earlier step.
+    Repeated checkpoints are no progress."""
     losses = read_losses(job.losses, job.failures)
     furthest = None
     for record in records:
@@ -228,7 +221,7 @@ def _losses(tx: Connection, job: JobRow, attempt: int, records: Sequence[Record]
 
 
 def _mark_superseded(tx: Connection, job: JobRow, events: Sequence[NewEvent]) -> list[NewEvent]:
-    """Events that one writer recorded and that were heard of late, each metric with what it is superseded by."""
+    """Late events of one writer, with `superseded` set on metrics."""
     steps = {event.step for event in events if event.kind == "metric" and event.step is not None}
     redone = redone_steps(tx, job.number, "metric", steps, events[0].attempt or 0, events[0].group or 0)
     return [
@@ -259,7 +252,7 @@ def _step(record: Record) -> int | None:
 
 
 def _whole(record: Record) -> int | None:
-    """The step that it names, if that is one."""
+    """The record's step, if valid."""
     step = record.data.get("step")
     in_range = isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**31
     return step if in_range else None

@@ -1,4 +1,4 @@
-"""Last output of a driver that died before it could keep it, as lines of its job's log."""
+"""Copies the last output of a dead driver into its job's log."""
 
 from datetime import UTC, datetime
 
@@ -7,16 +7,14 @@ from service.wire.events import rfc3339
 from service.wire.segments import SegmentFolder, WriterFolder
 
 NAME = "segment-99999999.log"
-"""Name that sorts after all segments that the driver has sealed; the same however often it is written."""
+"""Sorts after all segments that the driver has sealed; constant, so that writing twice is harmless."""
 COMPARED_BYTES = 256_000
-"""Read of the end of the driver's own log, to leave out what it has already."""
+"""Bytes at the end of the driver's own log that are compared, to skip lines it already has."""
 
 
 def keep_last_words(storage: Folder, attempt: int, output: str) -> None:
-    """Put what the cluster has of a dead driver's output into the driver's log, without the lines that are there.
-
-    Raises OSError when storage cannot be read or written.
-    """
+    """Add the cluster's copy of a dead driver's output to the driver's log, without lines already there. Raises
+    OSError when storage cannot be read or written."""
     logs = SegmentFolder(storage, "logs")
     writer = WriterFolder(attempt, -1, 0, f"a{attempt}.driver")
     segments = logs.segments(writer)
@@ -36,6 +34,6 @@ def keep_last_words(storage: Folder, attempt: int, output: str) -> None:
 
 
 def _without_head(line: str) -> str:
-    """A line of a log as it was printed: without its time and level."""
+    """A log line without its time and level."""
     parts = line.split(" ", 1)
     return parts[1][8:].rstrip() if len(parts) > 1 else line

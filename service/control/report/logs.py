@@ -1,4 +1,4 @@
-"""Log lines of a job's driver and workers, from the segments on its storage: also after they are gone."""
+"""Log lines of a job's driver and workers, from the segments on its storage, also after the processes are gone."""
 
 import re
 from bisect import bisect_right
@@ -14,11 +14,11 @@ from service.wire.segments import Segment, SegmentFolder, WriterFolder
 
 BLOCK_BYTES = 64_000
 MAX_LINE_BYTES = 64_000
-"""A longer line comes in pieces."""
+"""Longer lines are split."""
 ROUND_BYTES = 256_000
-"""Most that is read of one writer before the next has its turn."""
+"""Most bytes read of one writer before the next one's turn."""
 TAIL_CHARACTERS = 8_000_000
-"""Most that the newest lines take, however long they are."""
+"""Most characters of the newest lines together."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z(?= )")
 _HEAD_BYTES = 64
 
@@ -28,23 +28,23 @@ class LogLine:
     writer: WriterFolder
     text: str
     time: int
-    """Time that the line begins with, or else the time of the writer's previous line; 0 before the first."""
+    """Timestamp of the line, or else of the writer's previous line; 0 before the first."""
     position: tuple[int, int]
-    """The line's end in its writer's log: it grows from line to line."""
+    """End of the line in its writer's log; increases from line to line."""
 
 
 @dataclass(frozen=True)
 class LogChoice:
-    """Choice of lines that are asked for."""
+    """Filter of log lines."""
 
     attempt: int | None = None
     worker: str | None = None
-    """The name of one writer, such as `a1.g0.rank-3`, or its part after the attempt, such as `driver`."""
+    """Name of a writer, such as `a1.g0.rank-3`, or its part after the attempt, such as `driver`."""
     since: int = 0
     grep: str = ""
-    """Text that a line has to contain, as it stands."""
+    """Literal text that a line must contain."""
     raw: bool = False
-    """Lines as they were written; without what steers a terminal otherwise."""
+    """Keep terminal escape sequences."""
 
     def is_of(self, writer: WriterFolder) -> bool:
         names = (writer.name, writer.name.partition(".")[2])
@@ -56,7 +56,7 @@ class LogChoice:
 
 @dataclass
 class _Position:
-    """Position up to which one writer has been read."""
+    """Position up to which a writer has been read."""
 
     segment: int = 0
     offset: int = 0
@@ -66,7 +66,7 @@ class _Position:
 
 @dataclass
 class LogReader:
-    """Reads what there is, and later what came since. Holds a place and at most one line for each writer."""
+    """Reads existing lines, and later new ones. Holds a position and at most one line per writer."""
 
     folder: SegmentFolder
     choice: LogChoice = LogChoice()
@@ -76,10 +76,8 @@ class LogReader:
         return [writer for writer in self.folder.writers() if self.choice.is_of(writer)]
 
     def lines(self) -> Iterator[list[LogLine]]:
-        """Lines that were not read before, in small portions, also empty ones; a writer at a time, in turns.
-
-        Raises OSError when storage cannot be read.
-        """
+        """Unread lines in small portions, which may be empty; the writers take turns. Raises OSError when storage
+        cannot be read."""
         going = self.writers()
         while going:
             for writer in list(going):
@@ -89,10 +87,8 @@ class LogReader:
                     going.remove(writer)
 
     def newest(self, limit: int) -> Iterator[list[LogLine]]:
-        """The newest lines of all writers, in order of time, as the last portion; empty ones while it looks.
-
-        No more than what is asked for is read of a long log, if every line is. `lines` goes on after them.
-        """
+        """The newest lines of all writers by time, as the last portion; empty portions while reading. If no filter
+        drops lines, reads little more than the result of a long log. `lines` continues after them."""
         newest_lines: deque[LogLine] = deque()
         for writer in self.writers():
             segments = self.folder.segments(writer)
@@ -116,7 +112,7 @@ class LogReader:
         yield list(newest_lines)
 
     def last_words(self) -> list[LogLine]:
-        """Lines that were never ended, once nothing more will come."""
+        """Unterminated last lines, once nothing more will be written."""
         return [
             line
             for writer, position in self._positions.items()
@@ -150,7 +146,8 @@ class LogReader:
         return lines, False
 
     def _begin(self, segments: list[Segment]) -> int:
-        """The last segment that is sure to begin before `since`, by halves; one without a time is taken to be later."""
+        """Index of the last segment that surely begins before `since`, by bisection; one without a time counts as
+        later."""
         if not self.choice.since:
             return 0
 
@@ -162,7 +159,7 @@ class LogReader:
 
     def _block(self, segment: Segment, position: _Position) -> bytes:
         block = self.folder.read(segment, position.offset, position.offset + BLOCK_BYTES)
-        # A segment appears as a whole; one that is shorter than it says ends here.
+        # Segments appear whole; one shorter than its reported size ends here.
         position.offset = position.offset + len(block) if block else segment.num_bytes
         return block
 
@@ -180,13 +177,13 @@ def _line(writer: WriterFolder, position: _Position, raw: bytes, end: int, as_wr
     text = raw.decode(errors="replace")
     if not as_written:
         text = plain_text(text)
-    # A clock that was set back, and lines that have no time, must not change the order of a writer's lines.
+    # Clock changes and lines without a time must not reorder a writer's lines.
     position.time = max(position.time, _time(text))
     return LogLine(writer, text, position.time, (position.segment, end))
 
 
 def _time(text: str) -> int:
-    """The time that a line begins with; 0 where it begins with none."""
+    """Timestamp at the start of a line; 0 if there is none."""
     if (match := _TIME.match(text)) is None:
         return 0
     try:

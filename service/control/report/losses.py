@@ -1,7 +1,8 @@
-"""Failures and lost clusters of a job since its last progress, in the order in which they happened, not were heard of.
+"""Failures and lost clusters of a job since its last progress, ordered by when they happened, not by when they
+arrived.
 
-Progress is a checkpoint of more steps than any before. It forgives what came before it, and nothing that came after:
-also where it is heard of late, as when a node died with what it had not yet sent.
+Progress is a checkpoint beyond any earlier step. It forgives everything before it and nothing after it, even if it is
+reported late, for example because a node died before sending it.
 """
 
 from collections import Counter
@@ -12,29 +13,29 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from moe.spec import RetrySpec
 
 Moment = tuple[int, int]
-"""An attempt, and a time within it by the run's clock, in microseconds."""
+"""(attempt, microseconds by the run's clock)."""
 END = 2**62
-"""The time of what ends an attempt: after all that the attempt did."""
+"""Time of an attempt's end: after everything else in the attempt."""
 MAX_KEPT = 100
-"""Number of the newest failures whose moments are kept."""
+"""Newest failures whose times are kept."""
 
 
 class FailureHistory(BaseModel):
-    # An older or newer release may have stored fewer or more fields.
+    # Older and newer releases may have stored other fields.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     progress_at: Moment = (0, 0)
     failures: tuple[Moment, ...] = ()
     kinds: tuple[str, ...] = ()
-    """Kind of each of them; "" where it is not known."""
+    """Kind of each failure; "" if unknown."""
     num_older: int = 0
-    """Number of failures before those."""
+    """Number of earlier failures."""
     older_kinds: dict[str, int] = Field(default_factory=dict)
-    """Number of those by kind, where it is known."""
+    """Earlier failures by kind, where known."""
     setbacks: tuple[int, ...] = ()
-    """Attempts that were lost with their cluster after their workers had begun, for no fault that could be seen."""
+    """Attempts lost with their cluster after their workers had begun, without a visible fault."""
     lost_starts: tuple[int, ...] = ()
-    """Likewise before they had."""
+    """The same before their workers had begun."""
 
     @property
     def num_failures(self) -> int:
@@ -45,22 +46,22 @@ class FailureHistory(BaseModel):
         return self._kinds().count(kind) + self.older_kinds.get(kind, 0)
 
     def num_sharing(self, retry: RetrySpec) -> int:
-        """Failures that count against `retry.max_failures`: those of kinds without a limit of their own."""
+        """Failures that count against `retry.max_failures`: of kinds without a limit of their own."""
         own = [kind for kind in retry.kinds if retry.own_limit(kind) is not None]
         return self.num_failures - sum(self.num_of(kind) for kind in own)
 
     def num_left(self, retry: RetrySpec, kind: str) -> int:
-        """Failures of a kind that the job may still have."""
+        """Remaining allowed failures of a kind."""
         limit = retry.own_limit(kind)
         left = retry.max_failures - self.num_sharing(retry) if limit is None else limit - self.num_of(kind)
         return max(0, left)
 
     def _kinds(self) -> tuple[str, ...]:
-        # An earlier release that stored failures left their kinds behind.
+        # An earlier release stored failures without their kinds.
         return self.kinds if len(self.kinds) == len(self.failures) else ("",) * len(self.failures)
 
     def after_failure(self, at: Moment, kind: str = "") -> "FailureHistory":
-        """The history with a failure that is reported now. A failure before the last progress is forgiven already."""
+        """The history with a failure reported now; one before the last progress is already forgiven."""
         if at < self.progress_at:
             return self
         all_failures = sorted((*zip(self.failures, self._kinds(), strict=True), (at, kind)))
@@ -82,22 +83,22 @@ class FailureHistory(BaseModel):
         )
 
     def with_failures_of(self, source: "FailureHistory", attempt: int) -> "FailureHistory":
-        """The history with the failures of one attempt from `source`, another history of the same job."""
+        """The history with one attempt's failures from `source`, another history of the same job."""
         losses = self
         for at, kind in zip(source.failures, source._kinds(), strict=True):
             losses = losses.after_failure(at, kind) if at[0] == attempt else losses
         return losses
 
     def after_setback(self, attempt: int) -> "FailureHistory":
-        """The history with an attempt that was lost with its cluster after its workers had begun."""
+        """The history with an attempt lost with its cluster after its workers had begun."""
         return self.model_copy(update={"setbacks": (*self.setbacks, attempt)})
 
     def after_lost_start(self, attempt: int) -> "FailureHistory":
-        """The history with an attempt that was lost with its cluster before its workers had begun."""
+        """The history with an attempt lost with its cluster before its workers had begun."""
         return self.model_copy(update={"lost_starts": (*self.lost_starts, attempt)})
 
     def after_progress(self, at: Moment) -> "FailureHistory":
-        """The history with a progress that is reported now, and that may be an old one."""
+        """The history with progress reported now, possibly late."""
         if at < self.progress_at:
             return self
         forgiven = not self.failures or self.failures[0] <= at
@@ -111,7 +112,8 @@ class FailureHistory(BaseModel):
 
 
 def read_losses(text: str | None, failures: int) -> FailureHistory:
-    """Reads it as stored; of a job of an earlier release, so many failures that any progress forgives."""
+    """Parse the stored history; for a job of an earlier release, a history with `failures` that any progress
+    forgives."""
     try:
         return FailureHistory.model_validate_json(text) if text else FailureHistory(num_older=failures)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""Lines of text without what steers a terminal: whatever a job prints is read in terminals, editors and pages."""
+"""Removes terminal control from lines: a job's output is shown in terminals, editors and web pages."""
 
 import re
 
@@ -8,15 +8,15 @@ _SEQUENCES = re.compile(
     r"|\x1b[ -/]*[0-~]?"
     r"|\x9b[0-?]*[ -/]*[@-~]"
 )
-"""Escape sequences of ECMA-48; of one that was cut short, its beginning."""
+"""ECMA-48 escape sequences; of a truncated one, its beginning."""
 _CONTROLS = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u061c\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 )
-"""Control characters other than tabs, and characters that change the direction of text."""
+"""Control characters except tabs, and characters that change text direction."""
 
 
 def plain_text(line: str) -> str:
-    """A line as it is to be read; where a carriage return was, a space is."""
+    """A line without control sequences; inner carriage returns become spaces."""
     if line.isprintable():
         return line
     return _CONTROLS.sub("", _SEQUENCES.sub("", line).rstrip("\r").replace("\r", " "))

@@ -1,4 +1,4 @@
-"""Plans in events: in short, since the whole one is the job's."""
+"""Summaries of plans in events; the full plan is in the job."""
 
 import json
 from typing import Any
@@ -23,12 +23,12 @@ def in_short(plan: Plan) -> dict[str, Any]:
 
 
 def change_of(plan: Plan, before: Plan | None) -> dict[str, Any]:
-    """The data of a `plan` event; `before`: the plan that was shown last, where it was another."""
+    """Data of a `plan` event; `before`: the previous plan, if it was different."""
     return {"plan": in_short(plan), "before": before and in_short(before)}
 
 
 def recorded_plan(data: dict[str, Any]) -> Plan | None:
-    """The plan that a record holds; None where it is none."""
+    """Plan in a record; None if invalid."""
     try:
         return Plan.model_validate_json(json.dumps(data.get("plan")))
     except ValidationError:

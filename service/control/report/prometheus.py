@@ -1,4 +1,4 @@
-"""Figures about the control plane itself, for Prometheus."""
+"""Metrics of the control plane for Prometheus."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -12,7 +12,7 @@ _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 class Figures:
-    """All that this process counts. One an app: two apps in one process do not share counts."""
+    """All metrics of this process. One per app: two apps in one process do not share counts."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -46,11 +46,11 @@ class Figures:
         )
 
     def watch_jobs(self, count: Callable[[], Mapping[str, int]]) -> None:
-        """Adds the number of jobs in each state, counted when somebody asks."""
+        """Add the number of jobs in each state, counted at each scrape."""
         self.registry.register(_Jobs(count))
 
     def watch_saves(self, active: Callable[[], Mapping[str, Saves]]) -> None:
-        """Adds how saving goes of each job that runs, by its id."""
+        """Add checkpoint metrics of each running job, by id."""
         self.registry.register(_SaveFigures(active))
 
     def text(self) -> bytes:
@@ -68,12 +68,12 @@ class _Jobs(Collector):
         yield family
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        # Registering would collect, and the store is not open yet.
+        # Without `describe`, registering collects, and the store is not open yet.
         yield GaugeMetricFamily("shardyard_jobs", "Jobs stored.", labels=["state"])
 
 
 class _SaveFigures(Collector):
-    """Figures of saving, only for jobs that run: those of finished jobs would stay for ever."""
+    """Checkpoint metrics of running jobs only: those of finished jobs would stay for ever."""
 
     def __init__(self, active: Callable[[], Mapping[str, Saves]]) -> None:
         self._active = active

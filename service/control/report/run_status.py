@@ -22,22 +22,22 @@ class _Status:
 
 
 class RunStatuses:
-    """The newest word of each run, by job. A service that has just started has heard of none."""
+    """Newest message of each run, by job; empty after a restart of the service."""
 
     def __init__(self) -> None:
         self._began_at = time.time()
         self._heard_at: dict[str, float] = {}
         self._driver_heard_at: dict[str, tuple[int, float]] = {}
-        """Attempt, and time."""
+        """(attempt, time)."""
         self._statuses: dict[str, _Status] = {}
         self._silences: dict[str, tuple[float, float]] = {}
-        """Time since the driver last answered its first worker, and when that was reported."""
+        """(time since the driver last answered its first worker, time of that report)."""
         self._asked_since: dict[str, tuple[int, float]] = {}
-        """Attempt, and when `silent_driver` was first called for it."""
+        """(attempt, time of the first `silent_driver` call for it)."""
         self._processes: dict[str, DriverProcess] = {}
 
     def hear(self, job_id: str, batch: RecordBatch) -> None:
-        """Note that a batch came, were it empty."""
+        """Note that a batch arrived, even an empty one."""
         now = time.time()
         self._heard_at[job_id] = now
         if batch.writer == "driver":
@@ -49,7 +49,7 @@ class RunStatuses:
             self._silences[job_id] = (batch.driver_silent_s, now)
 
     def heard_at(self, job_id: str) -> float:
-        """Time at which a run last sent anything; since when this process listens, where it has not."""
+        """Time at which a run last sent anything; if it has not, the time at which this service started."""
         return self._heard_at.get(job_id, self._began_at)
 
     def forget_all_but(self, job_ids: Collection[str]) -> None:
@@ -59,13 +59,13 @@ class RunStatuses:
             self._processes,
         )  # fmt: skip
         for table in tables:
-            for job_id in list(table):  # requests write to it at the same time, in threads of their own
+            for job_id in list(table):  # request threads write to it concurrently
                 if job_id not in job_ids:
                     table.pop(job_id, None)
 
     def silent_driver(self, job_id: str, attempt: int, launch: str) -> SilentDriver | None:
-        """The driver of a running attempt if it is silent while its workers are heard, or is stopped; else None.
-        `launch`: prefix of the path of its launch file, by which its process is found."""
+        """The driver of a running attempt if it is stopped, or silent while its workers are heard; else None.
+        `launch`: path prefix of its launch file, by which its process is found."""
         now = time.time()
         asked_for, asked_since = self._asked_since.setdefault(job_id, (attempt, now))
         if asked_for != attempt:
@@ -89,7 +89,7 @@ class RunStatuses:
         )  # fmt: skip
 
     def end_driver(self, job_id: str, attempt: int, launch: str) -> bool:
-        """Kill the process of an attempt's driver with SIGKILL. Returns False if it is not on this machine."""
+        """Send SIGKILL to an attempt's driver process. False if it is not on this machine."""
         return self._process(job_id, launch).end(self._status(job_id, attempt))
 
     def _process(self, job_id: str, launch: str) -> DriverProcess:
@@ -104,7 +104,7 @@ class RunStatuses:
         return report.status if report is not None and report.attempt == attempt else None
 
     def view(self, job_id: str, attempt: int) -> dict[str, Any] | None:
-        """The status of an attempt for clients, ages as of now; None where its driver has told nothing."""
+        """Status of an attempt for clients, with current ages; None if its driver has not reported one."""
         report = self._statuses.get(job_id)
         if report is None or report.attempt != attempt:
             return None

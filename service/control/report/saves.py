@@ -1,4 +1,4 @@
-"""State of a job's saving, as its run says: the last that was committed, and those that failed."""
+"""Checkpoint state of a job as reported by its run: the last committed one, and failures."""
 
 from datetime import datetime
 from typing import Any
@@ -11,7 +11,7 @@ from service.wire.events import Record, rfc3339
 
 
 class _StoredRecord(BaseModel):
-    # An older or newer release may have stored fewer or more fields.
+    # Older and newer releases may have stored other fields.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
@@ -26,16 +26,16 @@ class CheckpointFailure(_StoredRecord):
     time: datetime
     reason: str
     num_failed: int
-    """Checkpoints that failed one after the other, up to this one."""
+    """Consecutive failed checkpoints up to this one."""
 
 
 class Saves(_StoredRecord):
-    """The last of each kind. Storage has the truth about what is committed; this is what a job shows of it."""
+    """Last commit and last failure, for display. Storage decides what is committed."""
 
     committed: CheckpointCommit | None = None
     failed: CheckpointFailure | None = None
     failing: bool = False
-    """Whether the last one failed."""
+    """Whether the last checkpoint failed."""
 
     def after(self, record: Record, step: int) -> "Saves":
         """Saves after a record of kind `checkpoint` or `checkpoint_failed`."""
@@ -49,7 +49,7 @@ class Saves(_StoredRecord):
         return self.model_copy(update={"failed": failure, "failing": True})
 
     def trouble(self) -> str:
-        """Words of a running job about it, beside its reason: nothing while checkpoints are committed."""
+        """Addition to a running job's reason while checkpoints fail; else empty."""
         if self.failed is None or not self.failing:
             return ""
         failure, start = self.failed, "from the start"
@@ -71,12 +71,12 @@ class Saves(_StoredRecord):
 
 
 def saves_of_copy(copy: Marker, at: datetime) -> Saves:
-    """Saves of a job that begins with another job's checkpoint, which counts as its own from `at` on."""
+    """Saves of a job that starts from another job's checkpoint, which counts as its own from `at` on."""
     return Saves(committed=CheckpointCommit(step=copy.step, time=at, size_bytes=copy.size_bytes))
 
 
 def read_saves(text: str | None) -> Saves:
-    """Reads it as stored; nothing for what another release stored in another way."""
+    """Parse the stored value; empty if another release stored it in another form."""
     try:
         return Saves.model_validate_json(text) if text else Saves()
     except ValidationError:

@@ -1,8 +1,8 @@
-"""A silent driver: what is known of it, and whether to end it. No I/O.
+"""Whether a silent driver must be killed. No I/O.
 
-A driver posts to the control plane once a second and answers its workers' heartbeats, from separate threads, however
-busy it is. One that stops posting is named after 20 s. It is ended only when it is seen to be stopped, or when it is
-idle or out of sight and has answered neither the control plane nor its workers for minutes.
+A driver posts to the control plane every second and answers its workers' heartbeats, from separate threads, however
+busy it is. One that stops posting is reported after 20 s. It is killed only if it is stopped, or if it is idle or
+unseen and has answered neither the control plane nor its workers for minutes.
 """
 
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from datetime import UTC, datetime
 from typing import Literal
 
 SILENCE_S = 20.0
-"""Silence after which a driver's process is examined and the driver is named."""
+"""Silence after which a driver is examined and reported."""
 STOPPED_S = 30.0
-"""Silence after which a stopped driver is ended."""
+"""Silence after which a stopped driver is killed."""
 SEEN_STOPPED_S = 5.0
-"""Time for which it must have been seen stopped. A driver that cannot reach the control plane is silent, too, and a
-snapshot may stop it for a moment."""
+"""Time for which it must have been seen stopped: a driver that cannot reach the control plane is silent too, and a
+snapshot may stop it briefly."""
 UNANSWERED_S = 300.0
-"""Silence towards control plane and workers after which a driver is ended that is idle or on another machine. Native
-code may hold the GIL for a while, but a driver runs none that does so for minutes."""
+"""Silence towards the control plane and workers after which an idle or unseen driver is killed. Native code may hold
+the GIL for a while, but none in a driver does for minutes."""
 
 ProcessState = Literal["stopped", "working", "idle", "unseen"]
-"""`working`: uses CPU time. `unseen`: the process is on another machine, or was not found."""
+"""`working`: uses CPU time. `unseen`: on another machine, or not found."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class SilentDriver:
     silent_s: float
     state: ProcessState
     process: str = ""
-    """Process and host for messages; empty if unknown."""
+    """Process and host for messages; "" if unknown."""
     stopped_s: float = 0.0
-    """Time for which it has been seen stopped."""
+    """Time for which it was seen stopped."""
     workers_heard: bool = False
     """Whether its workers have sent anything since."""
     unanswered_s: float = 0.0
@@ -43,7 +43,7 @@ class SilentDriver:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether to end it."""
+        """Whether to kill it."""
         if self.state == "stopped":
             return self.silent_s >= STOPPED_S and self.stopped_s >= SEEN_STOPPED_S
         return self.state != "working" and min(self.silent_s, self.unanswered_s) >= UNANSWERED_S

@@ -1,4 +1,4 @@
-"""Tokens that admit records of one attempt of one job. Only their hashes are stored."""
+"""Tokens that authorize records of one attempt. Only their hashes are stored."""
 
 import hashlib
 import hmac
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class TokenMint:
-    """Makes each attempt's token, the same again after a crash, from a key that only this service reads."""
+    """Derives each attempt's token, reproducible after a crash, from a key that only this service can read."""
 
     def __init__(self, key_path: Path) -> None:
         self._key = _read_or_make(key_path)
@@ -18,18 +18,18 @@ class TokenMint:
 
 
 def hash_token(token: str) -> str:
-    # The token has 256 bits of its own, so that a plain hash cannot be searched.
+    # The token has 256 random bits, so that a plain hash cannot be brute-forced.
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def matches(token: str, token_hash: str | None) -> bool:
-    """Whether this is the token, in a time that says nothing about it."""
+    """Whether this is the token, compared in constant time."""
     return hmac.compare_digest(hash_token(token), token_hash or "")
 
 
 def _read_or_make(path: Path) -> bytes:
     try:
-        # Made whole or not at all: two control planes that start together must read the same key.
+        # Created atomically: two control planes that start together must read the same key.
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
             file.write(secrets.token_bytes(32))

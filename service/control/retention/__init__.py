@@ -1,1 +1,1 @@
-"""Retention: what is deleted, thinned out or refused once storage or a database is full, and the files of a job."""
+"""Retention: deletion, thinning of old events, full storage, and users' access to a job's files."""

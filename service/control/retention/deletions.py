@@ -1,7 +1,7 @@
-"""Jobs on their way out: asked for by users, carried out a little at a time by the controller.
+"""Deletion of jobs: requested by users, carried out in small steps by the controller.
 
-The order is what makes a crash harmless: the request is stored first, and from then on the job is shown as being
-deleted; then its files go, then its events, and its row, which is what is looked for after a restart, goes last.
+The order makes crashes harmless. The request is stored first, and the job is shown as being deleted; then its files
+are removed, then its events, and last its row, by which a restart finds unfinished deletions.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from service.wire.states import STUCK, State, sources
 
 ACTOR = "controller"
 STEP_S = 0.2
-"""Spent on files in one step: other jobs wait for the controller meanwhile."""
+"""Time spent on files in one step, during which other jobs wait for the controller."""
 STEP_EVENTS = 5_000
 RETRY_INTERVAL_S = 10.0
 """Interval between attempts to remove files."""
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 class Deletions:
-    """Requests to delete, and the steps by which they are carried out. `wake` has the controller look at once."""
+    """Requests to delete, and their execution in steps. `wake` starts the controller's next step."""
 
     def __init__(
         self, database: Database, hub: Hub, lease: Lease, roots: StorageRoots, wake: Callable[[], None]
@@ -43,10 +43,8 @@ class Deletions:
         self._next_try_at: dict[int, float] = {}
 
     def ask(self, job_id: str, owner: str) -> tuple[DeletionRow, str]:
-        """The deletion, which is durable, and how far it is; asked again, the same.
-
-        Raises NotFound, and Conflict for a job that may have something on the cluster or is to run.
-        """
+        """Store a deletion request (idempotent); returns the durable deletion and its progress. Raises NotFound, and
+        Conflict for a job that may be on the cluster or is to run."""
         actor = f"user:{owner}"
         with self._database.write() as tx:
             job = get_job(tx, job_id, lock=True)
@@ -86,7 +84,7 @@ class Deletions:
         )
 
     def step(self) -> bool:
-        """A little of the oldest deletion that can go on; False when there was nothing to do. Raises LeaseLost."""
+        """Do part of the oldest possible deletion; False if there was nothing to do. Raises LeaseLost."""
         with self._database.read() as tx:
             jobs = jobs_in(tx, {State.DELETING})
         for job in jobs:

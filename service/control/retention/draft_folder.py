@@ -1,5 +1,5 @@
-"""The folder of a job that is not stored yet, and those above it that are made for it: noted before they are made, and
-removed where the job is refused."""
+"""Folder of a job that is not stored yet, and parent folders created for it: noted before creation, and removed if
+the job is refused."""
 
 import errno
 import math
@@ -14,12 +14,12 @@ from service.control.store.drafts import Draft, all_drafts, drop_draft, find_dra
 from service.control.store.jobs import get_job
 
 _NO_PLACE = (errno.ENOTDIR, errno.ENAMETOOLONG)
-"""Errors of paths at which no file can exist."""
+"""Errors for paths at which no file can exist."""
 log = structlog.get_logger(__name__)
 
 
 class DraftFolder:
-    """A job's folder while its job is being submitted."""
+    """Folder of a job that is being submitted."""
 
     def __init__(self, database: Database, roots: StorageRoots, job_id: str, storage: str) -> None:
         self._database, self._roots = database, roots
@@ -27,11 +27,10 @@ class DraftFolder:
         self._exists = False
 
     def note(self, now: int) -> None:
-        """Stores that the folder is about to be made, and which above it are: whatever dies from here on, a sweep finds
-        them.
+        """Store that the folder will be created, and which parents with it, so that a sweep finds them after a crash.
 
-        Those that are there and were made for another draft count as made for this one, too: whoever goes last removes
-        them. A draft that has noted them by now is seen here; any later one hands them over when it goes.
+        Existing parents created for another draft also count as created for this one: the last to go removes them.
+        Drafts that have noted parents by now are seen here; any later one hands them over when it is removed.
         """
         draft = self._draft
         with self._database.write() as tx:
@@ -48,8 +47,8 @@ class DraftFolder:
         self._exists = True
 
     def give_up(self) -> None:
-        """Removes what was made. Where that cannot be told, or done, it is left to the sweep: a store whose answer was
-        lost may have the job."""
+        """Remove what was created. If that is uncertain or fails, it is left to the sweep: the store may have the
+        job although its response was lost."""
         draft, is_removed = self._draft, False
         try:
             while not is_removed:
@@ -58,7 +57,7 @@ class DraftFolder:
                         return
                     draft = find_draft(tx, draft.job_id) or draft
                 is_removed = remove_draft(self._database, self._roots, draft, math.inf, was_made=self._exists)
-        except Exception as error:  # of any kind of storage; the answer that this stands beside matters more
+        except Exception as error:  # from any storage backend; must not replace the original error
             log.warning(
                 "the folder of a job that was refused stays until the sweep",
                 storage=draft.storage,
@@ -69,8 +68,8 @@ class DraftFolder:
 def remove_draft(
     database: Database, roots: StorageRoots, draft: Draft, until: float, *, was_made: bool = True
 ) -> bool:
-    """Removes a draft's folder, as `remove_job_folder` does, then those above it that were made for it, and its note;
-    whether all that is done. Those that are not empty by now are handed to the drafts that lie in them."""
+    """Remove a draft's folder, as `remove_job_folder` does, then the parents created for it, then its row; returns
+    whether all is done. Parents that are not empty are handed over to the drafts inside them."""
     if was_made:
         try:
             if not remove_job_folder(roots, draft.storage, until):
@@ -93,7 +92,7 @@ def remove_draft(
 
 
 def _above(roots: StorageRoots, storage: str) -> list[str]:
-    """Folders between a job's own and its root, the deepest first; object stores have none."""
+    """Folders between a job's folder and its root, deepest first; none for object stores."""
     root, *parents, _ = roots.find(storage) or ("://", "")
     if "://" in root:
         return []
@@ -101,7 +100,7 @@ def _above(roots: StorageRoots, storage: str) -> list[str]:
 
 
 def _parents(storage: str) -> list[str]:
-    """All folders above a job's own, the deepest first."""
+    """All folders above a job's, deepest first."""
     return [storage.rsplit("/", depth)[0] for depth in range(1, storage.count("/") + 1)]
 
 

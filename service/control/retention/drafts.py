@@ -1,7 +1,5 @@
-"""Folders that a killed control plane was filling for jobs that it never stored: found again, and removed.
-
-What lies under the roots is no measure: another control plane may keep its jobs there.
-"""
+"""Removes folders that a killed control plane left for jobs that it never stored. Only noted drafts are removed:
+other folders under the roots may be another control plane's jobs."""
 
 from time import monotonic
 
@@ -14,27 +12,27 @@ from service.control.store.database import Database
 from service.control.store.drafts import oldest_draft
 
 STEP_S = 0.2
-"""Spent on files in one step."""
+"""Time spent on files in one step."""
 LOOK_S = 600.0
-"""At most between looks, and between tries to remove one folder."""
+"""Longest interval between searches, and between attempts to remove one folder."""
 log = structlog.get_logger(__name__)
 
 
 class Drafts:
-    """Removes folders that have been drafts for longer than any copy takes: a little at each step of the controller."""
+    """Removes drafts older than any copy can take, a little per step of the controller."""
 
     def __init__(self, database: Database, roots: StorageRoots, abandoned_after_s: float) -> None:
         self._database, self._roots = database, roots
         self._abandoned_after_us = int(abandoned_after_s * 1e6)
         self._look_s = min(
             LOOK_S, abandoned_after_s
-        )  # otherwise a draft that is too young now would wait long
+        )  # so that a draft that is too young now is not delayed long
         self._look_at = 0.0
         self._next_try_at: dict[str, float] = {}
-        """Time of the next attempt for folders that could not be removed, so that others do not wait for them."""
+        """Time of the next attempt for folders that could not be removed, so that they do not delay others."""
 
     def step(self) -> bool:
-        """A little of the oldest folder; False when there was nothing to do."""
+        """Do part of the oldest draft's removal; False if there was nothing to do."""
         if monotonic() < self._look_at:
             return False
         self._next_try_at = {job_id: at for job_id, at in self._next_try_at.items() if at > monotonic()}
@@ -45,7 +43,7 @@ class Drafts:
             return False
         try:
             is_removed = remove_draft(self._database, self._roots, draft, monotonic() + STEP_S)
-        except Exception as error:  # of any kind of storage
+        except Exception as error:  # from any storage backend
             log.warning(
                 "cannot remove the folder of a job that was never stored",
                 storage=draft.storage,

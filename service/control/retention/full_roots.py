@@ -1,4 +1,4 @@
-"""Storage roots that had no room for what was to be written there, until they have it again."""
+"""Storage roots that were full at a write, until they have room again."""
 
 import os
 import secrets
@@ -14,9 +14,9 @@ from service.control.errors import Full
 from service.control.jobs.roots import StorageRoots
 
 RETRY_INTERVAL_S = 2.0
-"""At least between two times that the roots are asked."""
+"""Shortest interval between checks of the roots."""
 _BLOCK_BYTES = 1 << 16
-"""Written to see whether that can be done; a quota, for one, is told by nothing else."""
+"""Size of a test write, the only way to detect a quota."""
 
 
 @dataclass(frozen=True)
@@ -26,44 +26,44 @@ class _Refusal:
 
 
 class FullRoots:
-    """The roots that refused something, each with the largest that it was."""
+    """Roots that refused a write, each with the largest refused size."""
 
     def __init__(self, roots: StorageRoots) -> None:
         self._roots = roots
         self._refusals: dict[str, _Refusal] = {}
         self._lock = threading.Lock()
-        """Lock of the refusals; never held while a root is asked."""
+        """Guards the refusals; never held during a check of a root."""
         self._asking = threading.Lock()
         self._asked_at = -inf
 
     @property
     def fault(self) -> Full | None:
-        """Reason why something could not be written, as far as is known; None where all that was refused has room."""
+        """Reason why something could not be written, as far as known; None if all refused writes would fit now."""
         refusals = [refusal for _, refusal in self._list_refusals()]
         return Full("; ".join(refusal.fault.detail for refusal in refusals)) if refusals else None
 
     def ask_soon(self) -> None:
-        """Ask the roots again in a background thread, so that a root that hangs blocks no caller; not too often."""
+        """Check the roots again in a background thread, rate-limited, so that a hanging root blocks no caller."""
         due = self._refusals and monotonic() - self._asked_at > RETRY_INTERVAL_S
         if due and self._asking.acquire(blocking=False):
             try:
                 threading.Thread(target=self._ask, name="full-roots", daemon=True).start()
-            except RuntimeError:  # as many threads as there may be: another time
+            except RuntimeError:  # thread limit reached: try later
                 self._asking.release()
 
     def record_refusal(self, storage: str, fault: Full, num_bytes: int) -> None:
-        """Notes that there was no room for so many bytes of a job; more than there are in all say nothing of room."""
+        """Record that there was no room for `num_bytes` of a job; sizes beyond the root's total are ignored."""
         if (root := self._root(storage)) is None or num_bytes > _max_bytes(root):
             return
         with self._lock:
             refusal = self._refusals.get(root)
-            # Always a new object: room that was found before this refusal does not settle it.
+            # Always a new object, so that a check begun before this refusal does not clear it.
             self._refusals[root] = (
                 replace(refusal) if refusal and refusal.num_bytes > num_bytes else _Refusal(fault, num_bytes)
             )
 
     def took(self, storage: str, num_bytes: int) -> None:
-        """Notes that there was."""
+        """Record a successful write of `num_bytes`."""
         if (root := self._root(storage)) is None:
             return
         with self._lock:
@@ -72,11 +72,11 @@ class FullRoots:
                 del self._refusals[root]
 
     def recheck(self) -> None:
-        """Forget the refusals of roots that now have room for what they refused."""
+        """Forget the refusals of roots that now have room for them."""
         for root, refusal in self._list_refusals():
             try:
                 has_room = _has_room(root, refusal.num_bytes)
-            except Exception:  # of any kind of storage: nothing new is known
+            except Exception:  # from any storage backend: nothing new is known
                 continue
             if has_room:
                 self._forget(root, refusal)
@@ -98,12 +98,12 @@ class FullRoots:
 
     def _forget(self, root: str, refusal: _Refusal) -> None:
         with self._lock:
-            if self._refusals.get(root) is refusal:  # and not one that came meanwhile
+            if self._refusals.get(root) is refusal:  # not a newer one
                 del self._refusals[root]
 
 
 def _has_room(root: str, num_bytes: int) -> bool:
-    """Raises OSError, also where a block cannot be written."""
+    """Raises OSError, also if a block cannot be written."""
     if "://" in root:
         folder, name = Folder(root), f".room-{secrets.token_hex(8)}"
         try:
@@ -119,9 +119,9 @@ def _has_room(root: str, num_bytes: int) -> bool:
 
 
 def _max_bytes(root: str) -> float:
-    """Bytes that a root could have free; infinite where that is not known."""
+    """Bytes that a root could have free; infinite if unknown."""
     try:
         usage = shutil.disk_usage(root)
-    except OSError:  # or no file system
+    except OSError:  # or not a file system
         return inf
-    return usage.used + usage.free  # and not what is reserved for the system
+    return usage.used + usage.free  # without blocks reserved for the system

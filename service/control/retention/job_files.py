@@ -1,7 +1,7 @@
-"""Files of a job that its users may have: what it was asked, how it ended, its checkpoints, its logs.
+"""Files of a job that its users may read: spec, results, checkpoints, logs, traces.
 
-What else lies in a job's folder is not theirs, such as an attempt's launch, which holds a token. On a file system
-nothing is read through a link: it would be a way to that, or out of the folder.
+Other files in a job's folder are private, such as an attempt's launch, which holds a token. On a file system no link
+is followed, since it could lead to those, or out of the folder.
 """
 
 from collections.abc import Iterator
@@ -18,15 +18,15 @@ from service.wire.file_kinds import FileKind, kind_of
 @dataclass(frozen=True)
 class JobFile:
     path: str
-    """Relative to the job's folder."""
+    """Path relative to the job's folder."""
     kind: FileKind
     size_bytes: int
     sha256: str | None
-    """Checksum that a checkpoint's marker has for the file; None for other files."""
+    """Checksum from the checkpoint's marker; None for other files."""
 
 
 class JobFiles:
-    """The files of one job. Its methods raise OSError when storage cannot be read."""
+    """Readable files of one job. Its methods raise OSError when storage cannot be read."""
 
     def __init__(self, roots: StorageRoots, storage: str) -> None:
         if roots.find(storage) is None:
@@ -34,8 +34,7 @@ class JobFiles:
         self._folder = roots.folder(storage)
 
     def list_files(self, kinds: frozenset[FileKind] = frozenset(FileKind)) -> list[JobFile]:
-        """Files in order of their paths. Of checkpoints, only committed ones count, with the files that their markers
-        name."""
+        """Files by path. Only committed checkpoints count, with the files that their markers name."""
         files = [*self._plain(kinds)]
         if FileKind.CHECKPOINTS in kinds:
             for name in self._folder.sizes(markers.FOLDER):
@@ -43,7 +42,7 @@ class JobFiles:
         return sorted(files, key=lambda file: file.path)
 
     def open(self, path: str) -> tuple[IO[bytes], int]:
-        """A file and its size. Raises NotFound for what is not there or not given to anybody."""
+        """A file and its size. Raises NotFound for a missing or private file."""
         if kind_of(path) is None:
             raise NotFound(
                 f"{path[:200]!r} is no file that is handed out; a job's /files lists those that are"
@@ -76,7 +75,7 @@ class JobFiles:
             content = self._folder.read(path, 0, markers.MAX_BYTES + 1)
             marker = Marker.from_bytes(content)
         except (ValueError, OSError):
-            return  # torn, a link, unreadable, or removed just now: no checkpoint that can be had
+            return  # torn, a link, unreadable or just removed: not available
         for inner, seal in marker.files.items():
             if kind_of(inner_path := f"checkpoints/{marker.name}/{inner}") is not None:
                 yield JobFile(inner_path, FileKind.CHECKPOINTS, seal.size_bytes, seal.sha256)

@@ -1,7 +1,7 @@
-"""Removal of a job's folder, a little at a time, and of nothing that lies outside of it.
+"""Removal of a job's folder in small steps, and of nothing outside it.
 
-On a file system every step down is by the handle of the folder above, and follows no symbolic link: whatever is
-swapped for one meanwhile, only what lies in the job's own folder is removed.
+On a file system, every descent uses the parent's file descriptor and follows no symbolic link, so that only the job's
+own folder is emptied, even if entries are swapped for links meanwhile.
 """
 
 import os
@@ -23,11 +23,9 @@ _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
-    """Removes files of `storage` until that time of the monotonic clock, at least one; whether nothing is left.
-
-    The markers of checkpoints go first, so that none is taken for whole. Raises OSError for what cannot be removed,
-    or lies behind a symbolic link.
-    """
+    """Remove files of `storage` until `until` (monotonic clock), at least one; returns whether nothing is left.
+    Checkpoint markers go first, so that no partial checkpoint looks complete. Raises OSError for what cannot be
+    removed or lies behind a symbolic link."""
     location = roots.find(storage)
     if location is None:
         raise OSError(
@@ -37,7 +35,7 @@ def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
     root, *parents, name = location
     if "://" in root:
         return _remove_remote(storage, until)
-    if not os.path.isdir(root):  # the share may not be mounted, so that its files still exist
+    if not os.path.isdir(root):  # an unmounted share still has the files
         raise OSError(f"the storage root {root} is not there; mount it, or make it again")
     with (
         suppress(FileNotFoundError),
@@ -58,16 +56,16 @@ def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
 
 
 def remove_parents(roots: StorageRoots, storage: str, num_parents: int) -> None:
-    """Removes so many of the folders directly above a job's, as far as they are empty."""
+    """Remove up to `num_parents` folders directly above a job's, as far as they are empty."""
     root, *parents, _ = roots.find(storage) or ("://", "")
     for _ in range(num_parents):
         name = parents.pop()
-        with suppress(OSError), _open_folder(root, *parents) as above:  # one that was never made is no end
+        with suppress(OSError), _open_folder(root, *parents) as above:  # it may not exist
             os.rmdir(name, dir_fd=above)
 
 
 def remove_spool(job_id: str, until: float) -> bool:
-    """Removes what killed processes of a job left in this machine's spool, likewise."""
+    """Remove what killed processes of a job left in this machine's spool, as `remove_job_folder` does."""
     return all(_remove_from_spool(base, job_id, until) for base in spool_bases())
 
 
@@ -84,7 +82,7 @@ def _remove_from_spool(base: Path, job_id: str, until: float) -> bool:
 
 @contextmanager
 def _open_folder(root: str, *names: str) -> Iterator[int]:
-    """The handle of a folder: the root is the operator's, links and all; below it none is followed."""
+    """File descriptor of a folder. Links are followed in the root, which is the operator's, but not below it."""
     with ExitStack() as above:
         handle = os.open(root, _ROOT)
         above.callback(os.close, handle)
@@ -129,7 +127,7 @@ def _empty_remote(files: Any, path: str, until: float) -> bool:
 
 
 def _list(files: Any, path: str) -> list[dict[str, Any]]:
-    """Entries directly below: some stores list a folder's own name, too."""
+    """Entries directly below: some stores also list the folder itself."""
     try:
         entries = files.ls(path, detail=True)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Retention of old jobs' rows: all for ever, or log lines and states only for some days after a job's end."""
+"""Retention of old jobs' events: all for ever, or log lines and states only for some days after a job's end."""
 
 from time import monotonic
 
@@ -13,26 +13,24 @@ from service.wire.states import ENDED
 
 STEP_EVENTS = 5_000
 LOOK_S = 60.0
-"""Between looks for jobs that have become old."""
+"""Interval between searches for jobs that have become old."""
 THINNED = ("log", "plan", "state")
-"""Kinds of events that go, in this order; metrics and checkpoints stay."""
+"""Kinds of events that are deleted, in this order; metrics and checkpoints stay."""
 _DAY_US = 24 * 3600 * 1_000_000
 log = structlog.get_logger(__name__)
 
 
 class Retention:
-    """Thins the events of jobs that ended `keep_days` ago: a little at each step of the controller.
-
-    First streams are told where they begin from now on, then rows go, so that no stream has a hole; the last event,
-    which says how the job ended, is kept.
-    """
+    """Thins the events of jobs that ended `keep_days` ago, a little per step of the controller. First the start of
+    streams is moved, then rows are deleted, so that no stream has a gap; the last event, with the job's end, is
+    kept."""
 
     def __init__(self, database: Database, lease: Lease, keep_days: float | None) -> None:
         self._database, self._lease, self._keep_days = database, lease, keep_days
         self._look_at = 0.0
 
     def step(self) -> bool:
-        """Run one transaction of bounded size; return False if there was nothing to do. Raises LeaseLost."""
+        """Run one bounded transaction; False if there was nothing to do. Raises LeaseLost."""
         if self._keep_days is None or monotonic() < self._look_at:
             return False
         with self._database.read() as tx:
@@ -46,7 +44,7 @@ class Retention:
     def _thin(self, job: JobRow) -> None:
         with self._lease.change(job) as (tx, _):
             if job.first_event_id < job.last_event_id:
-                # A job that was resumed just now has a stream to come: it is left whole.
+                # Only for ended jobs: a job resumed meanwhile keeps all its events.
                 change_job(tx, job.number, ENDED, {"first_event_id": job.last_event_id})
             elif not any(
                 delete_events_of(tx, job.number, kind, job.first_event_id, STEP_EVENTS) for kind in THINNED

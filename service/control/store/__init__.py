@@ -1,1 +1,1 @@
-"""Store: tables, queries, migrations. Knows nothing of HTTP, of clusters, or of what a state means."""
+"""Store: tables, queries, migrations. Independent of HTTP, clusters and the meaning of states."""

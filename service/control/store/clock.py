@@ -1,4 +1,4 @@
-"""Time as it is stored: whole microseconds since 1970 UTC."""
+"""Stored times: whole microseconds since 1970 UTC."""
 
 import time
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""A database that is up to date, and transactions on it."""
+"""The migrated database, and transactions on it."""
 
 import fcntl
 import os
@@ -20,29 +20,29 @@ from service.control.store.open_file import OpenFile
 
 BUSY_TIMEOUT_MS = 10_000
 _MIGRATIONS = Path(__file__).parent / "migrations"
-_MIGRATION_LOCK = 0x5A4D  # any number, the same in every release
+_MIGRATION_LOCK = 0x5A4D  # arbitrary, but the same in every release
 
 
 class Database:
-    """Reads see one snapshot; writes are durable when their block ends, and undone when it raises."""
+    """Reads see one snapshot; writes are durable when their block ends, and rolled back when it raises."""
 
     def __init__(self, url: str) -> None:
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._engine = _sqlite_engine(url) if self.is_sqlite else create_engine(url, pool_pre_ping=True)
-        # SQLite has one writer. Waiting for it in line here is fair and cheap; its own waiting is a poll.
+        # SQLite has one writer. This lock waits fairly and cheaply; SQLite itself would poll.
         self._writing = threading.Lock()
-        # At each row it hands the interpreter over: of many readers at a time, all would end late.
+        # SQLite releases the GIL at every row, so that many concurrent readers would all finish late.
         one_reader = threading.Lock() if self.is_sqlite else nullcontext()
         self.fault: ServiceError | None = None
-        """Reason why the last write failed for want of room or of an answer; None when it did not."""
+        """Reason why the last write failed for lack of space or of a response; None if it succeeded."""
         self._reading_many: AbstractContextManager[Any] = one_reader
         self._file: OpenFile | None = None
         self._anchor: PoolProxiedConnection | None = None
         self._is_gone = False
 
     def migrate(self) -> None:
-        """Brings the tables to this release, a transaction each; waits while another process does."""
+        """Migrate the tables to this release, one transaction per migration; waits while another process migrates."""
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
         if self.is_sqlite and self.url.database:
@@ -51,14 +51,14 @@ class Database:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
         if self.is_sqlite and self.url.database:
-            # Held to the end: SQLite removes its log with the last connection that is closed.
+            # Kept until `close`: SQLite removes its log when the last connection closes.
             if self._anchor is None:
                 self._anchor = self._engine.raw_connection()
             self._file = OpenFile(self.url.database)
 
     def look(self) -> None:
-        """Returns if the file at the database's path is the one that is open. Raises Unavailable where it was moved,
-        removed or replaced: what would be committed then, nobody would find."""
+        """Check that the file at the database's path is the open one. Raises Unavailable if it was moved, removed or
+        replaced, since later commits would be lost."""
         if self._file is None:
             return
         fault = self._file.fault()
@@ -71,14 +71,14 @@ class Database:
             self._is_gone, self.fault = False, None
 
     def _rescue(self) -> None:
-        """Moves what is committed from the log into the database, under whatever name that is by now."""
+        """Checkpoint committed data from the log into the database file, wherever that is now."""
         assert self._anchor is not None
         with suppress(sqlite3.Error), closing(self._anchor.cursor()) as cursor:
             cursor.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """Raises Unavailable as `look` does."""
+        """A read transaction. Raises Unavailable as `look` does."""
         self.look()
         with self._engine.connect() as connection, connection.begin():
             yield connection
@@ -91,12 +91,13 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """Raises Full or Unavailable where the database can take nothing now, or is no more at its path."""
+        """A write transaction. Raises Full or Unavailable if the database cannot be written now, or is no longer at
+        its path."""
         self.look()
         try:
             with self._transaction() as connection:
                 yield connection
-                self.look()  # the last moment before it is committed
+                self.look()  # again right before the commit
         except DBAPIError as error:
             refusal = in_words(error)
             if refusal is None:
@@ -124,7 +125,7 @@ class Database:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other process migrates this database meanwhile."""
+        """Lock that excludes migrations by other processes."""
         if self.is_sqlite:
             if not self.url.database:
                 yield
@@ -142,8 +143,8 @@ class Database:
 
 
 def _make_private(database: str) -> None:
-    """Lets nobody but their owner read or write the files of a database, made now or by another release; those that
-    SQLite makes later beside the first get its permissions."""
+    """Restrict the database's files, new or existing, to their owner. Files that SQLite creates later inherit the
+    mode of the first."""
     Path(database).touch(0o600)
     for path in map(Path, (database, f"{database}-wal", f"{database}-shm", f"{database}.migrating")):
         if path.exists():
@@ -151,23 +152,23 @@ def _make_private(database: str) -> None:
 
 
 def _sqlite_engine(url: str) -> Engine:
-    # Connections are few, for each has a cache of its own; who finds none free waits for one.
+    # Few connections, since each has its own cache; callers wait for a free one.
     engine = create_engine(url, pool_size=9, max_overflow=0, pool_timeout=60)
 
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # transactions are begun below, not guessed by the driver
+        connection.isolation_level = None  # transactions are begun below, not implicitly by the driver
         for pragma in (
             f"busy_timeout={BUSY_TIMEOUT_MS}",
             "journal_mode=WAL",
-            "synchronous=FULL",  # a commit is on the disk before it is acknowledged
+            "synchronous=FULL",  # commits are on disk before they return
             "foreign_keys=ON",
         ):
             connection.execute(f"PRAGMA {pragma}").close()
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A write takes its lock at once: one that began by reading could find it taken and fail, not wait.
+        # Writes lock at once: a transaction that starts by reading would fail, not wait, if the lock is taken.
         writes = connection.get_execution_options().get("shardyard_write", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 

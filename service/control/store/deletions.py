@@ -1,4 +1,4 @@
-"""Records of deleted jobs: that it was there, who had it deleted, and when."""
+"""Records of deleted jobs: who requested the deletion, and when."""
 
 from dataclasses import dataclass, fields
 
@@ -17,11 +17,11 @@ class DeletionRow:
     name: str
     storage: str
     attempts: int
-    """Number that the job had: their tokens are still known, and refused."""
+    """Number of attempts: their tokens are still recognized, and refused."""
     actor: str
     requested_at: int
     finished_at: int | None
-    """None while files or rows of the job are left."""
+    """None while files or rows of the job remain."""
 
 
 _DELETION = [tables.deletions.c[field.name] for field in fields(DeletionRow)]
@@ -34,7 +34,7 @@ def insert_deletion(tx: Connection, row: DeletionRow) -> None:
 def find_deletion(
     tx: Connection, *, job_id: str | None = None, job_number: int | None = None
 ) -> DeletionRow | None:
-    """The deletion of a job, by its id or its number."""
+    """Deletion of a job, by its id or number."""
     column = tables.deletions.c
     condition = column.job_id == job_id if job_id is not None else column.job_number == job_number
     row = tx.execute(select(*_DELETION).where(condition)).one_or_none()

@@ -1,4 +1,4 @@
-"""Folders that are being filled for jobs that are not stored yet."""
+"""Drafts: folders being filled for jobs that are not stored yet."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Draft:
     job_id: str
     storage: str
     num_parents: int
-    """Number of folders directly above the draft's that are removed with it once they are empty."""
+    """Number of folders directly above the draft's that are removed with it once empty."""
 
 
 _COLUMNS = (tables.drafts.c.job_id, tables.drafts.c.storage, tables.drafts.c.num_parents)
@@ -27,19 +27,20 @@ def insert_draft(tx: Connection, draft: Draft, now: int) -> None:
 
 
 def note_parents(tx: Connection, job_id: str, num_parents: int) -> None:
-    """Note that at least so many folders are made for a draft."""
+    """Note that at least `num_parents` folders are created for a draft."""
     column = tables.drafts.c
     conditions = (column.job_id == job_id, column.num_parents < num_parents)
     tx.execute(update(tables.drafts).where(*conditions).values(num_parents=num_parents))
 
 
 def finish_draft(tx: Connection, job_id: str) -> bool:
-    """The job is stored, or its folder gone. False where it was no draft any more: its folder may be gone."""
+    """Delete the draft of a job that is stored, or whose folder is removed. False if it was no draft any more, so
+    that its folder may be gone."""
     return tx.execute(delete(tables.drafts).where(tables.drafts.c.job_id == job_id)).rowcount == 1
 
 
 def drop_draft(tx: Connection, draft: Draft) -> bool:
-    """Delete a draft whose folders are removed. Return False if more folders have been noted since."""
+    """Delete a draft whose folders are removed; False if more folders have been noted since."""
     column = tables.drafts.c
     conditions = (column.job_id == draft.job_id, column.num_parents <= draft.num_parents)
     tx.execute(delete(tables.drafts).where(*conditions))
@@ -52,12 +53,12 @@ def find_draft(tx: Connection, job_id: str) -> Draft | None:
 
 
 def all_drafts(tx: Connection) -> list[Draft]:
-    """Drafts of all POST requests that are being worked on, or were when their process died."""
+    """Drafts of all POST requests in progress, or interrupted by the death of their process."""
     return [Draft(*row) for row in tx.execute(select(*_COLUMNS))]
 
 
 def oldest_draft(tx: Connection, before: int, without: Collection[str] = ()) -> Draft | None:
-    """The oldest that was begun before a time, if there is one beside those `without`."""
+    """The oldest draft begun before a time, except those `without`."""
     column = tables.drafts.c
     query = select(*_COLUMNS).where(column.created_at < before, column.job_id.not_in(without))
     row = tx.execute(query.order_by(column.created_at).limit(1)).first()

@@ -1,4 +1,4 @@
-"""Events as rows: appended in one sequence a job, read from any point, sampled by step."""
+"""Events as rows: appended in one sequence per job, read from any point, sampled by step."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -14,17 +14,17 @@ ROW_VERSION = 1
 
 @dataclass(frozen=True)
 class NewEvent:
-    """An event that has yet to get its id."""
+    """An event without an id yet."""
 
     kind: str
     time: int
     attempt: int | None
     actor: str
     data: str
-    """JSON text, stored and sent as it is."""
+    """JSON text, stored and sent verbatim."""
     step: int | None = None
     group: int | None = None
-    """The worker group that recorded it."""
+    """Worker group that recorded it."""
     superseded: str | None = None
     """Value of the wire event's `superseded`."""
 
@@ -46,7 +46,7 @@ _EVENT = [tables.events.c[field.name] for field in fields(EventRow)]
 def newest_events(
     tx: Connection, job_number: int, kind: str, attempt: int | None, limit: int
 ) -> list[EventRow]:
-    """The newest of a kind that an attempt recorded, or any where it is None, the newest first."""
+    """Newest events of a kind, newest first, recorded by `attempt` or by any if None."""
     event = tables.events.c
     conditions = [event.job_number == job_number, event.kind == kind]
     if attempt is not None:
@@ -56,7 +56,7 @@ def newest_events(
 
 
 def furthest_step(tx: Connection, job_number: int, kind: str) -> int:
-    """The most steps that an event of a kind was recorded at; 0 where there is none."""
+    """Highest step of the events of a kind; 0 if there are none."""
     event = tables.events.c
     query = select(func.max(event.step)).where(event.job_number == job_number, event.kind == kind)
     return tx.execute(query).scalar_one() or 0
@@ -65,7 +65,7 @@ def furthest_step(tx: Connection, job_number: int, kind: str) -> int:
 def redone_steps(
     tx: Connection, job_number: int, kind: str, steps: Collection[int], attempt: int, group: int
 ) -> set[int]:
-    """Steps among `steps` that a newer attempt or worker group has recorded."""
+    """Those of `steps` that a newer attempt or worker group has recorded."""
     event = tables.events.c
     newer = or_(event.attempt > attempt, and_(event.attempt == attempt, event.group > group))
     sorted_steps, newer_steps = sorted(steps), set[int]()
@@ -77,7 +77,7 @@ def redone_steps(
 
 
 def append_events(tx: Connection, job_number: int, new: Sequence[NewEvent]) -> list[EventRow]:
-    """Stores events under the job's next ids, and answers with them."""
+    """Store events under the job's next ids, and return them."""
     if not new:
         return []
     job = tables.jobs.c
@@ -115,7 +115,7 @@ def events_after(
 
 
 def delete_oldest_events(tx: Connection, job_number: int, limit: int) -> bool:
-    """Takes out at most so many of a job's events; whether there were any."""
+    """Delete at most `limit` of a job's events; False if there were none."""
     event = tables.events.c
     first = tx.execute(select(func.min(event.id)).where(event.job_number == job_number)).scalar_one()
     if first is None:
@@ -125,7 +125,7 @@ def delete_oldest_events(tx: Connection, job_number: int, limit: int) -> bool:
 
 
 def delete_events_of(tx: Connection, job_number: int, kind: str, below_id: int, limit: int) -> bool:
-    """Takes out at most so many of a job's events of one kind; whether there were any."""
+    """Delete at most `limit` of a job's events of one kind; False if there were none."""
     event = tables.events.c
     of_kind = (event.job_number == job_number, event.kind == kind, event.id < below_id)
     ids = list(tx.scalars(select(event.id).where(*of_kind).order_by(event.id).limit(limit)))
@@ -138,11 +138,11 @@ def delete_events_of(tx: Connection, job_number: int, kind: str, below_id: int, 
 def sampled_by_step(
     tx: Connection, job_number: int, kind: str, since_step: int, limit: int, name: str | None = None
 ) -> list[int]:
-    """Ids of at most `limit` events, evenly spread over the steps from `since_step` on, the first and last among
-    them. Of a step that was redone only the newest attempt's and group's counts, which may have been heard of
-    before what an older group recorded; with `name`, only events whose data has that key.
+    """Ids of at most `limit` events, evenly spread over the steps from `since_step` on, including the first and last.
+    For a repeated step, the event of the newest attempt and group, which may have arrived before an older one's. With
+    `name`, only events whose data has that key.
 
-    The database chooses: a job of millions of steps takes no more memory than what is asked for.
+    The database selects, so that a job of millions of steps takes no more memory than the result.
     """
     event = tables.events.c
     conditions = _event_conditions(job_number, kind, since_step, name)
@@ -154,7 +154,7 @@ def sampled_by_step(
     if limit == 1:
         query = query.where(numbered_rows.c.place == total - 1)
     elif total > limit:
-        # Each of `limit - 1` equal stretches of 0..total-1 is told by the first place that is past its end.
+        # Each of the `limit - 1` equal intervals of 0..total-1 is represented by the first place past its end.
         def stretch(place: ColumnElement[int]) -> ColumnElement[int]:
             return place * (limit - 1) // (total - 1)
 
@@ -166,7 +166,8 @@ def sampled_by_step(
 def first_by_step(
     tx: Connection, job_number: int, kind: str, since_step: int, limit: int, name: str | None = None
 ) -> list[int]:
-    """Ids of the events of the first `limit` steps from `since_step` on, of each the newest as in `sampled_by_step`."""
+    """Ids of the events of the first `limit` steps from `since_step` on; the newest of each step, as in
+    `sampled_by_step`."""
     event = tables.events.c
     conditions = _event_conditions(job_number, kind, since_step, name)
     first = select(event.step).where(*conditions).distinct().order_by(event.step).limit(limit).subquery()
@@ -185,13 +186,13 @@ def _event_conditions(
     event = tables.events.c
     conditions = [event.job_number == job_number, event.kind == kind, event.step >= since_step]
     if name is not None:
-        # Every database can search text; data that has the key deeper down is for the reader to pass over.
+        # All databases can search text; the caller filters data that has the key at a deeper level.
         conditions.append(event.data.contains(f"{json.dumps(name, ensure_ascii=False)}:", autoescape=True))
     return conditions
 
 
 def _by_age(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
-    """Step and id of events, and `age`: 1 for the newest of its step."""
+    """Subquery: step and id of events, and `age`: 1 for the newest of its step."""
     event = tables.events.c
     newest_first = (event.attempt.desc(), event.group.desc(), event.id.desc())
     age = func.row_number().over(partition_by=event.step, order_by=newest_first).label("age")
@@ -199,7 +200,7 @@ def _by_age(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
 
 
 def events_by_id(tx: Connection, job_number: int, ids: Sequence[int]) -> list[EventRow]:
-    """These events, in order of their ids."""
+    """Events by their ids, in order."""
     event = tables.events.c
     rows: list[EventRow] = []
     for start in range(0, len(ids), 500):  # databases limit the parameters of one query

@@ -1,4 +1,4 @@
-"""Refusals of a database or a disk that can take nothing more, in this service's words."""
+"""Errors of a full database or disk as ServiceErrors."""
 
 import errno
 import sqlite3
@@ -13,12 +13,12 @@ REMEDY = "what is stored can be read; make room, and ask again"
 
 
 def is_full(error: OSError) -> bool:
-    """Whether it is for want of room that a file could not be written."""
+    """Whether a file could not be written for lack of space."""
     return error.errno in _NO_ROOM
 
 
 def in_words(error: DBAPIError) -> ServiceError | None:
-    """Full or Unavailable; None for what is a mistake of this service."""
+    """Full or Unavailable; None for a bug of this service."""
     code = getattr(error.orig, "sqlite_errorcode", None)
     if not isinstance(error, OperationalError) or code == sqlite3.SQLITE_ERROR:  # the latter: no such table
         return None
@@ -28,7 +28,7 @@ def in_words(error: DBAPIError) -> ServiceError | None:
     if code is not None and code & 0xFF in (
         sqlite3.SQLITE_READONLY,
         sqlite3.SQLITE_IOERR,
-    ):  # the low byte; the others give details
+    ):  # primary result code
         return Unavailable(
             f"the database cannot be written ({why}): its disk, folder or file is read-only, or fails; what is stored "
             "can still be read; make it writable and try again",

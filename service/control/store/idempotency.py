@@ -1,4 +1,4 @@
-"""Keys under which a job was posted, so that posting again gives the same job."""
+"""Idempotency keys of posted jobs: repeating a POST returns the same job."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Jobs as rows: put in, found, listed, and changed only from the state that the change was decided in."""
+"""Jobs as rows: inserted, queried, and changed only from the state in which the change was decided."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ ROW_VERSION = 1
 
 @dataclass(frozen=True)
 class JobPlace:
-    """Place of a job's events and files: all that a stream holds of it for as long as it is open."""
+    """Ids and storage of a job: all that an open stream keeps of it."""
 
     id: str
     number: int
@@ -24,7 +24,7 @@ class JobPlace:
 
 @dataclass(frozen=True)
 class JobSummary:
-    """The columns of a job that a list shows."""
+    """Columns of a job in a list."""
 
     number: int
     id: str
@@ -51,7 +51,7 @@ class JobSummary:
 
 @dataclass(frozen=True)
 class JobRow(JobSummary):
-    """All that is stored of a job."""
+    """All columns of a job."""
 
     version: int
     spec: str
@@ -78,11 +78,11 @@ class JobRow(JobSummary):
 
 _SUMMARIES = select(*(tables.jobs.c[field.name] for field in fields(JobSummary)))
 _JOBS = select(*(tables.jobs.c[field.name] for field in fields(JobRow)))
-"""Columns in the order of the fields; what is chosen of the rows, each query adds."""
+"""Columns in the order of the fields; each query adds its conditions."""
 
 
 def insert_job(tx: Connection, values: Mapping[str, Any], labels: Mapping[str, str]) -> JobRow:
-    """Stores a new job, and answers with its row."""
+    """Store a new job and return its row."""
     row = {
         "version": ROW_VERSION,
         "labels": json.dumps(dict(labels)),
@@ -123,11 +123,11 @@ def get_summary(tx: Connection, job_id: str) -> JobSummary | None:
 
 @dataclass(frozen=True)
 class JobFilter:
-    """Conditions that all hold of the jobs of a list."""
+    """Conditions of a job list, all of which must hold."""
 
     states: Collection[str] = ()
     labels: Sequence[tuple[str, str | None]] = ()
-    """A value of None asks only for the key."""
+    """(key, value) pairs; a value of None matches any."""
     name: str | None = None
 
     def conditions(self) -> list[ColumnElement[bool]]:
@@ -158,7 +158,7 @@ def list_jobs(
 
 
 def count_jobs(tx: Connection, job_filter: JobFilter) -> int:
-    """Number of jobs that a list of every page would have."""
+    """Number of jobs on all pages of a list."""
     query = select(func.count()).select_from(tables.jobs).where(*job_filter.conditions())
     return int(tx.execute(query).scalar_one())
 
@@ -166,7 +166,8 @@ def count_jobs(tx: Connection, job_filter: JobFilter) -> int:
 def change_job(
     tx: Connection, number: int, from_states: Collection[str], values: Mapping[str, Any], **column_values: Any
 ) -> bool:
-    """Sets `values` if the job is in one of `from_states` and its columns are as `column_values`; says whether."""
+    """Set `values` if the job is in one of `from_states` and its columns equal `column_values`; returns whether it
+    was."""
     job = tables.jobs.c
     conditions = [job[column] == value for column, value in column_values.items()]
     result = tx.execute(
@@ -178,24 +179,24 @@ def change_job(
 
 
 def set_columns(tx: Connection, number: int, values: Mapping[str, Any]) -> None:
-    """Sets what may change in any state; a state itself is changed by `change_job`."""
+    """Set columns that may change in any state; `change_job` changes states."""
     tx.execute(update(tables.jobs).where(tables.jobs.c.number == number).values(**values))
 
 
 def delete_job(tx: Connection, number: int) -> None:
-    """Takes a job out, with its labels and writers, and what events there are."""
+    """Delete a job with its labels, writers and events."""
     tx.execute(delete(tables.jobs).where(tables.jobs.c.number == number))
 
 
 def jobs_in(tx: Connection, states: Collection[str]) -> list[JobRow]:
-    """Jobs in any of these states, in order of their creation."""
+    """Jobs in any of these states, in order of creation."""
     job = tables.jobs.c
     query = _JOBS.where(job.state.in_(states)).order_by(job.number)
     return [JobRow(*row) for row in tx.execute(query)]
 
 
 def first_queued(tx: Connection, state: str, fingerprint: str, after: tuple[int, int]) -> JobRow | None:
-    """The next in the queue after (queued_at, number) that this cluster was not yet found too small for."""
+    """Next job of the queue after (queued_at, number) for which this cluster is not known to be too small."""
     job = tables.jobs.c
     queued_at, number = after
     query = (
@@ -210,7 +211,7 @@ def first_queued(tx: Connection, state: str, fingerprint: str, after: tuple[int,
 
 
 def ends_of_queue(tx: Connection, state: str) -> tuple[int, int] | None:
-    """(queued_at of the first, of the last) of the jobs in this state; None where there are none."""
+    """(lowest, highest) `queued_at` of the jobs in this state; None if there are none."""
     job = tables.jobs.c
     first, last = tx.execute(
         select(func.min(job.queued_at), func.max(job.queued_at)).where(job.state == state)
@@ -219,21 +220,21 @@ def ends_of_queue(tx: Connection, state: str) -> tuple[int, int] | None:
 
 
 def without_plan(tx: Connection, state: str, limit: int) -> list[JobRow]:
-    """Jobs in this state that have no plan and were not found too large, in the order of the queue."""
+    """Jobs in this state without a plan that are not known to be too large, in queue order."""
     job = tables.jobs.c
     query = _JOBS.where(job.state == state, job.plan.is_(None), job.unfit_for.is_(None))
     return [JobRow(*row) for row in tx.execute(query.order_by(job.queued_at, job.number).limit(limit))]
 
 
 def saying_unreachable(tx: Connection, state: str, limit: int) -> list[JobRow]:
-    """Jobs in this state that say that the cluster cannot be reached, in the order in which they came."""
+    """Jobs in this state marked with an unreachable cluster, in order of creation."""
     job = tables.jobs.c
     query = _JOBS.where(job.state == state, job.unreachable_since.is_not(None))
     return [JobRow(*row) for row in tx.execute(query.order_by(job.number).limit(limit))]
 
 
 def next_to_thin(tx: Connection, states: Collection[str], ended_before: int) -> JobRow | None:
-    """A job that came to its end before then and still has events to be thinned."""
+    """A job that ended before `ended_before` and still has events to thin."""
     job = tables.jobs.c
     query = _JOBS.where(
         job.state.in_(states), job.finished_at < ended_before, job.thinned_to + 1 < job.last_event_id
@@ -243,7 +244,7 @@ def next_to_thin(tx: Connection, states: Collection[str], ended_before: int) -> 
 
 
 def is_empty(tx: Connection) -> bool:
-    """Whether no job was ever stored, and none was deleted."""
+    """Whether no job was ever stored."""
     job = tx.execute(select(tables.jobs.c.number).limit(1)).first()
     return job is None and tx.execute(select(tables.deletions.c.job_id).limit(1)).first() is None
 

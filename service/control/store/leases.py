@@ -1,4 +1,4 @@
-"""The one controller: who holds the lease, and until when."""
+"""The controller's lease: its holder and expiry."""
 
 from sqlalchemy import Connection, delete, insert, select, update
 
@@ -9,7 +9,7 @@ CONTROLLER = "controller"
 
 
 def take_lease(tx: Connection, holder: str, now: int, lease_us: int) -> bool:
-    """Takes, keeps or renews the lease for `holder`; False while another holds it."""
+    """Take or renew the lease for `holder`; False while another holds it."""
     lease = tables.leases.c
     row = tx.execute(
         select(lease.holder, lease.expires_at).where(lease.name == CONTROLLER).with_for_update()
@@ -32,7 +32,7 @@ def take_lease(tx: Connection, holder: str, now: int, lease_us: int) -> bool:
 
 
 def holds_lease(tx: Connection, holder: str) -> bool:
-    """Whether nobody has taken the lease since. Inside a write this cannot change until its end."""
+    """Whether `holder` still has the lease. Within a write transaction, this cannot change."""
     lease = tables.leases.c
     query = select(lease.holder).where(lease.name == CONTROLLER).with_for_update()
     return tx.execute(query).scalar_one_or_none() == holder

@@ -1,7 +1,7 @@
-"""Identity of the files of an open SQLite database: whether the files at its path are still the open ones.
+"""Identity of an open SQLite database's files: whether the files at its path are still the open ones.
 
-SQLite goes on writing to a file that was moved or removed, and those commits are lost. The check is a `stat` of each
-file: opening and closing one would drop the locks that this process holds on it.
+SQLite continues to write to a file that was moved or removed, and those commits are lost. The check uses `stat`,
+since opening and closing a file would drop this process's locks on it.
 """
 
 from pathlib import Path
@@ -13,17 +13,17 @@ Identity = tuple[int, int]
 
 
 class OpenFile:
-    """Database file at a path, and its write-ahead log once there is one."""
+    """Database file at a path, and its write-ahead log once it exists."""
 
     def __init__(self, path: str) -> None:
-        """Raises OSError where there is no such file."""
+        """Raises OSError if the file does not exist."""
         self._path = Path(path)
         self._log = Path(f"{path}-wal")
         self._identity_at_open = _identity(self._path)
         self._opened_log: Identity | None = None
 
     def fault(self) -> Unavailable | None:
-        """Reason why nothing may be read or written now; None while the files at the path are those that are open."""
+        """Reason why the database must not be used now; None while the files at the path are the open ones."""
         try:
             if _identity(self._path) != self._identity_at_open:
                 return self._missing_error(self._path, "was replaced by another file")

@@ -1,1 +1,1 @@
-"""Steps that make each release's tables from those of the release before."""
+"""Migrations of the tables from each release to the next."""

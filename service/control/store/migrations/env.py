@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that `Database.migrate` hands over, each in a transaction of its own."""
+"""Runs migrations on the connection from `Database.migrate`, each in its own transaction."""
 
 from alembic import context
 

@@ -1,1 +1,1 @@
-"""One file a migration, in order of its number."""
+"""Migrations, one file each, in order."""

@@ -1,4 +1,4 @@
-"""Deleted jobs: a record of each, and keys that outlive them."""
+"""Table of deleted jobs, and idempotency keys that outlive their jobs."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Bounds of what is kept of each job's events."""
+"""Bounds of each job's kept events."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""A mark on metrics that came after a newer attempt or worker group had begun."""
+"""Mark on metrics that arrived after a newer attempt or worker group had begun."""
 
 import sqlalchemy as sa
 from alembic import op

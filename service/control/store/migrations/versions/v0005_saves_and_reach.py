@@ -1,4 +1,4 @@
-"""Each job's checkpoints as its run tells of them, and the time since which its cluster cannot be reached."""
+"""Each job's reported checkpoints, and the time since which its cluster is unreachable."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Folders of jobs that are not stored yet."""
+"""Table of drafts: folders of jobs that are not stored yet."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""An index of the jobs that say that the cluster cannot be reached."""
+"""Index of the jobs marked with an unreachable cluster."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Times at which each job failed, and lost its cluster, since its last progress."""
+"""Times of each job's failures and cluster losses since its last progress."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Number of the folders above a draft's own that are made for it."""
+"""Number of folders above a draft's that were created for it."""
 
 import sqlalchemy as sa
 from alembic import op

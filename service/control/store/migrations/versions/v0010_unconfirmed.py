@@ -1,4 +1,4 @@
-"""Mark of an attempt that a recovery found on storage and that its cluster has not confirmed yet."""
+"""Mark of a recovered attempt that its cluster has not confirmed yet."""
 
 import sqlalchemy as sa
 from alembic import op
