@@ -1,4 +1,4 @@
-"""The command `shardyard`: a client of the public API, and what starts a control plane on this machine.
+"""The command `shardyard`: a client of the public API, and commands that start a local control plane.
 
-Modules import what is heavy inside the commands, so that `shardyard --help` answers at once.
+Commands import heavy modules in their bodies, so that `shardyard --help` is fast.
 """

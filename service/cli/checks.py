@@ -1,4 +1,4 @@
-"""Resources of this machine for Shardyard, looked at without importing torch or Ray."""
+"""Checks of this machine for Shardyard, without importing torch or Ray."""
 
 import os
 import platform
@@ -27,7 +27,7 @@ ROOMY_DISK_BYTES = 5 * 1024**3
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check. `fault`: nothing works until it is mended; `note`: something works less well."""
+    """Result of one check. `fault`: nothing works until it is fixed; `note`: something works less well."""
 
     what: str
     verdict: Literal["ok", "note", "fault"]
@@ -39,8 +39,8 @@ class Finding:
 
 
 def check_machine(settings: "Settings", url: str, state_dir: Path | None) -> Iterator[Finding]:
-    """Every finding, cheap ones first. `url` is where a client would look for a control plane; `state_dir` the folder
-    to look at, instead of the one that this control plane uses."""
+    """All findings, cheap ones first. `url`: where a client would look for a control plane; `state_dir`: folder to
+    check instead of that control plane's."""
     service = ask_service(url)
     yield check_python()
     yield check_torch()
@@ -175,7 +175,7 @@ def check_kubectl() -> Finding:
 
 
 def ask_service(url: str) -> dict[str, Any] | Exception:
-    """Setup of the control plane at `url`, or why it does not say."""
+    """Setup of the control plane at `url`, or the error of the request."""
     from service.client import Client, ClientError
 
     try:
@@ -211,7 +211,7 @@ def check_control_plane(
 
 
 def num_usable_gpus() -> int:
-    """GPUs that this machine's torch can train on, as far as can be told without importing it."""
+    """GPUs that this machine's torch can train on, as far as known without importing it."""
     if shutil.which("nvidia-smi") is None or (_version("torch") or "").endswith("+cpu"):
         return 0
     try:
@@ -224,7 +224,7 @@ def num_usable_gpus() -> int:
 
 
 def available_cores() -> float:
-    """Cores that this process may use: its affinity, and its control group's quota."""
+    """Cores that this process may use, by its affinity and its cgroup's quota."""
     cores = (
         float(len(os.sched_getaffinity(0)))
         if hasattr(os, "sched_getaffinity")
@@ -237,7 +237,7 @@ def available_cores() -> float:
 
 
 def available_memory_bytes() -> int | None:
-    """Memory that new processes could take: the machine's, and the control group's limit; None off Linux."""
+    """Memory available to new processes, within the cgroup's limit; None off Linux."""
     fields = dict(line.split(":", 1) for line in _read(Path("/proc/meminfo")).splitlines() if ":" in line)
     if "MemAvailable" not in fields:
         return None
@@ -264,7 +264,7 @@ def _read(path: Path) -> str:
 
 
 def _is_here(url: str) -> bool:
-    """Whether a control plane at `url` runs on this machine, as far as an address can tell."""
+    """Whether a control plane at `url` runs on this machine, judging by the address."""
     from service.settings import is_loopback
 
     return is_loopback(urlsplit(url).hostname or "")

@@ -1,4 +1,4 @@
-"""A control plane in a process of its own, for as long as this one needs it."""
+"""A control plane as a child process of a command."""
 
 import os
 import signal
@@ -15,13 +15,13 @@ from service.client import Client, ClientError
 from service.signals import held_back, ignore_signals
 
 START_TIMEOUT_S = 600.0
-"""More than its Ray head may take."""
+"""Longer than its Ray head may take."""
 STOP_TIMEOUT_S = 120.0
 TAIL_LINES = 15
 
 
 class ControlPlaneChild:
-    """`shardyard up` on a free port of loopback; at the end it and its Ray head are gone."""
+    """`shardyard up` on a free loopback port; on exit it and its Ray head are ended."""
 
     def __init__(self, state_dir: Path, num_cpus: int | None, mark: str) -> None:
         self.state_dir, self._num_cpus, self._mark = state_dir, num_cpus, mark
@@ -47,15 +47,15 @@ class ControlPlaneChild:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                     env={**variables, MARK: self._mark},
-                    start_new_session=True,  # Ctrl-C is ours to pass on, once
+                    start_new_session=True,  # Ctrl-C is passed on by this process, once
                 )  # fmt: skip
-        except BaseException:  # such as a signal that was held back
+        except BaseException:  # such as a deferred signal
             self._end()
             raise
         return self
 
     def await_ready(self) -> None:
-        """Returns once it answers. Raises CommandError with the end of its log when it does not come up."""
+        """Wait until it responds. Raises CommandError with the end of its log if it does not come up."""
         assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
         with Client(self.url, token="") as client:
@@ -91,4 +91,4 @@ class ControlPlaneChild:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-            LocalHead.stop_recorded(self.state_dir)  # where it was killed before it could
+            LocalHead.stop_recorded(self.state_dir)  # if it was killed before it could

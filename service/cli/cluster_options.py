@@ -1,4 +1,4 @@
-"""The cluster that a plan's options tell of: read from a file, or imagined."""
+"""The cluster of a plan's options: read from a file, or hypothetical."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Options as they were written; None where they were left out."""
+    """Options as given; None if left out."""
 
     cluster: Path | None
     num_nodes: int | None
@@ -23,7 +23,7 @@ class ClusterOptions:
     billing_unit: int | None = None
 
     def read(self) -> "Cluster | Pools | None":
-        """The cluster that they tell of; None where they tell of none. Raises Misuse, SpecError, OSError."""
+        """The cluster that they describe; None if none. Raises Misuse, SpecError, OSError."""
         is_imagined = any(value is not None for value in (self.num_nodes, self.devices_per_node, self.device))
         if self.cluster is not None:
             if is_imagined or any(
@@ -67,7 +67,7 @@ class ClusterOptions:
 
 
 def _amount(text: str) -> float:
-    """`2.50`. Raises Misuse for anything but an amount above nothing."""
+    """Parse `2.50`. Raises Misuse unless it is a positive amount."""
     from math import inf
 
     try:
@@ -80,7 +80,7 @@ def _amount(text: str) -> float:
 
 
 def _num_bytes(text: str) -> int:
-    """`80GB`, `141 GiB`, `512MiB`, `1000000`. Raises Misuse for anything else."""
+    """Parse `80GB`, `141 GiB`, `512MiB`, `1000000`. Raises Misuse for anything else."""
     import re
     from decimal import Decimal
 

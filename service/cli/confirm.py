@@ -1,4 +1,4 @@
-"""Asking back before something that cannot be undone."""
+"""Confirmation of irreversible actions."""
 
 import sys
 
@@ -8,8 +8,7 @@ from service.cli.failures import CommandError, Misuse
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Returns when a person at the terminal agrees, or `--yes` has already. Raises Misuse where nobody can be asked,
-    CommandError where the answer is no."""
+    """Ask for confirmation, unless `yes`. Raises Misuse without a terminal, CommandError if the answer is no."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""Early preparation of the built-in catalogs corpus, while Ray starts: most first jobs read it."""
+"""Prepares the built-in catalogs corpus early, while Ray starts: most first jobs read it."""
 
 import os
 import signal
@@ -16,15 +16,13 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 5.0
 MIN_MEMORY_BYTES = 2 * 1024**3
-"""Available memory below which nothing is prepared early; the preparation takes 0.63 GB at most."""
+"""Available memory below which nothing is prepared early; the preparation takes at most 0.63 GB."""
 
 
 class EarlyCorpus:
-    """Process that prepares the catalogs corpus in the folder where jobs look for it.
-
-    It uses one thread, to leave a core to Ray. It ends at once where the corpus is prepared already; a job that starts
-    meanwhile waits for it rather than preparing the corpus again. The end of the block ends it.
-    """
+    """Context with a process that prepares the catalogs corpus where jobs look for it. It uses one thread, to leave
+    a core to Ray, and ends at once if the corpus is prepared already; a job that starts meanwhile waits for it
+    instead of preparing the corpus again. It is ended with the context."""
 
     def __init__(self, cache_dir: Path) -> None:
         self._cache_dir = cache_dir
@@ -37,14 +35,14 @@ class EarlyCorpus:
         command = [sys.executable, "-m", "service.cli.early_corpus", str(self._cache_dir)]
         # Threads of `tokenizers`, and of OpenMP.
         environment = {**os.environ, "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        with suppress(OSError):  # otherwise the first job prepares the corpus
+        with suppress(OSError):  # if it fails, the first job prepares the corpus
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for the command, which ends this
+                start_new_session=True,  # Ctrl-C goes to the command, which ends this process
             )
         return self
 
@@ -63,26 +61,23 @@ class EarlyCorpus:
 
 
 def prepare_catalogs(cache_dir: Path, machine_dir: Path | None) -> Path:
-    """Prepare the catalogs corpus with default settings, and return its folder in `cache_dir`.
-
-    `machine_dir`: a folder that all control planes of this user share. The corpus is built there once and linked into
-    each `cache_dir`.
-    """
+    """Prepare the catalogs corpus with default settings, and return its folder in `cache_dir`. `machine_dir`: folder
+    shared by all control planes of this user, where the corpus is built once, then linked into each `cache_dir`."""
     from moe.data.pairs import prepare
 
     return prepare(*catalogs(), cache_dir, shared_dir=machine_dir).folder
 
 
 def catalogs() -> "tuple[CatalogsSpec, TranslationModelSpec]":
-    """Data and model of a job that names the built-in catalogs and a preset, with defaults for all else."""
+    """Data and model of a job with the built-in catalogs and a preset, all else default."""
     from moe.spec import CatalogsSpec, TranslationModelSpec
 
     return CatalogsSpec(corpus="catalogs"), TranslationModelSpec.model_validate({"preset": "gshard-tiny"})
 
 
 def machine_cache() -> Path | None:
-    """Folder for corpora that are built once per user of this machine, by the XDG base directory specification; None
-    for a user without a home."""
+    """Folder for corpora built once per user of this machine, by the XDG base directory specification; None for a
+    user without a home."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
     try:
         cache = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()

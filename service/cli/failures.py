@@ -1,4 +1,4 @@
-"""Failures, as a person at a terminal should read them."""
+"""Error messages for terminals and programs."""
 
 import errno
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 FAILED, MISUSE = 1, 2
 _NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""Errors of writing to an open file, which do not name the file."""
+"""Errors of writes to an open file, which do not name it."""
 
 
 @dataclass(frozen=True)
@@ -18,22 +18,22 @@ class Failure:
     """A failed command."""
 
     text: str
-    """For a terminal: one problem a line, the first behind the command's name and the others below it."""
+    """For a terminal: one problem per line, the first after the command's name."""
     exit_code: int
     body: dict[str, Any]
-    """For programs: `detail`, and `errors` with the code, path, value, rule and remedy of every problem."""
+    """For programs: `detail`, and `errors` with the code, path, value, rule and remedy of each problem."""
 
 
 class Misuse(Exception):
-    """A request that cannot be done as it was asked; the message says how it could."""
+    """A request that is invalid as given; the message says how to correct it."""
 
 
 class CommandError(Exception):
-    """A request that was tried, and did not come about."""
+    """A valid request that failed."""
 
 
 def explain(error: Exception) -> Failure | None:
-    """How `error` is reported; None for a bug of ours, which deserves its traceback."""
+    """Report of `error`; None for a bug, which gets its traceback."""
     if isinstance(error, Misuse):
         return _failure(str(error), MISUSE)
     if isinstance(error, CommandError):
@@ -63,7 +63,7 @@ def explain(error: Exception) -> Failure | None:
         return _failure(f"{error.filename}: {error.strerror}", MISUSE)
     if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:
         return _failure(f"the output cannot be written: {error.strerror}", FAILED)
-    from moe.spec.errors import SpecError  # last: it takes as long to import as most commands take to answer
+    from moe.spec.errors import SpecError  # last: this import takes as long as most commands
 
     return _failure(str(error), MISUSE, error.problems) if isinstance(error, SpecError) else None
 
@@ -74,6 +74,6 @@ def _failure(text: str, exit_code: int, problems: "Sequence[Problem]" = ()) -> F
 
         errors = [problem_fields(problem) for problem in problems]
     else:
-        errors = []  # without an import that takes long
+        errors = []  # without a slow import
     body = {"detail": text, "errors": errors}
     return Failure("shardyard: " + text.replace("\n", "\n           "), exit_code, body)

@@ -1,4 +1,4 @@
-"""Memory of a program and all that it starts, measured while it runs."""
+"""Memory of a program and its descendants, measured while it runs."""
 
 import os
 import threading
@@ -9,17 +9,15 @@ import psutil
 
 SAMPLE_INTERVAL_S = 1.0
 MAX_SHARE_OF_TIME = 0.02
-"""Share of a core that measuring may take from what is measured: a sample of 30 processes takes 0.1 s."""
+"""Share of a core that measuring may use: a sample of 30 processes takes 0.1 s."""
 MARK = "FOOTPRINT_OF_SHARDYARD"
-"""An environment variable that is handed on to everything a marked process starts, detached or not. Not a
-`SHARDYARD_` one: those end where Ray begins."""
+"""Environment variable inherited by everything that a marked process starts, detached or not. Not a `SHARDYARD_`
+variable: those are not passed to Ray."""
 
 
 class Footprint:
-    """The most memory that processes bearing `mark`, and their children, held at one time.
-
-    A page that several processes share is counted once (proportional set size, where the system tells it).
-    """
+    """Peak memory of the processes with `mark` and their descendants. Shared pages count once (proportional set
+    size, if the system reports it)."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
@@ -52,7 +50,7 @@ class Footprint:
             took_s = time.thread_time() - began
 
     def sample(self) -> None:
-        """Measures once."""
+        """Measure once."""
         sizes = [_num_bytes(process) for process in self._processes()]
         total = sum(sizes)
         if total > self.peak_bytes:
@@ -68,12 +66,12 @@ class Footprint:
     def _bears(self, process: psutil.Process) -> bool:
         try:
             return bool(process.environ().get(MARK) == self.mark)
-        except (psutil.Error, OSError):  # gone, or another user's
+        except (psutil.Error, OSError):  # gone, or of another user
             return False
 
 
 def _descends(pid: int, ancestors: set[int], parents: dict[int, int]) -> bool:
-    """Whether `pid` is one of `ancestors` or has one. Ray's workers overwrite their environment."""
+    """Whether `pid` is in `ancestors` or descends from one. Needed since Ray's workers overwrite their environment."""
     seen_pids = set[int]()
     while pid and pid not in seen_pids:
         if pid in ancestors:

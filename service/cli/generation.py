@@ -1,4 +1,4 @@
-"""Options by which a model makes a text, from the command line."""
+"""Command line options of text generation."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     from moe.spec.generation import GenerationSpec
 
 _OPTIONS = {"num_beams": "--beams"}
-"""Options of fields that have another name than their option."""
+"""Options with another name than their field."""
 
 
 def generation_spec(**options: Any) -> "GenerationSpec":
-    """The spec of the options that were given. Raises SpecError, which names options rather than fields."""
+    """Spec from the given options. Raises SpecError, with option names instead of fields."""
     from moe.spec.errors import SpecError
     from moe.spec.generation import GenerationSpec
 

@@ -1,4 +1,4 @@
-"""The job file that a command is given: a path, or `-` for standard input."""
+"""Job file of a command: a path, or `-` for standard input."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ STANDARD_INPUT = Path("-")
 
 
 def plain_job(file: Path) -> dict[str, Any]:
-    """The plain data in it. Raises SpecError for what cannot be read as such, Misuse for what is no job, OSError."""
+    """The job as plain data. Raises SpecError for a syntax error, Misuse if it is no job, OSError."""
     from moe.spec.files import MAX_SPEC_BYTES, parse_stream, read_plain
 
     if file == STANDARD_INPUT:

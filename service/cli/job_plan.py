@@ -1,4 +1,4 @@
-"""Plans of jobs: made here or by a control plane, written, printed, and explained against another layout."""
+"""Plans of jobs: made locally or by a control plane, saved, printed, and compared with another layout."""
 
 import json
 import os
@@ -29,17 +29,17 @@ _OPTION = "--explain-against"
 
 @dataclass(frozen=True)
 class PlanOutput:
-    """Files and form that a plan is written in."""
+    """Output options of a plan."""
 
     save: Path | None = None
     draw: Path | None = None
     as_json: bool = False
     full: bool = False
-    """Whether all that is known of a plan is printed, or a verdict and a short table."""
+    """Print everything about a plan instead of a verdict and a short table."""
 
 
 def make_plan(request: PlanRequest, cluster: Cluster | Pools | None, url: str | None) -> tuple[Plan, str]:
-    """(the plan, for what). Raises SpecError, ClientError."""
+    """(plan, description of its cluster). Raises SpecError, ClientError."""
     if cluster is None:
         from service.cli.server import connect
 
@@ -61,7 +61,7 @@ def make_plan(request: PlanRequest, cluster: Cluster | Pools | None, url: str | 
 def depends(
     request: PlanRequest, cluster: Cluster | Pools, plan_and_where: tuple[Plan, str], output: PlanOutput
 ) -> None:
-    """Prints a plan, and what it depends on: as JSON, `{"plan": ..., "sensitivity": [...]}`. Raises SpecError."""
+    """Print a plan and its sensitivity; as JSON, `{"plan": ..., "sensitivity": [...]}`. Raises SpecError."""
     plan, where = plan_and_where
     changes = sensitivity(request, _pool_of(plan, cluster), plan)
     _write(plan, output)
@@ -82,8 +82,8 @@ def depends(
 def plan_on_smallest(
     request: PlanRequest, cluster: Cluster | Pools
 ) -> tuple[PlanRequest, Cluster, tuple[Plan, str]]:
-    """(the request, for a worker on each device, the smallest cluster of the kind that can run the job, the plan and
-    what it is for); of pools, of the kind of one of them. Raises SpecError where none holds it."""
+    """(request with one worker per device, smallest cluster of this kind that can run the job, (plan, description of
+    its cluster)); for pools, of the kind of one pool. Raises SpecError if none holds the job."""
     if isinstance(cluster, Pools):
         plan, smallest = fit_pools(request.spec, cluster, _how(request))
         plan_and_where = plan, f"pool {plan.pool}, {_nodes(smallest)}"
@@ -95,7 +95,7 @@ def plan_on_smallest(
 
 
 def _on_all_of(request: PlanRequest, cluster: Cluster) -> PlanRequest:
-    """The request for a worker on each device, which leaves a goal nothing to choose."""
+    """The request with one worker per device, which leaves nothing for a goal to choose."""
     return request.model_copy(update={"num_workers": cluster.num_devices, "goal": None})
 
 
@@ -104,7 +104,7 @@ def _how(request: PlanRequest) -> How:
 
 
 def _pool_of(plan: Plan, hardware: Cluster | Pools) -> Cluster:
-    """The nodes, of one kind, that a plan lies on."""
+    """The nodes, all of one kind, that a plan uses."""
     if isinstance(hardware, Cluster):
         return hardware.at_least(plan.num_workers)
     assert plan.pool is not None
@@ -128,7 +128,7 @@ def _nodes(cluster: Cluster) -> str:
 
 
 def of_job(job_id: Path, url: str | None) -> tuple[Plan, str]:
-    """(the plan that a job has, for what). Raises Misuse, CommandError, ClientError."""
+    """(plan of a job, description of its cluster). Raises Misuse, CommandError, ClientError."""
     from service.cli.server import connect, find_job
     from service.client import ApiError
 
@@ -142,11 +142,11 @@ def of_job(job_id: Path, url: str | None) -> tuple[Plan, str]:
         except ApiError as error:
             if error.status != 404:
                 raise
-            raise CommandError(str(error)) from None  # the job is there, and has no plan yet
+            raise CommandError(str(error)) from None  # the job exists, but has no plan yet
 
 
 def give(plan: Plan, where: str, output: PlanOutput) -> None:
-    """Writes the files that were asked for, and prints the plan. Raises SpecError, OSError."""
+    """Write the requested files and print the plan. Raises SpecError, OSError."""
     _write(plan, output)
     if output.as_json:
         print(_text(plan))
@@ -169,7 +169,7 @@ def _write(plan: Plan, output: PlanOutput) -> None:
 
 
 def _text(plan: Plan) -> str:
-    """JSON; keys are sorted but where their order says something: axes of a module's mesh."""
+    """Plan as JSON, with sorted keys unless order matters (mesh axes of a module's plan)."""
     is_sorted = plan.module is None
     return json.dumps(plan.model_dump(mode="json"), indent=2, ensure_ascii=False, sort_keys=is_sorted)
 
@@ -182,14 +182,14 @@ def explain(
     plan_and_where: tuple[Plan, str],
     output: PlanOutput,
 ) -> None:
-    """Prints why the chosen plan, and not the `layout`. Raises SpecError where that does not fit; OSError,
+    """Print why the chosen plan was preferred to `layout`. Raises SpecError if that does not fit; OSError,
     ClientError."""
     plan, where = plan_and_where
     if plan.module is not None:
         raise Misuse(
             "--explain-against compares layouts of this library's models; a module's job has one layout alone"
         )
-    request = request.model_copy(update={"goal": None})  # the goal has chosen the number of workers for both
+    request = request.model_copy(update={"goal": None})  # the goal has already chosen the number of workers
     cluster = None if cluster is None else _pool_of(plan, cluster)
     try:
         alternative, _ = make_plan(asking_for(request, layout, plan.num_workers), cluster, url)
@@ -205,8 +205,8 @@ def explain(
 
 
 def read_layout(text: str) -> Layout:
-    """The layout that `text` asks for, or that of the plan in the file that it names. Raises SpecError, OSError."""
-    if os.path.isfile(text):  # a layout may be longer than a file's name, which `Path` raises for
+    """Parse a layout, or read that of the plan in the file named `text`. Raises SpecError, OSError."""
+    if os.path.isfile(text):  # `Path` raises for layouts longer than a file name
         return layout_to_ask(load(text))
     if "=" not in text:
         raise SpecError(

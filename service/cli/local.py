@@ -1,4 +1,4 @@
-"""The control plane of this machine: its settings, and the jobs it left on disk."""
+"""The local control plane: its settings, and whether its state can be kept."""
 
 import re
 from contextlib import closing
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 DEMO_FOLDER = "demo"
-"""Below the state folder: where `shardyard demo` keeps its own."""
+"""Folder of `shardyard demo`, below the state folder."""
 
 
 def settings_for(**overrides: Any) -> "Settings":
-    """The settings of the environment, with what the command line says instead. Raises Misuse."""
+    """Settings from the environment and the command line's overrides. Raises Misuse."""
     from pydantic import ValidationError
     from pydantic_settings import SettingsError
 
@@ -31,7 +31,7 @@ def settings_for(**overrides: Any) -> "Settings":
 
 
 def require_usable(settings: "Settings") -> None:
-    """Returns if a control plane can keep its state and its jobs where these settings say. Raises Misuse."""
+    """Check that a control plane can keep its state and jobs where these settings say. Raises Misuse."""
     from sqlalchemy.exc import SQLAlchemyError
 
     from service.control.jobs.roots import StorageRoots
@@ -50,7 +50,7 @@ def require_usable(settings: "Settings") -> None:
     except OSError as error:
         raise Misuse(f"{error.filename or 'the database'}: {error.strerror or error}; {remedy}") from None
     except (SQLAlchemyError, ImportError) as error:
-        # The first line is what the database said; those below it are SQL.
+        # The first line is the database's message; the others are SQL.
         raise Misuse(f"the database cannot be used ({str(error).splitlines()[0]}); {remedy}") from None
 
 

@@ -1,4 +1,4 @@
-"""The command `shardyard`: its subcommands, and how what goes wrong becomes words and an exit code."""
+"""The command `shardyard`: its subcommands, error messages and exit codes."""
 
 import io
 import json
@@ -89,14 +89,14 @@ for command in (
 
 
 def main() -> None:
-    """Runs one command and exits: 0 done, 1 failed, 2 misuse."""
+    """Run one command and exit: 0 done, 1 failed, 2 misuse."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for locales that cannot print the names of jobs
+        sys.stdout.reconfigure(errors="backslashreplace")  # for locales that cannot encode jobs' names
     try:
         try:
             app(prog_name="shardyard")
         finally:
-            sys.stdout.flush()  # so that a write error is reported here, and not when the interpreter ends
+            sys.stdout.flush()  # report write errors here, not at the interpreter's exit
     except Interruption as interruption:
         sys.exit(interruption.exit_code)
     except BrokenPipeError:
@@ -107,15 +107,15 @@ def main() -> None:
         if (failure := explain(error)) is None:
             raise
         if "--json" in takewhile(lambda word: word != "--", sys.argv):
-            with suppress(OSError):  # one line, since some commands have printed lines of JSON by then
+            with suppress(OSError):  # one line: some commands print JSON lines before
                 print(json.dumps(failure.body), flush=True)
-        _drop_output()  # standard output may be what cannot be written
+        _drop_output()  # standard output may be the cause
         print(failure.text, file=sys.stderr)
         sys.exit(failure.exit_code)
 
 
 def _drop_output() -> None:
-    """Keeps the interpreter from another try to write what is left, and a traceback of that."""
+    """Redirect standard output to /dev/null, so that the interpreter's final flush does not fail with a traceback."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""Path of a trained model: from a job's id, with or without a control plane, or from a path."""
+"""Finds a trained model by a job's id, with or without a control plane, or by a path."""
 
 import json
 from collections.abc import Iterator
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
 
 def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
-    """fsspec URL of the newest whole checkpoint of `job`: its id, its folder, or a checkpoint's own folder. The
-    folder of an exported model stands for itself.
-
-    Raises Misuse when nothing of that name is found, CommandError when it has no whole checkpoint.
-    """
+    """fsspec URL of the newest intact checkpoint of `job`, given as its id, its folder, or a checkpoint's folder.
+    The folder of an exported model is returned as it is. Raises Misuse if nothing is found, CommandError if there is
+    no intact checkpoint."""
     require_id(job)
     if "://" in job or "/" in job or Path(job).is_dir():
         _refuse_another_tools(job)
@@ -44,8 +42,7 @@ def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
 
 
 def _refuse_another_tools(path: str) -> None:
-    """Refuse a path of this machine with nothing at it, or with a model or an adapter that other tools load. Raises
-    Misuse."""
+    """Raises Misuse for a local path that does not exist, or holds a model or adapter in another tool's format."""
     folder = Folder(path)
     if not folder.is_local:
         return
@@ -65,7 +62,7 @@ def _refuse_another_tools(path: str) -> None:
 
 
 def _fields(config: Path) -> dict[str, object]:
-    """Fields of a JSON file; none where it has none or cannot be read."""
+    """Fields of a JSON file; empty if it has none or cannot be read."""
     with suppress(OSError, ValueError, RecursionError):
         if isinstance(fields := json.loads(config.read_bytes()), dict):
             return fields
@@ -73,10 +70,10 @@ def _fields(config: Path) -> dict[str, object]:
 
 
 def load_model(checkpoint: str) -> "TrainedModel":
-    """The model of a checkpoint's or an exported model's folder. Raises Misuse where it is no model's, CommandError
-    where it is not whole."""
+    """Load the model from a checkpoint's or an exported model's folder. Raises Misuse if it holds no model,
+    CommandError if it is incomplete."""
     from moe.export.load import load_trained
-    from moe.export.model_folder import ExportError  # torch: seconds, so only once there is something to load
+    from moe.export.model_folder import ExportError  # imports torch, which takes seconds
     from moe.train.checkpoint.checkpointer import CheckpointError
 
     try:
@@ -88,7 +85,7 @@ def load_model(checkpoint: str) -> "TrainedModel":
 
 
 def _storages(job: str, url: str | None, state_dir: Path | None, looked_in: list[str]) -> Iterator[str]:
-    """Places where the job's storage may be: as the control plane says, then where those of this machine keep it."""
+    """Possible storage of the job: from the control plane, then in this machine's storage roots."""
     try:
         with Client(url) as client:
             looked_in.append(client.url)
@@ -98,7 +95,7 @@ def _storages(job: str, url: str | None, state_dir: Path | None, looked_in: list
             raise
     except ClientError as error:
         if url is not None or isinstance(error, BadUrl | BadToken):
-            raise  # no other checkpoint can be chosen
+            raise  # no fallback for an explicit or invalid URL
         looked_in[-1:] = []
     settings = settings_for(state_dir=state_dir)
     for root in (*settings.storage_roots, str(settings.state_dir / DEMO_FOLDER / "storage")):
@@ -106,8 +103,8 @@ def _storages(job: str, url: str | None, state_dir: Path | None, looked_in: list
 
 
 def require_use(checkpoint: str, command: str, job: str) -> None:
-    """Returns where `command` puts the model of a checkpoint, or of an exported folder, to use, or where its kind
-    cannot be told: loading it then says why. Raises Misuse with the command that does. Loads no torch."""
+    """Check that `command` applies to the model of a checkpoint or exported folder. Passes if its kind is unknown,
+    since loading it then gives the reason. Raises Misuse with the right command. Does not import torch."""
     if (kind := _kind(checkpoint)) is not None and (words := refusal(kind, command, job)) is not None:
         raise Misuse(words)
 
@@ -121,7 +118,7 @@ def _kind(checkpoint: str) -> str | None:
             continue
         model = fields.get("model") if isinstance(fields, dict) else None
         if isinstance(model, dict):
-            return str(model.get("kind", "translation"))  # which an older release did not write
+            return str(model.get("kind", "translation"))  # not written by older releases
     return None
 
 

@@ -1,4 +1,4 @@
-"""`plan --module`: the plan of a user's module, made in a process beside this one, in the present folder."""
+"""`plan --module`: plans a user's module in a child process in the current folder."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from service.planner.request import ModuleRequest
 
 
 def plan_module(build: str, sample: str, cluster: Cluster, hints: Path | None, output: PlanOutput) -> None:
-    """Plan it, write the files that were asked for, and print the plan. Raises SpecError, OSError."""
+    """Plan the module, write the requested files, and print the plan. Raises SpecError, OSError."""
     for path, code in (("--module", build), ("--sample", sample)):
         if not is_code(code):
             raise SpecError(Problem("invalid_value", path, code, "must be module:function", CODE_REMEDY))

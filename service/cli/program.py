@@ -1,4 +1,4 @@
-"""The program as a user types it."""
+"""The program's name as users type it."""
 
 import os
 import shlex
@@ -9,7 +9,7 @@ NAME = "shardyard"
 
 
 def program() -> str:
-    """`shardyard`, or the path that it was started by where the search path has none or another one."""
+    """`shardyard`, or the path by which it was started if the search path does not lead to it."""
     path = sys.argv[0]
     if os.path.basename(path) != NAME or not os.path.isfile(path):
         return NAME

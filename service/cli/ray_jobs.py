@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster, asked for over its dashboard."""
+"""Jobs on a Ray cluster, queried through its dashboard."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ TIMEOUT_S = 30.0
 
 
 def unfinished_jobs(dashboard_url: str, token_path: Path | None) -> list[str] | None:
-    """Submission ids of the jobs that have not ended; None when the cluster does not answer."""
+    """Submission ids of unfinished jobs; None if the cluster does not respond."""
     import httpx
 
     try:
@@ -19,5 +19,5 @@ def unfinished_jobs(dashboard_url: str, token_path: Path | None) -> list[str] | 
             for job in answer.json()
             if job.get("submission_id") and job["status"] not in FINISHED
         ]
-    except (httpx.HTTPError, ValueError, OSError):  # the head's token file was removed
+    except (httpx.HTTPError, ValueError, OSError):  # OSError: the head's token file was removed
         return None

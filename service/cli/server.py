@@ -1,4 +1,4 @@
-"""The control plane that a command talks to."""
+"""Connection of commands to a control plane."""
 
 import sys
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ NEARBY_JOBS = 200
 
 
 def connect(url: str | None) -> "Client":
-    """A client for `url`, or for what the environment names."""
+    """Client for `url`, or for the environment's URL."""
     with _bare_httpx():
         from service.client import Client
 
@@ -23,8 +23,8 @@ def connect(url: str | None) -> "Client":
 
 @contextmanager
 def _bare_httpx() -> Iterator[None]:
-    """Has httpx imported without its own command line, which it leaves out where there is no click: that, pygments and
-    what they import take as long as all the rest of a command."""
+    """Import httpx without its command line, which it skips if click is missing: click, pygments and their imports
+    take as long as the rest of a command."""
     if "click" in sys.modules:
         yield
         return
@@ -38,13 +38,13 @@ def _bare_httpx() -> Iterator[None]:
 
 
 def require_id(id: str) -> None:
-    """Raises Misuse for an empty id, as a shell variable that is not set gives: it is the path of all jobs."""
+    """Raises Misuse for an empty id, for example from an unset shell variable: it would address all jobs."""
     if not id:
         raise Misuse("the id of a job is empty; 'shardyard ls' shows the ids that there are")
 
 
 def find_job(client: "Client", id: str) -> "Job":
-    """The job of that id. Raises Misuse naming the ids most like it when there is none."""
+    """The job with this id. Raises Misuse with the most similar ids if there is none."""
     from service.client import ApiError
 
     require_id(id)

@@ -1,4 +1,4 @@
-"""The control plane as Python sees it."""
+"""Python client of the control plane."""
 
 import uuid
 from collections.abc import Iterator, Sequence
@@ -12,27 +12,25 @@ from service.client.job import Job
 from service.client.settings import ClientSettings
 from service.client.stream import Patience
 
-if (
-    TYPE_CHECKING
-):  # planning and specs are imported only by the requests that need them: 'ls' is to answer at once
+if TYPE_CHECKING:  # imported only by requests that need them, so that 'ls' is fast
     from moe.plan import Calibration, Plan
     from moe.spec import JobSpec
 
 PAGE_SIZE = 200
 CALIBRATION_TIMEOUT_S = 600.0
 COPY_TIMEOUT_S = 3600.0
-"""Longest wait for the answer to a job that begins with a checkpoint, which is copied first."""
+"""Longest wait for the submission of a job that starts from a checkpoint, which is copied first."""
 MODULE_TIMEOUT_S = 1800.0
-"""Longest wait for the answer to a job of a user's module, which is planned first, after those posted before it."""
+"""Longest wait for the submission of a user's module, which is planned first, after earlier ones."""
 CHOICE_TIMEOUT_S = 1800.0
 """Longest wait for a plan by a goal or on pools, which takes as long as many plans."""
 
 
 class Client:
-    """Submits jobs to the control plane at `url`, and finds those that are there.
+    """Submits jobs to the control plane at `url`, and finds existing ones.
 
-    `url` and `token` come from `SHARDYARD_URL` and `SHARDYARD_TOKEN` when left out. What fails raises a
-    `ClientError`: `Unreachable`, or `ApiError` with the problems that the control plane named.
+    `url` and `token` default to `SHARDYARD_URL` and `SHARDYARD_TOKEN`. Failures raise `ClientError`: `Unreachable`,
+    or `ApiError` with the control plane's problems.
     """
 
     def __init__(
@@ -49,11 +47,9 @@ class Client:
     def submit(
         self, spec: "JobSpec | dict[str, Any] | str | Path", idempotency_key: str | None = None
     ) -> Job:
-        """The job that `spec` (or the YAML or JSON file it names) asks for, stored and on its way.
-
-        The same `idempotency_key` and spec give the same job, however often they are sent. One is made up
-        when left out, so that a request whose answer was lost is repeated safely.
-        """
+        """Submit a job from `spec` or from the YAML or JSON file it names. The same `idempotency_key` and spec give
+        the same job, however often they are sent. By default a key is generated, so that a request without a
+        response is repeated safely."""
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
         body = _plain(spec)
         copies = isinstance(body, dict) and body.get("start_from")
@@ -67,7 +63,7 @@ class Client:
         return self._job(answer)
 
     def job(self, id: str) -> Job:
-        """The job of that id. Raises ApiError (404) when there is none."""
+        """The job with this id. Raises ApiError (404) if there is none."""
         job = Job(self._connection, self._patience, {"id": id})
         return job.refresh()
 
@@ -77,8 +73,8 @@ class Client:
         label: str | Sequence[str] | None = None,
         limit: int | None = None,
     ) -> Iterator[Job]:
-        """Jobs, newest first, at most `limit`; in one of the states, with all of the labels (`key=value`, or `key`).
-        Fetched a page at a time."""
+        """Jobs, newest first, at most `limit`; in one of the states and with all of the labels (`key=value`, or
+        `key`). Fetched page by page."""
         left, cursor = limit, None
         while left is None or left > 0:
             page_size = PAGE_SIZE if left is None else min(left, PAGE_SIZE)
@@ -93,12 +89,12 @@ class Client:
     def count_jobs(
         self, state: str | Sequence[str] | None = None, label: str | Sequence[str] | None = None
     ) -> int:
-        """Number of jobs in one of the states, with all of the labels."""
+        """Number of jobs in one of the states and with all of the labels."""
         page = self._connection.get("/v1/jobs", state=state, label=label, limit=1, count=True)
         return int(page["total"])
 
     def plan(self, spec: "JobSpec | dict[str, Any] | str | Path") -> "Plan":
-        """Plans `spec` for the cluster at hand; nothing is stored or launched."""
+        """Plan `spec` for the current cluster; nothing is stored or launched."""
         from moe.plan import Plan
 
         body = _plain(spec)
@@ -107,25 +103,25 @@ class Client:
         )
 
     def calibrate(self) -> "Calibration":
-        """Has the cluster at hand measured, for plans from now on: some seconds to minutes. Raises ApiError (409) where
-        it has no room for that, or is being measured."""
+        """Measure the current cluster for future plans, in seconds to minutes. Raises ApiError (409) if it has no
+        free resources, or is being measured."""
         from moe.plan import Calibration
 
         answer = self._connection.post("/v1/cluster/calibration", timeout_s=CALIBRATION_TIMEOUT_S)
         return Calibration.model_validate(answer)
 
     def cluster(self) -> dict[str, Any]:
-        """Resources of the cluster: its nodes, what was measured of it, and what jobs hold of it."""
+        """Nodes of the cluster, their calibration, and the resources that jobs hold."""
         facts: dict[str, Any] = self._connection.get("/v1/cluster")
         return facts
 
     def service(self) -> dict[str, Any]:
-        """Setup of the control plane: its release, and where it keeps its state."""
+        """Version of the control plane, and where it keeps its state."""
         setup: dict[str, Any] = self._connection.get("/v1/service")
         return setup
 
     def healthy(self) -> None:
-        """Returns when a control plane answers at the URL. Raises ClientError when none does."""
+        """Raises ClientError if no control plane responds at the URL."""
         self._connection.get("/healthz")
 
     def close(self) -> None:
@@ -147,8 +143,7 @@ class Client:
 
 
 def _planning_timeout_s(body: Any) -> float:
-    """Longest that the plan of a spec, or of a request with one, may take: a user's module has to be imported, numbers
-    of workers and pools to be compared."""
+    """Longest time for the plan of a request: a user's module must be imported; goals and pools need many plans."""
     spec = body.get("spec", body) if isinstance(body, dict) else None
     model = spec.get("model") if isinstance(spec, dict) else None
     is_module = isinstance(model, dict) and model.get("kind") == "module"
@@ -161,7 +156,7 @@ def _planning_timeout_s(body: Any) -> float:
 
 
 def _plain(spec: "JobSpec | dict[str, Any] | str | Path") -> Any:
-    """The request body for a spec. The control plane is the one that validates it."""
+    """Request body for a spec, which the control plane validates."""
     if isinstance(spec, dict):
         return spec
     from moe.spec import JobSpec

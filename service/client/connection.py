@@ -1,4 +1,4 @@
-"""HTTP to one control plane: every answer is plain data or a `ClientError`."""
+"""HTTP to one control plane: every response becomes plain data or a `ClientError`."""
 
 import ipaddress
 import ssl
@@ -16,7 +16,7 @@ ANSWER_TIMEOUT_S = 30.0
 
 
 class ServiceConnection:
-    """Requests to `url`, with the token when there is one. Safe to share between threads."""
+    """Requests to `url`, with the token if there is one. Thread-safe."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         try:
@@ -76,8 +76,8 @@ class ServiceConnection:
         body: Any = None,
         **query: Any,
     ) -> Iterator[Iterator[bytes]]:
-        """The body of a long answer as it comes, to a POST where there is something to post. Raises Unreachable after
-        `silence_timeout_s` of nothing."""
+        """Body of a long response as it arrives, for a POST if there is a `body`. Raises Unreachable after
+        `silence_timeout_s` without data."""
         timeout = httpx.Timeout(silence_timeout_s, connect=CONNECT_TIMEOUT_S)
         method = "GET" if body is None else "POST"
         options = {"params": query, "json": body, "headers": headers, "timeout": timeout}
@@ -92,7 +92,8 @@ class ServiceConnection:
     def download(
         self, path: str, start: int, silence_timeout_s: float
     ) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """The bytes of a file as they come, and which of them is the first: `start`, where the other side can."""
+        """(offset of the first byte, chunks of a file as they arrive). The offset is `start` if the server supports
+        ranges."""
         timeout = httpx.Timeout(silence_timeout_s, connect=CONNECT_TIMEOUT_S)
         headers = {"accept": "*/*"} | ({"range": f"bytes={start}-"} if start else {})
         with (
@@ -100,7 +101,7 @@ class ServiceConnection:
             self._http.stream("GET", quote(path), headers=headers, timeout=timeout) as answer,
         ):
             if answer.status_code == 416 and answer.headers.get("content-range") == f"bytes */{start}":
-                yield start, iter(())  # the answer is lost
+                yield start, iter(())  # the file is complete already
                 return
             if answer.status_code not in (200, 206):
                 answer.read()
@@ -146,8 +147,7 @@ class ServiceConnection:
 
 
 def _trusts_nobody() -> ssl.SSLContext:
-    """A context for connections that never speak TLS: reading the certificates of every authority takes longer than
-    most answers."""
+    """TLS context for connections that never use TLS: loading all CA certificates takes longer than most requests."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 

@@ -1,4 +1,4 @@
-"""A job's files, fetched into a folder of this machine: whole under their names, or not there."""
+"""Downloads a job's files into a local folder; a file has its final name only when it is complete."""
 
 import hashlib
 import os
@@ -22,15 +22,15 @@ class Download:
     folder: Path
     fetched: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
-    """Were there already, whole."""
+    """Complete files from an earlier download."""
     gone: list[str] = field(default_factory=list)
-    """Checkpoints that the job removed meanwhile, as its spec has it."""
+    """Checkpoints that the job removed meanwhile, as its spec asks."""
     num_bytes: int = 0
-    """Bytes of all these files."""
+    """Total size of all these files."""
 
 
 class Downloader:
-    """Fetches files of one job. A file that was broken off goes on where it was, at the next call."""
+    """Downloads files of one job. An interrupted file is continued by the next call."""
 
     def __init__(
         self,
@@ -44,10 +44,8 @@ class Downloader:
         self.result = Download(folder)
 
     def fetch_all(self, kinds: Collection[str] | None = None, latest: bool = False) -> Download:
-        """Fetches what there is of these kinds, of checkpoints only the newest with `latest`.
-
-        Raises ClientError: Unreachable, ApiError, or for a file that is not what its checkpoint's marker says.
-        """
+        """Download files of these kinds; with `latest`, only the newest checkpoint. Raises ClientError: Unreachable,
+        ApiError, or for a file that does not match its checkpoint's marker."""
         files = self._list(kinds)
         markers = [path for path in files if path.startswith("checkpoints/") and path.endswith(SUFFIX)]
         for path in files:
@@ -70,7 +68,7 @@ class Downloader:
                 return files
 
     def _fetch_checkpoint(self, path: str, entry: dict[str, Any]) -> None:
-        """The marker comes under its name last, when all that it names was compared with what it says."""
+        """Download a checkpoint; its marker gets its final name last, after all files were verified."""
         seal = FileSeal(size_bytes=int(entry["size_bytes"]), sha256=str(entry["sha256"]))
         target = self._target(path)
         is_there = target.is_file() and _sha256(target) == seal.sha256
@@ -100,7 +98,7 @@ class Downloader:
         return self._place(path, self._fetch_draft(path, size_bytes, seal), size_bytes)
 
     def _fetch_draft(self, path: str, size_bytes: int, seal: FileSeal | None) -> Path:
-        """The whole file under a name that nobody takes for it."""
+        """Download the complete file under a temporary name."""
         target = self._target(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.part")
@@ -141,7 +139,7 @@ class Downloader:
         self._on_file(path)
 
     def _target(self, path: str) -> Path:
-        """Path that a file goes to: below the folder, whatever the other side says. Raises ClientError."""
+        """Local path of a file, always below the folder. Raises ClientError."""
         parts = PurePosixPath(path).parts
         if not parts or path.startswith("/") or any(part in ("..", ".") or "\\" in part for part in parts):
             raise ClientError(f"the control plane names {path!r}, which is no path below a job's folder")
@@ -149,7 +147,7 @@ class Downloader:
 
 
 def _checkpoint(marker: str) -> str:
-    """The name of the checkpoint whose marker lies at this path."""
+    """Name of the checkpoint with the marker at this path."""
     return marker.removeprefix("checkpoints/").removesuffix(SUFFIX)
 
 

@@ -1,4 +1,4 @@
-"""Failures between a client and a control plane, in words a user can act on."""
+"""Errors between client and control plane, with messages that a user can act on."""
 
 from typing import TYPE_CHECKING, Any, cast
 
@@ -7,15 +7,15 @@ if TYPE_CHECKING:
 
 
 class ClientError(Exception):
-    """Anything that kept the client from doing what was asked."""
+    """A client operation failed."""
 
 
 class BadUrl(ClientError):
-    """A value that is no URL of a control plane."""
+    """A value that is not the URL of a control plane."""
 
 
 class BadToken(ClientError):
-    """The token is none that a request can carry."""
+    """The token is not valid in a request header."""
 
 
 class Unreachable(ClientError):
@@ -23,7 +23,7 @@ class Unreachable(ClientError):
 
     def __init__(self, url: str, why: str = "", refused: bool = False) -> None:
         self.url, self.why, self.refused = url, why, refused
-        """`refused`: no connection came about, so that nothing was asked."""
+        """`refused`: no connection was established, so that the request was not sent."""
         super().__init__(url, why, refused)
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Unreachable(ClientError):
 
 
 class NotShardyard(ClientError):
-    """Something answers at the URL, but it does not speak Shardyard's API."""
+    """The server at the URL does not speak Shardyard's API."""
 
     def __init__(self, url: str, status: int, content_type: str) -> None:
         self.url, self.status, self.content_type = url, status, content_type
@@ -44,7 +44,7 @@ class NotShardyard(ClientError):
 
 
 class ApiError(ClientError):
-    """The control plane refused: the status, what it said, and every `Problem` it named."""
+    """An error response of the control plane: status, title, detail and its `Problem`s."""
 
     def __init__(
         self, status: int, title: str, detail: str = "", problems: "tuple[Problem, ...]" = ()
@@ -54,7 +54,7 @@ class ApiError(ClientError):
 
     @classmethod
     def from_problem(cls, status: int, body: dict[str, Any]) -> "ApiError":
-        """The error that an `application/problem+json` body (RFC 9457) describes, read leniently."""
+        """Error from an `application/problem+json` body (RFC 9457), parsed leniently."""
         errors = body.get("errors")
         problems = _problems(errors) if isinstance(errors, list) and errors else ()
         return cls(
@@ -72,7 +72,7 @@ def _problems(errors: list[Any]) -> "tuple[Problem, ...]":
 
     return tuple(
         Problem(
-            cast(ProblemCode, str(error.get("code", ""))),  # of a later release it may be another
+            cast(ProblemCode, str(error.get("code", ""))),  # later releases may have other codes
             str(error.get("path", "")),
             error.get("value"),
             str(error.get("rule", "")),

@@ -1,4 +1,4 @@
-"""One job as a client sees it."""
+"""A job as seen by a client."""
 
 import time
 from collections.abc import Callable, Collection, Generator
@@ -23,14 +23,14 @@ METRICS_PAGE_SIZE = 10_000
 
 
 class Job:
-    """A job at a control plane: what was last heard of it, and what can be asked of it."""
+    """A job at a control plane: its last known data, and operations on it."""
 
     def __init__(self, connection: ServiceConnection, patience: Patience, data: dict[str, Any]) -> None:
         self._connection, self._patience, self._data = connection, patience, data
 
     @property
     def data(self) -> dict[str, Any]:
-        """All that `GET /v1/jobs/{id}` said when this job was last refreshed."""
+        """Response of `GET /v1/jobs/{id}` at the last refresh."""
         return self._data
 
     @property
@@ -55,7 +55,7 @@ class Job:
 
     @property
     def attempt(self) -> int:
-        """Number of the newest attempt, counted from 1; 0 before the first."""
+        """Newest attempt, from 1; 0 before the first."""
         return int(self._data.get("attempt") or 0)
 
     @property
@@ -68,22 +68,22 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether it goes on no more, unless somebody resumes it."""
+        """Whether it has ended, or is being deleted."""
         return self.state in OVER
 
     @property
     def report(self) -> dict[str, Any] | None:
-        """Measurements of the finished model on the held-out sets; None before that."""
+        """Evaluation of the finished model on the held-out sets; None before that."""
         report = (self._data.get("result") or {}).get("report")
         return report if isinstance(report, dict) else None
 
     def refresh(self) -> "Job":
-        """This job, with what the control plane says now."""
+        """Update this job's data from the control plane, and return it."""
         self._data = self._connection.get(self._path())
         return self
 
     def run_status(self) -> dict[str, Any] | None:
-        """Last status of each rank of the running attempt, with its age now; None if the control plane has none."""
+        """Last status of each rank of the running attempt, with its current age; None if the control plane has none."""
         run = self._connection.get(self._path()).get("run")
         return run if isinstance(run, dict) else None
 
@@ -94,14 +94,14 @@ class Job:
         *,
         redone: bool = False,
     ) -> "Generator[Event]":
-        """Every event after `last_id` (from the first that is kept when left out), live, until the job has ended.
+        """Every event after `last_id` (by default from the first that is kept), live, until the job has ended.
 
-        Connections that break are opened again where they broke off: no event is lost or doubled. Raises ApiError
-        (410) where events after `last_id` are no longer kept; `events()` then starts over with what there is.
+        Broken connections are resumed without lost or duplicate events. Raises ApiError (410) if events after
+        `last_id` are no longer kept; `events()` then starts over with those that are.
 
-        Of each step the metric that is given last is the newest: one of an older attempt that comes after it is left
-        out, unless `redone`. What else an older attempt recorded and comes late is marked `superseded`: of the metrics
-        without that mark, the last is the newest of all.
+        For each step, the last metric yielded is the newest: later-arriving ones of older attempts are skipped,
+        unless `redone`. Other late metrics of older attempts are marked `superseded`: among unmarked metrics, the
+        last is the newest.
         """
         with closing(follow(self._connection, self.id, last_id or 0, self._patience, on_lost)) as events:
             for event in events:
@@ -109,7 +109,7 @@ class Job:
                     yield event
 
     def wait(self, timeout_s: float | None = None) -> "Job":
-        """This job, once it has ended. Raises TimeoutError; rides out a control plane that restarts."""
+        """This job, once it has ended. Raises TimeoutError; survives restarts of the control plane."""
         start_s = heard_s = time.monotonic()
         while True:
             try:
@@ -126,10 +126,8 @@ class Job:
     def metrics(
         self, name: str | None = None, since_step: int | None = None, max_points: int | None = None
     ) -> list[dict[str, Any]]:
-        """Records of each step, in order; the newest where steps were redone.
-
-        With `name` only that value. With `max_points` (at most 10,000) a longer run is thinned evenly to so many.
-        """
+        """Records of each step, in order; the newest of repeated steps. With `name`, only that value. With
+        `max_points` (at most 10,000), longer runs are thinned evenly."""
         limit = METRICS_PAGE_SIZE if max_points is None else None
         return self._all_pages(
             "/metrics", name=name, since_step=since_step, max_points=max_points, limit=limit
@@ -148,9 +146,9 @@ class Job:
     ) -> Generator[dict[str, Any]]:
         """Log lines of the driver and all workers: `attempt`, `worker`, `message`, `time`.
 
-        Of those `since` a time or so long ago (`10m`), that contain the text `grep`, of one `worker` or `attempt`, the
-        newest `tail` in order of time. With `follow`, it goes on until the job has ended, over as many connections as
-        it takes. Escape codes and other controls are left out of messages, unless they are asked for `raw`.
+        Filters: `since` a time or a duration ago (`10m`), containing the text `grep`, of one `worker` or `attempt`,
+        the newest `tail` by time. With `follow`, continues until the job has ended, across reconnects. Escape codes
+        and other control characters are removed from messages, unless `raw`.
         """
         from service.client.log_lines import LogQuery, log_lines
 
@@ -162,7 +160,7 @@ class Job:
         return self._all_pages("/checkpoints")
 
     def plan(self) -> "Plan":
-        """Layout of this job."""
+        """Plan of this job."""
         from moe.plan import Plan
 
         return Plan.model_validate(self._connection.get(self._path("/plan")))
@@ -170,12 +168,11 @@ class Job:
     def download(
         self, folder: str | Path, kinds: Collection[str] | None = None, latest: bool = False
     ) -> "Download":
-        """Fetches the job's files through the API, as they lie on its storage: `spec`, `result`, `checkpoints`, `logs`,
-        or only some kinds; of checkpoints only the newest with `latest`. They go into a folder of the job's id in
-        `folder`, so that jobs are kept apart.
+        """Download the job's files through the API: `spec`, `result`, `checkpoints`, `logs`, or only some kinds; with
+        `latest`, only the newest checkpoint. They go into a subfolder of `folder` named by the job's id.
 
-        A file has its name only when it is whole and, of a checkpoint, has the checksum of its marker. Called again,
-        it goes on where it was broken off. Raises ClientError.
+        A file has its final name only when it is complete and, in a checkpoint, matches its marker's checksum.
+        Calling it again continues an interrupted download. Raises ClientError.
         """
         from service.client.download import Downloader
 
@@ -184,39 +181,38 @@ class Job:
         return Downloader(self._connection, self._path(), Path(folder, self.id)).fetch_all(kinds, latest)
 
     def generate(self, prompt: str, **options: Any) -> "Generator[str, None, Ending]":
-        """Continuation of a text by the newest checkpoint of a language model's job, in pieces as it is made; at
-        last how it ended. `options` are fields of `GenerationSpec`: `max_tokens`, `temperature`, `stop` and others.
+        """Continue `prompt` with the newest checkpoint of a language model's job: yields pieces as they are
+        generated, and returns the ending. `options` are fields of `GenerationSpec`: `max_tokens`, `temperature`,
+        `stop` and others.
 
-        Raises ApiError: (422) for a job that is not of a language model and for what cannot be asked, (409) without a
-        checkpoint, (503) where others' turns come first or the text takes longer than it may.
+        Raises ApiError: (422) for a job of another kind and for invalid options, (409) without a checkpoint, (503) if
+        the turn does not come in time or the text takes too long.
         """
         from service.client.generated import stream_generation
 
         return stream_generation(self._connection, self.id, {**options, "prompt": prompt})
 
     def cancel(self) -> "Job":
-        """Asks for the end of the job, at a step boundary. Raises ApiError (409) when it has ended."""
+        """Request the job's end, at a step boundary. Raises ApiError (409) if it has ended."""
         return self._ask("/cancel")
 
     def pause(self) -> "Job":
-        """Asks for a checkpoint and the release of the workers; `resume` goes on from there."""
+        """Request a checkpoint and the release of the workers; `resume` continues from there."""
         return self._ask("/pause")
 
     def resume(self) -> "Job":
-        """Queues a paused, failed or cancelled job again; it goes on from its last committed checkpoint. Raises
-        ApiError (409) where a job that failed or was cancelled has none."""
+        """Queue a paused, failed or cancelled job again; it continues from its last committed checkpoint. Raises
+        ApiError (409) if a failed or cancelled job has none."""
         return self._ask("/resume")
 
     def move(self, to: Literal["first", "last"]) -> "Job":
-        """Moves a job that waits in the queue to its front or its end. Raises ApiError (409) for one that does not."""
+        """Move a queued job to the front or end of the queue. Raises ApiError (409) if it is not queued."""
         return self._ask(f"/move?to={to}")
 
     def delete(self) -> dict[str, Any]:
-        """Deletes the job with all that it made, once it has ended or is paused; who asked for that, and when.
-
-        Waits until all is gone. Raises ApiError (409) for a job that may still run, ClientError when something cannot
-        be removed, with the reason: the control plane goes on trying.
-        """
+        """Delete the job with all its files, once it has ended or is paused; returns who requested it, and when.
+        Waits until all is gone. Raises ApiError (409) for a job that may still run, ClientError with the reason if
+        something cannot be removed, which the control plane keeps retrying."""
         self._connection.delete(self._path())
         while True:
             try:

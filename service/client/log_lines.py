@@ -1,4 +1,4 @@
-"""A job's log lines, over as many connections as it takes."""
+"""A job's log lines, across reconnects."""
 
 import json
 import time
@@ -15,12 +15,12 @@ from service.wire.since import parse_since
 from service.wire.states import OVER
 
 SILENCE_S = 300.0
-"""A quiet log may be well; after so long the connection is made anew, in case it is not."""
+"""Silence after which the connection is reopened: a quiet log may be fine, or the connection dead."""
 
 
 @dataclass(frozen=True)
 class LogQuery:
-    """Choice of lines, as `GET /v1/jobs/{id}/logs` takes it; None for all."""
+    """Filters of `GET /v1/jobs/{id}/logs`; None for all."""
 
     tail: int | None = None
     since: str | None = None
@@ -30,11 +30,9 @@ class LogQuery:
     raw: bool | None = None
 
     def reconnect_query(self, after_s: float, first_time: str | None) -> dict[str, Any]:
-        """Query for when a connection broke, so long after the first was opened; `first_time`: of the first line.
-
-        Of the newest lines that is the oldest, and no newer one was passed over: all since then, without what was
-        handed on, is what came meanwhile.
-        """
+        """Query after a broken connection, `after_s` since the first was opened; `first_time`: time of the first
+        line received. With `tail`, that line was the oldest of the newest ones: all lines since then, minus those
+        already yielded, are new."""
         query = {"grep": self.grep, "worker": self.worker, "attempt": self.attempt, "raw": self.raw}
         if self.tail is not None:
             return query | (
@@ -49,11 +47,8 @@ class LogQuery:
 def log_lines(
     connection: ServiceConnection, job_id: str, follow: bool, patience: Patience, query: LogQuery = LogQuery()
 ) -> Generator[dict[str, Any]]:
-    """Every line once, each writer's in order. Raises Unreachable, when following only after a while.
-
-    A writer's lines never change: after a reconnect, those up to the position of the last one handed on are passed
-    over.
-    """
+    """Every line once, each writer's in order. Raises Unreachable, while following only after a while. A writer's
+    lines never change: after a reconnect, those up to the last yielded position are skipped."""
     path, headers = f"/v1/jobs/{job_id}/logs", {"accept": "application/x-ndjson"}
     handed_on = dict[tuple[int, str], list[int]]()
     began, first_time = time.monotonic(), None

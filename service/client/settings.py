@@ -1,4 +1,4 @@
-"""Settings by which a client finds the control plane: the one place that reads it from the environment."""
+"""Client settings, the only place that reads them from the environment."""
 
 import os
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ DEFAULT_URL = "http://127.0.0.1:8321"
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """`SHARDYARD_URL` and `SHARDYARD_TOKEN`, or what stands in for them. No pydantic: every command reads them."""
+    """`SHARDYARD_URL` and `SHARDYARD_TOKEN`, or defaults. No pydantic, since every command reads them."""
 
     url: str = field(default_factory=lambda: os.environ.get("SHARDYARD_URL", DEFAULT_URL))
     token: str | None = field(default_factory=lambda: os.environ.get("SHARDYARD_TOKEN"), repr=False)

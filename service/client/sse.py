@@ -1,4 +1,4 @@
-"""Server-sent events out of bytes, by the WHATWG rules."""
+"""Server-sent events from bytes, by the WHATWG rules."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class ServerSentEvent:
-    """One whole event: what came before a connection broke in the middle of one is never handed on."""
+    """One complete event; those cut off by a broken connection are dropped."""
 
     event: str
     data: str
@@ -36,7 +36,7 @@ def messages(chunks: Iterable[bytes]) -> Iterator[ServerSentEvent]:
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Whole lines, ended by LF, CR or CRLF and by nothing else: U+2028 and U+0085 may stand inside data."""
+    """Complete lines, ended by LF, CR or CRLF only: U+2028 and U+0085 may occur in data."""
     rest, first, after_cr = b"", True, False
     for chunk in chunks:
         if after_cr and chunk.startswith(b"\n"):

@@ -1,4 +1,4 @@
-"""A job's events as they happen, over as many connections as it takes: none lost, none doubled."""
+"""A job's events as they happen, across reconnects: none lost, none duplicated."""
 
 import time
 from collections.abc import Callable, Generator
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Patience:
-    """Time that a stream puts up with a control plane that is away."""
+    """Times for which a stream tolerates an unreachable control plane."""
 
     away_s: float = 300.0
-    """Longest time without a connection, after which Unreachable is raised."""
+    """Time without a connection after which Unreachable is raised."""
     silence_s: float = 60.0
-    """Longest time without a byte, after which a connection counts as dead. The service pings four times as often."""
+    """Time without a byte after which a connection counts as dead. The service pings every few seconds."""
     first_pause_s: float = 0.2
     longest_pause_s: float = 5.0
 
@@ -33,19 +33,19 @@ def follow(
     patience: Patience = Patience(),
     on_lost: Callable[[ClientError], None] | None = None,
 ) -> "Generator[Event]":
-    """Every event after `last_id`, in order, until the job has ended and all is handed on.
+    """Every event after `last_id`, in order, until the job has ended and all were yielded.
 
-    A broken connection is opened again with `Last-Event-ID`; `on_lost` hears of each. Raises Unreachable at
-    once when the first connection fails, later only after `patience.away_s`; ApiError when the job is
-    unknown or was deleted (404, 410), and when events after `last_id` are no longer kept (410): begin again without it.
-    Closing the generator closes its connection.
+    Reconnects with `Last-Event-ID`, and passes each error to `on_lost`. Raises Unreachable at once if the first
+    connection fails, later only after `patience.away_s`; ApiError if the job is unknown or was deleted (404, 410),
+    and if events after `last_id` are no longer kept (410): start over without it. Closing the generator closes its
+    connection.
     """
     from service.wire.events import Event
 
     path = f"/v1/jobs/{job_id}/events"
     away_since: float | None = None
     pause_s, has_connected, skipped_at = patience.first_pause_s, False, -1
-    job_ended, newest_id = False, 0  # as was known before the present connection was opened
+    job_ended, newest_id = False, 0  # as known before the current connection was opened
     while True:
         before, broken = last_id, False
         try:
@@ -63,7 +63,7 @@ def follow(
                                 "the control plane's history has a hole"
                             )
                         skipped_at = last_id
-                        break  # ids have no gaps, so ask again for what was passed over
+                        break  # ids have no gaps: request the missing events again
                     last_id = event.id
                     yield event
                     if event.kind == "state" and event.data.get("state") == State.DELETING:
@@ -72,7 +72,7 @@ def follow(
                 return
             job = connection.get(f"/v1/jobs/{job_id}")
             if last_id == 0 and skipped_at == 0:
-                last_id = int(job.get("first_event_id", 1)) - 1  # what came before is no longer kept
+                last_id = int(job.get("first_event_id", 1)) - 1  # earlier events are no longer kept
             job_ended, newest_id = job["state"] in OVER, int(job.get("last_event_id", last_id))
         except (Unreachable, NotShardyard, ApiError) as error:
             if not isinstance(error, Unreachable) and error.status < 500:

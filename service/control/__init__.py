@@ -1,1 +1,1 @@
-"""The control plane's process: takes job specs over HTTP, keeps each job alive on a Ray cluster, shows what happens."""
+"""The control plane: accepts job specs over HTTP, keeps jobs running on a Ray cluster, and reports on them."""

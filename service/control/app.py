@@ -1,4 +1,4 @@
-"""The control plane as an ASGI app: everything put together, started and stopped."""
+"""The control plane as an ASGI app, with its start and shutdown."""
 
 import asyncio
 import os
@@ -55,19 +55,19 @@ from service.wire.states import ACTIVE, OVER
 
 
 def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
-    """The app. Its lifespan migrates the store, runs the controller, and lets go of the lease at the end."""
+    """Build the app. Its lifespan migrates the store, runs the controller, and releases the lease at the end."""
     figures = Figures()
     hub = Hub()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.openapi()  # built once, before any request waits for it
+        app.openapi()  # built once, not during a request
         hub.open(asyncio.get_running_loop())
         services = await asyncio.to_thread(open_services, settings, launcher, hub, figures)
         app.state.services = services
 
         def control() -> None:
-            services.recovery.run_if_empty()  # before anything is decided about jobs
+            services.recovery.run_if_empty()  # before the first decision
             services.controller.run(settings.controller_interval_s)
 
         controlling = threading.Thread(target=control, name="controller", daemon=True)
@@ -79,7 +79,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
             services.controller.stop()
             services.modules.close()
             await services.generations.close()
-            # A call to the cluster may hang. The process is about to end, and the lease expires.
+            # A call to the cluster may hang; the lease then expires after the process's end.
             await asyncio.to_thread(controlling.join, settings.shutdown_s)
             launcher.close()
             if not controlling.is_alive():
@@ -89,7 +89,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
         title="Shardyard",
         summary="Trains mixture-of-experts models on a Ray cluster from one POST.",
         lifespan=lifespan,
-        docs_url=None,  # the framework's page runs scripts from elsewhere; ours is `docs`
+        docs_url=None,  # FastAPI's page loads external scripts; ours is `docs`
         redoc_url=None,
         dependencies=[Depends(openapi.refuse_unknown_parameters)],
     )
@@ -106,7 +106,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
 
 
 def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Figures) -> Services:
-    """Open all that routes and the controller work with, on a migrated store."""
+    """Open everything that routes and the controller use, on a migrated store."""
     state_dir = settings.state_dir
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     state_dir.chmod(0o700)
@@ -118,7 +118,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
     lease = Lease(database, hub, holder, settings.lease_s)
     modules = ModulePlans(
         settings.allowed_code, settings.planning_timeout_s, settings.planning_memory_bytes,
-        wake=lambda: controller.wake(),  # which is made below
+        wake=lambda: controller.wake(),  # defined below
     )  # fmt: skip
     starter = Starter(
         database, lease, launcher, watch, mint,

@@ -1,4 +1,4 @@
-"""Refusals of the service, in words: each becomes an `application/problem+json` answer (RFC 9457)."""
+"""Errors of the service: each becomes an `application/problem+json` response (RFC 9457)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
@@ -7,7 +7,7 @@ from moe.spec.errors import Problem
 
 
 class ServiceError(Exception):
-    """A refusal; its subclasses say which status it has and what kind it is."""
+    """An error response; subclasses define its status and kind."""
 
     status: ClassVar[int]
     kind: ClassVar[str]
@@ -35,13 +35,13 @@ class MalformedRequest(ServiceError):
 
 
 class AuthenticationError(ServiceError):
-    """A token is needed, and the right one."""
+    """The token is missing or wrong."""
 
     status, kind = 401, "unauthenticated"
 
 
 class Forbidden(ServiceError):
-    """Not allowed, whoever asks: from another origin's page, or of a run that another has taken the place of."""
+    """Not allowed for anyone: from another origin's page, or of a run that was replaced by another."""
 
     status, kind = 403, "forbidden"
 
@@ -53,31 +53,31 @@ class NotFound(ServiceError):
 
 
 class Conflict(ServiceError):
-    """The request does not go with what is so now."""
+    """The request conflicts with the current state."""
 
     status, kind = 409, "conflict"
 
 
 class Gone(ServiceError):
-    """It was there, and was taken away."""
+    """It existed, and was removed."""
 
     status, kind = 410, "gone"
 
 
 class BodyTooLarge(ServiceError):
-    """The body is longer than what is read."""
+    """The body exceeds the limit."""
 
     status, kind = 413, "too-large"
 
 
 class UnsupportedMediaType(ServiceError):
-    """The body is of a type that is not read, or that a web page could send unasked."""
+    """The body is of an unsupported type, or of one that web pages can send without preflight."""
 
     status, kind = 415, "unsupported-media-type"
 
 
 class OutOfRange(ServiceError):
-    """A part was asked for that begins at or after the end."""
+    """The requested range begins at or after the end."""
 
     status, kind = 416, "range-not-satisfiable"
 
@@ -89,18 +89,18 @@ class MisdirectedRequest(ServiceError):
 
 
 class Invalid(ServiceError):
-    """The request can be read, and asks for what cannot be."""
+    """The request is well-formed, but its values are not valid."""
 
     status, kind = 422, "invalid"
 
 
 class Unavailable(ServiceError):
-    """Something that this service needs does not answer."""
+    """Something that this service needs does not respond."""
 
     status, kind = 503, "unavailable"
 
 
 class Full(ServiceError):
-    """A disk is full: nothing new is taken in, and all that is there can be read."""
+    """The disk is full: nothing can be stored, but everything stored can be read."""
 
     status, kind = 507, "storage-full"

@@ -1,4 +1,4 @@
-"""The control plane as a process: at SIGTERM it ends its streams, lets go of the lease, and exits."""
+"""The control plane as a process: at SIGTERM it ends its streams, releases the lease, and exits."""
 
 import asyncio
 import logging
@@ -23,17 +23,17 @@ from service.control.report.hub import Hub
 from service.settings import Settings
 
 TAKEN_AT_A_TIME = 64
-"""Connections, from the kernel: well below how many strangers one address may have, so that the requests of those that
-came are read before others come."""
+"""Connections accepted at a time: far fewer than the unauthenticated ones allowed per address, so that requests of
+accepted connections are read before more are accepted."""
 QUEUE = 2048
-"""Connections that wait in the kernel meanwhile."""
+"""Backlog of connections in the kernel."""
 SPARE_DESCRIPTORS = 256
-"""Descriptors for the database, storage, the cluster, and files that are being read."""
+"""File descriptors for the database, storage, the cluster, and files being read."""
 log = structlog.get_logger(__name__)
 
 
 def serve(settings: Settings, launcher: Launcher, listening: socket.socket | None = None) -> None:
-    """Serves until SIGTERM or SIGINT, on `listening` if a socket is given, which is then already bound."""
+    """Serve until SIGTERM or SIGINT; on `listening`, an already bound socket, if given."""
     _log_to_stderr()
     app = create_app(settings, launcher)
     connections: Connections[ClientConnection] = Connections(_limits(settings))
@@ -46,23 +46,23 @@ def serve(settings: Settings, launcher: Launcher, listening: socket.socket | Non
         timeout_keep_alive=settings.keep_alive_s,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nobody in front of this service is trusted to name clients
+        proxy_headers=False,  # no proxy is trusted to name clients
         ws="none",
         log_level="warning",
         timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
     )
-    _log_no_floods()  # once uvicorn has set up its loggers
+    _log_no_floods()  # after uvicorn has set up its loggers
     _Server(config, app.state.hub, connections).run(sockets=[listening or config.bind_socket()])
 
 
 def _log_to_stderr() -> None:
-    """Standard output is for what a command was asked; decisions and why go where logs go."""
+    """Log to standard error; standard output is for the output of commands."""
     structlog.configure(
         processors=[
             FloodGate(),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            # Not the fancy tracebacks: they print local variables, and some of those are tokens.
+            # Plain tracebacks: rich ones print local variables, which include tokens.
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
             ),
@@ -72,13 +72,13 @@ def _log_to_stderr() -> None:
 
 
 def _log_no_floods() -> None:
-    """Thins out what libraries log of unreadable requests, of sockets and of tasks: any stranger can cause it."""
+    """Rate-limit library logs about unreadable requests, sockets and tasks, which any stranger can cause."""
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addFilter(FloodGate().filter)
 
 
 def _limits(settings: Settings) -> ConnectionLimits:
-    """Limits from the settings, with no more connections than this process may have open files."""
+    """Limits from the settings, with no more connections than this process may open files."""
     limits = ConnectionLimits(
         max_connections=settings.max_connections,
         max_strangers=settings.max_unauthenticated,
@@ -101,7 +101,7 @@ def _limits(settings: Settings) -> ConnectionLimits:
 
 
 class _Server(uvicorn.Server):
-    """Ends what takes too long, and event streams when a signal asks it to: by themselves they would go on for days."""
+    """Closes slow connections, and ends event streams at a signal, which otherwise last for days."""
 
     def __init__(self, config: uvicorn.Config, hub: Hub, connections: Connections[ClientConnection]) -> None:
         super().__init__(config)
@@ -110,7 +110,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(QUEUE)  # asyncio takes as many at a time as it has the kernel hold
+            listener.listen(QUEUE)  # asyncio accepts as many at a time as its backlog
 
     async def main_loop(self) -> None:
         looking = asyncio.create_task(self._look())
@@ -126,7 +126,7 @@ class _Server(uvicorn.Server):
                 connection.look()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # uvicorn's own would raise the signal again at the end, and an orderly exit would look like a death.
+        # uvicorn's handler would raise the signal again at the end, so that a clean exit would look like a crash.
         self._hub.close()
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True

@@ -1,7 +1,7 @@
-"""The process that generates: `python -m service.generator.child`.
+"""The generator process: `python -m service.generator.child`.
 
-It takes `Order`s from standard input and writes what it has to tell to standard output, where nothing else goes: prints
-of libraries are led to standard error. One model is loaded, one text at a time made.
+Reads `Order`s from standard input and writes messages to standard output, which nothing else uses: prints of
+libraries go to standard error. Loads one model, and generates one text at a time.
 """
 
 import os
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class _CannotLoad(Exception):
-    """There is nothing to load; the message says why."""
+    """There is nothing to load; the message gives the reason."""
 
 
 class _Orders:
-    """Orders in turn, read by a thread: one that breaks a text off is heard while it is made."""
+    """Orders in sequence, read by a thread, so that a cancellation is seen while a text is generated."""
 
     def __init__(self, lines: IO[bytes]) -> None:
         self._lines, self._next = lines, queue.SimpleQueue[Order]()
@@ -39,7 +39,7 @@ class _Orders:
         return self._next.get()
 
     def are_off(self, number: int) -> bool:
-        """Whether the text of this number is to be broken off: later ones have higher numbers."""
+        """Whether the text of this number is cancelled, as are all earlier ones."""
         return number <= self._broken_off
 
     def _read(self) -> None:
@@ -98,7 +98,7 @@ def _limit(load: Load) -> None:
 
 
 def _load(load: Load) -> "Generator":
-    """The model of the newest checkpoint that can be read. Raises _CannotLoad."""
+    """Model of the newest readable checkpoint. Raises _CannotLoad."""
     from moe.export.trained_model import TrainedModel
     from moe.train.checkpoint.checkpointer import CheckpointError
 
@@ -115,7 +115,7 @@ def _load(load: Load) -> "Generator":
 
 
 def _generate(generator: "Generator", request: TextRequest, orders: _Orders) -> Iterator[GeneratorMessage]:
-    """Messages of one text. Raises SpecError for what the model cannot be asked."""
+    """Messages of one text. Raises SpecError for a request that the model does not support."""
     stream, number = generator.stream(request.prompt, request.spec), request.number
     yield GeneratorMessage(kind="begun", number=number)
     num_pieces = 0

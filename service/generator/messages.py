@@ -1,4 +1,4 @@
-"""Messages to a process that generates text, and back: a line of JSON each."""
+"""Messages to and from a generator process: one line of JSON each."""
 
 from typing import Any, Literal
 
@@ -12,44 +12,44 @@ class _GeneratorMessage(BaseModel):
 
 
 class Load(_GeneratorMessage):
-    """The first order: the model that the process is for."""
+    """The first order: the model to load."""
 
     storage: str
-    """Storage of the job, whose newest whole checkpoint is loaded."""
+    """Storage of the job, whose newest intact checkpoint is loaded."""
     root: str | None
-    """Folder that the storage lies in, below which no link is followed; the one above it when left out."""
+    """Folder above the storage, below which no link is followed; the storage's parent if None."""
     memory_bytes: int | None = None
-    """Memory that the process may have for its data; any when left out."""
+    """Limit of the process's data memory; unlimited if None."""
 
 
 class TextRequest(_GeneratorMessage):
     """One text to generate."""
 
     number: int
-    """Number of the text, which its answers repeat."""
+    """Number of the text, repeated in its messages."""
     prompt: str
     spec: GenerationSpec
 
 
 class Order(_GeneratorMessage):
-    """A line of standard input. At its end the process ends, whatever it is doing: whoever gave orders is gone."""
+    """A line of standard input. The process exits at end of file, whatever it is doing."""
 
     load: Load | None = None
     generate: TextRequest | None = None
     break_off: int | None = None
-    """Number of a text that nobody wants any more."""
+    """Number of a text to cancel."""
 
 
 class GeneratorMessage(_GeneratorMessage):
     """A line of standard output."""
 
     kind: Literal["loaded", "begun", "text", "end", "refused", "failed"]
-    """`begun`: the prompt is taken. `refused`: it is not, for `problems`. `failed`: for `words`, and where that was to
-    load, the process ends."""
+    """`begun`: the prompt is accepted. `refused`: it is not, for `problems`. `failed`: for `words`; if loading
+    failed, the process ends."""
     number: int = 0
     text: str = ""
     reason: str = ""
-    """Reason of an end: a `moe.records.Reason`, or `broken off`."""
+    """Reason of the end: a `moe.records.Reason`, or `broken off`."""
     num_tokens: int = 0
     problems: tuple[dict[str, Any], ...] = ()
     words: str = ""

@@ -1,4 +1,4 @@
-"""A process that generates, from the side that gives it orders. Of one event loop."""
+"""Parent's side of a generator process, for use on one event loop."""
 
 import asyncio
 import os
@@ -15,22 +15,22 @@ from service.generator.messages import GeneratorMessage, Load, Order, TextReques
 
 MAX_LINE_BYTES = 1 << 24
 BREAK_OFF_S = 5.0
-"""Time to hear that a text is to be broken off, which a search does not before it is through; then the process ends."""
+"""Longest wait for a text to be cancelled before the process is killed; a beam search only checks at its end."""
 
 
 class GeneratorError(Exception):
-    """The process cannot load the model, or has died; the message says why."""
+    """The process cannot load the model, or has died; the message gives the reason."""
 
 
 class GeneratorProcess:
-    """Process with one loaded model. It ends with `end`, or with this process, however that ends."""
+    """Process with one loaded model. Ends with `end`, or when this process ends in any way."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process, self._number = process, 0
 
     @classmethod
     async def start(cls, load: Load) -> "GeneratorProcess":
-        """A process that is loading the model; `wait_until_loaded` waits for it."""
+        """Start a process that loads the model; `wait_until_loaded` waits for it."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "service.generator.child",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=MAX_LINE_BYTES,
@@ -49,16 +49,14 @@ class GeneratorProcess:
         return self._process.pid
 
     async def wait_until_loaded(self) -> None:
-        """Returns once it is. Raises GeneratorError."""
+        """Raises GeneratorError if loading fails."""
         message = await self._read_message()
         if message.kind != "loaded":
             raise GeneratorError(message.words)
 
     async def stream_messages(self, prompt: str, spec: GenerationSpec) -> AsyncIterator[GeneratorMessage]:
-        """Messages of one text: `begun`, `text`s and at last `end`. One at a time.
-
-        Raises SpecError for what the model cannot be asked, and GeneratorError.
-        """
+        """Messages of one text: `begun`, `text`s, then `end`. One text at a time. Raises SpecError for a request
+        that the model does not support, and GeneratorError."""
         self._number += 1
         self._tell(Order(generate=TextRequest(number=self._number, prompt=prompt, spec=spec)))
         while True:
@@ -73,7 +71,7 @@ class GeneratorProcess:
                 return
 
     async def break_off(self) -> None:
-        """Ends the text that is being made, and where that takes too long the process."""
+        """Cancel the current text; kills the process if that takes too long."""
         self._tell(Order(break_off=self._number))
         try:
             async with asyncio.timeout(BREAK_OFF_S):
@@ -83,9 +81,9 @@ class GeneratorProcess:
             await self.end()
 
     async def end(self) -> None:
-        """Ends it; it starts no other."""
+        """Kill the process and wait for it."""
         if self._process.returncode is None:
-            # Not by its own `kill`, which would take the exit status from the loop where it is dead already.
+            # Not `Process.kill`, which would take the exit status of a dead process from the event loop.
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
         await self._process.wait()
@@ -94,7 +92,7 @@ class GeneratorProcess:
 
     def _tell(self, order: Order) -> None:
         assert self._process.stdin is not None
-        # Without waiting for it to be read: a line is small beside what this process may hold.
+        # No drain: a line is small.
         self._process.stdin.write(order.model_dump_json(exclude_defaults=True).encode() + b"\n")
 
     async def _read_message(self) -> GeneratorMessage:
@@ -112,5 +110,5 @@ class GeneratorProcess:
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the service's settings, its token among them."""
+    """Environment without the service's settings, which include its token."""
     return {name: value for name, value in environment.items() if not name.startswith("SHARDYARD_")}

@@ -1,1 +1,1 @@
-"""A Ray head of this machine's own, for `shardyard up`: started, tended, ended."""
+"""A local Ray head for `shardyard up`: started, supervised, stopped."""

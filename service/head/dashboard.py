@@ -1,4 +1,5 @@
-"""The dashboard of a Ray head: jobs are submitted through it and none runs through it, so it may be started alone."""
+"""Dashboard of a Ray head: jobs are submitted through it but do not run through it, so that it can be restarted
+alone."""
 
 import signal
 import socket
@@ -14,7 +15,8 @@ import psutil
 from service.head.processes import Process, signal_all
 
 WAITS_TO_BE_RECORDED = 'exec 3<&0; { read word <&3 && exec "$@" 3<&-; } >"$0" 2>&1 & echo $!'
-"""A shell that ends at once: the dashboard is nobody's child, and outlives this process as its like do."""
+"""Shell that exits at once, so that the dashboard is reparented and outlives this process like Ray's other
+processes."""
 
 
 class DashboardError(RuntimeError):
@@ -23,13 +25,13 @@ class DashboardError(RuntimeError):
 
 @dataclass(frozen=True)
 class Dashboard:
-    """A head's dashboard, and all that is needed to start it again."""
+    """A head's dashboard, and what is needed to restart it."""
 
     process: Process
     command: tuple[str, ...]
     url: str
     environment: dict[str, str]
-    """Variables that it sees beside those of all of the head."""
+    """Variables besides those of all the head's processes."""
 
     def running(self) -> bool:
         return self.process.find() is not None
@@ -37,15 +39,13 @@ class Dashboard:
     def start(
         self, environment: Mapping[str, str], folder: Path, record: Callable[["Dashboard"], None]
     ) -> "Dashboard":
-        """The dashboard, started again in `folder`. It may take some seconds to answer. Raises DashboardError.
-
-        It runs nothing until `record` has returned, and ends where this process is killed before.
-        """
+        """Start the dashboard again in `folder`; it may take seconds to respond. Raises DashboardError. It runs
+        nothing until `record` has returned, and ends if this process is killed before."""
         with subprocess.Popen(
             ["sh", "-c", WAITS_TO_BE_RECORDED, _output(folder), *self.command],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
             env=environment, cwd=folder,
-            bufsize=0,  # what could not be written is not tried again at the end
+            bufsize=0,  # no buffered write to retry at close
         ) as shell:  # fmt: skip
             assert shell.stdin is not None
             assert shell.stdout is not None
@@ -60,8 +60,8 @@ class Dashboard:
             return dashboard
 
     def await_answer(self, folder: Path, timeout_s: float, abort: Sequence[int] = ()) -> None:
-        """Returns once something listens at its address. Raises DashboardError, with the process ended, when it has
-        died, is too slow, or something came into `abort`."""
+        """Wait until the dashboard's port accepts connections. Raises DashboardError, after killing the dashboard,
+        if it died, is too slow, or `abort` is not empty."""
         deadline = time.monotonic() + timeout_s
         while not self._listens():
             if not self.running() or abort or time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The processes of a Ray head, as far as its record names them: found, and ended with all that came out of them."""
+"""Processes of a Ray head, found from its record, and ended with all their descendants."""
 
 import os
 import signal
@@ -14,21 +14,21 @@ from service.head.processes import Process, descendants, session_members, signal
 from service.head.ray_start import FOLDER_VARIABLE, Node
 
 _OF_RAY = ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""Ray's own processes, which are slow to end and lose nothing when killed."""
+"""Ray's own processes, which end slowly and lose nothing when killed."""
 
 
 @dataclass(frozen=True)
 class HeadProcesses:
-    """Processes of one head that ran or run."""
+    """Recorded processes of one head."""
 
     folder: Path
-    """Folder of the head. The environment of its processes names it, which finds them if nothing else is known."""
+    """Folder of the head. It is also in the environment of its processes, as a last way to find them."""
     nodes: tuple[Node, ...] = ()
     dashboard: Process | None = None
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> "HeadProcesses":
-        """Processes of a head's record of any release, also of a head whose start was not finished."""
+        """Processes in a record of any release, including one of an unfinished start."""
         nodes = tuple(
             Node(
                 node["session"],
@@ -43,14 +43,14 @@ class HeadProcesses:
         return cls(Path(record["folder"]), nodes, Process(**dashboard["process"]) if dashboard else None)
 
     def end(self, grace_s: float) -> None:
-        """Ends all of them. Drivers and workers get SIGTERM and `grace_s` to end. Ray's own processes are not waited
-        for: they would go on looking for a GCS that is dead."""
+        """End all processes. Drivers and workers get SIGTERM and `grace_s` to end. Ray's own processes are not
+        waited for, since they would keep looking for a dead GCS."""
         deadline = time.monotonic() + grace_s
         living = set(self._find())
         signal_all(living, signal.SIGTERM)
         while any(process.name not in _OF_RAY for process in living) and time.monotonic() < deadline:
             time.sleep(0.05)
-            # Looked up again each time: a raylet may have started a worker in between.
+            # Searched again each time: a raylet may have started a worker in between.
             living = {process for process in living | set(self._find()) if process.find()}
         while living:
             signal_all(living, signal.SIGKILL)
@@ -58,10 +58,8 @@ class HeadProcesses:
             living = {process for process in living | set(self._find()) if process.find()}
 
     def _find(self) -> Iterator[Process]:
-        """Processes that the head has started: its sessions, and the descendants of its processes.
-
-        Drivers of jobs have sessions of their own, and are found as descendants of their supervisors.
-        """
+        """Processes that the head started: members of its sessions, and descendants. Drivers have their own
+        sessions, and are found as descendants of their supervisors."""
         roots = set(_started_for(self.folder))
         if self.dashboard is not None and self.dashboard.find():
             roots.add(self.dashboard)
@@ -75,8 +73,8 @@ class HeadProcesses:
 
 
 def _started_for(folder: Path) -> Iterator[Process]:
-    """Processes started for the head in this folder, with all of their sessions: one that has given itself a title
-    may have lost the environment that tells."""
+    """All members of the sessions of processes with this folder in their environment: a process that changed its
+    title may have overwritten its environment."""
     sessions = set()
     for process in psutil.process_iter():
         try:

@@ -1,9 +1,9 @@
-"""Tends the Ray head of `shardyard up`: looks every second, and starts again what has died, and only that.
+"""Supervisor of the Ray head of `shardyard up`: checks every second, and restarts only what has died.
 
-The dashboard is started alone, and training goes on. With the GCS or the raylet gone nothing can run on the rest: the
-whole head is started again at the same dashboard address, and jobs resume from their last checkpoints. Each try waits
-longer than the one before; after so many within a while it is given up, and said what to do. A head that somebody
-stopped is left so; what another keeper of the same head has started is taken over.
+The dashboard is restarted alone, and training continues. Without the GCS or the raylet nothing can run: the whole
+head is restarted at the same dashboard address, and jobs resume from their last checkpoints. Restarts back off; after
+several within a while, the head is given up, with advice. A head that somebody stopped stays stopped; one that
+another keeper restarted is adopted.
 """
 
 import signal
@@ -26,7 +26,7 @@ from service.wire.trouble import Trouble
 LOOK_INTERVAL_S = 1.0
 MAX_TRIES = 6
 WITHIN_S = 600.0
-"""Tries longer ago than this no longer count."""
+"""Age at which restarts no longer count."""
 BACKOFF_S, MAX_BACKOFF_S = 2.0, 60.0
 STOPPED = "its Ray head was stopped, as 'shardyard down' does: end 'shardyard up', and start it again"
 log = structlog.get_logger(__name__)
@@ -36,23 +36,23 @@ Dead = Literal["dashboard", "head"]
 
 @dataclass(frozen=True)
 class Try:
-    """Start it again now."""
+    """Restart now."""
 
 
 @dataclass(frozen=True)
 class Pause:
-    """Not before so many seconds from now."""
+    """Do not restart before `left_s` seconds."""
 
     left_s: float
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """It has died as often as it was started."""
+    """Too many restarts."""
 
 
 def next_try(tries: Sequence[float], now: float) -> Try | Pause | GiveUp:
-    """Decides about what is dead, given when it was started again before, all in seconds on one clock."""
+    """Decide about a dead part, given the times of earlier restarts, in seconds on one clock."""
     recent = [try_time for try_time in tries if now - try_time < WITHIN_S]
     if len(recent) >= MAX_TRIES:
         return GiveUp()
@@ -64,13 +64,13 @@ def next_try(tries: Sequence[float], now: float) -> Try | Pause | GiveUp:
 
 
 class HeadKeeper:
-    """Keeps a head running, in a thread of its own between `start` and `stop`."""
+    """Keeps a head running, in its own thread between `start` and `stop`."""
 
     def __init__(self, head: LocalHead) -> None:
         self.head = head
-        """The newest one: it may have been started again."""
+        """The newest head: it may have been restarted."""
         self._token: tuple[Path, str] | None = None
-        """Token of the head in a folder, as last read."""
+        """(folder of a head, its token), as last read."""
         self._tries: list[float] = []
         self._died_at: datetime | None = None
         self._trouble: str | None = None
@@ -79,20 +79,20 @@ class HeadKeeper:
         self._over = threading.Event()
         self._abort: list[int] = []
         self._thread = threading.Thread(target=self._run, name="head-keeper", daemon=True)
-        self._keep_token()  # before it can be removed
+        self._keep_token()  # before the file can be removed
 
     def start(self) -> "HeadKeeper":
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Ends the tending; a start that is on its way is broken off."""
+        """Stop supervising, and abort a restart in progress."""
         self._over.set()
         self._abort.append(signal.SIGTERM)
         self._thread.join()
 
     def trouble(self) -> Trouble | None:
-        """Trouble with the head, since when, and what is done about it or has to be; None while it runs."""
+        """Current fault of the head, since when, and what is or must be done; None while it runs."""
         words = self._trouble
         return None if words is None else Trouble(words, self._runs_nothing)
 
@@ -104,7 +104,7 @@ class HeadKeeper:
                 log.exception("could not look after the Ray head; tries again")
 
     def look(self) -> None:
-        """Look once, and try once to restart what is dead."""
+        """Check the head once, and make at most one attempt to restart what is dead."""
         try:
             self.head = self.head.newest()
         except LocalHeadError:
@@ -150,16 +150,15 @@ class HeadKeeper:
                 log.error("the Ray head is given up", why=self._trouble)
 
     def _keep_token(self) -> None:
-        """Remember the token, and write it again where its file was removed: all but Ray's own processes read it
-        there."""
+        """Remember the token, and restore its file if it was removed: all but Ray's own processes read it there."""
         path = self.head.token_path
         try:
             self._token = (self.head.folder, path.read_text())
         except OSError:
             if path.exists():
-                return  # closed to this user: whoever asks Ray says so
+                return  # unreadable: callers of Ray report it
             if self._token is not None and self._token[0] == self.head.folder:
-                with suppress(OSError):  # a full disk: the next look tries again
+                with suppress(OSError):  # a full disk: retried at the next check
                     write_private(path, self._token[1])
                     log.warning("the token's file was removed, and is written again", path=str(path))
 

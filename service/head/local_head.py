@@ -1,9 +1,8 @@
-"""A Ray head of this machine's own, for `shardyard up`, the demo and tests.
+"""A local Ray head, for `shardyard up`, the demo and tests.
 
-Several may run side by side, beside any other Ray: each has its own folder, ports and token, and stopping one
-touches nothing but the processes it started. It is detached: the control plane may die and start again, and
-finds it by the state file. What dies of it can be started again: the dashboard alone, which nothing trains through,
-and else all of it, at the same dashboard address.
+Several may run side by side, and beside any other Ray: each has its own folder, ports and token, and stopping one
+only touches its own processes. It is detached: a restarted control plane finds it by the state file. Dead parts can
+be restarted: the dashboard alone, which training does not need, otherwise everything, at the same dashboard address.
 """
 
 import os
@@ -34,32 +33,31 @@ from service.signals import held_back
 from service.wire.node_folder import temp_folder
 
 READABLE = (2, 3)
-"""Versions of records whose heads this release goes on with; those of any other it can only end."""
+"""Record versions whose heads this release can use; it can only stop others."""
 START_TIMEOUT_S = 300.0
 STOP_GRACE_S = 3.0
 CANNOT_START = "the Ray head cannot be started"
 MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Variable of Ray's: where it is 0, on any system, Ray's processes take 127.0.0.1 for their node's address and not
-for the outward one, which changes with the network; all of them then listen on loopback alone. No node joins them then:
-hence the next."""
+"""Ray variable: if 0, on any system, Ray's processes use 127.0.0.1 as their node's address instead of the outward
+one, which changes with the network, and listen on loopback only. Other nodes cannot join then."""
 LONGEST_FOLDER = 36
-"""Ray's sockets lie 71 bytes below it, and an AF_UNIX path holds 107."""
+"""Ray's socket paths are 71 bytes longer, and an AF_UNIX path holds 107."""
 
 
 @dataclass(frozen=True)
 class LocalHead:
-    """A running head; `start` and `find` return one."""
+    """A running head; returned by `start` and `find`."""
 
     state_file: Path
     address: str
-    """Address that drivers connect to: host:port."""
+    """Address (host:port) for drivers."""
     token_path: Path
     folder: Path
-    """Holds the temporary folders of its nodes, out of reach of other users: Ray opens its own to all."""
+    """Parent of the nodes' temporary folders, closed to other users: Ray opens its own to all."""
     num_cpus: int
     num_gpus: int
     nodes: tuple[Node, ...]
-    """Processes that `ray start` left, without the dashboard."""
+    """Processes that `ray start` left running, except the dashboard."""
     dashboard: Dashboard
 
     @property
@@ -68,13 +66,13 @@ class LocalHead:
 
     @classmethod
     def find(cls, state_dir: Path | str) -> "LocalHead | None":
-        """The head that was started with this state folder, if all that jobs run on still runs."""
+        """The head of this state folder, if all processes that jobs need still run."""
         head = cls.from_record(state_dir)
         return head if head is not None and head.running() else None
 
     @classmethod
     def from_record(cls, state_dir: Path | str) -> "LocalHead | None":
-        """The head that was started last with this state folder and not stopped, whatever is left of it."""
+        """The head last started in this state folder and not stopped, dead or alive."""
         return cls._read(record_file(state_dir))
 
     @classmethod
@@ -86,25 +84,23 @@ class LocalHead:
         num_gpus: int = 0,
         timeout_s: float = START_TIMEOUT_S,
     ) -> "LocalHead":
-        """A head with these logical resources; the one that runs already, if there is one, also where another process
-        is just starting it.
+        """Start a head with these logical resources, or return the running one, also if another process is just
+        starting it.
 
-        Raises LocalHeadError with the end of Ray's output when it does not come up. A signal that comes
-        meanwhile ends it, and is then delivered.
+        Raises LocalHeadError with the end of Ray's output if it does not come up. A signal meanwhile stops it, and is
+        then delivered.
         """
         state_file = record_file(state_dir)
         with in_words(CANNOT_START), changing(state_file):
             if (running := cls.find(state_dir)) is not None:
                 return running
-            _end_recorded(state_file)  # some of it died: the rest would hold memory and answer nobody
+            _end_recorded(state_file)  # parts of it died: the rest is useless and holds memory
             return cls._start(state_file, num_cpus=num_cpus, num_gpus=num_gpus, timeout_s=timeout_s)
 
     def restart(self, *, timeout_s: float = START_TIMEOUT_S, abort: list[int]) -> "LocalHead":
-        """The head, all of it started again at its dashboard address; the one that runs already where another process
-        did. A number that comes into `abort` from another thread ends it, as a signal does.
-
-        Raises LocalHeadError as `start`, and where somebody has stopped the head meanwhile.
-        """
+        """Restart the whole head at its dashboard address, or return the running one if another process has
+        restarted it. A number added to `abort` by another thread stops it, like a signal. Raises LocalHeadError as
+        `start`, and if somebody has stopped the head meanwhile."""
         with in_words(CANNOT_START), changing(self.state_file, abort):
             self.newest()
             if (running := self.find(self.state_file.parent.parent)) is not None:
@@ -136,7 +132,7 @@ class LocalHead:
             folder, before = _short_folder(), read_record(state_file)
             nodes: tuple[Node, ...] = ()
             try:
-                # Before anything runs: whoever comes after a SIGKILL of this process finds what it started.
+                # Recorded first, so that after a SIGKILL of this process its children can be found.
                 write_record(state_file, {"folder": folder})
                 node = ray_start(
                     signals,
@@ -147,7 +143,7 @@ class LocalHead:
                     "--dashboard-host=127.0.0.1",
                     f"--dashboard-port={dashboard_port}",
                     "--include-dashboard=true",
-                    f"--ray-client-server-port={client_port}",  # unused, but cannot be left out
+                    f"--ray-client-server-port={client_port}",  # unused, but required
                     "--node-ip-address=127.0.0.1",
                     f"--num-cpus={num_cpus}",
                     f"--num-gpus={num_gpus}",
@@ -170,11 +166,11 @@ class LocalHead:
             except (LocalHeadError, OSError):
                 HeadProcesses(folder, nodes).end(STOP_GRACE_S)
                 shutil.rmtree(folder, ignore_errors=True)
-                # Where it cannot be written: it names a folder that is gone, and of which nothing runs.
+                # If that fails, the record names a removed folder without processes.
                 with suppress(OSError):
                     restore_record(state_file, before)
                 raise
-            if signals:  # too late to end it sooner
+            if signals:  # came after `ray_start`
                 head._end()
                 restore_record(state_file, before)
         return head
@@ -182,10 +178,8 @@ class LocalHead:
     def add_node(
         self, *, num_cpus: int, num_gpus: int = 0, timeout_s: float = START_TIMEOUT_S
     ) -> "LocalHead":
-        """The head with one more node, with resources and an address of its own, on this machine.
-
-        Raises LocalHeadError with the end of Ray's output, and of the head's, when it does not come up.
-        """
+        """Add a node with its own resources and address on this machine, and return the new head. Raises
+        LocalHeadError with the end of Ray's and the head's output if it does not come up."""
         with changing(self.state_file), held_back() as signals:
             try:
                 node = ray_start(
@@ -206,37 +200,33 @@ class LocalHead:
         return head
 
     def running(self) -> bool:
-        """Whether every process that jobs run on is still there, and the files by which others reach them."""
+        """Whether all processes that jobs need are alive, with the files by which others reach them."""
         return all(node.running() for node in self.nodes) and self.has_files()
 
     def has_files(self) -> bool:
-        """Whether the head's folder still has its sockets: without them no worker starts, whatever runs."""
+        """Whether the head's folder still has its sockets, without which no worker starts."""
         folder = self.folder / "n0"
         session = folder / "session_latest"
         sockets_there = not os.path.lexists(session) or (session / "sockets" / "plasma_store").exists()
         return (folder / "ray_current_cluster").exists() and sockets_there
 
     def newest(self) -> "LocalHead":
-        """The head as it is recorded now: another process may have started it again, or be about to.
-
-        Raises LocalHeadError where somebody has stopped it."""
+        """The head as currently recorded: another process may have restarted it, or be about to. Raises
+        LocalHeadError if somebody has stopped it."""
         head = self._read(self.state_file)
         if not self.state_file.exists() or (head and head.dashboard_url != self.dashboard_url):
             raise LocalHeadError("its Ray head was stopped")
         return head or self
 
     def dead_parts(self) -> list[str]:
-        """Names of the processes that jobs run on and that are gone."""
+        """Names of dead processes that jobs need."""
         return sorted(
             process.name for node in self.nodes for process in node.processes if process.find() is None
         )
 
     def with_dashboard(self, timeout_s: float = START_TIMEOUT_S, abort: Sequence[int] = ()) -> "LocalHead":
-        """The head with its dashboard, started again if that is gone; jobs run on all the while.
-
-        Raises LocalHeadError with the end of what it said when it does not come up, and where somebody has stopped the
-        head meanwhile.
-        """
+        """The head with its dashboard, restarted if dead, while jobs continue. Raises LocalHeadError with the end of
+        its output if it does not come up, and if somebody has stopped the head meanwhile."""
         with in_words("its dashboard cannot be started again"), changing(self.state_file, abort):
             head = self.newest()
             return head if head.dashboard.running() else head._start_dashboard(timeout_s, abort)
@@ -255,22 +245,20 @@ class LocalHead:
         return replace(self, dashboard=dashboard)
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Ends the head, all its nodes, workers and drivers, and removes Ray's folder; nothing else is touched.
-
-        Drivers and workers are asked first and have `grace_s` to end.
-        """
+        """Stop the head with all its nodes, workers and drivers, and remove Ray's folder. Drivers and workers get
+        SIGTERM first, and `grace_s` to end."""
         with changing(self.state_file):
             head = self._read(self.state_file)
             if head is not None and head.folder == self.folder:
-                head._end(grace_s)  # it may have got more nodes than this value of it knows
+                head._end(grace_s)  # nodes may have been added since
                 self.state_file.unlink()
             else:
                 self._end(grace_s)
 
     @staticmethod
     def stop_recorded(state_dir: Path | str, grace_s: float = STOP_GRACE_S) -> bool:
-        """Ends whatever is left of the head that is recorded in this state folder, by any release, and also of one
-        whose start was cut short; False where none is."""
+        """Stop what is left of the head recorded in this state folder, by any release, even of an unfinished start;
+        False if there is no record."""
         state_file = record_file(state_dir)
         if not state_file.exists():
             return False
@@ -284,12 +272,12 @@ class LocalHead:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def last_words(self, part: str = "gcs_server") -> list[str]:
-        """Last lines of a part of it (`gcs_server`, `raylet`)."""
+        """Last log lines of a part (`gcs_server`, `raylet`)."""
         log = self.folder / "n0" / "session_latest" / "logs" / f"{part}.out"
         return log.read_text(errors="replace").splitlines()[-10:] if log.is_file() else []
 
     def _last_words(self) -> list[str]:
-        """State of the head, and the last lines of its GCS, for whoever cannot reach it."""
+        """State of the head and last lines of its GCS, for errors of nodes that cannot reach it."""
         lines = self.last_words()
         return [
             f"{'all' if self.running() else 'not all'} of the head's processes live; its GCS said:",
@@ -339,9 +327,8 @@ def _end_recorded(state_file: Path, grace_s: float = STOP_GRACE_S) -> None:
 
 
 def _apart(node: Node, url: str, environment: dict[str, str]) -> tuple[Node, Dashboard]:
-    """The head's node without its dashboard, and with what jobs run on told apart; and the dashboard.
-
-    Raises LocalHeadError, with all of them ended, when it has died already."""
+    """Split off the dashboard, and separate the processes that jobs need. Raises LocalHeadError, after ending all,
+    if the dashboard is dead."""
     commands = {process: process.command() for process in node.processes}
     dashboard_processes = [
         process for process, command in commands.items() if any("/dashboard.py" in word for word in command)
@@ -361,7 +348,7 @@ def _apart(node: Node, url: str, environment: dict[str, str]) -> tuple[Node, Das
 
 
 def _short_folder() -> Path:
-    """A new folder whose path is short enough for Ray's sockets, readable by this user only."""
+    """A new private folder with a path short enough for Ray's sockets."""
     parent = str(temp_folder())
     if len(os.fsencode(parent)) > LONGEST_FOLDER - len("/shardyard-12345678"):
         parent = "/tmp"

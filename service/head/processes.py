@@ -1,4 +1,4 @@
-"""Processes of this machine that somebody else started: recorded, found again, told apart, ended."""
+"""Processes of this machine that are not children: recorded, found again, signalled."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import psutil
 
 @dataclass(frozen=True)
 class Process:
-    """A process that cannot be mistaken for another that got its number later."""
+    """A process identified by pid and start time, since pids are reused."""
 
     pid: int
     started: float
@@ -32,7 +32,7 @@ class Process:
         return process if alive else None
 
     def command(self) -> tuple[str, ...]:
-        """Command line of the process; empty if it is gone."""
+        """Command line; empty if the process is gone."""
         try:
             return tuple(psutil_process.cmdline()) if (psutil_process := self.find()) is not None else ()
         except psutil.NoSuchProcess:
@@ -75,7 +75,7 @@ def signal_all(processes: Collection[Process], number: signal.Signals) -> None:
 
 
 def _start_time(process: psutil.Process) -> float:
-    """Time of its start: on Linux in clock ticks since the machine did, which setting the clock does not move."""
+    """Start time; on Linux in clock ticks since boot, which changes of the clock do not affect."""
     if not sys.platform.startswith("linux"):
         return process.create_time()
     try:

@@ -1,4 +1,4 @@
-"""One `ray start` on this machine: its command, its environment, and what it leaves running."""
+"""Runs `ray start` on this machine: command, environment, and the processes it leaves running."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from service.wire.node_folder import temp_folder
 
 OBJECT_STORE_BYTES = 200_000_000
 FOLDER_VARIABLE = "LOCAL_HEAD_FOLDER"
-"""Environment variable with the head's folder, by which all processes of a head are found."""
+"""Environment variable with the head's folder, by which all its processes are found."""
 RAY = """
 import time
 import psutil
@@ -42,24 +42,25 @@ services.get_node = get_node
 services.resolve_ip_for_localhost = str
 main()
 """
-"""The command `ray`, which takes 127.0.0.1 for what it says, and waits for a raylet for as long as that lives. Ray
-waits half a minute, less than one takes on a busy machine."""
+"""The command `ray`, patched to keep 127.0.0.1 as given and to wait for a raylet as long as that lives. Ray waits 30
+s, too short on a busy machine."""
 AGENTS_ARE_LATE = "Timed out waiting for file"
-"""Said by a raylet that gives up its agents, two Python processes: it waits 15 s for each, and no setting says more."""
+"""Log line of a raylet that gives up on its two agents (Python processes): it waits 15 s for each, which no setting
+changes."""
 
 
 class LocalHeadError(RuntimeError):
-    """The head did not start; the message ends with what Ray said."""
+    """The head did not start; the message ends with Ray's output."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """Processes that one `ray start` left running: those of a session of their own."""
+    """Processes that one `ray start` left running, in their own session."""
 
     session: int
     processes: tuple[Process, ...]
     others: tuple[Process, ...] = ()
-    """Processes that jobs do not depend on."""
+    """Processes that jobs do not need."""
 
     def running(self) -> bool:
         return bool(self.processes) and all(process.find() for process in self.processes)
@@ -73,20 +74,19 @@ def ray_start(
     timeout_s: float,
     environment: dict[str, str],
 ) -> Node:
-    """Runs `ray start` in a session of its own, with a `folder` below the head's, and returns what it left there.
+    """Run `ray start` in its own session with a `folder` below the head's, and return the processes it left. Repeated
+    if Ray's agents are late because the machine is busy.
 
-    Where the machine is so busy that Ray's agents are late, it is run again.
-
-    Raises LocalHeadError when it fails, takes too long, or a signal comes; no process of it is left then.
+    Raises LocalHeadError if it fails, times out, or a signal comes; none of its processes is left then.
     """
     command = [
         sys.executable, "-c", RAY, "start", *arguments, f"--temp-dir={folder}",
         f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats",
-        # Its default port is the same for every head of a machine, and the second has no agent to submit jobs to.
+        # The default port is the same for all heads of a machine: the second would have no agent for jobs.
         f"--dashboard-agent-listen-port={free_ports(1)[0]}",
-        "--min-worker-port=0", "--max-worker-port=0",  # any: two nodes would take the same of a range
-        "--no-monitor",  # it scales clusters, which one machine does not
-        "--include-log-monitor=false",  # it copies worker output to drivers; ours goes to the job's storage
+        "--min-worker-port=0", "--max-worker-port=0",  # any free port: two nodes would clash in a range
+        "--no-monitor",  # the autoscaler, useless on one machine
+        "--include-log-monitor=false",  # copies worker output to drivers; ours goes to storage
         "--log-style=record", "--log-color=false",
     ]  # fmt: skip
     variables = {**ray_environment(token_path, folder.parent), **environment}
@@ -102,7 +102,7 @@ def ray_start(
         while starter.poll() is None and not signals and time.monotonic() < deadline:
             time.sleep(0.02)
         if starter.returncode == 0:
-            # The agents and idle workers below the raylet come and go; what `ray start` itself left does not.
+            # Agents and idle workers below the raylet come and go; the session's roots do not.
             return Node(session, tuple(session_roots(session)))
         why = starter.returncode or ("a signal" if signals else f"no end after {timeout_s:.0f} s")
         end_session(session)
@@ -121,30 +121,30 @@ def end_session(session: int) -> None:
 
 
 def ray_environment(token_path: Path, head_folder: Path) -> dict[str, str]:
-    """Environment of the head and all below it. Nothing of another Ray gets in, and none of the control plane's
-    settings: a driver, which runs for whoever posted its job, has no use for the API's token or the database."""
+    """Environment of all the head's processes, without variables of another Ray or of the control plane: a driver
+    runs for the job's owner, and must not have the API's token or the database."""
     variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SHARDYARD_"))
     }
     return {
         **variables,
         FOLDER_VARIABLE: str(head_folder),
-        "TMPDIR": str(temp_folder()),  # its processes, drivers and workers make sockets there
+        "TMPDIR": str(temp_folder()),  # the head, drivers and workers create sockets there
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_path),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # It kills workers when the machine's memory runs low, whoever takes it: here, mostly others.
+        # The monitor kills workers when the machine's memory runs low, here mostly because of other programs.
         "RAY_memory_monitor_refresh_ms": "0",
-        # On a busy machine its store of names takes longer than Ray's half a minute; whoever starts it ends it in time.
+        # On a busy machine the GCS takes longer than Ray's 30 s; `timeout_s` bounds the start.
         "RAY_gcs_server_port_wait_time_s": "300",
         "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",  # workers share cores: one that waits must not spin
+        "OMP_WAIT_POLICY": "PASSIVE",  # workers share cores: waiting must not spin
         "PYTHONUNBUFFERED": "1",
     }
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on."""
+    """Ports without listeners."""
     holders = [socket.socket() for _ in range(count)]
     for holder in holders:
         holder.bind(("127.0.0.1", 0))
@@ -155,7 +155,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _given_up(folder: Path) -> str:
-    """The line with which the raylet of a folder gave up; "" where none did."""
+    """Fatal log line of the raylet of a folder; "" if there is none."""
     lines = (line for log in folder.glob("session_*/logs/raylet.out") for line in _lines(log))
     return next((line for line in lines if " C " in line.partition("]")[0]), "")
 

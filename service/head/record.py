@@ -1,5 +1,5 @@
-"""The record of a state folder's Ray head, `ray/head.json`: written before anything is started, changed by one process
-at a time, and gone once somebody has stopped the head."""
+"""Record of a state folder's Ray head, `ray/head.json`: written before anything is started, changed by one process
+at a time, and removed when the head is stopped."""
 
 import fcntl
 import json
@@ -17,7 +17,7 @@ from service.head.ray_start import LocalHeadError
 VERSION = 3
 POLL_S = 0.05
 _changed_here = threading.local()
-"""`paths`: the records that this thread is changing."""
+"""`paths`: records that this thread is changing."""
 
 
 def record_file(state_dir: Path | str) -> Path:
@@ -25,7 +25,7 @@ def record_file(state_dir: Path | str) -> Path:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Reads it, in the words of the release that wrote it; None where there is none."""
+    """Parse the record, as written by any release; None if there is none."""
     try:
         record: dict[str, Any] = json.loads(path.read_text())
     except (FileNotFoundError, json.JSONDecodeError):
@@ -38,7 +38,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def restore_record(path: Path, record: dict[str, Any] | None) -> None:
-    """Write back what was read before, or remove the record if there was none."""
+    """Write back an earlier record, or remove the file if there was none."""
     if record is None:
         path.unlink(missing_ok=True)
     else:
@@ -46,21 +46,21 @@ def restore_record(path: Path, record: dict[str, Any] | None) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replaces the file in one step; only its owner ever could read it. Raises OSError, which names the file."""
+    """Replace the file atomically; only its owner can read it. Raises OSError with the file's name."""
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
     try:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
         new.replace(path)
-    except OSError as error:  # of a file that is open, it knows no name
+    except OSError as error:  # errors on open files have no file name
         new.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 @contextmanager
 def in_words(action: str) -> Iterator[None]:
-    """Raises LocalHeadError for a disk that is full or cleared away: `action` cannot be done."""
+    """Raises LocalHeadError for an OSError, such as a full disk: `action` cannot be done."""
     try:
         yield
     except OSError as error:
@@ -71,11 +71,9 @@ def in_words(action: str) -> Iterator[None]:
 def changing(
     path: Path, abort: Sequence[int] = (), on_wait: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Within it no other process starts, tends or stops the head of this record; a process that dies lets go. May be
-    entered again within itself. `on_wait` is called once where another process has to be waited for.
-
-    Raises LocalHeadError when something comes into `abort` while it waits.
-    """
+    """Lock of a record: no other process starts, restarts or stops its head meanwhile. Released when the process
+    dies, and reentrant. `on_wait` is called once if another process holds it. Raises LocalHeadError when `abort` is
+    filled while it waits."""
     own_paths: set[Path] = _changed_here.__dict__.setdefault("paths", set())
     if path in own_paths:
         yield
@@ -98,9 +96,8 @@ def changing(
 
 
 def mark_used(path: Path) -> IO[str]:
-    """The mark of a `shardyard up` that uses the head of this record, until it is closed or the process ends.
-
-    Set before the head is looked for: what another `shardyard up` ends, it ends only where it finds no mark."""
+    """Mark that a `shardyard up` uses the head of this record, until closed or the process ends. Set before the head
+    is looked up: another `shardyard up` stops the head only if there is no mark."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     mark = path.with_name("use.lock").open("w")
     fcntl.flock(mark, fcntl.LOCK_SH)
@@ -108,8 +105,8 @@ def mark_used(path: Path) -> IO[str]:
 
 
 def is_used(path: Path) -> bool:
-    """Whether a `shardyard up` has marked the head of this record as used. It may be so a moment later, unless it is
-    asked within `changing`."""
+    """Whether a `shardyard up` has marked the head of this record as used. The answer is stable only within
+    `changing`."""
     try:
         with path.with_name("use.lock").open("r+") as mark:
             return not _lock(mark)
@@ -118,7 +115,7 @@ def is_used(path: Path) -> bool:
 
 
 def _lock(file: IO[str]) -> bool:
-    """Takes the file for this process alone; False while another has it."""
+    """Lock the file exclusively; False while another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,1 +1,1 @@
-"""Views of the command line: jobs, progress, reports."""
+"""Terminal views: jobs, progress, reports, plans."""

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers formatted for people."""
 
 from datetime import datetime
 
@@ -13,7 +13,7 @@ def duration(seconds: float) -> str:
 
 
 def num_bytes(amount: float) -> str:
-    """`512 B`, `40 KiB`, `3.1 MiB`, `1.24 GiB`: the units of a plan's reasons, GiB from a tenth of one on."""
+    """`512 B`, `40 KiB`, `3.1 MiB`, `1.24 GiB`: GiB from a tenth of one on, as in plans' reasons."""
     if amount >= 1024**3 / 10:
         return f"{amount / 1024**3:,.2f} GiB"
     if amount >= 1024**2:
@@ -22,13 +22,13 @@ def num_bytes(amount: float) -> str:
 
 
 def rate(learning_rate: float) -> str:
-    """`2.5e-3`: mantissa and exponent, without the padding of `2.50e-03`."""
+    """`2.5e-3`: scientific notation without the padding of `2.50e-03`."""
     mantissa, _, exponent = f"{learning_rate:.1e}".partition("e")
     return f"{mantissa}e{int(exponent)}"
 
 
 def moment(time: str | datetime | None) -> str:
-    """`31 Jan 12:00:05`, in the time zone of this machine; a dash for None."""
+    """`31 Jan 12:00:05` in local time; a dash for None."""
     if time is None:
         return "-"
     instant = datetime.fromisoformat(time) if isinstance(time, str) else time
@@ -36,5 +36,5 @@ def moment(time: str | datetime | None) -> str:
 
 
 def clock(time: datetime) -> str:
-    """`12:00:05`, in the time zone of this machine."""
+    """`12:00:05` in local time."""
     return time.astimezone().strftime("%H:%M:%S")

@@ -1,4 +1,4 @@
-"""A bar chart in text: one bar an expert, in eighths of a character cell."""
+"""Text bar chart of expert loads, in eighths of a character cell."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,12 @@ EIGHTHS = " ▁▂▃▄▅▆▇█"
 UNUSED = "×"
 WIDEST_BAR = 5
 LOW, HIGH = 0.5, 2.0
-"""Loads between these multiples of an even share are called balanced."""
+"""Loads between these multiples of an even share count as balanced."""
 
 
 def load_bars(shares: Sequence[float], width: int, height: int) -> list[Text]:
-    """`height` rows of at most `width` cells, top first. `shares` are multiples of an even share.
-
-    Where there are more experts than cells, a bar is the mean of neighbouring experts.
-    """
+    """`height` rows of at most `width` cells, top first. `shares` are multiples of an even share. With more experts
+    than cells, a bar is the mean of neighbouring experts."""
     shares = _bin_shares(shares, width)
     cells = width // max(1, len(shares))
     bar, gap = (min(cells - 1, WIDEST_BAR), 1) if cells >= 2 else (1, 0)
@@ -35,7 +33,7 @@ def load_bars(shares: Sequence[float], width: int, height: int) -> list[Text]:
 
 
 def experts_per_bar(num_experts: int, width: int) -> int:
-    """Number of experts that share one bar of a chart `width` cells wide."""
+    """Experts per bar of a chart `width` cells wide."""
     return -(-num_experts // max(1, width))
 
 

@@ -1,4 +1,4 @@
-"""Two plans beside each other: on the screen, and as JSON."""
+"""Two plans side by side: on the terminal, and as JSON."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ CHOSEN = Names("the chosen layout", "the one asked for")
 
 
 def explained_view(plan: Plan, alternative: Plan, where: str, cluster: Cluster | None) -> RenderableType:
-    """Why the chosen plan, and not the layout that was asked for."""
+    """Why the chosen plan was preferred to the requested layout."""
     comparison = compare(plan, alternative)
     return Group(
         *section("chosen", headline(plan, where), is_first=True),
@@ -27,7 +27,7 @@ def explained_view(plan: Plan, alternative: Plan, where: str, cluster: Cluster |
 
 
 def explain_json(plan: Plan, alternative: Plan, cluster: Cluster | None) -> dict[str, Any]:
-    """The same for programs."""
+    """The same as JSON."""
     keys = Names("chosen", "against")
     return {"chosen": plan.model_dump(mode="json"), "against": alternative.model_dump(mode="json"),
             **_amounts(compare(plan, alternative), keys), "why": list(_why(plan, alternative, cluster))}  # fmt: skip
@@ -38,7 +38,7 @@ def _why(plan: Plan, alternative: Plan, cluster: Cluster | None) -> tuple[str, .
 
 
 def diff_view(first: Plan, second: Plan, first_name: str, second_name: str) -> RenderableType:
-    """Two kept plans."""
+    """Comparison of two saved plans."""
     names, comparison = Names(first_name, second_name), compare(first, second)
     return Group(
         *section("first", headline(first, first_name, of="plan"), is_first=True),
@@ -50,7 +50,7 @@ def diff_view(first: Plan, second: Plan, first_name: str, second_name: str) -> R
 
 
 def diff_json(first: Plan, second: Plan) -> dict[str, Any]:
-    """The same for programs."""
+    """The same as JSON."""
     keys, comparison = Names("first", "second"), compare(first, second)
     return {
         "first": first.model_dump(mode="json"),
@@ -68,7 +68,7 @@ def _differing(differences: Mapping[str, Any], keys: Names) -> dict[str, dict[st
 
 
 def _amounts(comparison: Comparison, keys: Names) -> dict[str, dict[str, dict[str, float]]]:
-    """Every term of time and memory, with their totals. Hidden seconds are no part of the step."""
+    """Every term of time and memory, with totals. Hidden seconds are not part of the step."""
     time = {
         kind: term
         for kind, term in comparison.time.items()
@@ -84,7 +84,7 @@ def _amounts(comparison: Comparison, keys: Names) -> dict[str, dict[str, dict[st
 
 
 def _tables(comparison: Comparison, heads: Names) -> tuple[RenderableType, ...]:
-    """Layout, time and memory, where there is something to tell."""
+    """Layout, time and memory, where there is a difference or a value."""
     time = {kind_of_time(kind): term for kind, term in comparison.time.items()}
     return (
         *(section("layout, where it differs", _layout(comparison, heads)) if comparison.layout else ()),

@@ -1,4 +1,4 @@
-"""Details of one job, as `show` prints them, and the end of a job that was watched."""
+"""Details of one job for `show`, and the end of a watched job."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -17,16 +17,16 @@ from service.cli.view.states import state
 
 BAR_WIDTH = 20
 MAX_NUMBERS = 6
-"""Numbers of a user's module that are shown."""
+"""Most numbers of a user's module that are shown."""
 
-if TYPE_CHECKING:  # imported only if there is a record: building the readers takes a tenth of a second
+if TYPE_CHECKING:  # imported only with a record: importing takes 0.1 s
     from moe.records import PreparationRecord
     from service.cli.view.report import ReportView
     from service.client import Job
 
 
 def job_details(job: "Job", preparation: "PreparationRecord | None" = None) -> RenderableType:
-    """Details of a job for `show`: its state and the reason, its place, its figures, its result."""
+    """Details of a job: state and reason, storage, metrics, result."""
     data = job.data
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
@@ -68,7 +68,7 @@ def job_details(job: "Job", preparation: "PreparationRecord | None" = None) -> R
 
 
 def _checkpoint_text(checkpoint: dict[str, Any], is_over: bool) -> str:
-    """The last checkpoint, and for a job that may lose what came since, its age."""
+    """The last checkpoint, with its age unless the job is over."""
     time, size_bytes, age = str(checkpoint["time"]), _number(checkpoint, "size_bytes"), ""
     if not is_over:
         age_s = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
@@ -78,7 +78,7 @@ def _checkpoint_text(checkpoint: dict[str, Any], is_over: bool) -> str:
 
 
 def outcome(job: "Job", hints: bool = True) -> RenderableType:
-    """The end of a watched job, and with `hints` what can be typed next and what was learned."""
+    """The end of a watched job; with `hints`, also next commands and the report."""
     line = Text.assemble((job.id, "bold"), " ", state(job.state))
     line.append(f": {printable(job.reason)}" if job.reason else f" at step {job.step:,}")
     if not hints:
@@ -99,7 +99,7 @@ def _report(report: "ReportView") -> list[RenderableType]:
 
 
 def _metric_line(metric: dict[str, Any]) -> str:
-    """The figures of a step, those that there are, whichever release recorded it."""
+    """Metrics of a step that are present, as recorded by any release."""
     losses = ((name, _number(metric, name)) for name in ("loss", "nll"))
     parts = [f"{name} {value:.3f}" for name, value in losses if value is not None]
     if (tokens_per_s := _number(metric, "tokens_per_s")) is not None:

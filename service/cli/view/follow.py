@@ -1,4 +1,4 @@
-"""Following a run: on a terminal a live display, elsewhere plain lines."""
+"""Follows a run: a live display on a terminal, plain lines elsewhere."""
 
 import sys
 import threading
@@ -24,30 +24,27 @@ from service.wire.events import Event
 
 FRAMES_PER_S = 5
 KEPT_NOTICES = 200
-"""Lines that are drawn again where a terminal was resized, as far as they fit."""
+"""Lines kept for redrawing after a resize, as far as they fit."""
 LINE_INTERVAL_S = 5.0
 STATUS_INTERVAL_S = 5.0
 NOTICE_STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold red"}
 
 
 class Follower(Protocol):
-    """Shows a run while its events come in."""
+    """Shows a run as its events arrive."""
 
     progress: RunProgress
 
     def show(self, events: Iterable[Event]) -> None:
-        """Takes every event, and draws."""
+        """Process and draw all events."""
 
     def on_disconnect(self, error: Exception) -> None:
-        """Hears that the connection broke, and is being opened again."""
+        """Called when the connection broke and is being reopened."""
 
 
 class LiveFollower:
-    """A frame that is redrawn in place, below the lines that stay.
-
-    Whoever draws holds one lock from the first thought to the last byte: where two threads draw, one computes how far
-    up the frame begins while the other writes, and erases rows that are not its own.
-    """
+    """A frame redrawn in place, below permanent lines. Drawing holds one lock throughout: otherwise one thread could
+    compute the frame's position while another writes, and erase the wrong rows."""
 
     def __init__(
         self,
@@ -56,7 +53,7 @@ class LiveFollower:
         frames_per_s: float = FRAMES_PER_S,
         run_status: Callable[[], dict[str, Any] | None] | None = None,
     ) -> None:
-        """`run_status`: fetches what ranks said last, every few seconds, in a thread of its own."""
+        """`run_status`: fetches the ranks' last status every few seconds, in its own thread."""
         self.progress, self._console, self._note = progress, console, ""
         self._run_status = run_status
         self._run: dict[str, Any] | None = None
@@ -94,20 +91,20 @@ class LiveFollower:
             try:
                 self._run = self._run_status()
             except ClientError:
-                self._run = None  # an old status would look current
+                self._run = None  # a stale status would look current
 
     def _redraw(self, over: threading.Event) -> None:
         while not over.wait(self._interval_s):
-            with suppress(OSError):  # the terminal has closed; the other thread gets the error, too
+            with suppress(OSError):  # the terminal closed; the other thread gets the error too
                 self._draw()
 
     def _draw(self, notice: Text | None = None) -> None:
-        """Draws the frame of now, with `notice` above it: in one write, so that no screen ever has a state beside a
-        frame that is older."""
+        """Draw the current frame, with `notice` above it, in one write, so that no screen shows a state beside an
+        older frame."""
         with self._lock, self._console:
             lines: list[Text] = []
             if (size := self._console.size) != self._size:
-                # Terminals reflow rows in different ways after a resize, so that the frame's position is unknown.
+                # Terminals reflow rows differently after a resize: the frame's position is unknown.
                 self._size = size
                 self._console.control(Control.clear(), Control.home())
                 lines = self._notices_that_fit()
@@ -119,7 +116,7 @@ class LiveFollower:
                 self._console.print(Group(*lines))
 
     def _notices_that_fit(self) -> list[Text]:
-        """The newest lines that stay, as many as there is room for above the frame."""
+        """Newest permanent lines that fit above the frame."""
         width = self._console.width
         room = self._console.height - len(self._console.render_lines(self._frame(), pad=False)) - 1
         newest: list[Text] = []
@@ -135,7 +132,7 @@ class LiveFollower:
 
 
 class PlainFollower:
-    """A line every few seconds, and one for each thing worth keeping: for logs, pipes and CI."""
+    """A line every few seconds and one per notice, for logs, pipes and CI."""
 
     def __init__(self, progress: RunProgress, console: Console) -> None:
         self.progress, self._console = progress, console
@@ -164,7 +161,7 @@ class PlainFollower:
 
 
 class JsonFollower:
-    """Every event as one line of JSON."""
+    """One line of JSON per event."""
 
     def __init__(self, progress: RunProgress) -> None:
         self.progress = progress
@@ -184,7 +181,7 @@ def follower(
     as_json: bool = False,
     run_status: Callable[[], dict[str, Any] | None] | None = None,
 ) -> Follower:
-    """The way to show a run that suits where the output goes."""
+    """Follower that suits the output."""
     if as_json:
         return JsonFollower(progress)
     drawable = on_terminal() and not console.is_dumb_terminal and not console.options.ascii_only

@@ -1,4 +1,4 @@
-"""One frame of the live display: the state, the bar, the figures, and each MoE layer's expert loads."""
+"""One frame of the live display: state, progress bar, metrics, and expert loads of each MoE layer."""
 
 from datetime import UTC, datetime
 from itertools import islice
@@ -21,20 +21,20 @@ from service.cli.view.states import STATE_STYLES
 
 MIN_NAME = 8
 MAX_NUMBERS = 6
-"""Numbers of a user's module that are shown."""
+"""Most numbers of a user's module that are shown."""
 FIGURE_GAP = "   "
 CHART_WIDTH, WIDEST_CHART = 38, 64
-"""A terminal of 80 columns holds two of the narrowest side by side, one of 140 three."""
+"""80 columns hold two charts of the least width side by side, 140 three."""
 TALL, LOW = 5, 1
-"""Rows of bars in a chart: tall while few layers leave room for it."""
+"""Height of a chart's bars: tall while few layers leave room."""
 OTHER_ROWS = 9
-"""Of the screen, above and below the charts."""
+"""Screen rows above and below the charts."""
 
 
 def frame(
     progress: RunProgress, width: int, height: int, note: str = "", run: dict[str, Any] | None = None
 ) -> Group:
-    """Content of the screen now; `run` is what its ranks said last. It holds no reference to `progress`, which goes on
+    """Content of the screen; `run` is the ranks' last status. Holds no reference to `progress`, which keeps
     changing."""
     parts: list[RenderableType] = [_headline(progress, width)]
     if progress.preparation is not None:
@@ -50,12 +50,12 @@ def frame(
         parts += [Text(""), charts(layers, width, max(LOW + 2, height - OTHER_ROWS))]
     if below := note or ("" if progress.preparation else progress.doing):
         parts.append(Text(below, style="bold yellow" if note else "dim", no_wrap=True, overflow="ellipsis"))
-    parts.append(Text(""))  # the cursor stays here, so that an echoed ^C damages no row
+    parts.append(Text(""))  # the cursor's row, for an echoed ^C
     return Group(*parts)
 
 
 def _headline(progress: RunProgress, width: int) -> Text:
-    """Name, id and state; where there is no room, the name is cut and then left out."""
+    """Name, id and state; the name is cut or left out if there is no room."""
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(progress.job_id, style="dim")
     line.append("  ")
@@ -74,7 +74,7 @@ def _headline(progress: RunProgress, width: int) -> Text:
 
 
 def preparation_bar(preparation: PreparationRecord) -> Table:
-    """A bar of how much of the data is prepared, with an estimate of the time left."""
+    """Progress bar of data preparation, with an estimate of the time left."""
     share = preparation.share
     bar = ProgressBar(total=1.0, completed=share or 0.0, pulse=share is None)
     return _bar_with(bar, preparation_in_words(preparation))
@@ -98,7 +98,7 @@ def _bar(progress: RunProgress) -> Table:
 
 
 def _figures(progress: RunProgress, width: int) -> Group:
-    """The latest step's figures, in as many rows as they take: none is cut."""
+    """The latest step's metrics, wrapped into as many rows as needed."""
     rows = [Text()]
     for label, value in figures(progress):
         figure = Text.assemble((f"{label} ", "dim"), (value, "bold"))
@@ -109,7 +109,7 @@ def _figures(progress: RunProgress, width: int) -> Group:
 
 
 def figures(progress: RunProgress) -> list[tuple[str, str]]:
-    """The latest step's figures, those that there are, as label and value."""
+    """(label, value) of the latest step's metrics that are present."""
     metric = progress.metric or StepRecord()
     entries = [
         ("loss", f"{metric.loss:.3f}" if metric.loss is not None else None),
@@ -128,7 +128,7 @@ def figures(progress: RunProgress) -> list[tuple[str, str]]:
 
 
 def charts(layers: list[LayerLoad], width: int, rows: int) -> RenderableType:
-    """The charts of all layers that fit in `rows`, side by side where the width allows."""
+    """Charts of the layers that fit in `rows`, side by side if the width allows."""
     across = max(1, min(len(layers), width // CHART_WIDTH))
     chart_width = min(WIDEST_CHART, (width - 2 * (across - 1)) // across)
     down = -(-len(layers) // across)
@@ -149,7 +149,7 @@ def charts(layers: list[LayerLoad], width: int, rows: int) -> RenderableType:
 
 
 def chart(layer: LayerLoad, width: int, height: int) -> RenderableType:
-    """One layer's bars below a caption that says how even they are."""
+    """Bars of one layer below a caption with its load balance."""
     shares = layer.shares
     caption = Text(f"layer {layer.layer}", style="bold", no_wrap=True, overflow="ellipsis")
     if layer.num_unused:

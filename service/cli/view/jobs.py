@@ -1,4 +1,4 @@
-"""Jobs, their checkpoints and their logs as listings and lines."""
+"""Listings of jobs and checkpoints, and log lines."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ MIN_NAME, MIN_REASON = 12, 16
 
 
 def job_columns(jobs: "list[Job]") -> list[Column]:
-    """Columns of `ls`. At 80 columns the time of submission is the first to go; the id is always whole."""
+    """Columns of `ls`. At 80 columns the submission time is dropped first; ids are never cut."""
     return [
         Column("JOB", [Text(job.id) for job in jobs]),
         Column("NAME", [Text(printable(job.name)) for job in jobs], gives_way=3, min_width=MIN_NAME),
@@ -34,7 +34,7 @@ def job_columns(jobs: "list[Job]") -> list[Column]:
 
 
 def checkpoint_columns(checkpoints: "list[StoredCheckpoint]") -> list[Column]:
-    """Columns of `checkpoints`. Where a checkpoint lies is whole: it is there to be copied."""
+    """Columns of `checkpoints`. Paths are never cut, since they are there to be copied."""
     sizes = [checkpoint.size_bytes for checkpoint in checkpoints]
     return [
         Column("STEP", [Text(f"{checkpoint.step:,}") for checkpoint in checkpoints], right=True),
@@ -48,6 +48,6 @@ def checkpoint_columns(checkpoints: "list[StoredCheckpoint]") -> list[Column]:
 
 
 def log_line(line: dict[str, Any]) -> Text:
-    """A line behind its writer's name, as `a1.g0.rank-0 | ...`."""
+    """Log line prefixed with its writer, as `a1.g0.rank-0 | ...`."""
     writer = f"a{line['attempt']}.{line['worker']}"
     return Text.assemble((f"{writer} | ", "dim"), printable(str(line["message"])))

@@ -1,4 +1,4 @@
-"""Parts of the terminal's view that differ by kind of model."""
+"""Parts of the terminal view that depend on the kind of model."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Words:
-    """Words about a kind of model."""
+    """Phrases for a kind of model."""
 
     last_work: str
-    """Work of a run after its last step."""
+    """What a run does after its last step."""
     to_use_it: str
-    """Command that uses the trained model, and what it does; `{job}` is the job's id."""
+    """Command that uses the trained model, with its effect; `{job}` is the job's id."""
     command: str | None = None
     """Name of the command, if it takes a job and a text."""
 
@@ -55,7 +55,7 @@ def words_of(job: "Job") -> Words:
 
 def _kind(job: "Job") -> str:
     model = (job.data.get("spec") or {}).get("model") or {}
-    kind: str = model.get("kind", "translation")  # which an older release did not write
+    kind: str = model.get("kind", "translation")  # not written by older releases
     return kind
 
 
@@ -66,10 +66,8 @@ def _corpus(job: "Job") -> str | None:
 
 
 def report_view(job: "Job") -> "ReportView | None":
-    """The view of a job's report; None where it has none that this release can show.
-
-    Views are imported one by one, when a report is shown: most jobs that are looked at have none yet.
-    """
+    """View of a job's report; None if this release cannot show one. Views are imported when a report is shown, since
+    most jobs have none yet."""
     if job.report is None:
         return None
     match _kind(job):

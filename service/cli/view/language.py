@@ -1,4 +1,4 @@
-"""The report of a language model's run: held-out text beside what needs no learning, and how it goes on from some."""
+"""Report of a language model's run: losses on held-out text beside baselines, and completions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,12 +45,12 @@ class LanguageView(ReportView):
 
     @classmethod
     def from_data(cls, data: object) -> "LanguageView | None":
-        """The view of a report as JSON; None where it is not one of language."""
+        """View of a JSON report; None if it is not a language report."""
         report = LanguageReport.read(data)
         return cls(report) if report.sources else None
 
     def scores(self) -> RenderableType:
-        """Loss, perplexity and bits a byte on each source's held-out text, beside a unigram model's and xz's."""
+        """Loss, perplexity and bits per byte on each source's held-out text, beside a unigram model's and xz's."""
         return Group(
             Text("held-out text, by source", "bold"),
             _table(self.report.sources),
@@ -66,7 +66,7 @@ class LanguageView(ReportView):
         return any(source.preferred is not None for source in self.report.sources.values())
 
     def examples(self) -> RenderableType | None:
-        """Beginnings of held-out documents, and behind each, bold, how the model goes on."""
+        """Prompts from held-out documents, each followed by the model's completion in bold."""
         parts: list[RenderableType] = []
         for sample in self.report.completions:
             parts.append(Text(printable(sample.source), "dim"))
@@ -75,7 +75,7 @@ class LanguageView(ReportView):
         return Group(*parts) if parts else None
 
     def text_to_try(self) -> str:
-        """The first lines of a held-out document."""
+        """First line of a held-out document."""
         for sample in self.report.completions:
             for line in sample.prompt.splitlines():
                 if prompt := printable(line)[:MAX_PROMPT_CHARS]:

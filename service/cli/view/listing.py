@@ -1,4 +1,4 @@
-"""Listings: one line per thing, in columns that give way where the terminal is too narrow."""
+"""Listings: one line per item, in columns that are cut or dropped on narrow terminals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ class Column:
     label: str
     cells: Sequence[Text]
     gives_way: int = NEVER_LEFT_OUT
-    """Order in which columns are left out, the highest first; one that is never left out is never cut either."""
+    """Order in which columns are dropped, highest first; a column that is never dropped is never cut either."""
     min_width: int | None = None
-    """Width down to which its cells may be cut; None for identifiers and figures, which mean something only whole."""
+    """Width down to which cells may be cut; None for identifiers and numbers, which are useless when cut."""
     right: bool = False
 
     @property
     def width(self) -> int:
-        """Width at which nothing of it is cut."""
+        """Width at which nothing is cut."""
         return max(map(cell_len, (self.label, *(cell.plain for cell in self.cells))))
 
     @property
@@ -39,11 +39,8 @@ class Column:
 
 
 def print_listing(columns: Sequence[Column], console: "Console", room: int | None) -> list[str]:
-    """Prints a line of labels and one for each row, at most `room` cells wide where that can be (None: whole).
-
-    Returns the labels of the columns that were left out. Identifiers are whole even where they are wider than the
-    terminal, which then wraps the line.
-    """
+    """Print a header and one line per row, at most `room` cells wide if possible (None: uncut), and return the
+    labels of dropped columns. Identifiers stay whole even if they exceed the terminal, which then wraps the line."""
     widths = fit_columns(columns, room)
     visible_columns = [(column, widths[column.label]) for column in columns if column.label in widths]
     lines = [
@@ -58,11 +55,8 @@ def print_listing(columns: Sequence[Column], console: "Console", room: int | Non
 
 
 def fit_columns(columns: Sequence[Column], room: int | None) -> dict[str, int]:
-    """Widths of the columns that are shown, by label.
-
-    Columns are left out in their order until the others fit at their least width. What room remains goes to those
-    that were cut, the last to be left out first.
-    """
+    """Widths of the visible columns, by label. Columns are dropped until the others fit at their least width. The
+    remaining room goes to cut columns, starting with those dropped last."""
     if room is None:
         return {column.label: column.width for column in columns}
     visible_columns = list(columns)
@@ -85,7 +79,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _in_cells(cell: Text, column: Column, width: int) -> Text:
-    """The cell in exactly so many columns of the terminal: a CJK character takes two."""
+    """The cell padded or cut to `width` terminal cells; CJK characters take two."""
     text = cell.copy()
     text.truncate(width, overflow="ellipsis")
     padding = width - cell_len(text.plain)

@@ -1,4 +1,4 @@
-"""A run's steps as rows: numbers in columns, for a terminal and for other programs."""
+"""Metrics of a run's steps as rows and columns, for terminals and programs."""
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,15 +12,12 @@ from service.cli.view.printable import printable
 
 KEYS = ("step", "time", "attempt")
 _LEAST_ASKED_FOR = {"attempt": 10_000, "time": 9_999}
-"""Columns to be left out before any figure."""
+"""Columns that are dropped before any metric."""
 
 
 def metric_rows(points: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """A flat row a step: `held_out.seen` of what is nested, `layers.0.dropped` of what is listed.
-
-    With `names`, only what they name and what lies below it. Lists of numbers, such as the loads of experts, are
-    columns only where they are named.
-    """
+    """One flat row per step: `held_out.seen` for nested values, `layers.0.dropped` for lists. With `names`, only
+    those columns and nested ones. Lists of numbers, such as expert loads, become columns only if named."""
     return [
         {key: point.get(key) for key in KEYS}
         | {name: value for name, value in _flat(point, names) if not names or _matches_column(name, names)}
@@ -29,25 +26,25 @@ def metric_rows(points: Sequence[dict[str, Any]], names: Sequence[str]) -> list[
 
 
 def columns(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Columns of all rows, in order of appearance: some steps are evaluated, others are not."""
+    """Columns of all rows, in order of appearance, since only some steps are evaluated."""
     return list(dict.fromkeys((*KEYS, *(name for row in rows for name in row))))
 
 
 def has_column(rows: Sequence[dict[str, Any]], name: str) -> bool:
-    """Whether any row has this column, or one below it."""
+    """Whether any row has this column or a nested one."""
     return any(_matches_column(column, [name]) for row in rows for column in row)
 
 
 def write_csv(rows: Sequence[dict[str, Any]], out: TextIO) -> None:
-    """RFC 4180, with a head; what a step does not have is empty."""
+    """RFC 4180 with a header; missing values are empty."""
     writer = csv.DictWriter(out, columns(rows), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
 
 
 def metric_columns(rows: Sequence[dict[str, Any]]) -> list[Column]:
-    """Columns of the table: figures are never cut, the last ones are left out where there is no room, then attempt and
-    time."""
+    """Columns of the table. Numbers are never cut; if there is no room, attempt and time are dropped first, then the
+    last metrics."""
     names = columns(rows)
     return [
         Column(
@@ -79,7 +76,7 @@ def _leaves(name: str, value: Any, names: Sequence[str]) -> Iterator[tuple[str, 
 
 
 def _matches_column(name: str, names: Iterable[str]) -> bool:
-    """Whether one of `names` is this column, or what it lies below."""
+    """Whether one of `names` is this column or a prefix of its path."""
     return any(name == prefix or name.startswith(f"{prefix}.") for prefix in names)
 
 

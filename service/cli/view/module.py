@@ -1,4 +1,4 @@
-"""The report of a run of a user's module."""
+"""Report of a run of a user's module."""
 
 from dataclasses import dataclass
 
@@ -12,19 +12,19 @@ from service.cli.view.report import ReportView
 
 @dataclass(frozen=True)
 class ModuleView(ReportView):
-    """A module's report on the terminal."""
+    """Terminal view of a module's report."""
 
     report: ModuleReport
     examples_are = ""
 
     @classmethod
     def from_data(cls, data: object) -> "ModuleView | None":
-        """The view of a report as JSON; None where it is not one of a module."""
+        """View of a JSON report; None if it is not a module's."""
         report = ModuleReport.read(data)
         return None if report.loss is None else cls(report)
 
     def scores(self) -> RenderableType:
-        """The loss of the batch after the last, and the module's own numbers of it."""
+        """Loss and the module's own numbers on the batch after the last."""
         text = f"loss {self.report.loss:.4g} of the batch after its {self.report.num_steps:,} steps"
         numbers = (self.report.numbers or {}).items()
         number_texts = (
@@ -33,7 +33,7 @@ class ModuleView(ReportView):
         return Text("\n".join((text, *number_texts)))
 
     def examples(self) -> None:
-        """None: a module says nothing of what its outputs mean."""
+        """None, since the meaning of a module's outputs is unknown."""
 
     def text_to_try(self) -> str:
         return ""

@@ -1,4 +1,4 @@
-"""A plan on the screen: the mesh, parameters, memory and time predicted, what else there was, and the reasons."""
+"""Terminal view of a plan: mesh, parameters, predicted memory and time, alternatives, and reasons."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -20,7 +20,7 @@ BAR_CELLS = 24
 
 
 def plan_view(plan: Plan, where: str) -> RenderableType:
-    """All that is known of a plan."""
+    """Everything known of a plan."""
     if plan.module is not None:
         return Group(
             headline(plan, where),
@@ -53,13 +53,13 @@ def _verdict(plan: Plan) -> Table:
 
 
 def section(title: str, content: RenderableType, is_first: bool = False) -> tuple[RenderableType, ...]:
-    """Title and content of a section, with space above unless it is the first."""
+    """Title and content of a section, with an empty line above unless it is the first."""
     above = () if is_first else (Text(""),)
     return *above, Text(title, "bold"), content
 
 
 def lines(sentences: Sequence[str]) -> Table:
-    """Sentences, one below the other."""
+    """Sentences as a list."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     for line in sentences:
         grid.add_row("-", line)
@@ -67,7 +67,7 @@ def lines(sentences: Sequence[str]) -> Table:
 
 
 def headline(plan: Plan, where: str, of: str = "on") -> Table:
-    """Headline of a plan: what it is for, and its mesh; `of` says what `where` is."""
+    """Cluster, workers and mesh of a plan; `of` labels `where`."""
     mesh = " x ".join(f"{axis} {degree:,}" for axis, degree in plan.mesh.items())
     grid = labels()
     grid.add_row(of, where)
@@ -120,7 +120,7 @@ def _placements(placements: Sequence[Placement], degrees: Degrees) -> Table:
 
 
 def _place_of_block(placements: Sequence[Placement]) -> Callable[[Placement], int]:
-    """The order in which kinds of blocks come first."""
+    """Sort key: order in which kinds of blocks first appear."""
     first = {
         kinds: place
         for place, kinds in enumerate(dict.fromkeys(placement.blocks for placement in placements))
@@ -168,7 +168,7 @@ def _time(plan: Plan) -> Table:
 
 
 def run_of(plan: Plan) -> Iterator[tuple[str, str]]:
-    """(label, `figure: what it is of`) of the whole run: its time, and its price where there is one."""
+    """(label, `amount: explanation`) of the whole run's time and, if known, price."""
     unit = "tokens" if plan.module is None else "rows"
     if plan.num_steps and plan.num_steps > 1:
         tokens = plan.num_steps * plan.tokens_per_step
@@ -209,7 +209,7 @@ def _runners_up(runners_up: Sequence[RunnerUp]) -> Table:
 
 
 def what_if_view(cells: Sequence[Cell]) -> Table:
-    """A row for each cell of a grid."""
+    """Table with a row for each cell of a what-if grid."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
     for axis in cells[0].values:
         table.add_column(axis, justify="right", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Preparation of a run's data, in words."""
+"""Data preparation of a run, in words."""
 
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 
 def preparation_in_words(preparation: "PreparationRecord") -> str:
-    """How much of the data is prepared, with an estimate of the time left where there is one."""
+    """Progress of data preparation, with an estimate of the time left if there is one."""
     left = preparation.seconds_left
     return printable(preparation.in_words()) + (f"  {duration(left)} left" if left is not None else "")

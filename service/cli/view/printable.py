@@ -1,4 +1,4 @@
-"""Text from elsewhere (corpora, workers, users), made safe to print on a terminal."""
+"""Makes untrusted text (corpora, workers, users) safe to print on a terminal."""
 
 import unicodedata
 
@@ -11,7 +11,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """`text` with its lines and tabs as they are, other control characters as spaces."""
+    """`text` with line breaks and tabs; other control characters become spaces."""
     return "".join(
         " " if _controls(character) and character not in "\n\t" else character for character in text
     )

@@ -13,13 +13,13 @@ from service.wire.events import Event
 from service.wire.states import OVER
 
 LOAD_WINDOW_STEPS = 20
-"""The loads of one step are noisy: this many are added up for the charts."""
+"""Steps whose expert loads are summed for the charts, since those of one step are noisy."""
 RATE_WINDOW_STEPS = 50
 
 
 @dataclass(frozen=True)
 class ProgressLine:
-    """One line that stays on the screen: a state change, a plan, a warning."""
+    """A permanent line on the screen: a state change, a plan, a warning."""
 
     time: datetime
     kind: str
@@ -28,7 +28,7 @@ class ProgressLine:
 
 @dataclass(frozen=True)
 class LayerLoad:
-    """Spread of one MoE layer's kept choices over its experts in the latest steps."""
+    """Distribution of an MoE layer's kept assignments over its experts in the latest steps."""
 
     layer: int
     load: tuple[float, ...]
@@ -48,13 +48,13 @@ class LayerLoad:
 
 @dataclass
 class RunProgress:
-    """A run as its events tell it. `take` folds one in and returns the line it deserves, if any."""
+    """State of a run, from its events. `take` processes one and returns its permanent line, if any."""
 
     job_id: str
     name: str
     num_steps: int
     last_work: str = "measuring what was learned"
-    """Work of a run after its last step, in words."""
+    """What a run does after its last step, in words."""
     state: str = "queued"
     reason: str = ""
     attempt: int | None = None
@@ -63,7 +63,7 @@ class RunProgress:
     checkpoint_step: int | None = None
     latest_log: str = ""
     preparation: PreparationRecord | None = None
-    """Preparation of the data, while nothing came after it."""
+    """Progress of data preparation, until anything follows it."""
     last_event_id: int = 0
     state_since: datetime | None = None
     _recent: deque[tuple[int, datetime]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW_STEPS))
@@ -77,14 +77,14 @@ class RunProgress:
     def take(self, event: Event) -> ProgressLine | None:
         self.last_event_id = event.id
         if event.attempt is not None:
-            self.attempt = max(self.attempt or 0, event.attempt)  # records of an older group may arrive late
+            self.attempt = max(self.attempt or 0, event.attempt)  # older records may arrive late
         match event.kind:
             case "state":
                 return self._take_state(event)
             case "plan":
                 return ProgressLine(event.time, "plan", _plan_in_words(event.data))
             case "metric":
-                if not event.superseded:  # else it is history
+                if not event.superseded:  # superseded: outdated
                     self._take_metric(event)
                 return None
             case "checkpoint":
@@ -97,7 +97,7 @@ class RunProgress:
 
     def _take_state(self, event: Event) -> ProgressLine:
         state = str(event.data["state"])
-        if state != self.state or self.state_since is None:  # otherwise a new reason for the same state
+        if state != self.state or self.state_since is None:  # else only the reason is new
             self.state_since, self.latest_log, self.preparation = event.time, "", None
         self.state, self.reason = state, printable(str(event.data.get("reason") or ""))
         because = f": {self.reason}" if self.reason else ""
@@ -125,14 +125,14 @@ class RunProgress:
 
     @property
     def doing(self) -> str:
-        """Activity between the steps: what the run said last, or what comes after the last step."""
+        """Current activity: the last log line, or the work after the last step."""
         if self.latest_log or self.state != "running" or self.step < self.num_steps:
             return self.latest_log
         return f"all steps done; {self.last_work}"
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the last step, at the pace of the latest steps; None before there is one."""
+        """Time to the last step at the rate of the latest steps; None before two steps."""
         if len(self._recent) < 2 or self.step >= self.num_steps:
             return None
         (first, began), (last, last_time) = self._recent[0], self._recent[-1]
@@ -140,11 +140,11 @@ class RunProgress:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """The median of the latest steps; None before there is one."""
+        """Median over the latest steps; None before the first."""
         return median(self._rates) if self._rates else None
 
     def layers(self) -> list[LayerLoad]:
-        """The loads of every MoE layer, added up over the latest steps."""
+        """Loads of every MoE layer, summed over the latest steps."""
         steps = [layers for layers in list(self._layers) if layers]
         if not steps:
             return []
@@ -152,13 +152,13 @@ class RunProgress:
 
 
 def preparation_of(event: Event) -> PreparationRecord | None:
-    """The progress of preparing data that an event tells of; None where it tells of something else."""
+    """Progress of data preparation in an event; None for other events."""
     preparing = event.data.get("preparing") if event.kind == "log" else None
     return PreparationRecord.read(preparing) if isinstance(preparing, dict) else None
 
 
 def _sum_loads(per_step: Sequence[LayerRecord]) -> LayerLoad:
-    """One layer's loads summed over steps, its shares of lost choices averaged."""
+    """A layer's loads summed over steps, with mean shares of rejected and dropped assignments."""
     loads = [layer.load for layer in per_step]
     return LayerLoad(
         layer=per_step[-1].layer,

@@ -1,4 +1,4 @@
-"""Ranks of a running job as they said last: what each does, how old its heartbeat is, and how its GPU is used."""
+"""Ranks of a running job from their last heartbeats: activity, heartbeat age, GPU use."""
 
 from collections import Counter
 from typing import Any
@@ -12,11 +12,11 @@ from service.cli.view.printable import printable
 
 MAX_SHOWN = 16
 OLD_S = 10.0
-"""A rank beats every two seconds."""
+"""Age at which a heartbeat is highlighted; ranks send one every two seconds."""
 
 
 def rank_rows(run: dict[str, Any]) -> Table:
-    """A row for each rank; of many, those that were silent longest and then the first."""
+    """A row per rank; of many, those silent longest, then the first."""
     ranks = run["ranks"]
     table = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(4 + any(rank.get("device") for rank in ranks)):
@@ -47,7 +47,7 @@ def rank_rows(run: dict[str, Any]) -> Table:
 
 
 def gpu_use(run: dict[str, Any]) -> str:
-    """Use and memory of the GPUs together; "" where no rank has begun to use one."""
+    """Use and memory of all GPUs together; "" if no rank uses one yet."""
     devices = [rank["device"] for rank in run["ranks"] if rank.get("device")]
     if not devices:
         return ""
@@ -64,7 +64,7 @@ def gpu_use(run: dict[str, Any]) -> str:
 
 
 def ranks_in_words(run: dict[str, Any]) -> Text | None:
-    """One line for a display: what most ranks do, and which are silent; None before any is connected."""
+    """One line: what most ranks do, and which are silent; None before any is connected."""
     if not run["ranks"]:
         return None
     doing = Counter(printable(rank["doing"]) for rank in run["ranks"])

@@ -1,4 +1,4 @@
-"""The report of a finished run on the terminal, whatever its model is."""
+"""Terminal view of a finished run's report, for any kind of model."""
 
 from abc import ABC, abstractmethod
 
@@ -6,19 +6,19 @@ from rich.console import RenderableType
 
 
 class ReportView(ABC):
-    """A report as the terminal shows it."""
+    """Terminal view of a report."""
 
     examples_are: str
-    """Name of the examples, in a word."""
+    """Heading of the examples."""
 
     @abstractmethod
     def scores(self) -> RenderableType:
-        """Measurements of the model."""
+        """Evaluation of the model."""
 
     @abstractmethod
     def examples(self) -> RenderableType | None:
-        """Texts and what the model gives for them; None where there are none."""
+        """Inputs with the model's outputs; None if there are none."""
 
     @abstractmethod
     def text_to_try(self) -> str:
-        """A text that the model may do well on."""
+        """A text on which the model may do well."""

@@ -1,4 +1,4 @@
-"""Summary that the demo shows at its end: what was learned, where it is, and what it took."""
+"""The demo's final summary: report, checkpoint, and resources used."""
 
 import shlex
 from typing import TYPE_CHECKING
@@ -29,8 +29,7 @@ def training_summary(
     num_workers: int,
     use: str | None,
 ) -> RenderableType:
-    """The report, its examples, the experts' loads, the speed, the checkpoint, and the next command, which
-    begins with `use`, where there is one."""
+    """Report, examples, expert loads, speed, checkpoint, and the next command, which begins with `use`, if given."""
     return Group(
         Text(""),
         _heading(f"{job.name} after {job.step:,} steps"),
@@ -47,7 +46,7 @@ def training_summary(
 
 
 def _heading(title: str) -> RenderableType:
-    """A rule with a title: as wide as the terminal, and in a pipe no wider than a page."""
+    """A titled rule, as wide as the terminal, and at most a page in a pipe."""
     return Constrain(Rule(title, style="dim"), PAGE_WIDTH)
 
 
@@ -64,7 +63,7 @@ def _next(job: "Job", report: ReportView, use: str | None) -> list[Text]:
 
 
 def footprint_line(footprint: "Footprint") -> Text:
-    """Time and memory, as they were measured."""
+    """Measured time and memory."""
     line = Text("measured", "bold")
     line.append(f"  {duration(footprint.seconds)} from start to stop", "")
     if footprint.peak_bytes:
@@ -90,7 +89,7 @@ def _experts(progress: "RunProgress") -> list[Text]:
 
 
 def _speed(progress: "RunProgress", num_workers: int) -> list[Text]:
-    """Tokens a second, and where they are fewer than this machine could do, why."""
+    """Tokens per second, and why fewer than this machine could reach."""
     if progress.tokens_per_s is None:
         return []
     line = Text(f"{progress.tokens_per_s:,.0f} tokens/s, the median of the last {RATE_WINDOW_STEPS} steps")

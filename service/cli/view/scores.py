@@ -1,5 +1,4 @@
-"""Scores on tasks as a table: what the model reaches, what the one reaches that training began with, and by how much
-they differ."""
+"""Table of task scores: the model, the base model it was trained from, and the difference."""
 
 from collections.abc import Sequence
 
@@ -14,7 +13,7 @@ from service.cli.view.printable import printable
 def scores_view(
     rows: Sequence[ScoreComparison], base: str | None, num_cut: int, max_tokens: int
 ) -> RenderableType:
-    """A row for each task and metric; `base` is the folder of the other model, where there is one."""
+    """A row for each task and metric; `base` is the base model's folder, if any."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("task", overflow="ellipsis", max_width=40)
     table.add_column("metric", no_wrap=True)

@@ -1,4 +1,4 @@
-"""States of jobs in their colours."""
+"""Colours of job states."""
 
 from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""The report of a translation run: scores beside what needs no learning, and example translations."""
+"""Report of a translation run: scores beside baselines, and example translations."""
 
 from dataclasses import dataclass
 
@@ -28,14 +28,14 @@ FALLBACK_TEXT = "Bonjour"
 
 @dataclass(frozen=True)
 class TranslationView(ReportView):
-    """A translation report on the terminal."""
+    """Terminal view of a translation report."""
 
     report: TranslationReport
     examples_are = "translations"
 
     @classmethod
     def from_data(cls, data: object) -> "TranslationView | None":
-        """The view of a report as JSON; None where it is not one of translation."""
+        """View of a JSON report; None if it is not a translation report."""
         report = TranslationReport.read(data)
         return cls(report) if report.sets else None
 
@@ -56,8 +56,8 @@ class TranslationView(ReportView):
         return Group(*parts)
 
     def examples(self) -> RenderableType:
-        """Source, reference and translation of pairs of different scripts, each on a line of its own: text that
-        runs from right to left would tear a table apart."""
+        """Source, reference and translation of pairs in different scripts, each on its own line, since right-to-left
+        text would break a table."""
         parts: list[RenderableType] = []
         for example in self.report.examples:
             parts.append(Text.assemble((example.lang, "bold"), (f"  {example.script}, {example.set}", "dim")))
@@ -71,7 +71,7 @@ class TranslationView(ReportView):
         return Group(*parts)
 
     def text_to_try(self) -> str:
-        """The source of an example, if possible of one that was translated as its reference."""
+        """Source of an example, if possible one translated exactly as its reference."""
         examples = sorted(self.report.examples, key=lambda example: example.translation != example.reference)
         return next((printable(example.source) for example in examples), FALLBACK_TEXT)
 

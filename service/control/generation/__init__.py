@@ -1,1 +1,1 @@
-"""Generation of text by the models of jobs."""
+"""Text generation by jobs' models."""

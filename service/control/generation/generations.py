@@ -1,4 +1,4 @@
-"""Texts made by jobs' models: one model loaded and one text made at a time, in a process of its own."""
+"""Text generation by jobs' models: one model loaded and one text at a time, in a separate process."""
 
 import asyncio
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from service.generator.messages import GeneratorMessage, Load
 from service.generator.process import GeneratorError, GeneratorProcess
 
 MAX_WAITING = 8
-"""Requests that wait for their turn."""
+"""Most requests waiting for their turn."""
 TURN_S = 60.0
-"""Longest that one waits."""
+"""Longest wait for a turn."""
 RETRY_AFTER_S = 5
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A job's model as it is now."""
+    """A job's model and its newest checkpoint."""
 
     job_id: str
     checkpoint: str
-    """Name of the newest committed one: with another, the model is loaded anew."""
+    """Name of the newest committed checkpoint; if it changes, the model is loaded again."""
     storage: str
     root: str | None
 
@@ -38,15 +38,15 @@ class GenerationLimits:
 
 
 class Generation:
-    """A text that is being generated."""
+    """A text being generated."""
 
     def __init__(self) -> None:
         self.start_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the prompt is taken, or with the error for which it is not."""
+        """Done when the prompt is accepted, or with the error that refused it."""
         self._messages: asyncio.Queue[GeneratorMessage | ServiceError] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._is_over = False
-        """Whether nothing more is told."""
+        """Whether no more messages follow."""
 
     def made_by(self, task: "asyncio.Task[None]") -> None:
         self._task = task
@@ -68,7 +68,7 @@ class Generation:
             )
 
     async def next(self, timeout_s: float) -> GeneratorMessage | None:
-        """Next message, up to the `end`; None where none comes within so long. Raises ServiceError."""
+        """Next message, up to `end`; None on timeout. Raises ServiceError."""
         try:
             async with asyncio.timeout(timeout_s):
                 message = await self._messages.get()
@@ -79,14 +79,14 @@ class Generation:
         return message
 
     def leave(self) -> None:
-        """Nobody reads it any more: it is broken off where it is still being made."""
+        """Cancel the text if it is still being generated: nobody reads it any more."""
         if self._task is not None and not self._is_over:
             self._task.cancel()
 
 
 class Generations:
-    """Belongs to one event loop. Requests take turns in the order in which they came; a job's model is loaded when its
-    turn comes, in place of another's."""
+    """Generates texts, on one event loop. Requests take turns in order of arrival; a job's model is loaded on its
+    turn and replaces the previous one."""
 
     def __init__(self, limits: GenerationLimits) -> None:
         self._limits, self._turn, self._num_waiting = limits, asyncio.Lock(), 0
@@ -97,8 +97,8 @@ class Generations:
         self._is_closed = False
 
     async def begin(self, model: ServedModel, prompt: str, spec: GenerationSpec) -> Generation:
-        """A text that is being made. Raises SpecError for what the model cannot be asked, Conflict where it cannot be
-        loaded, and Unavailable: where others' turns come first for too long, or it takes more than it may."""
+        """Start a text. Raises SpecError if the model does not support the request, Conflict if it cannot be loaded,
+        and Unavailable if the turn does not come in time or limits are exceeded."""
         await self._take_turn()
         generation = Generation()
         task = asyncio.create_task(self._make(generation, model, prompt, spec))
@@ -113,7 +113,7 @@ class Generations:
         return generation
 
     async def close(self) -> None:
-        """Ends the text that is being made, and the process."""
+        """Cancel the current text and end the process."""
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
@@ -136,7 +136,7 @@ class Generations:
             raise Unavailable("this service is stopping")
 
     def _release_turn(self, generation: Generation, task: asyncio.Task[None]) -> None:
-        """The turn is given back, also by a task that was cancelled before it began."""
+        """Release the turn; also called for a task that was cancelled before it began."""
         self._tasks.discard(task)
         if not generation.start_future.done():
             generation.fail(self._cancellation_error())
@@ -150,7 +150,7 @@ class Generations:
     async def _make(
         self, generation: Generation, model: ServedModel, prompt: str, spec: GenerationSpec
     ) -> None:
-        """Generate a text; the caller has the turn."""
+        """Generate a text while holding the turn."""
         if self._unloading is not None:
             self._unloading.cancel()
         try:
@@ -181,7 +181,7 @@ class Generations:
             raise Unavailable(str(error)) from None
 
     async def _process_of(self, model: ServedModel) -> GeneratorProcess:
-        """The process with this model: the one that is there, or a new one in its place."""
+        """The process with this model: the current one, or a new one that replaces it."""
         if self._process is not None and self._process.runs and self._loaded_model == model:
             return self._process
         await self._unload()
@@ -211,7 +211,7 @@ class Generations:
 
     def _unload_soon(self) -> None:
         if self._turn.locked():
-            return  # whoever has the turn asks again
+            return  # the holder of the turn schedules it again
         task = asyncio.create_task(self._unload_idle())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,1 +1,1 @@
-"""Cluster that jobs run on: the `Launcher` that the control plane sees, and the Ray cluster behind it."""
+"""The cluster that runs jobs: the `Launcher` interface, and its implementation for Ray."""

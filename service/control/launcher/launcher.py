@@ -1,8 +1,8 @@
-"""A cluster as the control plane sees it: facts, submissions by id, and what became of each.
+"""Interface of the control plane to a cluster: facts, submissions by id, and their status.
 
-A launcher never decides: it carries out one call and reports what it observed. Every call may block for
-seconds, may be repeated after a crash with the same arguments, and raises `LauncherUnavailable` when the
-cluster cannot be reached, which says nothing about the jobs on it.
+A launcher decides nothing: it carries out one call and reports what it observed. Every call may block for seconds,
+may be repeated after a crash with the same arguments, and raises `LauncherUnavailable` when the cluster cannot be
+reached, which says nothing about the jobs on it.
 """
 
 from abc import ABC, abstractmethod
@@ -15,25 +15,25 @@ from service.wire.launch import Launch
 
 
 class LauncherUnavailable(Exception):
-    """The cluster cannot be reached now; its jobs may be well, unless it `runs_nothing`."""
+    """The cluster is unreachable; its jobs may still run, unless it `runs_nothing`."""
 
     def __init__(self, message: str, runs_nothing: bool = False) -> None:
         super().__init__(message)
         self.runs_nothing = runs_nothing
-        """Whether what jobs run on is known to be dead."""
+        """Whether the processes that run jobs are known to be dead."""
 
 
 class LaunchRefusal(Exception):
-    """The cluster answered, and will not take this submission; trying again would not help."""
+    """The cluster rejected this submission; a retry would not help."""
 
 
 class _ClusterFact(BaseModel):
-    # An older or newer writer may know fewer or more fields than this reader.
+    # The writer may be of an older or newer release, with fewer or more fields.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class NodeFacts(_ClusterFact):
-    """A living node of the cluster, with its whole resources, used or not."""
+    """A living node of the cluster, with its total resources."""
 
     id: str
     ip: str
@@ -41,21 +41,21 @@ class NodeFacts(_ClusterFact):
     gpus: float = 0
     memory_bytes: int
     accelerator: str | None = None
-    """Name of the accelerators, as the cluster gives it: "H100", "A100-40G"; None without any."""
+    """Type of the accelerators, as named by the cluster: "H100", "A100-40G"; None without any."""
     accelerator_memory_bytes: int | None = None
-    """Memory of one accelerator, where the cluster knows it."""
+    """Memory of one accelerator, if known."""
 
 
 class ClusterFacts(_ClusterFact):
-    """Resources of the cluster in all."""
+    """Nodes of the cluster and their calibration."""
 
     nodes: tuple[NodeFacts, ...]
     calibrations: tuple[Calibration, ...] = ()
-    """Measurements of its devices, of each kind."""
+    """Measurements of its devices, one per kind."""
 
     @property
     def accelerators(self) -> str | None:
-        """Names of its accelerators, all kinds of them."""
+        """All accelerator types, joined by "+"."""
         return "+".join(sorted({node.accelerator for node in self.nodes if node.accelerator})) or None
 
     @property
@@ -68,16 +68,16 @@ class ClusterFacts(_ClusterFact):
 
 
 class Observation(_ClusterFact):
-    """The cluster's report of one submission."""
+    """The cluster's report on one submission."""
 
     status: Literal["unknown", "pending", "running", "succeeded", "failed", "stopped"]
-    """`unknown`: the cluster was reached and knows no such submission."""
+    """`unknown`: the cluster answered, and does not know the submission."""
     forgotten: bool = False
-    """Whether an unknown submission ran on a cluster that has been replaced since, so that it cannot appear again."""
+    """Whether an unknown submission ran on a cluster that has since been replaced, so that it cannot reappear."""
     message: str = ""
-    """Reason of its end, in a line."""
+    """Reason of its end, in one line."""
     output: str = ""
-    """Last lines that the driver of a failed submission printed, also before it could keep a log of its own."""
+    """Last output of a failed submission's driver, including output from before it kept its own log."""
     released: bool = True
     """False while an ended submission still has processes that hold resources."""
     preempted: bool = False
@@ -89,36 +89,36 @@ class Observation(_ClusterFact):
 
 
 class Launcher(ABC):
-    """A place where drivers run."""
+    """A cluster that runs drivers."""
 
     @abstractmethod
     def cluster(self) -> ClusterFacts:
-        """The living nodes and what they have. Raises LauncherUnavailable."""
+        """Living nodes and their resources. Raises LauncherUnavailable."""
 
     @abstractmethod
     def submit(self, launch: Launch) -> None:
-        """Starts the attempt's driver, once: a submission id that is already known is left as it is.
+        """Start the attempt's driver, once: a known submission id is ignored.
 
-        Writes the launch to storage before. Raises LauncherUnavailable (nothing is known to have happened), OSError
-        (the job's storage cannot be written now), LaunchRefusal (this launch will never start).
+        Writes the launch to storage first. Raises LauncherUnavailable (the outcome is unknown), OSError (the job's
+        storage cannot be written now), LaunchRefusal (this launch will never start).
         """
 
     @abstractmethod
     def observe(self, submission_id: str) -> Observation:
-        """Looks at what became of a submission. Raises LauncherUnavailable."""
+        """Status of a submission. Raises LauncherUnavailable."""
 
     @abstractmethod
     def stop(self, submission_id: str) -> None:
-        """Ends a submission by force, if it is there and runs. Raises LauncherUnavailable."""
+        """Stop a submission by force, if it runs. Raises LauncherUnavailable."""
 
     @abstractmethod
     def calibrate(self) -> Calibration:
-        """Measures now what a few of the cluster's devices and links reach: some seconds to minutes. Raises
-        LauncherUnavailable, and LaunchRefusal where it could not be measured."""
+        """Measure some of the cluster's devices and links, in seconds to minutes. Raises LauncherUnavailable, and
+        LaunchRefusal if the measurement fails."""
 
     @abstractmethod
     def dashboard_url(self, submission_id: str) -> str | None:
-        """A page for people about this submission, or None."""
+        """Web page about this submission, or None."""
 
     def close(self) -> None:  # noqa: B027 - most launchers hold nothing open
-        """Lets go of connections. Submissions go on."""
+        """Close connections. Submissions continue."""

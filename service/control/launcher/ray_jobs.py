@@ -1,4 +1,4 @@
-"""Drivers as jobs of a long-lived Ray cluster, through its dashboard's REST API: no `ray` in this process."""
+"""Drivers as Ray jobs of a long-lived cluster, through its dashboard's REST API, without `ray` in this process."""
 
 import re
 import shlex
@@ -31,7 +31,7 @@ ANSWER_TIMEOUT_S = 20.0
 CALIBRATION_TIMEOUT_S, LOOK_INTERVAL_S = 300.0, 0.5
 TROUBLE_INTERVAL_S = 0.25
 MAX_REQUESTS = 8
-"""At once: the controller's, and those of clients who ask for plans."""
+"""Most concurrent requests: the controller's, and those for clients' plans."""
 MAX_NODES = MAX_ACTORS = 10_000
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _MIB = 1024**2
@@ -41,9 +41,9 @@ _FAILED = re.compile(
     r"(?:\. No logs available\.|, last available logs[^\n]*:\n(?P<output>.*))",
     re.DOTALL,
 )
-"""Ray's message about a driver that ended with an error, and the end of the driver's log."""
+"""Ray's message about a driver that failed, with the end of its log."""
 _PREEMPTED = "the actor's node was preempted"
-"""Part of Ray's message about a driver whose node was preempted."""
+"""Part of Ray's message about a driver on a preempted node."""
 _ACTOR_DETAILS = re.compile(r"^\t(class_name|actor_id|pid|name|namespace|ip): .*\n", re.MULTILINE)
 """Lines between event and cause in Ray's message about a driver that died with its node."""
 Status = Literal["pending", "running", "succeeded", "failed", "stopped"]
@@ -57,7 +57,7 @@ _STATUS: dict[str, Status] = {
 
 
 class RayJobsLauncher(Launcher):
-    """One Ray job for each attempt; its submission id makes submitting twice harmless."""
+    """One Ray job per attempt; its submission id makes submitting idempotent."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class RayJobsLauncher(Launcher):
         token_path: Path | None = None,
         trouble: Callable[[], Trouble | None] = lambda: None,
     ) -> None:
-        """`trouble`: why the cluster need not be asked now, known by whoever tends it."""
+        """`trouble`: returns why the cluster need not be called now, as its keeper knows."""
         self._trouble = trouble
         self._requests = ThreadPoolExecutor(MAX_REQUESTS, "ray-jobs")
         self._sessions: dict[str, str] = {}
-        """Ray session in which each submission that has not ended was seen; other sessions do not know it."""
+        """Ray session in which each unfinished submission was seen; other sessions do not know it."""
         self._url = dashboard_url.rstrip("/")
         self._token_path = token_path
         self._driver_python = driver_python
@@ -98,7 +98,7 @@ class RayJobsLauncher(Launcher):
             json={
                 "submission_id": launch.submission_id,
                 "entrypoint": shlex.join([self._driver_python, "-m", "service.run.driver", path]),
-                "entrypoint_num_cpus": 0,  # it waits for its workers, which hold the CPUs
+                "entrypoint_num_cpus": 0,  # the driver only waits; its workers hold the CPUs
                 "metadata": {"shardyard_job": launch.job_id, "name": launch.spec.name},
             },
         )
@@ -125,8 +125,7 @@ class RayJobsLauncher(Launcher):
         if observation.has_ended:
             self._sessions.pop(submission_id, None)
         elif submission_id not in self._sessions:
-            # Read after the answer: if the cluster is replaced in between, the submission still counts as one of the
-            # old cluster.
+            # Read after the observation: if the cluster is replaced in between, the submission counts as the new one's.
             self._sessions[submission_id] = self._session()
         if observation.has_ended and job.get("job_id"):
             return observation.model_copy(update={"released": not self._has_workers(job["job_id"])})
@@ -163,7 +162,7 @@ class RayJobsLauncher(Launcher):
         return Calibration.model_validate_json(calibration_lines[-1])
 
     def _await_end(self, submission_id: str, timeout_s: float) -> Observation:
-        """Raises LaunchRefusal for a submission that does not end in time, or is gone."""
+        """Raises LaunchRefusal for a submission that does not end in time or is gone."""
         deadline = time.monotonic() + timeout_s
         while not (observation := self.observe(submission_id)).has_ended:
             if observation.status == "unknown":
@@ -181,10 +180,8 @@ class RayJobsLauncher(Launcher):
         self._requests.shutdown(wait=False)
 
     def _has_workers(self, ray_job_id: str) -> bool:
-        """Whether workers of an ended driver still hold their part of the gang.
-
-        Ray's own helpers, which hold nothing, may outlive the job that started them.
-        """
+        """Whether workers of an ended driver still hold resources. Ray's own helpers, which hold none, may outlive
+        their job."""
         query = [("detail", "1"), ("limit", str(MAX_ACTORS))]
         for key, predicate, value in (("job_id", "=", ray_job_id), ("state", "!=", "DEAD")):
             query += [("filter_keys", key), ("filter_predicates", predicate), ("filter_values", value)]
@@ -196,7 +193,7 @@ class RayJobsLauncher(Launcher):
         return str(self._json("GET", "/api/version").get("session_name", ""))
 
     def _gpu_memory(self) -> dict[str, int]:
-        """Memory of the smallest GPU of each node, where Ray's agents can see real ones."""
+        """Memory of each node's smallest GPU, where Ray's agents see real ones."""
         answer = self._json("GET", "/nodes?view=summary")
         memory_by_node = {}
         for node in answer["data"]["summary"]:
@@ -222,14 +219,14 @@ class RayJobsLauncher(Launcher):
             self._refuse_trouble()
             answer = self._requests.submit(self._client.request, method, path, headers=headers, **options)
             while not wait((answer,), TROUBLE_INTERVAL_S).done:
-                self._refuse_trouble()  # a dashboard whose cluster died answers nothing for a long time
+                self._refuse_trouble()  # a dashboard whose cluster died hangs for a long time
             return answer.result()
         except (httpx.HTTPError, OSError) as error:
             why = str(error) or type(error).__name__
             raise LauncherUnavailable(f"Ray at {self._url} cannot be reached: {why}") from error
 
     def _refuse_trouble(self) -> None:
-        """Raises LauncherUnavailable while whoever tends the cluster knows that it need not be asked."""
+        """Raises LauncherUnavailable while the cluster's keeper reports trouble."""
         if (trouble := self._trouble()) is not None:
             raise LauncherUnavailable(trouble.words, trouble.runs_nothing)
 
@@ -266,7 +263,7 @@ def _job_path(submission_id: str) -> str:
 
 
 def _parse_failure(message: str) -> tuple[str, str]:
-    """Ray's reason for the end of a submission in a line, and the driver's last output, which Ray appends to it."""
+    """(reason of a submission's end in one line, the driver's last output, which Ray appends to it)."""
     match = _FAILED.match(message)
     if match is None:
         return " ".join(_ACTOR_DETAILS.sub("", message).split()), ""
@@ -279,6 +276,6 @@ def _parse_failure(message: str) -> tuple[str, str]:
 
 
 def _last_line(text: str) -> str:
-    """Ray answers with a traceback, whose last line says what is wrong."""
+    """Last line of Ray's response: errors are tracebacks."""
     lines = [line.strip() for line in text.splitlines() if line.strip(" .")]
     return lines[-1][:500] if lines else "nothing"

@@ -1,1 +1,1 @@
-"""Connections: how many there may be, how long they may take, and what they can make this service say in its log."""
+"""Connections: their number, their timeouts, and rate limits on what they cause in the log."""

@@ -1,4 +1,4 @@
-"""One connection: uvicorn's, with time-outs and a place among `Connections`, neither of which uvicorn has."""
+"""A connection: uvicorn's, with timeouts and a place in `Connections`."""
 
 import asyncio
 import fcntl
@@ -19,10 +19,8 @@ log = structlog.get_logger(__name__)
 
 
 class ClientConnection(asyncio.Protocol):
-    """Hands bytes on to uvicorn, which answers requests, and ends what takes too long.
-
-    A request finds this object in its scope, `scope["state"]["connection"]`, and admits it once its token is right.
-    """
+    """Passes bytes to uvicorn, which answers requests, and closes slow connections. Available to requests as
+    `scope["state"]["connection"]`, which they admit once authenticated."""
 
     def __init__(
         self,
@@ -37,7 +35,7 @@ class ClientConnection(asyncio.Protocol):
         self._loop = _loop or asyncio.get_running_loop()
         self._http = H11Protocol(config, server_state, {**app_state, "connection": self}, self._loop)
         self._awaits: str | None = "headers"
-        """Part of a request that is still to come: `headers`, `body` or nothing."""
+        """Part of a request still to come: `headers`, `body` or None."""
         self._since = self._loop.time()
         self._num_bytes = 0
         self._unsent_bytes, self._unsent_since = 0, self._since
@@ -46,7 +44,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def answering(self) -> bool:
-        """Whether it is owed an answer, or the rest of one; what does not take what is there waits for nobody."""
+        """Whether an unfinished response is being sent; False if the client does not read it."""
         cycle = self._http.cycle
         return cycle is not None and not cycle.response_complete and not self._http.flow.write_paused
 
@@ -57,7 +55,7 @@ class ClientConnection(asyncio.Protocol):
     def give_way(self) -> None:
         self._end(503, "gave way to a newer one", "too many connections that have not authenticated are open")
 
-    # What the event loop calls
+    # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -92,10 +90,10 @@ class ClientConnection(asyncio.Protocol):
         if not self._is_refused:
             self._http.connection_lost(exc)
 
-    # Time
+    # Timeouts
 
     def look(self) -> None:
-        """Ends it if its time is over."""
+        """Close the connection if a timeout has passed."""
         now = self._loop.time()
         self._note(got_data=False)
         self._look_at_what_is_unsent(now)
@@ -108,27 +106,27 @@ class ClientConnection(asyncio.Protocol):
             self._end(408, "was too slow", f"{self._num_bytes:,} bytes of a body came in {waited_s:.0f} s")
 
     def _note(self, got_data: bool) -> None:
-        """Note what the client has to send next, and since when."""
+        """Update which part the client must send next, and since when."""
         state = self._http.conn.their_state
         if state is h11.SEND_BODY:
             awaits = "body"
         elif state is h11.IDLE and (got_data or self._awaits == "headers"):
             awaits = "headers"
         else:
-            awaits = None  # it waits for us, or is idle between requests, which uvicorn ends
-        # While this service does not read, the client's time does not run.
+            awaits = None  # it waits for a response, or is idle, which uvicorn times out
+        # The client's time does not run while reading is paused.
         if awaits != self._awaits or self._http.flow.read_paused:
             self._awaits, self._since, self._num_bytes = awaits, self._loop.time(), 0
 
     def _body_time_s(self) -> float:
-        """Grows with what has come, so that a long body may take its time while it moves; but not once it was answered,
-        for then nobody reads it."""
+        """Timeout of a body; grows with the bytes received, so that a long body that keeps coming is not cut off,
+        but not once it was answered, when nobody reads it."""
         earned_s = self._num_bytes / self._limits.min_body_bytes_per_s if self.answering else 0.0
         return self._limits.body_timeout_s + earned_s
 
     def _look_at_what_is_unsent(self, now: float) -> None:
         unsent_bytes = self._transport.get_write_buffer_size() + unsent_by_kernel(self._transport)
-        waits = self._http.flow.write_paused or self._transport.is_closing()  # nobody adds to it meanwhile
+        waits = self._http.flow.write_paused or self._transport.is_closing()  # nothing is added
         if unsent_bytes == 0 or unsent_bytes < self._unsent_bytes or not waits:
             self._unsent_since = now
         elif now - self._unsent_since > self._limits.write_timeout_s:
@@ -137,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
         self._unsent_bytes = unsent_bytes
 
     def _end(self, status: int, description: str, why: str) -> None:
-        """Closes it, with a problem for an answer where a request was begun and no answer was."""
+        """Close the connection, with a problem response if a request was begun but not its response."""
         self._tell(description)
         if self._is_refused or (self._request_begun() and not self._answer_begun()):
             answer = problem_response(
@@ -164,8 +162,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 def unsent_by_kernel(transport: asyncio.BaseTransport) -> int:
-    """Bytes that the kernel has taken from this process and that the peer has not acknowledged; 0 if the system does
-    not tell."""
+    """Bytes in the kernel's send buffer that the peer has not acknowledged; 0 if the system does not report it."""
     connection = transport.get_extra_info("socket")
     if connection is None or not sys.platform.startswith("linux"):
         return 0

@@ -1,4 +1,4 @@
-"""All connections of this process: strangers, few and replaceable, and those that have shown who they are."""
+"""All connections of this process: few, replaceable unauthenticated ones, and authenticated ones."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from service.control.errors import Unavailable
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Limits to how many connections there may be, and how long one may take. `settings.py` explains each."""
+    """Limits on the number and times of connections, explained in `settings.py`."""
 
     max_connections: int
     max_strangers: int
@@ -21,37 +21,37 @@ class ConnectionLimits:
 
     @property
     def look_interval_s(self) -> float:
-        """Interval between looks for connections whose time is over."""
+        """Interval of timeout checks."""
         return min(1.0, min(self.header_timeout_s, self.body_timeout_s, self.write_timeout_s) / 4)
 
 
 class Replaceable(Protocol):
-    """Connection as `Connections` needs to know it."""
+    """A connection as `Connections` sees it."""
 
     address: str
 
     @property
     def answering(self) -> bool:
-        """Whether a request of it is being answered."""
+        """Whether one of its requests is being answered."""
 
     def give_way(self) -> None:
-        """Closes it for another's sake."""
+        """Close the connection in favour of another."""
 
 
 C = TypeVar("C", bound=Replaceable)
 
 
 class Connections(Generic[C]):
-    """A stranger is who has not authenticated yet. Where there is no room for one more, the oldest that this service
-    owes no answer gives way: whoever only holds a connection open keeps nobody out.
+    """Counts connections. Strangers are those not authenticated yet. If there are too many, the oldest one without a
+    pending response is closed, so that connections held open keep nobody out.
 
-    Those that have authenticated are counted apart, and not by address: hundreds of streams and workers may lie
-    behind one.
+    Authenticated connections are counted separately and not per address: hundreds of streams and workers may share
+    one.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self._strangers: dict[C, None] = {}  # dicts, for they keep the order in which connections came
+        self._strangers: dict[C, None] = {}  # dicts, which keep the order of arrival
         self._by_address: dict[str, dict[C, None]] = {}
         self._admitted_connections: set[C] = set()
 
@@ -67,7 +67,7 @@ class Connections(Generic[C]):
         return [*self._strangers, *self._admitted_connections]
 
     def welcome(self, connection: C) -> bool:
-        """Counts a new one as a stranger; False where there is no room, and nobody to give way."""
+        """Count a new connection as a stranger; False if there is no room and no connection to close."""
         beside = self._by_address.get(connection.address, {})
         if len(beside) >= self.limits.max_strangers_per_address and not self._make_room(beside):
             return False
@@ -78,7 +78,7 @@ class Connections(Generic[C]):
         return True
 
     def admit(self, connection: C) -> None:
-        """Counts one as authenticated from now on. Raises Unavailable when there are too many of them."""
+        """Count a connection as authenticated. Raises Unavailable when there are too many."""
         if connection in self._admitted_connections:
             return
         if len(self._admitted_connections) >= self.limits.max_connections:
@@ -87,12 +87,12 @@ class Connections(Generic[C]):
                 "come back later, or have its operator raise SHARDYARD_MAX_CONNECTIONS",
                 headers={"connection": "close", "retry-after": "5"},
             )
-        if connection in self._strangers:  # it may have been closed while its token was looked at
+        if connection in self._strangers:  # it may have been closed during authentication
             self._forget_stranger(connection)
             self._admitted_connections.add(connection)
 
     def forget(self, connection: C) -> None:
-        """Remove a connection that has closed."""
+        """Remove a closed connection."""
         self._admitted_connections.discard(connection)
         if connection in self._strangers:
             self._forget_stranger(connection)
@@ -114,7 +114,7 @@ class Connections(Generic[C]):
 
 
 def address_of(host: str) -> str:
-    """Part that counts as one address: of IPv6 the network, for whoever has one address there has 2**64 of them."""
+    """Key under which addresses are counted: for IPv6 the /64 network, since one host may have 2**64 addresses."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

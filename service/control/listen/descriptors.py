@@ -1,10 +1,10 @@
-"""Files that this process may have open: each connection is one."""
+"""File descriptor limit of this process: each connection needs one."""
 
 import resource
 
 
 def allow_descriptors(num_descriptors: int) -> int:
-    """Raises the limit to `num_descriptors` where the hard limit allows it, and returns how many there may be."""
+    """Raise the soft limit to `num_descriptors` as far as the hard limit allows; returns how many are allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < num_descriptors:
         soft = num_descriptors if hard == resource.RLIM_INFINITY else min(num_descriptors, hard)

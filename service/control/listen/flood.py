@@ -1,4 +1,4 @@
-"""A bound on what can be written to the log, however often its cause comes."""
+"""Rate limit of log lines."""
 
 import logging
 import time
@@ -8,25 +8,23 @@ from typing import Any
 import structlog
 
 LINES_A_MINUTE = 20
-"""Lines of one kind that are logged in a minute."""
+"""Most logged lines of one kind per minute."""
 MAX_KINDS = 256
 
 
 class FloodGate:
-    """Lets through the first lines of a kind each minute. The next line says how many were left out.
-
-    Only warnings and worse: what is told of ordinary work, no stranger can cause.
-    """
+    """Passes the first lines of each kind per minute; the next line says how many were dropped. Limits only warnings
+    and errors, since strangers cannot cause other lines."""
 
     def __init__(
         self, lines_a_minute: int = LINES_A_MINUTE, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._max_lines, self._clock = lines_a_minute, clock
         self._kinds: dict[str, tuple[float, int]] = {}
-        """Since when, and how many since."""
+        """(start of the minute, lines since)."""
 
     def left_out(self, kind: str) -> int | None:
-        """None for a line that is one too many, else how many were left out before it."""
+        """None for a line to drop, else the number of lines dropped before it."""
         now = self._clock()
         since, count = self._kinds.pop(kind, (now, 0))
         left_out = 0
@@ -41,7 +39,7 @@ class FloodGate:
     def __call__(
         self, _logger: Any, method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
-        """Processor of structlog."""
+        """structlog processor."""
         if method in ("debug", "info"):
             return event
         left_out = self.left_out(str(event.get("event")))
@@ -50,10 +48,10 @@ class FloodGate:
         return {**event, "left_out": left_out} if left_out else event
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Filter of the standard library's loggers, which libraries use."""
+        """Filter for standard library loggers, which libraries use."""
         if record.levelno < logging.WARNING:
             return True
-        # Compare the first line: the rest names sockets and tasks, which differ every time.
+        # The first line is the kind: the rest names sockets and tasks, which always differ.
         left_out = self.left_out(f"{record.name} {str(record.msg).partition(chr(10))[0]}")
         if left_out:
             record.msg = f"{record.msg} ({left_out} more like it were left out)"
