@@ -39,8 +39,8 @@ class Finding:
 
 
 def check_machine(settings: "Settings", url: str, state_dir: Path | None) -> Iterator[Finding]:
-    """All findings, cheap ones first. `url`: where a client would look for a control plane; `state_dir`: folder to
-    check instead of that control plane's."""
+    """All findings, cheap ones first. `url`: of the client's control plane; `state_dir`: folder to check instead of
+    its own."""
     service = ask_service(url)
     yield check_python()
     yield check_torch()
@@ -175,7 +175,7 @@ def check_kubectl() -> Finding:
 
 
 def ask_service(url: str) -> dict[str, Any] | Exception:
-    """Setup of the control plane at `url`, or the error of the request."""
+    """Setup of the control plane at `url`, or the request's error."""
     from service.client import Client, ClientError
 
     try:
@@ -211,7 +211,7 @@ def check_control_plane(
 
 
 def num_usable_gpus() -> int:
-    """GPUs that this machine's torch can train on, as far as known without importing it."""
+    """GPUs that this machine's torch can use, as far as known without importing it."""
     if shutil.which("nvidia-smi") is None or (_version("torch") or "").endswith("+cpu"):
         return 0
     try:
@@ -224,7 +224,7 @@ def num_usable_gpus() -> int:
 
 
 def available_cores() -> float:
-    """Cores that this process may use, by its affinity and its cgroup's quota."""
+    """Cores available to this process by affinity and cgroup quota."""
     cores = (
         float(len(os.sched_getaffinity(0)))
         if hasattr(os, "sched_getaffinity")
@@ -264,7 +264,6 @@ def _read(path: Path) -> str:
 
 
 def _is_here(url: str) -> bool:
-    """Whether a control plane at `url` runs on this machine, judging by the address."""
     from service.settings import is_loopback
 
     return is_loopback(urlsplit(url).hostname or "")

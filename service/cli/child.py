@@ -21,7 +21,7 @@ TAIL_LINES = 15
 
 
 class ControlPlaneChild:
-    """`shardyard up` on a free loopback port; on exit it and its Ray head are ended."""
+    """`shardyard up` on a free loopback port; ended with its Ray head on exit."""
 
     def __init__(self, state_dir: Path, num_cpus: int | None, mark: str) -> None:
         self.state_dir, self._num_cpus, self._mark = state_dir, num_cpus, mark
@@ -55,7 +55,7 @@ class ControlPlaneChild:
         return self
 
     def await_ready(self) -> None:
-        """Wait until it responds. Raises CommandError with the end of its log if it does not come up."""
+        """Wait until it responds. Raises CommandError with the end of its log if it does not."""
         assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
         with Client(self.url, token="") as client:

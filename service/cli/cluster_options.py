@@ -59,7 +59,6 @@ class ClusterOptions:
         return one_cluster_of({name: value for name, value in fields.items() if value is not None})
 
     def _facts(self) -> "dict[str, Any]":
-        """Facts of a device type that is not in the table. Raises SpecError."""
         from moe.spec.files import parse_text
 
         facts: dict[str, Any] = parse_text(self.device or "", "--device")

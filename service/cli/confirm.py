@@ -8,7 +8,7 @@ from service.cli.failures import CommandError, Misuse
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask for confirmation, unless `yes`. Raises Misuse without a terminal, CommandError if the answer is no."""
+    """Ask for confirmation unless `yes`. Raises Misuse without a terminal, CommandError for a no."""
     if yes:
         return
     if not sys.stdin.isatty():

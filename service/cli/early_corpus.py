@@ -1,4 +1,4 @@
-"""Prepares the built-in catalogs corpus early, while Ray starts: most first jobs read it."""
+"""Prepares the built-in catalogs corpus, which most first jobs read, while Ray starts."""
 
 import os
 import signal
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 5.0
 MIN_MEMORY_BYTES = 2 * 1024**3
-"""Available memory below which nothing is prepared early; the preparation takes at most 0.63 GB."""
+"""Available memory below which nothing is prepared early. The preparation takes at most 0.63 GB."""
 
 
 class EarlyCorpus:
-    """Context with a process that prepares the catalogs corpus where jobs look for it. It uses one thread, to leave
-    a core to Ray, and ends at once if the corpus is prepared already; a job that starts meanwhile waits for it
-    instead of preparing the corpus again. It is ended with the context."""
+    """Context with a process that prepares the catalogs corpus in the jobs' cache. It uses one thread, to leave a
+    core to Ray. A job that starts meanwhile waits for it instead of preparing the corpus again."""
 
     def __init__(self, cache_dir: Path) -> None:
         self._cache_dir = cache_dir
@@ -61,23 +60,22 @@ class EarlyCorpus:
 
 
 def prepare_catalogs(cache_dir: Path, machine_dir: Path | None) -> Path:
-    """Prepare the catalogs corpus with default settings, and return its folder in `cache_dir`. `machine_dir`: folder
-    shared by all control planes of this user, where the corpus is built once, then linked into each `cache_dir`."""
+    """Prepare the catalogs corpus with default settings; returns its folder in `cache_dir`. With `machine_dir`,
+    which all control planes of this user share, it is built there once and linked into each `cache_dir`."""
     from moe.data.pairs import prepare
 
     return prepare(*catalogs(), cache_dir, shared_dir=machine_dir).folder
 
 
 def catalogs() -> "tuple[CatalogsSpec, TranslationModelSpec]":
-    """Data and model of a job with the built-in catalogs and a preset, all else default."""
+    """Data and model specs of the built-in catalogs and a preset, with defaults."""
     from moe.spec import CatalogsSpec, TranslationModelSpec
 
     return CatalogsSpec(corpus="catalogs"), TranslationModelSpec.model_validate({"preset": "gshard-tiny"})
 
 
 def machine_cache() -> Path | None:
-    """Folder for corpora built once per user of this machine, by the XDG base directory specification; None for a
-    user without a home."""
+    """User's XDG cache folder for corpora; None for a user without a home."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
     try:
         cache = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()

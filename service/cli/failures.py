@@ -18,14 +18,14 @@ class Failure:
     """A failed command."""
 
     text: str
-    """For a terminal: one problem per line, the first after the command's name."""
+    """Text for a terminal: one problem per line."""
     exit_code: int
     body: dict[str, Any]
-    """For programs: `detail`, and `errors` with the code, path, value, rule and remedy of each problem."""
+    """JSON for programs: `detail`, and `errors` with the fields of each problem."""
 
 
 class Misuse(Exception):
-    """A request that is invalid as given; the message says how to correct it."""
+    """An invalid request; the message says how to correct it."""
 
 
 class CommandError(Exception):

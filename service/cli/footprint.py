@@ -9,15 +9,14 @@ import psutil
 
 SAMPLE_INTERVAL_S = 1.0
 MAX_SHARE_OF_TIME = 0.02
-"""Share of a core that measuring may use: a sample of 30 processes takes 0.1 s."""
+"""Most of a core that measuring may use: a sample of 30 processes takes 0.1 s."""
 MARK = "FOOTPRINT_OF_SHARDYARD"
-"""Environment variable inherited by everything that a marked process starts, detached or not. Not a `SHARDYARD_`
-variable: those are not passed to Ray."""
+"""Environment variable that marks a process and its descendants. Not a `SHARDYARD_` one, which Ray would not get."""
 
 
 class Footprint:
-    """Peak memory of the processes with `mark` and their descendants. Shared pages count once (proportional set
-    size, if the system reports it)."""
+    """Peak memory of the processes with `mark` and their descendants, as proportional set size (PSS) where
+    available."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
@@ -71,7 +70,7 @@ class Footprint:
 
 
 def _descends(pid: int, ancestors: set[int], parents: dict[int, int]) -> bool:
-    """Whether `pid` is in `ancestors` or descends from one. Needed since Ray's workers overwrite their environment."""
+    """Whether `pid` is in or descends from `ancestors`. Ray's workers overwrite their environment."""
     seen_pids = set[int]()
     while pid and pid not in seen_pids:
         if pid in ancestors:

@@ -11,7 +11,7 @@ _OPTIONS = {"num_beams": "--beams"}
 
 
 def generation_spec(**options: Any) -> "GenerationSpec":
-    """Spec from the given options. Raises SpecError, with option names instead of fields."""
+    """Spec of the given options. Raises SpecError with option names for fields."""
     from moe.spec.errors import SpecError
     from moe.spec.generation import GenerationSpec
 

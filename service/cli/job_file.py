@@ -10,7 +10,7 @@ STANDARD_INPUT = Path("-")
 
 
 def plain_job(file: Path) -> dict[str, Any]:
-    """The job as plain data. Raises SpecError for a syntax error, Misuse if it is no job, OSError."""
+    """The job as plain data. Raises SpecError, OSError, Misuse if it is no job."""
     from moe.spec.files import MAX_SPEC_BYTES, parse_stream, read_plain
 
     if file == STANDARD_INPUT:

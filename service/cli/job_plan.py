@@ -1,4 +1,4 @@
-"""Plans of jobs: made locally or by a control plane, saved, printed, and compared with another layout."""
+"""Plans of jobs, made locally or by a control plane: saved, printed, compared."""
 
 import json
 import os
@@ -35,7 +35,7 @@ class PlanOutput:
     draw: Path | None = None
     as_json: bool = False
     full: bool = False
-    """Print everything about a plan instead of a verdict and a short table."""
+    """Print everything instead of a verdict and a short table."""
 
 
 def make_plan(request: PlanRequest, cluster: Cluster | Pools | None, url: str | None) -> tuple[Plan, str]:
@@ -61,7 +61,7 @@ def make_plan(request: PlanRequest, cluster: Cluster | Pools | None, url: str | 
 def depends(
     request: PlanRequest, cluster: Cluster | Pools, plan_and_where: tuple[Plan, str], output: PlanOutput
 ) -> None:
-    """Print a plan and its sensitivity; as JSON, `{"plan": ..., "sensitivity": [...]}`. Raises SpecError."""
+    """Print a plan and its sensitivity; JSON is `{"plan": ..., "sensitivity": [...]}`. Raises SpecError."""
     plan, where = plan_and_where
     changes = sensitivity(request, _pool_of(plan, cluster), plan)
     _write(plan, output)
@@ -82,8 +82,8 @@ def depends(
 def plan_on_smallest(
     request: PlanRequest, cluster: Cluster | Pools
 ) -> tuple[PlanRequest, Cluster, tuple[Plan, str]]:
-    """(request with one worker per device, smallest cluster of this kind that can run the job, (plan, description of
-    its cluster)); for pools, of the kind of one pool. Raises SpecError if none holds the job."""
+    """(request with a worker per device, smallest cluster of this kind that can run the job, (plan, where)); for
+    pools, of one pool's kind. Raises SpecError if none holds the job."""
     if isinstance(cluster, Pools):
         plan, smallest = fit_pools(request.spec, cluster, _how(request))
         plan_and_where = plan, f"pool {plan.pool}, {_nodes(smallest)}"
@@ -95,7 +95,7 @@ def plan_on_smallest(
 
 
 def _on_all_of(request: PlanRequest, cluster: Cluster) -> PlanRequest:
-    """The request with one worker per device, which leaves nothing for a goal to choose."""
+    """The request with a worker per device, and so without a goal."""
     return request.model_copy(update={"num_workers": cluster.num_devices, "goal": None})
 
 
@@ -104,7 +104,6 @@ def _how(request: PlanRequest) -> How:
 
 
 def _pool_of(plan: Plan, hardware: Cluster | Pools) -> Cluster:
-    """The nodes, all of one kind, that a plan uses."""
     if isinstance(hardware, Cluster):
         return hardware.at_least(plan.num_workers)
     assert plan.pool is not None
@@ -169,7 +168,7 @@ def _write(plan: Plan, output: PlanOutput) -> None:
 
 
 def _text(plan: Plan) -> str:
-    """Plan as JSON, with sorted keys unless order matters (mesh axes of a module's plan)."""
+    """JSON with sorted keys, except for a module's plan, whose mesh axes are ordered."""
     is_sorted = plan.module is None
     return json.dumps(plan.model_dump(mode="json"), indent=2, ensure_ascii=False, sort_keys=is_sorted)
 
@@ -182,8 +181,7 @@ def explain(
     plan_and_where: tuple[Plan, str],
     output: PlanOutput,
 ) -> None:
-    """Print why the chosen plan was preferred to `layout`. Raises SpecError if that does not fit; OSError,
-    ClientError."""
+    """Print why the plan was preferred to `layout`. Raises SpecError if that does not fit; OSError, ClientError."""
     plan, where = plan_and_where
     if plan.module is not None:
         raise Misuse(
@@ -205,7 +203,7 @@ def explain(
 
 
 def read_layout(text: str) -> Layout:
-    """Parse a layout, or read that of the plan in the file named `text`. Raises SpecError, OSError."""
+    """Parse a layout, or read it from the plan file `text`. Raises SpecError, OSError."""
     if os.path.isfile(text):  # `Path` raises for layouts longer than a file name
         return layout_to_ask(load(text))
     if "=" not in text:

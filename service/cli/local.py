@@ -1,4 +1,4 @@
-"""The local control plane: its settings, and whether its state can be kept."""
+"""Settings of the local control plane."""
 
 import re
 from contextlib import closing
@@ -31,7 +31,7 @@ def settings_for(**overrides: Any) -> "Settings":
 
 
 def require_usable(settings: "Settings") -> None:
-    """Check that a control plane can keep its state and jobs where these settings say. Raises Misuse."""
+    """Check that these settings' state and storage can be used. Raises Misuse."""
     from sqlalchemy.exc import SQLAlchemyError
 
     from service.control.jobs.roots import StorageRoots

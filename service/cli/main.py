@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def _drop_output() -> None:
-    """Redirect standard output to /dev/null, so that the interpreter's final flush does not fail with a traceback."""
+    """Redirect standard output to /dev/null, so that the final flush cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""Finds a trained model by a job's id, with or without a control plane, or by a path."""
+"""Finds a trained model by job id, with or without a control plane, or by path."""
 
 import json
 from collections.abc import Iterator
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 
 def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
-    """fsspec URL of the newest intact checkpoint of `job`, given as its id, its folder, or a checkpoint's folder.
-    The folder of an exported model is returned as it is. Raises Misuse if nothing is found, CommandError if there is
-    no intact checkpoint."""
+    """fsspec URL of the newest intact checkpoint of `job`: an id, a job's folder, or a checkpoint's. An exported
+    model's folder is returned as is. Raises Misuse if nothing is found, CommandError without an intact checkpoint."""
     require_id(job)
     if "://" in job or "/" in job or Path(job).is_dir():
         _refuse_another_tools(job)
@@ -42,7 +41,7 @@ def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
 
 
 def _refuse_another_tools(path: str) -> None:
-    """Raises Misuse for a local path that does not exist, or holds a model or adapter in another tool's format."""
+    """Raises Misuse for a local path that is missing or in another tool's format."""
     folder = Folder(path)
     if not folder.is_local:
         return
@@ -62,7 +61,6 @@ def _refuse_another_tools(path: str) -> None:
 
 
 def _fields(config: Path) -> dict[str, object]:
-    """Fields of a JSON file; empty if it has none or cannot be read."""
     with suppress(OSError, ValueError, RecursionError):
         if isinstance(fields := json.loads(config.read_bytes()), dict):
             return fields
@@ -70,8 +68,8 @@ def _fields(config: Path) -> dict[str, object]:
 
 
 def load_model(checkpoint: str) -> "TrainedModel":
-    """Load the model from a checkpoint's or an exported model's folder. Raises Misuse if it holds no model,
-    CommandError if it is incomplete."""
+    """Load a checkpoint or an exported model. Raises Misuse if the folder holds none, CommandError if it is
+    incomplete."""
     from moe.export.load import load_trained
     from moe.export.model_folder import ExportError  # imports torch, which takes seconds
     from moe.train.checkpoint.checkpointer import CheckpointError
@@ -85,7 +83,7 @@ def load_model(checkpoint: str) -> "TrainedModel":
 
 
 def _storages(job: str, url: str | None, state_dir: Path | None, looked_in: list[str]) -> Iterator[str]:
-    """Possible storage of the job: from the control plane, then in this machine's storage roots."""
+    """Possible storage of the job: the control plane's answer, then local storage roots."""
     try:
         with Client(url) as client:
             looked_in.append(client.url)
@@ -103,8 +101,8 @@ def _storages(job: str, url: str | None, state_dir: Path | None, looked_in: list
 
 
 def require_use(checkpoint: str, command: str, job: str) -> None:
-    """Check that `command` applies to the model of a checkpoint or exported folder. Passes if its kind is unknown,
-    since loading it then gives the reason. Raises Misuse with the right command. Does not import torch."""
+    """Raises Misuse with the right command if `command` does not apply to this kind of model. Passes for an unknown
+    kind, for which loading fails with a reason. Does not import torch."""
     if (kind := _kind(checkpoint)) is not None and (words := refusal(kind, command, job)) is not None:
         raise Misuse(words)
 

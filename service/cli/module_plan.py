@@ -1,4 +1,4 @@
-"""`plan --module`: plans a user's module in a child process in the current folder."""
+"""`plan --module`: plans a user's module in a child process."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from service.planner.request import ModuleRequest
 
 
 def plan_module(build: str, sample: str, cluster: Cluster, hints: Path | None, output: PlanOutput) -> None:
-    """Plan the module, write the requested files, and print the plan. Raises SpecError, OSError."""
+    """Plan the module, write the requested files, print the plan. Raises SpecError, OSError."""
     for path, code in (("--module", build), ("--sample", sample)):
         if not is_code(code):
             raise SpecError(Problem("invalid_value", path, code, "must be module:function", CODE_REMEDY))

@@ -9,8 +9,7 @@ from service.cli.failures import Misuse
 
 
 def apply_overrides(fields: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
-    """The plain spec with each `PATH=VALUE` applied in order; values are YAML. Raises Misuse, and SpecError for a
-    value that cannot be parsed."""
+    """The plain spec with each `PATH=VALUE` (YAML) applied in order. Raises Misuse, SpecError."""
     spec = deepcopy(fields)
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
@@ -35,8 +34,8 @@ def apply_overrides(fields: dict[str, Any], assignments: list[str]) -> dict[str,
 
 
 def fork_spec(fields: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
-    """As `apply_overrides`, for a stored job's spec, in which every field is explicit. If the router changes,
-    router-specific fields get the new router's defaults."""
+    """As `apply_overrides`, for a stored spec, in which every field is explicit: if the router changes,
+    router-specific fields are reset to its defaults."""
     fork = apply_overrides(fields, assignments)
     before, after = _layer(fields), _layer(fork)
     if before is None or after is None or after.get("router") == before.get("router"):
@@ -46,7 +45,6 @@ def fork_spec(fields: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
 
 
 def _layer(spec: dict[str, Any]) -> dict[str, Any] | None:
-    """MoE layer of a plain spec, if its model has one."""
     model = spec.get("model")
     moe = model.get("moe") if isinstance(model, dict) else None
     return moe if isinstance(moe, dict) else None

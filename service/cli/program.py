@@ -9,7 +9,7 @@ NAME = "shardyard"
 
 
 def program() -> str:
-    """`shardyard`, or the path by which it was started if the search path does not lead to it."""
+    """`shardyard`, or the path it was started by if the search path does not find it."""
     path = sys.argv[0]
     if os.path.basename(path) != NAME or not os.path.isfile(path):
         return NAME

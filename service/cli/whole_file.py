@@ -5,8 +5,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write `path` atomically: readers see either the old content or all of `text`. Raises OSError with the name of
-    `path`."""
+    """Write `path` atomically. Raises OSError with its name."""
     is_of_the_system = path.absolute().parts[1] in ("dev", "proc")  # /dev/stdout may lead to a file
     is_a_file = path.is_file() or not path.exists()
     if is_of_the_system or not is_a_file:  # os.replace would replace the special file

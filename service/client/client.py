@@ -19,19 +19,16 @@ if TYPE_CHECKING:  # imported only by requests that need them, so that 'ls' is f
 PAGE_SIZE = 200
 CALIBRATION_TIMEOUT_S = 600.0
 COPY_TIMEOUT_S = 3600.0
-"""Longest wait for the submission of a job that starts from a checkpoint, which is copied first."""
+"""Longest wait for a submission that first copies a checkpoint."""
 MODULE_TIMEOUT_S = 1800.0
-"""Longest wait for the submission of a user's module, which is planned first, after earlier ones."""
+"""Longest wait for a submission that first plans a user's module, after earlier ones."""
 CHOICE_TIMEOUT_S = 1800.0
-"""Longest wait for a plan by a goal or on pools, which takes as long as many plans."""
+"""Longest wait for a plan by a goal or on pools, which is many plans."""
 
 
 class Client:
-    """Submits jobs to the control plane at `url`, and finds existing ones.
-
-    `url` and `token` default to `SHARDYARD_URL` and `SHARDYARD_TOKEN`. Failures raise `ClientError`: `Unreachable`,
-    or `ApiError` with the control plane's problems.
-    """
+    """Client of the control plane at `url`. `url` and `token` default to `SHARDYARD_URL` and `SHARDYARD_TOKEN`.
+    Failures raise `ClientError`: `Unreachable`, or `ApiError` with the control plane's problems."""
 
     def __init__(
         self, url: str | None = None, token: str | None = None, *, patience: Patience = Patience()
@@ -48,8 +45,7 @@ class Client:
         self, spec: "JobSpec | dict[str, Any] | str | Path", idempotency_key: str | None = None
     ) -> Job:
         """Submit a job from `spec` or from the YAML or JSON file it names. The same `idempotency_key` and spec give
-        the same job, however often they are sent. By default a key is generated, so that a request without a
-        response is repeated safely."""
+        the same job; the default is a new key, with which the request is repeated if no response comes."""
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
         body = _plain(spec)
         copies = isinstance(body, dict) and body.get("start_from")
@@ -73,8 +69,7 @@ class Client:
         label: str | Sequence[str] | None = None,
         limit: int | None = None,
     ) -> Iterator[Job]:
-        """Jobs, newest first, at most `limit`; in one of the states and with all of the labels (`key=value`, or
-        `key`). Fetched page by page."""
+        """Jobs, newest first, in one of the states and with all labels (`key=value`, or `key`). Fetched in pages."""
         left, cursor = limit, None
         while left is None or left > 0:
             page_size = PAGE_SIZE if left is None else min(left, PAGE_SIZE)
@@ -89,7 +84,7 @@ class Client:
     def count_jobs(
         self, state: str | Sequence[str] | None = None, label: str | Sequence[str] | None = None
     ) -> int:
-        """Number of jobs in one of the states and with all of the labels."""
+        """Number of jobs in one of the states and with all labels."""
         page = self._connection.get("/v1/jobs", state=state, label=label, limit=1, count=True)
         return int(page["total"])
 
@@ -103,8 +98,8 @@ class Client:
         )
 
     def calibrate(self) -> "Calibration":
-        """Measure the current cluster for future plans, in seconds to minutes. Raises ApiError (409) if it has no
-        free resources, or is being measured."""
+        """Measure the cluster for future plans, in seconds to minutes. Raises ApiError (409) without free resources
+        or during another measurement."""
         from moe.plan import Calibration
 
         answer = self._connection.post("/v1/cluster/calibration", timeout_s=CALIBRATION_TIMEOUT_S)
@@ -143,7 +138,7 @@ class Client:
 
 
 def _planning_timeout_s(body: Any) -> float:
-    """Longest time for the plan of a request: a user's module must be imported; goals and pools need many plans."""
+    """Longest time to plan the job of a request body."""
     spec = body.get("spec", body) if isinstance(body, dict) else None
     model = spec.get("model") if isinstance(spec, dict) else None
     is_module = isinstance(model, dict) and model.get("kind") == "module"

@@ -1,4 +1,4 @@
-"""HTTP to one control plane: every response becomes plain data or a `ClientError`."""
+"""HTTP to a control plane: responses become plain data or a `ClientError`."""
 
 import ipaddress
 import ssl
@@ -76,7 +76,7 @@ class ServiceConnection:
         body: Any = None,
         **query: Any,
     ) -> Iterator[Iterator[bytes]]:
-        """Body of a long response as it arrives, for a POST if there is a `body`. Raises Unreachable after
+        """Body of a long response as it arrives (POST if there is a `body`). Raises Unreachable after
         `silence_timeout_s` without data."""
         timeout = httpx.Timeout(silence_timeout_s, connect=CONNECT_TIMEOUT_S)
         method = "GET" if body is None else "POST"
@@ -92,8 +92,7 @@ class ServiceConnection:
     def download(
         self, path: str, start: int, silence_timeout_s: float
     ) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """(offset of the first byte, chunks of a file as they arrive). The offset is `start` if the server supports
-        ranges."""
+        """(offset of the first byte, chunks of a file); the offset is `start` if the server supports ranges."""
         timeout = httpx.Timeout(silence_timeout_s, connect=CONNECT_TIMEOUT_S)
         headers = {"accept": "*/*"} | ({"range": f"bytes={start}-"} if start else {})
         with (
@@ -147,7 +146,7 @@ class ServiceConnection:
 
 
 def _trusts_nobody() -> ssl.SSLContext:
-    """TLS context for connections that never use TLS: loading all CA certificates takes longer than most requests."""
+    """TLS context for plain HTTP: loading CA certificates is slow."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 

@@ -1,4 +1,4 @@
-"""Downloads a job's files into a local folder; a file has its final name only when it is complete."""
+"""Downloads a job's files; complete files get their final name."""
 
 import hashlib
 import os
@@ -30,7 +30,7 @@ class Download:
 
 
 class Downloader:
-    """Downloads files of one job. An interrupted file is continued by the next call."""
+    """Downloads a job's files. The next call continues interrupted files."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class Downloader:
         self.result = Download(folder)
 
     def fetch_all(self, kinds: Collection[str] | None = None, latest: bool = False) -> Download:
-        """Download files of these kinds; with `latest`, only the newest checkpoint. Raises ClientError: Unreachable,
-        ApiError, or for a file that does not match its checkpoint's marker."""
+        """Download files of these kinds; with `latest`, only the newest checkpoint. Raises ClientError, also for a
+        file that does not match its checkpoint's marker."""
         files = self._list(kinds)
         markers = [path for path in files if path.startswith("checkpoints/") and path.endswith(SUFFIX)]
         for path in files:
@@ -68,7 +68,7 @@ class Downloader:
                 return files
 
     def _fetch_checkpoint(self, path: str, entry: dict[str, Any]) -> None:
-        """Download a checkpoint; its marker gets its final name last, after all files were verified."""
+        """Download a checkpoint; its marker gets its final name last."""
         seal = FileSeal(size_bytes=int(entry["size_bytes"]), sha256=str(entry["sha256"]))
         target = self._target(path)
         is_there = target.is_file() and _sha256(target) == seal.sha256

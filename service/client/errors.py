@@ -1,4 +1,4 @@
-"""Errors between client and control plane, with messages that a user can act on."""
+"""Client errors, with messages that users can act on."""
 
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,7 +44,7 @@ class NotShardyard(ClientError):
 
 
 class ApiError(ClientError):
-    """An error response of the control plane: status, title, detail and its `Problem`s."""
+    """An error response: status, title, detail and `Problem`s."""
 
     def __init__(
         self, status: int, title: str, detail: str = "", problems: "tuple[Problem, ...]" = ()

@@ -11,15 +11,14 @@ from service.client.errors import ApiError, Unreachable
 from service.client.sse import messages
 
 SILENCE_S = 600.0
-"""Longest time without a byte: other requests' turns come first, and then a model may be loaded."""
+"""Longest silence: other requests' turns, then loading a model."""
 
 
 def stream_generation(
     connection: ServiceConnection, job_id: str, body: dict[str, Any]
 ) -> Generator[str, None, Ending]:
-    """Yield pieces of the text, and return its `Ending`. Raises ApiError if the request is refused or generation
-    fails, and Unreachable if the connection does. Closing the generator closes the connection, which cancels the
-    text."""
+    """Yield pieces of the text; return its `Ending`. Raises ApiError if refused or failed, Unreachable if the
+    connection breaks. Closing the generator cancels the text."""
     path, headers = f"/v1/jobs/{quote(job_id, safe='')}/generate", {"accept": "text/event-stream"}
     with connection.stream(path, headers, SILENCE_S, body=body) as chunks:
         for message in messages(chunks):

@@ -23,7 +23,7 @@ METRICS_PAGE_SIZE = 10_000
 
 
 class Job:
-    """A job at a control plane: its last known data, and operations on it."""
+    """A job at a control plane, with its last known data."""
 
     def __init__(self, connection: ServiceConnection, patience: Patience, data: dict[str, Any]) -> None:
         self._connection, self._patience, self._data = connection, patience, data
@@ -83,7 +83,7 @@ class Job:
         return self
 
     def run_status(self) -> dict[str, Any] | None:
-        """Last status of each rank of the running attempt, with its current age; None if the control plane has none."""
+        """Last status of each rank of the running attempt, with its age; None if unknown."""
         run = self._connection.get(self._path()).get("run")
         return run if isinstance(run, dict) else None
 
@@ -94,14 +94,12 @@ class Job:
         *,
         redone: bool = False,
     ) -> "Generator[Event]":
-        """Every event after `last_id` (by default from the first that is kept), live, until the job has ended.
+        """Every event after `last_id` (default: from the first kept one), live, until the job has ended. Survives
+        broken connections without lost or duplicate events. Raises ApiError (410) if events after `last_id` are no
+        longer kept; `events()` starts over.
 
-        Broken connections are resumed without lost or duplicate events. Raises ApiError (410) if events after
-        `last_id` are no longer kept; `events()` then starts over with those that are.
-
-        For each step, the last metric yielded is the newest: later-arriving ones of older attempts are skipped,
-        unless `redone`. Other late metrics of older attempts are marked `superseded`: among unmarked metrics, the
-        last is the newest.
+        The last metric yielded for a step is the newest: late ones of older attempts are skipped, unless `redone`.
+        Other late metrics are marked `superseded`: the last unmarked metric is the newest of all.
         """
         with closing(follow(self._connection, self.id, last_id or 0, self._patience, on_lost)) as events:
             for event in events:
@@ -109,7 +107,7 @@ class Job:
                     yield event
 
     def wait(self, timeout_s: float | None = None) -> "Job":
-        """This job, once it has ended. Raises TimeoutError; survives restarts of the control plane."""
+        """Wait until the job has ended. Raises TimeoutError; survives restarts of the control plane."""
         start_s = heard_s = time.monotonic()
         while True:
             try:
@@ -126,8 +124,8 @@ class Job:
     def metrics(
         self, name: str | None = None, since_step: int | None = None, max_points: int | None = None
     ) -> list[dict[str, Any]]:
-        """Records of each step, in order; the newest of repeated steps. With `name`, only that value. With
-        `max_points` (at most 10,000), longer runs are thinned evenly."""
+        """Records of each step, in order; the newest of repeated steps. `name`: only this value. `max_points` (at
+        most 10,000): thinned evenly."""
         limit = METRICS_PAGE_SIZE if max_points is None else None
         return self._all_pages(
             "/metrics", name=name, since_step=since_step, max_points=max_points, limit=limit
@@ -146,9 +144,8 @@ class Job:
     ) -> Generator[dict[str, Any]]:
         """Log lines of the driver and all workers: `attempt`, `worker`, `message`, `time`.
 
-        Filters: `since` a time or a duration ago (`10m`), containing the text `grep`, of one `worker` or `attempt`,
-        the newest `tail` by time. With `follow`, continues until the job has ended, across reconnects. Escape codes
-        and other control characters are removed from messages, unless `raw`.
+        Filters: `since` a time or duration ago (`10m`), literal text `grep`, `worker`, `attempt`, the newest `tail`.
+        With `follow`, continues until the job has ended. Control characters are removed, unless `raw`.
         """
         from service.client.log_lines import LogQuery, log_lines
 
@@ -168,11 +165,11 @@ class Job:
     def download(
         self, folder: str | Path, kinds: Collection[str] | None = None, latest: bool = False
     ) -> "Download":
-        """Download the job's files through the API: `spec`, `result`, `checkpoints`, `logs`, or only some kinds; with
-        `latest`, only the newest checkpoint. They go into a subfolder of `folder` named by the job's id.
+        """Download the job's files of the `kinds` `spec`, `result`, `checkpoints`, `logs` to `folder`/<job id>; with
+        `latest`, only the newest checkpoint.
 
-        A file has its final name only when it is complete and, in a checkpoint, matches its marker's checksum.
-        Calling it again continues an interrupted download. Raises ClientError.
+        A file gets its name when it is complete and matches its marker's checksum. Calling again continues an
+        interrupted download. Raises ClientError.
         """
         from service.client.download import Downloader
 
@@ -181,38 +178,37 @@ class Job:
         return Downloader(self._connection, self._path(), Path(folder, self.id)).fetch_all(kinds, latest)
 
     def generate(self, prompt: str, **options: Any) -> "Generator[str, None, Ending]":
-        """Continue `prompt` with the newest checkpoint of a language model's job: yields pieces as they are
-        generated, and returns the ending. `options` are fields of `GenerationSpec`: `max_tokens`, `temperature`,
-        `stop` and others.
+        """Continue `prompt` with a language model's newest checkpoint: yields pieces of text, returns the ending.
+        `options`: fields of `GenerationSpec`, such as `max_tokens`, `temperature`, `stop`.
 
-        Raises ApiError: (422) for a job of another kind and for invalid options, (409) without a checkpoint, (503) if
-        the turn does not come in time or the text takes too long.
+        Raises ApiError: 422 for another kind of model or invalid options, 409 without a checkpoint, 503 if the turn
+        or the text takes too long.
         """
         from service.client.generated import stream_generation
 
         return stream_generation(self._connection, self.id, {**options, "prompt": prompt})
 
     def cancel(self) -> "Job":
-        """Request the job's end, at a step boundary. Raises ApiError (409) if it has ended."""
+        """Request the job's end at a step boundary. Raises ApiError (409) if it has ended."""
         return self._ask("/cancel")
 
     def pause(self) -> "Job":
-        """Request a checkpoint and the release of the workers; `resume` continues from there."""
+        """Request a checkpoint and the release of the workers."""
         return self._ask("/pause")
 
     def resume(self) -> "Job":
-        """Queue a paused, failed or cancelled job again; it continues from its last committed checkpoint. Raises
-        ApiError (409) if a failed or cancelled job has none."""
+        """Queue a paused, failed or cancelled job again, to continue from its last checkpoint. Raises ApiError (409)
+        if a failed or cancelled job has none."""
         return self._ask("/resume")
 
     def move(self, to: Literal["first", "last"]) -> "Job":
-        """Move a queued job to the front or end of the queue. Raises ApiError (409) if it is not queued."""
+        """Move a queued job to the front or end of the queue. Raises ApiError (409) if not queued."""
         return self._ask(f"/move?to={to}")
 
     def delete(self) -> dict[str, Any]:
-        """Delete the job with all its files, once it has ended or is paused; returns who requested it, and when.
-        Waits until all is gone. Raises ApiError (409) for a job that may still run, ClientError with the reason if
-        something cannot be removed, which the control plane keeps retrying."""
+        """Delete an ended or paused job with all its files, and wait until done; returns the deletion's record.
+        Raises ApiError (409) for a job that may still run, ClientError if something cannot be removed (the control
+        plane retries)."""
         self._connection.delete(self._path())
         while True:
             try:

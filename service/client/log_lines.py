@@ -15,7 +15,7 @@ from service.wire.since import parse_since
 from service.wire.states import OVER
 
 SILENCE_S = 300.0
-"""Silence after which the connection is reopened: a quiet log may be fine, or the connection dead."""
+"""Silence after which the connection is reopened, in case it is dead."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,8 @@ class LogQuery:
     raw: bool | None = None
 
     def reconnect_query(self, after_s: float, first_time: str | None) -> dict[str, Any]:
-        """Query after a broken connection, `after_s` since the first was opened; `first_time`: time of the first
-        line received. With `tail`, that line was the oldest of the newest ones: all lines since then, minus those
-        already yielded, are new."""
+        """Query for reconnecting `after_s` after the start. With `tail`, all lines from `first_time` on (the first
+        line's time), the oldest of the newest lines."""
         query = {"grep": self.grep, "worker": self.worker, "attempt": self.attempt, "raw": self.raw}
         if self.tail is not None:
             return query | (
@@ -47,8 +46,8 @@ class LogQuery:
 def log_lines(
     connection: ServiceConnection, job_id: str, follow: bool, patience: Patience, query: LogQuery = LogQuery()
 ) -> Generator[dict[str, Any]]:
-    """Every line once, each writer's in order. Raises Unreachable, while following only after a while. A writer's
-    lines never change: after a reconnect, those up to the last yielded position are skipped."""
+    """Every line once, each writer's in order. Raises Unreachable, while following only after a while. After a
+    reconnect, lines up to the last yielded position are skipped."""
     path, headers = f"/v1/jobs/{job_id}/logs", {"accept": "application/x-ndjson"}
     handed_on = dict[tuple[int, str], list[int]]()
     began, first_time = time.monotonic(), None

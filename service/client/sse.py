@@ -36,7 +36,7 @@ def messages(chunks: Iterable[bytes]) -> Iterator[ServerSentEvent]:
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Complete lines, ended by LF, CR or CRLF only: U+2028 and U+0085 may occur in data."""
+    """Lines ended by LF, CR or CRLF only: U+2028 and U+0085 are data."""
     rest, first, after_cr = b"", True, False
     for chunk in chunks:
         if after_cr and chunk.startswith(b"\n"):

@@ -21,7 +21,7 @@ class Patience:
     away_s: float = 300.0
     """Time without a connection after which Unreachable is raised."""
     silence_s: float = 60.0
-    """Time without a byte after which a connection counts as dead. The service pings every few seconds."""
+    """Silence after which a connection counts as dead. The service pings every few seconds."""
     first_pause_s: float = 0.2
     longest_pause_s: float = 5.0
 
@@ -33,12 +33,12 @@ def follow(
     patience: Patience = Patience(),
     on_lost: Callable[[ClientError], None] | None = None,
 ) -> "Generator[Event]":
-    """Every event after `last_id`, in order, until the job has ended and all were yielded.
+    """Every event after `last_id`, in order, until the job has ended. Reconnects with `Last-Event-ID`, and passes
+    each error to `on_lost`.
 
-    Reconnects with `Last-Event-ID`, and passes each error to `on_lost`. Raises Unreachable at once if the first
-    connection fails, later only after `patience.away_s`; ApiError if the job is unknown or was deleted (404, 410),
-    and if events after `last_id` are no longer kept (410): start over without it. Closing the generator closes its
-    connection.
+    Raises Unreachable at once if the first connection fails, later only after `patience.away_s`; ApiError if the job
+    is unknown or deleted (404, 410), or events after `last_id` are no longer kept (410). Closing the generator closes
+    its connection.
     """
     from service.wire.events import Event
 

@@ -1,1 +1,1 @@
-"""The control plane: accepts job specs over HTTP, keeps jobs running on a Ray cluster, and reports on them."""
+"""The control plane: accepts job specs over HTTP and keeps jobs running on a Ray cluster."""

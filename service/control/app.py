@@ -55,7 +55,7 @@ from service.wire.states import ACTIVE, OVER
 
 
 def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
-    """Build the app. Its lifespan migrates the store, runs the controller, and releases the lease at the end."""
+    """The app. Its lifespan migrates the store, runs the controller, and finally releases the lease."""
     figures = Figures()
     hub = Hub()
 

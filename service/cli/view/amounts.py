@@ -13,7 +13,7 @@ def duration(seconds: float) -> str:
 
 
 def num_bytes(amount: float) -> str:
-    """`512 B`, `40 KiB`, `3.1 MiB`, `1.24 GiB`: GiB from a tenth of one on, as in plans' reasons."""
+    """`512 B`, `40 KiB`, `3.1 MiB`, `1.24 GiB`; GiB from 0.1 GiB on."""
     if amount >= 1024**3 / 10:
         return f"{amount / 1024**3:,.2f} GiB"
     if amount >= 1024**2:

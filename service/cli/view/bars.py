@@ -12,8 +12,8 @@ LOW, HIGH = 0.5, 2.0
 
 
 def load_bars(shares: Sequence[float], width: int, height: int) -> list[Text]:
-    """`height` rows of at most `width` cells, top first. `shares` are multiples of an even share. With more experts
-    than cells, a bar is the mean of neighbouring experts."""
+    """`height` rows of at most `width` cells, top first. `shares`: multiples of an even share. With more experts
+    than cells, a bar is the mean of neighbours."""
     shares = _bin_shares(shares, width)
     cells = width // max(1, len(shares))
     bar, gap = (min(cells - 1, WIDEST_BAR), 1) if cells >= 2 else (1, 0)

@@ -68,7 +68,7 @@ def _differing(differences: Mapping[str, Any], keys: Names) -> dict[str, dict[st
 
 
 def _amounts(comparison: Comparison, keys: Names) -> dict[str, dict[str, dict[str, float]]]:
-    """Every term of time and memory, with totals. Hidden seconds are not part of the step."""
+    """Terms of time and memory, with totals. Hidden seconds are not part of the step."""
     time = {
         kind: term
         for kind, term in comparison.time.items()
@@ -84,7 +84,6 @@ def _amounts(comparison: Comparison, keys: Names) -> dict[str, dict[str, dict[st
 
 
 def _tables(comparison: Comparison, heads: Names) -> tuple[RenderableType, ...]:
-    """Layout, time and memory, where there is a difference or a value."""
     time = {kind_of_time(kind): term for kind, term in comparison.time.items()}
     return (
         *(section("layout, where it differs", _layout(comparison, heads)) if comparison.layout else ()),

@@ -1,4 +1,4 @@
-"""Details of one job for `show`, and the end of a watched job."""
+"""Details of a job for `show`, and the end of a watched job."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -78,7 +78,7 @@ def _checkpoint_text(checkpoint: dict[str, Any], is_over: bool) -> str:
 
 
 def outcome(job: "Job", hints: bool = True) -> RenderableType:
-    """The end of a watched job; with `hints`, also next commands and the report."""
+    """End of a watched job; with `hints`, next commands and the report."""
     line = Text.assemble((job.id, "bold"), " ", state(job.state))
     line.append(f": {printable(job.reason)}" if job.reason else f" at step {job.step:,}")
     if not hints:
@@ -99,7 +99,6 @@ def _report(report: "ReportView") -> list[RenderableType]:
 
 
 def _metric_line(metric: dict[str, Any]) -> str:
-    """Metrics of a step that are present, as recorded by any release."""
     losses = ((name, _number(metric, name)) for name in ("loss", "nll"))
     parts = [f"{name} {value:.3f}" for name, value in losses if value is not None]
     if (tokens_per_s := _number(metric, "tokens_per_s")) is not None:

@@ -43,8 +43,8 @@ class Follower(Protocol):
 
 
 class LiveFollower:
-    """A frame redrawn in place, below permanent lines. Drawing holds one lock throughout: otherwise one thread could
-    compute the frame's position while another writes, and erase the wrong rows."""
+    """A frame redrawn in place, below permanent lines. One lock covers all drawing: a frame computed while another
+    thread writes would erase the wrong rows."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class LiveFollower:
         frames_per_s: float = FRAMES_PER_S,
         run_status: Callable[[], dict[str, Any] | None] | None = None,
     ) -> None:
-        """`run_status`: fetches the ranks' last status every few seconds, in its own thread."""
+        """`run_status`: fetches the ranks' last status, in its own thread."""
         self.progress, self._console, self._note = progress, console, ""
         self._run_status = run_status
         self._run: dict[str, Any] | None = None
@@ -99,8 +99,7 @@ class LiveFollower:
                 self._draw()
 
     def _draw(self, notice: Text | None = None) -> None:
-        """Draw the current frame, with `notice` above it, in one write, so that no screen shows a state beside an
-        older frame."""
+        """Draw the frame, with `notice` above it, in one write."""
         with self._lock, self._console:
             lines: list[Text] = []
             if (size := self._console.size) != self._size:
@@ -132,7 +131,7 @@ class LiveFollower:
 
 
 class PlainFollower:
-    """A line every few seconds and one per notice, for logs, pipes and CI."""
+    """A line every few seconds and per notice, for logs and pipes."""
 
     def __init__(self, progress: RunProgress, console: Console) -> None:
         self.progress, self._console = progress, console

@@ -1,4 +1,4 @@
-"""One frame of the live display: state, progress bar, metrics, and expert loads of each MoE layer."""
+"""A frame of the live display: state, progress, metrics, expert loads."""
 
 from datetime import UTC, datetime
 from itertools import islice
@@ -24,7 +24,7 @@ MAX_NUMBERS = 6
 """Most numbers of a user's module that are shown."""
 FIGURE_GAP = "   "
 CHART_WIDTH, WIDEST_CHART = 38, 64
-"""80 columns hold two charts of the least width side by side, 140 three."""
+"""80 columns hold two narrow charts side by side, 140 three."""
 TALL, LOW = 5, 1
 """Height of a chart's bars: tall while few layers leave room."""
 OTHER_ROWS = 9
@@ -34,8 +34,7 @@ OTHER_ROWS = 9
 def frame(
     progress: RunProgress, width: int, height: int, note: str = "", run: dict[str, Any] | None = None
 ) -> Group:
-    """Content of the screen; `run` is the ranks' last status. Holds no reference to `progress`, which keeps
-    changing."""
+    """Content of the screen; `run`: the ranks' last status. Keeps no reference to `progress`, which changes."""
     parts: list[RenderableType] = [_headline(progress, width)]
     if progress.preparation is not None:
         parts.append(preparation_bar(progress.preparation))
@@ -55,7 +54,7 @@ def frame(
 
 
 def _headline(progress: RunProgress, width: int) -> Text:
-    """Name, id and state; the name is cut or left out if there is no room."""
+    """Name, id and state; the name is cut to fit."""
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(progress.job_id, style="dim")
     line.append("  ")
@@ -98,7 +97,6 @@ def _bar(progress: RunProgress) -> Table:
 
 
 def _figures(progress: RunProgress, width: int) -> Group:
-    """The latest step's metrics, wrapped into as many rows as needed."""
     rows = [Text()]
     for label, value in figures(progress):
         figure = Text.assemble((f"{label} ", "dim"), (value, "bold"))
@@ -128,7 +126,7 @@ def figures(progress: RunProgress) -> list[tuple[str, str]]:
 
 
 def charts(layers: list[LayerLoad], width: int, rows: int) -> RenderableType:
-    """Charts of the layers that fit in `rows`, side by side if the width allows."""
+    """Charts of the layers that fit in `rows`, side by side if possible."""
     across = max(1, min(len(layers), width // CHART_WIDTH))
     chart_width = min(WIDEST_CHART, (width - 2 * (across - 1)) // across)
     down = -(-len(layers) // across)

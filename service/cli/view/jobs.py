@@ -17,7 +17,7 @@ MIN_NAME, MIN_REASON = 12, 16
 
 
 def job_columns(jobs: "list[Job]") -> list[Column]:
-    """Columns of `ls`. At 80 columns the submission time is dropped first; ids are never cut."""
+    """Columns of `ls`. The submission time is dropped first; ids are never cut."""
     return [
         Column("JOB", [Text(job.id) for job in jobs]),
         Column("NAME", [Text(printable(job.name)) for job in jobs], gives_way=3, min_width=MIN_NAME),
@@ -34,7 +34,7 @@ def job_columns(jobs: "list[Job]") -> list[Column]:
 
 
 def checkpoint_columns(checkpoints: "list[StoredCheckpoint]") -> list[Column]:
-    """Columns of `checkpoints`. Paths are never cut, since they are there to be copied."""
+    """Columns of `checkpoints`. Paths are never cut."""
     sizes = [checkpoint.size_bytes for checkpoint in checkpoints]
     return [
         Column("STEP", [Text(f"{checkpoint.step:,}") for checkpoint in checkpoints], right=True),

@@ -17,7 +17,7 @@ class Words:
     last_work: str
     """What a run does after its last step."""
     to_use_it: str
-    """Command that uses the trained model, with its effect; `{job}` is the job's id."""
+    """Command that uses the trained model; `{job}` is the job's id."""
     command: str | None = None
     """Name of the command, if it takes a job and a text."""
 
@@ -66,8 +66,7 @@ def _corpus(job: "Job") -> str | None:
 
 
 def report_view(job: "Job") -> "ReportView | None":
-    """View of a job's report; None if this release cannot show one. Views are imported when a report is shown, since
-    most jobs have none yet."""
+    """View of a job's report, imported on demand; None if there is none that this release can show."""
     if job.report is None:
         return None
     match _kind(job):

@@ -1,4 +1,4 @@
-"""Report of a language model's run: losses on held-out text beside baselines, and completions."""
+"""Report of a language model's run: held-out losses beside baselines, and completions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,12 +45,12 @@ class LanguageView(ReportView):
 
     @classmethod
     def from_data(cls, data: object) -> "LanguageView | None":
-        """View of a JSON report; None if it is not a language report."""
+        """View of a JSON report; None for another kind."""
         report = LanguageReport.read(data)
         return cls(report) if report.sources else None
 
     def scores(self) -> RenderableType:
-        """Loss, perplexity and bits per byte on each source's held-out text, beside a unigram model's and xz's."""
+        """Loss, perplexity and bits per byte of each source, beside a unigram model and xz."""
         return Group(
             Text("held-out text, by source", "bold"),
             _table(self.report.sources),

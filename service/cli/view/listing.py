@@ -1,4 +1,4 @@
-"""Listings: one line per item, in columns that are cut or dropped on narrow terminals."""
+"""Listings: one line per item, in columns cut or dropped on narrow terminals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class Column:
     label: str
     cells: Sequence[Text]
     gives_way: int = NEVER_LEFT_OUT
-    """Order in which columns are dropped, highest first; a column that is never dropped is never cut either."""
+    """Order in which columns are dropped, highest first; 0: never dropped or cut."""
     min_width: int | None = None
-    """Width down to which cells may be cut; None for identifiers and numbers, which are useless when cut."""
+    """Width down to which cells may be cut; None for identifiers and numbers."""
     right: bool = False
 
     @property
@@ -39,8 +39,8 @@ class Column:
 
 
 def print_listing(columns: Sequence[Column], console: "Console", room: int | None) -> list[str]:
-    """Print a header and one line per row, at most `room` cells wide if possible (None: uncut), and return the
-    labels of dropped columns. Identifiers stay whole even if they exceed the terminal, which then wraps the line."""
+    """Print a header and rows, at most `room` cells wide if possible (None: uncut); returns the labels of dropped
+    columns. Identifiers stay whole even if the terminal must wrap them."""
     widths = fit_columns(columns, room)
     visible_columns = [(column, widths[column.label]) for column in columns if column.label in widths]
     lines = [
@@ -55,8 +55,8 @@ def print_listing(columns: Sequence[Column], console: "Console", room: int | Non
 
 
 def fit_columns(columns: Sequence[Column], room: int | None) -> dict[str, int]:
-    """Widths of the visible columns, by label. Columns are dropped until the others fit at their least width. The
-    remaining room goes to cut columns, starting with those dropped last."""
+    """Widths of the visible columns, by label. Columns are dropped until the others fit at their least width; the
+    remaining room goes to cut columns, those dropped last first."""
     if room is None:
         return {column.label: column.width for column in columns}
     visible_columns = list(columns)
@@ -79,7 +79,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _in_cells(cell: Text, column: Column, width: int) -> Text:
-    """The cell padded or cut to `width` terminal cells; CJK characters take two."""
+    """The cell cut or padded to `width` terminal cells; CJK characters take two."""
     text = cell.copy()
     text.truncate(width, overflow="ellipsis")
     padding = width - cell_len(text.plain)

@@ -1,4 +1,4 @@
-"""Metrics of a run's steps as rows and columns, for terminals and programs."""
+"""Metrics of a run's steps as rows and columns."""
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,8 +16,8 @@ _LEAST_ASKED_FOR = {"attempt": 10_000, "time": 9_999}
 
 
 def metric_rows(points: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """One flat row per step: `held_out.seen` for nested values, `layers.0.dropped` for lists. With `names`, only
-    those columns and nested ones. Lists of numbers, such as expert loads, become columns only if named."""
+    """A flat row per step: `held_out.seen` for nested values, `layers.0.dropped` for lists; with `names`, only these
+    and nested ones. Lists of numbers (expert loads) become columns only if named."""
     return [
         {key: point.get(key) for key in KEYS}
         | {name: value for name, value in _flat(point, names) if not names or _matches_column(name, names)}
@@ -26,7 +26,7 @@ def metric_rows(points: Sequence[dict[str, Any]], names: Sequence[str]) -> list[
 
 
 def columns(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Columns of all rows, in order of appearance, since only some steps are evaluated."""
+    """Columns of all rows, in order of appearance."""
     return list(dict.fromkeys((*KEYS, *(name for row in rows for name in row))))
 
 
@@ -43,8 +43,7 @@ def write_csv(rows: Sequence[dict[str, Any]], out: TextIO) -> None:
 
 
 def metric_columns(rows: Sequence[dict[str, Any]]) -> list[Column]:
-    """Columns of the table. Numbers are never cut; if there is no room, attempt and time are dropped first, then the
-    last metrics."""
+    """Columns of the table. Numbers are never cut: attempt and time are dropped first, then the last metrics."""
     names = columns(rows)
     return [
         Column(
@@ -76,7 +75,6 @@ def _leaves(name: str, value: Any, names: Sequence[str]) -> Iterator[tuple[str, 
 
 
 def _matches_column(name: str, names: Iterable[str]) -> bool:
-    """Whether one of `names` is this column or a prefix of its path."""
     return any(name == prefix or name.startswith(f"{prefix}.") for prefix in names)
 
 

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PIPE_WIDTH = 20_000
-"""Wider than any line: piped output goes to grep and cut, and must not be wrapped."""
+"""Wider than any line: piped lines must not be wrapped."""
 _SIZE = frozenset({"COLUMNS", "LINES"})
 
 
 def console() -> "Console":
-    """Console for standard output: coloured and as wide as the terminal, or plain and unwrapped in a pipe."""
+    """Console for standard output: as wide as the terminal, plain and unwrapped in a pipe."""
     from rich.console import Console
 
     if not on_terminal():
@@ -25,7 +25,7 @@ def console() -> "Console":
 
 
 def on_terminal() -> bool:
-    """Whether standard output is a terminal. `FORCE_COLOR` does not make a pipe a terminal."""
+    """Whether standard output is a terminal, regardless of `FORCE_COLOR`."""
     return sys.stdout.isatty()
 
 
@@ -35,7 +35,7 @@ def columns_of(out: "Console") -> int | None:
 
 
 def say(note: str) -> None:
-    """Print a remark on a listing: below it on a terminal, to standard error if the listing is piped."""
+    """Print a remark on a listing; to standard error if that is piped."""
     print(note, file=sys.stdout if on_terminal() else sys.stderr)
 
 

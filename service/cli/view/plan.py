@@ -1,4 +1,4 @@
-"""Terminal view of a plan: mesh, parameters, predicted memory and time, alternatives, and reasons."""
+"""Terminal view of a plan: mesh, parameters, memory, time, alternatives, reasons."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -53,7 +53,7 @@ def _verdict(plan: Plan) -> Table:
 
 
 def section(title: str, content: RenderableType, is_first: bool = False) -> tuple[RenderableType, ...]:
-    """Title and content of a section, with an empty line above unless it is the first."""
+    """Title and content, with an empty line above unless first."""
     above = () if is_first else (Text(""),)
     return *above, Text(title, "bold"), content
 

@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 
 def preparation_in_words(preparation: "PreparationRecord") -> str:
-    """Progress of data preparation, with an estimate of the time left if there is one."""
+    """Progress of data preparation, with the estimated time left."""
     left = preparation.seconds_left
     return printable(preparation.in_words()) + (f"  {duration(left)} left" if left is not None else "")

@@ -6,7 +6,7 @@ _BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u20
 
 
 def printable(text: str) -> str:
-    """`text` on one line: control characters, which could move the cursor or forge output, become spaces."""
+    """`text` on one line, with spaces for control characters, which could forge output."""
     return "".join(" " if _controls(character) else character for character in text).strip()
 
 

@@ -13,13 +13,13 @@ from service.wire.events import Event
 from service.wire.states import OVER
 
 LOAD_WINDOW_STEPS = 20
-"""Steps whose expert loads are summed for the charts, since those of one step are noisy."""
+"""Steps over which expert loads are summed, since one step is noisy."""
 RATE_WINDOW_STEPS = 50
 
 
 @dataclass(frozen=True)
 class ProgressLine:
-    """A permanent line on the screen: a state change, a plan, a warning."""
+    """A permanent line: a state change, a plan, a warning."""
 
     time: datetime
     kind: str
@@ -28,7 +28,7 @@ class ProgressLine:
 
 @dataclass(frozen=True)
 class LayerLoad:
-    """Distribution of an MoE layer's kept assignments over its experts in the latest steps."""
+    """Distribution of an MoE layer's kept assignments over its experts."""
 
     layer: int
     load: tuple[float, ...]
@@ -48,7 +48,7 @@ class LayerLoad:
 
 @dataclass
 class RunProgress:
-    """State of a run, from its events. `take` processes one and returns its permanent line, if any."""
+    """State of a run. `take` processes an event and returns its permanent line, if any."""
 
     job_id: str
     name: str
@@ -125,14 +125,14 @@ class RunProgress:
 
     @property
     def doing(self) -> str:
-        """Current activity: the last log line, or the work after the last step."""
+        """Last log line, or the work after the last step."""
         if self.latest_log or self.state != "running" or self.step < self.num_steps:
             return self.latest_log
         return f"all steps done; {self.last_work}"
 
     @property
     def seconds_left(self) -> float | None:
-        """Time to the last step at the rate of the latest steps; None before two steps."""
+        """Time to the last step at the recent rate; None before two steps."""
         if len(self._recent) < 2 or self.step >= self.num_steps:
             return None
         (first, began), (last, last_time) = self._recent[0], self._recent[-1]
@@ -158,7 +158,6 @@ def preparation_of(event: Event) -> PreparationRecord | None:
 
 
 def _sum_loads(per_step: Sequence[LayerRecord]) -> LayerLoad:
-    """A layer's loads summed over steps, with mean shares of rejected and dropped assignments."""
     loads = [layer.load for layer in per_step]
     return LayerLoad(
         layer=per_step[-1].layer,

@@ -1,4 +1,4 @@
-"""Ranks of a running job from their last heartbeats: activity, heartbeat age, GPU use."""
+"""Ranks of a running job: activity, heartbeat age, GPU use."""
 
 from collections import Counter
 from typing import Any
@@ -12,7 +12,7 @@ from service.cli.view.printable import printable
 
 MAX_SHOWN = 16
 OLD_S = 10.0
-"""Age at which a heartbeat is highlighted; ranks send one every two seconds."""
+"""Heartbeat age that is highlighted; heartbeats are sent every 2 s."""
 
 
 def rank_rows(run: dict[str, Any]) -> Table:
@@ -47,7 +47,7 @@ def rank_rows(run: dict[str, Any]) -> Table:
 
 
 def gpu_use(run: dict[str, Any]) -> str:
-    """Use and memory of all GPUs together; "" if no rank uses one yet."""
+    """Use and memory of all GPUs together; "" without any."""
     devices = [rank["device"] for rank in run["ranks"] if rank.get("device")]
     if not devices:
         return ""
@@ -64,7 +64,7 @@ def gpu_use(run: dict[str, Any]) -> str:
 
 
 def ranks_in_words(run: dict[str, Any]) -> Text | None:
-    """One line: what most ranks do, and which are silent; None before any is connected."""
+    """One line: what most ranks do, and which are silent; None without ranks."""
     if not run["ranks"]:
         return None
     doing = Counter(printable(rank["doing"]) for rank in run["ranks"])

@@ -29,7 +29,7 @@ def training_summary(
     num_workers: int,
     use: str | None,
 ) -> RenderableType:
-    """Report, examples, expert loads, speed, checkpoint, and the next command, which begins with `use`, if given."""
+    """Report, examples, expert loads, speed, checkpoint; `use`: beginning of the next command."""
     return Group(
         Text(""),
         _heading(f"{job.name} after {job.step:,} steps"),
@@ -46,7 +46,7 @@ def training_summary(
 
 
 def _heading(title: str) -> RenderableType:
-    """A titled rule, as wide as the terminal, and at most a page in a pipe."""
+    """A titled rule, at most a page wide in a pipe."""
     return Constrain(Rule(title, style="dim"), PAGE_WIDTH)
 
 
@@ -89,7 +89,6 @@ def _experts(progress: "RunProgress") -> list[Text]:
 
 
 def _speed(progress: "RunProgress", num_workers: int) -> list[Text]:
-    """Tokens per second, and why fewer than this machine could reach."""
     if progress.tokens_per_s is None:
         return []
     line = Text(f"{progress.tokens_per_s:,.0f} tokens/s, the median of the last {RATE_WINDOW_STEPS} steps")

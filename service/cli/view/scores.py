@@ -1,4 +1,4 @@
-"""Table of task scores: the model, the base model it was trained from, and the difference."""
+"""Table of task scores of a model and its base model."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from service.cli.view.printable import printable
 def scores_view(
     rows: Sequence[ScoreComparison], base: str | None, num_cut: int, max_tokens: int
 ) -> RenderableType:
-    """A row for each task and metric; `base` is the base model's folder, if any."""
+    """A row per task and metric; `base`: the base model's folder."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("task", overflow="ellipsis", max_width=40)
     table.add_column("metric", no_wrap=True)

@@ -11,7 +11,7 @@ from moe.plan.search.sensitivity import Otherwise
 
 
 def sensitivity_view(plan: Plan, changes: Sequence[Otherwise]) -> Table:
-    """The plan's step time under each change, and the fastest layout if it is another one."""
+    """The plan's step time under each change, and the fastest layout."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
     table.add_column("with", no_wrap=True)
     for heading in ("this layout", "the fastest"):

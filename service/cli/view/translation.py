@@ -35,12 +35,12 @@ class TranslationView(ReportView):
 
     @classmethod
     def from_data(cls, data: object) -> "TranslationView | None":
-        """View of a JSON report; None if it is not a translation report."""
+        """View of a JSON report; None for another kind."""
         report = TranslationReport.read(data)
         return cls(report) if report.sets else None
 
     def scores(self) -> RenderableType:
-        """Loss, chrF and BLEU on both held-out sets, beside copying and the most frequent target."""
+        """Loss, chrF and BLEU of both held-out sets, beside two baselines."""
         parts: list[RenderableType] = []
         for name, set_report in self.report.sets.items():
             parts += [*_heading(name, set_report), _table(set_report.subsets), Text("")]
@@ -56,8 +56,7 @@ class TranslationView(ReportView):
         return Group(*parts)
 
     def examples(self) -> RenderableType:
-        """Source, reference and translation of pairs in different scripts, each on its own line, since right-to-left
-        text would break a table."""
+        """Source, reference and translation, each on its own line: right-to-left text would break a table."""
         parts: list[RenderableType] = []
         for example in self.report.examples:
             parts.append(Text.assemble((example.lang, "bold"), (f"  {example.script}, {example.set}", "dim")))

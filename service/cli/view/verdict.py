@@ -1,4 +1,4 @@
-"""Short view of a plan: the verdict, then a line for each of the best layouts."""
+"""Short view of a plan: the verdict and the best layouts."""
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,7 +12,6 @@ from service.cli.view.amounts import num_bytes
 from service.cli.view.plan import labels, run_of, section
 
 _LARGEST = 4
-"""Kinds of time and memory that are listed."""
 
 
 def short_plan_view(plan: Plan, where: str) -> RenderableType:
@@ -62,7 +61,6 @@ def _in_words(layout: dict[str, bool | int | str]) -> str:
 
 
 def _where_it_goes(plan: Plan) -> Table:
-    """Largest kinds of time and memory, the measured step, and the whole run."""
     grid, step_s = labels(), plan.predicted.step_s
     time = {kind_of_time(kind): seconds / step_s for kind, seconds in plan.predicted.by_kind().items()}
     grid.add_row("time", _largest({kind: f"{share:.0%}" for kind, share in time.items()}, time))

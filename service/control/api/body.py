@@ -1,4 +1,4 @@
-"""Request bodies: read up to a limit regardless of their declared length; syntax errors have line and column."""
+"""Request bodies, read up to a limit; syntax errors have line and column."""
 
 from typing import Annotated, Any
 
@@ -11,11 +11,11 @@ from service.control.errors import BodyTooLarge, MalformedRequest
 from service.wire.events import MAX_BATCH_BYTES
 
 QUICK_BYTES = 20_000
-"""JSON up to this size parses faster than the switch to a thread takes."""
+"""JSON up to this size parses faster than a thread switch."""
 
 
 async def read_bounded(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises BodyTooLarge as soon as the limit is exceeded, without reading the rest."""
+    """The whole body. Raises BodyTooLarge without reading beyond the limit."""
     remedy = f"this service reads at most {max_bytes:,} bytes here"
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > max_bytes:

@@ -30,8 +30,8 @@ def get_files(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> dict[str, Any]:
-    """Downloadable files of a job, by path: spec, results of attempts, committed checkpoints, logs, profiler traces.
-    Checkpoint files have the SHA-256 of their marker. Files that hold tokens are never included."""
+    """Downloadable files of a job, by path: spec, results, committed checkpoints, logs, profiler traces. Checkpoint
+    files have the SHA-256 of their marker. Files that hold tokens are never included."""
     try:
         files = _files(services, job.storage).list_files(frozenset(kind) or frozenset(FileKind))
     except OSError as error:
@@ -90,7 +90,7 @@ def _files(services: Services, storage: str) -> JobFiles:
 
 
 async def _blocks(file: IO[bytes], start: int, end: int) -> AsyncIterator[bytes]:
-    """Blocks of the promised number of bytes; fewer if the file has become shorter, which breaks the connection."""
+    """Blocks up to `end`; a file that has become shorter breaks the connection."""
     with file:
         await run_in_threadpool(file.seek, start)
         while start < end and (block := await run_in_threadpool(file.read, min(BLOCK_BYTES, end - start))):

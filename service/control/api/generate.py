@@ -70,14 +70,13 @@ class GenerationStream(EventStream):
 async def post_generate(
     job_id: JobId, body: SpecBody, services: ServicesDependency, request: Request
 ) -> GenerationStream:
-    """Continues `prompt` with the newest intact checkpoint of a language model's job; the other fields are sampling
+    """Continues `prompt` with the newest intact checkpoint of a language model's job; other fields are sampling
     options.
 
-    Server-sent events: `text` with `{"text": ...}` as it is generated, then `end` with `reason` (`end`, `max_tokens`,
-    `stop`) and `num_tokens`, or `error` with a problem as in a refusal. One model is loaded and one text generated at
-    a time; requests take turns, and one whose turn does not come in time gets 503 with `Retry-After`. A model loaded
-    for another job is replaced. 409 if the job has no loadable checkpoint, 422 if its model is not a language model.
-    The service's settings limit the tokens and the time of a text.
+    Server-sent events: `text` with `{"text": ...}`, then `end` with `reason` (`end`, `max_tokens`, `stop`) and
+    `num_tokens`, or `error` with a problem. One model is loaded and one text generated at a time; a request whose
+    turn does not come in time gets 503 with `Retry-After`. 409 without a loadable checkpoint, 422 for another kind of
+    model. The service's settings limit tokens and time.
     """
     prompt, spec = _parse_request(body, services.settings.generation_max_tokens)
     model = await run_in_threadpool(_find_model, services, job_id)
@@ -87,8 +86,7 @@ async def post_generate(
 
 
 async def _unless_gone(request: Request, beginning: Coroutine[Any, Any, Generation]) -> Generation:
-    """Wait for a text to begin; if the client disconnects, its place in the queue or the loading of its model is
-    cancelled."""
+    """Wait for a text to begin; cancel it if the client disconnects."""
     generation_task, disconnect_task = (
         asyncio.ensure_future(beginning),
         asyncio.ensure_future(_wait_for_disconnect(request)),
@@ -127,8 +125,8 @@ def _parse_request(body: Any, max_tokens: int) -> tuple[str, GenerationSpec]:
 
 
 def _find_model(services: Services, job_id: str) -> ServedModel:
-    """The job's model with its newest checkpoint. Raises NotFound, Gone, Invalid for a model of another kind,
-    Conflict without a checkpoint."""
+    """The job's model with its newest checkpoint. Raises NotFound, Gone, Invalid for another kind of model, Conflict
+    without a checkpoint."""
     with services.database.read() as tx:
         job = find_job(tx, job_id)
     model = json.loads(job.spec)["model"]

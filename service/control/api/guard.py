@@ -1,6 +1,6 @@
-"""Checks every request: addressed to this host, not from a foreign web page, with the token if one is set.
+"""Checks every request: for this host, not from a foreign web page, with the token if one is set.
 
-A browser sends what any page requests, from inside this network. A page of another origin, including one whose name
+Browsers send what any page requests, from inside the network. A page of another origin, including one whose name
 resolves to this host (DNS rebinding), must not be able to do or read anything.
 """
 
@@ -26,7 +26,7 @@ from service.settings import Settings
 
 _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 _PROBES = ("/healthz", "/readyz")
-"""Paths that the operator's probes may request under any host name: they reveal little and change nothing."""
+"""Paths that may be requested under any host name, by probes: they reveal little."""
 _READ_BODIES = ("application/json", "application/yaml")
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{0,5})?")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -73,7 +73,7 @@ class Guard:
         await self._app(scope, receive, send_with_headers)
 
     def _check(self, method: str, path: str, headers: Headers, is_user: bool) -> bool:
-        """Whether the request is authenticated. Raises ServiceError for one that must be rejected."""
+        """Whether the request must count as authenticated. Raises ServiceError to reject it."""
         if path not in _PROBES:
             self._check_host(headers)
         self._check_origin(method, headers)
@@ -115,8 +115,7 @@ class Guard:
 
 
 def admit(scope: Scope) -> None:
-    """Count the request's connection as authenticated. Raises Unavailable if there are too many. Servers that do not
-    count connections put none into the scope."""
+    """Count the request's connection as authenticated, if the server counts connections. Raises Unavailable."""
     if (connection := scope.get("state", {}).get("connection")) is not None:
         connection.admit()
 
@@ -142,7 +141,7 @@ def media_type(content_type: str | None) -> str:
 
 
 def _host_name(host: str) -> str:
-    """Host name without port; empty if it is invalid (RFC 9110), for example with a user or path."""
+    """Host name without port; "" if invalid (RFC 9110)."""
     match = _HOST.fullmatch(host)
     return match["name"].lower().strip("[]").removesuffix(".") if match else ""
 

@@ -13,7 +13,7 @@ from service.control.store.leases import lease_holder
 
 router = APIRouter(tags=["health"])
 _STUCK_S = 120.0
-"""A longer step of the controller hangs: its calls to the cluster time out well before."""
+"""A longer controller step hangs: calls to the cluster time out earlier."""
 
 
 @router.get("/healthz")
@@ -25,8 +25,8 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz")
 def readyz(request: Request, services: ServicesDependency) -> dict[str, Any]:
     """The store is readable and the controller runs; `controller` says whether this control plane acts. While
-    nothing can be written, `status` is `degraded` and `writing` gives the reason, without the token only `full` or
-    `unavailable`. The service still counts as ready: data can be read, and deletions free space."""
+    nothing can be written, `status` is `degraded` and `writing` gives the reason (without the token, only `full` or
+    `unavailable`)."""
     try:
         with services.database.read() as tx:
             holder = lease_holder(tx, now_us())

@@ -41,8 +41,7 @@ def post_job(
     response: Response,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> dict[str, Any]:
-    """Submits a job; 201 means that it is durable. Repeated with the same `Idempotency-Key`, it returns 200 and the
-    same job."""
+    """Submits a job; 201 means durable. Repeated with the same `Idempotency-Key`, returns 200 and the same job."""
     job, is_new = services.requests.post(body, services.settings.owner, idempotency_key)
     response.headers["location"] = f"/v1/jobs/{job.id}"
     if not is_new:
@@ -82,8 +81,8 @@ def get_jobs(
 
 @router.get("/jobs/{job_id}", responses=refusals(NotFound, Gone))
 def get_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
-    """A job without its records; for one being deleted, also why it still exists. `run` has the last status of each
-    rank of a running attempt, its GPU's use if it has one, and the status's age."""
+    """A job without its records; for one being deleted, also why it still exists. `run`: last status of each rank of
+    a running attempt, with GPU use and age."""
     with services.database.read() as tx:
         job = read_job(tx, job_id)
         if job is None:
@@ -98,9 +97,8 @@ def get_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
     responses={200: {"description": "All of it is gone"}, **refusals(NotFound, Conflict)},
 )
 def delete_job(job_id: JobId, services: ServicesDependency, response: Response) -> dict[str, Any]:
-    """Deletes a job that has ended or is paused: its folder on storage, its events, its metrics. 202 means that it
-    will be deleted, even after a crash; repeated, it returns 200 once all is gone. Who requested it, and when, is
-    kept: later requests for the job get 410."""
+    """Deletes a job that has ended or is paused, with its storage, events and metrics. 202: will be deleted, even
+    after a crash; repeated, 200 once all is gone. Later requests for the job get 410."""
     deletion, reason = services.deletions.ask(job_id, services.settings.owner)
     if deletion.finished_at is not None:
         response.status_code = 200
@@ -121,8 +119,8 @@ def pause_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
 
 @router.post("/jobs/{job_id}/resume", status_code=202, responses=refusals(NotFound, Gone, Conflict))
 def resume_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
-    """Queues a paused, failed or cancelled job again; it continues from its last committed checkpoint. A failed or
-    cancelled job without one is refused, since it would start over."""
+    """Queues a paused, failed or cancelled job again, to continue from its last committed checkpoint; a failed or
+    cancelled one without a checkpoint is refused."""
     return job_view(services.requests.resume(job_id, services.settings.owner))
 
 
@@ -132,7 +130,7 @@ def move_job(
     services: ServicesDependency,
     to: Annotated[QueuePlace, Query(description="the front of the queue, or its end")],
 ) -> dict[str, Any]:
-    """Moves a queued job to the front or end of the queue. Running jobs are not affected."""
+    """Moves a queued job to the front or end of the queue."""
     return job_view(services.requests.move(job_id, services.settings.owner, to))
 
 
@@ -161,7 +159,7 @@ def get_metrics(
     cursor: str | None = None,
 ) -> dict[str, Any]:
     """Recorded values of each step, the newest of repeated steps: thinned evenly to `max_points`, or with `limit`
-    every step, in pages."""
+    all, in pages."""
     if limit is None and cursor is None:
         points = metric_history(services.database, job.number, name, since_step, max_points or 1000)
         return {"items": points, "next_cursor": None}

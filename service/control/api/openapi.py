@@ -105,7 +105,7 @@ def _refusal(description: str) -> dict[str, Any]:
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Raises Invalid for a query parameter that the document does not name, which would be silently ignored."""
+    """Raises Invalid for an unknown query parameter, which would be silently ignored."""
     parameters = request.query_params
     if not parameters:
         return

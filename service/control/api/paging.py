@@ -8,8 +8,7 @@ from service.control.errors import Invalid
 
 
 def write_cursor(number: int) -> str:
-    """Opaque to clients. For jobs, the last one's number, below which the next page begins; for metrics, the next
-    page's first step."""
+    """For jobs, the last one's number; for metrics, the next page's first step. Opaque to clients."""
     return base64.urlsafe_b64encode(f"n{number}".encode()).decode().rstrip("=")
 
 

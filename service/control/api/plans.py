@@ -46,8 +46,8 @@ def post_plan(body: SpecBody, services: ServicesDependency) -> dict[str, Any]:
 
 @router.post("/cluster/calibration", responses=refusals(Conflict))
 def post_calibration(services: ServicesDependency) -> dict[str, Any]:
-    """Measures some of the cluster's devices and links for future plans, in seconds to minutes. Waits for free
-    resources beside running jobs; 409 if there are none, or while another measurement runs."""
+    """Measures some of the cluster's devices and links for future plans, in seconds to minutes; 409 without free
+    resources or during another measurement."""
     try:
         return services.watch.calibrate().model_dump(mode="json")
     except LauncherUnavailable as error:
@@ -58,7 +58,7 @@ def post_calibration(services: ServicesDependency) -> dict[str, Any]:
 
 @router.get("/cluster")
 def get_cluster(services: ServicesDependency) -> dict[str, Any]:
-    """Nodes of the current cluster, their calibration, and the resources that jobs hold."""
+    """Nodes of the current cluster, their calibration, and resources held by jobs."""
     try:
         facts = services.watch.facts(_FACTS_AGE_S)
     except LauncherUnavailable as error:

@@ -82,7 +82,7 @@ def refusal(error: ServiceError) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Install handlers that turn every error of this app into a problem response."""
+    """Make every error of this app a problem response."""
 
     @app.exception_handler(ServiceError)
     async def handle_service_error(_request: Request, error: ServiceError) -> Response:
@@ -131,7 +131,7 @@ def install(app: FastAPI) -> None:
 
 
 class Failures:
-    """ASGI middleware that answers unhandled exceptions; with Starlette's own, the server would log them twice."""
+    """ASGI middleware for unhandled exceptions; Starlette's own would log them twice."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -155,7 +155,7 @@ class Failures:
 
 
 def _served_methods(request: Request) -> list[str]:
-    """Methods of this path over all routes: the framework names only the first route's."""
+    """Methods of this path over all routes: the framework names the first route's only."""
     methods = [
         method
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -168,7 +168,6 @@ def _served_methods(request: Request) -> list[str]:
 
 
 def _parameter(entry: Any) -> Problem:
-    """FastAPI's error about a query parameter or header as a Problem."""
     path = ".".join(str(part) for part in entry["loc"])
     if entry["type"] == "missing":
         return Problem("missing", path, None, "is required", "add it")

@@ -38,7 +38,7 @@ def post_records(
     body: BatchBody,
     services: ServicesDependency,
 ) -> RecordAnswer:
-    """Store records, each once; a 409 names the record to continue from, a 403 means that no more are accepted."""
+    """Store records, each once. 409 names the record to continue from; 403: no more are accepted."""
     batch = _batch(body)
     answer = services.ingest.take(job_id, token, batch)
     for record in batch.records:

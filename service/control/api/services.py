@@ -77,5 +77,4 @@ Job = Annotated[JobRow, Depends(_job)]
 """Raises NotFound, and Gone for a job that was or is being deleted."""
 
 Place = Annotated[JobPlace, Depends(_place)]
-"""Place of a job, for streamed responses: FastAPI keeps dependencies until the response ends, and this is smaller
-than a `Job`."""
+"""Place of a job, for streams: FastAPI keeps dependencies until the response ends, and this is smaller than a `Job`."""

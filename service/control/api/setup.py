@@ -12,7 +12,7 @@ router = APIRouter(prefix="/v1", tags=["service"])
 
 @router.get("/service")
 def get_service(services: ServicesDependency) -> dict[str, Any]:
-    """Version of the service, and where it keeps its state and the jobs' files."""
+    """Version of the service, and where state and jobs' files are kept."""
     settings = services.settings
     return {
         "version": version("shardyard"),

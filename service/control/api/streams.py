@@ -27,11 +27,10 @@ router = APIRouter(prefix="/v1", tags=["streams"])
 LOG_POLL_S = 1.0
 """Interval of polling for new segments: storage does not notify."""
 _MAX_NAMED = 20
-"""Most writers named in an error."""
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. FastAPI's own class keeps two tasks and a queue per stream, and takes twice the memory."""
+    """Server-sent events. FastAPI's own class takes twice the memory per stream."""
 
     media_type = "text/event-stream"
 
@@ -40,7 +39,7 @@ async def _last_event_id(
     last_event_id: Annotated[str | None, Header(max_length=32)] = None,
     last_id: Annotated[int | None, Query(ge=0, lt=2**31, alias="last_event_id")] = None,
 ) -> int:
-    """The header, which browsers send on reconnecting, or the query parameter for the first request."""
+    """The header, which browsers send on reconnecting, or the query parameter."""
     if not last_event_id:
         return last_id or 0
     if not (last_event_id.isascii() and last_event_id.isdecimal()):
@@ -75,7 +74,7 @@ async def _since(
 
 
 async def _begin(job: Place, last_id: Annotated[int, Depends(_last_event_id)]) -> int:
-    """Id after which a stream begins. Raises Gone if events after the requested id are no longer kept."""
+    """Id after which the stream begins. Raises Gone if later events are no longer kept."""
     if 0 < last_id < job.first_event_id - 1:
         raise Gone(
             f"of {job.id}, events before {job.first_event_id} are no longer kept, and you ask for those "
@@ -89,9 +88,8 @@ async def get_events(
     job: Place, last_id: Annotated[int, Depends(_begin)], services: ServicesDependency
 ) -> EventStream:
     """Server-sent events `state`, `plan`, `metric`, `checkpoint` and `log`, from the first kept one or after
-    `Last-Event-ID`; 410 if that is before the job's `first_event_id`. A late metric of an older attempt has
-    `superseded`: `step` if a newer one recorded that step, else `run`. Ends when the job has ended and everything
-    was sent."""
+    `Last-Event-ID`; 410 if that precedes the job's `first_event_id`. A late metric of an older attempt has
+    `superseded`: `step` if a newer attempt recorded that step, else `run`. Ends after the job."""
     return EventStream(_events(services, job, last_id), headers={"x-accel-buffering": "no"})
 
 
@@ -121,11 +119,11 @@ async def get_logs(
 ) -> StreamingResponse:
     """Log of the driver and all workers, also after they are gone.
 
-    As text, each line prefixed with its writer's name unless one `worker` (`driver`, `g0.rank-1`) is selected; or,
-    with `Accept: application/x-ndjson`, as JSON lines of `attempt`, `worker`, `message`, `time` and `position`, which
-    increases from line to line of a worker. With `follow`, continues until the job has ended. Lines arrive when their
-    segment is sealed. `tail`, `since` and `grep` combine: the newest of the matching lines, at most 8 MB, and with
-    `follow` all new ones. Escape codes and other control characters are removed, unless `raw`.
+    Text, each line prefixed with its writer unless one `worker` (`driver`, `g0.rank-1`) is selected; or, with
+    `Accept: application/x-ndjson`, JSON lines of `attempt`, `worker`, `message`, `time` and `position`, which
+    increases per worker. `follow` continues until the job has ended; lines arrive when their segment is sealed.
+    `tail`, `since` and `grep` combine: the newest matching lines, at most 8 MB, and with `follow` all new ones.
+    Control characters are removed, unless `raw`.
     """
     # In the thread pool: the first use of a storage backend may be slow.
     folder = await run_in_threadpool(
@@ -170,7 +168,7 @@ async def _log(
 
 
 async def _pause(hub: Hub, tail: Tail, until: float) -> None:
-    """Wait until `until`, despite new events; only the end of this service interrupts it."""
+    """Wait until `until` despite new events, or for the end of this service."""
     while not hub.is_closed and (left_s := until - monotonic()) > 0:
         await tail.news(tail.version, left_s)
 

@@ -10,7 +10,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class Timing:
-    """ASGI middleware. Measures the time to the first byte, so that streams count like other responses."""
+    """ASGI middleware. Measures the time to the first byte, also of streams."""
 
     def __init__(self, app: ASGIApp, figures: Figures) -> None:
         self._app, self._figures = app, figures

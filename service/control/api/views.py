@@ -34,7 +34,7 @@ def summary_view(job: JobSummary) -> dict[str, Any]:
 
 
 def job_view(job: JobRow) -> dict[str, Any]:
-    """All of a job; its spec is verbatim as stored by any release."""
+    """All of a job; its spec as stored, by any release."""
     return {
         **summary_view(job),
         "failures": job.failures,

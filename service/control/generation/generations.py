@@ -1,4 +1,4 @@
-"""Text generation by jobs' models: one model loaded and one text at a time, in a separate process."""
+"""Text generation: one model loaded and one text at a time, in a separate process."""
 
 import asyncio
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class ServedModel:
 
     job_id: str
     checkpoint: str
-    """Name of the newest committed checkpoint; if it changes, the model is loaded again."""
+    """Name of the newest committed checkpoint; another one requires a reload."""
     storage: str
     root: str | None
 
@@ -42,7 +42,7 @@ class Generation:
 
     def __init__(self) -> None:
         self.start_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the prompt is accepted, or with the error that refused it."""
+        """Done when the prompt is accepted, or with the error."""
         self._messages: asyncio.Queue[GeneratorMessage | ServiceError] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._is_over = False
@@ -79,13 +79,13 @@ class Generation:
         return message
 
     def leave(self) -> None:
-        """Cancel the text if it is still being generated: nobody reads it any more."""
+        """Cancel the text, unless finished."""
         if self._task is not None and not self._is_over:
             self._task.cancel()
 
 
 class Generations:
-    """Generates texts, on one event loop. Requests take turns in order of arrival; a job's model is loaded on its
+    """Generates texts on one event loop. Requests take turns in order of arrival; a job's model is loaded on its
     turn and replaces the previous one."""
 
     def __init__(self, limits: GenerationLimits) -> None:
@@ -97,8 +97,8 @@ class Generations:
         self._is_closed = False
 
     async def begin(self, model: ServedModel, prompt: str, spec: GenerationSpec) -> Generation:
-        """Start a text. Raises SpecError if the model does not support the request, Conflict if it cannot be loaded,
-        and Unavailable if the turn does not come in time or limits are exceeded."""
+        """Start a text. Raises SpecError for an unsupported request, Conflict if the model cannot be loaded,
+        Unavailable if the turn does not come in time or limits are exceeded."""
         await self._take_turn()
         generation = Generation()
         task = asyncio.create_task(self._make(generation, model, prompt, spec))
@@ -136,7 +136,7 @@ class Generations:
             raise Unavailable("this service is stopping")
 
     def _release_turn(self, generation: Generation, task: asyncio.Task[None]) -> None:
-        """Release the turn; also called for a task that was cancelled before it began."""
+        """Release the turn; also called for a task cancelled before it began."""
         self._tasks.discard(task)
         if not generation.start_future.done():
             generation.fail(self._cancellation_error())
@@ -150,7 +150,6 @@ class Generations:
     async def _make(
         self, generation: Generation, model: ServedModel, prompt: str, spec: GenerationSpec
     ) -> None:
-        """Generate a text while holding the turn."""
         if self._unloading is not None:
             self._unloading.cancel()
         try:
@@ -181,7 +180,7 @@ class Generations:
             raise Unavailable(str(error)) from None
 
     async def _process_of(self, model: ServedModel) -> GeneratorProcess:
-        """The process with this model: the current one, or a new one that replaces it."""
+        """The current process if it has this model, else a new one."""
         if self._process is not None and self._process.runs and self._loaded_model == model:
             return self._process
         await self._unload()

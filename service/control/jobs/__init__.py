@@ -1,1 +1,1 @@
-"""Jobs between database and storage: state changes, the lease that permits them, and jobs' files on storage."""
+"""Jobs between database and storage: state changes, the lease, and files on storage."""

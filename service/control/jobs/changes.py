@@ -1,5 +1,4 @@
-"""State changes: checked against the allowed transitions, conditional on the state decided from, and recorded as
-events."""
+"""State changes: allowed, conditional on the state decided from, and recorded as events."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -33,8 +32,8 @@ _NO_ATTEMPT: dict[str, Any] = {
 def enter(
     tx: Connection, job: JobRow, to: State, reason: str, actor: str, values: Mapping[str, Any] | None = None
 ) -> list[WireEvent]:
-    """Change a job's state, if its state, attempt and request are still those of `job`; else do nothing. Returns the
-    events for streams, to be published after the commit."""
+    """Change a job's state, if its state, attempt and request are still those of `job`. Returns events to publish
+    after the commit."""
     previous = State(job.state)
     assert to in TRANSITIONS[previous], f"{previous} -> {to}"
     now = now_us()
@@ -62,8 +61,7 @@ def owe_attempt(
     counts_as: Literal["failure", "setback", "lost_start"] | None,
     kind: str = "",
 ) -> list[WireEvent]:
-    """Record that the attempt is over, its workers are gone, and another is owed; it may count as a loss. `kind`: of
-    a failure."""
+    """Record the end of an attempt, with another owed; it may count as a loss. `kind`: of a failure."""
     previous = State(job.state)
     columns = _NO_ATTEMPT | {
         "state": State.RECOVERING,
@@ -91,7 +89,7 @@ def owe_attempt(
 def explain(
     tx: Connection, job: JobRow, reason: str, actor: str, values: Mapping[str, Any] | None = None
 ) -> list[WireEvent]:
-    """Change the reason of a job's state; nothing if it is the same."""
+    """Change the reason of a job's state."""
     if reason == job.reason and not values:
         return []
     columns = {"reason": reason, "updated_at": now_us(), **(values or {})}
@@ -103,7 +101,7 @@ def explain(
 def tell_plan(
     tx: Connection, job: JobRow, plan: Plan, before: Plan | None, attempt: int, actor: str
 ) -> list[WireEvent]:
-    """Store the event of the plan that an attempt will run; `before`: the previous plan."""
+    """Store the event of an attempt's plan; `before`: the previous plan."""
     event = NewEvent("plan", now_us(), attempt, actor, data_text(change_of(plan, before)))
     return [to_wire(row) for row in append_events(tx, job.number, [event])]
 

@@ -12,8 +12,7 @@ _MISSING = object()
 
 
 def read_stored_spec(text: str) -> JobSpec:
-    """The stored spec, without fields that this release no longer knows. Raises ValidationError for a spec that this
-    release cannot run."""
+    """The stored spec, without fields unknown to this release. Raises ValidationError if this release cannot run it."""
     fields: Any = json.loads(text)
     while True:  # each round removes at least one key
         try:
@@ -42,7 +41,7 @@ def is_of_module(spec: str) -> bool:
 
 
 def _take_out(fields: Any, location: tuple[int | str, ...]) -> bool:
-    """Remove the key at a pydantic error location, which includes tags of unions."""
+    """Remove the key at a pydantic error location, which includes union tags."""
     place = fields
     for part in location[:-1]:
         if isinstance(place, dict):

@@ -1,4 +1,4 @@
-"""Permission to act: held by one control plane at a time, and checked again in every change."""
+"""Permission to act: held by one control plane, and checked in every change."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ class Lease:
         self.is_held = False
 
     def take(self) -> bool:
-        """Take the lease, or renew it after a third of its time; False while another holds it."""
+        """Take the lease, or renew it after a third of its time; False if another holds it."""
         now = now_us()
         if self.is_held and now < self._renew_at:
             return True
@@ -44,9 +44,8 @@ class Lease:
 
     @contextmanager
     def change(self, job: JobRow) -> Iterator[tuple[Connection, list[WireEvent]]]:
-        """A transaction and the list of its events, which are published after the commit. Raises LeaseLost, with
-        nothing changed, if another control plane has taken over: this one may have been stopped for longer than its
-        lease, and its decision may be outdated."""
+        """A transaction and its events, published after the commit. Raises LeaseLost, with nothing changed, if
+        another control plane has taken over: this one may have been stopped for longer than its lease."""
         events: list[WireEvent] = []
         with self._database.write() as tx:
             if not holds_lease(tx, self._holder):

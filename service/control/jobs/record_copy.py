@@ -1,4 +1,4 @@
-"""Copy of a job's records on storage, read before a transaction begins, since storage may be slow or hang."""
+"""Copy of a job's records on storage, read before a transaction since storage may hang."""
 
 import tempfile
 from collections.abc import Iterator

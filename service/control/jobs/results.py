@@ -7,12 +7,12 @@ from moe.storage.folder import FileTooLarge, Folder
 from service.wire.launch import Result
 
 MAX_BYTES = 1 << 24
-"""Most bytes of a result: many times a report on a thousand languages."""
+"""Largest result: many times a report on a thousand languages."""
 log = structlog.get_logger(__name__)
 
 
 def read_result(storage: Folder, attempt: int) -> Result | None:
-    """The result that the driver wrote last, or None without one. Raises OSError when storage cannot be read."""
+    """The driver's result; None without one. Raises OSError when storage cannot be read."""
     try:
         text = storage.read(f"attempts/{attempt}/result.json", max_bytes=MAX_BYTES)
     except FileNotFoundError:

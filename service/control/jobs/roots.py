@@ -27,14 +27,14 @@ class StorageRoots:
         self._root_names = tuple(roots)
 
     def job_folder(self, storage: str | None, job_id: str) -> str:
-        """fsspec URL of a new job's folder: below the requested one, never that itself, so that two jobs never share
-        one. Raises SpecError for storage outside the roots."""
+        """fsspec URL of a new job's folder: below the requested one, so that jobs never share one. Raises SpecError
+        for storage outside the roots."""
         base = self._default() if storage is None else self._confine(storage)
         return f"{base.rstrip('/')}/{job_id}"
 
     def find(self, storage: str) -> tuple[str, ...] | None:
-        """(root, *names from there to the job's folder), without accessing storage; None if it lies under no root,
-        as after a change of the settings."""
+        """(root, *names from there to the job's folder), without accessing storage; None if under no configured
+        root."""
         protocol, path = _split(storage)
         for root_protocol, root in self._roots:
             local = root_protocol == "file"
@@ -56,8 +56,8 @@ class StorageRoots:
         return list(dict.fromkeys(places))
 
     def folder(self, storage: str) -> Folder:
-        """A job's folder, in which and up to whose root no link is followed; if its root is no longer configured, up
-        to its parent folder."""
+        """A job's folder. No link is followed in it and up to its root, or up to its parent if the root is no longer
+        configured."""
         location = self.find(storage)
         return Folder.of_job(storage) if location is None else Folder(storage, root=location[0])
 
@@ -111,7 +111,7 @@ class StorageRoots:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """(protocol, path) as parsed here; fsspec only sees what is assembled from these."""
+    """(protocol, path) as parsed here; fsspec only gets what is assembled from these."""
     match = _URL.fullmatch(url)
     if match is None:
         return "file", url

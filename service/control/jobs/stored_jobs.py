@@ -46,8 +46,8 @@ class StoredJob:
 
 
 def job_folders(roots: StorageRoots, skip: Callable[[str, OSError], None] = lambda *_: None) -> Iterator[str]:
-    """URL of each job's folder below the roots. Raises OSError if a root cannot be read; unreadable folders below
-    one, such as a volume's `lost+found`, are passed to `skip`."""
+    """URL of each job's folder below the roots. Raises OSError for an unreadable root; unreadable folders below,
+    such as `lost+found`, are passed to `skip`."""
     for root in roots.places():
         files: Any
         files, path = fsspec.core.url_to_fs(root)
@@ -59,7 +59,7 @@ def job_folders(roots: StorageRoots, skip: Callable[[str, OSError], None] = lamb
 
 
 def read_stored_job(roots: StorageRoots, storage: str) -> StoredJob:
-    """Read a job's folder. Raises OSError, and ValueError for a spec that this release cannot read."""
+    """Read a job's folder. Raises OSError, and ValueError for an unreadable spec."""
     folder = roots.folder(storage)
     spec_text = folder.read(SPEC, max_bytes=MAX_SPEC_BYTES).decode()
     spec = read_stored_spec(spec_text)

@@ -1,1 +1,1 @@
-"""The cluster that runs jobs: the `Launcher` interface, and its implementation for Ray."""
+"""Clusters that run jobs: the `Launcher` interface, implemented for Ray."""

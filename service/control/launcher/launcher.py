@@ -1,8 +1,7 @@
-"""Interface of the control plane to a cluster: facts, submissions by id, and their status.
+"""Interface to a cluster: facts, submissions by id, and their status.
 
-A launcher decides nothing: it carries out one call and reports what it observed. Every call may block for seconds,
-may be repeated after a crash with the same arguments, and raises `LauncherUnavailable` when the cluster cannot be
-reached, which says nothing about the jobs on it.
+A launcher decides nothing. Every call may block for seconds, may be repeated after a crash with the same arguments,
+and raises `LauncherUnavailable` if the cluster is unreachable, which says nothing about its jobs.
 """
 
 from abc import ABC, abstractmethod
@@ -41,7 +40,7 @@ class NodeFacts(_ClusterFact):
     gpus: float = 0
     memory_bytes: int
     accelerator: str | None = None
-    """Type of the accelerators, as named by the cluster: "H100", "A100-40G"; None without any."""
+    """Type of the accelerators in the cluster's terms: "H100", "A100-40G"."""
     accelerator_memory_bytes: int | None = None
     """Memory of one accelerator, if known."""
 
@@ -73,11 +72,11 @@ class Observation(_ClusterFact):
     status: Literal["unknown", "pending", "running", "succeeded", "failed", "stopped"]
     """`unknown`: the cluster answered, and does not know the submission."""
     forgotten: bool = False
-    """Whether an unknown submission ran on a cluster that has since been replaced, so that it cannot reappear."""
+    """Whether an unknown submission ran on a cluster since replaced, so that it cannot reappear."""
     message: str = ""
     """Reason of its end, in one line."""
     output: str = ""
-    """Last output of a failed submission's driver, including output from before it kept its own log."""
+    """Last output of a failed submission's driver, including before its own log."""
     released: bool = True
     """False while an ended submission still has processes that hold resources."""
     preempted: bool = False
@@ -97,11 +96,8 @@ class Launcher(ABC):
 
     @abstractmethod
     def submit(self, launch: Launch) -> None:
-        """Start the attempt's driver, once: a known submission id is ignored.
-
-        Writes the launch to storage first. Raises LauncherUnavailable (the outcome is unknown), OSError (the job's
-        storage cannot be written now), LaunchRefusal (this launch will never start).
-        """
+        """Start the attempt's driver, unless its submission id is known; writes the launch to storage first. Raises
+        LauncherUnavailable (outcome unknown), OSError (storage not writable now), LaunchRefusal (will never start)."""
 
     @abstractmethod
     def observe(self, submission_id: str) -> Observation:
@@ -113,8 +109,8 @@ class Launcher(ABC):
 
     @abstractmethod
     def calibrate(self) -> Calibration:
-        """Measure some of the cluster's devices and links, in seconds to minutes. Raises LauncherUnavailable, and
-        LaunchRefusal if the measurement fails."""
+        """Measure some devices and links, in seconds to minutes. Raises LauncherUnavailable, LaunchRefusal if that
+        fails."""
 
     @abstractmethod
     def dashboard_url(self, submission_id: str) -> str | None:

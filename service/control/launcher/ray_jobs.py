@@ -1,4 +1,4 @@
-"""Drivers as Ray jobs of a long-lived cluster, through its dashboard's REST API, without `ray` in this process."""
+"""Drivers as Ray jobs, through the dashboard's REST API, without `ray` in this process."""
 
 import re
 import shlex
@@ -45,7 +45,7 @@ _FAILED = re.compile(
 _PREEMPTED = "the actor's node was preempted"
 """Part of Ray's message about a driver on a preempted node."""
 _ACTOR_DETAILS = re.compile(r"^\t(class_name|actor_id|pid|name|namespace|ip): .*\n", re.MULTILINE)
-"""Lines between event and cause in Ray's message about a driver that died with its node."""
+"""Lines between event and cause in Ray's message about a lost driver."""
 Status = Literal["pending", "running", "succeeded", "failed", "stopped"]
 _STATUS: dict[str, Status] = {
     "PENDING": "pending",
@@ -66,11 +66,11 @@ class RayJobsLauncher(Launcher):
         token_path: Path | None = None,
         trouble: Callable[[], Trouble | None] = lambda: None,
     ) -> None:
-        """`trouble`: returns why the cluster need not be called now, as its keeper knows."""
+        """`trouble`: returns why the cluster need not be called now."""
         self._trouble = trouble
         self._requests = ThreadPoolExecutor(MAX_REQUESTS, "ray-jobs")
         self._sessions: dict[str, str] = {}
-        """Ray session in which each unfinished submission was seen; other sessions do not know it."""
+        """Ray session of each unfinished submission; other sessions do not know it."""
         self._url = dashboard_url.rstrip("/")
         self._token_path = token_path
         self._driver_python = driver_python
@@ -162,7 +162,7 @@ class RayJobsLauncher(Launcher):
         return Calibration.model_validate_json(calibration_lines[-1])
 
     def _await_end(self, submission_id: str, timeout_s: float) -> Observation:
-        """Raises LaunchRefusal for a submission that does not end in time or is gone."""
+        """Raises LaunchRefusal if it does not end in time or is gone."""
         deadline = time.monotonic() + timeout_s
         while not (observation := self.observe(submission_id)).has_ended:
             if observation.status == "unknown":
@@ -180,8 +180,7 @@ class RayJobsLauncher(Launcher):
         self._requests.shutdown(wait=False)
 
     def _has_workers(self, ray_job_id: str) -> bool:
-        """Whether workers of an ended driver still hold resources. Ray's own helpers, which hold none, may outlive
-        their job."""
+        """Whether workers of an ended driver hold resources. Ray's helpers, which hold none, may remain."""
         query = [("detail", "1"), ("limit", str(MAX_ACTORS))]
         for key, predicate, value in (("job_id", "=", ray_job_id), ("state", "!=", "DEAD")):
             query += [("filter_keys", key), ("filter_predicates", predicate), ("filter_values", value)]
@@ -189,7 +188,6 @@ class RayJobsLauncher(Launcher):
         return any(actor["placement_group_id"] for actor in answer["data"]["result"]["result"])
 
     def _session(self) -> str:
-        """Name of Ray's session, which changes when the cluster is replaced."""
         return str(self._json("GET", "/api/version").get("session_name", ""))
 
     def _gpu_memory(self) -> dict[str, int]:
@@ -226,7 +224,6 @@ class RayJobsLauncher(Launcher):
             raise LauncherUnavailable(f"Ray at {self._url} cannot be reached: {why}") from error
 
     def _refuse_trouble(self) -> None:
-        """Raises LauncherUnavailable while the cluster's keeper reports trouble."""
         if (trouble := self._trouble()) is not None:
             raise LauncherUnavailable(trouble.words, trouble.runs_nothing)
 
@@ -263,7 +260,7 @@ def _job_path(submission_id: str) -> str:
 
 
 def _parse_failure(message: str) -> tuple[str, str]:
-    """(reason of a submission's end in one line, the driver's last output, which Ray appends to it)."""
+    """(reason in one line, the driver's last output, which Ray appends to it)."""
     match = _FAILED.match(message)
     if match is None:
         return " ".join(_ACTOR_DETAILS.sub("", message).split()), ""

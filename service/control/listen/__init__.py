@@ -1,1 +1,1 @@
-"""Connections: their number, their timeouts, and rate limits on what they cause in the log."""
+"""Connections: limits on their number, times and log lines."""

@@ -19,8 +19,8 @@ log = structlog.get_logger(__name__)
 
 
 class ClientConnection(asyncio.Protocol):
-    """Passes bytes to uvicorn, which answers requests, and closes slow connections. Available to requests as
-    `scope["state"]["connection"]`, which they admit once authenticated."""
+    """Passes bytes to uvicorn, and closes slow connections. Requests find it as `scope["state"]["connection"]`, and
+    admit it once authenticated."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def answering(self) -> bool:
-        """Whether an unfinished response is being sent; False if the client does not read it."""
+        """Whether a response is being sent, to a client that reads it."""
         cycle = self._http.cycle
         return cycle is not None and not cycle.response_complete and not self._http.flow.write_paused
 
     def admit(self) -> None:
-        """Count the connection as authenticated. Raises Unavailable if there are too many authenticated connections."""
+        """Count the connection as authenticated. Raises Unavailable if there are too many."""
         self._connections.admit(self)
 
     def give_way(self) -> None:
@@ -119,8 +119,7 @@ class ClientConnection(asyncio.Protocol):
             self._awaits, self._since, self._num_bytes = awaits, self._loop.time(), 0
 
     def _body_time_s(self) -> float:
-        """Timeout of a body; grows with the bytes received, so that a long body that keeps coming is not cut off,
-        but not once it was answered, when nobody reads it."""
+        """Timeout of a body; grows with the bytes received, while it is still being read."""
         earned_s = self._num_bytes / self._limits.min_body_bytes_per_s if self.answering else 0.0
         return self._limits.body_timeout_s + earned_s
 
@@ -135,7 +134,7 @@ class ClientConnection(asyncio.Protocol):
         self._unsent_bytes = unsent_bytes
 
     def _end(self, status: int, description: str, why: str) -> None:
-        """Close the connection, with a problem response if a request was begun but not its response."""
+        """Close the connection; a begun request gets a problem response."""
         self._tell(description)
         if self._is_refused or (self._request_begun() and not self._answer_begun()):
             answer = problem_response(
@@ -162,7 +161,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 def unsent_by_kernel(transport: asyncio.BaseTransport) -> int:
-    """Bytes in the kernel's send buffer that the peer has not acknowledged; 0 if the system does not report it."""
+    """Unacknowledged bytes in the kernel's send buffer; 0 if unknown."""
     connection = transport.get_extra_info("socket")
     if connection is None or not sys.platform.startswith("linux"):
         return 0

@@ -42,11 +42,10 @@ C = TypeVar("C", bound=Replaceable)
 
 
 class Connections(Generic[C]):
-    """Counts connections. Strangers are those not authenticated yet. If there are too many, the oldest one without a
-    pending response is closed, so that connections held open keep nobody out.
+    """Counts connections. If there are too many strangers (not authenticated yet), the oldest without a pending
+    response is closed, so that idle connections keep nobody out.
 
-    Authenticated connections are counted separately and not per address: hundreds of streams and workers may share
-    one.
+    Authenticated connections are not limited per address: hundreds of streams and workers may share one.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -67,7 +66,7 @@ class Connections(Generic[C]):
         return [*self._strangers, *self._admitted_connections]
 
     def welcome(self, connection: C) -> bool:
-        """Count a new connection as a stranger; False if there is no room and no connection to close."""
+        """Count a new stranger; False if there is no room and none to close."""
         beside = self._by_address.get(connection.address, {})
         if len(beside) >= self.limits.max_strangers_per_address and not self._make_room(beside):
             return False
@@ -114,7 +113,7 @@ class Connections(Generic[C]):
 
 
 def address_of(host: str) -> str:
-    """Key under which addresses are counted: for IPv6 the /64 network, since one host may have 2**64 addresses."""
+    """Key of an address for counting: for IPv6 the /64 network, which one host may own."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -4,7 +4,7 @@ import resource
 
 
 def allow_descriptors(num_descriptors: int) -> int:
-    """Raise the soft limit to `num_descriptors` as far as the hard limit allows; returns how many are allowed."""
+    """Raise the soft limit towards `num_descriptors`, up to the hard limit; returns the number allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < num_descriptors:
         soft = num_descriptors if hard == resource.RLIM_INFINITY else min(num_descriptors, hard)

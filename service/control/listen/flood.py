@@ -13,8 +13,8 @@ MAX_KINDS = 256
 
 
 class FloodGate:
-    """Passes the first lines of each kind per minute; the next line says how many were dropped. Limits only warnings
-    and errors, since strangers cannot cause other lines."""
+    """Passes the first warnings and errors of each kind per minute; the next line says how many were dropped.
+    Strangers cannot cause other lines."""
 
     def __init__(
         self, lines_a_minute: int = LINES_A_MINUTE, clock: Callable[[], float] = time.monotonic
@@ -24,7 +24,7 @@ class FloodGate:
         """(start of the minute, lines since)."""
 
     def left_out(self, kind: str) -> int | None:
-        """None for a line to drop, else the number of lines dropped before it."""
+        """Lines dropped before this one; None to drop it."""
         now = self._clock()
         since, count = self._kinds.pop(kind, (now, 0))
         left_out = 0

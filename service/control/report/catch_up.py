@@ -1,4 +1,4 @@
-"""Reads undelivered records of a run from storage, once its processes are gone."""
+"""Reads a run's undelivered records from storage, after its processes."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -10,8 +10,8 @@ from service.wire.segments import SegmentFolder, WriterFolder
 
 
 def catch_up(ingest: Ingest, job_id: str, attempt: int, storage: Folder) -> int:
-    """Store the job's sealed records that never arrived, and return their number. Raises OSError. Includes earlier
-    attempts: what a killed attempt had not sealed, the next one seals."""
+    """Store the job's undelivered sealed records; returns their number. Includes earlier attempts, whose remains the
+    next one seals. Raises OSError."""
     total = 0
 
     def first_missing(writer: WriterFolder) -> int:
@@ -26,8 +26,8 @@ def catch_up(ingest: Ingest, job_id: str, attempt: int, storage: Folder) -> int:
 def sealed_records(
     storage: Folder, attempt: int, first_missing: Callable[[WriterFolder], int]
 ) -> Iterator[tuple[WriterFolder, tuple[SealedRecord, ...]]]:
-    """Batches of consecutive records on storage, by writer and in order, for writers up to `attempt`, each from the
-    sequence number that `first_missing` returns. Raises OSError."""
+    """Batches of consecutive records on storage, by writer, for attempts up to `attempt`, each from `first_missing`
+    on. Raises OSError."""
     folder = SegmentFolder(storage, "metrics")
     for writer in folder.writers():
         if writer.attempt > attempt:

@@ -1,4 +1,4 @@
-"""Committed checkpoints of a job, from their markers on storage, the only source of truth."""
+"""Committed checkpoints of a job, as their markers on storage say."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from moe.train.checkpoint import marker as markers
 
 
 def list_checkpoints(storage: Folder) -> list[StoredCheckpoint]:
-    """Committed checkpoints, oldest first. One with an unreadable marker is listed with its `fault`. Raises OSError."""
+    """Committed checkpoints, oldest first; one with an unreadable marker has a `fault`. Raises OSError."""
     folder = storage.below(markers.FOLDER)
     return [_describe(folder, name) for name in reversed(markers.list_committed(folder))]
 

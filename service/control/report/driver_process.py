@@ -21,7 +21,7 @@ class DriverProcess:
     """Driver process of an attempt."""
 
     def __init__(self, launch: str) -> None:
-        """`launch`: path prefix of the attempt's launch file, the last argument of the driver's command line."""
+        """`launch`: path prefix of the launch file, the driver's last argument."""
         self.launch = launch
         self._process: psutil.Process | None = None
         self._searched_at = -float("inf")
@@ -97,7 +97,7 @@ class DriverProcess:
         return None
 
     def _works(self, process: psutil.Process) -> bool:
-        """Whether the process used CPU time recently; True until it was watched long enough."""
+        """Whether the process used CPU time recently; True until watched long enough."""
         now, cpu_s = time.monotonic(), cpu_seconds(process)
         if self._window is None:
             self._window, self._worked_at = (now, cpu_s), now
@@ -110,7 +110,7 @@ class DriverProcess:
 
 
 def _find_reported_process(status: RunStatus) -> psutil.Process | None:
-    """The process that a driver on this machine reported as its own; None if it has ended."""
+    """The process that a driver here reported as its own; None if it has ended."""
     with suppress(psutil.Error, ValueError):
         process = psutil.Process(status.pid)
         if abs(float(process.create_time()) - status.created_at) < 1.0:

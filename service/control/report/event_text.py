@@ -37,7 +37,7 @@ def time_text(time_us: int) -> str:
 
 
 def data_text(data: object) -> str:
-    """JSON text of an event's data; numbers that JSON cannot represent become null. One line even for readers that
-    treat U+2028 and similar characters as line ends."""
+    """JSON text of an event's data, with null for non-finite numbers; one line even for readers that end lines at
+    U+2028."""
     text = to_json(data, inf_nan_mode="null").decode()
     return text.translate(_LINE_ENDS) if not text.isascii() else text

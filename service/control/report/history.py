@@ -1,4 +1,4 @@
-"""History of a job's steps, with the newest record of each repeated step, thinned to a number of points."""
+"""History of a job's steps, thinned, with the newest record of each step."""
 
 import json
 import statistics
@@ -16,8 +16,8 @@ NEWEST_STEPS = 200
 def measured_step(
     database: Database, job_number: int, attempt: int, tokens_per_step: int
 ) -> dict[str, Any] | None:
-    """Median duration of the newest steps under the plan of `attempt`, in the form of `Measurement`; None before the
-    second step. The oldest step found is left out, since the first includes warm-up."""
+    """Median duration of the newest steps of `attempt` as a `Measurement`; None before the second step. The oldest
+    step found is skipped, as it may include warm-up."""
     with database.read() as tx:
         rows = newest_events(tx, job_number, "metric", attempt, NEWEST_STEPS)
     step_seconds = (StepRecord.read(json.loads(row.data)).step_s for row in rows[:-1])
@@ -29,8 +29,8 @@ def measured_step(
 
 
 def measured_load_skew(database: Database, job_number: int) -> float | None:
-    """Expert load skew: rows of a layer's busiest expert over the mean, averaged over layers, median of the newest
-    steps; None if no step was recorded."""
+    """Expert load skew: rows of the busiest expert over the mean, mean over layers, median over the newest steps;
+    None without records."""
     with database.read() as tx:
         rows = newest_events(tx, job_number, "metric", None, NEWEST_STEPS)
     steps = (StepRecord.read(json.loads(row.data)) for row in rows)
@@ -42,8 +42,7 @@ def measured_load_skew(database: Database, job_number: int) -> float | None:
 def metric_history(
     database: Database, job_number: int, name: str | None, since_step: int, max_points: int
 ) -> list[dict[str, Any]]:
-    """At most `max_points` points, spread over all recorded steps, in order; with `name`, only that value, where
-    recorded."""
+    """At most `max_points` points spread over all steps, in order; with `name`, only that value."""
     with database.read() as tx:
         ids = sampled_by_step(tx, job_number, "metric", since_step, max_points, name)
         rows = events_by_id(tx, job_number, ids)
@@ -53,8 +52,7 @@ def metric_history(
 def metric_page(
     database: Database, job_number: int, name: str | None, since_step: int, limit: int
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """(points of the first `limit` steps from `since_step` on, as in `metric_history`; first step of the next page,
-    or None)."""
+    """(points of the first `limit` steps from `since_step` on, first step of the next page or None)."""
     with database.read() as tx:
         ids = first_by_step(tx, job_number, "metric", since_step, limit + 1, name)
         rows = events_by_id(tx, job_number, ids)

@@ -1,8 +1,5 @@
-"""Passes new events to this process's open streams without a query per stream.
-
-Everything runs on the event loop's thread, except `publish` and `close`. A cache only: a stream that finds a gap
-reads the store.
-"""
+"""Passes new events to open streams without a query per stream. Everything runs on the event loop's thread, except
+`publish` and `close`. A cache only: a stream that finds a gap reads the store."""
 
 import asyncio
 from collections import deque
@@ -31,7 +28,7 @@ class Hub:
         self._loop = loop
 
     def close(self) -> None:
-        """End every stream; clients reconnect with the id of their last event. Callable from any thread."""
+        """End every stream; clients reconnect with their last id. Callable from any thread."""
         self.is_closed = True
         self._call(self._wake_all)
 

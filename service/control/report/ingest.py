@@ -1,4 +1,4 @@
-"""Ingests records of runs: each once, in order, from the newest attempt and group only."""
+"""Ingests records: each once, in order, from the newest attempt and group only."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -39,8 +39,8 @@ class Ingest:
         self.statuses = RunStatuses()
 
     def admit(self, job_id: str, token: str) -> None:
-        """Check that the token is the job's newest attempt's. Raises NotFound, Forbidden (stop sending). A run that
-        was given up as lost and replaced by another attempt is also told to end."""
+        """Check for the token of the job's newest attempt. Raises NotFound, Forbidden (stop sending), which also
+        tells a run that was given up as lost to end."""
         with self._database.read() as tx:
             job = get_job(tx, job_id)
             has_ended = job is None or job.launch is None
@@ -56,7 +56,7 @@ class Ingest:
             self._refuse(why, token, job_id, job.attempt - 1)
 
     def _refuse(self, why: str, token: str, job_id: str, attempts: int) -> NoReturn:
-        """Raises Forbidden; it also tells a run with the token of one of the `attempts` to end."""
+        """Raises Forbidden; tells runs of the first `attempts` attempts to end."""
         token_hashes = (hash_token(self._mint.token(job_id, attempt)) for attempt in range(1, attempts + 1))
         is_run = any(matches(token, token_hash) for token_hash in token_hashes)
         raise Forbidden(why, members={"request": "cancel"} if is_run else None)
@@ -93,8 +93,8 @@ class Ingest:
     def take_over(
         self, job_id: str, attempt: int, writer: str, first_seq: int, records: Sequence[Record]
     ) -> int:
-        """Store a writer's records from storage and return the number of new ones. Called only once the attempt's
-        processes are gone, so that nobody else sends."""
+        """Store a writer's records from storage; returns the number of new ones. Called once the attempt's processes
+        are gone."""
         with self._database.write() as tx:
             job = get_job(tx, job_id, lock=True)
             if job is None or job.attempt < attempt or job.launch is None:
@@ -110,7 +110,7 @@ class Ingest:
     def restore(
         self, tx: Connection, job: JobRow, attempt: int, writer: str, records: Sequence[Record]
     ) -> None:
-        """Store records of a job being recovered, as if `attempt` were its newest."""
+        """Store records during recovery, as if `attempt` were the newest."""
         next_seq = writers.next_seq(tx, job.number, attempt, writer)
         self._store(tx, replace(job, attempt=attempt), attempt, writer, next_seq, records)
 
@@ -146,7 +146,7 @@ class Ingest:
         return event_rows
 
     def _is_superseded(self, tx: Connection, job: JobRow, attempt: int, writer: str) -> bool:
-        """Whether a newer attempt or worker group has begun, so that these records do not change the job."""
+        """Whether a newer attempt or worker group has begun."""
         group, newest = _group(writer), writers.newest_group(tx, job.number)
         return attempt < newest[0] if group is None else (attempt, group) < newest
 
@@ -157,8 +157,7 @@ class Ingest:
 
 
 def _end_yourself(batch: RecordBatch) -> RecordAnswer:
-    """Answer to a run that is no longer its job's: tells it to leave the cluster, and stores nothing, since a
-    finished attempt does not change."""
+    """Answer to a run that is no longer its job's: leave the cluster. Nothing is stored."""
     return RecordAnswer(next_seq=batch.first_seq + len(batch.records), request="cancel")
 
 
@@ -171,7 +170,7 @@ def _refuse_gap(batch: RecordBatch, next_seq: int, job: JobRow) -> None:
 
 
 def _request(job: JobRow) -> Any:
-    """Request of a job as sent to its run: a run that must resize pauses."""
+    """Request as sent to the run, which pauses to resize."""
     return "pause" if job.request == "resize" else job.request
 
 
@@ -180,7 +179,6 @@ def _group(writer: str) -> int | None:
 
 
 def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
-    """Changes of the job's row from these records."""
     columns: dict[str, Any] = {}
     newest_phase = job.group_phase_at or 0
     saves = read_saves(job.saves)
@@ -204,8 +202,7 @@ def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _losses(tx: Connection, job: JobRow, attempt: int, records: Sequence[Record]) -> FailureHistory:
-    """The job's failure history with these records' failures and progress: checkpoints beyond any earlier step.
-    Repeated checkpoints are no progress."""
+    """The failure history with these records: failures, and progress by checkpoints beyond any earlier step."""
     losses = read_losses(job.losses, job.failures)
     furthest = None
     for record in records:
@@ -221,7 +218,6 @@ def _losses(tx: Connection, job: JobRow, attempt: int, records: Sequence[Record]
 
 
 def _mark_superseded(tx: Connection, job: JobRow, events: Sequence[NewEvent]) -> list[NewEvent]:
-    """Late events of one writer, with `superseded` set on metrics."""
     steps = {event.step for event in events if event.kind == "metric" and event.step is not None}
     redone = redone_steps(tx, job.number, "metric", steps, events[0].attempt or 0, events[0].group or 0)
     return [

@@ -7,14 +7,13 @@ from service.wire.events import rfc3339
 from service.wire.segments import SegmentFolder, WriterFolder
 
 NAME = "segment-99999999.log"
-"""Sorts after all segments that the driver has sealed; constant, so that writing twice is harmless."""
+"""Sorts after all sealed segments; constant, so that writing is idempotent."""
 COMPARED_BYTES = 256_000
-"""Bytes at the end of the driver's own log that are compared, to skip lines it already has."""
+"""Bytes of the driver's own log that are searched for known lines."""
 
 
 def keep_last_words(storage: Folder, attempt: int, output: str) -> None:
-    """Add the cluster's copy of a dead driver's output to the driver's log, without lines already there. Raises
-    OSError when storage cannot be read or written."""
+    """Add the cluster's copy of a dead driver's output to its log, without known lines. Raises OSError."""
     logs = SegmentFolder(storage, "logs")
     writer = WriterFolder(attempt, -1, 0, f"a{attempt}.driver")
     segments = logs.segments(writer)

@@ -1,4 +1,4 @@
-"""Log lines of a job's driver and workers, from the segments on its storage, also after the processes are gone."""
+"""Log lines of a job's driver and workers, from segments on its storage."""
 
 import re
 from bisect import bisect_right
@@ -28,9 +28,9 @@ class LogLine:
     writer: WriterFolder
     text: str
     time: int
-    """Timestamp of the line, or else of the writer's previous line; 0 before the first."""
+    """Timestamp of the line or the writer's last timestamp; 0 before the first."""
     position: tuple[int, int]
-    """End of the line in its writer's log; increases from line to line."""
+    """End of the line in its writer's log; increasing."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class LogChoice:
 
     attempt: int | None = None
     worker: str | None = None
-    """Name of a writer, such as `a1.g0.rank-3`, or its part after the attempt, such as `driver`."""
+    """Name of a writer, such as `a1.g0.rank-3`, with or without the attempt."""
     since: int = 0
     grep: str = ""
     """Literal text that a line must contain."""
@@ -66,7 +66,7 @@ class _Position:
 
 @dataclass
 class LogReader:
-    """Reads existing lines, and later new ones. Holds a position and at most one line per writer."""
+    """Reads existing lines, later new ones. Holds at most one line per writer."""
 
     folder: SegmentFolder
     choice: LogChoice = LogChoice()
@@ -76,8 +76,7 @@ class LogReader:
         return [writer for writer in self.folder.writers() if self.choice.is_of(writer)]
 
     def lines(self) -> Iterator[list[LogLine]]:
-        """Unread lines in small portions, which may be empty; the writers take turns. Raises OSError when storage
-        cannot be read."""
+        """Unread lines in small, possibly empty portions; writers take turns. Raises OSError."""
         going = self.writers()
         while going:
             for writer in list(going):
@@ -87,8 +86,8 @@ class LogReader:
                     going.remove(writer)
 
     def newest(self, limit: int) -> Iterator[list[LogLine]]:
-        """The newest lines of all writers by time, as the last portion; empty portions while reading. If no filter
-        drops lines, reads little more than the result of a long log. `lines` continues after them."""
+        """Newest lines of all writers by time, as the last portion, after empty ones. Without filters, reads little
+        more than the result. `lines` continues after them."""
         newest_lines: deque[LogLine] = deque()
         for writer in self.writers():
             segments = self.folder.segments(writer)
@@ -146,8 +145,7 @@ class LogReader:
         return lines, False
 
     def _begin(self, segments: list[Segment]) -> int:
-        """Index of the last segment that surely begins before `since`, by bisection; one without a time counts as
-        later."""
+        """Index of the last segment that surely begins before `since`, by bisection."""
         if not self.choice.since:
             return 0
 

@@ -1,8 +1,7 @@
-"""Failures and lost clusters of a job since its last progress, ordered by when they happened, not by when they
-arrived.
+"""Failures and lost clusters of a job since its last progress, ordered by when they happened.
 
-Progress is a checkpoint beyond any earlier step. It forgives everything before it and nothing after it, even if it is
-reported late, for example because a node died before sending it.
+Progress is a checkpoint beyond any earlier step. It forgives everything before it and nothing after it, even if it
+arrives late.
 """
 
 from collections import Counter
@@ -33,7 +32,7 @@ class FailureHistory(BaseModel):
     older_kinds: dict[str, int] = Field(default_factory=dict)
     """Earlier failures by kind, where known."""
     setbacks: tuple[int, ...] = ()
-    """Attempts lost with their cluster after their workers had begun, without a visible fault."""
+    """Attempts lost with their cluster after their workers had begun."""
     lost_starts: tuple[int, ...] = ()
     """The same before their workers had begun."""
 
@@ -46,7 +45,7 @@ class FailureHistory(BaseModel):
         return self._kinds().count(kind) + self.older_kinds.get(kind, 0)
 
     def num_sharing(self, retry: RetrySpec) -> int:
-        """Failures that count against `retry.max_failures`: of kinds without a limit of their own."""
+        """Failures of kinds without a limit of their own."""
         own = [kind for kind in retry.kinds if retry.own_limit(kind) is not None]
         return self.num_failures - sum(self.num_of(kind) for kind in own)
 
@@ -61,7 +60,7 @@ class FailureHistory(BaseModel):
         return self.kinds if len(self.kinds) == len(self.failures) else ("",) * len(self.failures)
 
     def after_failure(self, at: Moment, kind: str = "") -> "FailureHistory":
-        """The history with a failure reported now; one before the last progress is already forgiven."""
+        """With a failure reported now, unless already forgiven."""
         if at < self.progress_at:
             return self
         all_failures = sorted((*zip(self.failures, self._kinds(), strict=True), (at, kind)))
@@ -83,22 +82,22 @@ class FailureHistory(BaseModel):
         )
 
     def with_failures_of(self, source: "FailureHistory", attempt: int) -> "FailureHistory":
-        """The history with one attempt's failures from `source`, another history of the same job."""
+        """With one attempt's failures from `source`."""
         losses = self
         for at, kind in zip(source.failures, source._kinds(), strict=True):
             losses = losses.after_failure(at, kind) if at[0] == attempt else losses
         return losses
 
     def after_setback(self, attempt: int) -> "FailureHistory":
-        """The history with an attempt lost with its cluster after its workers had begun."""
+        """With an attempt lost with its cluster after its workers had begun."""
         return self.model_copy(update={"setbacks": (*self.setbacks, attempt)})
 
     def after_lost_start(self, attempt: int) -> "FailureHistory":
-        """The history with an attempt lost with its cluster before its workers had begun."""
+        """With an attempt lost with its cluster before its workers had begun."""
         return self.model_copy(update={"lost_starts": (*self.lost_starts, attempt)})
 
     def after_progress(self, at: Moment) -> "FailureHistory":
-        """The history with progress reported now, possibly late."""
+        """With progress reported now, possibly late."""
         if at < self.progress_at:
             return self
         forgiven = not self.failures or self.failures[0] <= at
@@ -112,8 +111,7 @@ class FailureHistory(BaseModel):
 
 
 def read_losses(text: str | None, failures: int) -> FailureHistory:
-    """Parse the stored history; for a job of an earlier release, a history with `failures` that any progress
-    forgives."""
+    """Parse the stored history; for an earlier release's job, `failures` that any progress forgives."""
     try:
         return FailureHistory.model_validate_json(text) if text else FailureHistory(num_older=failures)
     except ValidationError:

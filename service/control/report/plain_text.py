@@ -1,4 +1,4 @@
-"""Removes terminal control from lines: a job's output is shown in terminals, editors and web pages."""
+"""Removes terminal control sequences from a job's output."""
 
 import re
 

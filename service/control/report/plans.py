@@ -23,7 +23,7 @@ def in_short(plan: Plan) -> dict[str, Any]:
 
 
 def change_of(plan: Plan, before: Plan | None) -> dict[str, Any]:
-    """Data of a `plan` event; `before`: the previous plan, if it was different."""
+    """Data of a `plan` event; `before`: the previous plan, if different."""
     return {"plan": in_short(plan), "before": before and in_short(before)}
 
 

@@ -12,7 +12,7 @@ _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 class Figures:
-    """All metrics of this process. One per app: two apps in one process do not share counts."""
+    """Metrics of one app."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -73,7 +73,7 @@ class _Jobs(Collector):
 
 
 class _SaveFigures(Collector):
-    """Checkpoint metrics of running jobs only: those of finished jobs would stay for ever."""
+    """Checkpoint metrics of running jobs only, to bound the labels."""
 
     def __init__(self, active: Callable[[], Mapping[str, Saves]]) -> None:
         self._active = active

@@ -1,4 +1,4 @@
-"""Last messages of runs, in memory: when each was last heard, and its driver's newest status."""
+"""Last messages of runs, in memory."""
 
 import time
 from collections.abc import Collection
@@ -22,7 +22,7 @@ class _Status:
 
 
 class RunStatuses:
-    """Newest message of each run, by job; empty after a restart of the service."""
+    """Newest message of each run, by job."""
 
     def __init__(self) -> None:
         self._began_at = time.time()
@@ -31,7 +31,7 @@ class RunStatuses:
         """(attempt, time)."""
         self._statuses: dict[str, _Status] = {}
         self._silences: dict[str, tuple[float, float]] = {}
-        """(time since the driver last answered its first worker, time of that report)."""
+        """(time since the driver answered its first worker, time of the report)."""
         self._asked_since: dict[str, tuple[int, float]] = {}
         """(attempt, time of the first `silent_driver` call for it)."""
         self._processes: dict[str, DriverProcess] = {}
@@ -49,7 +49,7 @@ class RunStatuses:
             self._silences[job_id] = (batch.driver_silent_s, now)
 
     def heard_at(self, job_id: str) -> float:
-        """Time at which a run last sent anything; if it has not, the time at which this service started."""
+        """Time of the run's last message, or of this service's start."""
         return self._heard_at.get(job_id, self._began_at)
 
     def forget_all_but(self, job_ids: Collection[str]) -> None:
@@ -65,7 +65,7 @@ class RunStatuses:
 
     def silent_driver(self, job_id: str, attempt: int, launch: str) -> SilentDriver | None:
         """The driver of a running attempt if it is stopped, or silent while its workers are heard; else None.
-        `launch`: path prefix of its launch file, by which its process is found."""
+        `launch`: path prefix of its launch file."""
         now = time.time()
         asked_for, asked_since = self._asked_since.setdefault(job_id, (attempt, now))
         if asked_for != attempt:
@@ -99,12 +99,11 @@ class RunStatuses:
         return process
 
     def _status(self, job_id: str, attempt: int) -> RunStatus | None:
-        """The driver's last report of itself."""
         report = self._statuses.get(job_id)
         return report.status if report is not None and report.attempt == attempt else None
 
     def view(self, job_id: str, attempt: int) -> dict[str, Any] | None:
-        """Status of an attempt for clients, with current ages; None if its driver has not reported one."""
+        """Status of an attempt for clients, with current ages; None if unknown."""
         report = self._statuses.get(job_id)
         if report is None or report.attempt != attempt:
             return None

@@ -1,4 +1,4 @@
-"""Checkpoint state of a job as reported by its run: the last committed one, and failures."""
+"""Last committed and failed checkpoints of a job, as its run reports them."""
 
 from datetime import datetime
 from typing import Any
@@ -71,12 +71,12 @@ class Saves(_StoredRecord):
 
 
 def saves_of_copy(copy: Marker, at: datetime) -> Saves:
-    """Saves of a job that starts from another job's checkpoint, which counts as its own from `at` on."""
+    """Saves of a job that starts from another's checkpoint, its own from `at` on."""
     return Saves(committed=CheckpointCommit(step=copy.step, time=at, size_bytes=copy.size_bytes))
 
 
 def read_saves(text: str | None) -> Saves:
-    """Parse the stored value; empty if another release stored it in another form."""
+    """Parse the stored value; empty if in another release's form."""
     try:
         return Saves.model_validate_json(text) if text else Saves()
     except ValidationError:

@@ -1,8 +1,8 @@
 """Whether a silent driver must be killed. No I/O.
 
-A driver posts to the control plane every second and answers its workers' heartbeats, from separate threads, however
-busy it is. One that stops posting is reported after 20 s. It is killed only if it is stopped, or if it is idle or
-unseen and has answered neither the control plane nor its workers for minutes.
+A driver posts every second and answers its workers' heartbeats, from separate threads, however busy it is. Silence is
+reported after 20 s. The driver is killed only if it is stopped, or if it is idle or unseen and has answered neither
+the control plane nor its workers for minutes.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,10 @@ SILENCE_S = 20.0
 STOPPED_S = 30.0
 """Silence after which a stopped driver is killed."""
 SEEN_STOPPED_S = 5.0
-"""Time for which it must have been seen stopped: a driver that cannot reach the control plane is silent too, and a
-snapshot may stop it briefly."""
+"""Time for which it must be seen stopped: a snapshot may stop it briefly."""
 UNANSWERED_S = 300.0
-"""Silence towards the control plane and workers after which an idle or unseen driver is killed. Native code may hold
-the GIL for a while, but none in a driver does for minutes."""
+"""Silence towards control plane and workers after which an idle or unseen driver is killed. No native code in a
+driver holds the GIL that long."""
 
 ProcessState = Literal["stopped", "working", "idle", "unseen"]
 """`working`: uses CPU time. `unseen`: on another machine, or not found."""
@@ -39,7 +38,7 @@ class SilentDriver:
     workers_heard: bool = False
     """Whether its workers have sent anything since."""
     unanswered_s: float = 0.0
-    """Time since it last answered a heartbeat of its first worker; 0 if unknown."""
+    """Time since it last answered its first worker; 0 if unknown."""
 
     @property
     def is_frozen(self) -> bool:

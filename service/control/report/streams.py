@@ -1,4 +1,4 @@
-"""A job's events from any point on, live until the job has ended; used by every event stream."""
+"""A job's events from any point on, live until the job has ended."""
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from itertools import accumulate
@@ -13,19 +13,19 @@ from service.control.store.jobs import JobPlace, JobSummary, get_summary
 
 PAGE_EVENTS = 100
 PAGE_CHARACTERS = 1_000_000
-"""Most characters that one stream holds, plus one event, however far behind it is."""
+"""Most characters that one stream holds, plus one event."""
 
 
 class EventStreams:
-    """Opens streams. One that falls behind reads the store page by page, so that nothing is queued for it."""
+    """Opens streams. Slow ones read the store in pages; nothing is queued for them."""
 
     def __init__(self, database: Database, hub: Hub, final_states: Collection[str], ping_s: float) -> None:
         self._database, self._hub = database, hub
         self._final_states, self._ping_s = frozenset(final_states), ping_s
 
     async def follow(self, job: JobPlace, last_id: int) -> AsyncIterator[WireEvent | None]:
-        """Every event after `last_id`, with an occasional None while idle, to detect dead clients. Ends early before
-        events that were deleted meanwhile: a reconnecting client gets the reason."""
+        """Every event after `last_id`; None now and then while idle, to detect dead clients. Ends early before
+        deleted events: a reconnecting client gets the reason."""
         with self._hub.follow(job.id) as tail:
             ask_store = True
             while not self._hub.is_closed:

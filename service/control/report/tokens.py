@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class TokenMint:
-    """Derives each attempt's token, reproducible after a crash, from a key that only this service can read."""
+    """Derives each attempt's token from a private key, reproducibly after a crash."""
 
     def __init__(self, key_path: Path) -> None:
         self._key = _read_or_make(key_path)

@@ -1,1 +1,1 @@
-"""Retention: deletion, thinning of old events, full storage, and users' access to a job's files."""
+"""Retention: deletion, thinning, full storage, and access to jobs' files."""

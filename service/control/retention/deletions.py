@@ -1,7 +1,7 @@
-"""Deletion of jobs: requested by users, carried out in small steps by the controller.
+"""Deletion of jobs, carried out in small steps by the controller.
 
-The order makes crashes harmless. The request is stored first, and the job is shown as being deleted; then its files
-are removed, then its events, and last its row, by which a restart finds unfinished deletions.
+The order makes crashes harmless: the request is stored first; then files are removed, then events, and last the row,
+by which a restart finds unfinished deletions.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from service.wire.states import STUCK, State, sources
 
 ACTOR = "controller"
 STEP_S = 0.2
-"""Time spent on files in one step, during which other jobs wait for the controller."""
+"""Time spent on files in one step, while other jobs wait."""
 STEP_EVENTS = 5_000
 RETRY_INTERVAL_S = 10.0
 """Interval between attempts to remove files."""
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 class Deletions:
-    """Requests to delete, and their execution in steps. `wake` starts the controller's next step."""
+    """Requests to delete, and their execution. `wake` starts the controller's next step."""
 
     def __init__(
         self, database: Database, hub: Hub, lease: Lease, roots: StorageRoots, wake: Callable[[], None]
@@ -43,7 +43,7 @@ class Deletions:
         self._next_try_at: dict[int, float] = {}
 
     def ask(self, job_id: str, owner: str) -> tuple[DeletionRow, str]:
-        """Store a deletion request (idempotent); returns the durable deletion and its progress. Raises NotFound, and
+        """Store a deletion request (idempotent); returns the deletion and its progress. Raises NotFound, and
         Conflict for a job that may be on the cluster or is to run."""
         actor = f"user:{owner}"
         with self._database.write() as tx:
@@ -84,7 +84,7 @@ class Deletions:
         )
 
     def step(self) -> bool:
-        """Do part of the oldest possible deletion; False if there was nothing to do. Raises LeaseLost."""
+        """Do part of the oldest possible deletion; False if none. Raises LeaseLost."""
         with self._database.read() as tx:
             jobs = jobs_in(tx, {State.DELETING})
         for job in jobs:

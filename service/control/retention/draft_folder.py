@@ -1,5 +1,5 @@
-"""Folder of a job that is not stored yet, and parent folders created for it: noted before creation, and removed if
-the job is refused."""
+"""Folder of a job that is not stored yet, and parents created for it: noted before creation, removed if the job is
+refused."""
 
 import errno
 import math
@@ -29,8 +29,8 @@ class DraftFolder:
     def note(self, now: int) -> None:
         """Store that the folder will be created, and which parents with it, so that a sweep finds them after a crash.
 
-        Existing parents created for another draft also count as created for this one: the last to go removes them.
-        Drafts that have noted parents by now are seen here; any later one hands them over when it is removed.
+        Existing parents created for another draft also count as this one's: the last to go removes them. Drafts that
+        have noted parents are seen here; later ones hand them over when they are removed.
         """
         draft = self._draft
         with self._database.write() as tx:
@@ -47,8 +47,7 @@ class DraftFolder:
         self._exists = True
 
     def give_up(self) -> None:
-        """Remove what was created. If that is uncertain or fails, it is left to the sweep: the store may have the
-        job although its response was lost."""
+        """Remove what was created, or leave it to the sweep if that fails or the job may be stored."""
         draft, is_removed = self._draft, False
         try:
             while not is_removed:
@@ -68,8 +67,8 @@ class DraftFolder:
 def remove_draft(
     database: Database, roots: StorageRoots, draft: Draft, until: float, *, was_made: bool = True
 ) -> bool:
-    """Remove a draft's folder, as `remove_job_folder` does, then the parents created for it, then its row; returns
-    whether all is done. Parents that are not empty are handed over to the drafts inside them."""
+    """Remove a draft's folder as `remove_job_folder` does, then the parents created for it, then its row; returns
+    whether all is done. Non-empty parents are handed over to the drafts inside them."""
     if was_made:
         try:
             if not remove_job_folder(roots, draft.storage, until):
@@ -92,7 +91,7 @@ def remove_draft(
 
 
 def _above(roots: StorageRoots, storage: str) -> list[str]:
-    """Folders between a job's folder and its root, deepest first; none for object stores."""
+    """Folders between a job's and its root, deepest first; none for object stores."""
     root, *parents, _ = roots.find(storage) or ("://", "")
     if "://" in root:
         return []

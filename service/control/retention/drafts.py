@@ -1,5 +1,5 @@
 """Removes folders that a killed control plane left for jobs that it never stored. Only noted drafts are removed:
-other folders under the roots may be another control plane's jobs."""
+other folders may be another control plane's jobs."""
 
 from time import monotonic
 
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 class Drafts:
-    """Removes drafts older than any copy can take, a little per step of the controller."""
+    """Removes drafts older than any copy can take, a little per controller step."""
 
     def __init__(self, database: Database, roots: StorageRoots, abandoned_after_s: float) -> None:
         self._database, self._roots = database, roots
@@ -29,10 +29,10 @@ class Drafts:
         )  # so that a draft that is too young now is not delayed long
         self._look_at = 0.0
         self._next_try_at: dict[str, float] = {}
-        """Time of the next attempt for folders that could not be removed, so that they do not delay others."""
+        """Next attempts for folders that could not be removed."""
 
     def step(self) -> bool:
-        """Do part of the oldest draft's removal; False if there was nothing to do."""
+        """Do part of the oldest draft's removal; False if none."""
         if monotonic() < self._look_at:
             return False
         self._next_try_at = {job_id: at for job_id, at in self._next_try_at.items() if at > monotonic()}

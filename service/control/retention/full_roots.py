@@ -38,12 +38,12 @@ class FullRoots:
 
     @property
     def fault(self) -> Full | None:
-        """Reason why something could not be written, as far as known; None if all refused writes would fit now."""
+        """Reason why a write failed, as far as known; None if all refused writes would fit now."""
         refusals = [refusal for _, refusal in self._list_refusals()]
         return Full("; ".join(refusal.fault.detail for refusal in refusals)) if refusals else None
 
     def ask_soon(self) -> None:
-        """Check the roots again in a background thread, rate-limited, so that a hanging root blocks no caller."""
+        """Check the roots again in a background thread, rate-limited."""
         due = self._refusals and monotonic() - self._asked_at > RETRY_INTERVAL_S
         if due and self._asking.acquire(blocking=False):
             try:
@@ -52,7 +52,7 @@ class FullRoots:
                 self._asking.release()
 
     def record_refusal(self, storage: str, fault: Full, num_bytes: int) -> None:
-        """Record that there was no room for `num_bytes` of a job; sizes beyond the root's total are ignored."""
+        """Record that there was no room for `num_bytes` of a job, unless the root can never hold them."""
         if (root := self._root(storage)) is None or num_bytes > _max_bytes(root):
             return
         with self._lock:

@@ -1,7 +1,7 @@
 """Files of a job that its users may read: spec, results, checkpoints, logs, traces.
 
-Other files in a job's folder are private, such as an attempt's launch, which holds a token. On a file system no link
-is followed, since it could lead to those, or out of the folder.
+Others are private, such as a launch, which holds a token. No link is followed, since it could lead to those, or out
+of the folder.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class JobFile:
 
 
 class JobFiles:
-    """Readable files of one job. Its methods raise OSError when storage cannot be read."""
+    """Readable files of one job. Methods raise OSError when storage cannot be read."""
 
     def __init__(self, roots: StorageRoots, storage: str) -> None:
         if roots.find(storage) is None:
@@ -34,7 +34,7 @@ class JobFiles:
         self._folder = roots.folder(storage)
 
     def list_files(self, kinds: frozenset[FileKind] = frozenset(FileKind)) -> list[JobFile]:
-        """Files by path. Only committed checkpoints count, with the files that their markers name."""
+        """Files by path; of checkpoints, only committed ones' files."""
         files = [*self._plain(kinds)]
         if FileKind.CHECKPOINTS in kinds:
             for name in self._folder.sizes(markers.FOLDER):
@@ -42,7 +42,7 @@ class JobFiles:
         return sorted(files, key=lambda file: file.path)
 
     def open(self, path: str) -> tuple[IO[bytes], int]:
-        """A file and its size. Raises NotFound for a missing or private file."""
+        """(file, size). Raises NotFound for a missing or private file."""
         if kind_of(path) is None:
             raise NotFound(
                 f"{path[:200]!r} is no file that is handed out; a job's /files lists those that are"

@@ -1,7 +1,7 @@
 """Removal of a job's folder in small steps, and of nothing outside it.
 
-On a file system, every descent uses the parent's file descriptor and follows no symbolic link, so that only the job's
-own folder is emptied, even if entries are swapped for links meanwhile.
+Every descent uses the parent's file descriptor and follows no symbolic link, so that entries swapped for links
+meanwhile are harmless.
 """
 
 import os
@@ -24,8 +24,8 @@ _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
     """Remove files of `storage` until `until` (monotonic clock), at least one; returns whether nothing is left.
-    Checkpoint markers go first, so that no partial checkpoint looks complete. Raises OSError for what cannot be
-    removed or lies behind a symbolic link."""
+    Markers go first, so that no partial checkpoint looks complete. Raises OSError, also for symbolic links above the
+    folder."""
     location = roots.find(storage)
     if location is None:
         raise OSError(
@@ -56,7 +56,7 @@ def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
 
 
 def remove_parents(roots: StorageRoots, storage: str, num_parents: int) -> None:
-    """Remove up to `num_parents` folders directly above a job's, as far as they are empty."""
+    """Remove up to `num_parents` empty folders directly above a job's."""
     root, *parents, _ = roots.find(storage) or ("://", "")
     for _ in range(num_parents):
         name = parents.pop()
@@ -65,7 +65,7 @@ def remove_parents(roots: StorageRoots, storage: str, num_parents: int) -> None:
 
 
 def remove_spool(job_id: str, until: float) -> bool:
-    """Remove what killed processes of a job left in this machine's spool, as `remove_job_folder` does."""
+    """Remove what killed processes of a job left in this machine's spool."""
     return all(_remove_from_spool(base, job_id, until) for base in spool_bases())
 
 
@@ -82,7 +82,7 @@ def _remove_from_spool(base: Path, job_id: str, until: float) -> bool:
 
 @contextmanager
 def _open_folder(root: str, *names: str) -> Iterator[int]:
-    """File descriptor of a folder. Links are followed in the root, which is the operator's, but not below it."""
+    """File descriptor of a folder. Links are followed in the operator's root only."""
     with ExitStack() as above:
         handle = os.open(root, _ROOT)
         above.callback(os.close, handle)

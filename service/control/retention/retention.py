@@ -1,4 +1,4 @@
-"""Retention of old jobs' events: all for ever, or log lines and states only for some days after a job's end."""
+"""Retention of old jobs' events: for ever, or for some days after a job's end."""
 
 from time import monotonic
 
@@ -15,22 +15,21 @@ STEP_EVENTS = 5_000
 LOOK_S = 60.0
 """Interval between searches for jobs that have become old."""
 THINNED = ("log", "plan", "state")
-"""Kinds of events that are deleted, in this order; metrics and checkpoints stay."""
+"""Kinds of events that are deleted, in this order."""
 _DAY_US = 24 * 3600 * 1_000_000
 log = structlog.get_logger(__name__)
 
 
 class Retention:
-    """Thins the events of jobs that ended `keep_days` ago, a little per step of the controller. First the start of
-    streams is moved, then rows are deleted, so that no stream has a gap; the last event, with the job's end, is
-    kept."""
+    """Thins the events of jobs that ended `keep_days` ago, a little per controller step. First the start of streams
+    is moved, then rows are deleted, so that no stream has a gap; the last event, with the job's end, is kept."""
 
     def __init__(self, database: Database, lease: Lease, keep_days: float | None) -> None:
         self._database, self._lease, self._keep_days = database, lease, keep_days
         self._look_at = 0.0
 
     def step(self) -> bool:
-        """Run one bounded transaction; False if there was nothing to do. Raises LeaseLost."""
+        """Run one bounded transaction; False if none is due. Raises LeaseLost."""
         if self._keep_days is None or monotonic() < self._look_at:
             return False
         with self._database.read() as tx:
