@@ -23,7 +23,7 @@ def connect(url: str | None) -> "Client":
 
 @contextmanager
 def _bare_httpx() -> Iterator[None]:
-    """Import httpx without its command line, by hiding click: that doubles a command's start time."""
+    """Import httpx without its command line (click, pygments), which takes as long as the rest of a command."""
     if "click" in sys.modules:
         yield
         return

@@ -1,4 +1,4 @@
-"""The control plane as a process: at SIGTERM it ends its streams, releases the lease, and exits."""
+"""The control plane as a process: at SIGTERM it ends streams and releases the lease."""
 
 import asyncio
 import logging
@@ -23,8 +23,8 @@ from service.control.report.hub import Hub
 from service.settings import Settings
 
 TAKEN_AT_A_TIME = 64
-"""Connections accepted at a time: far fewer than the unauthenticated ones allowed per address, so that requests of
-accepted connections are read before more are accepted."""
+"""Connections accepted at a time: far fewer than allowed per address, so that requests are read before more are
+accepted."""
 QUEUE = 2048
 """Backlog of connections in the kernel."""
 SPARE_DESCRIPTORS = 256
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 def serve(settings: Settings, launcher: Launcher, listening: socket.socket | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; on `listening`, an already bound socket, if given."""
+    """Serve until SIGTERM or SIGINT; on the bound socket `listening`, if given."""
     _log_to_stderr()
     app = create_app(settings, launcher)
     connections: Connections[ClientConnection] = Connections(_limits(settings))
@@ -56,7 +56,6 @@ def serve(settings: Settings, launcher: Launcher, listening: socket.socket | Non
 
 
 def _log_to_stderr() -> None:
-    """Log to standard error; standard output is for the output of commands."""
     structlog.configure(
         processors=[
             FloodGate(),
@@ -72,13 +71,13 @@ def _log_to_stderr() -> None:
 
 
 def _log_no_floods() -> None:
-    """Rate-limit library logs about unreadable requests, sockets and tasks, which any stranger can cause."""
+    """Rate-limit library logs that strangers can cause."""
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addFilter(FloodGate().filter)
 
 
 def _limits(settings: Settings) -> ConnectionLimits:
-    """Limits from the settings, with no more connections than this process may open files."""
+    """Limits from the settings, within the limit of open files."""
     limits = ConnectionLimits(
         max_connections=settings.max_connections,
         max_strangers=settings.max_unauthenticated,
@@ -101,7 +100,7 @@ def _limits(settings: Settings) -> ConnectionLimits:
 
 
 class _Server(uvicorn.Server):
-    """Closes slow connections, and ends event streams at a signal, which otherwise last for days."""
+    """Closes slow connections, and ends endless event streams at a signal."""
 
     def __init__(self, config: uvicorn.Config, hub: Hub, connections: Connections[ClientConnection]) -> None:
         super().__init__(config)

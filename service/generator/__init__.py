@@ -1,1 +1,1 @@
-"""Generation by a trained model in a separate process, which loads torch; this process never does."""
+"""Generation by a trained model in a separate process, which loads torch."""

@@ -1,7 +1,7 @@
 """The generator process: `python -m service.generator.child`.
 
-Reads `Order`s from standard input and writes messages to standard output, which nothing else uses: prints of
-libraries go to standard error. Loads one model, and generates one text at a time.
+Reads `Order`s from standard input and writes messages to standard output; prints of libraries go to standard error.
+Loads one model, and generates one text at a time.
 """
 
 import os
@@ -28,7 +28,7 @@ class _CannotLoad(Exception):
 
 
 class _Orders:
-    """Orders in sequence, read by a thread, so that a cancellation is seen while a text is generated."""
+    """Orders in sequence, read by a thread to see cancellations early."""
 
     def __init__(self, lines: IO[bytes]) -> None:
         self._lines, self._next = lines, queue.SimpleQueue[Order]()
@@ -39,7 +39,7 @@ class _Orders:
         return self._next.get()
 
     def are_off(self, number: int) -> bool:
-        """Whether the text of this number is cancelled, as are all earlier ones."""
+        """Whether this text is cancelled, as are all earlier ones."""
         return number <= self._broken_off
 
     def _read(self) -> None:
@@ -115,7 +115,7 @@ def _load(load: Load) -> "Generator":
 
 
 def _generate(generator: "Generator", request: TextRequest, orders: _Orders) -> Iterator[GeneratorMessage]:
-    """Messages of one text. Raises SpecError for a request that the model does not support."""
+    """Messages of one text. Raises SpecError for an unsupported request."""
     stream, number = generator.stream(request.prompt, request.spec), request.number
     yield GeneratorMessage(kind="begun", number=number)
     num_pieces = 0

@@ -17,7 +17,7 @@ class Load(_GeneratorMessage):
     storage: str
     """Storage of the job, whose newest intact checkpoint is loaded."""
     root: str | None
-    """Folder above the storage, below which no link is followed; the storage's parent if None."""
+    """Folder below which no link is followed; the storage's parent if None."""
     memory_bytes: int | None = None
     """Limit of the process's data memory; unlimited if None."""
 
@@ -32,7 +32,7 @@ class TextRequest(_GeneratorMessage):
 
 
 class Order(_GeneratorMessage):
-    """A line of standard input. The process exits at end of file, whatever it is doing."""
+    """A line of standard input. The process exits at end of file."""
 
     load: Load | None = None
     generate: TextRequest | None = None
@@ -44,8 +44,7 @@ class GeneratorMessage(_GeneratorMessage):
     """A line of standard output."""
 
     kind: Literal["loaded", "begun", "text", "end", "refused", "failed"]
-    """`begun`: the prompt is accepted. `refused`: it is not, for `problems`. `failed`: for `words`; if loading
-    failed, the process ends."""
+    """`begun`: prompt accepted. `refused`: for `problems`. `failed`: for `words`; a failed load ends the process."""
     number: int = 0
     text: str = ""
     reason: str = ""

@@ -15,15 +15,15 @@ from service.generator.messages import GeneratorMessage, Load, Order, TextReques
 
 MAX_LINE_BYTES = 1 << 24
 BREAK_OFF_S = 5.0
-"""Longest wait for a text to be cancelled before the process is killed; a beam search only checks at its end."""
+"""Longest wait for a cancellation before the process is killed; beam search only checks at its end."""
 
 
 class GeneratorError(Exception):
-    """The process cannot load the model, or has died; the message gives the reason."""
+    """Loading failed, or the process died; the message gives the reason."""
 
 
 class GeneratorProcess:
-    """Process with one loaded model. Ends with `end`, or when this process ends in any way."""
+    """Process with one loaded model; ends with `end` or with this process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process, self._number = process, 0
@@ -55,8 +55,8 @@ class GeneratorProcess:
             raise GeneratorError(message.words)
 
     async def stream_messages(self, prompt: str, spec: GenerationSpec) -> AsyncIterator[GeneratorMessage]:
-        """Messages of one text: `begun`, `text`s, then `end`. One text at a time. Raises SpecError for a request
-        that the model does not support, and GeneratorError."""
+        """Messages of one text: `begun`, `text`s, `end`. One text at a time. Raises SpecError for an unsupported
+        request, GeneratorError."""
         self._number += 1
         self._tell(Order(generate=TextRequest(number=self._number, prompt=prompt, spec=spec)))
         while True:

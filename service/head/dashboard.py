@@ -1,4 +1,4 @@
-"""Dashboard of a Ray head: jobs are submitted through it but do not run through it, so that it can be restarted
+"""Dashboard of a Ray head. Jobs are submitted through it but do not need it to run, so that it can be restarted
 alone."""
 
 import signal
@@ -15,8 +15,7 @@ import psutil
 from service.head.processes import Process, signal_all
 
 WAITS_TO_BE_RECORDED = 'exec 3<&0; { read word <&3 && exec "$@" 3<&-; } >"$0" 2>&1 & echo $!'
-"""Shell that exits at once, so that the dashboard is reparented and outlives this process like Ray's other
-processes."""
+"""Shell that exits at once, so that the dashboard is reparented and outlives this process."""
 
 
 class DashboardError(RuntimeError):
@@ -39,8 +38,8 @@ class Dashboard:
     def start(
         self, environment: Mapping[str, str], folder: Path, record: Callable[["Dashboard"], None]
     ) -> "Dashboard":
-        """Start the dashboard again in `folder`; it may take seconds to respond. Raises DashboardError. It runs
-        nothing until `record` has returned, and ends if this process is killed before."""
+        """Start the dashboard again in `folder`; it responds later. Runs nothing until `record` has returned, and
+        ends if this process dies before. Raises DashboardError."""
         with subprocess.Popen(
             ["sh", "-c", WAITS_TO_BE_RECORDED, _output(folder), *self.command],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
@@ -60,8 +59,8 @@ class Dashboard:
             return dashboard
 
     def await_answer(self, folder: Path, timeout_s: float, abort: Sequence[int] = ()) -> None:
-        """Wait until the dashboard's port accepts connections. Raises DashboardError, after killing the dashboard,
-        if it died, is too slow, or `abort` is not empty."""
+        """Wait until the dashboard's port is open. Raises DashboardError, after killing it, if it died, is too slow,
+        or `abort` is not empty."""
         deadline = time.monotonic() + timeout_s
         while not self._listens():
             if not self.running() or abort or time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Processes of a Ray head, found from its record, and ended with all their descendants."""
+"""Processes of a Ray head, found from its record and ended with all descendants."""
 
 import os
 import signal
@@ -22,13 +22,13 @@ class HeadProcesses:
     """Recorded processes of one head."""
 
     folder: Path
-    """Folder of the head. It is also in the environment of its processes, as a last way to find them."""
+    """Folder of the head, also in its processes' environment."""
     nodes: tuple[Node, ...] = ()
     dashboard: Process | None = None
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> "HeadProcesses":
-        """Processes in a record of any release, including one of an unfinished start."""
+        """Processes in a record of any release, or of an unfinished start."""
         nodes = tuple(
             Node(
                 node["session"],
@@ -43,8 +43,8 @@ class HeadProcesses:
         return cls(Path(record["folder"]), nodes, Process(**dashboard["process"]) if dashboard else None)
 
     def end(self, grace_s: float) -> None:
-        """End all processes. Drivers and workers get SIGTERM and `grace_s` to end. Ray's own processes are not
-        waited for, since they would keep looking for a dead GCS."""
+        """End all processes. Drivers and workers get SIGTERM and `grace_s`; Ray's own are killed, since they would
+        look for a dead GCS."""
         deadline = time.monotonic() + grace_s
         living = set(self._find())
         signal_all(living, signal.SIGTERM)
@@ -58,8 +58,8 @@ class HeadProcesses:
             living = {process for process in living | set(self._find()) if process.find()}
 
     def _find(self) -> Iterator[Process]:
-        """Processes that the head started: members of its sessions, and descendants. Drivers have their own
-        sessions, and are found as descendants of their supervisors."""
+        """Members of the head's sessions, and descendants. Drivers have own sessions, and descend from their
+        supervisors."""
         roots = set(_started_for(self.folder))
         if self.dashboard is not None and self.dashboard.find():
             roots.add(self.dashboard)
@@ -73,8 +73,8 @@ class HeadProcesses:
 
 
 def _started_for(folder: Path) -> Iterator[Process]:
-    """All members of the sessions of processes with this folder in their environment: a process that changed its
-    title may have overwritten its environment."""
+    """Members of all sessions of processes with this folder in their environment, which a changed process title may
+    overwrite."""
     sessions = set()
     for process in psutil.process_iter():
         try:

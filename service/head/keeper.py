@@ -1,9 +1,8 @@
-"""Supervisor of the Ray head of `shardyard up`: checks every second, and restarts only what has died.
+"""Supervisor of the Ray head of `shardyard up`: checks every second, restarts only what has died.
 
-The dashboard is restarted alone, and training continues. Without the GCS or the raylet nothing can run: the whole
-head is restarted at the same dashboard address, and jobs resume from their last checkpoints. Restarts back off; after
-several within a while, the head is given up, with advice. A head that somebody stopped stays stopped; one that
-another keeper restarted is adopted.
+The dashboard is restarted alone, while training continues. Without the GCS or the raylet, the whole head is restarted
+at the same dashboard address, and jobs resume from their last checkpoints. Restarts back off; after several within a
+while, the head is given up. A head that somebody stopped stays stopped; one that another keeper restarted is adopted.
 """
 
 import signal
@@ -52,7 +51,7 @@ class GiveUp:
 
 
 def next_try(tries: Sequence[float], now: float) -> Try | Pause | GiveUp:
-    """Decide about a dead part, given the times of earlier restarts, in seconds on one clock."""
+    """Decide about a dead part, given the times of earlier restarts."""
     recent = [try_time for try_time in tries if now - try_time < WITHIN_S]
     if len(recent) >= MAX_TRIES:
         return GiveUp()
@@ -92,7 +91,7 @@ class HeadKeeper:
         self._thread.join()
 
     def trouble(self) -> Trouble | None:
-        """Current fault of the head, since when, and what is or must be done; None while it runs."""
+        """Current fault of the head, with what is or must be done; None while it runs."""
         words = self._trouble
         return None if words is None else Trouble(words, self._runs_nothing)
 
@@ -104,7 +103,7 @@ class HeadKeeper:
                 log.exception("could not look after the Ray head; tries again")
 
     def look(self) -> None:
-        """Check the head once, and make at most one attempt to restart what is dead."""
+        """Check the head once; make at most one attempt to restart what is dead."""
         try:
             self.head = self.head.newest()
         except LocalHeadError:
@@ -150,7 +149,7 @@ class HeadKeeper:
                 log.error("the Ray head is given up", why=self._trouble)
 
     def _keep_token(self) -> None:
-        """Remember the token, and restore its file if it was removed: all but Ray's own processes read it there."""
+        """Remember the token, and restore its file if removed: drivers and others read it."""
         path = self.head.token_path
         try:
             self._token = (self.head.folder, path.read_text())

@@ -1,8 +1,8 @@
 """A local Ray head, for `shardyard up`, the demo and tests.
 
-Several may run side by side, and beside any other Ray: each has its own folder, ports and token, and stopping one
-only touches its own processes. It is detached: a restarted control plane finds it by the state file. Dead parts can
-be restarted: the dashboard alone, which training does not need, otherwise everything, at the same dashboard address.
+Several may run side by side: each has its own folder, ports and token, and stopping one touches only its processes.
+It is detached: a restarted control plane finds it by the state file. Dead parts can be restarted at the same
+dashboard address.
 """
 
 import os
@@ -33,15 +33,15 @@ from service.signals import held_back
 from service.wire.node_folder import temp_folder
 
 READABLE = (2, 3)
-"""Record versions whose heads this release can use; it can only stop others."""
+"""Record versions whose heads this release can use; others it can only stop."""
 START_TIMEOUT_S = 300.0
 STOP_GRACE_S = 3.0
 CANNOT_START = "the Ray head cannot be started"
 MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray variable: if 0, on any system, Ray's processes use 127.0.0.1 as their node's address instead of the outward
-one, which changes with the network, and listen on loopback only. Other nodes cannot join then."""
+"""Ray variable: if 0, Ray's processes use 127.0.0.1 as their node's address, not the outward one, which changes with
+the network, and listen on loopback only. No other nodes can join then."""
 LONGEST_FOLDER = 36
-"""Ray's socket paths are 71 bytes longer, and an AF_UNIX path holds 107."""
+"""Ray's socket paths are 71 bytes longer; an AF_UNIX path holds 107."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class LocalHead:
     """Address (host:port) for drivers."""
     token_path: Path
     folder: Path
-    """Parent of the nodes' temporary folders, closed to other users: Ray opens its own to all."""
+    """Private parent of the nodes' temporary folders: Ray opens its own to all."""
     num_cpus: int
     num_gpus: int
     nodes: tuple[Node, ...]
@@ -66,13 +66,13 @@ class LocalHead:
 
     @classmethod
     def find(cls, state_dir: Path | str) -> "LocalHead | None":
-        """The head of this state folder, if all processes that jobs need still run."""
+        """This state folder's head, if all processes that jobs need run."""
         head = cls.from_record(state_dir)
         return head if head is not None and head.running() else None
 
     @classmethod
     def from_record(cls, state_dir: Path | str) -> "LocalHead | None":
-        """The head last started in this state folder and not stopped, dead or alive."""
+        """This state folder's last head that was not stopped, dead or alive."""
         return cls._read(record_file(state_dir))
 
     @classmethod
@@ -84,12 +84,8 @@ class LocalHead:
         num_gpus: int = 0,
         timeout_s: float = START_TIMEOUT_S,
     ) -> "LocalHead":
-        """Start a head with these logical resources, or return the running one, also if another process is just
-        starting it.
-
-        Raises LocalHeadError with the end of Ray's output if it does not come up. A signal meanwhile stops it, and is
-        then delivered.
-        """
+        """Start a head with these logical resources, or return the one that runs or is starting. A signal meanwhile
+        stops it. Raises LocalHeadError with the end of Ray's output if it does not come up."""
         state_file = record_file(state_dir)
         with in_words(CANNOT_START), changing(state_file):
             if (running := cls.find(state_dir)) is not None:
@@ -98,9 +94,8 @@ class LocalHead:
             return cls._start(state_file, num_cpus=num_cpus, num_gpus=num_gpus, timeout_s=timeout_s)
 
     def restart(self, *, timeout_s: float = START_TIMEOUT_S, abort: list[int]) -> "LocalHead":
-        """Restart the whole head at its dashboard address, or return the running one if another process has
-        restarted it. A number added to `abort` by another thread stops it, like a signal. Raises LocalHeadError as
-        `start`, and if somebody has stopped the head meanwhile."""
+        """Restart the whole head at its dashboard address, unless another process has. Another thread can stop it by
+        adding to `abort`. Raises LocalHeadError as `start`, and if somebody has stopped the head."""
         with in_words(CANNOT_START), changing(self.state_file, abort):
             self.newest()
             if (running := self.find(self.state_file.parent.parent)) is not None:
@@ -178,8 +173,8 @@ class LocalHead:
     def add_node(
         self, *, num_cpus: int, num_gpus: int = 0, timeout_s: float = START_TIMEOUT_S
     ) -> "LocalHead":
-        """Add a node with its own resources and address on this machine, and return the new head. Raises
-        LocalHeadError with the end of Ray's and the head's output if it does not come up."""
+        """Add a node with its own resources and address on this machine; returns the new head. Raises LocalHeadError
+        with the end of Ray's and the head's output."""
         with changing(self.state_file), held_back() as signals:
             try:
                 node = ray_start(
@@ -200,19 +195,19 @@ class LocalHead:
         return head
 
     def running(self) -> bool:
-        """Whether all processes that jobs need are alive, with the files by which others reach them."""
+        """Whether all processes that jobs need are alive, with their files."""
         return all(node.running() for node in self.nodes) and self.has_files()
 
     def has_files(self) -> bool:
-        """Whether the head's folder still has its sockets, without which no worker starts."""
+        """Whether the head's folder still has its sockets, which workers need."""
         folder = self.folder / "n0"
         session = folder / "session_latest"
         sockets_there = not os.path.lexists(session) or (session / "sockets" / "plasma_store").exists()
         return (folder / "ray_current_cluster").exists() and sockets_there
 
     def newest(self) -> "LocalHead":
-        """The head as currently recorded: another process may have restarted it, or be about to. Raises
-        LocalHeadError if somebody has stopped it."""
+        """The head as currently recorded, perhaps restarted by another process. Raises LocalHeadError if it was
+        stopped."""
         head = self._read(self.state_file)
         if not self.state_file.exists() or (head and head.dashboard_url != self.dashboard_url):
             raise LocalHeadError("its Ray head was stopped")
@@ -225,8 +220,8 @@ class LocalHead:
         )
 
     def with_dashboard(self, timeout_s: float = START_TIMEOUT_S, abort: Sequence[int] = ()) -> "LocalHead":
-        """The head with its dashboard, restarted if dead, while jobs continue. Raises LocalHeadError with the end of
-        its output if it does not come up, and if somebody has stopped the head meanwhile."""
+        """The head with its dashboard, restarted if dead, while jobs continue. Raises LocalHeadError if it does not
+        come up, or the head was stopped."""
         with in_words("its dashboard cannot be started again"), changing(self.state_file, abort):
             head = self.newest()
             return head if head.dashboard.running() else head._start_dashboard(timeout_s, abort)
@@ -245,8 +240,8 @@ class LocalHead:
         return replace(self, dashboard=dashboard)
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Stop the head with all its nodes, workers and drivers, and remove Ray's folder. Drivers and workers get
-        SIGTERM first, and `grace_s` to end."""
+        """Stop the head with all nodes, workers and drivers, and remove Ray's folder. Drivers and workers get
+        SIGTERM and `grace_s`."""
         with changing(self.state_file):
             head = self._read(self.state_file)
             if head is not None and head.folder == self.folder:
@@ -257,8 +252,7 @@ class LocalHead:
 
     @staticmethod
     def stop_recorded(state_dir: Path | str, grace_s: float = STOP_GRACE_S) -> bool:
-        """Stop what is left of the head recorded in this state folder, by any release, even of an unfinished start;
-        False if there is no record."""
+        """Stop what is left of this state folder's recorded head, of any release; False without a record."""
         state_file = record_file(state_dir)
         if not state_file.exists():
             return False
@@ -277,7 +271,7 @@ class LocalHead:
         return log.read_text(errors="replace").splitlines()[-10:] if log.is_file() else []
 
     def _last_words(self) -> list[str]:
-        """State of the head and last lines of its GCS, for errors of nodes that cannot reach it."""
+        """State of the head and last lines of its GCS."""
         lines = self.last_words()
         return [
             f"{'all' if self.running() else 'not all'} of the head's processes live; its GCS said:",

@@ -75,7 +75,7 @@ def signal_all(processes: Collection[Process], number: signal.Signals) -> None:
 
 
 def _start_time(process: psutil.Process) -> float:
-    """Start time; on Linux in clock ticks since boot, which changes of the clock do not affect."""
+    """Start time; on Linux in ticks since boot, unaffected by the clock."""
     if not sys.platform.startswith("linux"):
         return process.create_time()
     try:

@@ -1,4 +1,4 @@
-"""Runs `ray start` on this machine: command, environment, and the processes it leaves running."""
+"""Runs `ray start` on this machine."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from service.wire.node_folder import temp_folder
 
 OBJECT_STORE_BYTES = 200_000_000
 FOLDER_VARIABLE = "LOCAL_HEAD_FOLDER"
-"""Environment variable with the head's folder, by which all its processes are found."""
+"""Environment variable with the head's folder, which identifies its processes."""
 RAY = """
 import time
 import psutil
@@ -42,11 +42,9 @@ services.get_node = get_node
 services.resolve_ip_for_localhost = str
 main()
 """
-"""The command `ray`, patched to keep 127.0.0.1 as given and to wait for a raylet as long as that lives. Ray waits 30
-s, too short on a busy machine."""
+"""The command `ray`, patched to keep 127.0.0.1 as given, and to wait for a raylet as long as that lives, not 30 s."""
 AGENTS_ARE_LATE = "Timed out waiting for file"
-"""Log line of a raylet that gives up on its two agents (Python processes): it waits 15 s for each, which no setting
-changes."""
+"""Log line of a raylet that gives up on its agents after 15 s, which no setting changes."""
 
 
 class LocalHeadError(RuntimeError):
@@ -74,11 +72,9 @@ def ray_start(
     timeout_s: float,
     environment: dict[str, str],
 ) -> Node:
-    """Run `ray start` in its own session with a `folder` below the head's, and return the processes it left. Repeated
-    if Ray's agents are late because the machine is busy.
-
-    Raises LocalHeadError if it fails, times out, or a signal comes; none of its processes is left then.
-    """
+    """Run `ray start` in its own session with a `folder` below the head's; returns the processes it left. Repeated
+    if Ray's agents are late. Raises LocalHeadError if it fails, times out, or a signal comes; no process is left
+    then."""
     command = [
         sys.executable, "-c", RAY, "start", *arguments, f"--temp-dir={folder}",
         f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats",
@@ -121,8 +117,8 @@ def end_session(session: int) -> None:
 
 
 def ray_environment(token_path: Path, head_folder: Path) -> dict[str, str]:
-    """Environment of all the head's processes, without variables of another Ray or of the control plane: a driver
-    runs for the job's owner, and must not have the API's token or the database."""
+    """Environment of the head's processes, without another Ray's variables or the control plane's: a driver must not
+    have the API's token or the database."""
     variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SHARDYARD_"))
     }
@@ -155,7 +151,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _given_up(folder: Path) -> str:
-    """Fatal log line of the raylet of a folder; "" if there is none."""
+    """Fatal log line of a folder's raylet, or ""."""
     lines = (line for log in folder.glob("session_*/logs/raylet.out") for line in _lines(log))
     return next((line for line in lines if " C " in line.partition("]")[0]), "")
 

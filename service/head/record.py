@@ -1,5 +1,5 @@
 """Record of a state folder's Ray head, `ray/head.json`: written before anything is started, changed by one process
-at a time, and removed when the head is stopped."""
+at a time, removed when the head is stopped."""
 
 import fcntl
 import json
@@ -25,7 +25,7 @@ def record_file(state_dir: Path | str) -> Path:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Parse the record, as written by any release; None if there is none."""
+    """The record, as written by any release; None without one."""
     try:
         record: dict[str, Any] = json.loads(path.read_text())
     except (FileNotFoundError, json.JSONDecodeError):
@@ -38,7 +38,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def restore_record(path: Path, record: dict[str, Any] | None) -> None:
-    """Write back an earlier record, or remove the file if there was none."""
+    """Write back an earlier record, or remove the file."""
     if record is None:
         path.unlink(missing_ok=True)
     else:
@@ -46,7 +46,7 @@ def restore_record(path: Path, record: dict[str, Any] | None) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace the file atomically; only its owner can read it. Raises OSError with the file's name."""
+    """Replace the file atomically, readable by its owner only. Raises OSError with its name."""
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
     try:
@@ -60,7 +60,7 @@ def write_private(path: Path, text: str) -> None:
 
 @contextmanager
 def in_words(action: str) -> Iterator[None]:
-    """Raises LocalHeadError for an OSError, such as a full disk: `action` cannot be done."""
+    """Raises LocalHeadError for an OSError: `action` cannot be done."""
     try:
         yield
     except OSError as error:
@@ -71,9 +71,9 @@ def in_words(action: str) -> Iterator[None]:
 def changing(
     path: Path, abort: Sequence[int] = (), on_wait: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Lock of a record: no other process starts, restarts or stops its head meanwhile. Released when the process
-    dies, and reentrant. `on_wait` is called once if another process holds it. Raises LocalHeadError when `abort` is
-    filled while it waits."""
+    """Lock of a record, under which its head is started, restarted and stopped. Reentrant, and released when the
+    process dies. `on_wait` is called once if it is held elsewhere. Raises LocalHeadError if `abort` is filled
+    meanwhile."""
     own_paths: set[Path] = _changed_here.__dict__.setdefault("paths", set())
     if path in own_paths:
         yield
@@ -96,8 +96,8 @@ def changing(
 
 
 def mark_used(path: Path) -> IO[str]:
-    """Mark that a `shardyard up` uses the head of this record, until closed or the process ends. Set before the head
-    is looked up: another `shardyard up` stops the head only if there is no mark."""
+    """Mark the head as used by a `shardyard up`, until closed or the process ends. Set before the head is looked up:
+    another `shardyard up` stops only unmarked heads."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     mark = path.with_name("use.lock").open("w")
     fcntl.flock(mark, fcntl.LOCK_SH)
@@ -105,8 +105,7 @@ def mark_used(path: Path) -> IO[str]:
 
 
 def is_used(path: Path) -> bool:
-    """Whether a `shardyard up` has marked the head of this record as used. The answer is stable only within
-    `changing`."""
+    """Whether a `shardyard up` uses the head. Stable only within `changing`."""
     try:
         with path.with_name("use.lock").open("r+") as mark:
             return not _lock(mark)

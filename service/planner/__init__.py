@@ -1,1 +1,1 @@
-"""Planning of users' modules in a separate process, which imports them; this process never does."""
+"""Planning of users' modules in a separate process, which imports them."""

@@ -1,7 +1,7 @@
 """The process that plans a user's module: `python -m service.planner.child DESCRIPTOR`.
 
 Reads a `Request` from standard input and writes a `PlannerAnswer` to the descriptor, since the user's code may print.
-Sets its resource limits before it imports the user's code, and kills all child processes at its end.
+Sets resource limits before it imports the user's code, and finally kills all its child processes.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ class _OutOfMemory(Exception):
 
 
 def main() -> None:
-    """Answer once and exit at once, whatever threads the user's code has left."""
+    """Answer once and exit, whatever threads the user's code has left."""
     answers = int(sys.argv[1])
     os.set_inheritable(answers, False)
     request = Request.model_validate_json(sys.stdin.buffer.read())
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _limit(request: Request) -> None:
-    """Set the resource limits, and have the kernel kill this process when its parent dies."""
+    """Set resource limits, and SIGKILL at the parent's death."""
     if sys.platform.startswith("linux"):
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -110,7 +110,7 @@ def _picture(plan: Any) -> str:
 
 @contextmanager
 def _told_of(path: str, code: str) -> Iterator[None]:
-    """Convert exceptions of the user's code into SpecError, with the line, and memory errors into _OutOfMemory."""
+    """Convert the user code's exceptions into SpecError, with the line, or _OutOfMemory."""
     try:
         yield
     except SpecError:

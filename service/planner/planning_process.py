@@ -1,4 +1,4 @@
-"""A supervised process that plans a user's module: killed with all its descendants after its answer or its timeout."""
+"""A supervised process that plans a user's module, killed with its descendants."""
 
 import os
 import selectors
@@ -20,7 +20,7 @@ from service.planner.request import JobRequest, ModuleRequest, PlannerAnswer, Re
 
 MAX_ANSWER_BYTES = 64 << 20
 MAX_OUTPUT_BYTES = 2_000
-"""Bytes of the user code's last output, reported if the process ends without an answer."""
+"""Last output of the user's code, reported if there is no answer."""
 LOOK_INTERVAL_S = 0.1
 
 
@@ -41,10 +41,9 @@ class PlanningCancellation(Exception):
 def ask(
     task: JobRequest | ModuleRequest, limits: PlanningLimits, *, shows_output: bool = False
 ) -> PlannerAnswer:
-    """Plan in a separate process and return its answer. With `shows_output`, the user code's output goes to standard
-    error.
+    """Plan in a separate process. `shows_output`: the user code's output goes to standard error. A command line's
+    module may be in the current folder, a job's must be installed.
 
-    The module of a command line is also searched in the current folder, that of a job only among installed packages.
     Raises SpecError for faults of the module and exceeded limits; PlanningCancellation.
     """
     is_job = isinstance(task, JobRequest)
@@ -102,8 +101,7 @@ class _Child:
         raise SpecError(Problem("user_code", path, code, why, "correct the module's code"))
 
     def _watch(self) -> str | None:
-        """Wait for the answer or the end of the process; returns the reason to kill it, if any. Raises
-        PlanningCancellation."""
+        """Wait for the answer or the end; returns why to kill the process, if so. Raises PlanningCancellation."""
         limits, streams = self._limits, selectors.DefaultSelector()
         streams.register(self._answers, selectors.EVENT_READ, self._answer)
         if self._process.stdout is not None:
@@ -130,7 +128,7 @@ class _Child:
                     return f"takes longer than the {limits.timeout_s:g} s that planning may take"
 
     def _has_ended(self) -> bool:
-        """Whether the process has ended; it stays a zombie until `_end`, so that its pid is not reused."""
+        """Whether it has ended; `WNOWAIT` keeps its pid reserved until `_end`."""
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _end(self) -> None:

@@ -25,7 +25,7 @@ class ModuleRequest(_PlannerMessage):
 
 
 class JobRequest(_PlannerMessage):
-    """A job of a user's module, with the functions that the service allows."""
+    """A job of a user's module, with the allowed functions."""
 
     spec: JobSpec
     cluster: Cluster

@@ -73,7 +73,7 @@ class Guard:
         await self._app(scope, receive, send_with_headers)
 
     def _check(self, method: str, path: str, headers: Headers, is_user: bool) -> bool:
-        """Whether the request must count as authenticated. Raises ServiceError to reject it."""
+        """Whether to count the connection as authenticated. Raises ServiceError to reject the request."""
         if path not in _PROBES:
             self._check_host(headers)
         self._check_origin(method, headers)

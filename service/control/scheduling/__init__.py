@@ -1,1 +1,1 @@
-"""Scheduling: policies decide a job's next step, and the controller carries it out."""
+"""Scheduling: policies decide a job's next step, the controller carries it out."""

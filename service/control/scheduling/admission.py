@@ -1,4 +1,4 @@
-"""Admission to the cluster: first come, first served, gang scheduling, with reasons for waiting."""
+"""Admission: gangs in order of arrival, with reasons for waiting."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ def gpus_per_worker(resources: ResourcesSpec, cluster: ClusterFacts) -> int:
 
 
 def admit(resources: ResourcesSpec, cluster: ClusterFacts, gangs: Mapping[str, Gang]) -> Admission:
-    """Whether a job can start now, besides the gangs held by other jobs (by id)."""
+    """Whether a job can start now, besides other jobs' gangs (by id)."""
     gpus = gpus_per_worker(resources, cluster)
     cpus = resources.cpus_per_worker
     min_workers, max_workers = resources.min_num_workers, resources.max_num_workers
@@ -78,7 +78,7 @@ def admit(resources: ResourcesSpec, cluster: ClusterFacts, gangs: Mapping[str, G
 
 
 def _room(nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: int, gpus: int) -> int:
-    """Workers of this size that fit besides the gangs, assuming these are packed node by node."""
+    """Workers of this size that fit besides the gangs, assumed to be packed node by node."""
     free = [(node.cpus, node.gpus) for node in nodes]
     for gang in gangs:
         left = gang.workers
@@ -101,7 +101,7 @@ def _slots(cpus: float, gpus: float, cpus_each: int, gpus_each: int) -> int:
 
 
 def fingerprint(cluster: ClusterFacts) -> str:
-    """Hash of the cluster's resources: equal for clusters whose nodes offer the same, whatever their names."""
+    """Hash of the cluster's resources, independent of node names."""
     offers = sorted(
         (node.cpus, node.gpus, node.memory_bytes >> 20, node.accelerator or "") for node in cluster.nodes
     )

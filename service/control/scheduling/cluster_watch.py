@@ -14,9 +14,9 @@ from service.control.scheduling.reach import unreachable
 class ClusterWatch:
     """The cluster's last answer, with the measurements of `shardyard calibrate`. Thread-safe.
 
-    One thread queries at a time. Meanwhile the others get the previous answer, however old, so that a slow cluster
-    does not slow everything down; only answers from before `expire` are never returned. Measurements are read from
-    the cache each time, so that plans use them as soon as they are written.
+    One thread queries at a time; the others get the previous answer, however old, so that a slow cluster does not
+    block them, except answers from before `expire`. Measurements are read from the cache each time, so that plans use
+    them at once.
     """
 
     def __init__(self, launcher: Launcher, cache: Path | None = None) -> None:
@@ -27,7 +27,7 @@ class ClusterWatch:
         self._unreachable_since: float | None = None
 
     def facts(self, max_age_s: float) -> ClusterFacts:
-        """Facts at most `max_age_s` old. Raises LauncherUnavailable if the cluster did not answer the last query."""
+        """Facts at most `max_age_s` old. Raises LauncherUnavailable if the last query failed."""
         if self._is_old(max_age_s) and self._asking.acquire(blocking=not self._has_answer()):
             try:
                 if self._is_old(max_age_s):
@@ -40,7 +40,7 @@ class ClusterWatch:
         raise LauncherUnavailable(str(answer))
 
     def expire(self) -> None:
-        """Discard the facts, so that the next use queries the cluster: it was just found unreachable."""
+        """Discard the facts: the cluster was just found unreachable."""
         self._expired_at = time.monotonic()
 
     def unreachable(self, error: LauncherUnavailable) -> str:
@@ -48,8 +48,8 @@ class ClusterWatch:
         return unreachable(self._unreachable_since or time.time(), str(error))
 
     def calibrate(self) -> Calibration:
-        """Measure the cluster and store the result for future plans. Raises as `Launcher.calibrate`, and Conflict
-        while another measurement runs."""
+        """Measure the cluster for future plans. Raises as `Launcher.calibrate`, and Conflict during another
+        measurement."""
         if not self._calibrating.acquire(blocking=False):
             raise Conflict("the cluster is being measured already; wait for that")
         try:
@@ -62,7 +62,6 @@ class ClusterWatch:
             self._calibrating.release()
 
     def _calibrations(self, facts: ClusterFacts) -> tuple[Calibration, ...]:
-        """Newest calibration of each kind of device in the cluster."""
         if self._cache is None:
             return ()
         candidates = (read_calibration(self._cache, _file_of(device, facts)) for device in ("cpu", "cuda"))
@@ -90,6 +89,5 @@ class ClusterWatch:
 
 
 def _file_of(device: str, facts: ClusterFacts) -> str:
-    """Path of a calibration in the cache; for the CPUs of a single node, the file that `shardyard calibrate` writes
-    there."""
+    """Path of a calibration in the cache; for a single node's CPUs, the file of `shardyard calibrate`."""
     return FILE if device == "cpu" and len(facts.nodes) == 1 else CLUSTER_FILE.format(device)

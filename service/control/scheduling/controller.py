@@ -1,8 +1,7 @@
 """The controller: observes jobs, asks the policies, and carries out one action per job and step.
 
-Every step is safe against SIGKILL: intent is stored before it is acted on, outcomes are observed rather than
-remembered, and submission ids survive a restart. So the next controller continues where this one stopped, and nothing
-is launched twice.
+Every step is safe against SIGKILL: intent is stored before it is acted on, outcomes are observed, and submission ids
+survive a restart. So the next controller continues where this one stopped, and nothing is launched twice.
 """
 
 import threading
@@ -59,7 +58,7 @@ from service.wire.launch import submission_id
 from service.wire.states import ACTIVE, State
 
 BUSY_INTERVAL_S = 0.02
-"""Interval after a step that did something, since the next step may see its effects."""
+"""Interval after a step that did something."""
 log = structlog.get_logger(__name__)
 
 
@@ -77,7 +76,7 @@ class Controller:
         deadlines: Deadlines,
         chores: Sequence[Callable[[], bool]] = (),
     ) -> None:
-        """`chores`: other tasks of the lease holder, a little per step; each returns whether it did anything."""
+        """`chores`: other tasks, a little per step; each returns whether it did anything."""
         self._database, self._lease, self._launcher = database, lease, launcher
         self._chores = chores
         self._starter, self._ingest, self._deadlines = starter, ingest, deadlines
@@ -129,8 +128,7 @@ class Controller:
         self._wake.set()
 
     def step(self) -> bool:
-        """Process every active job and the queue once; False if there was nothing to do, or if another control plane
-        acts."""
+        """Process every active job and the queue once; False if nothing was done, or if another control plane acts."""
         self._database.look()  # first, so that no action goes unrecorded
         if not self._lease.take():
             return False
@@ -180,7 +178,7 @@ class Controller:
         return did
 
     def _tend(self, job: JobRow) -> bool:
-        """Decide about one job and carry out the decision; False if there was nothing to do."""
+        """Decide about a job and carry it out; False if there was nothing to do."""
         try:
             observation = self._observe(job)
             if observation is None:
@@ -211,7 +209,7 @@ class Controller:
         return True
 
     def _observe(self, job: JobRow) -> tuple[JobRow, JobFacts] | None:
-        """The job, reread if needed, and its facts; None while its storage cannot be read."""
+        """(job, facts); None while its storage cannot be read."""
         observation: Observation | None = None
         result = None
         began = False
@@ -344,7 +342,6 @@ class Controller:
 
 
 def _launch_of(job: JobRow) -> str:
-    """Path prefix of an attempt's launch file, which identifies its driver's process."""
     return launch_prefix(job.storage, job.attempt)
 
 

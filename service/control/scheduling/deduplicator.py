@@ -1,4 +1,4 @@
-"""Deduplication of log lines: a decision or failure that repeats every step is logged once."""
+"""Deduplication of log lines about decisions and failures that repeat every step."""
 
 from collections.abc import Collection
 
@@ -10,7 +10,7 @@ class Deduplicator:
         self._last: dict[object, object] = {}
 
     def is_new(self, of: object, news: object) -> bool:
-        """Whether the message differs from the last one under this key, which it replaces."""
+        """Whether the message differs from the key's last one, which it replaces."""
         previous = self._last.get(of)
         self._last[of] = news
         return previous != news

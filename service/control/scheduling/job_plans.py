@@ -1,4 +1,4 @@
-"""Plans of jobs on the current cluster, made before their turn or on request."""
+"""Plans of jobs on the current cluster, before their turn or on request."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -58,15 +58,14 @@ class JobPlans:
         self._allowed_code, self._modules = allowed_code, modules
 
     def check(self, spec: JobSpec) -> Sequence[str]:
-        """Return warnings about a job. Raises SpecError for a spec that no cluster could run or this service may not
-        run."""
+        """Return warnings about a job. Raises SpecError if no cluster could run it, or this service may not."""
         check_allowed(spec, self._allowed_code)
         check_degrees(spec)
         return build_task(spec).check_data(self._data_roots)
 
     def place(self, spec: JobSpec) -> PlanForecast:
         """Forecast for a job about to be queued. A user's module is planned in the background; raises SpecError if
-        its planning failed recently."""
+        that failed recently."""
         try:
             facts = self._watch.facts(FACTS_AGE_S)
         except LauncherUnavailable as error:
@@ -100,8 +99,8 @@ class JobPlans:
         software: SoftwareName | None = None,
         goal: Goal | None = None,
     ) -> Plan:
-        """Plan that `submit` would make now; stores nothing. With `cluster`, plan for that cluster, including jobs
-        that cannot run yet. A job without its model's weights is planned too, and the plan notes what is missing.
+        """Plan that `submit` would make now, or a plan for `cluster`, also of jobs that cannot run yet; stores
+        nothing. A job without its model's weights is planned too, with a note.
 
         Raises SpecError, also if this cluster can never hold the job; LauncherUnavailable.
         """

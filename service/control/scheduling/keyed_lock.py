@@ -1,4 +1,4 @@
-"""Serializes requests with the same key: a repeated request waits for the first, and then gets its answer."""
+"""Serializes requests with the same key, so that a repeated one gets the first one's answer."""
 
 import threading
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from service.control.errors import Unavailable
 
 MAX_WAITING = 4
-"""Most waiting requests over all keys: each occupies a thread that other requests need."""
+"""Most waiting requests over all keys: each occupies a thread."""
 
 
 class KeyedLock:
@@ -20,7 +20,7 @@ class KeyedLock:
 
     @contextmanager
     def acquire(self, key: tuple[str, str]) -> Iterator[None]:
-        """Hold the lock of this key. Raises Unavailable if too many requests wait."""
+        """Hold the key's lock. Raises Unavailable if too many wait."""
         with self._condition:
             if key in self._held_keys:
                 self._wait(key)

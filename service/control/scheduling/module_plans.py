@@ -1,4 +1,4 @@
-"""Plans of users' modules, made one at a time in a separate process that imports them."""
+"""Plans of users' modules, one at a time, in a process that imports them."""
 
 import math
 import threading
@@ -21,9 +21,9 @@ from service.planner.request import JobRequest
 BEING_PLANNED = "its module is being captured and planned"
 MAX_KEPT = 64
 MAX_WAITING = 8
-"""Most unfinished plans: each caller waits, and must not occupy all request threads."""
+"""Most unfinished plans: each caller occupies a request thread."""
 KEPT_S = 60.0
-"""Time for which a plan or error is reused; after that, the module's code may have changed."""
+"""Time for which a plan or error is reused; later, the code may have changed."""
 log = structlog.get_logger(__name__)
 
 
@@ -50,8 +50,7 @@ class ModulePlans:
         self._worker = ThreadPoolExecutor(1, "module-plans")
 
     def wait_for_plan(self, spec: JobSpec, cluster: Cluster) -> Plan:
-        """Plan on all devices of a cluster; blocks until made. Raises SpecError if there is none, and Unavailable
-        while too many others wait."""
+        """Plan on all devices of a cluster; blocks. Raises SpecError, and Unavailable while too many wait."""
         try:
             return self._ask(spec, cluster).result()
         except PlanningCancellation as error:

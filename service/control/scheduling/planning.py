@@ -1,4 +1,4 @@
-"""Converts a running cluster's facts into the planner's input, and plans jobs on it."""
+"""Plans jobs on a running cluster, from its facts."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _UNKNOWN_GPU_MEMORY_BYTES = 16 * 1024**3
 
 
 def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
-    """The devices that this job's workers would run on, one per worker; None if no node holds a worker."""
+    """Devices that the job's workers would run on, one per worker; None if no node holds a worker."""
     gpus, cpus = gpus_per_worker(spec.resources, facts), spec.resources.cpus_per_worker
     slots = {
         node.id: int(min(node.cpus // cpus, node.gpus // gpus if gpus else math.inf)) for node in facts.nodes
@@ -63,8 +63,7 @@ def plan_for(
     software: SoftwareName | None = None,
     goal: Goal | None = None,
 ) -> Plan | None:
-    """Plan on this cluster; None if it holds no worker. `load_skew`: measured expert load skew. Raises SpecError if
-    no plan is possible."""
+    """Plan on this cluster; None if it holds no worker. `load_skew`: measured expert load skew. Raises SpecError."""
     cluster = planning_cluster(spec, facts)
     if cluster is None:
         return None
@@ -81,8 +80,8 @@ def plan_for(
 
 
 def module_cluster(spec: JobSpec, cluster: Cluster | Pools, num_workers: int | None = None) -> Cluster:
-    """Devices of a cluster that a module job is planned for, one per worker; by default as many as the job may have.
-    Raises SpecError for pools."""
+    """Devices that a module job is planned for, one per worker; by default as many as it may have. Raises SpecError
+    for pools."""
     if isinstance(cluster, Pools):
         raise SpecError(of_several_kinds())
     if num_workers is None:
@@ -92,7 +91,7 @@ def module_cluster(spec: JobSpec, cluster: Cluster | Pools, num_workers: int | N
 
 
 def plans_to_try(spec: JobSpec, facts: ClusterFacts, num_workers: int) -> tuple[Plan, ...]:
-    """Fastest runnable plans on this cluster for a job that has not run yet; empty if it holds no worker."""
+    """Fastest runnable plans of a new job; empty if the cluster holds no worker."""
     cluster = planning_cluster(spec, facts)
     return () if cluster is None else tuple(LayoutSearch(spec, cluster).best_to_run(num_workers))
 
@@ -109,8 +108,7 @@ def plan_on(
     software: SoftwareName | None = None,
     goal: Goal | None = None,
 ) -> Plan:
-    """Plan on a cluster, `to_run` or for information only. Raises SpecError, also for numbers too large to compute
-    with."""
+    """Plan on a cluster, `to_run` or only for display. Raises SpecError, also for numbers too large."""
     resources = spec.resources
     is_ranged = num_workers is None and resources.min_num_workers < resources.max_num_workers
     if is_ranged and goal is None and isinstance(cluster, Cluster):
@@ -144,8 +142,8 @@ def _beyond(spec: JobSpec) -> Problem:
 
 
 def check_degrees(spec: JobSpec) -> None:
-    """Raises SpecError for a spec without a layout on any runnable cluster, since waiting cannot help. Module jobs
-    are not checked: only planning knows their module."""
+    """Raises SpecError for a spec without a layout on any cluster. Module jobs pass: only planning knows their
+    module."""
     if isinstance(spec.model, ModuleModelSpec):
         return
     check_asked(spec)
@@ -158,8 +156,8 @@ def check_degrees(spec: JobSpec) -> None:
 
 
 def _max_that_divides(spec: JobSpec, max_workers: int) -> int:
-    """Largest number of workers, up to `max_workers`, that the requested degrees divide; `max_workers` if there is
-    none, for the error message."""
+    """Largest number of workers, up to `max_workers`, that the requested degrees divide; `max_workers`, for the
+    error, if there is none."""
     expert, data = spec.parallel.expert, spec.parallel.data
     divisor = (expert or 1) * (data or 1)
     num_workers = max_workers - max_workers % divisor
@@ -176,7 +174,7 @@ def _device_type(node: NodeFacts) -> str | None:
 
 
 def _gpu_of(nodes: Sequence[NodeFacts]) -> str | DeviceFacts:
-    """Type of these nodes' GPUs, the slowest if there are several; assumed facts for an unknown type."""
+    """Type of these nodes' GPUs, the slowest of several; assumed facts for an unknown type."""
     for node in nodes:
         if _device_type(node) is None:
             return unknown_gpu(node.accelerator or "", _gpu_memory_bytes(node))

@@ -1,8 +1,8 @@
-"""Decisions about a job that is or was on the cluster: a pure function from observed facts to one decision.
+"""Decisions about a job on the cluster: a pure function from observed facts to one decision.
 
 An unreachable cluster changes nothing. A driver's status only says that it ended; `result.json` says how. A job frees
-its resources only when its workers are gone. The run itself obeys a request to pause or cancel; its driver is killed
-only after the deadline.
+its resources only when its workers are gone. The run itself obeys a pause or cancel; its driver is killed only after
+the deadline.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,13 @@ from service.wire.launch import Result
 from service.wire.states import State
 
 MAX_SETBACKS = 5
-"""Attempts lost with their cluster without progress, after their workers began, at which the job is suspected of
-crashing it."""
+"""Attempts lost with their cluster, without progress, at which the job is suspected of crashing it."""
 MAX_LOST_STARTS = 20
-"""The same before their workers began: more, since the attempt may only have been waiting."""
+"""The same before their workers began; more, since the attempt may only have waited."""
 SILENCE_S = 10.0
-"""Silence after which a running job's reason says so. A run sends a heartbeat every second."""
+"""Silence after which a job's reason mentions it. Runs send a heartbeat every second."""
 PREEMPTED_S = 1.0
-"""Delay of the next attempt after the preemption of the driver's node, which is not the job's fault."""
+"""Delay of the next attempt after the preemption of the driver's node."""
 STOP_RETRY_INTERVAL_S = 10.0
 """Shortest interval between repeated stops."""
 
@@ -34,7 +33,7 @@ class Deadlines:
     pause_s: float
     lost_grace_s: float
     grow_after_s: float = 30.0
-    """Running time of a worker group after which it may be restarted with more workers."""
+    """Running time of a worker group before a restart with more workers."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,9 @@ class JobFacts:
     now: float
     attempt: int
     launch: Literal["due", "submitted"] | None
-    """`due`: may be on the cluster. `submitted`: was accepted. None: nothing is there, and another attempt is owed."""
+    """`due`: may be on the cluster. `submitted`: was accepted. None: another attempt is owed."""
     failures: int
-    """Failures since the last progress, without kinds that have a limit of their own."""
+    """Failures since the last progress, of kinds without a limit of their own."""
     max_failures: int
     observation: Observation | None
     """None if the cluster could not be reached."""
@@ -56,18 +55,18 @@ class JobFacts:
     failures_by_kind: Mapping[str, int] = field(default_factory=dict)
     """The same for each kind with a rule."""
     setbacks: int = 0
-    """Attempts since the last progress that were lost with their cluster after their workers had begun."""
+    """Attempts since then that were lost with their cluster after their workers had begun."""
     lost_starts: int = 0
     """The same before they had begun."""
     began: bool = False
-    """Whether a worker group of the attempt ever began; looked up once its driver is gone."""
+    """Whether a worker group of the attempt ever began; set once its driver is gone."""
     result: Result | None = None
     request: Literal["pause", "cancel", "resize"] | None = None
-    """`resize` is the controller's: commit a checkpoint, then restart with another number of workers."""
+    """`resize` comes from the controller: commit a checkpoint, then restart with other workers."""
     requested_at: float = 0.0
     unseen_since: float | None = None
     is_confirmed: bool = True
-    """False for an attempt found on storage by a recovery, until the cluster confirms it."""
+    """False for an attempt found by a recovery, until the cluster confirms it."""
     stopped_at: float | None = None
     group_phase: Literal["running", "waiting", "recovering"] | None = None
     group_phase_at: float = 0.0
@@ -76,23 +75,23 @@ class JobFacts:
     """Workers of the attempt."""
     min_num_workers: int = 0
     room: int | None = None
-    """Workers that fit now with a plan, including the job's own; None if unknown or irrelevant to this job."""
+    """Workers that fit now with a plan, including the job's own; None if unknown or irrelevant."""
     reason: str = ""
     """The job's current reason, as users see it."""
     unreachable: str = ""
-    """Sentence that the cluster is unreachable, since when and why; empty while it answers."""
+    """Since when the cluster is unreachable, and why; "" while it answers."""
     heard_at: float | None = None
     """Time at which the run last sent anything to this control plane."""
     driver_trouble: str = ""
-    """Message that the driver is stopped, or silent while its workers are not; else empty."""
+    """Why the driver counts as stopped or silent; "" if it does not."""
     driver_is_frozen: bool = False
     """Whether to kill that driver."""
     runs_nothing: bool = False
-    """Whether the processes that run the cluster's jobs are known to be dead."""
+    """Whether the cluster's processes for jobs are known to be dead."""
     unreachable_since: float | None = None
     """Time since which the job's reason says that the cluster is unreachable."""
     saving_trouble: str = ""
-    """Description of the checkpoint failures since the last commit; empty if there are none."""
+    """Checkpoint failures since the last commit; "" if none."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class Submit:
 
 @dataclass(frozen=True)
 class NoteSubmission:
-    """The attempt is already on the cluster: a control plane died before it recorded that."""
+    """The attempt is already on the cluster: a control plane died before recording it."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +121,12 @@ class NoteSeen:
 
 @dataclass(frozen=True)
 class NoteConfirmation:
-    """The cluster knows the attempt that a recovery found: the job is now like any other."""
+    """The cluster knows the recovered attempt: the job is now like any other."""
 
 
 @dataclass(frozen=True)
 class NoteUnreachable:
-    """Set the job's reason to an unreachable cluster; its run is left alone."""
+    """Set the reason to an unreachable cluster; leave the run alone."""
 
     reason: str
 
@@ -160,7 +159,7 @@ class Stop:
 
     reason: str
     kills: bool = False
-    """Also send SIGKILL to the driver's process if it is on this machine."""
+    """Also send SIGKILL to the driver if it is on this machine."""
 
 
 @dataclass(frozen=True)
@@ -172,15 +171,15 @@ class Retry:
     cause: str
     """Cause of the attempt's end, without the remedy."""
     counts_as: Literal["failure", "setback", "lost_start"] | None = "failure"
-    """`setback`: the cluster was lost after the attempt's workers had begun; `lost_start`: before. None: the
-    driver's node was preempted."""
+    """`setback`: cluster lost after the workers had begun; `lost_start`: before. None: the driver's node was
+    preempted."""
     kind: str = ""
     """Kind of failure."""
 
 
 @dataclass(frozen=True)
 class AskResize:
-    """Have the run commit a checkpoint and end, to restart with another number of workers."""
+    """Ask the run to commit a checkpoint and end, for another number of workers."""
 
     reason: str
 
@@ -222,7 +221,7 @@ Decision = (
 
 
 def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
-    """The next step of an active job. Admission of queued jobs and owed attempts is decided elsewhere."""
+    """Next step of an active job. Admission is decided elsewhere."""
     decision = _decide(job, deadlines)
     if job.is_confirmed or not isinstance(decision, Retry):
         return decision
@@ -315,9 +314,8 @@ def _is_final(result: Result) -> bool:
 
 
 def _decide_lost_run(job: JobFacts) -> Decision:
-    """Decide on a run whose cluster was restarted and does not know it. The loss is not the job's fault, even if its
-    driver reported dead workers first. But repeated losses pause the job, which may be crashing its cluster; this is
-    less likely if its workers had not begun."""
+    """Decide on a run whose cluster was restarted and does not know it: not the job's fault, even if its driver
+    reported dead workers first. But repeated losses pause the job, which may be crashing its cluster."""
     loss = f"attempt {job.attempt} was lost with the cluster that it ran on"
     num_lost, limit = job.setbacks + 1, MAX_SETBACKS
     if not job.began:
@@ -342,7 +340,7 @@ def _decide_lost_run(job: JobFacts) -> Decision:
 
 
 def is_lost(now: float, unseen_since: float | None, deadlines: Deadlines) -> bool:
-    """Whether the cluster has not known the submission for so long that it will not appear."""
+    """Whether the submission has been unknown for so long that it will not appear."""
     return unseen_since is not None and now - unseen_since >= deadlines.lost_grace_s
 
 
@@ -388,8 +386,7 @@ def _by_result(job: JobFacts, result: Result) -> Decision:
 
 
 def _decide_driver_death(job: JobFacts, description: str, kind: str) -> Decision:
-    """Decide on a driver that died before finishing: obey a request, retry, or fail the job if its retries are used
-    up."""
+    """Decide on a driver that died early: obey a request, retry, or fail the job."""
     if _is_given_up(job):
         return _obey_request(job, description)
     failures, limit, name = job.failures, job.max_failures, "retry.max_failures"
@@ -411,7 +408,7 @@ def _decide_driver_death(job: JobFacts, description: str, kind: str) -> Decision
 
 
 def _backoff_s(job: JobFacts, kind: str, failures: int) -> float:
-    """Seconds before the next attempt, after `failures` that share a limit with the last one."""
+    """Seconds before the next attempt, after `failures` of the same limit."""
     return (job.retry.backoff_of(kind) or Backoff()).wait_s(failures + job.setbacks + job.lost_starts)
 
 
@@ -453,12 +450,12 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
 
 
 def _may_stop(job: JobFacts) -> bool:
-    """Whether no stop was sent, or so long ago that it must have failed."""
+    """Whether no stop was sent, or long enough ago to repeat it."""
     return job.stopped_at is None or job.now - job.stopped_at > STOP_RETRY_INTERVAL_S
 
 
 def _other_room(job: JobFacts, deadlines: Deadlines) -> Decision | None:
-    """Resize to fewer workers if a dead group cannot be restarted at its size; to more if the cluster has grown."""
+    """Resize to fewer workers for a dead group, to more for a steady one, as the cluster has room."""
     if job.room is None or job.request is not None:
         return None
     if job.group_phase in ("recovering", "waiting") and job.min_num_workers <= job.room < job.workers:

@@ -1,7 +1,7 @@
 """Reachability of the cluster, judged once per step.
 
-Parts of a cluster may answer while others are gone: a dashboard lists jobs whose raylet is dead. A cluster that
-leaves any query of a step unanswered counts as unreachable in that step.
+Parts of a cluster may answer while others are gone: a dashboard lists jobs whose raylet is dead. One unanswered query
+makes the cluster unreachable in that step.
 """
 
 import time
@@ -15,7 +15,7 @@ from service.control.launcher.launcher import LauncherUnavailable
 REPORT_AFTER_S = 3.0
 """Silence after which jobs show it: shorter delays are normal."""
 REPORT_INTERVAL_S = 10.0
-"""Shortest interval between changes of the reported reason, and between log lines about it."""
+"""Shortest interval between changes of the reported reason, and between log lines."""
 log = structlog.get_logger(__name__)
 
 
@@ -25,7 +25,7 @@ class Reach:
     def __init__(
         self, clock: Callable[[], float] = time.time, on_silence: Callable[[], None] = lambda: None
     ) -> None:
-        """`on_silence` is called at the first unanswered query after the cluster last answered."""
+        """`on_silence` is called at the first unanswered query."""
         self._clock, self._on_silence = clock, on_silence
         self._since: float | None = None
         self._why, self._why_at = "", 0.0
@@ -38,7 +38,7 @@ class Reach:
 
     @property
     def since(self) -> float | None:
-        """Time of the first failure since the cluster last answered a whole step; None while it answers."""
+        """Time of the first failure since the last fully answered step; None while it answers."""
         return self._since
 
     def begin_step(self) -> None:
@@ -67,8 +67,8 @@ class Reach:
         self._since, self._why, self._is_logged, self.runs_nothing = None, "", False, False
 
     def words(self, reported_since: float | None = None) -> str:
-        """Sentence that the cluster is unreachable, since when and why; empty while it answers or has only just
-        become silent. `reported_since`: time that was already reported, perhaps by an earlier control plane."""
+        """Since when the cluster is unreachable, and why; "" while it answers or has only just become silent.
+        `reported_since`: earlier reported time."""
         if self._since is None:
             return ""
         is_news = reported_since is not None or self._clock() - self._since >= REPORT_AFTER_S

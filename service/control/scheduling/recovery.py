@@ -1,8 +1,8 @@
 """Recovery of jobs missing from the store, from their storage; running attempts are adopted.
 
-Storage has a job's spec, each attempt's launch and result, its records and checkpoints. It lacks users' requests
-since the last attempt, and owners if several services share a root: so recovery launches nothing. A job whose newest
-attempt left no final result and does not run is paused until somebody resumes it.
+Storage has a job's spec, launches, results, records and checkpoints. It lacks users' later requests, and owners if
+services share a root: so recovery launches nothing. A job whose newest attempt has no final result and does not run
+is paused.
 """
 
 import json
@@ -48,7 +48,7 @@ class Standing:
     is_on_cluster: bool = False
     """Whether the controller must watch an attempt of the job."""
     failure_kind: str | None = None
-    """Kind of failure that ended the newest attempt, "" if unknown; None if it did not fail."""
+    """Kind of failure that ended the newest attempt, "" if unknown; None without failure."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class RecoveryReport:
 
 
 class Recovery:
-    """Recovers jobs, each in one transaction; jobs in the store are left alone, so that it can be repeated."""
+    """Recovers jobs, each in one transaction; repeatable, since stored jobs are left alone."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class Recovery:
         self._cluster_answers = True
 
     def run_if_empty(self) -> None:
-        """Recover into an empty store, or continue an interrupted recovery. Never raises: a service whose storage
-        cannot be read still accepts new jobs."""
+        """Recover into an empty store, or continue a recovery. Never raises: a service without its storage still
+        accepts jobs."""
         try:
             with self._database.read() as tx:
                 empty = is_empty(tx)
@@ -98,8 +98,8 @@ class Recovery:
             log.exception("jobs could not be recovered from storage; 'shardyard recover' tries again")
 
     def run(self, tell: Callable[[str, str, Standing], None] = lambda *_: None) -> RecoveryReport:
-        """Recover every job that is in storage but not in the store, and pass each to `tell`. Raises OSError if a
-        storage root cannot be read."""
+        """Recover every job on storage that is not in the store, and pass each to `tell`. Raises OSError for an
+        unreadable root."""
         outcome = RecoveryReport()
         stored_jobs = []
         self._cluster_answers = True
@@ -143,8 +143,8 @@ class Recovery:
             return None
 
     def _restore(self, job: StoredJob, standing: Standing, *, is_confirmed: bool) -> Standing | None:
-        """Store the job, its records and its standing; return its standing given the records, or None if the store
-        has the job by now. `is_confirmed`: the cluster answered about it."""
+        """Store the job with its records; returns its standing, or None if the store has it by now. `is_confirmed`:
+        the cluster answered about it."""
         storage = self._roots.folder(job.storage)
         started_at: int | None = None
         last_at = to_us(job.created_at)
@@ -190,7 +190,7 @@ class Recovery:
         return standing
 
     def _values(self, job: StoredJob) -> dict[str, Any]:
-        """Columns of a job's row that come from its storage alone."""
+        """Columns of a job's row from its storage alone."""
         at = to_us(job.created_at)
         values: dict[str, Any] = {
             "id": job.id,
@@ -228,8 +228,7 @@ class Recovery:
 
 
 def standing_of(job: StoredJob, observation: Observation | None) -> Standing:
-    """Standing of a job from its storage and the cluster's observation of its newest attempt; `observation` is None
-    if the cluster was not asked or did not answer."""
+    """Standing of a job from its storage and its newest attempt's observation (None without an answer)."""
     resumes = f"from step {job.checkpoint.step}" if job.checkpoint else "from its beginning"
     if job.attempt == 0:
         return Standing(
@@ -264,7 +263,7 @@ def standing_of(job: StoredJob, observation: Observation | None) -> Standing:
 
 
 def _with_losses(job: StoredJob, standing: Standing, losses: FailureHistory) -> Standing:
-    """Standing of a job given its failures: failed if its retries are used up."""
+    """The standing, or failed if the job's retries are used up."""
     kind, retry = standing.failure_kind, job.spec.retry
     if kind is None or losses.num_left(retry, kind) > 0:
         return standing
@@ -276,7 +275,7 @@ def _with_losses(job: StoredJob, standing: Standing, losses: FailureHistory) -> 
 
 
 def _losses(job: StoredJob, row: JobRow) -> FailureHistory:
-    """Failures from the records, and those of earlier attempts computed from the launch's remaining retries."""
+    """Failures from records, and earlier attempts' from the launch's remaining retries."""
     losses = read_losses(row.losses, row.failures)
     if job.launch is None or losses.progress_at[0] >= job.attempt:
         return losses
@@ -308,7 +307,7 @@ def _progress(job: StoredJob, row: JobRow) -> dict[str, Any]:
 
 
 def _is_known(tx: Connection, job_id: str) -> bool:
-    """Whether the store has the job, has deleted it, or is about to store it."""
+    """Whether the store has the job, has deleted it, or is storing it."""
     return (
         get_job(tx, job_id) is not None
         or find_deletion(tx, job_id=job_id) is not None

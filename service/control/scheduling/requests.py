@@ -67,12 +67,12 @@ class Requests:
         self._turns = KeyedLock()
 
     def expand(self, body: Any) -> Any:
-        """Return a posted job or plan request, completed from the folder of its `model.from`. Raises SpecError."""
+        """A posted job or plan request, completed from the folder of its `model.from`. Raises SpecError."""
         return expand_request(body, self._data_roots)
 
     def post(self, body: Any, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
-        """`submit` of a request body. The idempotency digest of a body that names a model's folder is of the body,
-        not of the folder's content, which may change or disappear."""
+        """`submit` of a request body. A body that names a model's folder is identified by its own digest, since the
+        folder's content may change."""
         if not names_folder(body):
             return self.submit(JobSpec.parse(body), owner, key)
         request_digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
@@ -86,11 +86,11 @@ class Requests:
     def submit(
         self, spec: JobSpec, owner: str, key: str | None = None, digest: str | None = None
     ) -> tuple[JobRow, bool]:
-        """Return (stored job, whether it is new): the same `key` and spec give the same job, also while the first
-        request is still being processed. `digest`: digest of the request body, if it replaces that of the spec.
+        """(stored job, whether it is new). The same `key` and spec give the same job, even while the first request is
+        processed. `digest`: of the request body, replaces the spec's.
 
-        The checkpoint to start from is in the job's storage on return. Raises SpecError for a job that could not run
-        anywhere, Conflict for a key used with another spec, Full, Unavailable; no folder is left then.
+        A checkpoint to start from has been copied on return. Raises SpecError for a job that could not run anywhere,
+        Conflict for a key used with another spec, Full, Unavailable; no folder is left then.
         """
         spec_text = spec.model_dump_json()
         print_of_spec = digest or hashlib.sha256(spec_text.encode()).hexdigest()
@@ -194,8 +194,8 @@ class Requests:
         return job
 
     def resume(self, job_id: str, owner: str) -> JobRow:
-        """Queue a paused, failed or cancelled job again, at the end. Raises NotFound, Gone, Conflict (also if it
-        failed or was cancelled without a checkpoint), Unavailable."""
+        """Queue a paused, failed or cancelled job again. Raises NotFound, Gone, Conflict (also without a checkpoint
+        after a failure or cancel), Unavailable."""
         with self._database.read() as tx:
             job = find_job(tx, job_id)
         if job.state in ENDED & RESUMABLE:
@@ -271,7 +271,7 @@ class Requests:
 
 
 def new_job_id() -> str:
-    """60 random bits, in letters valid in file names, URLs and cluster ids."""
+    """60 random bits, valid in file names, URLs and cluster ids."""
     return "job-" + base64.b32encode(secrets.token_bytes(10)).decode().lower()[:12]
 
 
@@ -284,8 +284,7 @@ def _in_words(state: State) -> str:
 
 
 def _job_of_key(tx: Connection, used_key: UsedKey, print_of_spec: str) -> JobRow:
-    """Job that a key was used for. Raises Conflict if that was for another spec, or if the job was deleted: a
-    repeated request must not run it again."""
+    """Job of a used key. Raises Conflict if that was for another spec, or if the job was deleted."""
     job = get_by_number(tx, used_key.job_number)
     if job is None or job.state == State.DELETING:
         deletion = find_deletion(tx, job_number=used_key.job_number)
@@ -308,8 +307,8 @@ def _write_spec(
     requested_storage: str | None,
     on_made: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the spec to storage, which also shows that it is writable; `on_made` is called once its folder exists.
-    Raises SpecError, Full."""
+    """Write the spec, which shows that storage is writable; calls `on_made` once its folder exists. Raises
+    SpecError, Full."""
     try:
         folder = roots.folder(storage)
         folder.make()

@@ -1,4 +1,4 @@
-"""Restores specs on storage: a job whose folder was removed while it runs reports it, and can still be recovered."""
+"""Restores specs that were removed from storage while their job runs."""
 
 import json
 import threading
@@ -18,12 +18,12 @@ from service.control.store.jobs import JobRow, jobs_in
 from service.wire.states import ACTIVE
 
 LOOK_S = 10.0
-"""Interval between checks of two jobs; on remote storage each check is a request."""
+"""Interval between checks of two jobs; a request each on remote storage."""
 log = structlog.get_logger(__name__)
 
 
 class SpecKeeper:
-    """Checks the storage of active jobs in turn, in its own thread: hanging storage must not block the controller."""
+    """Checks active jobs' storage in turn, in its own thread: storage may hang."""
 
     def __init__(self, database: Database, lease: Lease, roots: StorageRoots) -> None:
         self._database, self._lease, self._roots = database, lease, roots
@@ -33,7 +33,7 @@ class SpecKeeper:
         self._restore_queue = deque[JobRow]()
 
     def step(self) -> bool:
-        """Report a restored spec (returns True), or start a check if one is due. Raises LeaseLost."""
+        """Report a restored spec (True), or start a check if due. Raises LeaseLost."""
         if self._restore_queue:
             job = self._restore_queue.popleft()
             with self._lease.change(job) as (tx, events):

@@ -1,4 +1,4 @@
-"""Starts jobs on the cluster: owed attempts first, then the queue in order."""
+"""Starts jobs: owed attempts first, then the queue in order."""
 
 import json
 from collections.abc import Collection, Iterator
@@ -40,7 +40,7 @@ from service.wire.states import ACTIVE, WAITS, State
 ACTOR = "controller"
 FACTS_AGE_S = 2.0
 MAX_STARTING = 4
-"""Most attempts starting at once: starting is what a cluster is worst at."""
+"""Most attempts starting at once, which clusters do worst."""
 MAX_PLANNED = 20
 """Most queued module jobs whose plans are handled in one step."""
 MAX_EXPLAINED = 100
@@ -50,11 +50,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class PlanPending:
-    """A queued module job without a plan yet: it does not hold up the queue."""
+    """A queued module job without a plan yet; others may pass it."""
 
 
 class Starter:
-    """Admits jobs, stores each one's next attempt, and passes it to the launcher."""
+    """Admits jobs, stores their next attempts, and submits them."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class Starter:
         self._deduplicator = Deduplicator()
         self._specs: dict[int, JobSpec] = {}
         self._room: dict[int, tuple[tuple[int, str], int | None]] = {}
-        """Last query and result of `room_for` by job number; each result takes a plan."""
+        """Last query and result of `room_for`, by job number; a result takes a plan."""
 
     def forget_cluster(self) -> None:
-        """Discard the cluster's facts, so that it is queried again: it is known to be unreachable."""
+        """Discard the cluster's facts: it is known to be unreachable."""
         self._watch.expire()
 
     def admit(self) -> list[JobRow]:
@@ -117,7 +117,7 @@ class Starter:
         return due
 
     def explain_unreachable(self, words: str, since: float) -> None:
-        """Set the reason of the first queued job: why no job is admitted."""
+        """Set the first queued job's reason: why no job is admitted."""
         with self._database.read() as tx:
             job = first_queued(tx, State.QUEUED, "", (-1, -1))
         if job is not None:
@@ -126,7 +126,7 @@ class Starter:
                 events += explain(tx, job, f"{WAITS}; {words}", ACTOR, values)
 
     def explain_reachable(self) -> bool:
-        """Clear "the cluster cannot be reached" from queued jobs, some per step; False if there were none."""
+        """Clear "the cluster cannot be reached" from some queued jobs; False if none."""
         with self._database.read() as tx:
             jobs = saying_unreachable(tx, State.QUEUED, MAX_EXPLAINED)
         for job in jobs:
@@ -174,7 +174,7 @@ class Starter:
         self.note_submitted(job)
 
     def _trials(self, spec: JobSpec, plan: Plan) -> tuple[Plan, ...]:
-        """Plans to choose from by measurement, if the job asks for that and has not done it yet."""
+        """Plans to measure, if the job asks for that and has not done it yet."""
         if spec.parallel.auto != "measured" or plan.tried:
             return ()
         plans = plans_to_try(spec, self._watch.facts(FACTS_AGE_S), plan.num_workers)
@@ -185,8 +185,8 @@ class Starter:
         return Gang.from_dict(json.loads(job.gang)) if job.launch and job.gang else None
 
     def room_for(self, job: JobRow) -> int | None:
-        """Workers that the job could have now, including its own, with a plan. None for a job with a fixed number of
-        workers, while queued jobs wait for free resources, and if the cluster does not answer or holds too few."""
+        """Workers that the job could have now with a plan, including its own. None for a fixed number of workers,
+        while queued jobs wait, and if the cluster does not answer or holds too few."""
         spec, gang = self.spec(job), self.gang(job)
         if gang is None or spec.resources.min_num_workers == spec.resources.max_num_workers:
             return None
@@ -250,8 +250,7 @@ class Starter:
             yield job
 
     def _plan_queued_modules(self) -> None:
-        """Store finished plans of queued module jobs, and start missing ones. A job whose module cannot be planned
-        fails, since only its user can fix it."""
+        """Store finished plans of queued module jobs, and start missing ones. A job whose planning fails has failed."""
         with self._database.read() as tx:
             jobs = [job for job in without_plan(tx, State.QUEUED, MAX_PLANNED) if is_of_module(job.spec)]
         for job in jobs:
@@ -275,7 +274,7 @@ class Starter:
                         events += explain(tx, job, reason, ACTOR, values)
 
     def _try(self, job: JobRow, gangs: dict[str, Gang]) -> JobRow | MustWait | NeverFits | PlanPending:
-        """The job with its next attempt stored if it fits now; else why not, which also becomes the job's reason."""
+        """The job with its next attempt stored, if it fits now; else why not, also set as its reason."""
         facts = self._watch.facts(FACTS_AGE_S)
         try:
             spec = self.spec(job)
@@ -300,7 +299,7 @@ class Starter:
         return outcome
 
     def _store_attempt(self, job: JobRow, plan: Plan, room: Gang) -> JobRow | NeverFits:
-        """Store the next attempt as `due`, so that it is found after a crash."""
+        """Store the next attempt as `due`, to be found after a crash."""
         attempt = job.attempt + 1
         gang = Gang(plan.num_workers, room.cpus_per_worker, room.gpus_per_worker)
         values = {
@@ -339,7 +338,7 @@ class Starter:
         self, job: JobRow, spec: JobSpec, facts: ClusterFacts, gang: Gang
     ) -> Plan | MustWait | NeverFits:
         """The stored plan if it matches this gang; else a new one for the largest feasible number of workers, with
-        the expert loads measured so far. A module job waits for its plan."""
+        measured expert loads. A module job waits for its plan."""
         previous_plan = read_stored_plan(job.plan)
         device = spec.resources.trains_on(gang.gpus_per_worker)
         if (

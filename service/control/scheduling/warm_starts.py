@@ -1,4 +1,4 @@
-"""Warm starts: finds, checks and copies another job's checkpoint to a new job's storage."""
+"""Warm starts: checks and copies another job's checkpoint for a new job."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ MAX_SHOWN_STEPS = 8
 
 
 class WarmStarts:
-    """Copies checkpoints that new jobs start from; `should_stop` returns whether this process is stopping."""
+    """Copies checkpoints for new jobs, until `should_stop` returns True."""
 
     def __init__(
         self, database: Database, roots: StorageRoots, full_roots: FullRoots, should_stop: Callable[[], bool]
@@ -42,9 +42,9 @@ class WarmStarts:
         self._first_whole(spec, owner, lambda _, marker: marker)
 
     def copy(self, spec: JobSpec, owner: str, storage: str) -> Marker:
-        """Copy the checkpoint named by `spec.start_from` to `storage` and return its marker. Without a step, the
-        newest intact checkpoint, as a resume would use. Raises SpecError if there is none or it does not suit this
-        job, Full, Unavailable (also when too many copies run)."""
+        """Copy the checkpoint of `spec.start_from` to `storage` (default: the newest intact one) and return its
+        marker. Raises SpecError if there is none or it does not suit this job, Full, Unavailable (also if too many
+        copies run)."""
         if not self._places.acquire(blocking=False):
             raise Unavailable(
                 f"{MAX_COPIES} checkpoints are being copied for other jobs; submit this one again later",
@@ -79,7 +79,7 @@ class WarmStarts:
 
     @contextmanager
     def _unless_deleted(self, job_id: str, owner: str) -> Iterator[None]:
-        """Replace an error by that of `_source`, if the source job was deleted meanwhile."""
+        """Prefer the error of `_source`, if the source job was deleted meanwhile."""
         try:
             yield
         except (DamagedCheckpoint, SpecError):
@@ -118,7 +118,7 @@ class WarmStarts:
 
 
 def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
-    """Marker of a checkpoint that the job can start from. Raises DamagedCheckpoint, SpecError."""
+    """Marker of a checkpoint suitable for the job. Raises DamagedCheckpoint, SpecError."""
     try:
         marker = markers.read(checkpoints, name)
         if (num_bytes := marker.files[SPEC].size_bytes) > MAX_SPEC_BYTES:  # not to be looked through at all
@@ -148,8 +148,8 @@ def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
 
 
 def _candidates(checkpoints: Folder, job_id: str, step: int | None) -> list[str]:
-    """Names of committed checkpoints, newest first; only those of `step` if given. Raises SpecError if there are
-    none, Unavailable."""
+    """Names of committed checkpoints (of `step`, if given), newest first. Raises SpecError if there are none,
+    Unavailable."""
     try:
         names = markers.list_committed(checkpoints)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Store: tables, queries, migrations. Independent of HTTP, clusters and the meaning of states."""
+"""Store: tables, queries, migrations. Independent of HTTP and clusters."""

@@ -24,7 +24,7 @@ _MIGRATION_LOCK = 0x5A4D  # arbitrary, but the same in every release
 
 
 class Database:
-    """Reads see one snapshot; writes are durable when their block ends, and rolled back when it raises."""
+    """Reads see one snapshot; writes are durable at their block's end, or rolled back."""
 
     def __init__(self, url: str) -> None:
         self.url = make_url(url)
@@ -35,14 +35,14 @@ class Database:
         # SQLite releases the GIL at every row, so that many concurrent readers would all finish late.
         one_reader = threading.Lock() if self.is_sqlite else nullcontext()
         self.fault: ServiceError | None = None
-        """Reason why the last write failed for lack of space or of a response; None if it succeeded."""
+        """Reason why the last write failed for lack of space or response; None if it succeeded."""
         self._reading_many: AbstractContextManager[Any] = one_reader
         self._file: OpenFile | None = None
         self._anchor: PoolProxiedConnection | None = None
         self._is_gone = False
 
     def migrate(self) -> None:
-        """Migrate the tables to this release, one transaction per migration; waits while another process migrates."""
+        """Migrate the tables, one transaction per migration; waits for other processes."""
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
         if self.is_sqlite and self.url.database:
@@ -57,8 +57,8 @@ class Database:
             self._file = OpenFile(self.url.database)
 
     def look(self) -> None:
-        """Check that the file at the database's path is the open one. Raises Unavailable if it was moved, removed or
-        replaced, since later commits would be lost."""
+        """Check that the file at the path is the open one. Raises Unavailable if it was moved, removed or replaced:
+        later commits would be lost."""
         if self._file is None:
             return
         fault = self._file.fault()
@@ -71,7 +71,7 @@ class Database:
             self._is_gone, self.fault = False, None
 
     def _rescue(self) -> None:
-        """Checkpoint committed data from the log into the database file, wherever that is now."""
+        """Checkpoint the log into the database file, wherever that is now."""
         assert self._anchor is not None
         with suppress(sqlite3.Error), closing(self._anchor.cursor()) as cursor:
             cursor.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -91,8 +91,8 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A write transaction. Raises Full or Unavailable if the database cannot be written now, or is no longer at
-        its path."""
+        """A write transaction. Raises Full or Unavailable if the database cannot be written, or is no longer at its
+        path."""
         self.look()
         try:
             with self._transaction() as connection:
@@ -143,8 +143,7 @@ class Database:
 
 
 def _make_private(database: str) -> None:
-    """Restrict the database's files, new or existing, to their owner. Files that SQLite creates later inherit the
-    mode of the first."""
+    """Restrict the database's files to their owner; SQLite's later ones inherit the first one's mode."""
     Path(database).touch(0o600)
     for path in map(Path, (database, f"{database}-wal", f"{database}-shm", f"{database}.migrating")):
         if path.exists():

@@ -15,7 +15,7 @@ class Draft:
     job_id: str
     storage: str
     num_parents: int
-    """Number of folders directly above the draft's that are removed with it once empty."""
+    """Folders above the draft's that are removed with it once empty."""
 
 
 _COLUMNS = (tables.drafts.c.job_id, tables.drafts.c.storage, tables.drafts.c.num_parents)
@@ -34,13 +34,12 @@ def note_parents(tx: Connection, job_id: str, num_parents: int) -> None:
 
 
 def finish_draft(tx: Connection, job_id: str) -> bool:
-    """Delete the draft of a job that is stored, or whose folder is removed. False if it was no draft any more, so
-    that its folder may be gone."""
+    """Delete the draft of a stored job or removed folder. False if it was no draft any more: its folder may be gone."""
     return tx.execute(delete(tables.drafts).where(tables.drafts.c.job_id == job_id)).rowcount == 1
 
 
 def drop_draft(tx: Connection, draft: Draft) -> bool:
-    """Delete a draft whose folders are removed; False if more folders have been noted since."""
+    """Delete a draft with removed folders; False if more have been noted since."""
     column = tables.drafts.c
     conditions = (column.job_id == draft.job_id, column.num_parents <= draft.num_parents)
     tx.execute(delete(tables.drafts).where(*conditions))
@@ -53,7 +52,7 @@ def find_draft(tx: Connection, job_id: str) -> Draft | None:
 
 
 def all_drafts(tx: Connection) -> list[Draft]:
-    """Drafts of all POST requests in progress, or interrupted by the death of their process."""
+    """Drafts of all POST requests in progress or interrupted."""
     return [Draft(*row) for row in tx.execute(select(*_COLUMNS))]
 
 

@@ -1,4 +1,4 @@
-"""Events as rows: appended in one sequence per job, read from any point, sampled by step."""
+"""Events as rows: one sequence per job, read from any point, sampled by step."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -46,7 +46,7 @@ _EVENT = [tables.events.c[field.name] for field in fields(EventRow)]
 def newest_events(
     tx: Connection, job_number: int, kind: str, attempt: int | None, limit: int
 ) -> list[EventRow]:
-    """Newest events of a kind, newest first, recorded by `attempt` or by any if None."""
+    """Newest events of a kind, newest first, of `attempt` or of all."""
     event = tables.events.c
     conditions = [event.job_number == job_number, event.kind == kind]
     if attempt is not None:
@@ -56,7 +56,7 @@ def newest_events(
 
 
 def furthest_step(tx: Connection, job_number: int, kind: str) -> int:
-    """Highest step of the events of a kind; 0 if there are none."""
+    """Highest step of a kind of event; 0 without any."""
     event = tables.events.c
     query = select(func.max(event.step)).where(event.job_number == job_number, event.kind == kind)
     return tx.execute(query).scalar_one() or 0
@@ -115,7 +115,7 @@ def events_after(
 
 
 def delete_oldest_events(tx: Connection, job_number: int, limit: int) -> bool:
-    """Delete at most `limit` of a job's events; False if there were none."""
+    """Delete at most `limit` events of a job; False if there were none."""
     event = tables.events.c
     first = tx.execute(select(func.min(event.id)).where(event.job_number == job_number)).scalar_one()
     if first is None:
@@ -125,7 +125,7 @@ def delete_oldest_events(tx: Connection, job_number: int, limit: int) -> bool:
 
 
 def delete_events_of(tx: Connection, job_number: int, kind: str, below_id: int, limit: int) -> bool:
-    """Delete at most `limit` of a job's events of one kind; False if there were none."""
+    """Delete at most `limit` events of one kind; False if there were none."""
     event = tables.events.c
     of_kind = (event.job_number == job_number, event.kind == kind, event.id < below_id)
     ids = list(tx.scalars(select(event.id).where(*of_kind).order_by(event.id).limit(limit)))
@@ -138,11 +138,10 @@ def delete_events_of(tx: Connection, job_number: int, kind: str, below_id: int, 
 def sampled_by_step(
     tx: Connection, job_number: int, kind: str, since_step: int, limit: int, name: str | None = None
 ) -> list[int]:
-    """Ids of at most `limit` events, evenly spread over the steps from `since_step` on, including the first and last.
-    For a repeated step, the event of the newest attempt and group, which may have arrived before an older one's. With
-    `name`, only events whose data has that key.
+    """Ids of at most `limit` events, evenly spread over the steps from `since_step` on, including the first and last;
+    of a repeated step, the newest attempt's and group's. With `name`, only events with that key.
 
-    The database selects, so that a job of millions of steps takes no more memory than the result.
+    The database selects, so that millions of steps take no memory.
     """
     event = tables.events.c
     conditions = _event_conditions(job_number, kind, since_step, name)
@@ -166,8 +165,7 @@ def sampled_by_step(
 def first_by_step(
     tx: Connection, job_number: int, kind: str, since_step: int, limit: int, name: str | None = None
 ) -> list[int]:
-    """Ids of the events of the first `limit` steps from `since_step` on; the newest of each step, as in
-    `sampled_by_step`."""
+    """Ids of the events of the first `limit` steps from `since_step` on, otherwise as `sampled_by_step`."""
     event = tables.events.c
     conditions = _event_conditions(job_number, kind, since_step, name)
     first = select(event.step).where(*conditions).distinct().order_by(event.step).limit(limit).subquery()
@@ -192,7 +190,7 @@ def _event_conditions(
 
 
 def _by_age(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
-    """Subquery: step and id of events, and `age`: 1 for the newest of its step."""
+    """Subquery of step, id and `age`: 1 for the newest of its step."""
     event = tables.events.c
     newest_first = (event.attempt.desc(), event.group.desc(), event.id.desc())
     age = func.row_number().over(partition_by=event.step, order_by=newest_first).label("age")

@@ -1,4 +1,4 @@
-"""Jobs as rows: inserted, queried, and changed only from the state in which the change was decided."""
+"""Jobs as rows, changed only from the state in which the change was decided."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ ROW_VERSION = 1
 
 @dataclass(frozen=True)
 class JobPlace:
-    """Ids and storage of a job: all that an open stream keeps of it."""
+    """All that an open stream keeps of a job."""
 
     id: str
     number: int
@@ -105,7 +105,7 @@ def insert_job(tx: Connection, values: Mapping[str, Any], labels: Mapping[str, s
 
 
 def get_job(tx: Connection, job_id: str, *, lock: bool = False) -> JobRow | None:
-    """The job with this id. With `lock`, nobody else changes it until the transaction ends."""
+    """The job with this id; `lock` excludes other changes until the transaction ends."""
     query = _JOBS.where(tables.jobs.c.id == job_id)
     row = tx.execute(query.with_for_update() if lock else query).one_or_none()
     return None if row is None else JobRow(*row)
@@ -166,8 +166,7 @@ def count_jobs(tx: Connection, job_filter: JobFilter) -> int:
 def change_job(
     tx: Connection, number: int, from_states: Collection[str], values: Mapping[str, Any], **column_values: Any
 ) -> bool:
-    """Set `values` if the job is in one of `from_states` and its columns equal `column_values`; returns whether it
-    was."""
+    """Set `values` if the job is in one of `from_states` and has `column_values`; returns whether it was."""
     job = tables.jobs.c
     conditions = [job[column] == value for column, value in column_values.items()]
     result = tx.execute(
@@ -196,7 +195,7 @@ def jobs_in(tx: Connection, states: Collection[str]) -> list[JobRow]:
 
 
 def first_queued(tx: Connection, state: str, fingerprint: str, after: tuple[int, int]) -> JobRow | None:
-    """Next job of the queue after (queued_at, number) for which this cluster is not known to be too small."""
+    """Next queued job after (queued_at, number), except those known not to fit this cluster."""
     job = tables.jobs.c
     queued_at, number = after
     query = (
@@ -211,7 +210,7 @@ def first_queued(tx: Connection, state: str, fingerprint: str, after: tuple[int,
 
 
 def ends_of_queue(tx: Connection, state: str) -> tuple[int, int] | None:
-    """(lowest, highest) `queued_at` of the jobs in this state; None if there are none."""
+    """(lowest, highest) `queued_at` of jobs in this state; None without any."""
     job = tables.jobs.c
     first, last = tx.execute(
         select(func.min(job.queued_at), func.max(job.queued_at)).where(job.state == state)
@@ -220,14 +219,14 @@ def ends_of_queue(tx: Connection, state: str) -> tuple[int, int] | None:
 
 
 def without_plan(tx: Connection, state: str, limit: int) -> list[JobRow]:
-    """Jobs in this state without a plan that are not known to be too large, in queue order."""
+    """Jobs in this state without a plan, in queue order, except those known to be too large."""
     job = tables.jobs.c
     query = _JOBS.where(job.state == state, job.plan.is_(None), job.unfit_for.is_(None))
     return [JobRow(*row) for row in tx.execute(query.order_by(job.queued_at, job.number).limit(limit))]
 
 
 def saying_unreachable(tx: Connection, state: str, limit: int) -> list[JobRow]:
-    """Jobs in this state marked with an unreachable cluster, in order of creation."""
+    """Jobs in this state marked with an unreachable cluster, oldest first."""
     job = tables.jobs.c
     query = _JOBS.where(job.state == state, job.unreachable_since.is_not(None))
     return [JobRow(*row) for row in tx.execute(query.order_by(job.number).limit(limit))]

@@ -32,7 +32,7 @@ def take_lease(tx: Connection, holder: str, now: int, lease_us: int) -> bool:
 
 
 def holds_lease(tx: Connection, holder: str) -> bool:
-    """Whether `holder` still has the lease. Within a write transaction, this cannot change."""
+    """Whether `holder` has the lease; stable within a write transaction."""
     lease = tables.leases.c
     query = select(lease.holder).where(lease.name == CONTROLLER).with_for_update()
     return tx.execute(query).scalar_one_or_none() == holder

@@ -1,7 +1,7 @@
-"""Identity of an open SQLite database's files: whether the files at its path are still the open ones.
+"""Checks whether the files at a SQLite database's path are still the open ones.
 
-SQLite continues to write to a file that was moved or removed, and those commits are lost. The check uses `stat`,
-since opening and closing a file would drop this process's locks on it.
+SQLite continues to write to a moved or removed file, and those commits are lost. The check uses `stat`: opening and
+closing a file would drop this process's locks.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ class OpenFile:
         self._opened_log: Identity | None = None
 
     def fault(self) -> Unavailable | None:
-        """Reason why the database must not be used now; None while the files at the path are the open ones."""
+        """Reason why the database must not be used; None if the files are the open ones."""
         try:
             if _identity(self._path) != self._identity_at_open:
                 return self._missing_error(self._path, "was replaced by another file")

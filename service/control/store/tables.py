@@ -1,4 +1,4 @@
-"""The tables. Times are microseconds since 1970 UTC, which all databases order and compare alike."""
+"""The tables. Times are microseconds since 1970 UTC."""
 
 from typing import Any
 

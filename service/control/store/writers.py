@@ -8,13 +8,13 @@ ROW_VERSION = 1
 
 
 def next_seq(tx: Connection, job_number: int, attempt: int, writer: str) -> int:
-    """Sequence number of the writer's next record; all below are stored. 0 for an unknown writer."""
+    """Sequence number of the writer's next record; 0 for an unknown writer."""
     result = tx.execute(select(tables.writers.c.next_seq).where(*_key(job_number, attempt, writer)))
     return result.scalar_one_or_none() or 0
 
 
 def newest_group(tx: Connection, job_number: int) -> tuple[int, int]:
-    """(attempt, group) of the newest worker group with a stored record; (0, 0) if there is none."""
+    """(attempt, group) of the newest worker group with a stored record, or (0, 0)."""
     column = tables.writers.c
     conditions = (column.job_number == job_number, column.group.is_not(None), column.next_seq > 0)
     order = (column.attempt.desc(), column.group.desc())
