@@ -1,4 +1,4 @@
-"""Settings of the control plane: read once, from `SHARDYARD_*` in the environment or from arguments."""
+"""Settings of the control plane, read once from `SHARDYARD_*` or arguments."""
 
 import ipaddress
 import sys
@@ -28,29 +28,27 @@ class Settings(BaseSettings):
     token: SecretStr | None = None
     """Bearer token of every request; required to listen on anything but loopback."""
     allowed_hosts: tuple[str, ...] = ()
-    """Host names (without port) under which clients reach this service, besides loopback and `host`."""
+    """Host names (without port) of this service, besides loopback and `host`."""
     owner: str = "local"
     """Owner of the jobs that are posted here."""
 
     state_dir: Path = Path("~/.shardyard")
-    """Folder of the database and, by default, storage and caches; readable by its owner only."""
+    """Private folder of the database and, by default, storage and caches."""
     database_url: str = ""
     """SQLAlchemy URL; by default SQLite in `state_dir`."""
     storage_roots: tuple[str, ...] = ()
-    """fsspec URLs or paths under which jobs may write; by default `state_dir/storage`. Jobs that name no storage use
-    the first."""
+    """fsspec URLs or paths under which jobs may write, the first by default; by default `state_dir/storage`."""
     data_roots: tuple[str, ...] = ()
-    """fsspec URLs or paths under which corpora may lie; if empty, only the `catalogs` corpus is available."""
+    """fsspec URLs or paths of corpora; if empty, only the `catalogs` corpus is available."""
     cache_dir: Path = Path()
     """Prepared corpora; by default `state_dir/cache`."""
 
     prepare_catalogs: bool = True
-    """Whether `shardyard up` prepares the built-in `catalogs` corpus for a first job while its Ray starts."""
+    """Whether `shardyard up` prepares the `catalogs` corpus while its Ray starts."""
 
     allowed_code: tuple[str, ...] = ()
-    """Functions of users' modules that jobs may name, each exactly as `module:function`; by default none. The
-    processes of jobs and of planning import them, with all their rights; this service never does. Both find them
-    among installed packages or through PYTHONPATH."""
+    """Functions of users' modules that jobs may name, each exactly as `module:function`. The processes of jobs and
+    of planning import them, with all their rights, from installed packages or PYTHONPATH; this service never does."""
     planning_timeout_s: float = Field(default=120.0, gt=0)
     """Longest time to plan one job of a user's module."""
     planning_memory_bytes: int = Field(default=8 * 1024**3, gt=0)
@@ -76,47 +74,46 @@ class Settings(BaseSettings):
     """URL at which drivers and workers reach this service; by default `http://host:port`."""
 
     keep_jobs_days: float | None = Field(default=None, gt=0)
-    """Days after a job's end for which its event stream is complete; None keeps it for ever. After that, its log
-    lines and states are removed from the database; its metrics, checkpoints and files stay until the job is deleted."""
+    """Days after a job's end for which its event stream is complete; None: for ever. Later, log lines and states are
+    deleted; metrics, checkpoints and files stay until the job is deleted."""
 
     abandoned_after_s: float = Field(default=86_400.0, gt=0)
-    """Longest time to copy the checkpoint that a new job starts from. Older copies, left by a control plane that was
-    killed, are removed."""
+    """Longest time to copy the checkpoint that a new job starts from; older copies, of killed control planes, are
+    removed."""
 
     controller_interval_s: float = Field(default=0.5, gt=0)
     lease_s: float = Field(default=5.0, gt=0)
-    """Time for which a dead control plane keeps another on the same database from acting."""
+    """Time after which another control plane on the same database replaces a dead one."""
     cancel_deadline_s: float = Field(default=30.0, gt=0)
     """Longest time for a run to obey a cancel before its driver is killed."""
     pause_deadline_s: float = Field(default=600.0, gt=0)
     """Longest time for a run to commit a checkpoint and pause before its driver is killed."""
     lost_grace_s: float = Field(default=10.0, gt=0)
-    """Time for which the cluster must report a driver as unknown before the driver counts as lost."""
+    """Time for which the cluster must not know a driver before it counts as lost."""
     grow_after_s: float = Field(default=30.0, gt=0)
-    """Running time of a worker group after which it may be restarted with more workers if the cluster has room."""
+    """Running time of a worker group before it may be restarted with more workers."""
     ping_interval_s: float = Field(default=5.0, gt=0)
-    """Interval of comments on an idle stream, which detect dead clients, and of polling the store for what other
-    processes wrote."""
+    """Interval of comments on idle streams, which detect dead clients, and of polling the store for others' writes."""
     shutdown_s: float = Field(default=5.0, gt=0)
     """Longest time for open requests to finish after SIGTERM."""
 
     max_connections: int = Field(default=4096, ge=1)
     """Most authenticated connections, including streams and workers, from all addresses together."""
     max_unauthenticated: int = Field(default=1024, ge=1)
-    """Most unauthenticated connections; beyond it, the oldest that awaits no response is closed."""
+    """Most unauthenticated connections; beyond it, the oldest without a pending response is closed."""
     max_unauthenticated_per_address: int = Field(default=256, ge=1)
     """Most unauthenticated connections of one address (for IPv6: one /64 network)."""
     header_timeout_s: float = Field(default=10.0, gt=0)
-    """Longest time to receive a request's headers, from its first byte or from a new connection."""
+    """Longest time to receive headers, from their first byte or a new connection."""
     body_timeout_s: float = Field(default=20.0, gt=0)
-    """Longest time to receive a request's body, plus the time that its length takes at `min_body_bytes_per_s`."""
+    """Longest time to receive a body, plus its length at `min_body_bytes_per_s`."""
     min_body_bytes_per_s: float = Field(default=500.0, gt=0)
     """Rate at which a body may take any time."""
     write_timeout_s: float = Field(default=60.0, gt=0)
     """Longest time for which a client may read nothing of a response."""
     keep_alive_s: int = Field(default=15, ge=1)
-    """Longest idle time of a connection between requests. Longer than that of clients (httpx: 5 s), so that none
-    sends a request on a connection that is being closed."""
+    """Longest idle time between requests. Longer than clients' (httpx: 5 s), so that none uses a connection being
+    closed."""
 
     @field_validator("state_dir", "cache_dir", "ray_token_path")
     @classmethod

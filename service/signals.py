@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as one exception where work may be interrupted, and deferred where it must not be."""
+"""Ctrl-C and SIGTERM as an exception, or deferred where work must not be interrupted."""
 
 import signal
 import threading
@@ -22,7 +22,7 @@ class Interruption(BaseException):
 
 @contextmanager
 def interruptions() -> Iterator[None]:
-    """Context in which the first signal raises Interruption; later signals are ignored during the (short) clean-up."""
+    """Context in which the first signal raises Interruption; later ones are ignored."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for signal_number in before:
@@ -47,7 +47,7 @@ def interruptions() -> Iterator[None]:
 
 @contextmanager
 def ignore_signals() -> Iterator[None]:
-    """Context that ignores signals, for a clean-up that takes seconds and must not be interrupted."""
+    """Context that ignores signals, for a clean-up that takes seconds."""
     before = {
         signal_number: signal.signal(signal_number, signal.SIG_IGN)
         for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -61,9 +61,9 @@ def ignore_signals() -> Iterator[None]:
 
 @contextmanager
 def held_back(came: list[int] | None = None) -> Iterator[list[int]]:
-    """Context that defers signals: it yields the list of their numbers (`came` if given) and raises the first at the
-    end. For work that polls the list and stops where it is safe: an exception in the middle of starting a process
-    would lose the process. Outside the main thread, where no handler runs, it changes nothing."""
+    """Context that defers signals: yields the list of their numbers (`came` if given), and raises the first at the
+    end. For work that polls the list, such as starting a process, which an exception would lose. No effect outside
+    the main thread."""
     came = [] if came is None else came
     before = {}
     if threading.current_thread() is threading.main_thread():

@@ -1,1 +1,1 @@
-"""Processes on the cluster: a driver a job, its workers, and what they record."""
+"""Processes on the cluster: drivers and workers, and their records."""

@@ -1,8 +1,6 @@
-"""Restores an attempt's files on storage that it cannot go on without: its launch and the marks of its worker groups.
-
-If a job's storage is cleared while it runs, new worker groups could not read the launch, and would reuse group
-numbers whose records the control plane already has.
-"""
+"""Restores files of an attempt on storage: its launch and the marks of its worker groups. If they are removed while
+the job runs, new worker groups cannot read the launch, and reuse group numbers whose records the control plane
+already has."""
 
 import logging
 
@@ -22,7 +20,7 @@ class AttemptKeeper:
         self._groups: set[int] = set()
 
     def look(self) -> bool:
-        """Check the files once; True if some were missing and were written again. Raises OSError."""
+        """Check the files once; True if missing ones were written again. Raises OSError."""
         groups, has_launch = set(self._folder.groups()), self._folder.has(self._name)
         missing_groups = self._groups - groups
         self._groups |= groups

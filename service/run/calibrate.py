@@ -1,8 +1,7 @@
 """Measures a cluster's devices and links: `python -m service.run.calibrate`, as a job of that cluster.
 
-Runs up to two workers on each of up to two nodes, which exchange data in simultaneous pairs, and prints the
-`Calibration`. The result is used for all devices; a link out of a node that more devices share is loaded less here
-than by all of them.
+Up to two workers on each of up to two nodes exchange data in simultaneous pairs. The printed `Calibration` is used
+for all devices, although a link out of a node that more devices share would be loaded more.
 """
 
 import logging
@@ -15,7 +14,7 @@ from service.wire.launch import CALIBRATION_MARK
 
 MAX_NODES, MAX_WORKERS_OF_A_NODE = 2, 2
 PLACING_TIMEOUT_S, MEASURING_TIMEOUT_S = 120, 120
-"""Timeouts until the workers have started, and then until all is measured: shorter than any caller's."""
+"""Timeouts of the workers' start and of the measurement: shorter than any caller's."""
 
 
 class NoRoom(Exception):
@@ -66,7 +65,7 @@ def measure_cluster() -> Calibration:
 
 
 def _places(nodes: list[dict[str, Any]], resource: str) -> list[str]:
-    """Node ids, one per worker, of the nodes with the most of a resource."""
+    """Node id of each worker, on the nodes with the most of a resource."""
     slots = {
         node["NodeID"]: int(min(node["Resources"].get("CPU", 0), node["Resources"].get(resource, 0)))
         for node in nodes

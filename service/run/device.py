@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def device_fault(kind: DeviceKind) -> str | None:
-    """Reason why this worker has no device of that kind; None if it has one."""
+    """Reason why this worker lacks a device of that kind; None if it has one."""
     if kind == "cpu":
         return None
     import torch
@@ -33,7 +33,7 @@ def device_fault(kind: DeviceKind) -> str | None:
 
 
 def device_of(kind: DeviceKind) -> "torch.device":
-    """This worker's device: the GPU that Ray assigned to it, or the CPU."""
+    """The GPU that Ray assigned to this worker, or the CPU."""
     import torch
 
     if kind == "cpu":

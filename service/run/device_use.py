@@ -8,7 +8,7 @@ from service.wire.run_status import DeviceUse
 
 
 def device_use() -> DeviceUse | None:
-    """Use of this process's current GPU; None if it trains on a CPU or has not initialized its GPU yet."""
+    """Use of this process's GPU; None on a CPU or before its initialization."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_available() or not cuda.is_initialized():
@@ -30,8 +30,7 @@ def _utilization(cuda: Any) -> float | None:
 
 @cache
 def _handle(uuid: str) -> tuple[Any, Any]:
-    """(NVML, the GPU's NVML handle). Uses the NVML bindings vendored by Ray; torch needs a separate package for
-    them."""
+    """(NVML, the GPU's handle), from Ray's vendored bindings: torch needs another package."""
     from ray._private.thirdparty import pynvml
 
     pynvml.nvmlInit()  # type: ignore[no-untyped-call]

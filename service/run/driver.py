@@ -1,7 +1,7 @@
 """Driver of a job on the cluster: `python -m service.run.driver <launch file>`.
 
-Runs one attempt: a Ray Train run that restarts its worker group when it dies. The attempt ends with `result.json`;
-one without it died. The driver needs its storage and cluster, but no control plane.
+Runs one attempt: a Ray Train run that restarts dead worker groups. The attempt ends with `result.json`; one without
+it died. The driver needs no control plane.
 """
 
 import logging
@@ -30,8 +30,8 @@ from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Result
 
 COLLECTIVE_TIMEOUT_S = 1800
-"""Timeout of the default process group, in which ranks wait while another prepares data. Heartbeats detect stuck
-ranks sooner."""
+"""Timeout of the default process group, in which ranks wait for data preparation. Heartbeats detect stuck ranks
+sooner."""
 PATIENCE_TERMINATED_S = 1.0
 """Ray kills a driver 3 s after SIGTERM."""
 WATCH_INTERVAL_S = 0.25
@@ -40,7 +40,7 @@ LOOKS_WITHOUT_GROUP = 2
 LOOK_INTERVAL_S = 10.0
 HEARTBEATS_INTERVAL_S = 1.0
 FILES_INTERVAL_S, REMOTE_FILES_INTERVAL_S = 1.0, 15.0
-"""Interval of checks for removed files of the attempt; on remote storage each check is a request."""
+"""Interval of checks for removed files, each a request on remote storage."""
 MAX_REASON = 2000
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ RAY_ENVIRONMENT = {
     # Saves a process per run; a drained node is handled as a lost one.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
-"""Environment of the driver, Ray Train's controller and the workers. Variables that are already set take precedence."""
+"""Default environment of the driver, Ray Train's controller and the workers."""
 
 _log = logging.getLogger("service.run.driver")
 
@@ -96,15 +96,15 @@ class Driver:
         """Number of dead groups when past logs were last trimmed."""
         self._looks_without_group = 0
         self._waits_for: str | None = None
-        """Resources that the cluster lacked at the last report; "" for placed workers that did not start."""
+        """Resources last reported as lacking; "" for placed workers that did not start."""
         self._result: Result | None = None
-        """Result of an attempt that ends before its run; None if the attempt is terminated."""
+        """Result of an attempt that ends before its run; None if terminated."""
         self._over = threading.Event()
         self._group_watch: GroupWatch | None = None
         self._failures: GroupFailures | None = None
 
     def run(self) -> int:
-        """Return the process's exit status: 0 unless the attempt failed; also 0 when paused or cancelled."""
+        """Return the process's exit status: 1 for a failed attempt, 0 for others."""
         result: Result | None
         with CapturedOutput(self._recorder):
             try:
@@ -192,7 +192,7 @@ class Driver:
         )
 
     def _prepare_data(self) -> None:
-        """Prepare the data while workers start; they find it ready, or wait for it."""
+        """Prepare the data while workers start, which use it or wait for it."""
         from moe.tasks.build import build_task
         from moe.train.checkpoint.run_files import kept_tokenizers
 
@@ -211,8 +211,7 @@ class Driver:
             _log.exception("the corpus could not be prepared by the driver; the workers will try")
 
     def _begin_watch(self) -> list[threading.Thread]:
-        """Start the threads that watch the run until it ends; separate, so that hanging storage does not delay the
-        detection of frozen workers."""
+        """Start the threads that watch the run; separate, since storage may hang."""
         is_remote = "://" in self._launch.storage and not self._launch.storage.startswith("file://")
         watches: list[tuple[str, float, Callable[[], object]]] = [
             ("watch", WATCH_INTERVAL_S, self._look),
@@ -249,7 +248,7 @@ class Driver:
             self._obey()
 
     def _look_after_files(self) -> None:
-        """Rewrite removed files of the attempt, and trim past logs after each death of a group."""
+        """Restore files of the attempt, and trim past logs after each group's death."""
         self._keeper.look()
         if self._num_limited != (num_dead := self._num_dead_groups):
             self._limit_past_logs()
@@ -277,7 +276,7 @@ class Driver:
             _log.warning("older logs cannot be kept to logs.max_bytes just now: %s", error)
 
     def _tell_of_waiting(self, runs: bool) -> None:
-        """Report why a worker group has not begun for a while, each reason once."""
+        """Report why no worker group has begun for a while, each reason once."""
         self._looks_without_group = 0 if runs else self._looks_without_group + 1
         if self._looks_without_group < LOOKS_WITHOUT_GROUP:
             self._waits_for = None
@@ -302,13 +301,13 @@ class Driver:
         self._recorder.record("waiting", {"reason": reason})
 
     def _end_stopped_starts(self) -> None:
-        """Kill workers that were stopped before their first heartbeat: Ray waits minutes for them."""
+        """Kill workers stopped before their first heartbeat, for which Ray would wait minutes."""
         for look in end_stopped_on(nodes_of_gang(), self._launch.submission_id):
             _log.warning("a worker that has not begun (process %d) %s: ended, and the group is made anew; "
                          "its stack:\n%s", look.pid, look, look.stack)  # fmt: skip
 
     def _why_failed(self, error: Exception) -> tuple[str, FailureKind]:
-        """(reason of the run's failure, its kind): for failed workers, those of the last group's death."""
+        """(reason, kind) of the run's failure; for failed workers, those of the last dead group."""
         notices = self._failures.notices() if self._failures is not None else []
         if notices and getattr(error, "worker_failures", None):
             return notices[-1].reason, notices[-1].kind

@@ -1,7 +1,7 @@
-"""Examination of a worker process on its own node: whether it is stopped, its CPU time, its stack.
+"""Examination of a worker process on its own node: state, CPU time, stack.
 
-A process without heartbeats is killed only if it certainly does no work: if it is stopped, or if the watchdog has
-given up its group and it uses no CPU time.
+A process without heartbeats is killed only if it does no work: if it is stopped, or if the watchdog has given up its
+group and it uses no CPU time.
 """
 
 import os
@@ -21,14 +21,13 @@ from pydantic import BaseModel, ConfigDict
 from service.wire.process_state import cpu_seconds, state_of
 
 WORKING_CPU_SHARE = 0.05
-"""CPU seconds per second of a process that works; threads that wait, send and seal use less."""
+"""CPU seconds per second of a working process; threads that wait, send and seal use less."""
 BETWEEN_LOOKS_S = 1.0
 STACK_TIMEOUT_S = 10.0
 REMOTE_TIMEOUT_S = 20.0
 MAX_STACK_CHARS = 20_000
 ATTEMPT_VARIABLE = "SHARDYARD_ATTEMPT"
-"""Environment variable that holds the attempt's submission id, by which workers are found before their first
-heartbeat."""
+"""Environment variable with the submission id, which identifies workers before their first heartbeat."""
 
 Ending = Literal["never", "if_stopped", "if_idle"]
 """Condition for killing an examined process; a stopped process is also idle."""
@@ -83,7 +82,7 @@ def examine(pid: int, created_at: float, ending: Ending) -> ProcessSample:
 
 
 def end_stopped(attempt: str) -> list[ProcessSample]:
-    """Kill the stopped worker processes of an attempt on this machine, including those without a heartbeat."""
+    """Kill an attempt's stopped workers on this machine, even without a heartbeat."""
     looks = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -94,8 +93,7 @@ def end_stopped(attempt: str) -> list[ProcessSample]:
 
 
 def end_stopped_on(nodes: Sequence[str], attempt: str) -> list[ProcessSample]:
-    """Kill the stopped worker processes of an attempt on nodes of this driver's Ray cluster. Raises Ray's error if a
-    node does not answer in time."""
+    """Kill an attempt's stopped workers on nodes of this Ray cluster. Raises Ray's error on timeout."""
     looks: list[ProcessSample] = []
     for node in nodes:
         looks += _run_on(node, _end_stopped_plain, attempt)
@@ -103,13 +101,12 @@ def end_stopped_on(nodes: Sequence[str], attempt: str) -> list[ProcessSample]:
 
 
 def examine_on(node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[ProcessSample]:
-    """Examine processes (pid, creation time) on a node of this driver's Ray cluster. Raises Ray's error if the node
-    does not answer in time."""
+    """Examine processes (pid, creation time) on a node of this Ray cluster. Raises Ray's error on timeout."""
     return _run_on(node, _examine_plain, list(processes), ending)
 
 
 def _run_on(node: str, look: Callable[..., list[dict[str, Any]]], *arguments: Any) -> list[ProcessSample]:
-    """Run `look` on a node; in this process if the node is its own."""
+    """Run `look` on a node; directly if it is this one."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -123,8 +120,7 @@ def _run_on(node: str, look: Callable[..., list[dict[str, Any]]], *arguments: An
 
 
 def let_itself_be_looked_at() -> None:
-    """Let processes of the same user read this one's stack where the system permits only parents (Yama ptrace
-    scope)."""
+    """Let this user's processes read this one's stack, also under Yama ptrace restrictions."""
     if not sys.platform.startswith("linux"):
         return
     import ctypes
@@ -145,7 +141,7 @@ def _end_stopped_plain(attempt: str) -> list[dict[str, Any]]:
 
 
 def _stack(pid: int) -> str:
-    """Python stacks of a process's threads, or the reason why they cannot be read."""
+    """Python stacks of a process's threads, or why they cannot be read."""
     program = shutil.which(
         "py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     )

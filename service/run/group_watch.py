@@ -1,4 +1,4 @@
-"""Watches a worker group: passes its heartbeats to the watchdog and acts on the watchdog's judgement."""
+"""Watches a worker group: passes heartbeats to the watchdog and acts on its judgement."""
 
 import logging
 import threading
@@ -11,7 +11,7 @@ from service.run.watchdog import RankFacts, WatchdogLimits, judge
 
 MAX_LOOK_S = 30.0
 LOOK_AGAIN_S = 10.0
-"""Interval between examinations of a silent process that is not to be killed."""
+"""Interval of examinations of a silent process."""
 
 ExamineOn = Callable[[str, Sequence[tuple[int, float]], Ending], list[ProcessSample]]
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("service.run.driver")
 
 
 class GroupWatch:
-    """Watches all ranks whose heartbeats a server receives; `look` is called about every second."""
+    """Watches all ranks of a heartbeat server, by calls of `look`."""
 
     def __init__(
         self,
@@ -33,14 +33,13 @@ class GroupWatch:
         self._reported_ranks: set[tuple[str, int, str]] = set()
         """(node, pid, activity) of ranks reported as idle."""
         self._of_dead_groups: set[tuple[str, int]] = set()
-        """Processes of dead groups: killing one of them later explains no other death."""
+        """Processes of dead groups, whose killing explains no later death."""
         self._reason = ""
         self._looking = threading.Lock()
 
     def take_reason(self) -> str:
-        """Return why ranks of the group that has just died were killed, or "". Called once per group, from any
-        thread. Waits for a running `look`, since a rank's death may be reported before the `look` that killed it
-        returns."""
+        """Return why ranks of the dead group were killed, or "". Called once per group, from any thread. Waits for a
+        running `look`, which may not have returned yet."""
         has_lock = self._looking.acquire(timeout=MAX_LOOK_S)
         try:
             self._of_dead_groups |= {_process(state) for state in self._server.ranks()}
@@ -51,8 +50,8 @@ class GroupWatch:
                 self._looking.release()
 
     def look(self) -> None:
-        """Judge the group once and act on the judgement. Raises the last error of a node that could not be examined,
-        after all others were."""
+        """Judge the group once and act. Raises the last error of a node that could not be examined, after all others
+        were."""
         with self._looking:
             self._look()
 
@@ -73,11 +72,10 @@ class GroupWatch:
         self._end(silent, "if_stopped", "")
 
     def _is_due(self, state: RankState, now: float) -> bool:
-        """Whether a process was not examined recently."""
         return now - self._looked_at.get(_process(state), -LOOK_AGAIN_S) >= LOOK_AGAIN_S
 
     def _name(self, state: RankState, states: Iterable[RankState]) -> None:
-        """Log once that a rank is idle, and ask it to write its stacks to its log."""
+        """Log an idle rank once, and request its stacks."""
         activity = (*_process(state), state.beat.doing)
         if activity in self._reported_ranks:
             return

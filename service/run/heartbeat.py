@@ -1,8 +1,8 @@
 """Heartbeat of a worker: every two seconds it tells the driver what its training thread does and whether it works.
 
-A separate thread sends it, so that a rank that waits in a collective or computes for an hour sends heartbeats, and a
-stopped process does not. The driver's answer may request the stacks of all threads, which go to this rank's log.
-Heartbeats never block training, and their failures never end it.
+Sent by a separate thread: a rank that waits in a collective or computes for an hour sends heartbeats, a stopped
+process does not. The answer may request the stacks of all threads, for this rank's log. Heartbeats never block or end
+training.
 """
 
 import json
@@ -27,7 +27,7 @@ from service.wire.run_status import DeviceUse
 BEAT_INTERVAL_S = 2.0
 ANSWER_TIMEOUT_S = 10.0
 WORK_WINDOW_S = 10.0
-"""Window over which CPU time and I/O are measured to tell whether the process works."""
+"""Window over which CPU time and I/O are measured."""
 WORKING_BYTES_PER_S = 100e3
 """Least I/O of a process that works."""
 
@@ -54,7 +54,7 @@ class Beat(BaseModel):
     for_s: float = 0.0
     """Seconds in the innermost activity."""
     idle_s: float = 0.0
-    """Seconds since this process last worked (CPU time, I/O, device use) or began an activity."""
+    """Seconds since this process last worked (CPU, I/O, device) or began an activity."""
     step_s: float = 0.0
     """Duration of the last step."""
     device: DeviceUse | None = None
@@ -69,7 +69,7 @@ class Introduction(BaseModel):
     rank: int
     pid: int
     created_at: float
-    """Creation time of the process by its system's clock; unique together with the pid."""
+    """Creation time by the system's clock; unique together with the pid."""
     node: str
     """Ray's id of the node."""
     host: str
@@ -97,7 +97,7 @@ class Heartbeat:
         self._thread.start()
 
     def follow(self, log: Callable[[str, str], None]) -> None:
-        """Report the calling thread's activities from now on; `log` receives the level and text of log lines."""
+        """Report the calling thread's activities from now on; `log` receives (level, text)."""
         self._training_thread, self._log = threading.get_ident(), log
 
     def unfollow(self) -> None:
@@ -108,7 +108,7 @@ class Heartbeat:
         self._over.set()
 
     def unanswered_s(self) -> float:
-        """Seconds since the driver last answered; 0 if it never has, for example because its port is unreachable."""
+        """Seconds since the driver last answered; 0 if it never has."""
         return 0.0 if self._answered_at is None else time.monotonic() - self._answered_at
 
     def beat(self) -> Beat:
@@ -153,7 +153,7 @@ class Heartbeat:
 
 
 class WorkMeter:
-    """Measures how long this process has been idle: no CPU use, no I/O."""
+    """Measures how long this process has been idle."""
 
     def __init__(self) -> None:
         self._window = self._counts()
@@ -178,7 +178,7 @@ class WorkMeter:
 
     @staticmethod
     def _counts() -> tuple[float, float, float]:
-        """(time, CPU seconds, bytes read and written) of this process and its descendants."""
+        """(time, CPU seconds, I/O bytes) of this process and its descendants."""
         own = psutil.Process()
         cpu_s, num_bytes = 0.0, 0.0
         for process in (own, *own.children(recursive=True)):

@@ -1,4 +1,4 @@
-"""The driver's server for heartbeats, which keeps the last one of each rank."""
+"""The driver's heartbeat server, which keeps each rank's last one."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ INTRODUCTION_TIMEOUT_S = 10.0
 """A connection without an introduction by then is closed."""
 TICK_S = 1.0
 PAUSE_S = 5.0
-"""If the event loop did not run for longer, this process was stopped, and the silence is not the ranks' fault."""
+"""If the event loop did not run for longer, this process was stopped: ranks are not to blame."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class HeartbeatServer:
     def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ranks: dict[int, RankState] = {}
-        """Ranks by connection number, removed when the connection closes, which it does when the process ends."""
+        """Ranks by connection number, until the connection closes with its process."""
         self._num_connections = 0
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
@@ -104,8 +104,7 @@ class HeartbeatServer:
             self._writers.discard(writer)
 
     def _new_state(self, number: int, introduction: Introduction, beat: Beat) -> RankState:
-        """State of a newly connected process. Replaces any older connection of its rank: the connection of a lost
-        node never closes."""
+        """State of a new connection. Replaces its rank's older one: a lost node's never closes."""
         self._ranks = {
             connection: state for connection, state in self._ranks.items() if state.rank != introduction.rank
         }

@@ -1,7 +1,5 @@
-"""Limit of a job's log (`logs.max_bytes`): half for running processes, in equal shares, and half for past ones.
-
-Each writer keeps the newest segments within its share. A line in place of the older ones says how much was removed.
-"""
+"""Limit of a job's log (`logs.max_bytes`): half for running processes, in equal shares, half for past ones. Each
+writer keeps its newest segments, with a line that says how much was removed."""
 
 from collections import deque
 
@@ -24,7 +22,7 @@ def removed_line(time: str, num_bytes: int) -> bytes:
 
 
 class NewestSegments:
-    """Limits a writer's sealed segments to a number of bytes by removing the oldest."""
+    """Limits a writer's sealed segments by removing the oldest."""
 
     def __init__(self, folder: Folder, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
@@ -43,7 +41,7 @@ class NewestSegments:
         return removed_line(_time(data[:begin]), self._removed_bytes) + data[begin:]
 
     def add_segment(self, name: str, data: bytes) -> None:
-        """Record a sealed segment, and remove the oldest beyond the limit. Raises OSError."""
+        """Record a sealed segment, and remove the oldest. Raises OSError."""
         self._segments.append((name, len(data), _time(data)))
         while (
             len(self._segments) > 1 and sum(num_bytes for _, num_bytes, _ in self._segments) > self._max_bytes
@@ -57,7 +55,7 @@ class NewestSegments:
 
 
 def remove_oldest(storage: str, attempt: int, num_dead_groups: int, max_bytes: int) -> None:
-    """Trim the logs of earlier attempts and of this one's dead worker groups to half of the limit. Raises OSError."""
+    """Trim the logs of past attempts and dead worker groups to half of the limit. Raises OSError."""
     logs = Folder.of_job(storage).below("logs")
     folder = SegmentFolder(Folder.of_job(storage), "logs")
     past = [

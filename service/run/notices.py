@@ -1,8 +1,5 @@
-"""Ray Train failure policy of the driver: decides whether a dead worker group is restarted, and keeps a notice of
-each death.
-
-Ray Train's controller runs in the driver's process and calls the policy there; it is never sent to a worker.
-"""
+"""Ray Train failure policy of the driver, in whose process the controller runs: decides whether a dead worker group
+is restarted, and keeps a notice of each death."""
 
 import logging
 import threading
@@ -42,13 +39,13 @@ class GroupFailure:
 
 
 class GroupFailures(FailurePolicy):
-    """Decides on dead worker groups by the job's retry rules, and keeps a notice of each."""
+    """Decides on dead worker groups by the job's retry rules."""
 
     def __init__(self, launch: Launch, take_reason: Callable[[], str] = lambda: "") -> None:
-        """`take_reason`: called at each death of a group; returns why this driver killed workers of it, or ""."""
+        """`take_reason`: called at each group's death; returns why this driver killed workers, or ""."""
         super().__init__(FailureConfig(max_failures=launch.max_failures))
         self._default_policy = DefaultFailurePolicy(self.failure_config)
-        """Handles all other failures, such as a worker group that does not start."""
+        """Handles other failures, such as a worker group that does not start."""
         self._launch, self._take_reason = launch, take_reason
         self._num_left = {"": launch.max_failures, **launch.failures_left}
         self._notices: list[GroupFailure] = []
@@ -79,7 +76,7 @@ class GroupFailures(FailurePolicy):
         return FailureDecision.RETRY if anew else FailureDecision.RAISE
 
     def _is_left(self, kind: FailureKind) -> bool:
-        """Take one restart of this attempt's budget; False if none is left, or if the control plane restarts after a
+        """Use one restart of this attempt's budget; False if none is left, or if the control plane restarts after a
         backoff."""
         if self._launch.spec.retry.backoff_of(kind) is not None:
             return False  # the control plane waits, without holding workers
@@ -97,7 +94,7 @@ def kind_of(errors: dict[int, Exception]) -> FailureKind:
 
 
 def reason(errors: dict[int, Exception]) -> str:
-    """Reason of a group's death in a sentence. A lost process says more than the collectives that it broke."""
+    """Reason of a group's death. A lost process says more than the collectives it broke."""
     words_by_rank = {rank: _in_words(error) for rank, error in errors.items()}
     lost_ranks = {rank: words for rank, words in words_by_rank.items() if words is None}
     out_of_memory = {

@@ -1,4 +1,4 @@
-"""One writer's undelivered records, read back from the node's disk: memory holds at most one batch."""
+"""A writer's undelivered records, read from the node's disk: at most one batch in memory."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ BATCH_BYTES = MAX_BATCH_BYTES // 4
 
 
 class Outbox:
-    """Spooled records of a writer, from the first that is not known to be delivered."""
+    """Spooled records of a writer that are not known to be delivered."""
 
     def __init__(self, spool: Spool | Path, writer: str) -> None:
         """`spool`: this process's spool, or the folder of a dead writer's."""
@@ -20,13 +20,13 @@ class Outbox:
         self.next_seq = 0
         """Sequence number below which every record is delivered."""
         self._place = (0, 0)
-        """(segment, byte) of the next record; one tuple, since another thread calls `has_left`."""
+        """(segment, byte) of the next record; one tuple, for thread safety."""
         self.is_refused = False
-        """The control plane accepts no more of this writer; storage keeps the rest."""
+        """The control plane accepts no more; storage has the rest."""
 
     def batch(self) -> list[bytes]:
-        """The next records as JSON lines with sequence numbers; empty if there are none now. If earlier records are
-        missing on this node, the writer counts as refused, as in `seek`."""
+        """Next records as JSON lines with sequence numbers; empty if none. If earlier records are missing here, the
+        writer counts as refused, as in `seek`."""
         number, byte = self._place
         for segment in self._segments():
             offset = byte if segment.number == number else 0
@@ -40,7 +40,7 @@ class Outbox:
         return []
 
     def acknowledge(self, lines: list[bytes], next_seq: int) -> None:
-        """Process an answer to `lines`: the control plane has every record below `next_seq`."""
+        """Process an answer: the control plane has all records below `next_seq`."""
         if next_seq == self.next_seq + len(lines):
             number, byte = self._place
             self._place = (number, byte + sum(len(line) + 1 for line in lines))
@@ -49,11 +49,8 @@ class Outbox:
             self.seek(next_seq)
 
     def seek(self, next_seq: int) -> None:
-        """Continue from record `next_seq`, forwards or backwards.
-
-        Records before the first segment here were delivered once and removed. If those are requested, the writer
-        counts as refused: the control plane reads them from storage, which has them all.
-        """
+        """Continue from record `next_seq`, forwards or backwards. If it was delivered once and removed here, the
+        writer counts as refused: the control plane reads storage."""
         self.next_seq = next_seq
         for segment in self._segments():
             lines = segment.whole_lines().splitlines()
@@ -74,7 +71,7 @@ class Outbox:
         return self._spool.segments() if isinstance(self._spool, Spool) else local_segments(self._spool)
 
     def has_left(self, segment: LocalSegment) -> bool:
-        """Whether everything in a complete segment was delivered, or will never be requested."""
+        """Whether a complete segment was delivered, or will never be requested."""
         number, byte = self._place
         if self.is_refused or segment.number < number:
             return True

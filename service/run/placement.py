@@ -4,7 +4,7 @@ from typing import Any
 
 
 def why_unplaced(num_workers: int, cpus_each: int, gpus_each: int) -> str | None:
-    """Resources that the cluster lacks while a placement group of this driver is pending; None while none is."""
+    """Resources that the cluster lacks while this driver's placement group is pending; else None."""
     import ray
     from ray.util import placement_group_table
 
@@ -33,7 +33,7 @@ def nodes_of_gang() -> list[str]:
 
 
 def what_lacks(demand: dict[str, int], total: dict[str, Any], free: dict[str, Any]) -> str:
-    """Resources that prevent a placement group: those that the cluster has too few of, else those that are not free."""
+    """Resources that prevent a placement group: too few in the cluster, else not free."""
     scarce_names = [name for name, count in demand.items() if total.get(name, 0) < count]
     if scarce_names:
         return (

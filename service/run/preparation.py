@@ -7,11 +7,11 @@ from moe.records import PreparationRecord
 from service.run.recorder import SpoolRecorder
 
 INTERVAL_S = 2.0
-"""Interval between records of progress: at most two thousand short lines for an hour's preparation."""
+"""Interval of progress records: at most 2000 short lines per hour."""
 
 
 class PreparationProgress:
-    """Callback that records the progress of a preparation, at most every `INTERVAL_S` per stage."""
+    """Callback that records progress, at most every `INTERVAL_S` per stage."""
 
     def __init__(self, recorder: SpoolRecorder, now: Callable[[], float] = time.monotonic) -> None:
         self._recorder, self._now = recorder, now

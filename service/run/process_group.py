@@ -1,10 +1,10 @@
-"""Default process group of a worker group, which listens only on the address where its workers reach it.
+"""Default process group of a worker group, listening only where its workers reach it.
 
-By default, torch's rendezvous store listens on every address of the machine, without authentication: anyone may list
-and write its keys. Here its socket is bound first: to loopback if all workers are on one machine, else to the node's
-address in the cluster. gloo and NCCL are given the interface of that address.
+By default, torch's rendezvous store listens on every address, without authentication. Here its socket is bound first:
+to loopback for workers on one machine, else to the node's address in the cluster, whose interface gloo and NCCL also
+use.
 
-The driver imports this module; only the workers import torch, which takes seconds.
+The driver imports this module; only workers import torch, which takes seconds.
 """
 
 import ipaddress
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 FIRST_HEARTBEAT_TIMEOUT_S = 60.0
-"""Longest wait for the first heartbeat of each worker process, which is its first task."""
+"""Longest wait for a worker's first heartbeat, its first task."""
 LEAVE_TIMEOUT_S = 5.0
-"""Longest wait for workers to destroy the group; one whose collective is stuck never does."""
+"""Longest wait for workers to destroy the group; stuck ones never do."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _store: list["dist.TCPStore"] = []
 
 
 def meeting_addresses(nodes: Sequence[str]) -> list[str]:
-    """Address to listen on of each rank, given the ranks' node addresses; loopback if all are on one machine."""
+    """Each rank's address to listen on, from node addresses; loopback on one machine."""
     on_one_machine = len(set(nodes)) == 1 or all(ipaddress.ip_address(node).is_loopback for node in nodes)
     return [LOOPBACK] * len(nodes) if on_one_machine else list(nodes)
 
@@ -49,7 +49,7 @@ def node_address() -> str:
 
 
 def open_store(address: str, timeout_s: float) -> int:
-    """Start the group's store on an address of this machine and return its port. Called on rank 0."""
+    """Start the group's store on rank 0, on an address of this machine; returns its port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listener:
         port = int(listener.getsockname()[1])
@@ -58,7 +58,7 @@ def open_store(address: str, timeout_s: float) -> int:
 
 
 def join(rank: int, addresses: Sequence[str], port: int, timeout_s: float) -> None:
-    """Initialize the gloo process group. Called on all ranks, after rank 0 has started the store at `port`."""
+    """Initialize the gloo process group, on all ranks, after rank 0 has started the store."""
     import torch.distributed as dist
 
     listen_on(addresses[rank])
@@ -133,8 +133,7 @@ class _Gloo(Backend):
 
 @dataclass
 class GlooConfig(BackendConfig):
-    """A gloo process group whose collectives time out after `timeout_s` seconds; its workers send heartbeats to
-    `heartbeats`."""
+    """A gloo process group with a collective timeout of `timeout_s`; workers send heartbeats to `heartbeats`."""
 
     timeout_s: float
     heartbeats: HeartbeatAddress

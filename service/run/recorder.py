@@ -1,4 +1,4 @@
-"""Records and log lines of one process of a run, on the node's disk when each call returns."""
+"""Records and log lines of a process, on the node's disk when a call returns."""
 
 import logging
 import sys
@@ -23,14 +23,14 @@ from service.wire.node_folder import spool_folder
 from service.wire.run_status import RunStatus
 
 CLOSE_PATIENCE_S = 10.0
-"""Longest wait at a process's end for storage and a slow control plane."""
+"""Longest wait at the end for storage and a slow control plane."""
 MAX_REASON = 1000
-"""Most characters of a reason that becomes a job's; the log has all of it."""
+"""Most characters of a job's reason; the log has all."""
 
 
 class SpoolRecorder(Recorder):
-    """Recorder that spools everything on disk and delivers it in the background. Every process writes log lines. One
-    that `speaks` also has a sequence of records: rank 0 of each worker group, and the driver."""
+    """Recorder that spools everything on disk and delivers it in the background. Every process writes log lines;
+    rank 0 of each worker group, and the driver, also `speak`: they have a sequence of records."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class SpoolRecorder(Recorder):
         sweeps: bool,
         max_log_bytes: int | None = None,
     ) -> None:
-        """`name`: `driver`, or `g3.rank-0`. `sweeps`: also delivers what dead processes left on this node.
-        `max_log_bytes`: limit of this process's log on storage."""
+        """`name`: `driver`, or `g3.rank-0`. `sweeps`: also delivers this node's remains of dead processes.
+        `max_log_bytes`: limit of this log on storage."""
         group = name.partition(".")[0]
         self._folder = spool_folder(job_id)
         top = self._folder.parents[1]
@@ -134,7 +134,7 @@ class SpoolRecorder(Recorder):
 
     @property
     def control(self) -> Control:
-        """The control plane's requests to the run; always empty in a process that does not speak."""
+        """Requests to the run; none in a process that does not speak."""
         return _SenderControl(self._sender)
 
     def report_status(self, status: Callable[[], RunStatus | None]) -> None:
@@ -143,13 +143,13 @@ class SpoolRecorder(Recorder):
             self._sender.run_status = status
 
     def report_driver_silence(self, silent_s: Callable[[], float]) -> None:
-        """Report to the control plane how long ago the driver last answered this process."""
+        """Report how long ago the driver last answered this process."""
         if self._sender is not None:
             self._sender.driver_silent_s = silent_s
 
     def close(self, patience_s: float = CLOSE_PATIENCE_S, after_workers: bool = False) -> None:
-        """Deliver the rest, within about `patience_s`. `after_workers`: also that of this node's dead workers, since
-        no worker group follows that would."""
+        """Deliver the rest, within about `patience_s`. `after_workers`: also that of dead workers, since no group
+        follows."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -173,7 +173,7 @@ class _SenderControl(Control):
 
 
 class CapturedOutput:
-    """Context manager that also sends a process's `logging` and printed output to its recorder."""
+    """Context manager that also records a process's `logging` and printed output."""
 
     def __init__(self, recorder: SpoolRecorder) -> None:
         self._recorder = recorder
@@ -247,8 +247,8 @@ class _Tee:
 
 
 def _left_behind(job_folder: Path, kind: str, own: str) -> Iterator[Path]:
-    """Spools of this node's dead processes of a job, from earlier attempts or earlier worker groups of this one, in
-    order. A driver gets drivers' spools, a worker workers'."""
+    """Spools of this node's dead processes of a job, in order: earlier attempts and worker groups; drivers' for a
+    driver, workers' for a worker."""
     own_place = _place(own)
     folders = [
         (place, folder)

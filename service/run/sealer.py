@@ -1,4 +1,4 @@
-"""Copies spooled segments of a node to the job's storage every few seconds, in the background."""
+"""Copies a node's spooled segments to the job's storage in the background."""
 
 import logging
 import math
@@ -22,12 +22,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SealTask:
-    """A spool in use, or the folder of a dead process's spool, and its destination."""
+    """A spool, or a dead process's folder, and its destination."""
 
     folder: Path
     seals: Seals
     spool: Spool | None = None
-    """None if the process that wrote it is dead, and all segments are complete."""
+    """None if its process is dead, and all segments are complete."""
     outbox: Outbox | None = None
     """The other reader of the segments; they stay until both are done."""
 
@@ -42,7 +42,7 @@ class SealTask:
 
 
 class Sealer:
-    """Seals a process's spools, and those of dead processes of the same job on this node."""
+    """Seals a process's spools, and those of dead processes on this node."""
 
     def __init__(self, writers: Sequence[SealTask], interval_s: float = SEAL_INTERVAL_S) -> None:
         self._writers, self._interval_s = list(writers), interval_s
@@ -71,7 +71,7 @@ class Sealer:
             self._seal(age_s=self._interval_s)
 
     def _seal(self, age_s: float) -> bool:
-        """Seal the due segments of all writers; returns False if storage could not be written."""
+        """Seal all due segments; False if storage could not be written."""
         try:
             for writer in self._writers:
                 if writer.spool:

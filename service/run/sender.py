@@ -1,7 +1,6 @@
-"""Delivers spooled records to the control plane in the background, and fetches requests to the run.
+"""Delivers spooled records to the control plane in the background, and fetches requests.
 
-A control plane that is down delays records and loses none: they stay on the node's disk, and sealed on the job's
-storage. Sending never blocks training.
+While the control plane is down, records stay on the node's disk and on storage. Sending never blocks training.
 """
 
 import json
@@ -30,11 +29,8 @@ _log = logging.getLogger(__name__)
 
 
 class Sender:
-    """Sends the records of several writers in order, its own process's last.
-
-    The others are of dead processes of the same attempt. They go first, since the control plane refuses records of an
-    older worker group once a newer one has begun.
-    """
+    """Sends several writers' records in order, its own process's last. The others are of dead processes, whose
+    records the control plane refuses once a newer worker group has begun."""
 
     def __init__(
         self, events_url: str, job_id: str, attempt: int, token: str, outboxes: Sequence[Outbox]
@@ -54,7 +50,7 @@ class Sender:
         self.run_status: Callable[[], RunStatus | None] = lambda: None
         """Returns the attempt's status, every few seconds; the driver sets it."""
         self.driver_silent_s: Callable[[], float] | None = None
-        """Returns the seconds since the driver last answered a heartbeat of this process; the first worker sets it."""
+        """Seconds since the driver last answered this process; the first worker sets it."""
         self._status_at = 0.0
         self._is_reached = False
         self._posted_at, self._back_off_s = 0.0, SEND_INTERVAL_S
@@ -66,8 +62,8 @@ class Sender:
         self._thread.start()
 
     def close(self, patience_s: float) -> bool:
-        """Send the rest and end, within about `patience_s`; returns whether everything was delivered. An unreachable
-        control plane is not waited for: storage has the records."""
+        """Send the rest and end, within about `patience_s`; returns whether all was delivered. An unreachable
+        control plane is not waited for."""
         self._give_up_at = time.monotonic() + patience_s
         self._ending.set()
         self._thread.join(patience_s + CONNECT_TIMEOUT_S)
@@ -94,7 +90,7 @@ class Sender:
         self._client.close()
 
     def _round(self, ending: bool) -> float:
-        """Send one batch, or a heartbeat if due; returns the wait before the next round."""
+        """Send a batch, or a due heartbeat; returns the wait before the next round."""
         outbox = self._first_with_records()
         if outbox is None and ending:
             return NOTHING_LEFT
@@ -115,7 +111,7 @@ class Sender:
         return next((outbox for outbox in self._outboxes if not outbox.is_refused and outbox.batch()), None)
 
     def _post(self, outbox: Outbox, lines: list[bytes]) -> bool:
-        """Send one batch; False if the control plane could not be reached or could not answer now."""
+        """Send a batch; False if the control plane could not answer now."""
         head = {
             "attempt": self._attempt,
             "writer": outbox.writer,
@@ -156,7 +152,6 @@ class Sender:
         return True
 
     def _status(self) -> dict[str, Any]:
-        """Status of the attempt, if it is due."""
         if time.monotonic() - self._status_at < STATUS_INTERVAL_S:
             return {}
         self._status_at = time.monotonic()
@@ -174,7 +169,7 @@ class Sender:
 
 
 def _tells_to_end(response: httpx.Response) -> bool:
-    """Whether a newer attempt runs, so that this one only holds resources that the newer one may need."""
+    """Whether a newer attempt runs, which may need this one's resources."""
     try:
         problem = response.json()
     except ValueError:

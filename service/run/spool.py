@@ -1,11 +1,11 @@
-"""Spool of records and log lines on the node's disk, whose complete segments are sealed on storage.
+"""Spool of records and log lines on the node's disk, sealed on storage by segment.
 
-A writer has a folder of numbered segments. Lines are appended to the newest; the others are complete. A complete
-segment is sealed by copying it to the job's storage, and removed here once unneeded. When `append` returns, the
-operating system has the line, so that killing the process loses none.
+A writer has numbered segments. Lines are appended to the newest; complete ones are copied to the job's storage
+(sealed), and removed here once unneeded. When `append` returns, the operating system has the line, so that SIGKILL
+loses none.
 
-The folder may be removed, renamed, made unreadable or full at any time. The writing process keeps each file open
-until it is sealed, and can read it even after it was renamed or removed; lines that no file accepts wait in memory.
+The folder may be removed, renamed, unreadable or full at any time. Files stay open until sealed, and so readable;
+lines that no file accepts wait in memory.
 """
 
 import errno
@@ -24,9 +24,9 @@ from service.wire.node_folder import make_private
 
 SEGMENT_MOST_BYTES = 1_000_000
 MEMORY_MOST_BYTES = 32_000_000
-"""Most bytes of one writer's lines held in memory while no file accepts them."""
+"""Most bytes of a writer's lines in memory."""
 MAX_HELD_FILES = 64
-"""Unsealed segments that a writer keeps open, so that removing their files loses nothing."""
+"""Unsealed segments kept open, in case their files are removed."""
 _SEGMENT = re.compile(r"segment-(\d{8,})\.(?:jsonl|log)(\.sealed)?")
 
 
@@ -43,7 +43,7 @@ class LocalSegment(ABC):
 
     @abstractmethod
     def read(self, start: int = 0, max_bytes: int | None = None) -> bytes:
-        """Bytes from `start` on; empty if the segment is gone. Raises OSError if it cannot be read."""
+        """Bytes from `start` on; empty if gone. Raises OSError if unreadable."""
 
     @abstractmethod
     def note_sealed(self, seals: "Seals") -> None:
@@ -90,7 +90,7 @@ class SegmentFile(LocalSegment):
 
 
 class _OwnSegment(LocalSegment):
-    """Segment that this process writes: an open file, or memory while no file accepts lines."""
+    """Segment written by this process: an open file, or memory."""
 
     def __init__(self, number: int, path: Path, file: int | None) -> None:
         super().__init__(number, is_sealed=False)
@@ -161,16 +161,16 @@ class _OwnSegment(LocalSegment):
 
 
 class Spool:
-    """One writer's segments on this node: appended to by threads of one process, read by its sender.
+    """A writer's segments: appended to by threads of one process, read by its sender.
 
-    `suffix` is `jsonl` for records and `log` for lines of text. `top`: folder below which every folder must be
-    private; `folder`'s parent by default.
+    `suffix`: `jsonl` for records, `log` for text. `top`: folder below which all must be private; by default the
+    parent.
     """
 
     def __init__(self, folder: Path, suffix: str, top: Path | None = None) -> None:
         self.folder, self._suffix, self._top = folder, suffix, top or folder.parent
         self.fault: OSError | None = None
-        """Reason why new lines wait in memory; None while a file accepts them."""
+        """Reason why new lines wait in memory; None if they do not."""
         self._lock = threading.Lock()
         self._before: list[LocalSegment] = [*local_segments(folder)]  # of an earlier process of this name
         self._next_number = max((segment.number for segment in self._before), default=-1) + 1
@@ -179,8 +179,8 @@ class Spool:
         self._next_line = 0
 
     def append(self, render: Callable[[int], bytes]) -> None:
-        """Append the line that `render` makes of its number, counted from 0; it is stored when this returns. Raises
-        OSError if neither the disk nor the reserved memory takes more; then nothing was added."""
+        """Append the line that `render` makes of its number, from 0; stored on return. Raises OSError, with nothing
+        added, if disk and memory are full."""
         with self._lock:
             line = render(self._next_line)
             if self._newest is None:
@@ -203,7 +203,7 @@ class Spool:
         return self._next_line
 
     def roll(self, age_s: float = 0.0) -> None:
-        """Complete the newest segment if it is at least `age_s` old, or large."""
+        """Complete the newest segment if `age_s` old, or large."""
         with self._lock:
             newest = self._newest
             if newest is None:
@@ -257,16 +257,15 @@ class Spool:
 
 
 class Seals:
-    """A writer's folder on the job's storage, which receives complete segments. Raises OSError when storage cannot
-    be written; the segments stay and are sealed later."""
+    """A writer's folder on storage. Raises OSError when storage cannot be written; segments are then sealed later."""
 
     def __init__(self, storage: str, kind: str, writer: str, max_bytes: int | None = None) -> None:
-        """`max_bytes`: limit of all segments together, of which the newest are kept; None keeps all."""
+        """`max_bytes`: limit of all segments, of which the newest are kept."""
         self._folder = Folder.of_job(storage).below(f"{kind}/{writer}")
         self._newest = None if max_bytes is None else NewestSegments(self._folder, max_bytes)
 
     def seal(self, segment: LocalSegment) -> None:
-        """Copy a complete segment atomically, and mark it as sealed on this node."""
+        """Copy a complete segment atomically, and mark it as sealed."""
         if segment.is_sealed:
             return
         if data := segment.whole_lines():
@@ -282,7 +281,7 @@ class Seals:
 
 
 def local_segments(folder: Path) -> list[SegmentFile]:
-    """Segments in a dead writer's folder, in order; empty if it is missing or unreadable."""
+    """Segments in a dead writer's folder, in order; empty if unreadable."""
     segments: list[SegmentFile] = []
     for name in _names(folder):
         if match := _SEGMENT.fullmatch(name):
@@ -291,12 +290,12 @@ def local_segments(folder: Path) -> list[SegmentFile]:
 
 
 def writer_folders(job_folder: Path, kind: str) -> Iterator[Path]:
-    """Folders of a job's writers of this kind (`metrics`, `logs`) on this node, by name."""
+    """Folders of a job's writers of a kind (`metrics`, `logs`) on this node."""
     yield from (job_folder / kind / name for name in sorted(_names(job_folder / kind)))
 
 
 def tidy(job_folder: Path, keep_sealed: bool = True) -> None:
-    """Remove a job's empty folders on this node, and sealed segments unless `keep_sealed`."""
+    """Remove a job's empty folders, and sealed segments unless `keep_sealed`."""
     for kind in ("logs", "metrics"):
         for folder in list(writer_folders(job_folder, kind)):
             for segment in local_segments(folder):

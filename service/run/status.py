@@ -1,4 +1,4 @@
-"""Status of an attempt for the control plane, from its ranks' last heartbeats."""
+"""Status of an attempt, from its ranks' last heartbeats."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Ray Train trainer without torch in the driver and without unneeded helper processes."""
+"""Ray Train trainer without torch in the driver and without unneeded processes."""
 
 import asyncio
 from typing import Any
@@ -18,10 +18,10 @@ UNUSED = frozenset(
 
 
 class LeanTrainer(DataParallelTrainer):
-    """Starts worker groups faster: each helper is one more Python process that imports what workers import.
+    """Starts worker groups faster: each helper is a Python process with slow imports.
 
-    Not `ray.train.torch.TorchTrainer`, which imports torch into the driver and only adds a default process group that
-    ours would replace. The hooks are private API, so Ray is pinned to the release for which they were written.
+    `ray.train.torch.TorchTrainer` would import torch into the driver and add a process group that ours replaces. The
+    hooks are private API, so Ray's release is pinned.
     """
 
     def __init__(self, *arguments: Any, failure_policy: FailurePolicy, **settings: Any) -> None:
@@ -33,7 +33,7 @@ class LeanTrainer(DataParallelTrainer):
         return [callback for callback in callbacks if type(callback).__name__ not in UNUSED]
 
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
-        """Run the controller in the driver instead of an actor that the driver waits for."""
+        """Run the controller in the driver, not in an actor."""
         # Workers get a handle of the controller actor, to query reported checkpoints. Ours report none and query none.
         RuntimeContext.current_actor = None  # type: ignore[assignment, method-assign]
         worker_group.SynchronizationActor = _NoBarrier  # type: ignore[misc, assignment]
@@ -44,8 +44,7 @@ class LeanTrainer(DataParallelTrainer):
 
 
 class _NoBarrier:
-    """Replaces the actor at which reporting workers synchronize, a process per worker group that starts while they
-    do. Our workers report nothing."""
+    """Replaces the actor at which reporting workers synchronize. Ours report nothing."""
 
     @classmethod
     def options(cls, **_: Any) -> type["_NoBarrier"]:

@@ -1,8 +1,8 @@
 """Judgement of a worker group by its heartbeats: which ranks are silent or idle, and whether the group is stuck.
 
-A pure function of the ranks' last heartbeats. A silent rank is examined from outside. A rank that sends heartbeats
-but is idle while others wait for it is reported, with its stacks; it is killed only when no rank of its group has
-worked for longer than any legitimate wait. Slow ranks that work are left alone.
+A pure function. Silent ranks are examined from outside. A rank that is idle while others wait for it is reported,
+with its stacks; it is killed only when no rank has worked for longer than any legitimate wait. Slow ranks are left
+alone.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ MAX_SHOWN = 8
 """Most ranks that a reason names."""
 _PATIENT = ("checkpoint", "loading")
 _UNWATCHED = ("start", "preparation")
-"""Phases in which a rank may wait for another job's process that prepares the same corpus."""
+"""Phases in which a rank may wait for another job that prepares the same corpus."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class WatchdogLimits:
     slowest_steps: int = 20
     """A group is not stuck within this multiple of its last step's duration."""
     storage_s: float = 1800.0
-    """Idle time allowed while a rank reads or writes a checkpoint: storage may be slow, and pending transfers show
-    neither as CPU time nor as I/O."""
+    """Idle time allowed at checkpoints: storage may be slow, and pending transfers show neither as CPU time nor as
+    I/O."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class RankFacts:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Ranks of a group to act on; all empty while it makes progress."""
+    """Ranks of a group to act on; empty while it makes progress."""
 
     silent: tuple[int, ...] = ()
     """Ranks to examine: no heartbeat for `WatchdogLimits.silent_s`."""
     idle: tuple[int, ...] = ()
     """Idle ranks that send heartbeats, to be asked for their stacks."""
     stuck: tuple[int, ...] = ()
-    """Ranks that block their group, to be killed unless an examination finds them working."""
+    """Ranks that block their group, to be killed unless found working."""
     reason: str = ""
     """Reason for `stuck`."""
 

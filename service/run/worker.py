@@ -1,8 +1,7 @@
-"""One worker of a group: joins it, selects its device, prepares its data, and trains.
+"""One worker of a group: joins it, selects its device, prepares data, and trains.
 
 Runs in a Ray Train worker with the default process group (gloo) up. Only the result is reported to Ray Train:
-`ray.train.report` is a barrier that takes one result per poll of the controller, and is redundant, since the newest
-verified marker on storage alone decides where a run resumes.
+`ray.train.report` is a slow barrier, and the newest verified marker on storage alone decides where a run resumes.
 """
 
 import os
@@ -31,17 +30,15 @@ if TYPE_CHECKING:
     import torch
 
 PATIENCE_AFTER_ERROR_S = 2.0
-"""Short, since Ray soon kills the processes of a failed group; the next group delivers the rest."""
+"""Short: Ray soon kills a failed group, and the next group delivers the rest."""
 
 
 def train_worker(config: dict[str, Any]) -> dict[str, Any]:
     """Ray Train's `train_loop_per_worker`; returns a `Result` as plain data, the same on every rank.
 
-    `config`: `launch` (URL of the attempt's launch; the token stays in that file) and `fit_at` (time at which the
-    driver requested the group).
-
-    A mistake in the spec or data, a missing GPU and a non-finite loss end the run, since a new group would end the
-    same way. Everything else raises, and Ray Train restarts the group.
+    `config`: `launch` (URL, since the launch holds a token) and `fit_at` (time at which the driver requested the
+    group). Mistakes in spec or data, a missing GPU and a non-finite loss end the run. Everything else raises, and Ray
+    Train restarts the group.
     """
     began = time.time()
     import ray.train
@@ -161,7 +158,7 @@ def _plan(
     device: "torch.device",
     recorder: SpoolRecorder,
 ) -> Plan:
-    """The plan to run: the launch's, or the fastest of its trials, which run once per attempt."""
+    """The launch's plan, or the fastest of its trials, run once per attempt."""
     from moe.calibrate.trial import fastest, step_seconds
     from moe.parallel import plain_collectives
 
@@ -192,8 +189,8 @@ def _plain(plan: Plan | None) -> dict[str, Any] | None:
 
 
 class _FirstStepTimer(Recorder):
-    """Passes everything on, records the durations of building the model and of the first step, and tells the
-    heartbeat the duration of each step."""
+    """Passes everything on, records the durations of building the model and of the first step, and passes step
+    durations to the heartbeat."""
 
     def __init__(self, recorder: SpoolRecorder, heartbeat: Heartbeat | None) -> None:
         self._recorder, self._heartbeat = recorder, heartbeat
@@ -226,7 +223,7 @@ class _FirstStepTimer(Recorder):
 
 
 def _begin_group(folder: AttemptFolder, launch: Launch) -> tuple[int, int]:
-    """(number of this worker group, step of the newest committed checkpoint, which may prove damaged)."""
+    """(number of this worker group, step of the newest committed checkpoint, possibly damaged)."""
     group = folder.begin_group(launch.group_start)
     newest = marker.list_committed(Folder.of_job(launch.storage).below(marker.FOLDER))
     place = marker.order(newest[0]) if newest else None

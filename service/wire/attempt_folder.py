@@ -14,7 +14,7 @@ from service.wire.launch import Launch, Result
 _LAUNCH = re.compile(
     r"(?P<storage>.+)/attempts/(?P<attempt>[1-9][0-9]*)/launch\.(?P<sha256>[0-9a-f]{64})\.json"
 )
-"""A launch's name contains its SHA-256: runs can write to the folder, and the driver must be able to detect changes."""
+"""Launch names contain their SHA-256, since runs can write to the folder."""
 _NAME = re.compile(r"launch\.(?P<sha256>[0-9a-f]{64})\.json")
 MAX_LAUNCH_BYTES = 1 << 26
 RESULT = "result.json"
@@ -34,8 +34,7 @@ class AttemptFolder:
 
     @classmethod
     def open_launch(cls, launch_path: str) -> "tuple[AttemptFolder, Launch]":
-        """Return the folder of a launch and the launch. Raises ValueError for the path of another file, and for a
-        launch that was altered since it was written."""
+        """(folder of a launch, launch). Raises ValueError for another file or a launch altered since it was written."""
         if (match := _LAUNCH.fullmatch(launch_path)) is None:
             raise ValueError(f"the launch file (={launch_path!r}) must be what 'write_launch' has named")
         folder = cls(match["storage"], int(match["attempt"]))
@@ -49,7 +48,7 @@ class AttemptFolder:
         return self._folder.url
 
     def write_launch(self, launch: Launch) -> str:
-        """Write `launch.<its SHA-256>.json`, readable by its owner only since it holds a token. Returns its URL."""
+        """Write `launch.<its SHA-256>.json`, readable by its owner only (it holds a token); returns its URL."""
         content = launch.model_dump_json(indent=1).encode()
         name = f"launch.{hashlib.sha256(content).hexdigest()}.json"
         self._folder.write(name, content, mode=0o600)
@@ -97,8 +96,8 @@ class AttemptFolder:
         self._folder.write(PLAN, plan.model_dump_json().encode())
 
     def begin_group(self, first: int) -> int:
-        """Return the number of a new worker group: at least `first`, and one above any before. One process of the
-        group calls it; groups of an attempt never overlap, so that this needs no lock."""
+        """Number of a new worker group: at least `first`, above any before. Called by one process per group; groups
+        never overlap, so that no lock is needed."""
         group = max([first - 1, *self.groups()]) + 1
         self._folder.write(f"group-{group}", b"")
         return group

@@ -1,4 +1,4 @@
-"""Messages of a run to the control plane (`Record`) and from there to clients (`Event`)."""
+"""Messages of a run to the control plane (`Record`) and on to clients (`Event`)."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -26,13 +26,13 @@ RecordKind = Literal[
 ]
 Request = Literal["pause", "cancel"]
 Writer = Annotated[str, Field(pattern=r"^(driver|group-(0|[1-9][0-9]{0,5}))$")]
-"""Owner of a sequence of records: `driver`, or `group-3`, which is rank 0 of the attempt's fourth worker group."""
+"""Owner of a sequence of records: `driver`, or `group-3`, rank 0 of the attempt's fourth worker group."""
 
 
 RecordTime = Annotated[
     AwareDatetime, Field(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(2200, 1, 1, tzinfo=UTC))
 ]
-"""Time by the recorder's clock, bounded since times centuries away do not convert to every time zone."""
+"""Time by the recorder's clock, within the range that all time zones convert."""
 
 
 class _EventMessage(BaseModel):
@@ -41,10 +41,10 @@ class _EventMessage(BaseModel):
 
 
 class Event(_EventMessage):
-    """One event of a job as clients see it: in the stream, in history, in `Job.events()`."""
+    """An event of a job as clients see it."""
 
     id: int = Field(ge=1)
-    """Number in the job's sequence of events of all kinds, from 1, without gaps."""
+    """Number in the job's sequence over all kinds, from 1, without gaps."""
     kind: EventKind
     time: AwareDatetime
     attempt: int | None
@@ -53,8 +53,8 @@ class Event(_EventMessage):
     """`controller`, `user:<owner>`, or the writer of a record, such as `group-0`."""
     data: dict[str, Any]
     superseded: Literal["run", "step"] | None = None
-    """For a metric that arrived after a newer attempt or worker group had begun. `step`: the newer one also recorded
-    the same step, and its value counts."""
+    """For a metric that arrived after a newer attempt or worker group had begun. `step`: the newer one recorded this
+    step too."""
 
 
 class Record(_EventMessage):
@@ -80,16 +80,16 @@ class Record(_EventMessage):
 
 
 class SealedRecord(Record):
-    """One line of `storage/metrics/a<attempt>.g<group>/segment-*.jsonl` (`a<attempt>.driver` for the driver). Its
-    sequence number lets the control plane read from storage what a dead sender did not deliver, without duplicates."""
+    """One line of `storage/metrics/a<attempt>.g<group>/segment-*.jsonl` (`a<attempt>.driver` for the driver), with
+    the sequence number by which the control plane skips delivered records."""
 
     version: int = RECORD_VERSION
     seq: int = Field(ge=0)
 
 
 class RecordBatch(_EventMessage):
-    """Consecutive records of one writer: the body of `POST /internal/v1/jobs/{id}/records`. An empty batch is a
-    heartbeat, and fetches the request."""
+    """Consecutive records of one writer, posted to `/internal/v1/jobs/{id}/records`. An empty batch is a heartbeat,
+    and fetches the request."""
 
     attempt: int = Field(ge=1)
     writer: Writer
@@ -97,15 +97,14 @@ class RecordBatch(_EventMessage):
     """Sequence number of the first record; a writer's sequence starts at 0."""
     records: tuple[Record, ...] = Field(max_length=MAX_BATCH_RECORDS)
     run: dict[str, Any] | None = None
-    """A `RunStatus`, from an attempt's driver every few seconds. Validated separately, so that a bad one loses no
-    records."""
+    """A `RunStatus`, from the driver every few seconds. Validated separately, so that a bad one loses no records."""
     driver_silent_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """From the first worker: seconds since the attempt's driver last answered its heartbeat."""
+    """From the first worker: seconds since the driver last answered it."""
 
 
 class RecordAnswer(_EventMessage):
-    """Acknowledges the records below `next_seq`, and carries the control plane's request to the run. Also the body
-    of the 409 for a gap: the sender continues from `next_seq`."""
+    """Acknowledges records below `next_seq`, with the request to the run. Also the body of the 409 for a gap: the
+    sender continues from `next_seq`."""
 
     next_seq: int
     request: Request | None = None

@@ -1,4 +1,4 @@
-"""Kinds of files that a job makes for its users, by their paths in the job's folder."""
+"""Kinds of files that users can download, by path in the job's folder."""
 
 import re
 from enum import StrEnum
@@ -25,5 +25,5 @@ _OF_KIND = {
 
 
 def kind_of(path: str) -> FileKind | None:
-    """Kind of the file at a path relative to a job's folder; None for a file that users cannot fetch."""
+    """Kind of the file at a path in a job's folder; None for private files."""
     return next((kind for kind, pattern in _OF_KIND.items() if pattern.fullmatch(path)), None)

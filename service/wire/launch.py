@@ -9,7 +9,7 @@ from moe.spec import JobSpec
 
 LAUNCH_VERSION = RESULT_VERSION = 1
 CALIBRATION_MARK = "calibration: "
-"""Prefix of the `Calibration` in the output of the process that measured it."""
+"""Prefix of the `Calibration` in the measuring process's output."""
 
 
 class _LaunchFact(BaseModel):
@@ -18,7 +18,7 @@ class _LaunchFact(BaseModel):
 
 
 class Launch(_LaunchFact):
-    """All that a driver needs to run one attempt: content of its launch file, readable by its owner only."""
+    """All that a driver needs to run one attempt, in a private file."""
 
     version: int = LAUNCH_VERSION
     job_id: str
@@ -34,9 +34,9 @@ class Launch(_LaunchFact):
     cache: str
     """Local folder for prepared corpora, shared by jobs."""
     data_roots: tuple[str, ...] = ()
-    """Folders for users' corpora, checked at the POST and again by every reader. Empty: no files of users."""
+    """Folders for users' corpora, checked at the POST and by every reader."""
     allowed_code: tuple[str, ...] = ()
-    """Functions of users' modules that may be called, checked at the POST and again at import."""
+    """Functions of users' modules, checked at the POST and at import."""
     events_url: str
     """URL at which drivers and workers reach the control plane."""
     token: SecretStr
@@ -44,7 +44,7 @@ class Launch(_LaunchFact):
     max_failures: int = Field(ge=0)
     """Worker groups that this attempt may still restart."""
     failures_left: dict[str, int] = {}
-    """The same by kind of failure, for kinds with a limit of their own."""
+    """The same for kinds of failure with a limit of their own."""
     group_start: int = Field(default=0, ge=0)
     """Number of this attempt's first worker group."""
 
@@ -67,11 +67,11 @@ class Result(_LaunchFact):
     message: str = ""
     report: dict[str, Any] | None = None
     retryable: bool = True
-    """Whether another attempt could end differently; False for a mistake in the data and a non-finite loss."""
+    """False for a mistake in the data and a non-finite loss."""
     failure_kind: str = ""
     """`moe.spec.FailureKind` of the failure; "" if unknown."""
 
 
 def submission_id(job_id: str, attempt: int) -> str:
-    """Name of an attempt on the cluster: the same after any crash, so that nothing is launched twice."""
+    """Name of an attempt on the cluster, stable across crashes, so that nothing is launched twice."""
     return f"{job_id}-a{attempt}"

@@ -1,7 +1,7 @@
-"""Private folders on a node's local disk, with their mode restored whenever they are made again.
+"""Private folders on a node's local disk, with their mode restored at each use.
 
-Temporary folders may be cleared, recreated by other users, full or read-only. A folder is trusted only if it is a
-real directory, belongs to this user and is closed to all others.
+Temporary folders may be cleared, recreated by other users, full or read-only. Trusted are only real directories of
+this user, closed to all others.
 """
 
 import errno
@@ -13,27 +13,26 @@ from pathlib import Path
 
 PRIVATE = 0o700
 LONGEST_TEMP_FOLDER = 70
-"""An AF_UNIX path holds 107 bytes; multiprocessing's sockets have paths 32 bytes longer."""
+"""AF_UNIX paths hold 107 bytes; multiprocessing's are 32 bytes longer."""
 NUM_SPOOLS = 10
 """Names tried for a user's spool if others own the first."""
 
 
 def temp_folder() -> Path:
-    """Folder for temporary files with a path short enough for the sockets of Ray's session and of multiprocessing:
-    `/tmp` if `TMPDIR` is longer."""
+    """Folder for temporary files, short enough for sockets of Ray and multiprocessing: `/tmp` if `TMPDIR` is longer."""
     folder = tempfile.gettempdir()
     return Path(folder if len(os.fsencode(folder)) <= LONGEST_TEMP_FOLDER else "/tmp")
 
 
 def spool_bases() -> list[Path]:
-    """Candidate folders for this user's spools on this node, in the order they are tried."""
+    """Candidate folders for this user's spools, in order."""
     first = temp_folder() / f"shardyard-spool-{os.getuid()}"
     return [first, *(first.with_name(f"{first.name}.{number}") for number in range(1, NUM_SPOOLS))]
 
 
 def spool_folder(job_id: str) -> Path:
-    """Folder on this node for the output of one job's processes, readable by this user only. If none can be made,
-    the path of the first: `make_private` fails on it again, with the reason."""
+    """Private folder of a job's spools on this node. If none can be made, the first, on which `make_private` fails
+    again."""
     for base in spool_bases():
         try:
             make_private(base.parent, base / job_id)
@@ -44,10 +43,9 @@ def spool_folder(job_id: str) -> Path:
 
 
 def make_private(top: Path, folder: Path) -> None:
-    """Make each folder below `top` down to `folder`, and restrict those that are open to others.
+    """Make each folder below `top`, down to `folder`, and make it private.
 
-    Raises OSError if that fails: PermissionError for a folder of another user, NotADirectoryError for a link or a
-    file.
+    Raises OSError: PermissionError for another user's folder, NotADirectoryError for a link or a file.
     """
     folder_so_far = top
     top.mkdir(mode=PRIVATE, parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from moe.spec.errors import Problem
 
 
 def problem_fields(problem: Problem, max_chars: int = sys.maxsize) -> dict[str, Any]:
-    """`code`, `path`, `value`, `rule` and `remedy` as strict JSON; path and value are cut to `max_chars` characters."""
+    """`code`, `path`, `value`, `rule` and `remedy` as strict JSON, path and value cut to `max_chars`."""
     return {
         "code": problem.code,
         "path": _cut(problem.path, max_chars),
@@ -20,7 +20,6 @@ def problem_fields(problem: Problem, max_chars: int = sys.maxsize) -> dict[str, 
 
 
 def _plain_value(value: Any, max_chars: int) -> Any:
-    """A readable value for JSON."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""State of a process on this machine, by which the control plane and drivers detect stopped processes."""
+"""State of a process on this machine, for detecting stopped ones."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -10,8 +10,8 @@ _FREEZERS = ("__refrigerator", "do_freezer_trap")
 
 
 def state_of(process: psutil.Process) -> str:
-    """State of a process: `stopped` (SIGSTOP), `frozen` (by its cgroup), `gone`, or psutil's status, such as
-    `running` and `sleeping`. Raises psutil.NoSuchProcess."""
+    """`stopped` (SIGSTOP), `frozen` (by its cgroup), `gone`, or psutil's status, such as `running` and `sleeping`.
+    Raises psutil.NoSuchProcess."""
     if process.status() == psutil.STATUS_STOPPED:
         return "stopped"
     with suppress(OSError):

@@ -1,11 +1,11 @@
-"""Status of a running attempt as its driver knows it: each rank's last heartbeat. Only the newest is kept."""
+"""Status of a running attempt: each rank's last heartbeat."""
 
 from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_RANKS = 64
-"""Most ranks that a status lists: those silent or idle longest come first."""
+"""Most ranks in a status: those silent or idle longest."""
 MAX_TEXT = 200
 
 
@@ -18,7 +18,7 @@ class DeviceUse(_StatusMessage):
     """Use of one GPU."""
 
     utilization: float | None = None
-    """Share of recent time in which a kernel ran on it, 0 to 1; None if the GPU's driver does not report it."""
+    """Share of recent time in which a kernel ran, 0 to 1; None if unknown."""
     memory_bytes: int = 0
     """Memory in use by all processes."""
     memory_total_bytes: int = 0
@@ -49,14 +49,14 @@ class RunStatus(_StatusMessage):
     host: str = Field(default="", max_length=MAX_TEXT)
     pid: int = 0
     created_at: float = 0.0
-    """Creation time of the driver's process, by its system's clock; identifies the process together with the pid."""
+    """Creation time of the driver's process; unique together with the pid."""
     num_ranks: int = Field(default=0, ge=0)
     """Number of connected ranks."""
     ranks: tuple[RankStatus, ...] = Field(default=(), max_length=MAX_RANKS)
 
 
 def select_ranks(ranks: Sequence[RankStatus]) -> tuple[RankStatus, ...]:
-    """The ranks that a status lists, by number: all, or those silent or idle longest."""
+    """Ranks of a status, by number: all, or those silent or idle longest."""
     if len(ranks) > MAX_RANKS:
         ranks = sorted(ranks, key=lambda rank: (-rank.silent_s, -rank.idle_s, rank.rank))[:MAX_RANKS]
     return tuple(sorted(ranks, key=lambda rank: rank.rank))

@@ -1,4 +1,4 @@
-"""Sealed segments on a job's storage: small files that appear whole and never change."""
+"""Sealed segments on a job's storage: small files that never change."""
 
 import io
 import re
@@ -17,7 +17,7 @@ _WRITER = re.compile(
 )
 
 MAX_BYTES = 1 << 26
-"""Most bytes read of a segment at a time: a segment has a megabyte, plus what was added while storage hung."""
+"""Most bytes read of a segment, which has a megabyte, or more if storage hung."""
 
 
 @dataclass(frozen=True, order=True)
@@ -45,8 +45,8 @@ class Segment:
 
 
 class SegmentFolder:
-    """One kind of segments (`logs`, `metrics`) of one job. Raises OSError when storage cannot be read. Links are
-    ignored: runs make none."""
+    """One kind of a job's segments (`logs`, `metrics`). Links are ignored: runs make none. Raises OSError when
+    storage cannot be read."""
 
     def __init__(self, storage: Folder, kind: str) -> None:
         self._folder = storage.below(kind)
@@ -94,12 +94,11 @@ class SegmentFolder:
                     yield record
 
     def lines(self, segment: Segment) -> io.BytesIO:
-        """Lines of a segment, read lazily, since an untrusted segment may have millions. Raises FileTooLarge as
-        `read` does."""
+        """Lines of a segment, split lazily: untrusted ones may have millions. Raises FileTooLarge."""
         return io.BytesIO(self.read(segment, 0, segment.num_bytes))
 
     def _segments_since(self, writer: WriterFolder, since_seq: int) -> list[Segment]:
-        """The writer's last segments that may hold records from `since_seq` on, searched from the end."""
+        """The last segments that may hold records from `since_seq` on."""
         segments = self.segments(writer)
         first = len(segments)
         while first > 0:

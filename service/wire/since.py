@@ -1,4 +1,4 @@
-"""A point in time as users write it: a time, or how long ago."""
+"""A time as users write it: absolute, or how long ago."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -9,7 +9,7 @@ RULE = "must be how long ago, such as 90s, 10m or 1h30m, or a time, such as 2026
 
 
 def parse_since(text: str) -> timedelta | datetime:
-    """Parse a duration before now, or a time with its time zone. Raises ValueError with the rule."""
+    """Parse a duration before now, or a time with time zone. Raises ValueError."""
     if _AGO.fullmatch(text):
         parts = re.findall(r"(\d+)([smhd])", text)
         return timedelta(seconds=min(sum(int(count) * _UNITS_S[unit] for count, unit in parts), 10**10))

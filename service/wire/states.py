@@ -18,11 +18,11 @@ class State(StrEnum):
     SUCCEEDED = "succeeded"
     """The only final state that cannot be resumed."""
     FAILED = "failed"
-    """Holds no cluster resources; `resume` continues from the last committed checkpoint, if any."""
+    """Holds no cluster resources; `resume` continues from its last checkpoint, if any."""
     CANCELLED = "cancelled"
     """As `failed`."""
     DELETING = "deleting"
-    """Its files and then its rows are being removed; no request is accepted any more."""
+    """Its files and rows are being removed; requests are refused."""
 
 
 ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
@@ -46,13 +46,13 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 RESUMABLE = frozenset({State.PAUSED, State.FAILED, State.CANCELLED})
 """States from which `resume` queues a job again."""
 OVER = ENDED | {State.DELETING}
-"""States of a job that has ended or is being deleted: its event stream is complete."""
+"""States of a job that has ended or is being deleted."""
 WAITS = "waits for its turn"
 """Reason of a queued job without a more specific one."""
 STUCK = "cannot be deleted yet: "
-"""Prefix of the reason of a deletion that needs an operator's help to continue."""
+"""Prefix of the reason of a deletion that needs help."""
 ACTIVE = frozenset({State.STARTING, State.RUNNING, State.RECOVERING, State.PAUSING})
-"""States in which the cluster may run something for the job: the controller observes these."""
+"""States that the controller observes: the cluster may run something."""
 
 
 def sources(to: State) -> frozenset[State]:

@@ -9,4 +9,4 @@ class Trouble:
 
     words: str
     runs_nothing: bool
-    """Whether the processes that run jobs are dead, not only the cluster's API."""
+    """Whether the processes that run jobs are dead, not only the API."""

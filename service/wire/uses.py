@@ -1,4 +1,4 @@
-"""Commands for trained models of each kind, and the refusal of commands for other kinds."""
+"""Commands for trained models, by kind."""
 
 TRANSLATE, GENERATE, EVALUATE = "translate", "generate", "evaluate"
 _COMMANDS = {"translation": f"{TRANSLATE} {{job}} TEXT", "language": f"{GENERATE} {{job}} PROMPT"}
@@ -6,8 +6,7 @@ _KINDS = {"translation": "a translation model", "language": "a language model", 
 
 
 def refusal(kind: str, command: str, job: str) -> str | None:
-    """Sentence that says why `command` does not apply to a job of this kind, and which command does; None if it
-    applies."""
+    """Why `command` does not apply to a job of this kind, and which does; None if it applies."""
     right = _COMMANDS.get(kind, "")
     if right.startswith(f"{command} ") or (kind, command) == ("language", EVALUATE):
         return None
