@@ -106,9 +106,9 @@ class Settings(BaseSettings):
     header_timeout_s: float = Field(default=10.0, gt=0)
     """Longest time to receive headers, from their first byte or a new connection."""
     body_timeout_s: float = Field(default=20.0, gt=0)
-    """Longest time to receive a body, plus its length at `min_body_bytes_per_s`."""
+    """Longest time to receive a body, plus the time of the received bytes at `min_body_bytes_per_s`."""
     min_body_bytes_per_s: float = Field(default=500.0, gt=0)
-    """Rate at which a body may take any time."""
+    """Rate at which a body of any length is received without a timeout."""
     write_timeout_s: float = Field(default=60.0, gt=0)
     """Longest time for which a client may read nothing of a response."""
     keep_alive_s: int = Field(default=15, ge=1)

@@ -116,7 +116,7 @@ class Client:
         return setup
 
     def healthy(self) -> None:
-        """Raises ClientError if no control plane responds at the URL."""
+        """Check that a control plane responds at the URL. Raises ClientError if not."""
         self._connection.get("/healthz")
 
     def close(self) -> None:

@@ -107,7 +107,7 @@ class Job:
                     yield event
 
     def wait(self, timeout_s: float | None = None) -> "Job":
-        """Wait until the job has ended. Raises TimeoutError; survives restarts of the control plane."""
+        """Wait until the job has ended, and return it. Raises TimeoutError; survives restarts of the control plane."""
         start_s = heard_s = time.monotonic()
         while True:
             try:

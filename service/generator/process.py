@@ -49,7 +49,7 @@ class GeneratorProcess:
         return self._process.pid
 
     async def wait_until_loaded(self) -> None:
-        """Raises GeneratorError if loading fails."""
+        """Wait for the model. Raises GeneratorError if loading fails."""
         message = await self._read_message()
         if message.kind != "loaded":
             raise GeneratorError(message.words)

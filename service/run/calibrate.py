@@ -22,7 +22,7 @@ class NoRoom(Exception):
 
 
 def measure_cluster() -> Calibration:
-    """Raises NoRoom."""
+    """Calibration of the cluster that this job runs on. Raises NoRoom."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -104,7 +104,8 @@ class Driver:
         self._failures: GroupFailures | None = None
 
     def run(self) -> int:
-        """Return the process's exit status: 1 for a failed attempt, 0 for others."""
+        """Return the process's exit status: 0 for a succeeded, paused or cancelled attempt, 1 for a failed one, 143
+        if terminated."""
         result: Result | None
         with CapturedOutput(self._recorder):
             try:

@@ -39,7 +39,7 @@ class GroupWatch:
 
     def take_reason(self) -> str:
         """Return why ranks of the dead group were killed, or "". Called once per group, from any thread. Waits for a
-        running `look`, which may not have returned yet."""
+        running `look`, since Ray may report a death before the `look` that caused it returns."""
         has_lock = self._looking.acquire(timeout=MAX_LOOK_S)
         try:
             self._of_dead_groups |= {_process(state) for state in self._server.ranks()}

@@ -32,7 +32,7 @@ Writer = Annotated[str, Field(pattern=r"^(driver|group-(0|[1-9][0-9]{0,5}))$")]
 RecordTime = Annotated[
     AwareDatetime, Field(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(2200, 1, 1, tzinfo=UTC))
 ]
-"""Time by the recorder's clock, within the range that all time zones convert."""
+"""Time by the recorder's clock, in years that convert to every time zone."""
 
 
 class _EventMessage(BaseModel):

@@ -51,7 +51,6 @@ class RunStatus(_StatusMessage):
     created_at: float = 0.0
     """Creation time of the driver's process; unique together with the pid."""
     num_ranks: int = Field(default=0, ge=0)
-    """Number of connected ranks."""
     ranks: tuple[RankStatus, ...] = Field(default=(), max_length=MAX_RANKS)
 
 

@@ -70,12 +70,12 @@ class SegmentFolder:
         return sorted(segments, key=lambda segment: segment.number)
 
     def probe(self) -> None:
-        """Raises OSError when storage cannot be written."""
+        """Test whether storage can be written. Raises OSError if not."""
         self._folder.write(".probe", b"")
         self._folder.remove(".probe")
 
     def read(self, segment: Segment, start: int, end: int) -> bytes:
-        """Raises FileTooLarge for more than `MAX_BYTES`."""
+        """Bytes of a segment. Raises FileTooLarge for more than `MAX_BYTES`."""
         return self._folder.read(segment.path, start, min(end, segment.num_bytes), MAX_BYTES)
 
     def records(self, writer: WriterFolder, since_seq: int = 0) -> Iterator[SealedRecord]:

@@ -17,7 +17,6 @@ from service.cli.view.states import state
 
 BAR_WIDTH = 20
 MAX_NUMBERS = 6
-"""Most numbers of a user's module that are shown."""
 
 if TYPE_CHECKING:  # imported only with a record: importing takes 0.1 s
     from moe.records import PreparationRecord

@@ -21,7 +21,6 @@ from service.cli.view.states import STATE_STYLES
 
 MIN_NAME = 8
 MAX_NUMBERS = 6
-"""Most numbers of a user's module that are shown."""
 FIGURE_GAP = "   "
 CHART_WIDTH, WIDEST_CHART = 38, 64
 """80 columns hold two narrow charts side by side, 140 three."""

@@ -108,7 +108,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def _parse_request(body: Any, max_tokens: int) -> tuple[str, GenerationSpec]:
-    """Raises Invalid and SpecError."""
+    """(prompt, spec) of a request. Raises Invalid and SpecError."""
     fields = dict(body) if isinstance(body, dict) and all(isinstance(key, str) for key in body) else {}
     prompt = fields.pop("prompt", None)
     if not isinstance(prompt, str):

@@ -13,7 +13,7 @@ def write_cursor(number: int) -> str:
 
 
 def read_cursor(cursor: str) -> int:
-    """Raises Invalid for a cursor that this service did not write."""
+    """Number in a cursor. Raises Invalid for one that this service did not write."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode(
             "ascii"

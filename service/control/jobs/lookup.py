@@ -10,7 +10,7 @@ from service.wire.states import State
 
 
 def find_job(tx: Connection, job_id: str, *, lock: bool = False) -> JobRow:
-    """Raises NotFound, and Gone for a job that was or is being deleted."""
+    """The job with this id. Raises NotFound, and Gone for one that was or is being deleted."""
     job = get_job(tx, job_id, lock=lock)
     if job is None:
         raise absence(tx, job_id)

@@ -60,7 +60,7 @@ class FailureHistory(BaseModel):
         return self.kinds if len(self.kinds) == len(self.failures) else ("",) * len(self.failures)
 
     def after_failure(self, at: Moment, kind: str = "") -> "FailureHistory":
-        """With a failure reported now, unless already forgiven."""
+        """Add a failure reported now, unless it is already forgiven."""
         if at < self.progress_at:
             return self
         all_failures = sorted((*zip(self.failures, self._kinds(), strict=True), (at, kind)))
@@ -82,22 +82,22 @@ class FailureHistory(BaseModel):
         )
 
     def with_failures_of(self, source: "FailureHistory", attempt: int) -> "FailureHistory":
-        """With one attempt's failures from `source`."""
+        """Add one attempt's failures from `source`, another history of the job."""
         losses = self
         for at, kind in zip(source.failures, source._kinds(), strict=True):
             losses = losses.after_failure(at, kind) if at[0] == attempt else losses
         return losses
 
     def after_setback(self, attempt: int) -> "FailureHistory":
-        """With an attempt lost with its cluster after its workers had begun."""
+        """Add an attempt lost with its cluster after its workers had begun."""
         return self.model_copy(update={"setbacks": (*self.setbacks, attempt)})
 
     def after_lost_start(self, attempt: int) -> "FailureHistory":
-        """With an attempt lost with its cluster before its workers had begun."""
+        """Add an attempt lost with its cluster before its workers had begun."""
         return self.model_copy(update={"lost_starts": (*self.lost_starts, attempt)})
 
     def after_progress(self, at: Moment) -> "FailureHistory":
-        """With progress reported now, possibly late."""
+        """Add progress reported now, possibly late."""
         if at < self.progress_at:
             return self
         forgiven = not self.failures or self.failures[0] <= at

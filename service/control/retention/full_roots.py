@@ -103,7 +103,7 @@ class FullRoots:
 
 
 def _has_room(root: str, num_bytes: int) -> bool:
-    """Raises OSError, also if a block cannot be written."""
+    """Whether a root has room for `num_bytes`. Raises OSError, also if a block cannot be written."""
     if "://" in root:
         folder, name = Folder(root), f".room-{secrets.token_hex(8)}"
         try:

@@ -72,7 +72,6 @@ class JobFacts:
     group_phase_at: float = 0.0
     group_reason: str = ""
     workers: int = 0
-    """Workers of the attempt."""
     min_num_workers: int = 0
     room: int | None = None
     """Workers that fit now with a plan, including the job's own; None if unknown or irrelevant."""
@@ -174,7 +173,6 @@ class Retry:
     """`setback`: cluster lost after the workers had begun; `lost_start`: before. None: the driver's node was
     preempted."""
     kind: str = ""
-    """Kind of failure."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ class NewEvent:
     """JSON text, stored and sent verbatim."""
     step: int | None = None
     group: int | None = None
-    """Worker group that recorded it."""
     superseded: str | None = None
     """Value of the wire event's `superseded`."""
 
