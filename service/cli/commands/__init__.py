@@ -1,1 +1,1 @@
-"""A file a family of commands. Nothing heavy is imported before a command runs."""
+"""Commands, by file. Heavy imports are in their functions."""

@@ -1,4 +1,4 @@
-"""`calibrate`: what devices and links reach, for the planner to count with."""
+"""`calibrate`: measures devices and links, for the planner."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`cancel`, `pause`, `resume`: requests, which a run obeys at its next step boundary."""
+"""`cancel`, `pause`, `resume`: requests, obeyed at the run's next step boundary."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,7 +45,7 @@ def cancel(
 
 
 def _cancel_all(client: "Client", labels: Sequence[str], yes: bool, as_json: bool) -> int:
-    """Cancels what has these labels and goes on; the exit code."""
+    """Cancel active jobs with these labels; returns the exit code."""
     from service.cli.confirm import confirm
     from service.cli.failures import FAILED
     from service.cli.view.output import print_json
@@ -68,8 +68,8 @@ def _cancel_all(client: "Client", labels: Sequence[str], yes: bool, as_json: boo
             items.append({"id": job.id, "state": job.state, "error": None})
             if not as_json:
                 _say(job, as_json)
-        except ApiError as error:  # the others are still asked
-            num_failed += error.status not in (409, 410)  # it came to an end by itself meanwhile
+        except ApiError as error:  # go on with the others
+            num_failed += error.status not in (409, 410)  # it has ended meanwhile
             items.append({"id": job.id, "state": None, "error": str(error)})
             if not as_json:
                 print(f"{job.id}: {error}")

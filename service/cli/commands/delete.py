@@ -1,4 +1,4 @@
-"""`delete`: a job with everything that it made."""
+"""`delete`: removes a job with all its files."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,13 +49,13 @@ def delete(
 
 
 def _end(job: "Job") -> None:
-    """Cancels a job and waits for its end, whoever brings that about."""
+    """Cancel a job and wait until it has ended."""
     from service.client import ApiError
 
     try:
         job.cancel().wait()
     except ApiError as error:
-        if error.status not in (409, 410):  # it has ended by itself, or was deleted, meanwhile
+        if error.status not in (409, 410):  # it has ended or was deleted meanwhile
             raise
 
 
@@ -66,7 +66,7 @@ def _question(job: "Job", goes_on: bool) -> str:
 
 
 def _checkpoints(job: "Job") -> str:
-    """Number of checkpoints, in words. A job whose storage cannot be read is to go all the same."""
+    """Number of checkpoints, in words; unreadable storage does not prevent the deletion."""
     from service.client import ApiError
 
     try:

@@ -1,4 +1,4 @@
-"""`demo`: the main job from end to end on this machine, and nothing left running."""
+"""`demo`: an example job from end to end on this machine, with everything stopped at the end."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "examples/translate-100-to-english.yaml"
 LOG_LINES = 20
-"""Of a job that failed: the last ones."""
+"""Last log lines shown of a failed job."""
 
 
 def demo(
@@ -42,7 +42,7 @@ def demo(
     from service.signals import Interruption, interruptions
 
     path = file or _example()
-    read_job(path)  # a mistake in it is told before Ray is started
+    read_job(path)  # reports mistakes before Ray is started
     folder = settings_for(state_dir=state_dir).state_dir / (DEMO_FOLDER if state_dir is None else "")
     # The usual places are looked through without being told.
     options = f" --state-dir {shlex.quote(str(folder))}" if state_dir else ""
@@ -58,8 +58,8 @@ def demo(
 
 
 def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, options: str, out: "Console") -> "Job":
-    """The job, ended and reported on, with everything that was started for it stopped again. `options` are those of
-    commands that use its model."""
+    """Run the job, print its report, stop everything, and return the ended job. `options`: of the command that uses
+    its model."""
     from contextlib import closing
 
     from moe.records import StoredCheckpoint
@@ -99,10 +99,8 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, options: str
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Makes `folder` this demo's own, with an empty list of jobs. Raises Misuse while another demo uses it.
-
-    Checkpoints of earlier demos and the prepared corpus stay.
-    """
+    """Context that locks `folder` and empties its list of jobs. Raises Misuse while another demo uses it. Earlier
+    demos' checkpoints and the prepared corpus stay."""
     import fcntl
 
     from service.cli.failures import Misuse
@@ -116,12 +114,12 @@ def _alone(folder: Path) -> Iterator[None]:
             raise Misuse(f"another demo runs in {folder}; wait for it, or use --state-dir") from None
         LocalHead.stop_recorded(folder)  # of a demo that was killed
         for left in folder.glob("shardyard.db*"):
-            left.unlink()  # its jobs would go on, and take the cores
+            left.unlink()  # its jobs would continue, and use the cores
         yield
 
 
 def _example() -> Path:
-    """The example that comes with the repository. Raises Misuse where there is none."""
+    """The repository's example. Raises Misuse if there is none."""
     import service
     from service.cli.failures import Misuse
 

@@ -1,4 +1,4 @@
-"""`doctor`: whether this machine can do what Shardyard needs, and what to do where it cannot."""
+"""`doctor`: checks this machine for Shardyard, with remedies."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""`download`: what a job made, through the API, into a folder of this machine."""
+"""`download`: a job's files, through the API, into a local folder."""
 
 from pathlib import Path
 from typing import Annotated

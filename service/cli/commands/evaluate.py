@@ -1,4 +1,4 @@
-"""`evaluate`: a trained language model on tasks of a file, in this process, from its checkpoint."""
+"""`evaluate`: scores a trained language model on a task file, in this process."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -77,7 +77,7 @@ def evaluate(
 
 
 def _base_of(model: "TrainedModel") -> str | None:
-    """The folder that the model began with. Raises Misuse where it is not there any more."""
+    """Folder of the model's base. Raises Misuse if it is missing."""
     from moe.export.base import base_folder
     from moe.spec import SpecError
     from service.cli.failures import Misuse

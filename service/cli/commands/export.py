@@ -1,4 +1,4 @@
-"""`export`: a trained model as files that other tools read, from its checkpoint, in this process."""
+"""`export`: a trained model in other tools' formats, in this process."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +10,7 @@ from service.cli.options import AsJson, StateDir, Url
 
 
 class Format(StrEnum):
-    """Names of tensors, and what lies beside them."""
+    """Tensor names and accompanying files of an export."""
 
     SHARDYARD = "shardyard"
     HUGGINGFACE = "huggingface"

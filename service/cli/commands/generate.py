@@ -1,4 +1,4 @@
-"""`generate`: a trained language model put to use, in this process, from its checkpoint."""
+"""`generate`: text of a trained language model, in this process."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from moe.spec.generation import GenerationSpec
 
 INTERRUPTED = 130
-"""The exit code of a program that Ctrl-C ended."""
+"""Exit code of a program ended by Ctrl-C."""
 
 
 def generate(

@@ -1,4 +1,4 @@
-"""`submit`, `ls`, `show`, `logs`, `checkpoints`: jobs in, and what is known of them out."""
+"""`submit`, `ls`, `show`, `logs`, `checkpoints`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ROWS = 20
 EVENTS_LOOKED_AT = 20
-"""Newest events in which `show` looks for what a job does before its first step."""
+"""Newest events that `show` searches for data preparation."""
 
 
 def submit(
@@ -81,7 +81,7 @@ def submit(
 def _asked_for(
     client: "Client", file: Path | None, like: str | None, from_step: str | None
 ) -> "dict[str, Any]":
-    """The plain spec that FILE or another job has, to begin where `--from-step` says."""
+    """The plain spec of FILE or another job, starting from `--from-step`."""
     from service.cli.failures import Misuse
     from service.cli.job_file import plain_job
     from service.cli.server import find_job
@@ -148,7 +148,7 @@ def show(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
 
 
 def _preparation(job: "Job") -> "PreparationRecord | None":
-    """The preparation of the data of a job that has begun and taken no step yet, if that was the last thing it told."""
+    """Data preparation of a job before its first step, if that is its last event."""
     if job.ended or not job.attempt or job.data.get("last_metric"):
         return None
     from service.cli.view.progress import RunProgress

@@ -1,4 +1,4 @@
-"""`metrics`: what was recorded of each step, as a table, as CSV, as JSON."""
+"""`metrics`: recorded values of each step, as a table, CSV or JSON."""
 
 import sys
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 MAX_POINTS = 10_000
 MAX_NAMED = 8
-"""Columns of a table that are named where they were left out."""
+"""Most dropped columns that are named."""
 SAMPLED_POINTS = 20
-"""Steps that are looked at for the names of values there are."""
+"""Steps that are searched for existing names."""
 
 
 def metrics(
@@ -83,7 +83,7 @@ def metrics(
 
 
 def _refuse_unknown(job: "Job", missing: Sequence[str]) -> None:
-    """Raises Misuse for names, missing among the steps that were asked for, of what no step of the job recorded."""
+    """Raises Misuse for those of the `missing` names that no step of the job recorded."""
     from service.cli.failures import Misuse
     from service.cli.view.metrics import KEYS, columns, has_column, metric_rows
 

@@ -1,4 +1,4 @@
-"""`plan` and `schema`: how a job would be laid out, and what a job file may say. Nothing is run."""
+"""`plan` and `schema`: a job's layout, and the fields of a job file. Runs nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -196,13 +196,13 @@ def plan(
 
 
 def _command_line_parameters(context: typer.Context) -> set[str]:
-    """Names of the parameters that the command line has."""
+    """Names of the parameters given on the command line."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def _one_of(words: Sequence[str]) -> Path:
-    """The file, or what stands for one. Raises Misuse for none or several."""
+    """The single argument. Raises Misuse for none or several."""
     if not words:
         raise Misuse("give FILE, the id of a job, diff and two plans, or --module")
     if len(words) > 1:
@@ -215,7 +215,7 @@ def _one_of(words: Sequence[str]) -> Path:
 def _request(
     file: Path, num_workers: int | None, top: int | None, goal: str | None, software: str | None
 ) -> "PlanRequest":
-    """The file's request, with options in the place of what it says. Raises Misuse, SpecError, OSError."""
+    """The file's request, overridden by options. Raises Misuse, SpecError, OSError."""
     from moe.interchange.expand import expand_request
     from moe.plan import plan_request
     from moe.plan.goal import GOALS
@@ -248,12 +248,12 @@ def _answer(
     questions: Questions,
     output: "PlanOutput",
 ) -> None:
-    """Makes a plan, by the control plane where nothing tells of a cluster, and answers what is asked of it. Raises
-    Misuse, SpecError, ClientError, OSError."""
+    """Make a plan, by the control plane without a given cluster, and answer the questions about it. Raises Misuse,
+    SpecError, ClientError, OSError."""
     from moe.plan.plan_file import load, require_same
     from service.cli.job_plan import depends, explain, give, make_plan, plan_on_smallest, read_layout
 
-    # What is wrong with a question is told before a search, or a control plane, takes its time.
+    # Report invalid questions before a slow search or request.
     layout = None if questions.explain_against is None else read_layout(questions.explain_against)
     old_plan = None if questions.against is None else load(questions.against)
     if questions.sensitive and not questions.fit:
@@ -275,7 +275,7 @@ def _answer(
 
 
 def _add_notes(request: "PlanRequest", plan: "Plan", where: str) -> tuple["Plan", str]:
-    """The plan with notes on its job, and what it is for."""
+    """(plan with notes on its job, description of its cluster)."""
     from moe.plan.notes import with_notes
     from moe.tasks.missing import missing_to_train
 
@@ -283,7 +283,7 @@ def _add_notes(request: "PlanRequest", plan: "Plan", where: str) -> tuple["Plan"
 
 
 def _require_cluster(cluster: "Cluster | Pools | None", option: str) -> "Cluster | Pools":
-    """The cluster. Raises Misuse where nothing tells of it."""
+    """The given cluster. Raises Misuse without one."""
     if cluster is None:
         raise Misuse(f"{option} needs the facts of a cluster; add --cluster, or --num-nodes and --device")
     return cluster
@@ -292,7 +292,7 @@ def _require_cluster(cluster: "Cluster | Pools | None", option: str) -> "Cluster
 def _answer_module(
     module: str, sample: str | None, hints: Path | None, clusters: ClusterOptions, output: "PlanOutput"
 ) -> None:
-    """Plans a module of the user's, and prints that. Raises Misuse, SpecError, OSError."""
+    """Plan a user's module and print the plan. Raises Misuse, SpecError, OSError."""
     from moe.plan import Pools
     from moe.plan.cluster.cluster import of_several_kinds
     from moe.spec import SpecError
@@ -308,7 +308,7 @@ def _answer_module(
 
 
 def _show_grid(request: "PlanRequest", hardware: "Cluster | Pools", what_if: str, as_json: bool) -> None:
-    """Prints a plan for each cell, and ends with status 2 where there is none at all. Raises SpecError."""
+    """Print a plan for each cell; exit with status 2 if there is none at all. Raises SpecError."""
     from moe.plan.search.what_if import grid, parse_axes
     from service.cli.view.output import console, print_json
     from service.cli.view.plan import what_if_view
@@ -324,7 +324,7 @@ def _show_grid(request: "PlanRequest", hardware: "Cluster | Pools", what_if: str
 
 
 def _diff(first: Path, second: Path, as_json: bool) -> None:
-    """Prints what differs between two kept plans. Raises SpecError for what is none, OSError."""
+    """Print the differences of two saved plans. Raises SpecError, OSError."""
     from moe.plan.plan_file import load
     from service.cli.view.comparison import diff_json, diff_view
     from service.cli.view.output import console, print_json
@@ -337,7 +337,7 @@ def _diff(first: Path, second: Path, as_json: bool) -> None:
 
 
 def _is_job(file: Path) -> bool:
-    """Whether this is to be taken for a job's id: no file is there, and ids have no dots."""
+    """Whether the argument is a job's id: there is no such file, and ids have no dots."""
     return str(file).startswith("job-") and not file.suffix and not file.exists()
 
 

@@ -1,4 +1,4 @@
-"""`recover`: jobs put back into a database that lost them, from what lies in their storage."""
+"""`recover`: restores jobs missing from the database, from their storage."""
 
 from contextlib import closing
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`translate`: a trained model put to use, in this process, from its checkpoint."""
+"""`translate`: translates with a trained model, in this process."""
 
 import sys
 from typing import Annotated

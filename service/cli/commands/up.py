@@ -1,4 +1,4 @@
-"""`up` and `down`: a control plane on this machine, with a Ray head of its own."""
+"""`up` and `down`: a control plane on this machine, with its own Ray head."""
 
 import socket
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 MIN_LOGICAL_CPUS = 2
-"""Of a head: one core is enough to run a job of two workers, slowly."""
+"""Least logical CPUs of a head: one core runs a job of two workers, slowly."""
 USED_ELSEWHERE = "another 'shardyard up' uses Ray: it is left running"
 
 
@@ -83,7 +83,7 @@ def up(
             ray_dashboard_url=ray_dashboard_url, ray_token_path=ray_token_path,
         )  # fmt: skip
         try:
-            require_usable(settings)  # before Ray is started, which takes long
+            require_usable(settings)  # before Ray's slow start
             with EarlyCorpus(settings.cache_dir) if own_head and settings.prepare_catalogs else nullcontext():
                 if own_head:
                     mark = mark_used(record_file(settings.state_dir))
@@ -147,8 +147,8 @@ def down(
 
 
 def _require_idle(head: "LocalHead", started_meanwhile: bool) -> None:
-    """Returns where nobody misses the head. Raises CommandError where jobs run on it, and where a `shardyard up` uses
-    it that was started since this command looked (`started_meanwhile`)."""
+    """Raises CommandError if jobs run on the head, or if a `shardyard up` has started to use it meanwhile
+    (`started_meanwhile`)."""
     from service.cli.failures import CommandError
     from service.cli.ray_jobs import unfinished_jobs
     from service.control.scheduling.policies import MAX_LOST_STARTS, MAX_SETBACKS
@@ -161,7 +161,7 @@ def _require_idle(head: "LocalHead", started_meanwhile: bool) -> None:
             "another 'shardyard down' stops Ray all the same"
         )
     with suppress(LocalHeadError):
-        head = head.with_dashboard()  # which knows of the jobs
+        head = head.with_dashboard()  # which lists the jobs
     running = unfinished_jobs(head.dashboard_url, head.token_path)
     if running != []:
         jobs = _count(running) if running else "Ray does not answer, so jobs may run"
@@ -178,7 +178,7 @@ def _say_waits() -> None:
 
 
 def _absolute(root: str) -> str:
-    """A local folder by its whole path, as job files name what lies in it; a URL as it is."""
+    """Local folder as an absolute path, as job files name it; URLs unchanged."""
     from moe.storage.home import expand_home
 
     return root if "://" in root else str(expand_home(root).absolute())
@@ -196,7 +196,7 @@ def _require_folders(roots: Sequence[str]) -> None:
 
 
 def _bind_socket(settings: "Settings") -> socket.socket:
-    """A socket that has the port, before anything slow is started. Raises Misuse when another program has it."""
+    """Bind the port before anything slow is started. Raises Misuse if that fails."""
     from service.cli.failures import Misuse
 
     try:
@@ -220,7 +220,7 @@ def _bind_socket(settings: "Settings") -> socket.socket:
 
 
 def _head(settings: "Settings", num_cpus: int | None) -> "LocalHead":
-    """The head of this state folder: the one that runs, or a new one. It has to be marked as used already."""
+    """This state folder's running head, or a new one. It must be marked as used."""
     from service.cli.checks import available_cores, num_usable_gpus
     from service.cli.failures import CommandError
     from service.head.local_head import LocalHead
@@ -249,7 +249,7 @@ def _head(settings: "Settings", num_cpus: int | None) -> "LocalHead":
 
 
 def _serve(settings: "Settings", listener: socket.socket, keeper: "HeadKeeper | None") -> None:
-    """Runs the control plane until a signal. Raises CommandError when it does not start."""
+    """Run the control plane until a signal. Raises CommandError if it does not start."""
     import threading
 
     from service.cli.failures import CommandError
@@ -271,7 +271,7 @@ def _serve(settings: "Settings", listener: socket.socket, keeper: "HeadKeeper | 
 
 
 def _welcome(settings: "Settings", listener: socket.socket, answers: "threading.Event") -> None:
-    """Says where everything is, once it answers."""
+    """Print all addresses and folders once it responds."""
     import time
 
     from service.client import Client, ClientError
@@ -286,7 +286,7 @@ def _welcome(settings: "Settings", listener: socket.socket, answers: "threading.
                 client.healthy()
                 answers.set()
             except ClientError:
-                time.sleep(0.05)  # it makes its database, or has failed, and this process is about to end
+                time.sleep(0.05)  # creating its database, or failed: this process then ends
         print(_greeting(settings, client.url), flush=True)
 
 
@@ -315,7 +315,7 @@ def _greeting(settings: "Settings", url: str) -> str:
 
 
 def _leave(head: "LocalHead", keep_ray: bool | None) -> None:
-    """Stops the head, or leaves it to whoever else uses it or to the jobs that run on it."""
+    """Stop the head, unless others or unfinished jobs use it."""
     from service.cli.ray_jobs import unfinished_jobs
     from service.head.record import changing, is_used
 

@@ -1,4 +1,4 @@
-"""`watch`: a run as it happens, until it ends."""
+"""`watch`: follows a run until it ends."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from service.client import Client, Job
 
 DETACHED = 130
-"""The exit code of a program that Ctrl-C ended: neither done nor failed is known of the job."""
+"""Exit code of a program ended by Ctrl-C: the job's outcome is unknown."""
 
 
 def watch(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
@@ -26,7 +26,7 @@ def watch(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
 
 
 def follow(client: "Client", job: "Job", as_json: bool = False) -> int:
-    """Shows `job` until it ends or Ctrl-C; the exit code that says how it ended."""
+    """Show `job` until it ends or Ctrl-C; returns the exit code."""
     from contextlib import closing
 
     from service.cli.view.details import outcome
