@@ -57,6 +57,7 @@ USED = {
     "torch._ops.OpOverload": "whether a node calls an operator",
     "torch.distributed._composable.contract.REGISTRY_KEY": "fully_shard is refused on modules around applied ones",
     "torch.distributed._composable.contract.STATE_KEY": "fully_shard is refused on applied modules",
+    "torch.distributed.fsdp._traversal_utils": "its lookups in an applied module are no wrapper's",
     "torch.amp.GradScaler._unscale_grads_": "ranks leave out the same steps",
     "torch.utils._pytree.tree_flatten": "nested arguments and results",
     "torch.utils._pytree.tree_map_only": "nested arguments and results",
