@@ -154,8 +154,9 @@ def test_in_any_header(plane: ControlPlane, job: str, name: str, value: bytes, t
 
 @pytest.mark.parametrize(("body", "path"), [
     ('{"name": "\\ud800"}', "name"), ('{"data": {"files": ["/data/\\udfff"]}}', "data.files[0]"),
-    ('{"\\ud800": 1}', "\\ud800"), ('["\\ud800"]', "[0]"), ('"\\ud800"', "body"), ('{"storage": "/\\uDBFF"}', "storage"),
-    ('{"prompt": "\\ud800"}', "prompt"), ('{"prompt": "a", "stop": ["\\udc00"]}', "stop[0]"),
+    ('{"\\ud800": 1}', "\\ud800"), ('["\\ud800"]', "[0]"), ('"\\ud800"', "body"),
+    ('{"storage": "/\\uDBFF"}', "storage"), ('{"prompt": "\\ud800"}', "prompt"),
+    ('{"prompt": "a", "stop": ["\\udc00"]}', "stop[0]"),
     ('name: "\\ud800"', "body, line 1, column 10"), ('name: "\\U0000d800"', "body, line 1, column 10"),
 ])  # fmt: skip
 @pytest.mark.parametrize("route", ["/v1/jobs", "/v1/plans", "/v1/jobs/{job}/generate"])
