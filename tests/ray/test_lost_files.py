@@ -22,11 +22,13 @@ from tests.ray.control_plane import (
 
 
 @pytest.mark.slow
-def test_a_run_outlives_its_spool_and_its_database(plane: ControlPlane, undisturbed: FinishedJob) -> None:
+def test_a_run_outlives_its_spool_and_its_database(
+    plane: ControlPlane, tmp_path: Path, undisturbed: FinishedJob
+) -> None:
     job = plane.client.submit(job_spec())
     first = worker_group(job)
     await_checkpoint(job, 10)
-    shutil.rmtree(spool_folder(job.id))
+    _remove(spool_folder(job.id), tmp_path)
     await_checkpoint(job, 20)
     os.kill(first[1]["pid"], signal.SIGKILL)
     worker_group(job, 1)
@@ -46,6 +48,13 @@ def test_a_run_outlives_its_spool_and_its_database(plane: ControlPlane, undistur
     assert [data["state"] for data in entered(events)] == ["recovering", "running", "succeeded"]
 
 
+def _remove(folder: str | Path, tmp_path: Path) -> None:
+    """Remove a folder that a run may be writing to: under its name it is gone at once."""
+    renamed = tmp_path / f"removed-{Path(folder).name}"
+    os.rename(folder, renamed)
+    shutil.rmtree(renamed, ignore_errors=True)  # what is written into it meanwhile
+
+
 @pytest.mark.slow
 def test_a_run_outlives_its_prepared_data_and_its_storage(
     head: LocalHead, tmp_path: Path, undisturbed: FinishedJob
@@ -55,12 +64,12 @@ def test_a_run_outlives_its_prepared_data_and_its_storage(
         job = plane.client.submit(job_spec(retry={"max_failures": 5}))
         first = worker_group(job)
         await_checkpoint(job, 10)
-        shutil.rmtree(tmp_path / "cache")
+        _remove(tmp_path / "cache", tmp_path)
         await_checkpoint(job, 20)  # goes on with the data that it has open
         os.kill(first[1]["pid"], signal.SIGKILL)
         second = worker_group(job, 1)  # which prepares the data again
         await_checkpoint(job, 30)
-        shutil.rmtree(job.storage)
+        _remove(job.storage, tmp_path)
         os.kill(second[1]["pid"], signal.SIGKILL)  # perhaps before another checkpoint
         worker_group(job, 2)
         assert job.wait(DEADLINE_S).state == "succeeded", job.data
