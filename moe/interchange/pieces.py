@@ -154,7 +154,7 @@ class ParameterPiece:
 
     our_side: Side
     name: str
-    """Of theirs, with `{e}` where the axis of experts counts tensors."""
+    """Name of their tensor, with `{e}` where the axis of experts counts tensors."""
     their_side: Side
     axes: tuple[str, ...]
     """In the order of ours."""

@@ -44,7 +44,7 @@ class Causes:
         return f"{subject} are {'' if is_more else 'not '}computed again in the backward pass"
 
     def _made_again(self, is_more: bool, of_hidden: bool) -> str:
-        """What only one of the plans recomputes."""
+        """Cause for activations that only one of the plans recomputes."""
         first, second = self._options("recompute")
         if not of_hidden:
             first, second = (

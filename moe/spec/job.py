@@ -333,7 +333,7 @@ def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
 
 
 def _problems_from_scratch(job: JobSpec) -> list[Problem]:
-    """Of a model with new weights; pretrained routers need not learn."""
+    """Problems of a model with new weights; pretrained routers need not learn."""
     has_weights = isinstance(job.model, LanguageModelSpec) and (
         job.model.from_folder is not None or job.model.adapter is not None
     )

@@ -131,7 +131,7 @@ class MoESpec(Spec):
         return (self.activation_alpha, self.activation_limit) if self.activation == "swiglu_clamped" else ()
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """Of the router, experts and shared experts."""
+        """Parameters of the router, experts and shared experts."""
         width: Size = ("model", self.model_dim)
         gates = ("w_gate",) if self.num_matrices == 3 else ()
         table = [matrix("router", width, ("none", self.num_experts), self.model_dim)]

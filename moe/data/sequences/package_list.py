@@ -68,7 +68,7 @@ HELD_OUT = (
     Distribution("structlog"),
     Distribution("uvicorn"),
 )
-"""Of four kinds (a protocol, a parser, logging, a server), each written by others than those who wrote the above."""
+"""Packages of four kinds (a protocol, a parser, logging, a server), by other authors than the packages above."""
 
 _LEFT_OUT_FOLDERS = frozenset({
     "test", "tests", "testing", "_testing", "benchmark", "benchmarks", "examples",  # what tries code out repeats itself

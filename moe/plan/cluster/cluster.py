@@ -85,7 +85,7 @@ class Cluster(Spec):
     across_share: Share = 1.0
     """Share of the type's bandwidth within and across nodes; below 1 if oversubscribed."""
     price_per_hour: Price | None = None
-    """Of one device, in the file's currency."""
+    """Price of one device, in the file's currency."""
     billing_unit: Count | None = None
     """Devices billed together, with or without a worker; default: a node's. 1 if rented singly."""
 

@@ -48,7 +48,7 @@ class MatrixProducts:
         return self.start_s + (self.quantise_s * rows * inputs if quantises else 0.0) + slowest
 
     def achieved_flops_per_s(self, size: int) -> float:
-        """Of a product of `size` rows, inputs and outputs; the peak rate if launch time was not fitted."""
+        """Rate of a product with `size` rows, inputs and outputs; the peak rate if launch time was not fitted."""
         return 2 * size**3 / self.seconds(size, size, size) if self.start_s else self.flops_per_s
 
 
@@ -174,7 +174,7 @@ class CollectiveCost:
     knee_bytes: float = 1.0
 
     def latency_s(self, ranks: int) -> float:
-        """Of all sequential steps."""
+        """Latency of all sequential steps."""
         return self.step_s * (ranks - 1) + self.doubling_s * (ranks - 1).bit_length()
 
     def begin_s(self, size: float) -> float:

@@ -54,9 +54,9 @@ class StateElements(NamedTuple):
     coded_stored: Elements
     coded_used: Elements
     coded_gathered: Elements
-    """What FSDP has gathered of `coded_used` at a time: two layers."""
+    """Part of `coded_used` that FSDP gathers at a time: two layers."""
     gathered: Elements
-    """What FSDP has gathered of `used` at a time: the current and the next layer, and all outside layers."""
+    """Part of `used` that FSDP gathers at a time: the current and the next layer, and all outside layers."""
     outside: int
     """Part of `used` outside layers."""
     two_layers: Elements

@@ -63,7 +63,7 @@ class Unit:
     moe: MoESpec | None = None
     vocabulary: int | None = None
     tied_weights: tuple[Weight, ...] = ()
-    """Of another unit; on another stage, this one has a copy."""
+    """Weights of another unit; on another stage, this unit has a copy."""
     has_backward: bool = True
     """Whether gradients pass through it: it or a unit before it is trained."""
 

@@ -254,7 +254,7 @@ def runner_up(plan: Plan, best: Plan) -> RunnerUp:
 
 
 def _why_not(plan: Plan, best: Plan) -> str:
-    """What keeps the plan from being run; or its speed beside the best, and the kind of time that differs most."""
+    """Obstacle to running the plan, or its speed relative to the best and the kind of time that differs most."""
     time, best_time = plan.predicted, best.predicted
     speed = speed_in_words(time.step_s, best_time.step_s)
     if plan.not_yet and not best.not_yet:

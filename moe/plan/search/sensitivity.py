@@ -19,7 +19,7 @@ class Otherwise:
 
     description: str
     step_s: float | None
-    """Of the plan's own layout; None if it no longer fits."""
+    """Step time of the plan's own layout; None if it no longer fits."""
     best: Plan | None
     """The fastest layout now; None if nothing fits."""
     why_not: str = ""

@@ -102,11 +102,11 @@ class LocalCall:
         )
 
     def operand_shape(self, operand: int) -> tuple[int, ...]:
-        """Of the whole."""
+        """Unsharded shape."""
         return tuple(operands(self.node)[operand].meta["val"].shape)
 
     def result_shape(self, result: int = 0) -> tuple[int, ...]:
-        """Of the whole."""
+        """Unsharded shape."""
         return tuple(results(self.node)[result].shape)
 
     def part_shape(self, result: int = 0) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ class AxisOption:
 
 
 Options = tuple[AxisOption, ...]
-"""Of one operator, one for each mesh axis."""
+"""Options of one operator, one for each mesh axis."""
 
 
 def operand_placements(options: Options, operand: int) -> Placements:

@@ -56,7 +56,7 @@ def _families() -> Iterable[ModuleType]:
 
 
 def _says(family: ModuleType) -> str:
-    """What its file says of itself, without sources."""
+    """Description of a family from its module docstring, without sources."""
     return re.sub(r" \([^()]*arXiv[^()]*\)", "", " ".join((family.__doc__ or "").split()))
 
 
@@ -75,7 +75,7 @@ def _names(targets: Mapping[Any, Any] | Iterable[Any]) -> str:
 
 
 def _overloads() -> Iterable[torch_private.OpOverload]:
-    """Of torch's own functional operators, those that a captured graph may have."""
+    """torch's functional operators that a captured graph may have."""
     for name in dir(torch.ops.aten):
         packet = getattr(torch.ops.aten, name)
         for overload in getattr(packet, "overloads", list)():

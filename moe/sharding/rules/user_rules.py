@@ -53,7 +53,7 @@ def _wrong(rule: Rule, node: fx.Node) -> Iterator[tuple[str, str]]:
 
 
 def _wrong_dims(name: str, dims: Dims, shape: Sequence[int], rule: Rule) -> Iterator[tuple[str, str]]:
-    """Of one tensor; a factor without a size has 1."""
+    """Problems of one tensor's dimensions; a factor without a size has 1."""
     if len(dims) != len(shape):
         remedy = "give a tuple of factors for each dimension, () for one that is whole"
         yield f"gives {name} {len(dims)} dimensions, of {list(shape)}", remedy

@@ -114,7 +114,7 @@ class GroupedQueryAttentionSpec(Spec):
         return tuple(table)
 
     def dims(self, projections: int, window: int | None) -> AttentionDims:
-        """Of a layer with `projections` projection weights."""
+        """Dimensions of a layer with `projections` projection weights."""
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         kept_elements = 2 * keys + (queries if self.output_gate else 0)
         return AttentionDims(
@@ -202,7 +202,7 @@ class LatentAttentionSpec(Spec):
         return tuple(table)
 
     def dims(self, projections: int, window: int | None) -> AttentionDims:
-        """Of a layer with `projections` projection weights, without a window."""
+        """Dimensions of a layer with `projections` projection weights, without a window."""
         ranks = (self.query_rank or 0) + self.key_value_rank
         queries = self.num_heads * (self.head_dim + self.rope_dim)
         values = self.num_heads * self.value_dim

@@ -56,7 +56,7 @@ class LinearAttentionSpec(Spec):
         )
 
     def dims(self, projections: int, window: int | None) -> AttentionDims:
-        """Of a layer with `projections` weights, convolution included, without a window."""
+        """Dimensions of a layer with `projections` weights, convolution included, without a window."""
         keys, heads = self.num_key_heads * self.key_dim, self.num_value_heads
         values = heads * self.value_dim
         kept_elements = 2 * (keys + values)  # before and after the convolution, with the gate

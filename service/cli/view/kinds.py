@@ -15,7 +15,7 @@ class Words:
     """Phrases for a kind of model."""
 
     last_work: str
-    """What a run does after its last step."""
+    """Description of the work after the last step."""
     to_use_it: str
     """Command that uses the trained model; `{job}` is the job's id."""
     command: str | None = None

@@ -54,7 +54,7 @@ class RunProgress:
     name: str
     num_steps: int
     last_work: str = "measuring what was learned"
-    """What a run does after its last step, in words."""
+    """Description of the work after the last step."""
     state: str = "queued"
     reason: str = ""
     attempt: int | None = None
