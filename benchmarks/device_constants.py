@@ -1,7 +1,7 @@
 """Constants of the planner's kernels, fitted on what NVIDIA measured on its GPUs: `pip install -e .[kernels]` brings
 the tables, or `--data FOLDER` names them.
 
-Writes `moe/plan/cluster/measured.py`, `benchmarks/results/device_constants.json` and the section on kernels of
+Writes `moe/plan/cluster/measured.json`, `benchmarks/results/device_constants.json` and the section on kernels of
 docs/planner.md; a minute in all. `--render` writes the first and the last from the record alone.
 """
 
@@ -14,12 +14,12 @@ from typing import Any
 
 from benchmarks import results
 from benchmarks.kernels import attention, collectives, exchange, experts, page, products
+from benchmarks.kernels.constants import constants_of, render_json
 from benchmarks.kernels.fitting import Figures
-from benchmarks.kernels.generated import constants_of, source
 from benchmarks.kernels.tables import PACKAGE, SHEETS, NoTables, Sheet, folder_of
+from moe.plan.cluster import measured
 from moe.plan.cluster.kernels import ExchangeCost
 
-MODULE = Path(__file__).parents[1] / "moe" / "plan" / "cluster" / "measured.py"
 RECORD = results.FOLDER / "device_constants.json"
 _WIDER = ("float32", "float64")
 
@@ -82,7 +82,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="fit the planner's kernels on measured ones")
     parser.add_argument("--data", type=Path, help="folder of the tables: `systems/data` of the package")
     parser.add_argument(
-        "--render", action="store_true", help="write code and docs from what is recorded; fit nothing"
+        "--render", action="store_true", help="write constants and docs from what is recorded; fit nothing"
     )
     asked = parser.parse_args()
     if not asked.render:
@@ -93,9 +93,9 @@ def main() -> int:
             return 2
         results.write("device_constants", fitted(folder, release))
     figures = recorded()
-    MODULE.write_text(source(figures["constants"]))
+    measured.PATH.write_text(render_json(figures["constants"]), encoding="utf-8")
     page.written(figures)
-    print(f"written to {MODULE}, {RECORD} and {page.PAGE}")
+    print(f"written to {measured.PATH}, {RECORD} and {page.PAGE}")
     return 0
 
 

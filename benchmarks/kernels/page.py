@@ -27,7 +27,7 @@ _INTRODUCTION = f"""\
 Seconds of single kernels come from forms with a few constants each (`moe/plan/cluster/kernels.py`), fitted for each
 device on times that NVIDIA measured and ships in the package {PACKAGE} {RELEASE} (Apache-2.0). Of each shape
 the fastest kernel counts. `python -m benchmarks.device_constants` fits them and writes
-`moe/plan/cluster/measured.py`, this section, and `benchmarks/results/device_constants.json` with all errors. In these
+`moe/plan/cluster/measured.json`, this section, and `benchmarks/results/device_constants.json` with all errors. In these
 forms no size that grows makes a kernel faster, and no row takes less in a smaller kernel: the search proves its bounds
 by that. It rules out the steps at which tiles fill up.
 

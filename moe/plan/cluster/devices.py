@@ -76,7 +76,7 @@ def plain_kernels(
     )  # fmt: skip
 
 
-# NVIDIA kernels: `measured.py`, with its source. Memory size: NVIDIA's data sheets; memory bandwidth: as reached by
+# NVIDIA kernels: `measured.json`. Memory size: NVIDIA's data sheets; memory bandwidth: as reached by
 #   large products. Links across nodes: one adapter per GPU, 200 Gb/s (A100) or 400 Gb/s (all later ones), of which
 #   nccl-tests reaches 93% with large messages. B300 and GB300 can have 800 Gb/s, but published gpt-oss runs on eight
 #   nodes of B300 are no faster than on B200; a cluster file may set `across_share: 2`. GB200 and GB300 NVL72: 72 GPUs
@@ -198,7 +198,7 @@ _AMD_SHEET, _AMD_REACHED = "the rates of its data sheet, of products less than h
 """Share of the data sheet's rates that kernels reach. MI300X reaches 54% in bfloat16 in its best product, 708
 TFLOP/s, and 49% in fp8 (AMD, ROCm blogs, "Measuring Max-Achievable FLOPs - Part 2"). In the products of DeepSeek-V3,
 MI325X reaches 74% of its best (616 of 831 TFLOP/s; the same, "Understanding TAF"), which would be 40% here. 45% lies
-between; H100 reaches 85% (`measured.py`). No figures were found for MI355X."""
+between; H100 reaches 85% (`measured.json`). No figures were found for MI355X."""
 _PCIE_4, _PCIE_5 = 32e9, 64e9
 """Bandwidth of sixteen lanes, one direction."""
 
