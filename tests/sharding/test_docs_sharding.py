@@ -55,11 +55,10 @@ def test_snippets_run(ranks: Pools, tmp_path: Path, num_ranks: int) -> None:
     assert (tmp_path / "run" / "plan.svg").read_text().startswith("<svg")
 
 
-def test_the_snippet_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_snippet_of_the_readme_runs() -> None:
     (snippet,) = [each for each in snippets((ROOT / "README.md").read_text()) if "sharding" in each]
     names: dict[str, Any] = {"__name__": "README"}
     exec(compile(snippet, "README.md", "exec"), names)
-    assert "first.weight   [4096/" in capsys.readouterr().out
     assert all(each.grad is not None for each in names["model"].parameters())
 
 

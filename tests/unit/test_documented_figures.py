@@ -22,7 +22,7 @@ def _of_training(workers: int) -> Figures:
     return shown
 
 
-README: dict[str, tuple[str, Figures]] = {
+MEASURED: dict[str, tuple[str, Figures]] = {
     "demo model, one worker with two threads, tokens/s": ("training", _of_training(1)),
     "demo model, two workers with one thread each, experts split over both, tokens/s": (
         "training", _of_training(2)),
@@ -46,7 +46,7 @@ README: dict[str, tuple[str, Figures]] = {
         "control_plane", lambda figures: [f"{_half_up(figures['rss_streams_mb']):.0f} MB"]
     ),
 }  # fmt: skip
-"""Rows of README's table whose figures lie in a file; others were read off a run."""
+"""Rows of docs/measured.md whose figures are in a file; others were read off a run."""
 
 
 def _half_up(number: float) -> int:
@@ -98,10 +98,10 @@ def _check(cell: str, expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("column", "folder"), [(0, ""), (1, "xeon/")], ids=["EPYC", "Xeon"])
-@pytest.mark.parametrize("row", README)
-def test_rows_of_the_readme(row: str, column: int, folder: str) -> None:
-    name, shown = README[row]
-    _check(_cells("README.md", row)[column], shown(_figures(folder + name)))
+@pytest.mark.parametrize("row", MEASURED)
+def test_rows_about_the_service(row: str, column: int, folder: str) -> None:
+    name, shown = MEASURED[row]
+    _check(_cells("docs/measured.md", row)[column], shown(_figures(folder + name)))
 
 
 @pytest.mark.parametrize("row", LANGUAGE_MODELS)
@@ -116,31 +116,41 @@ def test_limits_are_those_of_the_benchmarks() -> None:
         ("end of a step to its event", "stream_delay", lambda figures: f"{figures['limit_p95_s']:.0f} s"),
         ("recording a step", "recording", lambda figures: f"{100 * figures['limit_share']:.0f}%"),
     ):
-        assert _cells("README.md", row)[2] == shown(_figures(name)), row
+        assert _cells("docs/measured.md", row)[2] == shown(_figures(name)), row
 
 
 def test_figures_of_the_gpu() -> None:
     cases = [case for case in _figures("decoder_step_gpu")["cases"] if case["micro_batches"] == 1]
     ours, under_autocast, narrow = (f"{case['median_ms']:.0f} ms" for case in cases)
-    text = " ".join(_text("README.md").split())
+    text = " ".join(_text("docs/measured.md").split())
     assert f"takes {ours}; transformers takes {under_autocast} with autocast" in text
     assert f"weights, and {narrow} with bfloat16" in text
     (skipped,) = re.findall(r"\d+ passed, (\d+) skipped", (RESULTS / "h200" / "gpu_tests.log").read_text())
-    assert (skipped, "`tests/gpu` passed there, except for six tests that" in text) == ("6", True)
+    assert (skipped, "`tests/gpu` passed on the H200, except for six tests that" in text) == ("6", True)
 
 
-def test_two_workers_on_two_cores_take_as_much_longer_as_the_readme_says() -> None:
+def test_figures_of_the_layer_on_a_gpu() -> None:
+    sides = ("shardyard", "shardyard, narrow weights", "transformers grouped_mm")
+    for case in _figures("layer_gpu")["cases"]:
+        cells = _cells("docs/measured.md", case["model"].split(",")[0])
+        for side, cell in zip(sides, cells, strict=False):
+            layer = case["layers"][side]
+            assert cell == f"{layer['median_ms']:.1f} ({layer['peak_mib']:,.0f})", case["model"]
+        assert cells[-1] == f"{case['layers']['limit']['median_ms']:.1f}", case["model"]
+
+
+def test_two_workers_on_two_cores_take_as_much_longer_as_documented() -> None:
     ratios = []
     for folder in ("", "xeon/"):
         alone, together = (run["tokens_per_s"] for run in _figures(f"{folder}training"))
         ratios.append(alone / together)
-    text = " ".join(_text("README.md").split())
+    text = " ".join(_text("docs/measured.md").split())
     least, most = re.findall(r"does ([\d.]+) to ([\d.]+) times as many tokens per second", text)[0]
     assert [f"{min(ratios):.1f}", f"{max(ratios):.1f}"] == [least, most]
 
 
 def test_how_well_xz_does_on_held_out_packages() -> None:
-    text = " ".join(_text("README.md").split())
+    text = " ".join(_text("docs/language-models.md").split())
     for package, figures in _figures("packages")["held_out"].items():
         (shown,) = re.findall(rf"{package} [\d.]+, [\d.]+ and ([\d.]+)[;)]", text)
         assert shown == f"{figures['xz_bits_per_byte']:.2f}", package

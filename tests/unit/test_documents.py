@@ -32,10 +32,14 @@ DOCUMENTS = [
 
 
 def unknown(text: str) -> list[str]:
-    """Names of Python files between backticks that no file ends in."""
+    """Names of Python files between backticks that no file ends in; NAME stands for any."""
     quoted = " ".join(re.findall(r"`([^`\n]+)`", text))
     named = re.findall(r"(?<![\w./*-])[\w./]+\.py\b", quoted)
-    return [name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in FILES)]
+    return [
+        name
+        for name in named
+        if "NAME" not in name and not any(f"/{path}".endswith(f"/{name}") for path in FILES)
+    ]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -61,8 +65,9 @@ def test_no_document_denies_a_run_on_a_gpu_that_was_measured() -> None:
     assert {name: found for name in texts if (found := DENIALS.findall((ROOT / name).read_text()))} == {}
 
 
-def test_results_and_commands_that_the_readme_names_are_there() -> None:
-    text = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_results_and_make_targets_that_a_document_names_are_there(document: str) -> None:
+    text = (ROOT / document).read_text()
     for path in re.findall(r"benchmarks/results/[\w./-]+\.json", text):
         assert (ROOT / path).is_file(), path
     targets = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M)
@@ -86,25 +91,20 @@ def test_presets_that_the_documents_name_exist() -> None:
     assert {"gshard-tiny", "gshard-2048e-60l", "qwen3-30b-a3b", "deepseek-v3"} <= named.keys()
 
 
-def test_the_readme_tells_the_presets_and_families_as_they_are() -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
+def test_presets_and_families_are_documented_as_they_are() -> None:
+    text = " ".join((ROOT / "docs" / "jobs.md").read_text().split())
     papers = [name for name in names() if re.fullmatch(r"gshard-\d+e-\d+l", name)]
     assert f"from `{papers[0]}` to `{papers[-1]}` (a trillion weights)" in text
     assert 0.95e12 < model_spec({"preset": papers[-1]}).num_parameters() < 1.05e12
     assert {f"{name}-dense" for name in papers} <= set(names())
-    (named,) = re.findall(r"a folder in the Hugging Face format: (.*?)\. Each rank", text)
-    assert FAMILY_NAMES.keys() == set(BY_TYPE)
-    for name in FAMILY_NAMES.values():
-        assert name in named
-
-
-FAMILY_NAMES = {
-    "llama": "Llama", "qwen3": "Qwen3", "mixtral": "Mixtral", "qwen2_moe": "Qwen2-", "qwen3_moe": "Qwen3-MoE",
-    "qwen3_next": "Qwen3-Next", "olmoe": "OLMoE", "deepseek_v2": "DeepSeek-V2", "deepseek_v3": "-V3",
-    "kimi_k2": "Kimi-K2", "gpt_oss": "GPT-OSS", "glm4_moe": "GLM-4.5", "minimax_m2": "MiniMax-M2",
-    "granitemoe": "Granite-MoE", "granitemoeshared": "Granite-MoE",
-}  # fmt: skip
-"""Names of families in README by their `model_type`."""
+    table = (
+        (ROOT / "docs" / "language-models.md")
+        .read_text()
+        .partition("## Families")[2]
+        .partition("Rotary scaling")[0]
+    )
+    rows = re.findall(r"^\| (.*?) \|", table, re.M)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} - {"model_type"} == set(BY_TYPE)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -130,20 +130,41 @@ def test_what_the_readme_needs_is_what_the_package_asks_for() -> None:
     assert f"two CPU cores and {DEMO_MEMORY_BYTES >> 30} GiB of memory" in (ROOT / "README.md").read_text()
 
 
-def test_choices_that_the_readme_tells_of_are_those_there_are() -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
-    (routers,) = re.findall(r"`model.moe.router` is GShard's top-2 or another common router \((.*?)\)", text)
+def test_routers_and_degrees_are_documented_as_they_are() -> None:
+    text = " ".join((ROOT / "docs" / "jobs.md").read_text().split())
+    (routers,) = re.findall(
+        r"`model.moe.router`\*\* is GShard's top-2 or another common router \((.*?)\)", text
+    )
     assert len(ROUTERS) == 1 + len(re.split(r", | or ", routers)), ROUTERS.keys()
     (fields,) = re.findall(r"`parallel` takes (.*?): all parallel degrees", text)
     assert set(re.findall(r"`(\w+)`", fields)) <= ParallelSpec.model_fields.keys()
     example = yaml.safe_load((ROOT / "examples" / "fine-tune.yaml").read_text())
-    assert f"adapters of rank {example['adapter']['rank']} on attention and experts" in text
-    (tree,) = re.findall(r"^```\n(moe/ .*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-    for parent, words in re.findall(r"^(moe|service|tests)/ (.*(?:\n {12}.*)*)", tree, re.M):
-        folders = {path.parent.name for path in (ROOT / parent).glob("*/[!_]*")} | {
-            path.parent.name for path in (ROOT / parent).glob("*/__init__.py")
-        }
-        assert folders - {"__pycache__"} <= set(re.findall(r"[a-z_]+", re.sub(r"\([^)]*\)", "", words)))
+    page = (ROOT / "docs" / "language-models.md").read_text()
+    assert f"adapters of rank {example['adapter']['rank']} on attention and experts" in page
+
+
+def test_the_readme_names_every_package() -> None:
+    text = (ROOT / "README.md").read_text()
+    table = text.partition("## Where things are")[2].partition("## ")[0]
+    named = {
+        name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`([\w/]+)`", row)
+    }
+    packages = {
+        path.parent.relative_to(ROOT).as_posix()
+        for top in ("moe", "service")
+        for path in (ROOT / top).glob("*/__init__.py")
+    }
+    assert {name for name in named if "/" in name} == packages
+    assert all((ROOT / name).is_dir() for name in named)
+
+
+def test_files_to_extend_are_there() -> None:
+    """Files and names of the table "How to extend it", with an existing file for NAME."""
+    text = (ROOT / "README.md").read_text().partition("## How to extend it")[2].partition("## ")[0]
+    paths = re.findall(r"`((?:moe|service|docs|tests|examples)/[\w./-]+)`", text)
+    assert len(paths) > 8
+    for path in paths:
+        assert list(ROOT.glob(path.replace("NAME", "[a-z]*"))), path
 
 
 def test_the_picture_of_a_plan_shows_what_the_command_prints() -> None:
