@@ -10,6 +10,7 @@ from moe.plan.fit import fit_problems
 from moe.plan.module_layout import ModuleLayout
 from moe.plan.money import MoneyEstimate
 from moe.plan.plan import BlockShare, MadeFor, MemoryEstimate, Plan, RunnerUp, TimeEstimate, Trial
+from moe.plan.query import PlanQuery
 from moe.plan.request import PlanRequest, plan_request, read_plan_request
 from moe.plan.search.pools import plan_anywhere
 from moe.plan.search.search import LayoutSearch, plan_job
@@ -28,6 +29,7 @@ __all__ = [
     "ModuleLayout",
     "MoneyEstimate",
     "Plan",
+    "PlanQuery",
     "PlanRequest",
     "Pools",
     "RunnerUp",

@@ -1,5 +1,6 @@
 """Layouts that override a job's `parallel`."""
 
+from dataclasses import replace
 from typing import Any
 
 from moe.plan.plan import Plan
@@ -79,4 +80,4 @@ def asking_for(request: PlanRequest, layout: Layout, num_workers: int) -> PlanRe
     """Return the request with this layout and no runners-up. Raises SpecError."""
     fields: dict[str, Any] = request.spec.model_dump(mode="json", exclude_unset=True)
     spec = JobSpec.parse({**fields, "parallel": layout})
-    return request.model_copy(update={"spec": spec, "num_workers": num_workers, "top": 1})
+    return replace(request, spec=spec, query=replace(request.query, num_workers=num_workers, top=1))

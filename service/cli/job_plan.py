@@ -12,7 +12,7 @@ from rich.text import Text
 from moe.plan import Cluster, Plan, PlanRequest, Pools, plan_anywhere
 from moe.plan.plan_file import load
 from moe.plan.requested_layout import Layout, asking_for, layout_to_ask, parse_layout
-from moe.plan.search.pools import How, fit_pools
+from moe.plan.search.pools import fit_pools
 from moe.plan.search.sensitivity import sensitivity
 from moe.plan.search.what_if import smallest_cluster
 from moe.spec import Problem, SpecError
@@ -45,16 +45,13 @@ def make_plan(request: PlanRequest, cluster: Cluster | Pools | None, url: str | 
 
         body: dict[str, Any] = {
             "spec": request.spec.model_dump(mode="json", exclude_unset=True),
-            "top": request.top,
         }
-        if request.num_workers is not None:
-            body["num_workers"] = request.num_workers
-        for name in ("profile", "software", "goal"):
-            if (value := getattr(request, name)) is not None:
+        for name in ("top", "num_workers", "profile", "software", "goal"):
+            if (value := getattr(request.query, name)) is not None:
                 body[name] = value
         with connect(url) as client:
             return client.plan(body), f"the cluster of {client.url}"
-    plan = plan_anywhere(request.spec, cluster, request.num_workers, _how(request))
+    plan = plan_anywhere(request.spec, cluster, request.query)
     return plan, _where(plan, cluster)
 
 
@@ -85,10 +82,10 @@ def plan_on_smallest(
     """(request with a worker per device, smallest cluster of this kind that can run the job, (plan, where)); for
     pools, of one pool's kind. Raises SpecError if none holds the job."""
     if isinstance(cluster, Pools):
-        plan, smallest = fit_pools(request.spec, cluster, _how(request))
+        plan, smallest = fit_pools(request.spec, cluster, request.query)
         plan_and_where = plan, f"pool {plan.pool}, {_nodes(smallest)}"
     else:
-        smallest, fewest = smallest_cluster(request.spec, cluster, request.profile)
+        smallest, fewest = smallest_cluster(request.spec, cluster, request.query.profile)
         plan, where = make_plan(_on_all_of(request, smallest), smallest, None)
         plan_and_where = plan.model_copy(update={"fewest": fewest}), where
     return _on_all_of(request, smallest), smallest, plan_and_where
@@ -96,11 +93,8 @@ def plan_on_smallest(
 
 def _on_all_of(request: PlanRequest, cluster: Cluster) -> PlanRequest:
     """The request with a worker per device, and so without a goal."""
-    return request.model_copy(update={"num_workers": cluster.num_devices, "goal": None})
-
-
-def _how(request: PlanRequest) -> How:
-    return How(request.goal, top=request.top, profile=request.profile, software=request.software)
+    query = replace(request.query, num_workers=cluster.num_devices, goal=None)
+    return replace(request, query=query)
 
 
 def _pool_of(plan: Plan, hardware: Cluster | Pools) -> Cluster:
@@ -187,7 +181,8 @@ def explain(
         raise Misuse(
             "--explain-against compares layouts of this library's models; a module's job has one layout alone"
         )
-    request = request.model_copy(update={"goal": None})  # the goal has already chosen the number of workers
+    # the goal has already chosen the number of workers
+    request = replace(request, query=replace(request.query, goal=None))
     cluster = None if cluster is None else _pool_of(plan, cluster)
     try:
         alternative, _ = make_plan(asking_for(request, layout, plan.num_workers), cluster, url)

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from moe.plan import Plan, plan_anywhere, plan_request
-from moe.plan.search.pools import How
 from moe.plan.search.what_if import grid
 from tests.service.control_plane import ControlPlane, spec
 from tests.service.test_allowed_code import module_spec
@@ -73,8 +72,7 @@ def test_a_plan_takes_as_long_here_as_in_the_library_and_in_a_grid(
     request = plan_request({"spec": spec(**RANGED), **body})
     assert request.cluster is not None
     (cell,) = grid(request, request.cluster, {"dtype": [request.spec.train.dtype]})
-    how = How(request.goal, profile=request.profile, software=request.software)
-    local = plan_anywhere(request.spec, request.cluster, request.num_workers, how)
+    local = plan_anywhere(request.spec, request.cluster, request.query)
     for plan in (
         posted(plane, **body),
         posted(plane, **body, top=1),

@@ -171,14 +171,14 @@ def test_a_layout_asks_for_the_plan_that_it_is_of() -> None:
         assert parse_layout(",".join(f"{name}={value}" for name, value in layout.items()), "LAYOUT") == layout
         free = PlanRequest(spec=JobSpec.parse(job(resources={"num_workers": 8}, parallel={"tensor": 4})))
         again = asking_for(free, layout, 8)
-        assert plan_job(again.spec, cluster, again.num_workers).candidate == plan.candidate
+        assert plan_job(again.spec, cluster, again.query.num_workers).candidate == plan.candidate
     twice = asking_for(free, layout, 16)
     with refused(
         "mismatch",
         "parallel",
         "expert 1 x data 4 x tensor 1 x fsdp 1 x expert_tensor 2 x expert_fsdp 4 x context 1 x pipeline 1",
     ):
-        plan_job(twice.spec, Cluster(num_nodes=4, devices_per_node=4, device="h100"), twice.num_workers)
+        plan_job(twice.spec, Cluster(num_nodes=4, devices_per_node=4, device="h100"), twice.query.num_workers)
 
 
 @pytest.mark.parametrize(

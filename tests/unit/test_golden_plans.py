@@ -27,7 +27,7 @@ def planned(name: str) -> str:
     request = read_plan_request(ROOT / "examples" / f"{name}.yaml")
     cluster = CLUSTERS[name] or request.cluster
     assert cluster is not None
-    return plan_job(request.spec, cluster, request.num_workers).model_dump_json(indent=1) + "\n"
+    return plan_job(request.spec, cluster, request.query.num_workers).model_dump_json(indent=1) + "\n"
 
 
 def kept(name: str) -> Path:

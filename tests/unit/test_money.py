@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from moe.plan import Cluster, Plan, cluster_of, plan_anywhere, plan_job, plan_request
+from moe.plan import Cluster, Plan, PlanQuery, cluster_of, plan_anywhere, plan_job, plan_request
 from moe.plan.money import amount_of, money_of
 from moe.plan.plan_file import made_for
-from moe.plan.search.pools import How
 from moe.plan.search.workers import numbers_of_workers
 from moe.spec import JobSpec, SpecError
 from tests.refusals import refused
@@ -75,8 +74,8 @@ def test_nodes_are_paid_whole() -> None:
 def test_the_cheapest_number_of_workers_leaves_no_paid_device_idle() -> None:
     """Where steps shorten with workers, part of a node is as dear as all of it."""
     spec = ranged(1, 32, train={"num_steps": 10, "batch_tokens": 2**18})
-    plan = plan_anywhere(spec, h100s(price_per_hour=2.5), how=How("cost"))
-    singly = plan_anywhere(spec, h100s(price_per_hour=2.5, billing_unit=1), how=How("cost"))
+    plan = plan_anywhere(spec, h100s(price_per_hour=2.5), PlanQuery(goal="cost"))
+    singly = plan_anywhere(spec, h100s(price_per_hour=2.5, billing_unit=1), PlanQuery(goal="cost"))
     assert plan.num_workers == plan.billed_devices == 8
     assert singly.num_workers < 8
 
@@ -113,7 +112,7 @@ def test_a_goal_chooses_what_no_other_number_of_workers_beats(goal: Any) -> None
     def taken(plan: Plan) -> float:
         return plan.predicted.step_s * (cluster.billed_devices(plan.num_workers) if goal == "cost" else 1)
 
-    plan = plan_anywhere(spec, cluster, how=How(goal))
+    plan = plan_anywhere(spec, cluster, PlanQuery(goal=goal))
     every = [plan_job(spec, cluster, workers) for workers in range(1, 9)]
     assert taken(plan) == min(taken(each) for each in every if not each.not_yet)
     told = plan.reasons[0]
@@ -130,9 +129,9 @@ def test_a_goal_chooses_what_no_other_number_of_workers_beats(goal: Any) -> None
 
 def test_a_goal_keeps_to_degrees_that_were_asked_for() -> None:
     spec = ranged(1, 14, parallel={"expert": 4})
-    assert plan_anywhere(spec, h100s(), how=How("time")).num_workers % 4 == 0
+    assert plan_anywhere(spec, h100s(), PlanQuery(goal="time")).num_workers % 4 == 0
     with refused("does_not_fit", "resources", "14 workers"):
-        plan_anywhere(ranged(1, 14), h100s(memory_bytes=1000), how=How("time"))
+        plan_anywhere(ranged(1, 14), h100s(memory_bytes=1000), PlanQuery(goal="time"))
 
 
 def test_a_goal_with_nothing_to_choose_says_so() -> None:
@@ -143,12 +142,12 @@ def test_a_goal_with_nothing_to_choose_says_so() -> None:
         (ranged(8, 16), None, "8 devices leave one of the job's range"),
     ):
         cluster = h100s(num_nodes=1)
-        plan = plan_anywhere(spec, cluster, asked, How("cost", top=1))
+        plan = plan_anywhere(spec, cluster, PlanQuery(asked, top=1, goal="cost"))
         assert f"goal cost had nothing to choose: {why}" in plan.reasons
         assert plan.candidate == plan_job(spec, cluster, asked, top=1).candidate
 
 
 def test_a_goal_is_time_or_cost() -> None:
-    assert plan_request({"spec": job(), "goal": "cost"}).goal == "cost"
+    assert plan_request({"spec": job(), "goal": "cost"}).query.goal == "cost"
     with refused("not_a_choice", "goal", "fast"):
         plan_request({"spec": job(), "goal": "fast"})

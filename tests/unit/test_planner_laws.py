@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from moe.plan import Cluster, Degrees, LayoutSearch, plan_job
 from moe.plan.candidate import RECOMPUTES, Candidate, Options
+from moe.plan.query import PlanQuery
 from moe.plan.request import PlanRequest
 from moe.plan.search.spread import WITHIN_ERROR
 from moe.plan.search.what_if import grid
@@ -172,7 +173,7 @@ def test_a_plan_takes_as_long_wherever_it_is_told(job: Job) -> None:
     except SpecError:
         return
     among = plan_job(job.spec, job.cluster, job.workers, top=7, profile=job.profile)
-    request = PlanRequest(spec=job.spec, num_workers=job.workers, profile=job.profile)
+    request = PlanRequest(job.spec, query=PlanQuery(job.workers, profile=job.profile))
     (cell,) = grid(request, job.cluster, {"dtype": [job.spec.train.dtype]})
     assert cell.plan is not None
     for other in (among, cell.plan):

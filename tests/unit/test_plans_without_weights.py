@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moe.interchange.expand import expand_request
-from moe.plan import Cluster, Plan, plan_request
+from moe.plan import Cluster, Plan, PlanQuery, plan_request
 from moe.plan.notes import with_notes
 from moe.plan.search.pools import plan_anywhere
 from moe.plan.verdict import verdict
@@ -119,7 +119,7 @@ def test_a_refusal_names_float32_that_nobody_wrote(
     train = {"num_steps": 1, "batch_tokens": 65_536, **train}
     spec = spec_of({"preset": "mixtral-8x7b"}, {"corpus": "synthetic"}, train=train, **beside)
     with refused("does_not_fit", "resources", "2 workers") as caught:
-        plan_anywhere(spec, H100S, 2)
+        plan_anywhere(spec, H100S, PlanQuery(2))
     (problem,) = caught.value.problems
     assert unwritten in problem.rule
     assert unwritten or "left out" not in problem.rule
@@ -131,7 +131,7 @@ def test_a_refusal_names_float32_that_nobody_wrote(
         train={**train, "dtype": "bfloat16"},
         adapter=given,
     )
-    assert plan_anywhere(changed, H100S, 2).memory.margin > 0
+    assert plan_anywhere(changed, H100S, PlanQuery(2)).memory.margin > 0
 
 
 @pytest.mark.parametrize("adapter", [{}, {"adapter": {"rank": 16}}])
@@ -145,7 +145,7 @@ def test_no_remedy_names_a_dtype_that_the_devices_lack(adapter: dict[str, Any]) 
     remedies = []
     for cluster in (v100, a100):
         with refused("does_not_fit", "resources", "1 worker") as caught:
-            plan_anywhere(spec, cluster, 1)
+            plan_anywhere(spec, cluster, PlanQuery(1))
         remedies.append(caught.value.problems[0].remedy)
     assert ["train.dtype" in remedy for remedy in remedies] == [False, True]
 

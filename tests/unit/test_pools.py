@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe.plan import Cluster, Plan, Pools, cluster_of, plan_anywhere, plan_job, plan_request
-from moe.plan.search.pools import How, fit_pools
+from moe.plan import Cluster, Plan, PlanQuery, Pools, cluster_of, plan_anywhere, plan_job, plan_request
+from moe.plan.search.pools import fit_pools
 from moe.plan.search.what_if import grid
 from moe.spec import JobSpec, SpecError
 from tests.refusals import refused_for
@@ -60,12 +60,12 @@ def test_no_pool_alone_is_better(of: list[dict[str, Any]], goal: Any, least: int
     alone: dict[str, Plan] = {}
     for pool in together.pools:
         if pool.cluster.num_devices >= least:
-            alone[pool.name] = plan_anywhere(spec, pool.cluster, how=How(goal))
+            alone[pool.name] = plan_anywhere(spec, pool.cluster, PlanQuery(goal=goal))
     if not alone:
         with pytest.raises(SpecError, match="must be at most the devices"):
-            plan_anywhere(spec, together, how=How(goal))
+            plan_anywhere(spec, together, PlanQuery(goal=goal))
         return
-    plan = plan_anywhere(spec, together, how=How(goal))
+    plan = plan_anywhere(spec, together, PlanQuery(goal=goal))
     assert plan.pool is not None
     for other in alone.values():
         assert taken(plan, goal) <= taken(other, goal) * (1 + 1e-5)
@@ -78,7 +78,7 @@ def test_no_pool_alone_is_better(of: list[dict[str, Any]], goal: Any, least: int
 def test_the_goal_decides_between_pools() -> None:
     spec = JobSpec.parse(job(resources={"num_workers": 2}))
     both = pools(OLD, NEW)
-    fastest, cheapest = (plan_anywhere(spec, both, how=How(goal)) for goal in ("time", "cost"))
+    fastest, cheapest = (plan_anywhere(spec, both, PlanQuery(goal=goal)) for goal in ("time", "cost"))
     assert (fastest.pool, cheapest.pool) == ("new", "old")
     assert fastest.reasons[0].startswith("pool new: the fastest of 2 pools that hold it, ")
     assert cheapest.reasons[0].startswith("pool old: the cheapest of 2 pools that hold it, ")
@@ -105,9 +105,9 @@ def test_pools_that_do_not_hold_a_job_say_why() -> None:
 
 def test_costs_of_pools_need_prices() -> None:
     with pytest.raises(SpecError, match=r"cluster\.pools\[1\]\.price_per_hour is required of pool new"):
-        plan_anywhere(ranged(1, 4), pools(OLD, without(NEW, "price_per_hour")), how=How("cost"))
+        plan_anywhere(ranged(1, 4), pools(OLD, without(NEW, "price_per_hour")), PlanQuery(goal="cost"))
     alone = pools(without(NEW, "price_per_hour"))
-    assert plan_anywhere(ranged(1, 4), alone, how=How("cost")).billed_devices == 8
+    assert plan_anywhere(ranged(1, 4), alone, PlanQuery(goal="cost")).billed_devices == 8
 
 
 def test_degrees_that_were_asked_for_divide_the_workers_of_each_pool() -> None:
@@ -185,7 +185,7 @@ def test_a_cluster_with_too_few_devices_counts_with_as_many_nodes_as_the_job_tak
         job(resources={"num_workers": 16}, model={"preset": "gshard-128e-12l"}, train={"batch_tokens": 65536})
     )
     one, two = (Cluster(num_nodes=nodes, devices_per_node=8, device="h100") for nodes in (1, 2))
-    plan, whole = (plan_anywhere(spec, cluster, how=How(goal)) for cluster in (one, two))
+    plan, whole = (plan_anywhere(spec, cluster, PlanQuery(goal=goal)) for cluster in (one, two))
     assert (plan.degrees, plan.predicted) == (whole.degrees, whole.predicted)
     within = Cluster(num_nodes=1, devices_per_node=16, device="h100")
-    assert plan.predicted.step_s > plan_anywhere(spec, within, how=How(goal)).predicted.step_s
+    assert plan.predicted.step_s > plan_anywhere(spec, within, PlanQuery(goal=goal)).predicted.step_s

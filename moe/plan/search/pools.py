@@ -7,32 +7,14 @@ from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.pools import Pool, Pools
 from moe.plan.goal import Goal, order
 from moe.plan.plan import Plan
-from moe.plan.profile import ProfileName
+from moe.plan.query import PlanQuery
 from moe.plan.search.explain import number_of
-from moe.plan.search.search import LOAD_SKEW, LayoutSearch, plan_job
+from moe.plan.search.search import LayoutSearch
 from moe.plan.search.smallest import MAX_NODES
 from moe.plan.search.workers import Best, best_on, effort_and_money, effort_in_words
-from moe.plan.software import SoftwareName
 from moe.spec import JobSpec, Problem, SpecError
 
 _KINDS: Mapping[Goal, str] = {"time": "the fastest", "cost": "the cheapest"}
-
-
-@dataclass(frozen=True)
-class How:
-    """Planning options, as of `plan_job`."""
-
-    goal: Goal | None = None
-    load_skew: float | None = None
-    top: int = 5
-    to_run: bool = False
-    profile: ProfileName | None = None
-    software: SoftwareName | None = None
-
-    def search(self, spec: JobSpec, cluster: Cluster) -> LayoutSearch:
-        """Raises SpecError for what no layout can fix."""
-        skew = LOAD_SKEW if self.load_skew is None else self.load_skew
-        return LayoutSearch(spec, cluster, skew, self.profile, self.software)
 
 
 @dataclass(frozen=True)
@@ -49,27 +31,22 @@ class _Offer:
         return order(goal, self.plan, self.price_per_hour)
 
 
-def plan_anywhere(
-    spec: JobSpec, on: Cluster | Pools, num_workers: int | None = None, how: How = How()
-) -> Plan:
+def plan_anywhere(spec: JobSpec, on: Cluster | Pools, query: PlanQuery = PlanQuery()) -> Plan:
     """`plan_job` on a cluster, or on the best of its pools by the goal (default: fastest).
 
     A goal chooses the number of workers too. Unless `to_run`, a cluster with too few devices is extended. Raises
     SpecError if no pool holds the job, with the reason for each.
     """
     if isinstance(on, Pools):
-        return _plan_pools(spec, on, num_workers, how)
-    if not how.to_run:
+        return _plan_pools(spec, on, query)
+    if not query.to_run:
         # Workers beyond the cluster's devices need more nodes, whose links are slower than those within one.
-        on = on.at_least(num_workers or spec.resources.min_num_workers)
-    if how.goal is None:
-        return plan_job(
-            spec, on, num_workers, load_skew=how.load_skew, top=how.top, to_run=how.to_run,
-            profile=how.profile, software=how.software,
-        )  # fmt: skip
-    search = how.search(spec, on)
-    best = best_on(search, num_workers, how.goal, how.top, to_run=how.to_run)
-    return _whole(search, _saying_no_choice(best, how.goal), how)
+        on = on.at_least(query.num_workers or spec.resources.min_num_workers)
+    search = LayoutSearch.from_query(spec, on, query)
+    if query.goal is None:
+        return search.plan(query.num_workers, query.top, to_run=query.to_run)
+    best = best_on(search, query)
+    return _whole(search, _saying_no_choice(best, query.goal), query)
 
 
 def _saying_no_choice(best: Best, goal: Goal | None) -> Best:
@@ -79,53 +56,53 @@ def _saying_no_choice(best: Best, goal: Goal | None) -> Best:
     return replace(best, why_workers=(*best.why_workers, reason))
 
 
-def _plan_pools(spec: JobSpec, pools: Pools, num_workers: int | None, how: How) -> Plan:
+def _plan_pools(spec: JobSpec, pools: Pools, query: PlanQuery) -> Plan:
     is_only = len(pools.pools) == 1
 
     def best(pool: Pool) -> _Offer:
-        _check_room(spec, pool.cluster, num_workers)
-        search = how.search(spec, pool.cluster)
-        choice = best_on(search, num_workers, how.goal, how.top, to_run=how.to_run)
-        return _on_pool(pool, search, _saying_no_choice(choice, how.goal) if is_only else choice, how)
+        _check_room(spec, pool.cluster, query.num_workers)
+        search = LayoutSearch.from_query(spec, pool.cluster, query)
+        choice = best_on(search, query)
+        return _on_pool(pool, search, _saying_no_choice(choice, query.goal) if is_only else choice, query)
 
-    goal = how.goal or "time"
+    goal = query.goal or "time"
     _check_prices(pools, goal)
-    return _best_of(pools, best, how, lambda offer: offer.order(goal), _KINDS[goal])
+    return _best_of(pools, best, query, lambda offer: offer.order(goal), _KINDS[goal])
 
 
-def _on_pool(pool: Pool, search: LayoutSearch, best: Best, how: How) -> _Offer:
+def _on_pool(pool: Pool, search: LayoutSearch, best: Best, query: PlanQuery) -> _Offer:
     def whole() -> Plan:
         fewest = {"fewest": best.plan.fewest} if best.plan.fewest else {}
-        return _whole(search, best, how).model_copy(update={"pool": pool.name, **fewest})
+        return _whole(search, best, query).model_copy(update={"pool": pool.name, **fewest})
 
     return _Offer(pool.name, best.plan, pool.cluster.price_per_hour, whole)
 
 
-def fit_pools(spec: JobSpec, pools: Pools, how: How = How()) -> tuple[Plan, Cluster]:
+def fit_pools(spec: JobSpec, pools: Pools, query: PlanQuery = PlanQuery()) -> tuple[Plan, Cluster]:
     """Return (plan, smallest cluster of a pool's kind that can run the job, one worker per device), for the best
     pool by the goal (default: fewest devices). Raises SpecError if no kind holds it."""
     smallest: dict[str, Cluster] = {}
 
     def best(pool: Pool) -> _Offer:
-        fewest = how.search(spec, pool.cluster).fewest()
-        workers = fewest.to_run or (None if how.to_run else fewest.in_any_layout)
+        fewest = LayoutSearch.from_query(spec, pool.cluster, query).fewest()
+        workers = fewest.to_run or (None if query.to_run else fewest.in_any_layout)
         if workers is None:
             raise SpecError(no_smallest())
         smallest[pool.name] = pool.cluster.sized_for(workers)
-        search = how.search(spec, smallest[pool.name])
-        plan = search.best_of(workers, search.ranking(workers, how.top, to_run=how.to_run))
+        search = LayoutSearch.from_query(spec, smallest[pool.name], query)
+        plan = search.best_of(workers, search.ranking(workers, query.top, to_run=query.to_run))
         plan = plan.model_copy(update={"fewest": fewest})
         verb = "hold" if plan.not_yet else "run"
         why = f"{number_of(workers, 'worker')}: the fewest of this kind that {verb} the job"
-        return _on_pool(pool, search, Best(plan, (why,)), how)
+        return _on_pool(pool, search, Best(plan, (why,)), query)
 
     def rank(offer: _Offer) -> tuple[bool, float, int]:
         plan = offer.plan
-        return (bool(plan.not_yet), plan.num_workers, 0) if how.goal is None else offer.order(how.goal)
+        return (bool(plan.not_yet), plan.num_workers, 0) if query.goal is None else offer.order(query.goal)
 
-    _check_prices(pools, how.goal)
-    kind = "the fewest devices" if how.goal is None else _KINDS[how.goal]
-    plan = _best_of(pools, best, how, rank, kind)
+    _check_prices(pools, query.goal)
+    kind = "the fewest devices" if query.goal is None else _KINDS[query.goal]
+    plan = _best_of(pools, best, query, rank, kind)
     assert plan.pool is not None
     return plan, smallest[plan.pool]
 
@@ -139,12 +116,12 @@ def no_smallest() -> Problem:
 def _best_of(
     pools: Pools,
     best: Callable[[Pool], _Offer],
-    how: How,
+    query: PlanQuery,
     rank: Callable[[_Offer], tuple[bool, float, int]],
     kind: str,
 ) -> Plan:
     """Plan of the best offer by `rank`, with reasons about the others. Raises SpecError if there is none."""
-    offers, refusals, goal = [], {}, how.goal or "time"
+    offers, refusals, goal = [], {}, query.goal or "time"
     for pool in pools.pools:
         try:
             offers.append(best(pool))
@@ -164,9 +141,9 @@ def _best_of(
     return plan.model_copy(update={"reasons": (*reasons, *plan.reasons)})
 
 
-def _whole(search: LayoutSearch, best: Best, how: How) -> Plan:
+def _whole(search: LayoutSearch, best: Best, query: PlanQuery) -> Plan:
     workers = best.plan.num_workers
-    return search.plan(workers, how.top, to_run=how.to_run, why_workers=best.why_workers)
+    return search.plan(workers, query.top, to_run=query.to_run, why_workers=best.why_workers)
 
 
 def _choice_line(offer: _Offer, kind: str, fitting: int, num_pools: int, goal: Goal) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 from moe.plan.candidate import Candidate, Options
 from moe.plan.cluster.cluster import Cluster
@@ -15,6 +16,7 @@ from moe.plan.placement import placements_of
 from moe.plan.plan import FewestWorkers, Plan
 from moe.plan.plan_file import made_for
 from moe.plan.profile import ProfileName, profile_of
+from moe.plan.query import PlanQuery
 from moe.plan.search.choices import LayoutChoices
 from moe.plan.search.explain import (  # fmt: skip
     blocks_of,
@@ -65,8 +67,8 @@ def plan_job(
 
     Raises SpecError if no degrees multiply to the number of workers, or nothing fits in memory.
     """
-    skew = LOAD_SKEW if load_skew is None else load_skew
-    return LayoutSearch(spec, cluster, skew, profile, software).plan(num_workers, top, to_run=to_run)
+    query = PlanQuery(profile=profile, software=software, load_skew=load_skew)
+    return LayoutSearch.from_query(spec, cluster, query).plan(num_workers, top, to_run=to_run)
 
 
 class LayoutSearch:
@@ -95,6 +97,12 @@ class LayoutSearch:
         self.time = TimeModel(spec, cluster, self.profile, self.software, load_skew)
         self._smallest = Smallest(spec, cluster, self.memory)
         self._ranker = Ranker(spec, cluster.memory_bytes, self._choices, self.memory, self.time)
+
+    @classmethod
+    def from_query(cls, spec: JobSpec, cluster: Cluster, query: PlanQuery) -> Self:
+        """Search that prices as the query says. Raises SpecError for what no layout can fix."""
+        skew = LOAD_SKEW if query.load_skew is None else query.load_skew
+        return cls(spec, cluster, skew, query.profile, query.software)
 
     def plan(
         self,

@@ -29,7 +29,7 @@ def sensitivity(request: PlanRequest, cluster: Cluster, plan: Plan) -> list[Othe
     """Evaluate the plan under each change. `request` and `cluster`: its inputs."""
     outcomes = []
     for change, changed_cluster, software in _changes(request, cluster):
-        search = LayoutSearch(request.spec, changed_cluster, profile=request.profile, software=software)
+        search = LayoutSearch(request.spec, changed_cluster, profile=request.query.profile, software=software)
         fits = search.memory.total(plan.candidate) <= changed_cluster.memory_bytes
         step_s = search.time.step_s(plan.candidate) if fits else None
         try:
@@ -40,9 +40,7 @@ def sensitivity(request: PlanRequest, cluster: Cluster, plan: Plan) -> list[Othe
 
 
 def _changes(request: PlanRequest, cluster: Cluster) -> Iterator[tuple[str, Cluster, Software]]:
-    software = LayoutSearch(
-        request.spec, cluster, profile=request.profile, software=request.software
-    ).software
+    software = LayoutSearch.from_query(request.spec, cluster, request.query).software
     slower = f"{1 - _LINKS:.0%} slower"
     levels = len(cluster.levels)
     if levels > 1 or (cluster.num_nodes == 1 < cluster.num_devices):

@@ -1,7 +1,7 @@
 """What-if plans: a grid over values of the spec or cluster, and the smallest cluster."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -10,7 +10,7 @@ from moe.plan.cluster.pools import Pools, cluster_of
 from moe.plan.plan import FewestWorkers, Plan
 from moe.plan.profile import ProfileName
 from moe.plan.request import PlanRequest
-from moe.plan.search.pools import How, no_smallest, plan_anywhere
+from moe.plan.search.pools import no_smallest, plan_anywhere
 from moe.plan.search.search import LayoutSearch
 from moe.spec import JobSpec, Problem, ResourcesSpec, SpecError
 
@@ -97,12 +97,12 @@ def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequ
                     "leave it out, or give one pool's facts as the cluster")
         )  # fmt: skip
     cells = []
-    how = How(request.goal, top=1, profile=request.profile, software=request.software)
+    query = replace(request.query, top=1)
     for combination in product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         try:
             spec, on = _with_values(request.spec, cluster, values)
-            cells.append(Cell(values, plan_anywhere(spec, on, request.num_workers, how)))
+            cells.append(Cell(values, plan_anywhere(spec, on, query)))
         except SpecError as error:
             cells.append(Cell(values, None, str(error.problems[0])))
     return cells

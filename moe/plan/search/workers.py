@@ -8,6 +8,7 @@ from math import lcm
 from moe.plan.goal import Goal, effort, order
 from moe.plan.money import amount_of
 from moe.plan.plan import Plan
+from moe.plan.query import PlanQuery
 from moe.plan.search.choices import LayoutChoices, steps
 from moe.plan.search.explain import number_of, seconds_of
 from moe.plan.search.ranking import Ranking
@@ -29,17 +30,16 @@ class Best:
     """Why the goal had no choice, if so."""
 
 
-def best_on(
-    search: LayoutSearch, num_workers: int | None, goal: Goal | None, top: int, *, to_run: bool = False
-) -> Best:
+def best_on(search: LayoutSearch, query: PlanQuery) -> Best:
     """Best plan by the goal on the search's cluster, for the requested number of workers or the job's range. Raises
     SpecError if there is none."""
+    num_workers, goal = query.num_workers, query.goal
     if goal is not None and num_workers is None and (numbers := _numbers(search)):
-        return _best_of(search, numbers, goal, top, to_run)
+        return _best_of(search, numbers, goal, query)
     workers, why = search.workers(num_workers)
     if num_workers is None and (largest := _that_divide(search, workers)) != workers:
         workers, why = largest, [f"{number_of(largest, 'worker')}: the most that there are degrees for"]
-    plan = search.best_of(workers, search.ranking(workers, top, to_run=to_run))
+    plan = search.best_of(workers, search.ranking(workers, query.top, to_run=query.to_run))
     return Best(plan, tuple(why), "" if goal is None else _why_one(search, num_workers))
 
 
@@ -96,7 +96,7 @@ class _WorkersResult:
     plan: Plan | None = None
 
 
-def _best_of(search: LayoutSearch, numbers: list[int], goal: Goal, top: int, to_run: bool) -> Best:
+def _best_of(search: LayoutSearch, numbers: list[int], goal: Goal, query: PlanQuery) -> Best:
     """Best of these numbers of workers. Best-first: each is evaluated in stages (lower bound, fastest layout, choice
     under both ends of the spread), while it may be best or second best."""
     refusals: dict[int, SpecError] = {}
@@ -109,7 +109,7 @@ def _best_of(search: LayoutSearch, numbers: list[int], goal: Goal, top: int, to_
             best.append(progress.plan)
             continue
         try:
-            heappush(queue, _looked_into(search, progress, goal, top, to_run))
+            heappush(queue, _looked_into(search, progress, goal, query))
         except SpecError as error:
             refusals[progress.workers] = error
     if not best:
@@ -137,13 +137,11 @@ def _bounds(
             refusals[workers] = error
 
 
-def _looked_into(
-    search: LayoutSearch, progress: _WorkersResult, goal: Goal, top: int, to_run: bool
-) -> _Entry:
+def _looked_into(search: LayoutSearch, progress: _WorkersResult, goal: Goal, query: PlanQuery) -> _Entry:
     """Evaluate the next stage. Raises SpecError if no layout exists or fits."""
     workers = progress.workers
     if progress.ranking is None:
-        ranking = search.ranking(workers, top, to_run=to_run)
+        ranking = search.ranking(workers, query.top, to_run=query.to_run)
         fastest = (ranking.runnable or ranking.fitting)[0]
         of = effort(goal, search.cluster.billed_devices(workers), fastest.step_s)
         return not ranking.runnable, of, workers, 1, _WorkersResult(workers, ranking)

@@ -1,9 +1,9 @@
 """`plan` and `schema`: a job's layout, and the fields of a job file. Runs nothing."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -224,11 +224,12 @@ def _request(
     from service.cli.job_file import plain_job
 
     request = plan_request(expand_request(plain_job(file), None))
-    updates = {
+    updates: dict[str, Any] = {
         "num_workers": num_workers, "top": top, "goal": one_of("--goal", goal, GOALS),
         "software": one_of("--software", software, SOFTWARE),
     }  # fmt: skip
-    return request.model_copy(update={name: value for name, value in updates.items() if value is not None})
+    query = replace(request.query, **{name: value for name, value in updates.items() if value is not None})
+    return replace(request, query=query)
 
 
 @dataclass(frozen=True)

@@ -28,15 +28,7 @@ def post_plan(body: SpecBody, services: ServicesDependency) -> dict[str, Any]:
     """
     request = plan_request(services.requests.expand(body))
     try:
-        plan = services.requests.plans.make_plan(
-            request.spec,
-            request.num_workers,
-            request.top,
-            request.profile,
-            request.cluster,
-            request.software,
-            request.goal,
-        )
+        plan = services.requests.plans.make_plan(request)
     except LauncherUnavailable as error:
         raise Unavailable(
             f"{services.watch.unreachable(error)}; give the facts of one as 'cluster' to plan without it"

@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from moe.plan import Cluster, Plan, Pools
-from moe.plan.goal import Goal
+from moe.plan import Plan, PlanQuery, PlanRequest
 from moe.plan.notes import with_notes
-from moe.plan.profile import ProfileName
-from moe.plan.software import SoftwareName
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
 from moe.tasks.build import build_task
 from moe.tasks.missing import missing_to_train
@@ -89,38 +86,21 @@ class JobPlans:
                 plan = self._modules.begin(spec, module_cluster(spec, cluster))
         return PlanForecast(plan, WAITS if plan else f"{WAITS}; {BEING_PLANNED}")
 
-    def make_plan(
-        self,
-        spec: JobSpec,
-        num_workers: int | None = None,
-        top: int = 5,
-        profile: ProfileName | None = None,
-        cluster: Cluster | Pools | None = None,
-        software: SoftwareName | None = None,
-        goal: Goal | None = None,
-    ) -> Plan:
-        """Plan that `submit` would make now, or a plan for `cluster`, also of jobs that cannot run yet; stores
-        nothing. A job without its model's weights is planned too, with a note.
+    def make_plan(self, request: PlanRequest) -> Plan:
+        """Plan that `submit` would make now, or a plan for the request's cluster, also of jobs that cannot run yet;
+        stores nothing. A job without its model's weights is planned too, with a note.
 
         Raises SpecError, also if this cluster can never hold the job; LauncherUnavailable.
         """
-        if goal is not None and isinstance(spec.model, ModuleModelSpec):
+        spec, cluster, query = request.spec, request.cluster, request.query
+        if query.goal is not None and isinstance(spec.model, ModuleModelSpec):
             rule = "is nothing that the workers of a module are chosen by"
-            raise SpecError(Problem("not_applicable", "goal", goal, rule, "leave it out"))
+            raise SpecError(Problem("not_applicable", "goal", query.goal, rule, "leave it out"))
         if cluster is not None:
             check_allowed(spec, self._allowed_code)
             if isinstance(spec.model, ModuleModelSpec):
-                return self._modules.wait_for_plan(spec, module_cluster(spec, cluster, num_workers))
-            plan = plan_on(
-                spec,
-                cluster,
-                num_workers,
-                to_run=False,
-                top=top,
-                profile=profile,
-                software=software,
-                goal=goal,
-            )
+                return self._modules.wait_for_plan(spec, module_cluster(spec, cluster, query.num_workers))
+            plan = plan_on(spec, cluster, query)
             return with_notes(plan, spec, missing_to_train(spec, self._data_roots))
         self._storage_roots.job_folder(spec.storage, "job")  # rejects storage outside the roots
         if missing := missing_to_train(spec, self._data_roots):
@@ -130,9 +110,7 @@ class JobPlans:
         facts = self._watch.facts(FACTS_AGE_S)
         empty = admit(spec.resources, facts, gangs={})
         cluster_plan = (
-            None
-            if isinstance(empty, NeverFits)
-            else self._plan_on(spec, facts, num_workers, top, profile, software, goal)
+            None if isinstance(empty, NeverFits) else self._plan_on(spec, facts, replace(query, to_run=True))
         )
         if cluster_plan is None:
             assert isinstance(empty, NeverFits)
@@ -142,22 +120,13 @@ class JobPlans:
             )
         return with_notes(cluster_plan, spec, missing)
 
-    def _plan_on(
-        self,
-        spec: JobSpec,
-        facts: ClusterFacts,
-        num_workers: int | None = None,
-        top: int = 5,
-        profile: ProfileName | None = None,
-        software: SoftwareName | None = None,
-        goal: Goal | None = None,
-    ) -> Plan | None:
+    def _plan_on(self, spec: JobSpec, facts: ClusterFacts, query: PlanQuery) -> Plan | None:
         """Plan on this cluster; None if it holds no worker. Raises SpecError, Unavailable."""
         if not isinstance(spec.model, ModuleModelSpec):
-            return plan_for(spec, facts, num_workers, top, profile=profile, software=software, goal=goal)
+            return plan_for(spec, facts, query)
         cluster = planning_cluster(spec, facts)
         return (
             None
             if cluster is None
-            else self._modules.wait_for_plan(spec, module_cluster(spec, cluster, num_workers))
+            else self._modules.wait_for_plan(spec, module_cluster(spec, cluster, query.num_workers))
         )

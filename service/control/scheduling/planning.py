@@ -2,17 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pydantic import ValidationError
 
-from moe.plan import DEVICES, Cluster, DeviceFacts, LayoutSearch, Plan, Pools, plan_anywhere
+from moe.plan import DEVICES, Cluster, DeviceFacts, LayoutSearch, Plan, PlanQuery, Pools, plan_anywhere
 from moe.plan.cluster.cluster import of_several_kinds
 from moe.plan.cluster.device_names import device_named, unknown_gpu
 from moe.plan.executable import check_asked
-from moe.plan.goal import Goal
-from moe.plan.profile import ProfileName
-from moe.plan.search.pools import How
-from moe.plan.software import SoftwareName
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
 from service.control.scheduling.admission import gpus_per_worker
@@ -53,30 +50,10 @@ def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
     )
 
 
-def plan_for(
-    spec: JobSpec,
-    facts: ClusterFacts,
-    num_workers: int | None = None,
-    top: int = 5,
-    load_skew: float | None = None,
-    profile: ProfileName | None = None,
-    software: SoftwareName | None = None,
-    goal: Goal | None = None,
-) -> Plan | None:
-    """Plan on this cluster; None if it holds no worker. `load_skew`: measured expert load skew. Raises SpecError."""
+def plan_for(spec: JobSpec, facts: ClusterFacts, query: PlanQuery = PlanQuery(to_run=True)) -> Plan | None:
+    """Plan on this cluster; None if it holds no worker. Raises SpecError."""
     cluster = planning_cluster(spec, facts)
-    if cluster is None:
-        return None
-    return plan_on(
-        spec,
-        cluster,
-        num_workers,
-        top=top,
-        load_skew=load_skew,
-        profile=profile,
-        software=software,
-        goal=goal,
-    )
+    return None if cluster is None else plan_on(spec, cluster, query)
 
 
 def module_cluster(spec: JobSpec, cluster: Cluster | Pools, num_workers: int | None = None) -> Cluster:
@@ -96,35 +73,22 @@ def plans_to_try(spec: JobSpec, facts: ClusterFacts, num_workers: int) -> tuple[
     return () if cluster is None else tuple(LayoutSearch(spec, cluster).best_to_run(num_workers))
 
 
-def plan_on(
-    spec: JobSpec,
-    cluster: Cluster | Pools,
-    num_workers: int | None = None,
-    *,
-    to_run: bool = True,
-    top: int = 5,
-    load_skew: float | None = None,
-    profile: ProfileName | None = None,
-    software: SoftwareName | None = None,
-    goal: Goal | None = None,
-) -> Plan:
-    """Plan on a cluster, `to_run` or only for display. Raises SpecError, also for numbers too large."""
+def plan_on(spec: JobSpec, cluster: Cluster | Pools, query: PlanQuery = PlanQuery(to_run=True)) -> Plan:
+    """Plan on a cluster. Raises SpecError, also for numbers too large."""
     resources = spec.resources
-    is_ranged = num_workers is None and resources.min_num_workers < resources.max_num_workers
-    if is_ranged and goal is None and isinstance(cluster, Cluster):
+    is_ranged = query.num_workers is None and resources.min_num_workers < resources.max_num_workers
+    if is_ranged and query.goal is None and isinstance(cluster, Cluster):
         max_workers = max(resources.min_num_workers, min(resources.max_num_workers, cluster.num_devices))
         divisible = _max_that_divides(spec, max_workers)
-        num_workers = divisible if divisible != max_workers else None
+        query = replace(query, num_workers=divisible if divisible != max_workers else None)
     try:
-        how = How(goal, load_skew=load_skew, top=top, to_run=to_run, profile=profile, software=software)
-        plan = plan_anywhere(spec, cluster, num_workers, how)
+        plan = plan_anywhere(spec, cluster, query)
     except (ValidationError, ArithmeticError):
         raise SpecError(_beyond(spec)) from None
-    if load_skew is None or spec.model.moe is None:
+    skew = query.load_skew
+    if skew is None or spec.model.moe is None:
         return plan
-    reason = (
-        f"the busiest expert counts with {load_skew:.3g} times the mean of rows, as the newest steps measured"
-    )
+    reason = f"the busiest expert counts with {skew:.3g} times the mean of rows, as the newest steps measured"
     return plan.model_copy(update={"reasons": (*plan.reasons, reason)})
 
 

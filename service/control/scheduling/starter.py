@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import structlog
 from pydantic import SecretStr, ValidationError
 
-from moe.plan import Plan
+from moe.plan import Plan, PlanQuery
 from moe.spec import JobSpec, ModuleModelSpec, SpecError
 from service.control.errors import Unavailable
 from service.control.jobs.changes import enter, explain, tell_plan
@@ -353,7 +353,7 @@ class Starter:
         failure = ""
         for workers in range(gang.workers, spec.resources.min_num_workers - 1, -1):
             try:
-                plan = plan_for(spec, facts, workers, load_skew=load_skew)
+                plan = plan_for(spec, facts, PlanQuery(workers, load_skew=load_skew, to_run=True))
             except SpecError as error:
                 failure = failure or str(error)
                 continue
