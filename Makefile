@@ -50,10 +50,10 @@ demo: setup
 	$(BIN)/shardyard demo examples/translate-100-to-english.yaml
 
 # THOROUGH=1 takes more random cases. Four processes for two cores: two of them, with a Ray cluster each, mostly wait.
-TESTS := $(if $(THOROUGH),HYPOTHESIS_PROFILE=thorough) $(BIN)/python -m pytest --numprocesses 4 --no-loadscope-reorder --durations 40 --durations-min 5
+TESTS := $(BIN)/python -m pytest --numprocesses 4 --no-loadscope-reorder --durations 40 --durations-min 5
 
 test: setup
-	$(TESTS)
+	HYPOTHESIS_PROFILE=$(if $(THOROUGH),thorough,quick) $(TESTS)
 
 # The files whose tests say what is refused.
 REFUSALS := $(shell grep -rl 'tests.refusals' tests --include='test_*.py')
@@ -63,7 +63,7 @@ messages: setup
 
 # What takes long, where other cases or tests show the subject too. Each change meets an eighth of them, PART=1/8.
 test-slow: setup
-	$(TESTS) -m 'slow and not grid' $(if $(PART),--part $(PART))
+	HYPOTHESIS_PROFILE=$(if $(THOROUGH),thorough,usual) $(TESTS) -m 'slow and not grid' $(if $(PART),--part $(PART))
 
 # Neither needs Ray. Without a GPU all tests are skipped, and nothing is measured.
 test-gpu: setup $(PEERS)

@@ -12,13 +12,15 @@ from zlib import crc32
 import pytest
 from hypothesis import settings
 
+from tests.grid import PROFILE
 from tests.refusals import WORDING
 
-# Without deadlines, a busy machine fails no test. `make test THOROUGH=1` takes more random cases, where a test does not
-# say how many.
-settings.register_profile("quick", deadline=None, max_examples=30)
+# Without deadlines, a busy machine fails no test. `make test-slow` draws the usual number of random cases, `make test` a
+# third of it, and THOROUGH=1 more, where a test does not say how many.
+settings.register_profile("quick", deadline=None, max_examples=10)
+settings.register_profile("usual", deadline=None, max_examples=30)
 settings.register_profile("thorough", deadline=None, max_examples=200)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+settings.load_profile(PROFILE)
 
 OWN_HEADS = ("tests/ray/test_elastic.py", "tests/service_cli/test_demo.py", "tests/service_cli/test_up.py")
 """Files with tests that start Ray heads of their own: one of them at a time."""

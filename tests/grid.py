@@ -1,9 +1,17 @@
 """What of a grid is in every run; `make parity` runs all."""
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "quick")
+
+
+def num_cases(usual: int) -> int:
+    """Random cases of one check: in `make test` a third of the usual number, but at least two."""
+    return max(2, usual // 3) if PROFILE == "quick" else usual
 
 
 def seeds(always: int, num_seeds: int) -> list[Any]:

@@ -77,6 +77,7 @@ def alone() -> tuple[float, dict[str, Tensor]]:
     return gradients(Degrees())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
 def test_any_module_is_the_same_under_every_layout(
     ranks: Pools, degrees: Degrees, alone: tuple[float, dict[str, Tensor]]

@@ -113,6 +113,7 @@ def trained(degrees: Degrees, spec: OptimizerSpec, dropout: bool) -> tuple[list[
     return norms, found
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("spec", OPTIMIZERS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
 def test_a_users_module_trains_the_same(ranks: Pools, degrees: Degrees, spec: OptimizerSpec) -> None:

@@ -123,7 +123,7 @@ def family_of(case: Case) -> str:
     return Path(case.coded.from_folder).parent.name.partition("-")[0]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 def test_every_layout_trains_it_so(ranks: Pools, case: Case) -> None:
     for degrees, option in layouts_of(case):
         records = trained(run_on(ranks, degrees, case.coded, train_with(option), ROWS, 3))
@@ -171,6 +171,7 @@ def test_each_rank_reads_its_own_part_into_the_same_codes(ranks: Pools, case: Ca
         assert sizes < degrees.workers * sum(each.nbytes for _, each in whole.values())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("laid_out", [False, True])
 def test_texts_are_the_same(case: Case, laid_out: bool) -> None:
     """Token by token, also where the model is laid out for texts alone, which leaves codes as they are."""

@@ -62,7 +62,7 @@ def course_of(spec, storage, cache, group):
     return course(recorder), [line["message"] for line in recorder.logs]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [translation, language])
 def test_a_killed_rank_costs_only_the_steps_since_the_last_commit(ranks, tmp_path, made):
     spec = made(tmp_path)

@@ -38,6 +38,7 @@ def fault_with(place: str, faulty_rank: int) -> str | None:
     return fault
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("faulty_rank", [0, 1])
 @pytest.mark.parametrize(
     ("place", "named"),

@@ -67,7 +67,7 @@ def test_the_reference_meets_what_it_is_meant_to_meet(attention: str) -> None:
     assert int(numbers[0].max()) == 0, "one whole document"
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("number", range(len(EVERY_LAYOUT)), ids=lambda number: str(EVERY_LAYOUT[number]))
 def test_every_layout_with_some_attention_some_router_and_some_option(ranks: Pools, number: int) -> None:
     """Each of them is met by several layouts. `make parity` runs every router and every option with each."""
@@ -80,6 +80,7 @@ def test_every_layout_with_some_attention_some_router_and_some_option(ranks: Poo
     assert_same(run_on(ranks, degrees, spec, train, Shape(), FEW_STEPS), reference(spec, train), 1e-10)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_float64_trajectories(ranks: Pools, attention: str) -> None:
     spec = language_model(attention)
@@ -108,6 +109,7 @@ def test_random_models_are_trained_alike(ranks: Pools, data: st.DataObject) -> N
     assert_same(answer, run(spec, train, ONE, shape, FEW_STEPS), 1e-10)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("degrees", [Degrees(expert=4), Degrees(data=4, fsdp=4, expert_fsdp=4)], ids=str)
 def test_ranks_without_a_group(ranks: Pools, degrees: Degrees, attention: str) -> None:
@@ -117,6 +119,7 @@ def test_ranks_without_a_group(ranks: Pools, degrees: Degrees, attention: str) -
     assert_same(answer, run(spec, train_of(), ONE, shape, FEW_STEPS), 1e-10)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_dense_models(ranks: Pools, attention: str) -> None:
     spec = dense(language_model(attention))
@@ -133,6 +136,7 @@ FROZEN_ON = (
 )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", each_once((each for each in FREEZES if each), FROZEN_ON))
 def test_what_is_frozen_is_frozen_on_every_layout(
     ranks: Pools, case: tuple[tuple[str, ...], Degrees]
@@ -159,6 +163,7 @@ def adapted(attention: str, dropout: float = 0.0, **moe: object) -> LanguageMode
     return LanguageModelSpec(**{**spec.model_dump(), "adapter": adapter})
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("number", numbered(EVERY_LAYOUT, 3))
 def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -> None:
     """Three steps: A has no gradient in the first, where B is zero. Experts are gated, with biases and shared ones."""
@@ -177,6 +182,7 @@ def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -
     assert all(norm > 0 for norm in expected[-1]["gradients"].values())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("learned", [SOME, PAIRS])
 @pytest.mark.parametrize(
     "number", range(0, len(EVERY_LAYOUT), 5), ids=lambda number: str(EVERY_LAYOUT[number])
@@ -218,6 +224,7 @@ def dense_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("chosen", each_once(UPCYCLED, UPCYCLED_ON))
 def test_upcycled_models_begin_and_are_trained_alike_on_every_layout(
     ranks: Pools, dense_folders: dict[str, Path], chosen: tuple[str, Degrees]
@@ -259,6 +266,7 @@ def test_dropout_of_adapters_is_the_same_on_every_layout(ranks: Pools, case: tup
     assert reference(undropped, train_of(), 3)[-1]["loss"] != expected[-1]["loss"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_dropout_of_adapters_on_ranks_without_a_group(ranks: Pools, attention: str) -> None:
     spec, shape = adapted(attention, 0.3, router="softmax_topk", shared_hidden_dim=5), Shape(groups=3)
@@ -283,6 +291,7 @@ def gradients_through_logits(degrees: Degrees, attention: str) -> dict[str, torc
     return whole
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("degrees", [Degrees(expert=2, tensor=2), FOLDED], ids=str)
 def test_gradients_of_logits_do_not_see_the_layout(ranks: Pools, degrees: Degrees, attention: str) -> None:
@@ -292,6 +301,7 @@ def test_gradients_of_logits_do_not_see_the_layout(ranks: Pools, degrees: Degree
             torch.testing.assert_close(answer[name], gradient, rtol=1e-10, atol=1e-13, msg=name)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_the_same_layout_is_bit_identical(ranks: Pools, attention: str) -> None:
     spec = language_model(attention)

@@ -75,6 +75,7 @@ def totals_of_ranks(degrees: dict[str, int], stages: list[list[int]]) -> tuple[d
         layout.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_totals_are_those_of_one_process_that_has_all_layers(ranks: Pools, mesh: str) -> None:
     degrees, stages = MESHES[mesh]

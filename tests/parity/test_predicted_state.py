@@ -76,7 +76,7 @@ def parts_here(model: Model, plan: Plan, optimizer: str) -> tuple[Counter[tuple[
     return shapes, remembered
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("case", every(CASES, 3))
 def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, case: tuple[str, Degrees]) -> None:
     name, degrees = case
@@ -117,6 +117,7 @@ def bytes_here(model: Model, plan: Plan) -> dict[str, int]:
     return found
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("number", numbered(EVERY_LAYOUT, 3))
 def test_of_adapters_it_has_the_bytes_that_were_predicted(ranks: Pools, number: int) -> None:
     """To the byte, whatever the base is kept in; gradients and moments of what is trained alone."""

@@ -45,7 +45,7 @@ def passed(
     return dict(recording), whole
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
 def test_any_layout_replays_what_one_process_chose(ranks: Pools, degrees: Degrees, model: str) -> None:

@@ -87,6 +87,7 @@ def move_at_random(degrees: tuple[int, ...], seed: int) -> list[str]:
     return wrong
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("degrees", [(2,), (3,), (4,), (2, 2), (1, 2), (2, 1)], ids=str)
 def test_parts_after_moves_are_the_wholes(ranks, degrees):
     found = ranks[math.prod(degrees)].run(move_at_random, degrees, sum(degrees))

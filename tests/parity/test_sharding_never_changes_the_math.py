@@ -63,6 +63,7 @@ def test_the_reference_meets_what_it_is_meant_to_meet(reference: list[dict]) -> 
     assert all(layer["layer"] in (1, 3) for layer in reference[0]["layers"])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("degrees", FAR, ids=str)
 def test_float64_trajectories(ranks: Pools, reference: list[dict], degrees: Degrees) -> None:
     assert_same(run_on(ranks, degrees, model_of(), train_of(), Shape(), NUM_STEPS), reference, 1e-10)
@@ -105,6 +106,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("degrees", [Degrees(expert=2), Degrees(expert=2, data=2)], ids=str)
 def test_float64_variants_of_gating(ranks: Pools, degrees: Degrees, variant: str) -> None:
@@ -113,6 +115,7 @@ def test_float64_variants_of_gating(ranks: Pools, degrees: Degrees, variant: str
     assert_same(run_on(ranks, degrees, model, train_of(), Shape(), 4), reference, 1e-10)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("degrees", [Degrees(expert=2), Degrees(expert=2, data=2)], ids=str)
 def test_rows_that_come_padded_change_nothing(ranks: Pools, reference: list[dict], degrees: Degrees) -> None:
     """Batched products, for which rows are laid out as long as the busiest expert of each rank needs."""
@@ -120,6 +123,7 @@ def test_rows_that_come_padded_change_nothing(ranks: Pools, reference: list[dict
     assert_same(answer, reference[:4], 1e-10)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "degrees", [Degrees(expert=2), Degrees(expert=4), Degrees(expert=2, data=2)], ids=str
 )
@@ -144,6 +148,7 @@ def test_one_expert(ranks: Pools) -> None:
     assert_same(run_on(ranks, Degrees(data=2), model, train_of(), Shape(), 4), reference, 1e-10)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("degrees", [Degrees(expert=4), Degrees(expert=2, data=2), Degrees(data=4)], ids=str)
 @pytest.mark.parametrize("groups", [1, 3, 5])
 def test_ranks_without_a_group_and_uneven_shares(ranks: Pools, degrees: Degrees, groups: int) -> None:
@@ -171,6 +176,7 @@ def test_adafactor_does_not_see_the_layout(ranks: Pools, degrees: Degrees) -> No
     assert_same(run_on(ranks, degrees, model_of(), train, Shape(), 6), reference, 1e-10)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 @pytest.mark.parametrize(
     "degrees",
@@ -203,6 +209,7 @@ def gradients_through_logits(degrees: Degrees) -> dict[str, torch.Tensor]:
     return whole
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "degrees",
     [
@@ -225,7 +232,7 @@ def test_a_dense_twin_is_data_parallel(ranks: Pools) -> None:
     assert_same(run_on(ranks, Degrees(data=2), dense, train_of(), Shape(), 4), reference, 1e-10)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("degrees", ONE_STEP, ids=str)
 def test_one_step_of_narrow_numbers(ranks: Pools, degrees: Degrees, dtype: str) -> None:
@@ -252,6 +259,7 @@ def test_one_step_of_narrow_numbers(ranks: Pools, degrees: Degrees, dtype: str) 
     assert abs(ours["loss"] - exact["loss"]) <= 2 * max(abs(one["loss"] - exact["loss"]), unit)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "degrees",
     [

@@ -69,12 +69,14 @@ def rings(degrees: tuple[int, ...]) -> list[str]:
     return wrong
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("degrees", [(2,), (4,), (2, 2), (1, 2)], ids=str)
 def test_windows_are_the_wholes(ranks, degrees):
     size = math.prod(degrees)
     assert ranks[size].run(windows_at_random, degrees, 7) == [[]] * size
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("degrees", [(2,), (4,), (2, 2), (1, 2)], ids=str)
 def test_parts_go_round_a_ring(ranks, degrees):
     size = math.prod(degrees)

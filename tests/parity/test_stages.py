@@ -42,6 +42,7 @@ def sums(degrees: dict[str, int]) -> tuple[torch.Tensor, float, int]:
         layout.close()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_stage_sums_its_own_gradients_and_the_norm_is_of_all_stages(ranks: Pools, mesh: str) -> None:
     found = ranks[4].run(sums, MESHES[mesh])

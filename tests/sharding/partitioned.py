@@ -22,6 +22,7 @@ from moe.sharding.placement import WHOLE, split
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.registry import rule_of
 from moe.sharding.rules.rule import AxisOption, Options
+from tests.grid import num_cases
 from tests.sharding.thread_mesh import ThreadMesh, on_threads
 
 MESHES = ((2,), (3,), (4,), (2, 2), (2, 3), (3, 2))
@@ -126,9 +127,12 @@ def differences(
     captured: CapturedGraph,
     assignment: Assignment,
     tolerance: float = 1e-10,
+    expected: OneDevice | None = None,
 ) -> list[str]:
     """What is not as on one device, on any rank."""
-    expected, program = on_one_device(module, sample), programmed(captured, assignment)
+    program = programmed(captured, assignment)
+    if expected is None:
+        expected = on_one_device(module, sample)
 
     def one(mesh: ThreadMesh) -> list[str]:
         outputs, gradients, updates = run_program(program, module, sample, mesh)
@@ -169,11 +173,11 @@ def check_at_random(
     meshes: Sequence[tuple[int, ...]] = MESHES,
 ) -> None:
     """Fail where a program of the module, under an assignment drawn at random, differs from one device."""
-    captured = capture(module, sample)
-    for case in range(cases):
+    captured, expected = capture(module, sample), on_one_device(module, sample)
+    for case in range(num_cases(cases)):
         draw = random.Random(1000 * seed + case)
         assignment = drawn(captured, draw.choice(list(meshes)), draw, prefer)
-        wrong = differences(module, sample, captured, assignment)
+        wrong = differences(module, sample, captured, assignment, expected=expected)
         assert not wrong, (
             case,
             assignment.degrees,

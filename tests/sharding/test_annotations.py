@@ -72,7 +72,8 @@ def parts_by_hand() -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("num_ranks", [2, 1, 4])
 def test_a_part_done_by_hand_is_mixed_with_the_rest(ranks: Pools, num_ranks: int):
     assert ranks[num_ranks].run(parts_by_hand) == [[]] * num_ranks
 
@@ -98,8 +99,9 @@ def annotated_on_ranks(mesh: dict[str, int]) -> tuple[list[str], dict[str, str]]
     return wrong, plan.annotated
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    "mesh", [{"data": 2, "model": 1}, {"data": 2, "model": 2}, {"data": 1, "model": 4}], ids=str
+    "mesh", [{"data": 2, "model": 2}, {"data": 2, "model": 1}, {"data": 1, "model": 4}], ids=str
 )
 def test_annotated_tensors_lie_as_asked(ranks: Pools, mesh: dict[str, int]):
     for wrong, places in ranks[math.prod(mesh.values())].run(annotated_on_ranks, mesh):
@@ -139,6 +141,7 @@ ARRAYS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ids", ARRAYS, ids=str)
 def test_the_papers_array_of_devices_says_the_axes_of_each_dimension(ids: str):
     array, placements = ARRAYS[ids]
@@ -205,12 +208,13 @@ def of_squares(y: Tensor) -> Tensor:
 
 
 ORDERS = {
+    "a block in any order": ([[2, 0], [1, 3]], 2),
     "rows backwards": ([[3], [2], [1], [0]], 1),
     "rows in any order": ([[1], [3], [0], [2]], 1),
-    "a block in any order": ([[2, 0], [1, 3]], 2),
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("which", ORDERS)
 def test_an_array_may_name_devices_in_any_order(ranks: Pools, which: str) -> None:
     array, num_axes = ORDERS[which]

@@ -44,6 +44,7 @@ class Two(nn.Module):
         return {"p": self.p(x).square().sum(), "q": self.q(x).square().mean(0)}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("weights", [{"p": 1.0}, {"q": 1.0}, {"p": 2.0, "q": 1.0}, {"p": 0.0}], ids=str)
 def test_parameters_of_what_the_loss_leaves_out_have_no_gradient(weights: dict[str, float]):
     module = Two()

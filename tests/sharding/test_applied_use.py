@@ -52,6 +52,7 @@ def test_a_conjugated_batch_is_given_as_its_values():
     assert torch.equal(given, batch[0])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
@@ -166,6 +167,7 @@ def test_modes_of_submodules_do_not_change_alone():
         applied.get_submodule("bn").train()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "kind",
     ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook"],
@@ -176,6 +178,7 @@ def test_a_hook_on_a_submodule_would_not_run(kind: str):
         getattr(applied.get_submodule("bn"), f"register_{kind}")(print)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["first", "first.bias", ""], ids=["module", "parameter", "all"])
 def test_what_was_frozen_cannot_be_trained(name: str):
     applied = applied_to(Normed(), X)

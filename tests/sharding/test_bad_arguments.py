@@ -203,6 +203,7 @@ def test_what_cannot_be_asked_for_is_told_also_where_there_is_no_room(
     assert told in message
 
 
+@pytest.mark.slow
 def test_more_devices_may_have_less_room() -> None:
     """Five or seven cut no side of eight rows, where six do by two axes: between too few and enough is no search."""
     module = nn.Sequential(*(nn.Linear(8, 8, device="meta") for _ in range(2)))

@@ -373,6 +373,7 @@ def test_a_cluster_files_unknown_keys_are_told(tmp_path: Path) -> None:
         sharding.plan(Plain(), BATCH, path)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_fit_is_told_the_smallest_cluster_that_would() -> None:
     with torch.device("meta"):
         module = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))

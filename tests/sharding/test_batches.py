@@ -159,6 +159,7 @@ def local_on_ranks(mesh: dict[str, int]) -> list[str]:
     return wrong
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mesh", [{"a": 2}, {"a": 2, "b": 2}], ids=str)
 def test_local_batches_are_rows_of_the_global_one(ranks: Pools, mesh: dict[str, int]):
     assert ranks[math.prod(mesh.values())].run(local_on_ranks, mesh) == [[]] * math.prod(mesh.values())
@@ -278,6 +279,7 @@ class Words(nn.Module):
         )
 
 
+@pytest.mark.slow
 def test_sequences_of_other_lengths():
     torch.manual_seed(0)
     module = Words().eval()

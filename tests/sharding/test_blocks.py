@@ -54,6 +54,7 @@ def test_programs_of_repeated_blocks_are_those_of_one_device(tied: bool):
     check_at_random(Stack(3, tied).double(), SAMPLE, cases=15)
 
 
+@pytest.mark.slow
 def test_a_block_that_nothing_is_trained_before_is_another_one():
     torch.manual_seed(0)
     check_at_random(Stack(3).double(), (torch.randn(7, 6, dtype=torch.float64), SAMPLE[1]), cases=8)

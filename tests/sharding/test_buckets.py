@@ -63,6 +63,7 @@ def collectives(program: Program, module: nn.Module, sample: tuple[Tensor, ...])
     return first
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("leaves", "kind"), [(None, "all_reduce"), (0, "reduce_scatter")])
 def test_all_gradients_are_one_collective(leaves: int | None, kind: str):
     module, sample = module_and_sample()

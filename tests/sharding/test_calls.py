@@ -179,11 +179,13 @@ def wrong_calls(form: str) -> list[str]:
     return wrong
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_call_is_that_of_one_device(ranks: Pools, form: str) -> None:
     assert ranks[2].run(wrong_calls, form) == [[], []]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("form", ["in order", "in order, by name", "as of the hub", "a dict"])
 def test_a_plan_keeps_samples_by_name(form: str) -> None:
     kind, sample, calls, _ = FORMS[form]

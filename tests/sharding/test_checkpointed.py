@@ -89,6 +89,7 @@ def planned(build: Built, **options: Any) -> sharding.ShardingPlan:
     return sharding.plan(*build, cores(2), mesh={"a": 2}, recompute=False, **options)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "way", [*FAST, *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS if way not in FAST)]
 )
@@ -135,6 +136,7 @@ def on_ranks(way: str, recompute: bool, micro_batches: int) -> list[str]:
     )[0]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("way", "recompute", "micro_batches"),
     [

@@ -22,6 +22,7 @@ class Loss(nn.Module):
         return self.dense(x, SequenceShard(len(x))).square().sum()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu", "geglu"])
 def test_any_split(activation: str) -> None:
     torch.manual_seed(0)

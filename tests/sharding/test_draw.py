@@ -72,6 +72,7 @@ def test_every_byte_is_in_an_arrow_and_arrows_are_as_thick_as_bytes(plan: str) -
     assert len(widths) > 3 or len(arrows) < 4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("plan", PLANS)
 def test_nothing_lies_on_something_else_or_beyond_the_edge(plan: str) -> None:
     root = picture(plan)
@@ -91,6 +92,7 @@ def test_nothing_lies_on_something_else_or_beyond_the_edge(plan: str) -> None:
             assert x + len(text.text) * size * 0.5 <= WIDTH, text.text
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("plan", PLANS)
 def test_memory_is_one_bar_by_kind(plan: str) -> None:
     bars = of_class(picture(plan), "memory")

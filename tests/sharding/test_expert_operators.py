@@ -88,12 +88,14 @@ def exchanges(option: AxisOption) -> bool:
     return option.exchange is not None and option.exchange.kind == "all_to_all"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("router", ROUTERS)
 def test_any_split(router):
     torch.manual_seed(0)
     check_at_random(Layer(ROUTERS[router]), sample(), cases=4)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "num_groups", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.grid)]
 )
@@ -103,7 +105,7 @@ def test_tokens_and_experts_along_one_axis(router, num_groups):
     check_at_random(Layer(ROUTERS[router]), sample(num_groups), cases=3, seed=num_groups, prefer=exchanges)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("router", ROUTERS)
 def test_rows_in_chunks_compute_what_one_device_computes(router: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(operator, "CHUNK_ROWS", 1)

@@ -60,6 +60,7 @@ def test_layers_that_are_alike_are_one_line_with_what_is_cut():
     assert len([name for name in rows if name.startswith("layers.")]) == 4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("plan", PLANS)
 def test_collectives_add_up(plan: str) -> None:
     made = PLANS[plan]()

@@ -245,6 +245,7 @@ def fused_on_ranks(micro_batches: int) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_fused_steps_on_shards_that_end_in_padding_equal_one_device(ranks: Pools, micro_batches: int):
     assert ranks[2].run(fused_on_ranks, micro_batches) == [[], []]
@@ -304,6 +305,7 @@ def others_on_ranks() -> dict[str, str]:
     return outcomes
 
 
+@pytest.mark.slow
 def test_others_equal_one_device_or_are_refused_by_torch(ranks: Pools):
     for outcomes in ranks[2].run(others_on_ranks):
         assert outcomes["ByNorm"] == "equal"

@@ -57,6 +57,7 @@ def tight(module: nn.Module, num_ranks: int = 1) -> tuple[sharding.Applied, int]
     return sharding.apply(module, plan), plan.micro_batches
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("enabled", [False, True], ids=["evaluated", "with gradients"])
 def test_evaluation_takes_no_more_memory_than_there_is(enabled: bool):
     module = Wide()

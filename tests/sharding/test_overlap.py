@@ -132,6 +132,7 @@ def test_products_stand_between_the_begin_and_the_wait():
         assert any(node.target in PRODUCTS for window in between for node in window)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("is_last", [False, True])
 def test_tokens_are_sent_to_experts_ahead_of_a_shared_branch(is_last: bool):
     hints = HINTS | {"dense_*": sharding.Replicate()}
@@ -152,6 +153,7 @@ def test_the_operator_of_experts_sends_tokens_ahead_of_shared_experts():
     assert products_of("shared", sent) == 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_block_is_done_before_the_next_begins(recompute: bool):
     """Else the activations of several would live at the same time."""
@@ -219,6 +221,7 @@ def on_ranks(num_ranks: int, is_last: bool) -> tuple[list[str], Any]:
     return wrong, [each.kind for each in plan.collectives].count("all_to_all")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_results_are_those_of_one_device(ranks: Pools, num_ranks: int, is_last: bool):

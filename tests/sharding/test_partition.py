@@ -76,6 +76,7 @@ EMPTY: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", EMPTY)
 def test_tensors_without_elements(name: str) -> None:
     function, shape = EMPTY[name]

@@ -161,6 +161,7 @@ EFFECTS: dict[str, tuple[Callable[[Plain, Tensor], Tensor], str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("which", EFFECTS)
 def test_a_side_effect_that_would_be_lost_is_told_with_its_line(which: str) -> None:
     between, mark, told = EFFECTS[which]

@@ -48,6 +48,7 @@ READS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("which", READS)
 def test_what_reads_a_value_is_told_what_would_not(which: str) -> None:
     between, mark, remedy = READS[which]

@@ -21,6 +21,7 @@ def _size_for(draw: random.Random, reach: int, padding: int) -> int:
 SEEDS = seeds(1, 8)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("num_dims", [1, 2, 3])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_convolutions(num_dims, seed):
@@ -42,6 +43,7 @@ def test_convolutions(num_dims, seed):
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("num_dims", [1, 2])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_transposed_convolutions(num_dims, seed):
@@ -63,6 +65,7 @@ def test_transposed_convolutions(num_dims, seed):
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("kernel", "padding"), [(1, 0), (1, 1), (2, 2)])
 def test_a_transposed_convolution_is_longer_at_its_end(kernel, padding):
     """By more than a stride: a convolution of its result has more windows than it has positions."""
@@ -74,6 +77,7 @@ def test_a_transposed_convolution_is_longer_at_its_end(kernel, padding):
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("num_dims", [1, 2, 3])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pooling(num_dims, seed):
@@ -126,6 +130,7 @@ class Residual(nn.Module):
         return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1)).pow(2).mean()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_residual_network(seed):
     torch.manual_seed(seed)
