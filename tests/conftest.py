@@ -15,8 +15,8 @@ from hypothesis import settings
 from tests.grid import PROFILE
 from tests.refusals import WORDING
 
-# Without deadlines, a busy machine fails no test. `make test-slow` draws the usual number of random cases, `make test` a
-# third of it, and THOROUGH=1 more, where a test does not say how many.
+# Without deadlines, a busy machine fails no test. `make test-slow` draws the usual number of random cases, `make test`
+# a third of it, and THOROUGH=1 more, where a test does not say how many.
 settings.register_profile("quick", deadline=None, max_examples=10)
 settings.register_profile("usual", deadline=None, max_examples=30)
 settings.register_profile("thorough", deadline=None, max_examples=200)

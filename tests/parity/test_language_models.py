@@ -14,7 +14,7 @@ from moe.interchange.expand import expand_model
 from moe.parallel import Layout, local_parameters, reduce_gradients
 from moe.spec import AdafactorSpec, AdapterSpec, LanguageModelSpec, SpecError, TrainSpec, model_spec
 from moe.tasks.language import build_model
-from tests.grid import each_once, numbered
+from tests.grid import each_once, num_cases, numbered
 from tests.language.families import FAMILIES, their_model
 from tests.parity.combinations import (
     LAYOUTS,
@@ -88,7 +88,7 @@ def test_float64_trajectories(ranks: Pools, attention: str) -> None:
 
 
 # Nothing is made smaller: each attempt that fails costs new processes.
-@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate], print_blob=True)
+@settings(max_examples=num_cases(12), deadline=None, phases=[Phase.explicit, Phase.generate], print_blob=True)
 @given(data=st.data())
 def test_random_models_are_trained_alike(ranks: Pools, data: st.DataObject) -> None:
     """Two steps, by AdamW or Adafactor, perhaps with parts frozen. Windows, chunks of the delta rule and groups lie

@@ -192,6 +192,7 @@ def test_11_the_gradient_of_the_router_is_right_under_expert_parallelism(
         assert theirs["gradients"][name].abs().max() > 1e-4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_12_another_expert_degree_breaks_no_checkpoint(ranks: Pools, tmp_path, optimizer: str) -> None:
     spec = job(corpus(tmp_path), workers=4, model={"moe": EIGHT}, train={"optimizer": {"name": optimizer}})

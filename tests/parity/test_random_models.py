@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe.spec import AdafactorSpec, MoESpec
+from tests.grid import num_cases
 from tests.parity.combinations import ROUTERS, assert_same, model_of, run_on, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, run
@@ -35,7 +36,7 @@ def moe_fields(draw: st.DrawFn) -> dict[str, object]:
     return fields
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=num_cases(15), deadline=None)
 @given(
     fields=moe_fields(),
     shape=st.builds(

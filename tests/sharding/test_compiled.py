@@ -45,6 +45,7 @@ def test_a_compiled_program_computes_the_same(ranks: Pools, backend: str):
     assert ranks[2].run(compiled, backend) == [[], []]
 
 
+@pytest.mark.slow
 def test_a_step_over_micro_batches_is_not_compiled():
     module, batch = small(True)
     plan = sharding.plan(module, batch, cores(1), mesh={"a": 1}, micro_batches=2)

@@ -46,7 +46,8 @@ def run_snippets(path: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("num_ranks", [2, 1])
 def test_snippets_run(ranks: Pools, tmp_path: Path, num_ranks: int) -> None:
     first, *others = ranks[num_ranks].run(run_snippets, DOCUMENT, tmp_path / "run")
     assert first["parameters"]["experts"] == (8 // num_ranks, 32, 32)
@@ -81,6 +82,7 @@ def test_operators_without_a_rule_are_those_that_it_lists() -> None:
     assert re.findall(r"`(\w+)`", listed) == sorted(USES, key=lambda name: (name.lstrip("_"), name))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", USES)
 def test_an_operator_without_a_rule_is_refused_by_name(name: str) -> None:
     with pytest.raises(SpecError, match="has no rule") as error:

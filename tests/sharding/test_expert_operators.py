@@ -283,6 +283,7 @@ def test_the_translation_model_with_dropout(prefer, num_rows):
     check_at_random(translation_loss(), pairs(num_rows), cases=2, seed=num_rows, prefer=prefer)
 
 
+@pytest.mark.slow
 def test_the_plain_module_is_captured_without_weights():
     spec = translation_loss().model.spec
     captured = capture(TranslationLoss.on_meta(spec, dtype=torch.float64), pairs())
