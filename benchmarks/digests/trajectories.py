@@ -1,0 +1,162 @@
+"""Short training runs of every router under every layout: losses, routing, gradients, moments and parameters."""
+
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import sqrt
+from random import Random
+from typing import Any
+
+import torch
+
+from benchmarks.digests.item import Item, Items
+from moe.spec import TrainSpec
+from tests.parity.combinations import (
+    LAYOUTS,
+    ROUTERS,
+    model_of,
+    run_on,
+    train_of,
+    train_with,
+    with_option,
+)
+from tests.parity.digests import digests_of
+from tests.parity.gloo_ranks import Pools
+from tests.parity.grid import adapted
+from tests.parity.language_models import ATTENTIONS, dense, language_model
+from tests.parity.sequences import PAIRS, SOME
+from tests.parity.trajectory import Degrees, Model, Shape
+
+NUM_STEPS = 2
+"""The second begins with all that the first leaves: moments, biases of routers, gradient buffers."""
+FLOAT32_LAYOUTS = ("one process", "expert x tensor", "expert x FSDP")
+ADAPTER_LAYOUTS = ("expert x FSDP", "expert x tensor")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run: arguments of `tests.parity.trajectory.run`."""
+
+    name: str
+    model: Model
+    train: TrainSpec
+    degrees: Degrees
+    learned: str = "all"
+    collapsed: bool = False
+    backend: str | None = None
+
+    def item(self, ranks: Pools) -> Item:
+        """Train, and digest what was recorded. A failure is content too."""
+        shape = Shape(learned=self.learned)
+        arguments = (self.model, self.train, shape, NUM_STEPS, False, self.collapsed, self.backend)
+        try:
+            records = run_on(ranks, self.degrees, *arguments)
+        except Exception as error:
+            print(f"{self.name}: {traceback.format_exc()[-2000:]}", flush=True)
+            return Item(self.name, {"failed": type(error).__name__})
+        return Item(self.name, digests_of(records), numbers_of(records))
+
+
+def numbers_of(records: list[dict[str, Any]]) -> tuple[float, ...]:
+    """Losses and gradient norm of each step, and the norm of all parameters at the end."""
+    losses = [record[name] for record in records for name in ("loss", "nll", "aux_loss", "grad_norm")]
+    return (*losses, sqrt(sum(norm * norm for norm in records[-1]["parameters"].values())))
+
+
+def layouts(quick: bool) -> Iterator[tuple[str, Degrees]]:
+    """(kind, layout): the first of each kind, or all."""
+    for kind, members in LAYOUTS.items():
+        for degrees in members[:1] if quick else members:
+            yield kind, degrees
+
+
+def in_float64(quick: bool) -> Iterator[Run]:
+    """Both models with every router under the layouts, without and with the options of a plan.
+
+    Where quick, on one process, and under each sharded layout a third of the routers.
+    """
+    for at, (kind, degrees) in enumerate(layouts(quick)):
+        for number, router in enumerate(ROUTERS):
+            attention = list(ATTENTIONS)[(at + number) % len(ATTENTIONS)]
+            models: dict[str, Model] = {
+                "translation": model_of(**ROUTERS[router]),
+                f"language, {attention}": language_model(attention, **ROUTERS[router]),
+            }
+            for turn, (name, model) in enumerate(models.items()):
+                if quick and degrees.workers > 1 and (at + number + 3 * turn) % 6:
+                    continue
+                options = ("without", "all")
+                for option in (options[(number + turn) % 2],) if quick else (*options, "Adafactor"):
+                    chosen = with_option(degrees, option)
+                    assert chosen is not None
+                    called = f"{kind}: {degrees}: {router}: {name}: {option}"
+                    yield Run(called, model, train_with(option), chosen)
+
+
+def in_float32(quick: bool) -> Iterator[Run]:
+    """Both models with every router: under one layout of each kind; kinds in turn where quick."""
+    for number, router in enumerate(ROUTERS):
+        attention = list(ATTENTIONS)[number % len(ATTENTIONS)]
+        kinds = (FLOAT32_LAYOUTS[number % 3],) if quick else tuple(LAYOUTS)
+        for kind in kinds:
+            degrees = LAYOUTS[kind][0]
+            for name, model in (
+                ("translation", model_of(**ROUTERS[router])),
+                (f"language, {attention}", language_model(attention, **ROUTERS[router])),
+            ):
+                yield Run(
+                    f"float32: {kind}: {degrees}: {router}: {name}", model, train_of("float32"), degrees
+                )
+
+
+def others(quick: bool) -> Iterator[Run]:
+    """Dense models, adapters, preferences, labels of some tokens, ties, backends of experts, bfloat16."""
+    one, two = Degrees(), Degrees(expert=2)
+    sharded = Degrees(data=2, tensor=2) if not quick else Degrees(data=2, fsdp=2)
+    twin = model_of().model_copy(update={"moe": None, "dense_twin_ffn_dim": 48})
+    yield Run("dense: translation, one process", twin, train_of(), one)
+    yield Run(f"dense: translation, {sharded}", twin, train_of(), sharded)
+    for attention in ATTENTIONS:
+        model = language_model(attention, router="softmax_topk")
+        for degrees in (one, sharded):
+            yield Run(f"dense: language, {attention}, {degrees}", dense(model), train_of(), degrees)
+        for learned in (SOME, PAIRS):
+            if quick and learned == SOME:
+                continue
+            frozen = adapted(model, Random(attention)) if learned == PAIRS else model
+            yield Run(f"learned {learned}: language, {attention}", frozen, train_of(), two, learned)
+        for kind in ADAPTER_LAYOUTS:
+            degrees = LAYOUTS[kind][0]
+            for router in ("softmax", "sigmoid with a frozen bias"):
+                model = language_model(attention, **ROUTERS[router])
+                called = f"adapter: {kind}: {degrees}: {router}: language, {attention}"
+                yield Run(called, adapted(model, Random(called)), train_of(), degrees)
+    for router in list(ROUTERS)[:: 5 if quick else 1]:
+        model = model_of(**ROUTERS[router])
+        for backend in ("batched", "grouped_mm"):
+            yield Run(f"backend {backend}: {router}", model, train_of("float32"), one, backend=backend)
+        yield Run(f"bfloat16: {router}", model, train_of("bfloat16"), one)
+    for degrees in (one, two):
+        called = f"all tokens to one expert: {degrees}"
+        yield Run(
+            called, model_of(capacity_factor=0.42, second_expert="all"), train_of(), degrees, collapsed=True
+        )
+    if not quick:
+        for degrees in (
+            replace(two, micro_batch_groups=3),
+            replace(two, num_chunks=3),
+            replace(two, max_rows=9),
+        ):
+            yield Run(f"options: {degrees}", model_of(), train_of(), degrees)
+
+
+def items(quick: bool) -> Items:
+    """All runs, one after another."""
+    torch.set_num_threads(1)
+    ranks = Pools()
+    try:
+        for runs in (in_float64, others, in_float32):
+            for run in runs(quick):
+                yield run.item(ranks)
+    finally:
+        ranks.close()
