@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks import results
 from benchmarks.sharded_peers import median_ratio
-from moe.dispatch import operator
+from moe.sharding.bindings import experts as operator
 from moe.sharding.exchange.mesh import ShardingMesh
 from moe.sharding.rules.differentiable import forward_kept, gradients_of_kept
 from moe.train.environment import KEEP_FREED_MEMORY

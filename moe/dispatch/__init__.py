@@ -5,7 +5,6 @@ from moe.dispatch.dispatcher import DirectDispatcher, Dispatcher
 from moe.dispatch.einsum import EinsumDispatcher, combine_weights
 from moe.dispatch.hierarchical import HierarchicalDispatcher
 from moe.dispatch.local import LocalDispatcher
-from moe.dispatch.operator import OperatorDispatcher
 from moe.dispatch.rows import AllToAll
 from moe.parallel import Layout
 
@@ -34,7 +33,6 @@ __all__ = [
     "EinsumDispatcher",
     "HierarchicalDispatcher",
     "LocalDispatcher",
-    "OperatorDispatcher",
     "build_dispatcher",
     "combine_weights",
 ]

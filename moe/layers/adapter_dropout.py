@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from moe.overrides import overridable
 from moe.parallel import Layout, first_of, part_of
 from moe.random import Purpose, fold, fold_name, keep_mask
 from moe.routing import TokenContext
-from moe.sharding.hints.annotate import is_capturing
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,9 @@ class Dropped:
     dropout: AdapterDropout
     draws: DropoutKey
 
+    @overridable
     def apply_to(self, x: Tensor) -> Tensor:
-        """Zero entries of `x` `[..., in]` and scale up the others. Raises ValueError during capture."""
-        if is_capturing():
-            raise ValueError("a model must be captured without adapters' dropout; set adapter.dropout to 0")
+        """Zero entries of `x` `[..., in]` and scale up the others."""
         dropout, tokens = self.dropout, self.draws.tokens
         key = fold(tokens.seed, tokens.step, Purpose.ADAPTER_DROPOUT, fold_name(0, dropout.name))
         keep, width = 1 - dropout.probability, x.shape[-1]

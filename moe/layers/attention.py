@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers.linear import Linear, linear
+from moe.overrides import overridable
 from moe.parallel import SequenceShard, narrowed
-from moe.sharding.hints.annotate import is_capturing
 
 
 @dataclass
@@ -47,11 +47,7 @@ class Attention(nn.Module):
 
     def keys_values(self, memory: Tensor) -> KeyValueCache:
         """Keys and values of `memory` `[B, L, M]`."""
-        weight = narrowed(self.key_value, memory.dtype)
-        if is_capturing():  # heads of a single product could not be sharded: all keys precede all values
-            keys, values = (functional.linear(memory, matrix) for matrix in weight.unbind())
-        else:
-            keys, values = linear(memory, weight.flatten(0, 1)).chunk(2, dim=-1)
+        keys, values = project_keys_values(memory, narrowed(self.key_value, memory.dtype))
         return KeyValueCache(self._heads(keys), self._heads(values))
 
     def forward(
@@ -91,3 +87,10 @@ class Attention(nn.Module):
             self._heads(self.query(x)), memory.keys, memory.values, attn_mask=mask, is_causal=causal
         )
         return self.output(outputs.transpose(1, 2).flatten(2))
+
+
+@overridable
+def project_keys_values(memory: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values `[B, L, heads · head_dim]` of `memory` `[B, L, M]`, by `weight` `[2, heads · head_dim, M]`."""
+    keys, values = linear(memory, weight.flatten(0, 1)).chunk(2, dim=-1)
+    return keys, values

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe.sharding.hints.annotate import is_capturing
+from moe.overrides import overridable
 
 PADDING = -1
 """Document number of padding."""
@@ -92,10 +92,9 @@ class AttentionMask:
             mask = mask & (key >= first) & (query >= first)
         return (mask | (query == key))[:, None]
 
+    @overridable
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of `make`, computed once per `key` and pass."""
-        if is_capturing():  # a captured program caches nothing
-            return make()
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]

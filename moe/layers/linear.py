@@ -8,9 +8,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey, Dropped
+from moe.overrides import overridable
 from moe.parallel import GradBuffer, Layout, QuantizedWeight, matrix_of, narrow, narrowed
 from moe.parallel.accelerator import multiplies
-from moe.sharding.hints.annotate import is_capturing
 
 
 class Linear(nn.Module):
@@ -69,11 +69,17 @@ def factor(module: nn.Module, name: str, dtype: torch.dtype) -> Tensor | Quantiz
     return matrix if isinstance(matrix, QuantizedWeight) else narrowed(matrix, dtype)
 
 
+@overridable
+def uses_own_dtype(x: Tensor) -> bool:
+    """Whether products of `x` are computed in its dtype, rather than in float32."""
+    return multiplies(x.dtype, x.device)
+
+
 def linear(x: Tensor, weight: Tensor | QuantizedWeight) -> Tensor:
     """`[..., out]`: x · weightᵀ, in the dtype of `x` `[..., in]`, to which a wider `weight` `[out, in]` is rounded."""
     if isinstance(weight, QuantizedWeight):
         return _QuantizedProduct.apply(x, weight, True)
-    if multiplies(x.dtype, x.device) or is_capturing():
+    if uses_own_dtype(x):
         return functional.linear(x, narrowed(weight, x.dtype))
     # Forward and backward of [2048, 512] by [512, 512] in bfloat16, on one EPYC core without bfloat16 instructions:
     # 1,520 ms by torch's kernel, 53 by this.
@@ -95,7 +101,7 @@ def product(x: Tensor, w: Tensor | QuantizedWeight) -> Tensor:
     """x · w in their dtype: `[t, out]` for `x` `[t, in]` and `w` `[in, out]`."""
     if isinstance(w, QuantizedWeight):
         return _QuantizedProduct.apply(x, w, False)
-    if multiplies(x.dtype, x.device) or is_capturing():
+    if uses_own_dtype(x):
         return x @ w
     # Forward and backward of shared experts, 512 rows by 256 hidden units, on the same core: 198 ms by torch, 13 by
     # this.

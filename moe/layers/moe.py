@@ -1,8 +1,6 @@
 """Mixture-of-experts layer: grouping, router logits, routing, dispatch."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 
 import torch
@@ -10,19 +8,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moe.dispatch import Dispatcher, LocalDispatcher, OperatorDispatcher, build_dispatcher
+from moe.dispatch import Dispatcher, LocalDispatcher, build_dispatcher
 from moe.dispatch.small import FEW_ROWS, dispatch_small
 from moe.experts import Experts, build_activation
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.auxiliary import with_auxiliary_losses
 from moe.layers.draws import jittered
 from moe.layers.linear import adapted
-from moe.layers.routing import route_captured
 from moe.layers.shared_experts import SharedExperts
+from moe.overrides import overridable
 from moe.parallel import Layout, SequenceShard, as_dtype, declare
-from moe.routing import Routing, RoutingState, TokenContext, build_router, follow_load
+from moe.routing import Choices, Routing, RoutingState, TokenContext, build_router, follow_load
 from moe.routing.tokens import check_inference, checked, is_dense, kind_of
-from moe.sharding.hints.annotate import is_capturing
 from moe.spec import MoESpec
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -110,11 +107,10 @@ class MoELayer(nn.Module):
         ids_T = shares.take(ids_GS.reshape(-1)[: shares.num_tokens])
         logits_TE = shares.gather(self._logits(x_TM, ids_T, tokens))
         logits_GSE = _fill_up(logits_TE, ids_GS.numel()).view(*ids_GS.shape, self.spec.num_experts)
-        route, dispatch = (self.route, self.dispatch) if not is_capturing() else self._operators()
-        routing = route(logits_GSE, tokens, self.layer, self.state)
+        routing = self.route_tokens(logits_GSE, tokens)
         # Every rank of the group routes all tokens, and dispatches its own share of them.
         x_TM = with_auxiliary_losses(x_TM, routing, self.spec, tokens, shares.num_ranks)
-        y_TM = dispatch(x_TM, routing.choices.of_tokens(shares.first, shares.stop), self.experts)
+        y_TM = self.run_experts(x_TM, routing.choices.of_tokens(shares.first, shares.stop))
         if self.shared is not None:
             y_TM = y_TM + self.shared(x_TM, DropoutKey.from_tokens(tokens, ids_T))
         routing = replace(routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach())
@@ -123,14 +119,24 @@ class MoELayer(nn.Module):
         # backward pass does not follow views. No operation that produced y has saved it.
         return torch.ops.aten._unsafe_view(y_TM, x.shape), routing
 
+    @overridable
+    def route_tokens(self, logits_GSE: Tensor, tokens: TokenContext) -> Routing:
+        """Choose the experts of each token."""
+        return self.route(logits_GSE, tokens, self.layer, self.state)
+
+    @overridable
+    def run_experts(self, x_TM: Tensor, choices: Choices) -> Tensor:
+        """Weighted sum `[T, M]` of the outputs of each token's experts."""
+        return self.dispatch(x_TM, choices, self.experts)
+
+    @overridable
     def decode_forward(self, x_TM: Tensor, tokens: TokenContext) -> Tensor | None:
         """Return `y` `[T, M]` as `forward` does, without routing statistics and with rows laid out by the host, or None
         where this fast path does not apply. It is for few tokens on a CPU and one rank, without gradients, padding,
-        recorded or replayed routing, capture or forward hooks."""
+        recorded or replayed routing or forward hooks."""
         is_short = not (
             tokens.training
             or torch.is_grad_enabled()
-            or is_capturing()
             or x_TM.device.type != "cpu"
             or x_TM.shape[0] * self.spec.experts_per_token > FEW_ROWS
             or not self._on_one_rank  # other ranks join this layer's collectives, however many rows this one has
@@ -149,16 +155,6 @@ class MoELayer(nn.Module):
         expert, weight = inferred_routing
         y_TM = dispatch_small(x_TM, expert[0], weight[0], self.experts)
         return y_TM if y_TM is None or self.shared is None else y_TM + self.shared(x_TM)
-
-    def _operators(self) -> tuple[Callable[..., Routing], Dispatcher]:
-        """Routing and dispatch as operators of a captured graph, with sharding rules of their own (`moe.sharding`).
-        Raises ValueError while routing is recorded or replayed."""
-        if type(self.route) is not type(build_router(self.spec)):
-            raise ValueError(
-                f"model (with MoE layer {self.layer}) must not be captured while its routing is recorded or replayed: "
-                "its program routes by itself; capture it before"
-            )
-        return partial(route_captured, self.spec), OperatorDispatcher()
 
     @property
     def state(self) -> RoutingState:

@@ -1,29 +1,19 @@
 """Cross-entropy over a vocabulary, with optional label smoothing, without materializing `[T, V]` logits."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from moe.overrides import overridable
 from moe.parallel.accelerator import accelerator, multiplies
 from moe.plan.cost.layer_bytes import loss_tokens
-from moe.sharding.exchange.mesh import Mesh
-from moe.sharding.hints.annotate import is_capturing
-from moe.sharding.operands import shape_of
-from moe.sharding.rules.differentiable import (
-    OperatorSharding,
-    define_differentiable,
-    lower_backward,
-    lower_forward,
-)
-from moe.sharding.rules.local import LocalCall
-from moe.sharding.rules.registry import register
-from moe.sharding.rules.rule import Dims, Factor, Rule
 
 
+@overridable
 def smoothed_nll(
     hidden: Tensor, table: Tensor, labels: Tensor, smoothing: float, nothing: int
 ) -> tuple[Tensor, Tensor]:
@@ -35,8 +25,6 @@ def smoothed_nll(
     on every token (arXiv 1512.00567, section 7).
     """
     hidden_TM, labels_T = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    if is_capturing():
-        return torch.ops.shardyard.smoothed_nll(hidden_TM, table, labels_T - nothing, smoothing, nothing)
     real = (labels_T != nothing).nonzero().squeeze(1)
     loss, nll = _SmoothedNLL.apply(
         hidden_TM.index_select(0, real), table, labels_T.index_select(0, real), smoothing
@@ -153,73 +141,3 @@ def _scale_gradient(gradient: Tensor, scale: Tensor) -> Tensor:
     """Multiply and round once: rounding the scale first would bias all of a narrow gradient."""
     wide = torch.promote_types(gradient.dtype, scale.dtype)
     return (gradient.to(wide) * scale.to(wide)).to(gradient.dtype)
-
-
-def _run(
-    mesh: Mesh,
-    sharding: OperatorSharding,
-    hidden_states: Tensor,
-    table: Tensor,
-    labels: Tensor,
-    smoothing: float,
-    ignore_index: int,
-) -> tuple[Tensor, ...]:
-    """`labels` are relative to `ignore_index`, so zero-padded tokens, on ranks that have fewer, are ignored."""
-    return smoothed_nll(hidden_states, table, labels + ignore_index, smoothing, ignore_index)
-
-
-def _scalars(hidden_states: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    wide = torch.promote_types(hidden_states.dtype, torch.float32)
-    return hidden_states.new_empty((), dtype=wide), hidden_states.new_empty((), dtype=wide)
-
-
-NLL = define_differentiable(
-    "smoothed_nll",
-    "Tensor hidden, Tensor table, Tensor labels, float smoothing, int nothing",
-    _run,
-    _scalars,
-    num_results=2,
-    differentiable=(0, 1),
-    differentiable_results=(0,),
-)
-"""`smoothed_nll` as one operator of a captured graph, sharded by tokens with a replicated table."""
-
-
-def _rule(node: fx.Node) -> Rule:
-    is_backward = node.target is NLL.backward_target
-    hidden_states, table = node.args[1:3] if is_backward else node.args[:2]
-    num_tokens, width = shape_of(hidden_states)  # type: ignore[arg-type]
-    dims: tuple[Dims, ...] = ((("t",), ("m",)), (("v",), ("m",)), (("t",),))
-    first = int(is_backward)
-    return Rule(
-        operands=((), *dims) if is_backward else dims,
-        results=dims[:2] if is_backward else ((), ()),
-        sizes={"t": num_tokens, "v": shape_of(table)[0], "m": width},  # type: ignore[arg-type]
-        combine={"t": "sum"},
-        whole=frozenset({"v", "m"}),
-        linear=(frozenset({0}),) if is_backward else (),
-        indices=frozenset({first + 2}),  # padding has no label and is not projected
-        unmasked=frozenset({first}),
-        # Gradients are computed in the forward pass.
-        work="memory" if is_backward else "product",
-        flops=6.0,
-        kept=None if is_backward else _gradients,
-        lower=_lower_backward if is_backward else _lower_forward,
-        gradients_of=NLL.forward_of(node) if is_backward else None,
-    )
-
-
-def _gradients(local_sizes: Mapping[Factor, float]) -> float:
-    return (local_sizes["t"] + local_sizes["v"]) * local_sizes["m"]
-
-
-def _lower_forward(local: LocalCall) -> fx.Node:
-    return lower_forward(local, NLL, ())
-
-
-def _lower_backward(local: LocalCall) -> fx.Node:
-    return lower_backward(local, NLL, ())
-
-
-register(NLL.target, _rule)
-register(NLL.backward_target, _rule)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from moe.overrides import overridable
 from moe.parallel import as_dtype
-from moe.sharding.hints.annotate import is_capturing
 from moe.spec.rope import (
     DynamicScaling,
     LinearScaling,
@@ -122,11 +122,10 @@ def rotary_table(
     return (angles.cos() * factor).to(wide)[:, None], (angles.sin() * factor).to(wide)[:, None]
 
 
+@overridable
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Tensor:
     """Rotate the first r / 2 pairs of dimensions of `x` `[..., L, d]`, keeping its dtype and memory order. `cos` and
     `sin` are broadcastable to `[..., L, r / 2]` and get no gradient; dimensions from r on are unchanged."""
-    if is_capturing():
-        return rotate_reference(x, cos, sin, pairing)
     if not torch.is_grad_enabled():
         return _rotate(x, cos, sin, pairing, 1)
     return _Rotation.apply(x, cos, sin, pairing)

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from moe.layers.attention_mask import AttentionMask
 from moe.layers.flex_attention import flex_attend
+from moe.overrides import overridable
 from moe.parallel.accelerator import accelerator, multiplies
-from moe.sharding.hints.annotate import is_capturing
 
 QUERIES_AT_ONCE = 256
 """Queries per block with sliding windows, and where scores are materialized."""
@@ -23,6 +23,7 @@ _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
+@overridable
 def attend(
     queries: Tensor,
     keys: Tensor,
@@ -41,18 +42,18 @@ def attend(
     mismatched shapes.
     """
     num_queries, num_keys = queries.shape[2], keys.shape[2]
-    _check(queries, keys, values)
+    check_shapes(queries, keys, values)
     if num_queries == 0:
         return queries.new_empty((*queries.shape[:3], values.shape[-1]))
-    if queries.device.type == "meta" or accelerator(queries.device).kind == "cpu":
+    if runs_on_cpu(queries):
         return _attend_on_cpu(queries, keys, values, scale, visible, sinks)
-    if is_capturing() or queries.dtype == torch.float64 or num_queries < QUERIES_AT_ONCE:
+    if queries.dtype == torch.float64 or num_queries < QUERIES_AT_ONCE:
         # Flex attention compiles a kernel per shape, which does not pay off when decoding token by token.
         if sinks is not None:
-            return _attend_plainly(queries, keys, values, scale, visible, sinks)
+            return attend_plainly(queries, keys, values, scale, visible, sinks)
     elif sinks is not None or visible.needs_mask(num_queries, num_keys):
         return flex_attend(queries, keys, values, scale=scale, visible=visible, sinks=sinks)
-    return _attend_fused(queries, keys, values, scale, visible)
+    return attend_fused(queries, keys, values, scale, visible)
 
 
 def attend_reference(
@@ -96,7 +97,11 @@ def _sees(visible: AttentionMask, row: int, query: int, key: int) -> bool:
     return True
 
 
-def _check(queries: Tensor, keys: Tensor, values: Tensor) -> None:
+def runs_on_cpu(x: Tensor) -> bool:
+    return x.device.type == "meta" or accelerator(x.device).kind == "cpu"
+
+
+def check_shapes(queries: Tensor, keys: Tensor, values: Tensor) -> None:
     heads, of_keys = queries.shape[1], keys.shape[1]
     if heads % of_keys:
         raise ValueError(f"queries ({heads} heads) must have a multiple of the {of_keys} heads of keys")
@@ -111,20 +116,20 @@ def _attend_on_cpu(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask, sinks: Tensor | None
 ) -> Tensor:
     dtype = queries.dtype
-    if not multiplies(dtype, queries.device) and not is_capturing():
+    if not multiplies(dtype, queries.device):
         # Forward and backward of [4, 8, 512, 64] with 2 key heads, on one EPYC core without bfloat16 instructions: 708
         # ms by the bfloat16 kernel, 135 by the float32 kernel with conversions.
         queries, keys, values = (tensor.float() for tensor in (queries, keys, values))
         return _attend_on_cpu(queries, keys, values, scale, visible, sinks).to(dtype)
 
     width, num_queries = values.shape[-1], queries.shape[2]
-    queries, keys, values = _of_one_width(queries, keys, values)
+    queries, keys, values = of_one_width(queries, keys, values)
     num_visible_keys = visible.num_keys(QUERIES_AT_ONCE, keys.shape[2])
     # [1, 8, 2048, 64] with windows of 128, forward and backward on one EPYC core: 141 ms in blocks, 423 at once.
-    is_whole = num_queries <= QUERIES_AT_ONCE or 2 * num_visible_keys > keys.shape[2] or is_capturing()
+    is_whole = num_queries <= QUERIES_AT_ONCE or 2 * num_visible_keys > keys.shape[2]
     at_once = num_queries if is_whole else QUERIES_AT_ONCE
     blocks = [
-        _attend_in_block(
+        attend_in_block(
             slice(at, min(at + at_once, num_queries)), queries, keys, values, scale, visible, sinks
         )
         for at in range(0, num_queries, at_once)
@@ -132,7 +137,7 @@ def _attend_on_cpu(
     return (blocks[0] if is_whole else torch.cat(blocks, dim=2))[..., :width]
 
 
-def _attend_in_block(
+def attend_in_block(
     block: slice,
     queries: Tensor,
     keys: Tensor,
@@ -140,8 +145,11 @@ def _attend_in_block(
     scale: float,
     visible: AttentionMask,
     sinks: Tensor | None,
+    *,
+    may_tile: bool = True,
 ) -> Tensor:
-    """Outputs for a block of queries, from the keys that any of them may see."""
+    """Outputs for a block of queries, from the keys that any of them may see. With `may_tile`, the backward pass runs
+    in tiles where that is faster."""
     of_row, num_keys = queries.shape[2], keys.shape[2]
     stop, num_queries = num_keys - of_row + block.stop, block.stop - block.start
     start = stop - visible.num_keys(num_queries, stop)
@@ -153,7 +161,7 @@ def _attend_in_block(
     queries = queries[:, :, block]
     keys, values = keys[:, :, start:stop], values[:, :, start:stop]
     is_causal = visible.causal and num_queries == keys.shape[2] > 1
-    in_tiles = is_causal and _pays_in_tiles(num_queries) and not is_capturing()
+    in_tiles = may_tile and is_causal and _pays_in_tiles(num_queries)
     if sinks is None and bias is None and not in_tiles:
         # Forward and backward of [4, 8, 512, 64] with 2 key heads in float32, on two EPYC cores: 79 to 86 ms; with
         # repeated keys 87; with query groups stacked along the sequence, which needs a mask if causal, 67 to 82, but
@@ -264,7 +272,7 @@ def _of_tiles(operands: Given, bias: Tensor | None, scale: float) -> OfInputs:
     return of_queries, of_keys, of_values
 
 
-def _attend_fused(
+def attend_fused(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask
 ) -> Tensor:
     """Attention on a GPU by torch's fused kernels, without sinks."""
@@ -281,7 +289,7 @@ def _attend_fused(
     return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scale)
 
 
-def _attend_plainly(
+def attend_plainly(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -323,7 +331,7 @@ def _block(
     return out.unflatten(2, (-1, queries.shape[2])).flatten(1, 2)
 
 
-def _of_one_width(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def of_one_width(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Pad to one width with zeros, since the CPU kernel requires values as wide as keys. [1, 16, 1024, 192] with values
     of 128, forward and backward on one EPYC core: 0.58 s, against 0.88 by torch's fallback."""
     wide, short = queries.shape[-1], values.shape[-1]

@@ -18,6 +18,7 @@ import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
+from moe import overrides
 from moe.sharding import torch_private
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,7 +28,7 @@ _BEGINNINGS: set[CodeType] = set()
 _TORCH = torch.__path__[0] + "/"
 _CHECKING = (f"{_TORCH}nn/functional.py", f"{_TORCH}distributions/")
 _STANDARD = sysconfig.get_paths()["stdlib"]
-_PACKAGE = str(Path(__file__).parent) + "/"
+_PACKAGE = (str(Path(__file__).parent) + "/", overrides.__file__)
 
 _IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 _MODES = ("__torch_function__", "__torch_dispatch__")
@@ -124,7 +125,7 @@ def short(filename: str) -> str:
 def is_library(filename: str) -> bool:
     """Whether code belongs to torch, Python's standard library or this package, rather than to the user."""
     is_standard = filename.startswith(_STANDARD) and "site-packages" not in filename
-    return is_standard or filename.startswith((_TORCH, _PACKAGE, "<"))
+    return is_standard or filename.startswith((_TORCH, *_PACKAGE, "<"))
 
 
 def line_of_forward(module: nn.Module) -> str:

@@ -21,9 +21,10 @@ from moe.interchange.sources import ModelSource
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.moe import MoELayer
 from moe.layers.shared_experts import SharedExperts
+from moe.overrides import overriding
 from moe.random import Purpose, fold, fold_name, keep_mask
 from moe.routing import TokenContext
-from moe.sharding.hints.annotate import capturing
+from moe.sharding.bindings.bindings import BINDINGS
 from moe.spec import LanguageModelSpec, model_spec
 from moe.spec.adapter import A
 from moe.tasks.language import LanguageModel, SequenceContext, build_model
@@ -224,7 +225,7 @@ def test_a_model_is_captured_without_it() -> None:
     dropped = AdapterDropout(0.1, "layers.0.attention.query.weight").by(draws)
     assert dropped is not None
     assert dropped.apply_to(torch.ones(4, 3)).shape == (4, 3)
-    with capturing(), pytest.raises(ValueError, match=r"set adapter\.dropout to 0"):
+    with overriding(BINDINGS), pytest.raises(ValueError, match=r"set adapter\.dropout to 0"):
         dropped.apply_to(torch.ones(4, 3))
 
 

@@ -14,11 +14,11 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moe.dispatch import operator
-from moe.dispatch.operator import EXPERTS
 from moe.layers import MoELayer, TokenContext
-from moe.layers.routing import ROUTE
 from moe.routing import Routing
+from moe.sharding.bindings import experts as operator
+from moe.sharding.bindings.experts import EXPERTS
+from moe.sharding.bindings.routing import ROUTE
 from moe.sharding.capture.capture import capture
 from moe.sharding.rules.differentiable import backward, begin_forward_kept, forward_kept, gradients_of_kept
 from moe.sharding.rules.registry import rule_of

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from moe.overrides import overriding
 from moe.plan.cluster.cluster import Cluster
 from moe.sharding import torch_private
 from moe.sharding.arguments import call, names_of_inputs, register_data_classes, signature_of
+from moe.sharding.bindings.bindings import BINDINGS
 from moe.sharding.capture import blocks
 from moe.sharding.capture.admission import admit
 from moe.sharding.capture.block_paths import note_blocks
-from moe.sharding.capture.decomposed import decompositions
 from moe.sharding.capture.effects import Effects
 from moe.sharding.capture.faked import fake, with_fake_tensors
 from moe.sharding.capture.refusals import cannot, check_returned, effect, in_place_change, opaque
@@ -25,6 +26,7 @@ from moe.sharding.capture.registered import written_back
 from moe.sharding.capture.siblings import find_repeats
 from moe.sharding.capture.simplify import CHECKS, FREE, simplify
 from moe.sharding.capture.substitutes import Substitutes, cond, grouped_experts
+from moe.sharding.decompositions.decomposed import decompositions
 from moe.sharding.hints.annotate import capturing
 from moe.sharding.hints.manual import PARTS, ManualPart
 from moe.sharding.lines import REGION, LineMarker, beginning, note_lines, recomputed_region
@@ -158,6 +160,7 @@ def capture(
         ExitStack() as stack,
         torch_private.marking_nodes() as mark,
         capturing(),
+        overriding(BINDINGS),
         torch_private.compiling(),
     ):
         token = PARTS.set(parts)

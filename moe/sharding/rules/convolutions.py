@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moe.sharding.capture.window_operators import CONVOLUTION_WEIGHT, expand_to_dims
+from moe.sharding.decompositions.window_operators import CONVOLUTION_WEIGHT, expand_to_dims
 from moe.sharding.exchange import halo, windows
 from moe.sharding.exchange.windows import Geometry
 from moe.sharding.operands import operands, shape_of

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moe.sharding.capture.window_operators import AVG_POOL_GRADIENT, MAX_POOL_GRADIENT, expand_to_dims
+from moe.sharding.decompositions.window_operators import AVG_POOL_GRADIENT, MAX_POOL_GRADIENT, expand_to_dims
 from moe.sharding.exchange import halo, windows
 from moe.sharding.exchange.halo import Window
 from moe.sharding.exchange.windows import Geometry

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from moe.sharding import torch_private
-from moe.sharding.capture.decomposed import decompositions
+from moe.sharding.decompositions.decomposed import decompositions
 from moe.sharding.rules import pointwise, random, registry
 
 MARKS = "<!-- operators: written by moe.sharding.rules.table -->", "<!-- end of operators -->"

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, fx
 
 from moe.dispatch.all_to_all import AllToAllDispatcher
-from moe.dispatch.dispatcher import Dispatcher
 from moe.dispatch.local import LocalDispatcher
-from moe.dispatch.mesh_rows import MeshRows
-from moe.experts import BACKENDS, Activation, ExpertWeights, LocalExperts, Work, build_activation
+from moe.experts import BACKENDS, Activation, ExpertWeights, Work, build_activation
 from moe.experts.experts import RunRows
+from moe.layers.moe import MoELayer
 from moe.routing import Choices, ChoicesInOrder
+from moe.sharding.bindings.mesh_rows import MeshRows
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import shape_of
 from moe.sharding.rules.differentiable import (
@@ -34,17 +34,16 @@ CHUNK_ROWS = 256
 """Minimum average rows per expert and chunk: below it, smaller matrix products cost more than overlap saves."""
 
 
-class OperatorDispatcher(Dispatcher):
-    """Adds the operator to a graph being captured. Raises ValueError for adapters and quantized weights."""
-
-    def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
-        assert isinstance(choices, ChoicesInOrder)
-        choice_tensors, weights = (choices.expert, choices.weight, choices.kept), experts.weights
-        if weights.is_coded or any(adapter is not None for adapter in weights.adapters):
-            raise ValueError("experts must be captured without adapters; merge these into the weights")
-        return torch.ops.shardyard.expert_feed_forward(
-            x, *choice_tensors, *weights.own, experts.activation.name, experts.activation.settings
-        )
+def run_experts(layer: MoELayer, x_TM: Tensor, choices: Choices) -> Tensor:
+    """`MoELayer.run_experts` as one operator. Raises ValueError for adapters and quantized weights."""
+    assert isinstance(choices, ChoicesInOrder)
+    choice_tensors = (choices.expert, choices.weight, choices.kept)
+    weights, activation = layer.experts.weights, layer.experts.activation
+    if weights.is_coded or any(adapter is not None for adapter in weights.adapters):
+        raise ValueError("experts must be captured without adapters; merge these into the weights")
+    return torch.ops.shardyard.expert_feed_forward(
+        x_TM, *choice_tensors, *weights.own, activation.name, activation.settings
+    )
 
 
 @dataclass(frozen=True)

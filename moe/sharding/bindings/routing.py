@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from moe.layers.moe import MoELayer
 from moe.routing import ChoicesInOrder, Routing, RoutingState, TokenContext, build_router
 from moe.routing.choices import ChoicesOfExperts, ChoicesOfTokens
 from moe.sharding.exchange.mesh import Mesh
@@ -33,11 +34,15 @@ _NUM_BY_GROUP = 4
 """Number of results whose first dimension is groups."""
 
 
-def route_captured(
-    spec: MoESpec, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState
-) -> Routing:
-    """Route `logits` `[G, S, E]` by one operator. Under expert choice, each token lists all experts as its choices,
-    kept or not."""
+def route_tokens(layer: MoELayer, logits: Tensor, tokens: TokenContext) -> Routing:
+    """`MoELayer.route_tokens` as one operator. Under expert choice, each token lists all experts as its choices, kept
+    or not. Raises ValueError while routing is recorded or replayed."""
+    spec, state = layer.spec, layer.state
+    if type(layer.route) is not type(build_router(spec)):
+        raise ValueError(
+            f"model (with MoE layer {layer.layer}) must not be captured while its routing is recorded or replayed: "
+            "its program routes by itself; capture it before"
+        )
     _let_it_be_returned()
     number, step = (0, tokens.step) if isinstance(tokens.step, Tensor) else (tokens.step, None)
     (
@@ -45,7 +50,7 @@ def route_captured(
         aux, units, z, entropy, num_rejected, num_dropped, choice_counts, load, num_choices, num_tokens,
     ) = torch.ops.shardyard.route(
         logits, tokens.keys(logits), tokens.padding, step, state.bias, state.last_load,
-        spec.model_dump_json(), number, tokens.seed, layer, tokens.training, tokens.sequence_tokens,
+        spec.model_dump_json(), number, tokens.seed, layer.layer, tokens.training, tokens.sequence_tokens,
     )  # fmt: skip
     of_token = expert.flatten(0, 1), weight.flatten(0, 1), is_kept.flatten(0, 1), position.flatten(0, 1)
     some_choices = num_choices.clamp(min=1).to(logits.dtype)

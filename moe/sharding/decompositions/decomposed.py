@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from moe.sharding import torch_private
-from moe.sharding.capture import slices, variances, window_operators
+from moe.sharding.decompositions import slices, variances, window_operators
 
 aten = torch.ops.aten
 

@@ -1,4 +1,4 @@
-"""All-to-alls of rows along one mesh axis, for local programs of `moe.sharding`."""
+"""All-to-alls of rows along one mesh axis, for local programs."""
 
 from collections.abc import Callable
 

@@ -1,0 +1,49 @@
+"""Functions of our layers, and what replaces them while a module is captured."""
+
+from collections.abc import Callable, Hashable
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from moe.layers.adapter_dropout import Dropped
+from moe.layers.attention import project_keys_values
+from moe.layers.attention_mask import AttentionMask
+from moe.layers.draws import dropped, jittered
+from moe.layers.linear import uses_own_dtype
+from moe.layers.moe import MoELayer
+from moe.layers.nll import smoothed_nll
+from moe.layers.norm import rms_norm, rms_norm_reference
+from moe.layers.rotary import rotate, rotate_reference
+from moe.layers.softmax_attention import attend
+from moe.overrides import Overrides
+from moe.sharding.bindings import attention, draws, experts, nll, routing
+
+
+def _make(mask: AttentionMask, key: Hashable, make: Callable[[], Any]) -> Any:
+    """`AttentionMask.once` without a cache, whose tensors would belong to one trace."""
+    return make()
+
+
+def _refuse_dropout(masks: Dropped, x: Tensor) -> NoReturn:
+    raise ValueError("a model must be captured without adapters' dropout; set adapter.dropout to 0")
+
+
+BINDINGS: Overrides = {
+    # one operator each, with a sharding rule of its own
+    MoELayer.route_tokens: routing.route_tokens,
+    MoELayer.run_experts: experts.run_experts,
+    smoothed_nll: nll.smoothed_nll,
+    dropped: draws.dropped,
+    jittered: draws.jittered,
+    # plain operations, which can be sharded in more ways than kernels of our own
+    rms_norm: rms_norm_reference,
+    rotate: rotate_reference,
+    attend: attention.attend,
+    project_keys_values: attention.project_keys_values,
+    uses_own_dtype: lambda x: True,
+    # without shortcuts that depend on data or outlive a trace
+    MoELayer.decode_forward: lambda layer, x_TM, tokens: None,
+    AttentionMask.once: _make,
+    Dropped.apply_to: _refuse_dropout,
+}
+"""Replacements with the same signatures."""
