@@ -146,6 +146,7 @@ def controller_on(folder: Path, launcher: Launcher, **changes: Any) -> Services:
     return open_services(settings, launcher, Hub(), Figures())
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("after", [False, True], ids=["before the call", "after the call"])
 @pytest.mark.parametrize("call", range(1, 9))
 def test_killed_at_any_call_to_the_cluster(tmp_path: Path, call: int, after: bool) -> None:

@@ -69,6 +69,7 @@ def different_on_ranks() -> list[str]:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_other_batches_on_some_ranks_are_refused_on_all(ranks: Pools, world: int):
     for said in ranks[world].run(different_on_ranks):

@@ -136,7 +136,7 @@ def on_ranks(way: str, recompute: bool, micro_batches: int) -> list[str]:
     )[0]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("way", "recompute", "micro_batches"),
     [
@@ -153,6 +153,7 @@ def test_losses_and_gradients_are_those_of_one_device(
     assert ranks[2].run(on_ranks, way, recompute, micro_batches) == [[], []]
 
 
+@pytest.mark.slow
 def test_dropout_draws_again_what_it_drew():
     values = []
     for way in ("", "around"):

@@ -344,6 +344,7 @@ def whole_on_ranks() -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_whole_parameters_may_have_any(ranks: Pools):
     assert ranks[2].run(whole_on_ranks) == [[], []]
 

@@ -220,6 +220,7 @@ def with_shared_activation() -> Encoder:
 LAYERS = {"layers.0", "layers.1", None}
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("module", "blocks"),
     [

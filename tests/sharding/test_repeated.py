@@ -76,6 +76,7 @@ def test_the_program_does_not_grow_with_depth() -> None:
     assert sizes[10] < 1.01 * sizes[6]
 
 
+@pytest.mark.slow
 def test_what_is_planned_once_has_the_same_options() -> None:
     model, rules = captured(4), Rules()
     for node, first in classes(model, {}).items():

@@ -31,7 +31,7 @@ def random_cluster(draw: random.Random) -> Cluster:
     return Cluster.model_validate(cores(2).model_dump(exclude_none=True) | {"links": links})
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(60))
 def test_no_plan_is_slower_than_either_by_hints(seed: int):
     draw = random.Random(seed)

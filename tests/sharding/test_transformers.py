@@ -181,6 +181,7 @@ def test_what_a_model_returns_has_its_names() -> None:
     assert applied.get_parameter("lm_head.weight").grad is not None
 
 
+@pytest.mark.slow
 def test_experts_as_grouped_products_are_those_of_one_device() -> None:
     model, batch = built("mixtral", "grouped_mm", num_layers=2)
     model = model.float()  # torch's own kernel, of the plain model, takes no float64
@@ -188,6 +189,7 @@ def test_experts_as_grouped_products_are_those_of_one_device() -> None:
     assert torch.allclose(applied(*batch).loss, model(*batch).loss, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_choice_of_a_loop_over_experts_is_the_models_own_afterwards() -> None:
     model, batch = built("mixtral", "eager", num_layers=1)
     with InFloat64():

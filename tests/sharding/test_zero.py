@@ -68,7 +68,7 @@ def held_on_ranks(mesh: dict[str, int], hints: str) -> dict[str, int]:
     }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("hints", HINTS)
 @pytest.mark.parametrize("mesh", SLOW_BUT_FOR_TWO_AXES, ids=str)
 def test_a_rank_has_its_share_of_states_as_predicted(ranks: Pools, mesh: dict[str, int], hints: str):
@@ -80,7 +80,7 @@ def differences_on_ranks(mesh: dict[str, int], hints: str, is_uneven: bool) -> l
     return differences(uneven if is_uneven else layers, mesh, HINTS[hints], steps=3)[0]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "is_uneven", [pytest.param(False, marks=pytest.mark.grid), True], ids=["even", "uneven"]
 )

@@ -12,6 +12,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from moe.data.conversations.conversation import RenderedText, Rendering
 from moe.data.conversations.records import conversation_of
 from moe.data.conversations.template import ChatTemplate
+from tests.grid import num_cases
 from tests.unit import chats
 from tests.unit.chats import DATE
 from tests.unit.published_templates import TEMPLATES, published
@@ -84,11 +85,12 @@ def _said(rng: random.Random) -> str:
     return " ".join(rng.choice(words) for _ in range(rng.randrange(1, 7)))
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("thoughts", [None, "reasoning_content"])
 def test_each_answer_is_learned_behind_what_the_model_sees_when_asked(name: str, thoughts: str | None):
     rng = random.Random(f"{name} {thoughts}")
-    rows = [conversation(rng, tools=TEMPLATES[name], thoughts=thoughts) for _ in range(30)]
+    rows = [conversation(rng, tools=TEMPLATES[name], thoughts=thoughts) for _ in range(num_cases(30))]
     num_apart = 0
     for row, found in zip(rows, rows_of(name, rows), strict=True):
         num_apart += len(found) > 1
@@ -114,6 +116,7 @@ def test_each_answer_is_learned_behind_what_the_model_sees_when_asked(name: str,
         assert num_apart
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name", ["qwen3", "glm4moe", "qwen3_5_think", "nemotron_3_nano", "lfm2_2_5_v2", "gptoss"]
 )
@@ -152,6 +155,7 @@ def test_answers_of_glm_end_in_the_role_that_speaks_next():
     assert told == [["|user|>", "|user|>"], ["|user|>", "|observation|>"]]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["qwen3", "llama3_2", "glm4moe", "gptoss", "qwen2_5"])
 def test_arguments_of_tools_are_written_alike_as_text_and_as_object(name: str):
     texts = []

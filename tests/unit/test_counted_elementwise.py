@@ -93,6 +93,7 @@ def of_a_layer(count: Callable[[JobSpec], float], *shape: Any) -> float:
     return (of_rows(4) - of_rows(2)) / 2 / LENGTH
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", [(256, 8, "head"), (256, 8, None), (256, 4, "head")], ids=str)
 def test_reads_and_writes_of_a_layer_are_those_that_are_counted(shape: tuple[int, int, str | None]) -> None:
     seen, said = (of_a_layer(count, *shape) for count in (moved, counted))

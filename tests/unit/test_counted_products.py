@@ -119,6 +119,7 @@ def predicted(
     return LayoutSearch(spec, cluster).time.estimate(candidate)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_products_of_what_is_not_trained(name: str) -> None:
     model, freeze = CASES[name]
@@ -130,6 +131,7 @@ def test_products_of_what_is_not_trained(name: str) -> None:
     assert seen < 0.97 or "high rank" in name
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_operations_of_a_model_are_those_that_are_computed(name: str) -> None:
     """Without the pairs of attention, and but for what goes through an adapter's first half once more, which is
@@ -149,6 +151,7 @@ def test_operations_of_a_model_are_those_that_are_computed(name: str) -> None:
     assert operations(job(model, freeze)) / operations(job(whole)) == pytest.approx(seen, rel=0.04)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_products_of_any_adapters_and_any_patterns(seed: int) -> None:
     draw = random.Random(seed)
@@ -204,6 +207,7 @@ def test_ranks_that_split_a_matrix_share_a_half_of_its_adapter(tensor: int, expe
     assert unit.products("experts", shards).forward == pytest.approx(1 + adapters / own, rel=1e-6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("recompute", RECOMPUTES)
 @pytest.mark.parametrize("base", ["nf4", "bfloat16"])
 def test_a_base_is_decoded_as_often_as_it_is_multiplied(

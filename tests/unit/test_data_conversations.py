@@ -31,6 +31,7 @@ from moe.tasks.language import build_model
 from moe.tasks.language.batches import SequencesBatch
 from moe.tasks.language.context import SequenceContext
 from moe.tasks.language.loss import loss_of
+from tests.grid import num_cases
 from tests.parity.language_models import ATTENTIONS, language_model
 from tests.refusals import refused
 from tests.unit import chats
@@ -90,9 +91,9 @@ def pieces_of(store: SequenceStore) -> list[tuple[list[int], list[int]]]:
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_each_conversation_lies_whole_in_one_row_with_what_a_plain_reading_says(name: str, tmp_path: Path):
     rng = random.Random(f"rows of {name}")
-    rows = [chats.conversation(rng, STRUCTURES[name]) for _ in range(60)]
-    write(tmp_path / "data" / "a.jsonl", rows[:20])
-    write(tmp_path / "data" / "b.jsonl", rows[20:])
+    rows = [chats.conversation(rng, STRUCTURES[name]) for _ in range(num_cases(60))]
+    write(tmp_path / "data" / "a.jsonl", rows[:7])
+    write(tmp_path / "data" / "b.jsonl", rows[7:])
     for most in (1000, 90):
         found = prepared(chat(tmp_path / "data", max_tokens=most), tmp_path, name)
         expected, cut, nothing_left = [], 0, 0
@@ -214,6 +215,7 @@ def test_nothing_is_cut_in_packing_and_what_belongs_together_stays_so(
     assert len(filled) < 2 or filled[0] + filled[1] > length
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_packed_conversations_are_learned_as_each_by_itself(attention: str, tmp_path: Path):
     rng = random.Random(attention)

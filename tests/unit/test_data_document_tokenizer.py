@@ -127,6 +127,7 @@ def test_a_pattern_that_takes_hours_is_ended(monkeypatch):
         require_usable(given_tokenizer("ß*ß*ß*z"), 1000, ["ß" * 300 + "1z"] * 1000)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b"[1]", b"[" * 100_000])
 def test_what_is_no_tokenizer_is_refused(content):
     with refused("unsupported", "model.tokenizer", "tokenizer.json"):

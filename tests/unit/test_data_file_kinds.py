@@ -48,6 +48,7 @@ def texts(path: Path, **fields: Any) -> list[str]:
     return [document.text for document in build(spec_of(path, **fields)).documents()]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", ["a.jsonl.{}", "a.jsonl.{}".upper(), "a.json.{}", "a.jsonl", "a.ndjson.gz"])
 @pytest.mark.parametrize("kind", COMPRESSIONS)
 def test_compressed_files_are_read_by_what_they_are(kind: str, name: str, tmp_path: Path) -> None:
