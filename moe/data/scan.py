@@ -1,28 +1,37 @@
-"""Scan of a user's corpus before a job is launched, for a bounded time, in a limited process."""
+"""First look at a corpus before a job is launched; the user's own files are scanned for a bounded time, in a limited
+process."""
 
 import json
 from collections.abc import Sequence
 
+from moe.data.corpus import CHECK_BYTES, Corpus
 from moe.data.file_kinds import DAMAGED, HEAD_BYTES, decompress
 from moe.data.limited_process import NoAnswer, answer_of
 from moe.data.locations import Location
 from moe.spec import Problem, SpecError
 from moe.spec.bad_records import BadRecordsFields
+from moe.spec.base import Spec
 
 SECONDS = 10.0
 """Time limit of a scan. Faults beyond it are found when the corpus is prepared."""
 _TIMEOUT_S, _MEMORY_BYTES = 40.0, 4 << 30
 
 
-def scan(
-    data: BadRecordsFields, files: Sequence[Location], roots: Sequence[str] | None, checked_bytes: int
-) -> None:
-    """Raise SpecError with every kind of unusable record of a corpus. `checked_bytes` of all files together were
-    checked before; nothing is done if there is no more. Remote files are not scanned, since the process has no
-    credentials for them."""
+def check_corpus(corpus: Corpus, data: Spec, roots: Sequence[str] | None) -> tuple[str, ...]:
+    """Warnings about what can be seen of a corpus at once. Raises SpecError for what is wrong with it. `roots`: folders
+    that the user's files must lie under (None: anywhere)."""
+    warnings = corpus.check()
+    if isinstance(data, BadRecordsFields):
+        _scan(data, corpus.user_files, roots)
+    return warnings
+
+
+def _scan(data: BadRecordsFields, files: Sequence[Location], roots: Sequence[str] | None) -> None:
+    """Raise SpecError with every kind of unusable record of a corpus, unless its check has read all of it. Remote files
+    are not scanned, since the process has no credentials for them."""
     if any(file.protocol != "file" for file in files):
         return
-    if not any(_is_longer(file, checked_bytes // len(files)) for file in files):
+    if not any(_is_longer(file, CHECK_BYTES // len(files)) for file in files):
         return
     request: dict[str, object] = {
         "data": data.model_dump(mode="json"),

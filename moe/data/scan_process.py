@@ -3,20 +3,13 @@
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Protocol
 
+from moe.data.corpus import Corpus
 from moe.data.faults import Faults, OutOfTime
 from moe.data.limited_process import take_limits
 from moe.spec import ConversationsSpec, DocumentsSpec, JsonlSpec, ParallelTextSpec, Problem, SpecError
-
-
-class Records(Protocol):
-    """Corpus whose records can be read one by one."""
-
-    def records(self, faults: Faults) -> Iterable[object]:
-        """Every usable record; unusable ones are added to `faults`."""
 
 
 def _problems(data: object, roots: Sequence[str] | None, deadline: float) -> Iterator[Problem]:
@@ -31,7 +24,7 @@ def _problems(data: object, roots: Sequence[str] | None, deadline: float) -> Ite
         yield from error.problems
 
 
-def _corpus(data: object, roots: Sequence[str] | None) -> Records:
+def _corpus(data: object, roots: Sequence[str] | None) -> Corpus:
     if isinstance(data, ConversationsSpec):
         from moe.data.conversations.template import ChatTemplate
         from moe.data.sequences.conversations import Conversations

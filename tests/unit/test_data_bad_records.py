@@ -10,6 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from moe.data.corpus import CHECK_BYTES
 from moe.data.faults import MAX_EXAMPLES, MAX_KINDS, Faults, OutOfTime
 from moe.data.lines import Lines
 from moe.data.locations import Location
@@ -17,7 +18,6 @@ from moe.data.pairs import corpora as pairs
 from moe.data.sequences import check, prepare
 from moe.data.sequences.conversation_files import records
 from moe.data.sequences.corpora import build
-from moe.data.sequences.corpus import CHECK_BYTES
 from moe.data.sequences.formats import DataFile
 from moe.spec import DocumentsSpec, JsonlSpec, ParallelTextSpec, Problem, SpecError
 from tests.unit.test_data_conversations import VOCABULARY, chat, tokenizer_of

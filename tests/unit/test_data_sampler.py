@@ -119,8 +119,9 @@ def realistic_store(folder, num_pairs=4000):
 def test_pairs_are_drawn_at_their_language_s_temperature_whatever_their_length(tmp_path, exponent):
     store = realistic_store(tmp_path / "x")
     sampler = Sampler(store, spec(group_tokens=128, exponent=exponent))
-    assert sampler.num_length_classes > 5
-    drawn = np.concatenate([sampler.batch(step).rows for step in range(5000)])
+    batches = [sampler.batch(step) for step in range(5000)]
+    assert len({(batch.source_length, batch.target_length) for batch in batches}) > 5
+    drawn = np.concatenate([batch.rows for batch in batches])
     pairs_of = Counter(store.lang_ids.tolist())
     weights = np.array([pairs_of[lang] ** exponent for lang in range(3)])
     share = np.bincount(store.lang_ids[drawn], minlength=3) / len(drawn)
@@ -136,7 +137,6 @@ def test_little_of_a_batch_is_padding_and_pairs_hardly_repeat_in_it(tmp_path):
     batches = [sampler.batch(step) for step in range(1000)]
     fill = sum(batch.num_tokens for batch in batches) / sum(batch.num_positions for batch in batches)
     assert fill > 0.85
-    assert fill == pytest.approx(sampler.expected_fill(), abs=0.01)
     assert sum(len(np.unique(batch.rows)) for batch in batches) > 0.99 * sum(
         len(batch.rows) for batch in batches
     )

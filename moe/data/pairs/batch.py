@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from moe.data.batch import GlobalBatch
 from moe.data.pairs.store import TokenStore
 from moe.data.tokenizer import BOS, PAD
 
@@ -23,21 +24,14 @@ class PairBatchPart:
     """[b, N], the target and EOS: what is to be predicted."""
 
 
-@dataclass(frozen=True)
-class GlobalPairBatch:
-    """B = G x R pairs of one length class, in G groups of R, whatever the number of ranks."""
+@dataclass(frozen=True, kw_only=True)
+class GlobalPairBatch(GlobalBatch):
+    """Pairs of one length class."""
 
-    step: int
-    rows: NDArray[np.int64]
-    """[B], indices into the store."""
     source_length: int
     """L"""
     target_length: int
     """N"""
-    rows_per_group: int
-    """R"""
-    num_groups: int
-    """G"""
     num_source_tokens: int
     """Real source tokens of the whole batch, each EOS included."""
     num_target_tokens: int
@@ -53,13 +47,9 @@ class GlobalPairBatch:
         """B x (L + N), padding included."""
         return len(self.rows) * (self.source_length + self.target_length)
 
-    def part(self, first_group: int, last_group: int) -> PairBatchPart:
-        """The rows of groups `first_group` up to, not including, `last_group`."""
-        if not 0 <= first_group <= last_group <= self.num_groups:
-            group_range = f"groups {first_group} to {last_group}"
-            raise ValueError(f"{group_range} are not among the {self.num_groups} of step {self.step}")
-        first_row = first_group * self.rows_per_group
-        rows = self.rows[first_row : last_group * self.rows_per_group]
+    def part(self, first_group: int, stop_group: int) -> PairBatchPart:
+        """The rows of groups `first_group` up to, not including, `stop_group`."""
+        first_row, rows = self.rows_of(first_group, stop_group)
         target_out = self.store.pad_rows("target", rows, self.target_length)
         # What is fed in is what is to come out, a position later: the EOS that would follow the last word is
         # left out, so that an input row is PAD exactly where its label is.

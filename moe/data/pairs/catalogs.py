@@ -65,7 +65,7 @@ class Catalogs(PairCorpus):
         languages = self._data.languages
         return [file for file in self._all_files if languages is None or file.lang in languages]
 
-    def check(self) -> None:
+    def check(self) -> tuple[str, ...]:
         if not self._all_files:
             raise SpecError(
                 Problem(
@@ -77,6 +77,7 @@ class Catalogs(PairCorpus):
                 )
             )
         require_languages(self._data.languages, {file.lang for file in self._all_files})
+        return ()
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from moe.data.pairs.corpus import CHECK_BYTES, PairCorpus
-from moe.data.scan import scan
+from moe.data.pairs.corpus import PairCorpus
+from moe.data.scan import check_corpus
 from moe.spec import CatalogsSpec, JsonlSpec, PairsSpec
-from moe.spec.bad_records import BadRecordsFields
 
 
 def build(data: PairsSpec, roots: Sequence[str] | None = None) -> PairCorpus:
@@ -23,12 +22,7 @@ def build(data: PairsSpec, roots: Sequence[str] | None = None) -> PairCorpus:
     return ParallelText(data, roots)
 
 
-def check(data: PairsSpec, roots: Sequence[str]) -> None:
-    """Raise SpecError for what is wrong with a corpus and can be seen at once, before anything is launched.
-
-    Files must lie under `roots` (folders or fsspec URLs). Loads neither torch nor the tokenizer.
-    """
-    corpus = build(data, roots)
-    corpus.check()
-    if isinstance(data, BadRecordsFields):
-        scan(data, corpus.user_files, roots, CHECK_BYTES)
+def check(data: PairsSpec, roots: Sequence[str]) -> tuple[str, ...]:
+    """Warnings about what can be seen of a corpus at once, before anything is launched. Raises SpecError for what is
+    wrong with it. Files must lie under `roots` (folders or fsspec URLs). Loads neither torch nor the tokenizer."""
+    return check_corpus(build(data, roots), data, roots)

@@ -1,53 +1,26 @@
 """Corpora of pairs, before cleaning."""
 
 import hashlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
-from moe.data.faults import Faults
+from moe.data.corpus import Corpus
+from moe.data.locations import Location
 from moe.data.pairs.pair import Pair
 from moe.spec import Problem, SpecError
 
-if TYPE_CHECKING:
-    from moe.data.locations import Location
 
-CHECK_BYTES = 4 << 20
-"""Bytes that `check` reads of a user's corpus at most (and the first line of each file): a fraction of a second."""
-
-
-class PairCorpus(ABC):
-    """Source of pairs. A fault of it is a SpecError that names the place in the spec."""
-
-    @abstractmethod
-    def check(self) -> None:
-        """Raise SpecError for what can be seen quickly: places, columns, the first lines, languages."""
-
-    @property
-    def user_files(self) -> "Sequence[Location]":
-        """The user's own files in this corpus."""
-        return ()
-
-    def records(self, faults: Faults) -> Iterator[object]:
-        """Every usable record of the user's files, before cleaning; unusable ones are added to `faults`."""
-        return iter(())
-
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """A value that changes when any pair of the corpus may have changed."""
+class PairCorpus(Corpus):
+    """Source of pairs."""
 
     @abstractmethod
     def pairs(self) -> Iterator[Pair]:
-        """Every pair in the languages asked for, raw."""
+        """Every pair in the languages of the spec, raw."""
 
     def share_read(self) -> float | None:
         """Share of the corpus that `pairs` has read so far; None while its size is unknown."""
         return None
-
-    @abstractmethod
-    def facts(self) -> dict[str, object]:
-        """Statistics of what was read: complete once `pairs` is exhausted."""
 
 
 def require_languages(
@@ -68,7 +41,7 @@ def require_languages(
         raise SpecError(problems)
 
 
-def combined_fingerprint(locations: "Iterable[Location]") -> str:
+def combined_fingerprint(locations: Iterable[Location]) -> str:
     """One fingerprint for several files, in order."""
     return hashlib.sha256("\n".join(location.fingerprint() for location in locations).encode()).hexdigest()
 

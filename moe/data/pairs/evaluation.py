@@ -5,8 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from moe.data.draws import generator_of, permutation
 from moe.data.pairs.batch import GlobalPairBatch, global_batch
 from moe.data.pairs.store import TokenStore
+
+_DRAWS_OF_SUBSETS = 0xE7A1
+"""Number of the generator that chooses subsets."""
 
 
 def evaluation_batches(
@@ -41,5 +45,4 @@ def _subset(num_pairs: int, max_pairs: int | None, seed: int) -> NDArray[np.int6
     rows = np.arange(num_pairs)
     if max_pairs is None or max_pairs >= num_pairs:
         return rows
-    draws = np.random.Philox(key=np.array([seed % 2**64, 0xE7A1], np.uint64)).random_raw(num_pairs)
-    return np.argsort(draws, kind="stable")[:max_pairs]
+    return permutation(generator_of(seed, _DRAWS_OF_SUBSETS), num_pairs)[:max_pairs]

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
+from moe.data.corpus import CHECK_BYTES
 from moe.data.faults import Faults
 from moe.data.json_lines import JsonRow, kind_of, rows
 from moe.data.lines import Lines
 from moe.data.locations import Location, Locator
-from moe.data.pairs.corpus import CHECK_BYTES, PairCorpus, combined_fingerprint, require_languages
+from moe.data.pairs.corpus import PairCorpus, combined_fingerprint, require_languages
 from moe.data.pairs.pair import Pair
 from moe.spec import JsonlSpec, Problem, SpecError
 from moe.spec.base import LANGUAGE_CODE, LANGUAGE_CODE_REMEDY
@@ -30,7 +31,7 @@ class JsonlPairs(PairCorpus):
                 place_of.setdefault(location, f"data.paths[{index}]")
         return [(place, location) for location, place in place_of.items()]
 
-    def check(self) -> None:
+    def check(self) -> tuple[str, ...]:
         langs: set[str] = set()
         is_whole_corpus, faults = True, Faults.from_spec(self._data)
         for place, location in self._files:
@@ -40,6 +41,7 @@ class JsonlPairs(PairCorpus):
         faults.require_none()
         if is_whole_corpus:
             require_languages(self._data.languages, langs)
+        return ()
 
     @property
     def user_files(self) -> list[Location]:

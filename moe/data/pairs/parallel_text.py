@@ -5,10 +5,11 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import NamedTuple
 
+from moe.data.corpus import CHECK_BYTES
 from moe.data.faults import Faults
 from moe.data.lines import Lines
 from moe.data.locations import Location, Locator
-from moe.data.pairs.corpus import CHECK_BYTES, PairCorpus, combined_fingerprint, require_languages
+from moe.data.pairs.corpus import PairCorpus, combined_fingerprint, require_languages
 from moe.data.pairs.pair import Pair
 from moe.spec import ParallelTextSpec, Problem, SpecError
 
@@ -51,13 +52,14 @@ class ParallelText(PairCorpus):
             ]
         return files
 
-    def check(self) -> None:
+    def check(self) -> tuple[str, ...]:
         require_languages(self._data.languages, {pair.lang for pair in self._data.files})
         faults = Faults.from_spec(self._data)
         for files in self._files:
             for _ in _read(files, faults, CHECK_BYTES // (2 * len(self._files))):
                 pass
         faults.require_none()
+        return ()
 
     @property
     def user_files(self) -> list[Location]:

@@ -1,12 +1,10 @@
 """From a corpus to what a run reads: cleaned, split, tokenised, stored; built once for a content."""
 
-import hashlib
-import json
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
+from functools import partial
 from itertools import tee
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from moe.clock import Clock
-from moe.data.cache import Cache, link
+from moe.data import preparation
 from moe.data.pairs.cleaning import Cleaner
 from moe.data.pairs.corpora import build
 from moe.data.pairs.corpus import PairCorpus, require_languages
@@ -26,7 +24,6 @@ from moe.data.pairs.tokenizers import Tokenizers, Vocabularies
 from moe.data.progress import Stages, Tell, of_total
 from moe.data.tokenizer import Tokenizer
 from moe.spec import PairsSpec, Problem, SpecError
-from moe.spec.bad_records import fields_without_effect
 
 FORMAT_VERSION = 1
 """Version of the store: increased when the same corpus and spec would give another one, by its files, cleaning or
@@ -34,7 +31,6 @@ tokenizer."""
 
 _STAGES = {"reading": 4.0, "learning the tokenizer": 3.0, "encoding": 3.0, "writing": 1.0}
 """Stages, with the approximate seconds of each for `catalogs` on two quiet cores."""
-_DATA_FIELDS_THAT_DO_NOT_MATTER = {"sampling_exponent"}
 _TOKENIZER_FIELDS = ("source_vocab_size", "target_vocab_size", "share_vocabulary")
 
 
@@ -81,36 +77,23 @@ def prepare(
     told decisions, `progress` how far it has come. Raises SpecError for a corpus that cannot be read, and for a
     language without pairs.
 
-    `shared_dir`: a folder that several caches of this machine share. What is built is built there, once, and linked
-    into `cache_dir`.
+    `shared_dir`: as `preparation.find_or_build` has it.
     """
     report = report or (lambda message: None)
     corpus = build(data, roots)
-    key = content_key(data, model, corpus, seed)
-
-    def fill(empty: Path) -> None:
-        _build(empty, corpus, data, model, seed, report, Stages(_STAGES, progress))
-        if content_key(data, model, corpus, seed) != key:
-            remedy = "leave its files alone until the run has begun, and submit it again"
-            raise SpecError(Problem("changed", "data", None, "was changed while it was read", remedy))
-
-    def fill_from_shared(empty: Path) -> None:
-        assert shared_dir is not None
-        try:
-            shared_folder = Cache(shared_dir, report).find_or_build(key, fill)
-        except OSError as error:  # such as a home that is read-only
-            report(f"{shared_dir} cannot be used ({error.strerror}): building {key} for {cache_dir} alone")
-            fill(empty)
-        else:
-            link(shared_folder, empty)
-
-    folder = Cache(cache_dir, report).find_or_build(key, fill if shared_dir is None else fill_from_shared)
+    folder = preparation.find_or_build(
+        lambda: content_key(data, model, corpus, seed),
+        lambda empty: _build(empty, corpus, data, model, seed, report, Stages(_STAGES, progress)),
+        report,
+        cache_dir,
+        shared_dir,
+    )
     return PreparedPairs(
         folder=folder,
-        tokenizers=Tokenizers.load(folder / "tokenizers"),
+        tokenizers=Tokenizers.read(partial(preparation.read_tokenizer, folder)),
         train=TokenStore(folder / "train"),
         held_out={name: TokenStore(folder / name) for name in ("unseen", "seen")},
-        stats=json.loads((folder / "stats.json").read_text(encoding="utf-8")),
+        stats=preparation.read_stats(folder),
     )
 
 
@@ -118,16 +101,11 @@ def content_key(data: PairsSpec, model: Vocabularies, corpus: PairCorpus, seed: 
     """Hash of everything that determines the prepared content."""
     facts = {
         "format": FORMAT_VERSION,
-        "corpus": corpus.fingerprint(),
-        "data": data.model_dump(
-            mode="json", exclude=_DATA_FIELDS_THAT_DO_NOT_MATTER | fields_without_effect(data)
-        ),
         "model": {field: getattr(model, field) for field in _TOKENIZER_FIELDS},
         "seed": seed,
         "unicode": unicodedata.unidata_version,
-        "tokenizers": metadata.version("tokenizers"),
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    return preparation.content_key(corpus, data, facts, exclude={"sampling_exponent": True})
 
 
 def _build(
@@ -153,8 +131,7 @@ def _build(
         raise _nothing_left(cleaner)
     stages.at("learning the tokenizer")
     tokenizers = Tokenizers.train(for_tokenizers, model)
-    (folder / "tokenizers").mkdir()
-    tokenizers.save(folder / "tokenizers")
+    preparation.write_tokenizers(folder, tokenizers.files())
     clock.lap("train_tokenizers")
 
     texts = {
@@ -196,7 +173,7 @@ def _build(
         **_statistics(members, ids, tokenizers),
         "seconds": clock.laps,
     }
-    (folder / "stats.json").write_text(json.dumps(stats, ensure_ascii=False, indent=1), encoding="utf-8")
+    preparation.write_stats(folder, stats)
     report(
         f"prepared {len(pairs):,} pairs in {len(langs)} languages in {sum(clock.laps.values()):.1f} s: "
         + ", ".join(f"{part.name.lower()} {len(own):,}" for part, own in members.items())

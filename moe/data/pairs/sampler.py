@@ -5,13 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from moe.data.draws import generator_of, permutation, uniform
 from moe.data.pairs.batch import GlobalPairBatch, global_batch
 from moe.data.pairs.buckets import plan_buckets
 from moe.data.pairs.store import TokenStore
 from moe.spec import JobSpec, PairsSpec
 
 _DRAWS_OF_BATCHES = 0xDA7A
-"""Part of the generator's counter space that this file draws in, apart from any other user of the same key."""
+"""Stream of the draws of this file."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Sampler:
         if store.num_pairs == 0:
             raise ValueError("a sampler needs a store with pairs")
         self._store = store
-        self._seed = spec.train.seed % 2**64
+        self._seed = spec.train.seed
         group_tokens = spec.group_tokens
         self.num_groups = spec.num_groups
         assert isinstance(spec.data, PairsSpec)
@@ -62,7 +63,6 @@ class Sampler:
         # Batches of a class per drawn pair of it: its weight over the pairs one batch takes.
         rate = np.array([c.cumulative[-1] / (c.rows_per_group * self.num_groups) for c in self._classes])
         self._class_cumulative = np.cumsum(rate / rate.sum())
-        self._class_shares = rate / rate.sum()
 
     @staticmethod
     def pair_weights(store: TokenStore, exponent: float) -> NDArray[np.float64]:
@@ -73,41 +73,19 @@ class Sampler:
         return np.asarray(share_of_pair[store.lang_ids])
 
     def batch(self, step: int) -> GlobalPairBatch:
-        """The global batch of a step. The same on every machine: it uses the generator's raw bits alone."""
-        generator = np.random.Philox(
-            key=np.array([self._seed, step], np.uint64), counter=[0, 0, 0, _DRAWS_OF_BATCHES]
-        )
-        class_index = np.searchsorted(self._class_cumulative, _uniform(generator, 1)[0], side="right")
+        """The global batch of a step, the same on every machine."""
+        generator = generator_of(self._seed, step, stream=_DRAWS_OF_BATCHES)
+        class_index = np.searchsorted(self._class_cumulative, uniform(generator, 1)[0], side="right")
         batch_class = self._classes[min(int(class_index), len(self._classes) - 1)]
         num_rows = batch_class.rows_per_group * self.num_groups
         # One draw from each of B equal strata of the class. Members are in order of language, so a batch has
         # close to each language's share, and a pair lighter than a stratum comes twice only where it lies across two.
-        strata = (np.arange(num_rows) + _uniform(generator, num_rows)) / num_rows
+        strata = (np.arange(num_rows) + uniform(generator, num_rows)) / num_rows
         places = np.searchsorted(batch_class.cumulative, strata * batch_class.cumulative[-1], side="right")
         rows = batch_class.members[np.minimum(places, len(batch_class.members) - 1)]
         # Groups are routed on their own, so each must be a mixture too.
-        rows = rows[np.argsort(generator.random_raw(num_rows), kind="stable")]
+        rows = rows[permutation(generator, num_rows)]
         return global_batch(
             self._store, step, rows, batch_class.source_length, batch_class.target_length,
             batch_class.rows_per_group, self.num_groups,
         )  # fmt: skip
-
-    @property
-    def num_length_classes(self) -> int:
-        return len(self._classes)
-
-    def expected_fill(self) -> float:
-        """The share of positions that hold real tokens, over many steps."""
-        lengths = self._store.source_lengths + self._store.target_lengths
-        real = positions = 0.0
-        for share, batch_class in zip(self._class_shares, self._classes, strict=True):
-            weights = np.diff(batch_class.cumulative, prepend=0.0)
-            num_rows = batch_class.rows_per_group * self.num_groups
-            real += share * num_rows * float(weights @ lengths[batch_class.members]) / float(weights.sum())
-            positions += share * num_rows * (batch_class.source_length + batch_class.target_length)
-        return real / positions
-
-
-def _uniform(generator: np.random.Philox, num_draws: int) -> NDArray[np.float64]:
-    """Draws from [0, 1) with 53 bits each."""
-    return np.asarray((generator.random_raw(num_draws) >> np.uint64(11)) * 2.0**-53, np.float64)

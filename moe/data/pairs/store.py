@@ -1,10 +1,7 @@
-"""Tokenised pairs on disk, memory-mapped: training costs only the pages that are read, once for all ranks of a node.
-
-(Preparing a corpus holds it in memory: 2.5 GB for 1.4 million short pairs.)
-"""
+"""Tokenised pairs on disk, memory-mapped. (Preparing a corpus holds it in memory: 2.5 GB for 1.4 million short pairs.)"""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moe.data.pairs.pair import Pair
+from moe.data.ragged import RaggedArray, map_npy, starts_of
 from moe.data.tokenizer import EOS
 
 Ids = NDArray[Any]
@@ -24,14 +22,16 @@ class TokenStore:
         """Map what `write` left in `folder`."""
         folder = Path(folder)
         self.langs: tuple[str, ...] = tuple(json.loads((folder / "langs.json").read_text(encoding="utf-8")))
-        self.lang_ids = _map(folder / "lang_ids.npy")
+        self.lang_ids = map_npy(folder / "lang_ids.npy")
         """int32 [num_pairs], indices into `langs`."""
-        self._ids = {side: _map(folder / f"{side}.ids.npy") for side in ("source", "target")}
-        self._starts = {side: _map(folder / f"{side}.starts.npy") for side in ("source", "target")}
-        self._text = _map(folder / "text.npy")
-        self._text_starts = _map(folder / "text.starts.npy")
-        self.source_lengths = np.diff(self._starts["source"]).astype(np.int32)
-        self.target_lengths = np.diff(self._starts["target"]).astype(np.int32)
+        self._ids = {
+            side: RaggedArray(map_npy(folder / f"{side}.ids.npy"), map_npy(folder / f"{side}.starts.npy"))
+            for side in ("source", "target")
+        }
+        self._texts = RaggedArray(map_npy(folder / "text.npy"), map_npy(folder / "text.starts.npy"))
+        """Source and target of each pair in turn, in UTF-8."""
+        self.source_lengths = self._ids["source"].lengths()
+        self.target_lengths = self._ids["target"].lengths()
 
     @property
     def num_pairs(self) -> int:
@@ -39,30 +39,20 @@ class TokenStore:
 
     def source(self, index: int) -> NDArray[np.int32]:
         """The source's ids, EOS last: int32 [source_lengths[index]]."""
-        return self._token_ids("source", index)
+        return self._ids["source"][index].astype(np.int32)
 
     def target(self, index: int) -> NDArray[np.int32]:
         """The target's ids, EOS last, which is what a model is to predict: int32 [target_lengths[index]]."""
-        return self._token_ids("target", index)
+        return self._ids["target"][index].astype(np.int32)
 
     def text(self, index: int) -> tuple[str, str, str]:
         """(source, target, language) as cleaned."""
-        start, middle, end = self._text_starts[2 * index : 2 * index + 3]
-        source, target = self._text[start:middle].tobytes(), self._text[middle:end].tobytes()
-        return source.decode(), target.decode(), self.langs[self.lang_ids[index]]
+        source, target = (self._texts[2 * index + side].tobytes().decode() for side in (0, 1))
+        return source, target, self.langs[self.lang_ids[index]]
 
     def pad_rows(self, side: str, rows: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """One side of several pairs as int64 [len(rows), length], zeros (PAD) after each row's EOS."""
-        starts = self._starts[side]
-        ends = starts[rows + 1]
-        positions = starts[rows][:, None] + np.arange(length)
-        real = positions < ends[:, None]
-        ids = self._ids[side][np.where(real, positions, 0)]
-        return np.where(real, ids, 0).astype(np.int64)
-
-    def _token_ids(self, side: str, index: int) -> NDArray[np.int32]:
-        start, end = self._starts[side][index : index + 2]
-        return self._ids[side][start:end].astype(np.int32)
+        return self._ids[side].pad_rows(rows, length)
 
     @staticmethod
     def write(
@@ -78,22 +68,12 @@ class TokenStore:
         lang_ids = {lang: index for index, lang in enumerate(langs)}
         np.save(folder / "lang_ids.npy", np.array([lang_ids[pair.lang] for pair in pairs], np.int32))
         for side, rows in {"source": sources, "target": targets}.items():
-            starts = _starts(len(row) + 1 for row in rows)
+            starts = starts_of(len(row) + 1 for row in rows)
             ids = np.full(starts[-1], EOS, np.int32)
             for start, row in zip(starts, rows, strict=False):
                 ids[start : start + len(row)] = row
             np.save(folder / f"{side}.starts.npy", starts)
             np.save(folder / f"{side}.ids.npy", ids.astype(np.uint16) if ids.max(initial=0) < 2**16 else ids)
         texts = [text.encode() for pair in pairs for text in (pair.source, pair.target)]
-        np.save(folder / "text.starts.npy", _starts(map(len, texts)))
+        np.save(folder / "text.starts.npy", starts_of(map(len, texts)))
         np.save(folder / "text.npy", np.frombuffer(b"".join(texts), np.uint8))
-
-
-def _starts(lengths: Iterable[int]) -> NDArray[np.int64]:
-    """Beginning of each of several runs that are laid end to end, and the end of the last."""
-    return np.cumsum([0, *lengths], dtype=np.int64)
-
-
-def _map(path: Path) -> NDArray[Any]:
-    # Plain arrays over the map: numpy.memmap itself spends microseconds on every slice.
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from moe.data.batch import GlobalBatch
 from moe.data.sequences.store import SequenceStore
 
 
@@ -22,17 +23,10 @@ class SequenceBatchPart:
     """[b, L], labels; -1 where padded or not learned."""
 
 
-@dataclass(frozen=True)
-class GlobalSequenceBatch:
-    """B = G x R sequences, in G groups of R, whatever the number of ranks."""
+@dataclass(frozen=True, kw_only=True)
+class GlobalSequenceBatch(GlobalBatch):
+    """Packed sequences."""
 
-    step: int
-    rows: NDArray[np.int64]
-    """[B], indices into the store."""
-    rows_per_group: int
-    """R"""
-    num_groups: int
-    """G"""
     num_targets: int
     """Labels of the whole batch, or its pairs: the divisor of the loss."""
     num_tokens: int
@@ -46,18 +40,20 @@ class GlobalSequenceBatch:
 
     def part(self, first_group: int, stop_group: int) -> SequenceBatchPart:
         """The rows of groups `first_group` up to, not including, `stop_group`."""
-        if not 0 <= first_group <= stop_group <= self.num_groups:
-            group_range = f"groups {first_group} to {stop_group}"
-            raise ValueError(f"{group_range} are not among the {self.num_groups} of step {self.step}")
-        first_row = first_group * self.rows_per_group
-        return SequenceBatchPart(
-            first_row, *self.store.rows(self.rows[first_row : stop_group * self.rows_per_group])
-        )
+        first_row, rows = self.rows_of(first_group, stop_group)
+        return SequenceBatchPart(first_row, *self.store.rows(rows))
 
 
 def global_batch(
     store: SequenceStore, step: int, rows: NDArray[np.int64], rows_per_group: int, num_groups: int
 ) -> GlobalSequenceBatch:
     """The batch of these rows, with its labels and tokens counted."""
-    num_targets, num_tokens = int(store.row_targets[rows].sum()), int(store.row_lengths[rows].sum())
-    return GlobalSequenceBatch(step, rows, rows_per_group, num_groups, num_targets, num_tokens, store)
+    return GlobalSequenceBatch(
+        step=step,
+        rows=rows,
+        rows_per_group=rows_per_group,
+        num_groups=num_groups,
+        num_targets=int(store.row_targets[rows].sum()),
+        num_tokens=int(store.row_lengths[rows].sum()),
+        store=store,
+    )

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from moe.data.conversations.conversation import NOTES, Conversation, Rendering, UnreadableRecord
 from moe.data.conversations.records import conversation_of, pair_of
 from moe.data.conversations.template import ChatTemplate
+from moe.data.corpus import CHECK_BYTES
 from moe.data.faults import Faults
 from moe.data.locations import Location, Locator
 from moe.data.sequences.conversation_files import KEYS, ConversationColumns, is_parquet, records
 from moe.data.sequences.corpus import (
-    CHECK_BYTES,
     DocumentCorpus,
     DocumentSource,
     SourceDocument,

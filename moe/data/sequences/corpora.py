@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from moe.data.scan import scan
-from moe.data.sequences.corpus import CHECK_BYTES, DocumentCorpus
+from moe.data.scan import check_corpus
+from moe.data.sequences.corpus import DocumentCorpus
 from moe.data.sequences.model_tokenizer import ModelTokenizer, require_usable
 from moe.spec import ConversationsSpec, PackagesSpec, SequencesSpec
-from moe.spec.bad_records import BadRecordsFields
 
 
 def build(
@@ -45,10 +44,7 @@ def check(
     Files must lie under `roots` (folders or fsspec URLs). Loads neither torch nor the tokenizer nor pyarrow: a process
     of their own does that.
     """
-    corpus = build(data, roots, tokenizer)
-    warnings = corpus.check()
-    if isinstance(data, BadRecordsFields):
-        scan(data, corpus.user_files, roots, CHECK_BYTES)
+    warnings = check_corpus(build(data, roots, tokenizer), data, roots)
     if tokenizer is not None and vocab_size is not None:
         require_usable(tokenizer, vocab_size, sample=())
     return warnings

@@ -1,17 +1,14 @@
 """Corpora of documents, each of a source, for training or held out."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from moe.data.faults import Faults
-from moe.data.locations import Location
+from moe.data.corpus import Corpus
 
 MAX_DOCUMENT_BYTES = 64 << 20
 """Largest document in bytes of UTF-8: it is held in memory, several times while it is encoded."""
-CHECK_BYTES = 4 << 20
-"""Bytes that `check` reads of a user's corpus at most (and the first document of each file)."""
 
 
 class SourceDocument(NamedTuple):
@@ -41,8 +38,8 @@ class DocumentSource:
     """How often its sequences come in an epoch of training."""
 
 
-class DocumentCorpus(ABC):
-    """Documents of several sources. A fault of it is a SpecError that names the place in the spec."""
+class DocumentCorpus(Corpus):
+    """Documents of several sources."""
 
     has_spans: bool = False
     """Whether documents have spans: each then lies in one sequence, cut at its end if it is too long. Other documents
@@ -61,27 +58,5 @@ class DocumentCorpus(ABC):
         """Names of the sources that have documents held out, in order."""
 
     @abstractmethod
-    def check(self) -> tuple[str, ...]:
-        """Warnings about what can be seen quickly, without heavy imports. Raises SpecError."""
-
-    @property
-    def user_files(self) -> Sequence[Location]:
-        """The user's own files in this corpus."""
-        return ()
-
-    def records(self, faults: Faults) -> Iterator[object]:
-        """Every usable record of the user's files, before it becomes documents; unusable ones are added to `faults`."""
-        return iter(())
-
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """A value that changes when any document of the corpus may have changed; the same on every machine that has
-        the same ones."""
-
-    @abstractmethod
     def documents(self) -> Iterator[SourceDocument]:
         """Every document; those for training come source by source, in the order of `training`."""
-
-    @abstractmethod
-    def facts(self) -> dict[str, object]:
-        """Statistics of what was read: complete once `documents` is exhausted."""

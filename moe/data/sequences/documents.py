@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
+from moe.data.corpus import CHECK_BYTES
 from moe.data.faults import Faults
 from moe.data.locations import Location, Locator
 from moe.data.sequences.corpus import (
-    CHECK_BYTES,
     DocumentCorpus,
     DocumentSource,
     SourceDocument,

@@ -5,8 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
-from importlib import metadata
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from moe.clock import Clock
-from moe.data.cache import Cache
+from moe.data import preparation
 from moe.data.conversations.template import TEMPLATE_FILES
 from moe.data.progress import Stages, Tell, of_total
 from moe.data.sequences.closers import Closers
@@ -35,7 +34,6 @@ from moe.data.sequences.model_tokenizer import (
 from moe.data.sequences.store import SequenceStore, StoreWriter
 from moe.data.tokenizer import Tokenizer
 from moe.spec import ConversationsSpec, Problem, SequencesSpec, SpecError
-from moe.spec.bad_records import fields_without_effect
 
 FORMAT_VERSION = 1
 """Version of the store: increased when the same corpus and spec would give another one, by its files, packing,
@@ -67,7 +65,7 @@ class PreparedSequences:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return load_tokenizer(lambda name: (self.folder / "tokenizers" / name).read_bytes())
+        return load_tokenizer(partial(preparation.read_tokenizer, self.folder))
 
     @cached_property
     def ends(self) -> frozenset[int]:
@@ -85,8 +83,8 @@ class PreparedSequences:
         return {name: content for name, content in self._files() if name not in TOKENIZER_FILES}
 
     def _files(self) -> Iterator[tuple[str, bytes]]:
-        for path in sorted((self.folder / "tokenizers").iterdir()):
-            yield path.name, path.read_bytes()
+        for name in preparation.tokenizer_names(self.folder):
+            yield name, preparation.read_tokenizer(self.folder, name)
 
 
 def prepare(
@@ -122,21 +120,20 @@ def prepare(
         if tokenizer_files
         else None
     )
-    name = _content_key(data, vocab_size, corpus, tokenizer_files)
-
-    def fill(empty: Path) -> None:
-        _build(empty, corpus, data.max_tokens, vocab_size, tokenizer, report, Stages(_STAGES, progress))
-        if _content_key(data, vocab_size, corpus, tokenizer_files) != name:
-            remedy = "leave its files alone until the run has begun, and submit it again"
-            raise SpecError(Problem("changed", "data", None, "was changed while it was read", remedy))
-
-    folder = Cache(cache_dir, report).find_or_build(name, fill)
-    stats = json.loads((folder / "stats.json").read_text(encoding="utf-8"))
+    folder = preparation.find_or_build(
+        lambda: _content_key(data, vocab_size, corpus, tokenizer_files),
+        lambda empty: _build(
+            empty, corpus, data.max_tokens, vocab_size, tokenizer, report, Stages(_STAGES, progress)
+        ),
+        report,
+        cache_dir,
+    )
+    stats = preparation.read_stats(folder)
     if tokenizer is not None:
         tokenizer.require_within(vocab_size, stats["vocabulary"])  # it may have been built for a larger one
     return PreparedSequences(
         folder=folder,
-        key=name if tokenizer_files is None else _content_key(data, vocab_size, corpus, deciding),
+        key=folder.name if tokenizer_files is None else _content_key(data, vocab_size, corpus, deciding),
         train=SequenceStore(folder / "train"),
         held_out={name: SequenceStore(folder / f"held_out-{at}") for at, name in enumerate(corpus.held_out)},
         stats=stats,
@@ -147,20 +144,13 @@ def _content_key(
     data: SequencesSpec, vocab_size: int, corpus: DocumentCorpus, tokenizer_files: Mapping[str, bytes] | None
 ) -> str:
     """`tokenizer_files`: files of a given model's tokenizer."""
-    without_effect: dict[str, Any] = dict.fromkeys(fields_without_effect(data), True)
     facts: dict[str, Any] = {
         "format": FORMAT_VERSION,
-        "corpus": corpus.fingerprint(),
-        "data": data.model_dump(
-            mode="json",
-            exclude={"sources": {"__all__": {"weight"}}, **without_effect},
-        ),
         "tokenizer": vocab_size if tokenizer_files is None else _digests(tokenizer_files),
-        "tokenizers": metadata.version("tokenizers"),
     }
     if isinstance(data, ConversationsSpec):
         facts["rendering"] = RENDERING_VERSION
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    return preparation.content_key(corpus, data, facts, exclude={"sources": {"__all__": {"weight"}}})
 
 
 def _digests(files: Mapping[str, bytes]) -> dict[str, str]:
@@ -180,10 +170,8 @@ def _build(
     clock = Clock()
     documents = _DocumentPasses(corpus, stages)
     files = _tokenizer_files(documents, vocab_size, model_tokenizer)
-    (folder / "tokenizers").mkdir()
-    for name, content in files.items():
-        (folder / "tokenizers" / name).write_bytes(content)
-    tokenizer = load_tokenizer(lambda name: (folder / "tokenizers" / name).read_bytes())
+    preparation.write_tokenizers(folder, files)
+    tokenizer = load_tokenizer(partial(preparation.read_tokenizer, folder))
     clock.lap("tokenizer")
 
     closers = Closers(tokenizer, (tokenizer.eos_id, *json.loads(files.get(ENDS, b"[]"))))
@@ -191,7 +179,7 @@ def _build(
     stages.at("counting")
     if corpus.has_spans:
         cut |= closers.facts()
-        (folder / "tokenizers" / CLOSERS).write_bytes(json.dumps(closers.further()).encode())
+        preparation.write_tokenizers(folder, {CLOSERS: json.dumps(closers.further()).encode()})
     clock.lap("encode_and_pack")
 
     train = SequenceStore(folder / "train")
@@ -209,7 +197,7 @@ def _build(
         "vocabulary": tokenizer.num_ids,
         "seconds": clock.laps,
     }
-    (folder / "stats.json").write_text(json.dumps(stats, ensure_ascii=False, indent=1), encoding="utf-8")
+    preparation.write_stats(folder, stats)
     for line in describe(stats):
         report(line)
 

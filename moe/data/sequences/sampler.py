@@ -6,12 +6,13 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from moe.data.draws import generator_of, permutation
 from moe.data.sequences.batch import GlobalSequenceBatch, global_batch
 from moe.data.sequences.store import SequenceStore
 from moe.spec import DocumentsSpec, JobSpec
 
 _DRAWS_OF_EPOCHS, _DRAWS_OF_PASSES = 0x5E9E, 0x5E9A
-"""Parts of the generator's counter space that this file draws in, apart from any other user of the same key."""
+"""Streams of the draws of this file."""
 
 
 class SequenceSampler:
@@ -29,7 +30,7 @@ class SequenceSampler:
     def __init__(self, store: SequenceStore, spec: JobSpec) -> None:
         if store.num_rows == 0:
             raise ValueError("a sampler needs a store with rows")
-        self._store, self._seed = store, spec.train.seed % 2**64
+        self._store, self._seed = store, spec.train.seed
         self.num_groups = spec.num_groups
         self.rows_per_group = spec.group_tokens // store.max_tokens
         weights = _weights(spec)
@@ -43,7 +44,7 @@ class SequenceSampler:
         self._orders: dict[int, NDArray[np.int64]] = {}
 
     def batch(self, step: int) -> GlobalSequenceBatch:
-        """The global batch of a step. The same on every machine: it uses the generator's raw bits alone."""
+        """The global batch of a step, the same on every machine."""
         num_rows = self.num_groups * self.rows_per_group
         first, row_chunks = step * num_rows, list[NDArray[np.int64]]()
         epoch = self.epoch_of(first)
@@ -75,7 +76,7 @@ class SequenceSampler:
         """Rows of an epoch, shuffled. Those of the last two epochs are kept, since a batch may span both."""
         if epoch not in self._orders:
             rows = np.concatenate([self._epoch_rows(index, epoch) for index in range(len(self._sources))])
-            order = rows[self._permutation(len(rows), epoch, 0, _DRAWS_OF_EPOCHS)]
+            order = rows[permutation(generator_of(self._seed, epoch, stream=_DRAWS_OF_EPOCHS), len(rows))]
             self._orders = {**dict(list(self._orders.items())[-1:]), epoch: order}
         return self._orders[epoch]
 
@@ -85,17 +86,11 @@ class SequenceSampler:
         begin, end = (_num_rows_before(boundary, num_rows, weight) for boundary in (epoch, epoch + 1))
         row_chunks = [np.zeros(0, np.int64)]
         for number in range(begin // num_rows, -(-end // num_rows)):
-            order = self._permutation(num_rows, number, index, _DRAWS_OF_PASSES)
+            generator = generator_of(self._seed, number, stream=_DRAWS_OF_PASSES, substream=index)
+            order = permutation(generator, num_rows)
             first = number * num_rows
             row_chunks.append(start + order[max(0, begin - first) : end - first])
         return np.concatenate(row_chunks)
-
-    def _permutation(self, num_rows: int, number: int, index: int, draws: int) -> NDArray[np.int64]:
-        """An order of rows, by draws of 64 bits: the chance that two are alike, and stay as they lie, is nothing."""
-        generator = np.random.Philox(
-            key=np.array([self._seed, number], np.uint64), counter=[0, 0, index, draws]
-        )
-        return np.argsort(generator.random_raw(num_rows), kind="stable")
 
 
 def _num_rows_before(epoch: int, num_rows: int, weight: Fraction) -> int:

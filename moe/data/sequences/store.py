@@ -1,4 +1,4 @@
-"""Packed sequences on disk, memory-mapped: training costs only the pages that are read, once for all ranks of a node.
+"""Packed sequences on disk, memory-mapped.
 
 A document lies as BOS, its ids, EOS, and one with spans as its ids alone; of a piece of it, the inputs are its own
 positions, and the labels those after.
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from moe.data.ragged import RaggedArray, map_npy, map_raw, starts_of
 from moe.data.sequences.encoding import EncodedDocument
 from moe.data.sequences.packing import Packing, pack, pack_whole
 from moe.data.tokenizer import PAD
@@ -56,22 +57,22 @@ class SequenceStore:
         self.num_bytes: int = facts["num_bytes"]
         """Bytes of the documents' text in UTF-8; if not all is learned, of what is."""
         self.bos_id: int = facts["bos_id"]
-        self._ids = _map(folder / "ids.bin", np.dtype(facts["dtype"]))
-        self._piece_starts = _map_array(folder / "piece_starts.npy")
-        self._piece_lengths = _map_array(folder / "piece_lengths.npy")
-        self._row_starts = _map_array(folder / "row_starts.npy")
-        self.row_lengths = _map_array(folder / "row_lengths.npy")
+        self._ids = map_raw(folder / "ids.bin", np.dtype(facts["dtype"]))
+        self._piece_starts = map_npy(folder / "piece_starts.npy")
+        self._piece_lengths = map_npy(folder / "piece_lengths.npy")
+        self._row_starts = map_npy(folder / "row_starts.npy")
+        self.row_lengths = map_npy(folder / "row_lengths.npy")
         """int32 [num_rows], positions in use."""
         self._label_mask = None
         self.row_targets = self.row_lengths
         """int32 [num_rows], labels; of pairs, their number."""
         if (folder / "learned.bin").exists():
-            self._label_mask = _map(folder / "learned.bin", np.dtype(np.bool_))
-            self.row_targets = _map_array(folder / "row_targets.npy")
-        self._has_text = (folder / "text.starts.npy").exists()
-        if self._has_text:
-            self._text = _map(folder / "text.bin", np.dtype(np.uint8))
-            self._text_starts = _map_array(folder / "text.starts.npy")
+            self._label_mask = map_raw(folder / "learned.bin", np.dtype(np.bool_))
+            self.row_targets = map_npy(folder / "row_targets.npy")
+        self._texts: RaggedArray | None = None
+        if (folder / "text.starts.npy").exists():
+            content = map_raw(folder / "text.bin", np.dtype(np.uint8))
+            self._texts = RaggedArray(content, map_npy(folder / "text.starts.npy"))
 
     @property
     def num_rows(self) -> int:
@@ -124,10 +125,9 @@ class SequenceStore:
 
     def text(self, index: int) -> bytes:
         """Text of a document in UTF-8. Only stores of held-out documents have it."""
-        if not self._has_text:
+        if self._texts is None:
             raise ValueError("this store keeps no text: only held-out ones do")
-        start, end = self._text_starts[index : index + 2]
-        return bytes(self._text[start:end].tobytes())
+        return bytes(self._texts[index].tobytes())
 
     def texts(self, max_bytes: int | None = None) -> Iterator[bytes]:
         """Texts of all documents in UTF-8; if they have more than about `max_bytes`, of documents at even distances,
@@ -235,8 +235,8 @@ class StoreWriter:
             packings = [pack(source_lengths, max_tokens) for source_lengths in lengths]
         else:
             packings = [pack_whole(source_lengths, max_tokens, self._num_each) for source_lengths in lengths]
-        firsts = np.cumsum([0, *(len(source_lengths) for source_lengths in lengths)])
-        first_pieces = np.cumsum([0, *(len(part.lengths) for part in packings)])
+        firsts = starts_of(map(len, lengths))
+        first_pieces = starts_of(len(part.lengths) for part in packings)
         packing = Packing(
             np.concatenate([part.documents + first for part, first in zip(packings, firsts, strict=False)]),
             np.concatenate([part.starts for part in packings]),
@@ -271,7 +271,7 @@ class StoreWriter:
         facts = {
             "max_tokens": max_tokens,
             "sources": self._sources,
-            "source_rows": np.cumsum([0, *(part.num_rows for part in packings)]).tolist(),
+            "source_rows": starts_of(part.num_rows for part in packings).tolist(),
             "num_documents": len(document_lengths) // self._num_each,
             "num_tokens": int(document_lengths.sum()),
             "num_bytes": self._num_bytes,
@@ -286,14 +286,3 @@ def _counts_within(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """0, 1, 2, ... for each of several runs that are laid end to end: int64 [sum of lengths]."""
     starts = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
-
-
-def _map(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    if path.stat().st_size == 0:  # which cannot be mapped
-        return np.zeros(0, dtype)
-    # Plain arrays over the map: numpy.memmap itself spends microseconds on every slice.
-    return np.asarray(np.memmap(path, dtype, mode="r"))
-
-
-def _map_array(path: Path) -> NDArray[Any]:
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

@@ -1,0 +1,35 @@
+"""Corpora that jobs learn from."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+from moe.data.faults import Faults
+from moe.data.locations import Location
+
+CHECK_BYTES = 4 << 20
+"""Bytes that `check` reads of a user's corpus at most (and the first record of each file): a fraction of a second."""
+
+
+class Corpus(ABC):
+    """Source of training data. Its faults are SpecErrors that name the place in the spec."""
+
+    @abstractmethod
+    def check(self) -> tuple[str, ...]:
+        """Warnings about what can be seen quickly, without heavy imports. Raises SpecError."""
+
+    @property
+    def user_files(self) -> Sequence[Location]:
+        """The user's own files in this corpus."""
+        return ()
+
+    def records(self, faults: Faults) -> Iterator[object]:
+        """Every usable record of the user's files, unprocessed; unusable ones are added to `faults`."""
+        return iter(())
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Value that changes when the corpus may have changed; the same on every machine with the same content."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, object]:
+        """Statistics of what was read: complete once the whole corpus has been."""
