@@ -1,4 +1,4 @@
-"""Tokenised pairs on disk, memory-mapped. (Preparing a corpus holds it in memory: 2.5 GB for 1.4 million short pairs.)"""
+"""Tokenised pairs on disk, memory-mapped. (Preparing a corpus needs memory: 2.5 GB for 1.4 million short pairs.)"""
 
 import json
 from collections.abc import Sequence
