@@ -39,7 +39,9 @@ def main() -> None:
             layers.append({"layout": str(degrees), "router": router, **found})
             forward, backward = (sum(found[name].values()) for name in ("forward", "backward"))
             capacity = "no capacity" if spec.routing.capacity(32, 4) is None else "a capacity"
-            print(f"  {router:{width}} {capacity:11} {forward} forward, {backward} backward{_places(found)}")
+            print(
+                f"  {router:{width}} {capacity:11} {forward} forward, {backward} backward{_dense_ranks(found)}"
+            )
     steps: list[dict[str, Any]] = []
     for degrees in STEPS:
         waits, num_micro_batches = pools[degrees.workers].run(
@@ -53,7 +55,7 @@ def main() -> None:
     print(f"written to {results.write('host_waits', {'layers': layers, 'steps': steps})}")
 
 
-def _places(found: Mapping[str, Mapping[str, int]]) -> str:
+def _dense_ranks(found: Mapping[str, Mapping[str, int]]) -> str:
     return "".join(f"; {place}" for waits in found.values() for place in waits)
 
 

@@ -24,7 +24,6 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -46,8 +45,7 @@ from benchmarks.contenders import (
     tokens,
 )  # fmt: skip
 from moe import MoELayer, TokenContext
-from moe.dispatch.permute import pad, rows_to_tokens, tokens_to_rows
-from moe.experts import feed_forward
+from moe.dispatch.dispatcher import pad, rows_to_tokens, tokens_to_rows
 from moe.parallel import local_parameters, narrow, values_changed
 from moe.random import dropout, fold
 from moe.train.environment import KEEP_FREED_MEMORY
@@ -148,9 +146,9 @@ def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
     logits = layer._logits(x_TM, ids, tokens)[None].detach().requires_grad_()
     routing = layer.route(logits, tokens, 1, layer.state)
     counts = routing.load.tolist()
-    work = layer.experts.work_on(counts)
+    computation = layer.experts.local_computation(counts)
     with torch.no_grad():
-        assignments = pad(routing.assignments, counts, work.counts)
+        assignments = pad(routing.assignments, counts, computation.counts)
         rows = tokens_to_rows(x, assignments)
     weight = assignments.weight.detach().requires_grad_()
     flat, rows = x.detach().requires_grad_(), rows.requires_grad_()
@@ -162,7 +160,7 @@ def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
     parts = {
         "routing": route,
         "permutation": lambda: tokens_to_rows(flat, assignments),
-        "experts": lambda: layer.experts(rows, weight, partial(feed_forward, work=work)),
+        "experts": lambda: layer.experts(rows, weight, computation),
         "combine": lambda: rows_to_tokens(rows, assignments),
         "keyed randomness (dropout)": lambda: dropout(flat, 0.1, key, ids),
     }

@@ -115,7 +115,7 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
 
 def functions_of_parts() -> list[tuple[Any, str, str]]:
     """(module or class, name of its function, part of a step) of the parts that are no modules of the model."""
-    from moe.dispatch.rows import AllToAll, Pending
+    from moe.dispatch.exchange import AllToAll, PendingAllToAll
     from moe.train import step as step_module
 
     # By name: the package has a function called feed_forward too.
@@ -127,7 +127,7 @@ def functions_of_parts() -> list[tuple[Any, str, str]]:
         # Rows of other ranks are sent, waited for and multiplied in one autograd function.
         *((place, name, "expert arithmetic") for place in with_arithmetic for name in _ARITHMETIC),
         *((AllToAll, name, "all-to-all") for name in ("exchange_counts", "gather_counts", "start")),
-        (Pending, "wait", "all-to-all"),
+        (PendingAllToAll, "wait", "all-to-all"),
     ]
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from moe.experts.choice import processor
+from moe.experts.measurement import processor
 from moe.interface import LOOPBACK, listen_on
 from moe.parallel import Layout
 from moe.parallel.accelerator import accelerator

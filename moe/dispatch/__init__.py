@@ -1,11 +1,16 @@
 """Dispatch of tokens to experts: einsum (reference), local, all-to-all, hierarchical."""
 
-from moe.dispatch.all_to_all import AllToAllDispatcher
-from moe.dispatch.dispatcher import DirectDispatcher, Dispatcher
+from moe.dispatch.dispatcher import (
+    AllToAllDispatcher,
+    DirectDispatcher,
+    DispatchedRows,
+    Dispatcher,
+    DispatchPlan,
+    LocalDispatcher,
+)
 from moe.dispatch.einsum import EinsumDispatcher, combine_weights
+from moe.dispatch.exchange import AllToAll
 from moe.dispatch.hierarchical import HierarchicalDispatcher
-from moe.dispatch.local import LocalDispatcher
-from moe.dispatch.rows import AllToAll
 from moe.parallel import Layout
 
 
@@ -29,6 +34,8 @@ def build_dispatcher(layout: Layout, label: str) -> Dispatcher:
 
 __all__ = [
     "AllToAllDispatcher",
+    "DispatchPlan",
+    "DispatchedRows",
     "Dispatcher",
     "EinsumDispatcher",
     "HierarchicalDispatcher",

@@ -1,11 +1,14 @@
 """GShard's dispatch by two einsums with a `[G, S, E, C]` mask (arXiv 2006.16668, Algorithm 2): the reference for tests,
 not for production, since the mask grows with the number of experts."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from moe.dispatch.dispatcher import Dispatcher
-from moe.experts import LocalExperts, feed_forward_reference
+from moe.dispatch.dispatcher import DispatchedRows, Dispatcher, DispatchPlan
+from moe.experts import ExpertComputation, LocalExperts
+from moe.experts.feed_forward import ReferenceComputation
 from moe.routing import Assignments, Choices
 
 
@@ -22,24 +25,34 @@ def combine_weights(assignments: Assignments, group_tokens: int) -> tuple[Tensor
     return combine.view(by_group), dispatch.view(by_group)
 
 
+@dataclass(frozen=True)
+class EinsumPlan(DispatchPlan):
+    """Plan of rows by expert, group and position in the expert's buffer."""
+
+    combine_GSEC: Tensor
+    computation: ExpertComputation
+
+    def combine(self, outputs: Tensor) -> Tensor:
+        num_groups, group_tokens, num_experts, capacity = self.combine_GSEC.shape
+        y_EGCM = outputs.view(num_experts, num_groups, capacity, -1)
+        y_GSM = torch.einsum("gsec,egcm->gsm", self.combine_GSEC, y_EGCM)
+        return y_GSM.reshape(num_groups * group_tokens, -1)
+
+
 class EinsumDispatcher(Dispatcher):
     """Algorithm 2 line by line, in one process, for groups of `group_tokens` tokens."""
 
     def __init__(self, group_tokens: int) -> None:
         self.group_tokens = group_tokens
 
-    def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
+    def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> DispatchedRows:
         assignments = choices.to_rows(choices.device_counts.tolist())
         masks = combine_weights(assignments, self.group_tokens)
         combine_GSEC, dispatch_GSEC = (mask.to(x.dtype) for mask in masks)
         x_GSM = x.view(*combine_GSEC.shape[:2], -1)
         x_EGCM = torch.einsum("gsec,gsm->egcm", dispatch_GSEC, x_GSM)
-        rows_each = x_EGCM.shape[1] * x_EGCM.shape[2]
-        y_EGCM = feed_forward_reference(
-            x_EGCM.reshape(-1, x.shape[1]),
-            x.new_ones(rows_each * x_EGCM.shape[0]),  # the weights are in the mask
-            experts.weights.to(x.dtype),
-            [rows_each] * x_EGCM.shape[0],
-            experts.activation,
-        ).view(x_EGCM.shape)
-        return torch.einsum("gsec,egcm->gsm", combine_GSEC, y_EGCM).reshape(x.shape)
+        num_experts, rows_per_expert = x_EGCM.shape[0], x_EGCM.shape[1] * x_EGCM.shape[2]
+        computation = ReferenceComputation([rows_per_expert] * num_experts, experts.activation)
+        weight = x.new_ones(num_experts * rows_per_expert)  # the weights are in the mask
+        plan = EinsumPlan(combine_GSEC, computation)
+        return DispatchedRows(x_EGCM.reshape(-1, x.shape[1]), weight, plan)

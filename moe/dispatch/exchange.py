@@ -1,23 +1,163 @@
-"""Exchange of rows with experts on other ranks, overlapped with expert computation.
+"""All-to-alls of rows over ranks, and their overlap with the computation of experts.
 
 While the experts compute one chunk of rows, the next is arriving and the previous outputs are returning, in both
 passes. A rank holds at most two chunks of received rows and two of outputs. Received rows that are not saved are
 exchanged again in the backward pass.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from moe.dispatch.rows import OnTheWay, RowExchange
-from moe.experts import ExpertWeights, Work
-from moe.experts.feed_forward import backward_pass, forward_pass
+from moe.experts import ExpertComputation, ExpertWeights, LocalComputation
+from moe.experts.feed_forward import ExpertSettings, WeightGradients, backward_pass, forward_pass
 from moe.experts.products import padding_slots, slots
-from moe.experts.weights import ExpertSettings, WeightGradients
 from moe.parallel.accelerator import accelerator
+from moe.parallel.collective import all_gather_single, collective
+from moe.parallel.stopwatch import Stopwatch
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes and seconds of one layer's all-to-alls on one rank."""
+
+    num_bytes: int = 0
+    """Bytes sent to other ranks."""
+    transfer_s: float = 0.0
+    """Time waiting for rows."""
+    waiting_s: float = 0.0
+    """Time waiting for the slowest rank, in the exchange of counts that precedes the rows."""
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(
+            self.num_bytes + other.num_bytes,
+            self.transfer_s + other.transfer_s,
+            self.waiting_s + other.waiting_s,
+        )
+
+
+class PendingRows(Protocol):
+    """Rows in flight."""
+
+    def wait(self) -> Tensor:
+        """Return the rows `[sum(received), ...]` in rank order. May be called once."""
+
+
+class RowExchange(ABC):
+    """Base class of all-to-alls over a group of ranks, which make the same calls in the same order."""
+
+    num_ranks: int
+    rank: int
+
+    @abstractmethod
+    def exchange_counts(self, counts: Tensor) -> Tensor:
+        """int64 `[ranks, n]`: what each rank addressed to this one in its `counts`.
+
+        Every pass begins with this or with `gather_counts`.
+        """
+
+    @abstractmethod
+    def gather_counts(self, counts: Tensor) -> Tensor:
+        """int64 `[ranks, ranks, n]`: entry [r, s] is what rank r addressed to rank s; the same on all ranks."""
+
+    @abstractmethod
+    def start(self, rows: Tensor, sent: list[int], received: list[int]) -> PendingRows:
+        """Start sending `sent[r]` consecutive rows of `rows` `[sum(sent), ...]`, any dtype, to each rank r, and
+        receiving `received[r]` from it. Counts may be zero."""
+
+    @abstractmethod
+    def take_traffic(self) -> Traffic:
+        """Return and reset the traffic."""
+
+
+class PendingAllToAll:
+    """Rows in flight over a process group."""
+
+    def __init__(
+        self, owner: "AllToAll", receive_buffer: Tensor, send_buffer: Tensor, work: dist.Work
+    ) -> None:
+        self._owner, self._in_flight = owner, [(receive_buffer, send_buffer, work)]
+
+    def wait(self) -> Tensor:
+        """Return the rows `[sum(received), ...]` in rank order. May be called once; frees the buffers."""
+        receive_buffer, _send_buffer, work = self._in_flight.pop()
+        with (
+            collective(f"all-to-all of rows, {self._owner.label}"),
+            self._owner.counted(self._owner.transfer),
+        ):
+            work.wait()
+        return receive_buffer
+
+
+class AllToAll(RowExchange):
+    """All-to-alls of one layer over one process group."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, label: str = "no layer's") -> None:
+        self.group, self.label = group, label
+        self.num_ranks, self.rank = group.size(), group.rank()
+        self.transfer, self.waiting = Stopwatch(device), Stopwatch(device)
+        self._num_bytes = 0
+        self._counts_time = True
+
+    def exchange_counts(self, counts: Tensor) -> Tensor:
+        # Exchanges without gradients belong to no training step and are not counted.
+        self._counts_time = torch.is_grad_enabled()
+        receive_counts = torch.empty_like(counts)
+        with collective(f"all-to-all of counts, {self.label}"), self.counted(self.waiting):
+            dist.all_to_all_single(receive_counts, counts.contiguous(), group=self.group)
+        return receive_counts
+
+    def gather_counts(self, counts: Tensor) -> Tensor:
+        self._counts_time = torch.is_grad_enabled()
+        gathered_counts = counts.new_empty(self.num_ranks * counts.shape[0], *counts.shape[1:])
+        with collective(f"all-gather of counts, {self.label}"), self.counted(self.waiting):
+            all_gather_single(gathered_counts, counts.contiguous(), group=self.group)
+        return gathered_counts.view(self.num_ranks, *counts.shape)
+
+    def start(self, rows: Tensor, sent: list[int], received: list[int]) -> PendingRows:
+        rows = rows.contiguous()
+        receive_buffer = rows.new_empty((sum(received), *rows.shape[1:]))
+        if self._counts_time:
+            self._num_bytes += (rows.shape[0] - sent[self.rank]) * rows[:1].nbytes
+        with collective(f"all-to-all of rows, {self.label}"):
+            work = dist.all_to_all_single(
+                receive_buffer, rows, received, sent, group=self.group, async_op=True
+            )
+        assert work is not None
+        return PendingAllToAll(self, receive_buffer, rows, work)
+
+    def counted(self, stopwatch: Stopwatch) -> AbstractContextManager[None]:
+        """Context that runs `stopwatch` in counted passes."""
+        return stopwatch.running() if self._counts_time else nullcontext()
+
+    def take_traffic(self) -> Traffic:
+        num_bytes, self._num_bytes = self._num_bytes, 0
+        return Traffic(num_bytes, self.transfer.take(), self.waiting.take())
+
+
+class _AllToAllFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: object, rows: Tensor, sent: list[int], received: list[int], transport: RowExchange
+    ) -> Tensor:
+        ctx.settings = sent, received, transport  # type: ignore[attr-defined]
+        return transport.start(rows, sent, received).wait()
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        send_counts, receive_counts, transport = ctx.settings  # type: ignore[attr-defined]
+        return transport.start(gradients[0], receive_counts, send_counts).wait(), None, None, None
+
+
+def exchange_rows(rows: Tensor, sent: list[int], received: list[int], transport: RowExchange) -> Tensor:
+    """Exchange rows and wait for them; the result is in rank order. Differentiable: gradients return the same way."""
+    return _AllToAllFunction.apply(rows, sent, received, transport)
 
 
 @dataclass(frozen=True)
@@ -32,7 +172,7 @@ class Chunk:
     """int64 `[ranks, local experts]`, on the CPU: rows arriving from each rank for each expert."""
 
     @property
-    def here(self) -> slice:
+    def sent_slice(self) -> slice:
         return slice(self.first, self.first + sum(self.sent))
 
     @property
@@ -40,29 +180,27 @@ class Chunk:
         return self.arriving.sum(1).tolist()
 
 
-WorkOn = Callable[[list[int]], Work]
-"""Maps rows per expert to a `Work`, whose counts include padding."""
+ComputationChoice = Callable[[list[int]], LocalComputation]
+"""Maps rows per expert to a computation, whose counts include padding."""
 
 
 @dataclass(frozen=True)
-class ExpertExchange:
-    """Experts of all ranks, for rows sorted by chunk, then expert."""
+class ExpertExchange(ExpertComputation):
+    """Computation by the experts of all ranks, of rows sorted by chunk, then expert."""
 
-    over: RowExchange
+    transport: RowExchange
     chunks: list[Chunk]
-    keep: bool
+    saves_rows: bool
     """Save arrived rows for the backward pass."""
-    work_on: WorkOn
-    first: OnTheWay | None = None
+    choose_computation: ComputationChoice
+    first: PendingRows | None = None
     """Rows of the first chunk, if already sent."""
 
     def with_first_sent(self, rows: Tensor, scale: Tensor) -> "ExpertExchange":
-        """Send the first chunk's rows. The returned exchange must be called with the same arguments."""
-        return replace(self, first=_send(self.over, self.chunks[0], rows.detach(), scale.detach()))
+        """Send the first chunk's rows. The returned exchange must be run with the same arguments."""
+        return replace(self, first=_send(self.transport, self.chunks[0], rows.detach(), scale.detach()))
 
-    def __call__(self, rows: Tensor, scale: Tensor, weights: ExpertWeights) -> Tensor:
-        """Return outputs `[n, M]` for `rows` `[n, M]`, times `scale` `[n]`; differentiable in both and in `weights`, of
-        the local experts."""
+    def run(self, rows: Tensor, scale: Tensor, weights: ExpertWeights) -> Tensor:
         return _ExchangeRows.apply(rows, scale, self, weights.settings, *weights.tensors)
 
 
@@ -74,36 +212,41 @@ class _ExpertOrder:
     """int64 `[padded]`: arrived row at each place; arbitrary for padding."""
     by_rank: Tensor
     """int64 `[arrived]`: place of each arrived row."""
-    filling: Tensor | None
+    padding: Tensor | None
     """int64: places of padding rows; None without padding."""
-    work: Work
+    computation: LocalComputation
 
     @classmethod
-    def from_arriving(cls, arriving: Tensor, work_on: WorkOn, device: torch.device) -> "_ExpertOrder":
-        by_expert, by_rank = orders(arriving, device)
+    def from_arriving(
+        cls, arriving: Tensor, choose_computation: ComputationChoice, device: torch.device
+    ) -> "_ExpertOrder":
+        by_expert, by_rank = expert_and_rank_order(arriving, device)
         counts = arriving.sum(0).tolist()
-        work, filling = work_on(counts), None
-        if work.counts != counts:
-            slot, filling = slots(counts, work.counts, device), padding_slots(counts, work.counts, device)
-            by_expert = by_expert.new_zeros(sum(work.counts)).index_copy_(0, slot, by_expert)
+        computation, padding = choose_computation(counts), None
+        if computation.counts != counts:
+            slot, padding = (
+                slots(counts, computation.counts, device),
+                padding_slots(counts, computation.counts, device),
+            )
+            by_expert = by_expert.new_zeros(sum(computation.counts)).index_copy_(0, slot, by_expert)
             by_rank = slot[by_rank]
-        return cls(by_expert, by_rank, filling, work)
+        return cls(by_expert, by_rank, padding, computation)
 
-    def lay_out(self, rows: Tensor) -> Tensor:
+    def to_expert_order(self, rows: Tensor) -> Tensor:
         """Rows in expert order, with zeros for padding."""
-        laid_out = rows.index_select(0, self.by_expert)
-        return laid_out if self.filling is None else laid_out.index_fill_(0, self.filling, 0)
+        in_expert_order = rows.index_select(0, self.by_expert)
+        return in_expert_order if self.padding is None else in_expert_order.index_fill_(0, self.padding, 0)
 
     def arrange(self, rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Rows and scale in expert order, both zero for padding, which affects neither outputs nor gradients."""
-        laid_out = scale.new_zeros(self.by_expert.shape[0])
-        return self.lay_out(rows), laid_out.index_copy_(0, self.by_rank, scale)
+        in_expert_order = scale.new_zeros(self.by_expert.shape[0])
+        return self.to_expert_order(rows), in_expert_order.index_copy_(0, self.by_rank, scale)
 
-    def bring_back(self, rows: Tensor) -> Tensor:
+    def to_rank_order(self, rows: Tensor) -> Tensor:
         return rows.index_select(0, self.by_rank)
 
 
-_KEPT_A_CHUNK = 7
+_SAVED_PER_CHUNK = 7
 """Rows, their scale, up and gate products, both permutations, padding."""
 
 
@@ -117,71 +260,78 @@ class _ExchangeRows(torch.autograd.Function):
         settings: ExpertSettings,
         *tensors: Tensor | None,
     ) -> Tensor:
-        weights, over = ExpertWeights.from_tensors(tensors, settings).narrow(rows.dtype), exchange.over
+        weights, transport = (
+            ExpertWeights.from_tensors(tensors, settings).narrow(rows.dtype),
+            exchange.transport,
+        )
         forward_tensors: list[Tensor | None] = []
-        works: list[Work] = []
-        returning: list[OnTheWay] = []
-        back: list[Tensor] = []
+        computations: list[LocalComputation] = []
+        returning: list[PendingRows] = []
+        outputs: list[Tensor] = []
         first = exchange.first
         exchange = replace(exchange, first=None)  # so that the autograd context holds no rows
-        for chunk, on_way in _ahead(exchange.chunks, lambda chunk: _send(over, chunk, rows, scale), first):
-            order = _ExpertOrder.from_arriving(chunk.arriving, exchange.work_on, rows.device)
-            x, weight = order.arrange(*_unpack(on_way.wait(), scale.dtype))
-            y, products = forward_pass(x, weight, weights, order.work)
+        for chunk, pending in _ahead(
+            exchange.chunks, lambda chunk: _send(transport, chunk, rows, scale), first
+        ):
+            order = _ExpertOrder.from_arriving(chunk.arriving, exchange.choose_computation, rows.device)
+            x, weight = order.arrange(*_unpack(pending.wait(), scale.dtype))
+            y, products = forward_pass(x, weight, weights, order.computation)
             if returning:
-                back.append(returning.pop().wait())
-            returning.append(over.start(order.bring_back(y), chunk.received, chunk.sent))
-            if exchange.keep:
-                forward_tensors += [x, weight, *products, order.by_expert, order.by_rank, order.filling]
-                works.append(order.work)
+                outputs.append(returning.pop().wait())
+            returning.append(transport.start(order.to_rank_order(y), chunk.received, chunk.sent))
+            if exchange.saves_rows:
+                forward_tensors += [x, weight, *products, order.by_expert, order.by_rank, order.padding]
+                computations.append(order.computation)
             del x, y, products  # freed before the next chunk
-        back.append(returning.pop().wait())
-        ctx.save_for_backward(*weights.tensors, *(forward_tensors if exchange.keep else (rows, scale)))
-        ctx.settings, ctx.works, ctx.num_weights = (exchange, settings), works, len(tensors)
+        outputs.append(returning.pop().wait())
+        ctx.save_for_backward(*weights.tensors, *(forward_tensors if exchange.saves_rows else (rows, scale)))
+        ctx.settings, ctx.computations, ctx.num_weights = (exchange, settings), computations, len(tensors)
         ctx.parameters, ctx.scale_dtype = tensors, scale.dtype
-        return _concatenate(back)
+        return _concatenate(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         exchange, settings = ctx.settings
-        over, d_out = exchange.over, gradients[0].contiguous()
+        transport, d_out = exchange.transport, gradients[0].contiguous()
         saved_tensors = ctx.saved_tensors  # once: under recomputation they can be read only once
         tensors, forward_tensors = saved_tensors[: ctx.num_weights], saved_tensors[ctx.num_weights :]
         weights = ExpertWeights.from_tensors(tensors, settings)
         weight_gradients = WeightGradients(ctx.parameters, of_several=len(exchange.chunks) > 1)
-        returning: list[OnTheWay] = []
-        back: list[Tensor] = []
+        returning: list[PendingRows] = []
+        row_gradients: list[Tensor] = []
 
-        def send(chunk: Chunk) -> tuple[OnTheWay, OnTheWay | None]:
-            resent = None if exchange.keep else _send(over, chunk, *forward_tensors)
-            return over.start(d_out[chunk.here], chunk.sent, chunk.received), resent
+        def send(chunk: Chunk) -> tuple[PendingRows, PendingRows | None]:
+            resent = None if exchange.saves_rows else _send(transport, chunk, *forward_tensors)
+            return transport.start(d_out[chunk.sent_slice], chunk.sent, chunk.received), resent
 
-        for number, (chunk, (gradient_on_way, resent)) in enumerate(_ahead(exchange.chunks, send)):
+        for number, (chunk, (pending_gradient, resent)) in enumerate(_ahead(exchange.chunks, send)):
             if resent is None:
-                of_chunk = forward_tensors[_KEPT_A_CHUNK * number : _KEPT_A_CHUNK * (number + 1)]
-                x, weight, up, gate, by_expert, by_rank, filling = of_chunk
-                order = _ExpertOrder(by_expert, by_rank, filling, ctx.works[number])
+                of_chunk = forward_tensors[_SAVED_PER_CHUNK * number : _SAVED_PER_CHUNK * (number + 1)]
+                x, weight, up, gate, by_expert, by_rank, padding = of_chunk
+                order = _ExpertOrder(by_expert, by_rank, padding, ctx.computations[number])
             else:
-                order = _ExpertOrder.from_arriving(chunk.arriving, exchange.work_on, d_out.device)
+                order = _ExpertOrder.from_arriving(chunk.arriving, exchange.choose_computation, d_out.device)
                 (x, weight), up, gate = order.arrange(*_unpack(resent.wait(), ctx.scale_dtype)), None, None
-            d_y = order.lay_out(gradient_on_way.wait())
-            d_x, d_weight = backward_pass(d_y, x, weight, weights, (up, gate), order.work, weight_gradients)
+            d_y = order.to_expert_order(pending_gradient.wait())
+            d_x, d_weight = backward_pass(
+                d_y, x, weight, weights, (up, gate), order.computation, weight_gradients
+            )
             if returning:
-                back.append(returning.pop().wait())
-            home = _pack(order.bring_back(d_x), order.bring_back(d_weight))
-            returning.append(over.start(home, chunk.received, chunk.sent))
-            del x, up, gate, d_y, d_x, d_weight, home  # freed before the next chunk
-        back.append(returning.pop().wait())
-        d_rows, d_scale = _unpack(_concatenate(back), ctx.scale_dtype)
+                row_gradients.append(returning.pop().wait())
+            packed = _pack(order.to_rank_order(d_x), order.to_rank_order(d_weight))
+            returning.append(transport.start(packed, chunk.received, chunk.sent))
+            del x, up, gate, d_y, d_x, d_weight, packed  # freed before the next chunk
+        row_gradients.append(returning.pop().wait())
+        d_rows, d_scale = _unpack(_concatenate(row_gradients), ctx.scale_dtype)
         return d_rows, d_scale, None, None, *weight_gradients.give()
 
 
-Begun = TypeVar("Begun")
+Handle = TypeVar("Handle")
 
 
 def _ahead(
-    chunks: list[Chunk], begin: Callable[[Chunk], Begun], first: Begun | None = None
-) -> Iterator[tuple[Chunk, Begun]]:
+    chunks: list[Chunk], begin: Callable[[Chunk], Handle], first: Handle | None = None
+) -> Iterator[tuple[Chunk, Handle]]:
     """Yield each chunk with the result of `begin`, called one chunk ahead. `first`: that result for the first chunk, if
     it exists already."""
     pending = begin(chunks[0]) if first is None else first
@@ -192,8 +342,8 @@ def _ahead(
         yield chunk, current
 
 
-def _send(over: RowExchange, chunk: Chunk, rows: Tensor, scale: Tensor) -> OnTheWay:
-    return over.start(_pack(rows[chunk.here], scale[chunk.here]), chunk.sent, chunk.received)
+def _send(transport: RowExchange, chunk: Chunk, rows: Tensor, scale: Tensor) -> PendingRows:
+    return transport.start(_pack(rows[chunk.sent_slice], scale[chunk.sent_slice]), chunk.sent, chunk.received)
 
 
 def _pack(rows: Tensor, scale: Tensor) -> Tensor:
@@ -213,7 +363,7 @@ def _concatenate(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def orders(arriving: Tensor, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+def expert_and_rank_order(arriving: Tensor, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """int64 `[n]` on `device`: permutation of rows from (rank, expert) to (expert, rank) order, and its inverse.
 
     `arriving` int64 `[ranks, local experts]`, on the CPU: rows per pair.

@@ -4,16 +4,44 @@ It is sent to the rank at the same position in that node, and from there to its 
 the node and sent back once.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from moe.dispatch.dispatcher import DirectDispatcher, Dispatcher, on_host
-from moe.dispatch.permute import rows_to_tokens, tokens_to_rows
-from moe.dispatch.rows import AllToAll, Traffic, exchange_rows
-from moe.experts import LocalExperts
+from moe.dispatch.dispatcher import (
+    DirectDispatcher,
+    DispatchedRows,
+    Dispatcher,
+    DispatchPlan,
+    on_host,
+    rows_to_tokens,
+    tokens_to_rows,
+)
+from moe.dispatch.exchange import AllToAll, Traffic, exchange_rows
+from moe.experts import ExpertComputation, LocalExperts
 from moe.parallel.accelerator import accelerator
 from moe.routing import Assignments, Choices
-from moe.routing.assignments import positions
+from moe.routing.routing import positions
+
+
+@dataclass(frozen=True)
+class NodePlan(DispatchPlan):
+    """Plan of rows that crossed to this node, with the plan of their dispatch within it."""
+
+    within: DispatchPlan
+    computation: ExpertComputation
+    across: AllToAll
+    crossing: Assignments
+    """Rows sent to the nodes, one per (token, node) pair."""
+    sent: list[int]
+    """Rows sent to each node."""
+    received: list[int]
+    """Rows received from each node."""
+
+    def combine(self, outputs: Tensor) -> Tensor:
+        sums_here = self.within.combine(outputs)
+        return rows_to_tokens(exchange_rows(sums_here, self.received, self.sent, self.across), self.crossing)
 
 
 class HierarchicalDispatcher(Dispatcher):
@@ -23,7 +51,7 @@ class HierarchicalDispatcher(Dispatcher):
     def __init__(self, across: AllToAll, within: DirectDispatcher) -> None:
         self.across, self.within = across, within
 
-    def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
+    def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> DispatchedRows:
         crosses = choices.reaches(self.across.num_ranks)
         leaving = choices.load.view(self.across.num_ranks, -1)
         crossing_load = crosses.sum(1)
@@ -53,8 +81,10 @@ class HierarchicalDispatcher(Dispatcher):
             token[order], expert[order], weight[order], torch.zeros_like(token), rows.shape[0], load_here,
             arrivals[:, 1:].sum(0).tolist(),
         )  # fmt: skip
-        y = self.within.carry(rows, local_assignments, within, experts)
-        return rows_to_tokens(exchange_rows(y, rows_here.tolist(), sent_rows, self.across), crossing)
+        x, weight, plan = self.within.gather_rows(rows, local_assignments, within, experts)
+        return DispatchedRows(
+            x, weight, NodePlan(plan, plan.computation, self.across, crossing, sent_rows, rows_here.tolist())
+        )
 
     def take_traffic(self) -> Traffic:
         return self.across.take_traffic() + self.within.take_traffic()

@@ -1,16 +1,60 @@
-"""Experts of one layer on this rank."""
+"""Experts of one layer on this rank, and the choice of the backend of their products by measured costs."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from moe.experts.activation import Activation
-from moe.experts.choice import Costs, cheapest
-from moe.experts.feed_forward import Work
-from moe.experts.weights import ExpertSettings, ExpertWeights
+from moe.experts.batched import BatchedProducts
+from moe.experts.feed_forward import ExpertComputation, ExpertSettings, ExpertWeights, LocalComputation
+from moe.experts.grouped_mm import GroupedMM
+from moe.experts.products import GroupedProducts, SegmentProducts
+from moe.experts.widened import WidenedProducts
 from moe.parallel import Layout, QuantizedWeight, first_of, matrix_of, part_of
+
+BACKENDS: dict[str, GroupedProducts] = {
+    "segments": SegmentProducts(),
+    "batched": BatchedProducts(),
+    "grouped_mm": GroupedMM(),
+    "widened": WidenedProducts(),
+}
+MAX_PADDING = 1.5
+"""Batched products are excluded if padding to the busiest expert's rows exceeds this multiple of all rows."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a backend's three products, forward and backward, as a function of rows."""
+
+    fixed_s: float
+    per_row_s: float
+    row_multiple: int = 1
+    """The rows multiplied per expert are a multiple of this, or of more for large counts."""
+
+    def seconds(self, products: GroupedProducts, counts: list[int]) -> float:
+        """Seconds for `counts` rows per expert on the backend `products`."""
+        return self.fixed_s + self.per_row_s * sum(products.multiplied(counts, self.row_multiple))
+
+
+Costs = dict[str, Cost]
+"""Cost by backend name."""
+
+
+def cheapest(costs: Costs, counts: list[int]) -> GroupedProducts:
+    """Backend with the lowest predicted time for `counts`; `segments` without measurements."""
+    rows = sum(counts)
+    if not costs or not rows:
+        return BACKENDS["segments"]
+    padded_counts = BACKENDS["batched"].padded(counts)
+    predicted_s = {
+        name: cost.seconds(BACKENDS[name], counts)
+        for name, cost in costs.items()
+        if name != "batched" or sum(padded_counts) <= MAX_PADDING * rows or len(costs) == 1
+    }
+    return BACKENDS[min(predicted_s, key=lambda name: predicted_s[name])]
+
 
 _NAMES = (
     "w_in", "w_out", "w_gate", "b_in", "b_out", "b_gate",
@@ -21,9 +65,6 @@ _NAMES = (
 _CODED = ("w_in", "w_out", "w_gate", "w_in_scales", "w_gate_scales", "w_out_scales")
 """Parameters that are quantized weights or their scales, if the layer is quantized."""
 
-RunRows = Callable[[Tensor, Tensor, ExpertWeights], Tensor]
-"""Computes outputs `[n, M]` from rows `[n, M]`, their weights `[n]` and the experts' weights."""
-
 
 class LocalExperts(Protocol):
     """Experts as dispatchers use them."""
@@ -31,15 +72,15 @@ class LocalExperts(Protocol):
     @property
     def activation(self) -> Activation: ...
 
-    def __call__(self, rows: Tensor, weight: Tensor, run: RunRows) -> Tensor:
-        """Return `run(rows, weight, weights)` with unsharded weights."""
-
-    def work_on(self, counts: list[int]) -> Work:
-        """Fastest computation for `counts` rows per expert; it may require padding."""
-
     @property
     def weights(self) -> ExpertWeights:
         """All weights as stored."""
+
+    def __call__(self, rows: Tensor, scale: Tensor, computation: ExpertComputation) -> Tensor:
+        """Return `computation.run(rows, scale, weights)` with unsharded weights."""
+
+    def local_computation(self, counts: list[int]) -> LocalComputation:
+        """Fastest computation for `counts` rows per expert; it may require padding."""
 
 
 class Experts(nn.Module):
@@ -78,15 +119,17 @@ class Experts(nn.Module):
         if self.b_out is not None:
             self._b_out_first = first_of(part_of(self.b_out), layout)[1]
 
-    def forward(self, rows: Tensor, weight: Tensor, run: RunRows) -> Tensor:
-        """Return `run(rows, weight, weights)` with unsharded weights, which FSDP gathers for this call only."""
-        return run(rows, weight, self.weights)
+    def forward(self, rows: Tensor, scale: Tensor, computation: ExpertComputation) -> Tensor:
+        """Return outputs `[n, M]` of `rows` `[n, M]`, times `scale` `[n]`. FSDP gathers the weights for this call."""
+        return computation.run(rows, scale, self.weights)
 
-    def work_on(self, counts: list[int]) -> Work:
-        """Fastest computation for `counts` rows per expert. `Work.counts` includes the padding it requires, rows of
-        weight zero."""
-        counts = cheapest(self.costs, counts).padded(counts)
-        return Work(counts, self.activation, cheapest(self.costs, counts), self.recompute)
+    def local_computation(self, counts: list[int]) -> LocalComputation:
+        """Fastest computation for `counts` rows per expert. Its counts include the padding it requires, rows of scale
+        zero."""
+        products = cheapest(self.costs, counts)
+        if (padded := products.padded(counts)) != counts:
+            products = cheapest(self.costs, padded)
+        return LocalComputation(padded, self.activation, products, self.recompute)
 
     def lay_out_for_few_rows(self, dtype: torch.dtype) -> None:
         """Convert weights to `dtype` and lay matrices out in memory for few rows, without changing shapes: `w_in` and

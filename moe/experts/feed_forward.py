@@ -1,22 +1,191 @@
-"""Feed-forward pass of experts over rows sorted by expert: two matrices and an activation, or three if it is gated."""
+"""Weights of experts, and their feed-forward pass over rows sorted by expert: two matrices and an activation, or three
+if it is gated."""
 
-from dataclasses import dataclass
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from moe.experts.activation import Activation
-from moe.experts.products import GroupedProducts
-from moe.experts.segments import SegmentProducts
-from moe.experts.weights import ExpertSettings, ExpertWeights, WeightGradients
-from moe.parallel import GradBuffer
+from moe.experts.products import GroupedProducts, SegmentProducts
+from moe.parallel import GradBuffer, QuantizedWeight, QuantScheme, narrow
 from moe.parallel.accelerator import accelerator
+
+Matrix = Literal["w_in", "w_out", "w_gate"]
 
 
 @dataclass(frozen=True)
-class Work:
-    """Computation of one call: how rows sorted by expert are multiplied."""
+class ExpertSettings:
+    """Numbers that belong to expert weights."""
+
+    b_out_first: int = 0
+    """First output column of `b_out`, if each rank holds some of its entries."""
+    lora_scale: float = 0.0
+    """Scale of the LoRA adapters (arXiv 2106.09685)."""
+    coded_in: QuantScheme | None = None
+    """Quantization of `w_in` and `w_gate`, if they are quantized."""
+    coded_out: QuantScheme | None = None
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """Weights of E experts, each `[E, ...]`; None for those they lack."""
+
+    w_in: Tensor
+    """`[E, M, H]`, or its quantized codes, like the next two; `matrix` dequantizes them."""
+    w_out: Tensor
+    """`[E, H, M]`"""
+    w_gate: Tensor | None = None
+    """`[E, M, H]`"""
+    b_in: Tensor | None = None
+    """`[E, H]`"""
+    b_out: Tensor | None = None
+    """`[E, M]`, or some of its columns, from `b_out_first` on"""
+    b_gate: Tensor | None = None
+    """`[E, H]`"""
+    in_lora_a: Tensor | None = None
+    """`[E, M, r]`: LoRA adapter, like the next four; this one is shared by w_in and w_gate."""
+    in_lora_b: Tensor | None = None
+    """`[E, r, H]`"""
+    gate_lora_b: Tensor | None = None
+    """`[E, r, H]`"""
+    out_lora_a: Tensor | None = None
+    """`[E, H, r]`"""
+    out_lora_b: Tensor | None = None
+    """`[E, r, M]`"""
+    in_scales: Tensor | None = None
+    """Scales of the quantized weights, like the next two."""
+    gate_scales: Tensor | None = None
+    out_scales: Tensor | None = None
+    settings: ExpertSettings = ExpertSettings()
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: Sequence[Tensor | None], settings: ExpertSettings = ExpertSettings()
+    ) -> "ExpertWeights":
+        """Build from `tensors` in the order of `ExpertWeights.tensors`; trailing ones may be omitted."""
+        w_in, w_out, *optional_tensors = tensors
+        assert w_in is not None
+        assert w_out is not None
+        return cls(w_in, w_out, settings=settings, **dict(zip(_OTHERS, optional_tensors, strict=False)))
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return (*self.own, *self.adapters, *self.scales)
+
+    @property
+    def own(self) -> tuple[Tensor | None, ...]:
+        """Matrices or their quantized codes, and biases, without adapters."""
+        return self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate
+
+    @property
+    def adapters(self) -> tuple[Tensor | None, ...]:
+        return self.in_lora_a, self.in_lora_b, self.gate_lora_b, self.out_lora_a, self.out_lora_b
+
+    @property
+    def scales(self) -> tuple[Tensor | None, ...]:
+        return self.in_scales, self.gate_scales, self.out_scales
+
+    @property
+    def is_coded(self) -> bool:
+        return self.settings.coded_in is not None
+
+    def matrix(self, name: Matrix, dtype: torch.dtype) -> Tensor:
+        """Return a matrix, dequantized to `dtype` if quantized; otherwise it must have that dtype already."""
+        codes: Tensor | None = getattr(self, name)
+        assert codes is not None
+        coding = self.settings.coded_out if name == "w_out" else self.settings.coded_in
+        if coding is None:
+            return codes
+        return QuantizedWeight(codes, getattr(self, f"{name.removeprefix('w_')}_scales"), coding).dequantize(
+            dtype
+        )
+
+    @property
+    def w_in_and_gate(self) -> Tensor | None:
+        """`[E, M, 2 · H]`: `w_in` and `w_gate` as one view if they are adjacent in memory, else None."""
+        up, gate = self.w_in, self.w_gate
+        if self.is_coded or gate is None or gate.stride() != up.stride():
+            return None
+        ends = up.storage_offset() + up.shape[2] * up.stride(2)
+        if (
+            gate.storage_offset() != ends
+            or gate.untyped_storage().data_ptr() != up.untyped_storage().data_ptr()
+        ):
+            return None
+        return up.as_strided((*up.shape[:2], 2 * up.shape[2]), up.stride())
+
+    def to(self, dtype: torch.dtype) -> "ExpertWeights":
+        """Convert to `dtype`, differentiably, dequantizing codes."""
+        names: tuple[Matrix, ...] = ("w_in", "w_out", "w_gate")
+        matrices = [None if getattr(self, name) is None else self.matrix(name, dtype) for name in names]
+        vectors_and_adapters = (*self.own[len(names) :], *self.adapters)
+        settings = replace(self.settings, coded_in=None, coded_out=None)
+        return self.from_tensors(
+            [None if tensor is None else tensor.to(dtype) for tensor in (*matrices, *vectors_and_adapters)],
+            settings,
+        )
+
+    def narrow(self, dtype: torch.dtype) -> "ExpertWeights":
+        """Convert to `dtype` without gradients, using the stored narrow copies where there are any. Codes are
+        unchanged."""
+        unconverted = (
+            {id(tensor) for tensor in (*self.own[:3], *self.scales)} if self.is_coded else set[int]()
+        )
+        return self.from_tensors(
+            [
+                tensor if tensor is None or id(tensor) in unconverted else narrow(tensor, dtype)
+                for tensor in self.tensors
+            ],
+            self.settings,
+        )
+
+    @property
+    def biased(self) -> slice:
+        """Output columns that `b_out` is added to."""
+        assert self.b_out is not None
+        return slice(self.settings.b_out_first, self.settings.b_out_first + self.b_out.shape[1])
+
+
+_OTHERS = tuple(weight_field.name for weight_field in fields(ExpertWeights))[2:-1]
+"""Names of all tensors but the first two, in the order of `ExpertWeights.tensors`."""
+
+
+class WeightGradients:
+    """Gradient buffers of expert weights, filled chunk by chunk; frozen weights have none."""
+
+    def __init__(self, parameters: Sequence[Tensor | None], *, of_several: bool = False) -> None:
+        self._buffers = [
+            None
+            if parameter is None or not parameter.requires_grad
+            else GradBuffer(parameter, of_several=of_several)
+            for parameter in parameters
+        ]
+        (
+            self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate,
+            self.in_lora_a, self.in_lora_b, self.gate_lora_b, self.out_lora_a, self.out_lora_b, *_,
+        ) = self._buffers  # fmt: skip
+
+    def give(self) -> tuple[Tensor | None, ...]:
+        """Gradients for autograd, in the order of `parameters`."""
+        return tuple(None if buffer is None else buffer.give() for buffer in self._buffers)
+
+
+class ExpertComputation(ABC):
+    """Computation of expert outputs from rows, on this rank or on others."""
+
+    @abstractmethod
+    def run(self, rows: Tensor, scale: Tensor, weights: ExpertWeights) -> Tensor:
+        """Return outputs `[n, M]` of `rows` `[n, M]`, times `scale` `[n]`; differentiable in both and in
+        `weights`, which are those of the experts on this rank."""
+
+
+@dataclass(frozen=True)
+class LocalComputation(ExpertComputation):
+    """Computation by the experts on this rank, of rows sorted by expert."""
 
     counts: list[int]
     """Rows per expert."""
@@ -25,32 +194,51 @@ class Work:
     recompute: bool = False
     """Recompute the products of the first matrices in the backward pass instead of saving them."""
 
+    def run(self, rows: Tensor, scale: Tensor, weights: ExpertWeights) -> Tensor:
+        return feed_forward(rows, scale, weights, self)
+
+
+@dataclass(frozen=True)
+class ReferenceComputation(ExpertComputation):
+    """Slow, obvious computation by the experts on this rank, of rows sorted by expert."""
+
+    counts: list[int]
+    """Rows per expert."""
+    activation: Activation
+
+    def run(self, rows: Tensor, scale: Tensor, weights: ExpertWeights) -> Tensor:
+        return feed_forward_reference(rows, scale, weights.to(rows.dtype), self.counts, self.activation)
+
 
 _SEGMENTS = SegmentProducts()
 
-Kept = tuple[Tensor | None, Tensor | None]
+SavedProducts = tuple[Tensor | None, Tensor | None]
 """Saved products of the first matrices, `up` and `gate`; None if recomputed or absent."""
 
 
-def forward_pass(x: Tensor, scale: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Kept]:
+def forward_pass(
+    x: Tensor, scale: Tensor, w: ExpertWeights, computation: LocalComputation
+) -> tuple[Tensor, SavedProducts]:
     """Return (`[n, M]`: scale · (act(x · w_in[e] + b_in[e]) · w_out[e] + b_out[e]), products for `backward_pass`).
 
     `x` `[n, M]` sorted by expert; `scale` `[n]` is applied before or after w_out, where rows are narrower.
     """
-    up, gate = _first_products(x, w, work)
+    up, gate = _first_products(x, w, computation)
     column = scale.to(x.dtype)[:, None]
-    hidden_states = work.activation.forward(up, gate)
+    hidden_states = computation.activation.forward(up, gate)
     narrow_hidden = hidden_states.shape[1] < x.shape[1]
     if narrow_hidden:
         hidden_states = _scale_rows(hidden_states, column, up)
-    out = work.products.forward(hidden_states, w.matrix("w_out", hidden_states.dtype), work.counts)
+    out = computation.products.forward(
+        hidden_states, w.matrix("w_out", hidden_states.dtype), computation.counts
+    )
     if w.out_lora_a is not None:
-        _add(out, low_rank(hidden_states, w.out_lora_a, w, work), w.out_lora_b, work)
+        _add(out, low_rank(hidden_states, w.out_lora_a, w, computation), w.out_lora_b, computation)
     if not narrow_hidden:
         out *= column
     if w.b_out is not None:
-        out[:, w.biased] += _by_row(w.b_out, work.counts) * column
-    return out, (None, None) if work.recompute else (up, gate)
+        out[:, w.biased] += _by_row(w.b_out, computation.counts) * column
+    return out, (None, None) if computation.recompute else (up, gate)
 
 
 def backward_pass(
@@ -58,41 +246,43 @@ def backward_pass(
     x: Tensor,
     scale: Tensor,
     w: ExpertWeights,
-    kept: Kept,
-    work: Work,
-    found: WeightGradients,
+    saved: SavedProducts,
+    computation: LocalComputation,
+    gradients: WeightGradients,
 ) -> tuple[Tensor, Tensor]:
-    """Return (gradient of x, gradient of scale). Weight gradients go to `found`, zeros for an expert without rows.
+    """Return (gradient of x, gradient of scale). Weight gradients go to `gradients`, zeros for an expert without rows.
 
     Hidden states are recomputed, and give the gradient of scale without saved outputs. Operations are ordered to
     minimize peak memory.
     """
-    counts, products, column = work.counts, work.products, scale.to(x.dtype)[:, None]
-    up, gate = kept
+    counts, products, column = computation.counts, computation.products, scale.to(x.dtype)[:, None]
+    up, gate = saved
     if up is None:
-        up, gate = _first_products(x, w, work)
-    hidden_states, gate_activation = work.activation.recompute(up, gate)
+        up, gate = _first_products(x, w, computation)
+    hidden_states, gate_activation = computation.activation.recompute(up, gate)
     w_out = w.matrix("w_out", d_out.dtype)
     d_hidden = products.input_gradient(d_out, w_out, counts)  # of hidden states times scale
     del w_out
     if w.out_lora_a is not None:
         assert w.out_lora_b is not None
-        d_low = _low_gradient(d_out, w.out_lora_b, w, work)
-        _add(d_hidden, d_low, w.out_lora_a.transpose(1, 2), work)
+        d_low = _low_gradient(d_out, w.out_lora_b, w, computation)
+        _add(d_hidden, d_low, w.out_lora_a.transpose(1, 2), computation)
     d_scale = _dot_by_row(d_hidden, hidden_states, scale.dtype)
     if hidden_states.shape[1] < x.shape[1]:
         hidden_states = _scale_rows(hidden_states, column, up)
-        _multiply(hidden_states, d_out, work, found.w_out)
-    elif found.w_out is not None:
-        _multiply(hidden_states, d_out * column, work, found.w_out)
+        _multiply(hidden_states, d_out, computation, gradients.w_out)
+    elif gradients.w_out is not None:
+        _multiply(hidden_states, d_out * column, computation, gradients.w_out)
     if w.out_lora_a is not None:
         is_scaled = hidden_states.shape[1] < x.shape[1]
-        low = low_rank(hidden_states, w.out_lora_a, w, work)
-        _multiply(low if is_scaled else low.mul_(column), d_out, work, found.out_lora_b)
-        _multiply(hidden_states, d_low if is_scaled else d_low.mul_(column), work, found.out_lora_a)
+        low = low_rank(hidden_states, w.out_lora_a, w, computation)
+        _multiply(low if is_scaled else low.mul_(column), d_out, computation, gradients.out_lora_b)
+        _multiply(
+            hidden_states, d_low if is_scaled else d_low.mul_(column), computation, gradients.out_lora_a
+        )
         del low, d_low
     del hidden_states
-    d_up, d_gate = work.activation.backward(d_hidden.mul_(column), up, gate, gate_activation)
+    d_up, d_gate = computation.activation.backward(d_hidden.mul_(column), up, gate, gate_activation)
     del gate_activation, d_hidden
 
     d_x = products.input_gradient(d_up, w.matrix("w_in", d_up.dtype), counts)
@@ -100,56 +290,64 @@ def backward_pass(
         d_x = products.input_gradient(d_gate, w.matrix("w_gate", d_gate.dtype), counts, onto=d_x)
     if w.in_lora_a is not None:
         assert w.in_lora_b is not None
-        d_low = _low_gradient(d_up, w.in_lora_b, w, work)
-        low = low_rank(x, w.in_lora_a, w, work)
-        _multiply(low, d_up, work, found.in_lora_b)
+        d_low = _low_gradient(d_up, w.in_lora_b, w, computation)
+        low = low_rank(x, w.in_lora_a, w, computation)
+        _multiply(low, d_up, computation, gradients.in_lora_b)
         if d_gate is not None:
             assert w.gate_lora_b is not None
-            d_low += _low_gradient(d_gate, w.gate_lora_b, w, work)
-            _multiply(low, d_gate, work, found.gate_lora_b)
-        _multiply(x, d_low, work, found.in_lora_a)
-        _add(d_x, d_low, w.in_lora_a.transpose(1, 2), work)
+            d_low += _low_gradient(d_gate, w.gate_lora_b, w, computation)
+            _multiply(low, d_gate, computation, gradients.gate_lora_b)
+        _multiply(x, d_low, computation, gradients.in_lora_a)
+        _add(d_x, d_low, w.in_lora_a.transpose(1, 2), computation)
         del low, d_low
     if w.b_out is not None:
         d_biased = d_out[:, w.biased]
         d_scale += _dot_by_row(d_biased, _by_row(w.b_out, counts), scale.dtype)
-        _sum_by_expert(d_up, work, found.b_in)
-        _sum_by_expert(d_biased * column, work, found.b_out)
+        _sum_by_expert(d_up, computation, gradients.b_in)
+        _sum_by_expert(d_biased * column, computation, gradients.b_out)
         if d_gate is not None:
-            _sum_by_expert(d_gate, work, found.b_gate)
-    _multiply(x, d_up, work, found.w_in)
+            _sum_by_expert(d_gate, computation, gradients.b_gate)
+    _multiply(x, d_up, computation, gradients.w_in)
     del d_up
     if d_gate is not None:
-        _multiply(x, d_gate, work, found.w_gate)
+        _multiply(x, d_gate, computation, gradients.w_gate)
     return d_x, d_scale
 
 
-def low_rank(x: Tensor, a: Tensor, w: ExpertWeights, work: Work) -> Tensor:
+def low_rank(x: Tensor, a: Tensor, w: ExpertWeights, computation: LocalComputation) -> Tensor:
     """`[n, r]`: scale · x · a[e], for rows `[n, in]` and an adapter's A `[E, in, r]`."""
-    return _of_widths(a.shape[1:], x, work).forward(x, a, work.counts).mul_(w.settings.lora_scale)
+    return (
+        _of_widths(a.shape[1:], x, computation).forward(x, a, computation.counts).mul_(w.settings.lora_scale)
+    )
 
 
-def _low_gradient(d_y: Tensor, b: Tensor, w: ExpertWeights, work: Work) -> Tensor:
+def _low_gradient(d_y: Tensor, b: Tensor, w: ExpertWeights, computation: LocalComputation) -> Tensor:
     """`[n, r]`: gradient of x · a[e], from the gradient of the output of an adapter's B `[E, r, out]`."""
-    return _of_widths(b.shape[1:], d_y, work).input_gradient(d_y, b, work.counts).mul_(w.settings.lora_scale)
+    return (
+        _of_widths(b.shape[1:], d_y, computation)
+        .input_gradient(d_y, b, computation.counts)
+        .mul_(w.settings.lora_scale)
+    )
 
 
-def _add(y: Tensor, low: Tensor, b: Tensor | None, work: Work) -> None:
+def _add(y: Tensor, low: Tensor, b: Tensor | None, computation: LocalComputation) -> None:
     """Add low · b[e] to `y` `[n, out]`, for `low` `[n, r]` and `b` `[E, r, out]`."""
     assert b is not None
-    _of_widths(b.shape[1:], y, work).input_gradient(low, b.transpose(1, 2), work.counts, onto=y)
+    _of_widths(b.shape[1:], y, computation).input_gradient(low, b.transpose(1, 2), computation.counts, onto=y)
 
 
-def _of_widths(widths: tuple[int, ...], x: Tensor, work: Work) -> GroupedProducts:
+def _of_widths(widths: tuple[int, ...], x: Tensor, computation: LocalComputation) -> GroupedProducts:
     """The backend, or segments if it does not support these widths, such as an adapter's rank."""
-    return work.products if work.products.supports(x.dtype, x.device.type, widths) else _SEGMENTS
+    return (
+        computation.products if computation.products.supports(x.dtype, x.device.type, widths) else _SEGMENTS
+    )
 
 
-def _multiply(x: Tensor, d_y: Tensor, work: Work, room: GradBuffer | None) -> None:
-    if room is None:  # not trained
+def _multiply(x: Tensor, d_y: Tensor, computation: LocalComputation, buffer: GradBuffer | None) -> None:
+    if buffer is None:  # not trained
         return
-    products = _of_widths((x.shape[1], d_y.shape[1]), x, work)
-    room.note(products.weight_gradient(x, d_y, work.counts, room.into, adds=room.adds))
+    products = _of_widths((x.shape[1], d_y.shape[1]), x, computation)
+    buffer.note(products.weight_gradient(x, d_y, computation.counts, buffer.into, adds=buffer.adds))
 
 
 def _scale_rows(hidden_states: Tensor, column: Tensor, up: Tensor) -> Tensor:
@@ -171,55 +369,65 @@ def _dot_by_row(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     )
 
 
-def _first_products(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tensor | None]:
-    up, gate = _up_and_gate(x, w, work)
+def _first_products(
+    x: Tensor, w: ExpertWeights, computation: LocalComputation
+) -> tuple[Tensor, Tensor | None]:
+    up, gate = _up_and_gate(x, w, computation)
     if w.in_lora_a is not None:
-        low = low_rank(x, w.in_lora_a, w, work)
-        _add(up, low, w.in_lora_b, work)
+        low = low_rank(x, w.in_lora_a, w, computation)
+        _add(up, low, w.in_lora_b, computation)
         if gate is not None:
-            _add(gate, low, w.gate_lora_b, work)
+            _add(gate, low, w.gate_lora_b, computation)
     if w.b_in is not None:
-        up += _by_row(w.b_in, work.counts)
+        up += _by_row(w.b_in, computation.counts)
     if gate is not None and w.b_gate is not None:
-        gate += _by_row(w.b_gate, work.counts)
-    return work.activation.leave(up), gate
+        gate += _by_row(w.b_gate, computation.counts)
+    return computation.activation.leave(up), gate
 
 
-def _up_and_gate(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tensor | None]:
+def _up_and_gate(x: Tensor, w: ExpertWeights, computation: LocalComputation) -> tuple[Tensor, Tensor | None]:
     w_in_and_gate = w.w_in_and_gate
     if w_in_and_gate is not None:
-        up, gate = work.products.forward(x, w_in_and_gate, work.counts).chunk(2, dim=1)
+        up, gate = computation.products.forward(x, w_in_and_gate, computation.counts).chunk(2, dim=1)
         return up, gate
-    up = work.products.forward(x, w.matrix("w_in", x.dtype), work.counts)
+    up = computation.products.forward(x, w.matrix("w_in", x.dtype), computation.counts)
     if w.w_gate is None:
         return up, None
-    return up, work.products.forward(x, w.matrix("w_gate", x.dtype), work.counts)
+    return up, computation.products.forward(x, w.matrix("w_gate", x.dtype), computation.counts)
 
 
-def feed_forward(x: Tensor, scale: Tensor, weights: ExpertWeights, work: Work) -> Tensor:
+def feed_forward(x: Tensor, scale: Tensor, weights: ExpertWeights, computation: LocalComputation) -> Tensor:
     """Differentiable `forward_pass`: in x, scale and all weights, which may have a wider dtype than the rows."""
-    return _ExpertFeedForward.apply(x.contiguous(), scale, work, weights.settings, *weights.tensors)
+    x = x.contiguous()
+    if not torch.is_grad_enabled():
+        return forward_pass(x, scale, weights.narrow(x.dtype), computation)[0]
+    return _ExpertFeedForward.apply(x, scale, computation, weights.settings, *weights.tensors)
 
 
 class _ExpertFeedForward(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, scale: Tensor, work: Work, settings: ExpertSettings, *tensors: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        scale: Tensor,
+        computation: LocalComputation,
+        settings: ExpertSettings,
+        *tensors: Tensor | None,
     ) -> Tensor:
         weights = ExpertWeights.from_tensors(tensors, settings).narrow(x.dtype)
-        out, intermediates = forward_pass(x, scale, weights, work)
+        out, intermediates = forward_pass(x, scale, weights, computation)
         ctx.save_for_backward(x, scale, *intermediates, *weights.tensors)
-        ctx.settings, ctx.parameters = (work, settings), tensors
+        ctx.settings, ctx.parameters = (computation, settings), tensors
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, up, gate, *tensors = ctx.saved_tensors
-        work, settings = ctx.settings
+        computation, settings = ctx.settings
         weights = ExpertWeights.from_tensors(tensors, settings)
         weight_gradients = WeightGradients(ctx.parameters)
         d_x, d_scale = backward_pass(
-            gradients[0].contiguous(), x, scale, weights, (up, gate), work, weight_gradients
+            gradients[0].contiguous(), x, scale, weights, (up, gate), computation, weight_gradients
         )
         return d_x, d_scale, None, None, *weight_gradients.give()
 
@@ -230,12 +438,12 @@ def _by_row(bias: Tensor, counts: list[int]) -> Tensor:
     return bias.index_select(0, accelerator(bias.device).take(expert))
 
 
-def _sum_by_expert(rows: Tensor, work: Work, room: GradBuffer | None) -> None:
+def _sum_by_expert(rows: Tensor, computation: LocalComputation, buffer: GradBuffer | None) -> None:
     """Write the sums `[E, width]`, at least float32, in a deterministic order."""
-    if room is None:
+    if buffer is None:
         return
     wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    room.write(torch.stack([part.sum(0) for part in wide.split(work.counts)]))
+    buffer.write(torch.stack([part.sum(0) for part in wide.split(computation.counts)]))
 
 
 def feed_forward_reference(

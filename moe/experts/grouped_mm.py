@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grouped_mm
 
-from moe.experts.products import GroupedProducts, put
-from moe.experts.segments import SegmentProducts
+from moe.experts.products import GroupedProducts, SegmentProducts, put
 from moe.parallel.accelerator import accelerator
 
 
@@ -13,7 +12,7 @@ class GroupedMM(GroupedProducts):
     """float32 on CPUs, bfloat16 on GPUs; every row of every operand must start at a multiple of 16 bytes.
 
     On CPUs it runs a product per expert into new memory, so segments write to given outputs instead. Its bfloat16 is
-    not used there, since every new number of rows is costly (`segments.py`).
+    not used there, since every new number of rows is costly (`SegmentProducts`).
     """
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:

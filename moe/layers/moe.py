@@ -9,17 +9,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.dispatch import Dispatcher, LocalDispatcher, build_dispatcher
-from moe.dispatch.small import FEW_ROWS, dispatch_small
+from moe.dispatch.dispatcher import FEW_ROWS, dispatch_small
 from moe.experts import Experts, build_activation
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
-from moe.layers.auxiliary import with_auxiliary_losses
 from moe.layers.draws import jittered
 from moe.layers.linear import adapted
 from moe.layers.shared_experts import SharedExperts
 from moe.overrides import overridable
 from moe.parallel import Layout, SequenceShard, as_dtype, declare
 from moe.routing import Choices, Routing, RoutingState, TokenContext, build_router, follow_load
-from moe.routing.tokens import check_inference, checked, is_dense, kind_of
+from moe.routing.balance import with_auxiliary_losses
+from moe.routing.checks import check_inference, is_dense, kind_of
+from moe.routing.router import checked
 from moe.spec import MoESpec
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -127,7 +128,10 @@ class MoELayer(nn.Module):
     @overridable
     def run_experts(self, x_TM: Tensor, choices: Choices) -> Tensor:
         """Weighted sum `[T, M]` of the outputs of each token's experts."""
-        return self.dispatch(x_TM, choices, self.experts)
+        rows_nM, weight_n, plan = self.dispatch(x_TM, choices, self.experts)
+        outputs_nM = self.experts(rows_nM, weight_n, plan.computation)
+        del rows_nM  # freed before the outputs are combined
+        return plan.combine(outputs_nM)
 
     @overridable
     def decode_forward(self, x_TM: Tensor, tokens: TokenContext) -> Tensor | None:

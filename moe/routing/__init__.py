@@ -4,29 +4,17 @@ from typing import Any
 
 from torch import Tensor
 
-from moe.routing.assignments import Assignments
 from moe.routing.balance import follow_load
-from moe.routing.choices import Choices, ChoicesInOrder
+from moe.routing.checks import check_inference, is_dense, is_whole, kind_of
 from moe.routing.expert_choice import ExpertChoice
 from moe.routing.gshard import GShardTop2
-from moe.routing.recording import Recording, merged_recordings, recorded
-from moe.routing.replay import replayed
-from moe.routing.router import Router, widened
-from moe.routing.routing import Routing
+from moe.routing.recording import Recording, merged_recordings, recorded, replayed
+from moe.routing.router import BatchCounts, Router, RoutingState, TokenContext, checked, widened
+from moe.routing.routing import Assignments, Choices, Routing, SortedChoices
 from moe.routing.sigmoid import SigmoidTopK
 from moe.routing.sinkhorn import SinkhornTopK
 from moe.routing.softmax import SoftmaxTopK
-from moe.routing.state import RoutingState
 from moe.routing.switch import SwitchTop1
-from moe.routing.tokens import (
-    BatchCounts,
-    TokenContext,
-    check_inference,
-    checked,
-    is_dense,
-    is_whole,
-    kind_of,
-)
 from moe.spec import MoESpec
 from moe.spec.routers import (
     ExpertChoiceSpec,
@@ -107,6 +95,6 @@ def route(
 
 
 __all__ = [
-    "ROUTERS", "Assignments", "BatchCounts", "Choices", "ChoicesInOrder", "Recording", "Router", "Routing",
+    "ROUTERS", "Assignments", "BatchCounts", "Choices", "SortedChoices", "Recording", "Router", "Routing",
     "RoutingState", "TokenContext", "build_router", "follow_load", "merged_recordings", "recorded", "replayed", "route",
 ]  # fmt: skip

@@ -6,12 +6,9 @@ import torch
 from torch import Tensor
 
 from moe.routing.balance import entropy, z_loss
-from moe.routing.choices import ChoicesOfExperts
-from moe.routing.router import Router
-from moe.routing.routing import Routing
-from moe.routing.state import RoutingState
-from moe.routing.tokens import TokenContext
-from moe.routing.top_k import places_of_close
+from moe.routing.router import Router, RoutingState, TokenContext
+from moe.routing.routing import ChoicesByExpert, Routing
+from moe.routing.selection import ranks_up_to_rounding
 from moe.spec.routers import ExpertChoiceSpec
 
 
@@ -29,7 +26,7 @@ class ExpertChoice(Router[ExpertChoiceSpec]):
         takes_G = -(-real_GS.sum(1) * share.numerator // share.denominator)  # rounded up
 
         wanted_GES = probs_GSE.masked_fill(~real_GS[..., None], -1.0).transpose(1, 2)
-        places_GES = places_of_close(wanted_GES.clamp(min=0), logits, real_GS)
+        places_GES = ranks_up_to_rounding(wanted_GES.clamp(min=0), logits, real_GS)
         places_GES = places_GES.masked_fill(~real_GS[:, None], group_tokens)
         best = places_GES.argsort(dim=-1, stable=True)[..., :capacity]
         weight_EGC = wanted_GES.gather(-1, best).transpose(0, 1)
@@ -37,7 +34,7 @@ class ExpertChoice(Router[ExpertChoiceSpec]):
         token_EGC = best.transpose(0, 1) + first_of_group
         taken_GC = torch.arange(capacity, device=logits.device) < takes_G[:, None]
         kept_EGC = taken_GC & (weight_EGC >= 0)
-        choices = ChoicesOfExperts(token_EGC, weight_EGC, kept_EGC, num_groups * group_tokens)
+        choices = ChoicesByExpert(token_EGC, weight_EGC, kept_EGC, num_groups * group_tokens)
         return Routing(
             choices,
             expert=None,

@@ -5,12 +5,9 @@ from torch import Tensor
 
 from moe.random import Purpose, fold, gumbel, uniform
 from moe.routing.balance import choice_counts
-from moe.routing.capacity import queue_up
-from moe.routing.router import Router
-from moe.routing.routing import Routing
-from moe.routing.state import RoutingState
-from moe.routing.token_choice import routing_of_choices
-from moe.routing.tokens import TokenContext
+from moe.routing.router import Router, RoutingState, TokenContext
+from moe.routing.routing import Routing, queue_up
+from moe.routing.selection import routing_of_choices
 from moe.spec.routers import GShardTop2Spec
 
 

@@ -1,16 +1,158 @@
-"""Base class of routers, which choose the experts of each token."""
+"""Interface of routers: what they receive besides logits, and their base class."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from moe.routing.checks import is_dense, is_whole, kind_of
 from moe.routing.routing import Routing
-from moe.routing.state import RoutingState
-from moe.routing.tokens import TokenContext
-from moe.spec import MoESpec
 from moe.spec.routers import RouterSpec
+
+
+@dataclass(frozen=True)
+class BatchCounts:
+    """Counts of the global batch that a call belongs to: denominators of its mean losses."""
+
+    num_groups: int
+    num_sequences: int
+    num_tokens: int
+    """Real tokens, without padding."""
+
+    def check(self) -> None:
+        """Raise ValueError unless all fields are positive integers."""
+        for name, number in vars(self).items():
+            if not is_whole(number) or not 0 < number < 2**63:
+                raise ValueError(f"tokens.batch.{name} (={number!r}) must be a whole number above 0")
+
+
+@dataclass(frozen=True)
+class TokenContext:
+    """Metadata of the tokens of a call. Defaults: positions in order, no padding, step 0, seed 0, training."""
+
+    ids: Tensor | None = None
+    """int64: each token's position in the global batch, the key of its random choices. `[G, S]`, the shape of x without
+    its last dimension, or flat; the reversed shape is refused as ambiguous, unless a side is 1."""
+    padding: Tensor | None = None
+    """bool, True for padding, in the shape of `ids`."""
+    step: int | Tensor = 0
+    """An integer, or an int64 scalar tensor, which a captured program takes as an input."""
+    seed: int = 0
+    training: bool = True
+    """False disables dropping and random choices."""
+    sequence_tokens: int | None = None
+    """Positions per sequence, of which a group has one or more; by default a group is one sequence."""
+    batch: BatchCounts | None = None
+    """None: the call has the whole batch."""
+
+    def check(self, device: torch.device) -> None:
+        """Raise ValueError for a field of a wrong type or dtype, or not on `device`, where the tokens are."""
+        for name, tensor, dtype in (("ids", self.ids, torch.int64), ("padding", self.padding, torch.bool)):
+            if tensor is None:
+                continue
+            if not is_dense(tensor) or tensor.dtype != dtype:
+                raise ValueError(
+                    f"tokens.{name} (={kind_of(tensor)}) must be a dense tensor of {dtype}; convert it"
+                )
+            if tensor.device != device:
+                raise ValueError(
+                    f"tokens.{name} (on {tensor.device}) must lie on {device}, as x does; move it"
+                )
+        for name, number in (("step", self.step), ("seed", self.seed)):
+            if not is_whole(number) and not (name == "step" and _is_scalar(number)):
+                raise ValueError(f"tokens.{name} (={number!r}) must be a whole number")
+        if not isinstance(self.training, bool):
+            raise ValueError(f"tokens.training (={self.training!r}) must be True or False")
+        length = self.sequence_tokens
+        if length is not None and (not is_whole(length) or length < 1):
+            raise ValueError(f"tokens.sequence_tokens (={length!r}) must be a whole number above 0, or None")
+        if self.batch is not None:
+            if not isinstance(self.batch, BatchCounts):
+                raise ValueError(f"tokens.batch (={self.batch!r}) must be a BatchCounts, or None")
+            self.batch.check()
+
+    def real(self, of: Tensor) -> Tensor:
+        """bool `[G, S]`: True for tokens of `of` `[G, S, ...]` that are not padding."""
+        if self.padding is None:
+            return torch.ones(of.shape[:2], dtype=torch.bool, device=of.device)
+        return ~self.padding.reshape(of.shape[:2])
+
+    def keys(self, of: Tensor) -> Tensor:
+        """int64 `[G, S]`: keys of the random choices of the tokens `of` `[G, S, ...]`."""
+        if self.ids is None:
+            return torch.arange(of.shape[0] * of.shape[1], device=of.device).view(of.shape[:2])
+        return self.ids.reshape(of.shape[:2])
+
+
+def checked(tokens: TokenContext | None, device: torch.device) -> TokenContext:
+    """Return `tokens` after checking them, or the defaults for None. Raises ValueError if they are invalid."""
+    if tokens is None:
+        return TokenContext()
+    if not isinstance(tokens, TokenContext):
+        raise ValueError(f"tokens (={type(tokens).__name__}) must be a TokenContext, or None")
+    tokens.check(device)
+    return tokens
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.int64 and value.dim() == 0
+
+
+@dataclass(frozen=True)
+class RoutingState:
+    """State of one layer's router; defaults are the state before the first step."""
+
+    bias: Tensor | None = None
+    """float32 `[E]`: selection bias, added to scores for the choice but not the weights (arXiv 2408.15664)."""
+    last_load: Tensor | None = None
+    """`[E]`: choices of each expert in the global batch of the previous step; zeros before the first."""
+    replayed: Tensor | None = None
+    """int64 `[G, S, K]`, by preference: experts to use instead of the router's choices; -1 leaves a token to the
+    router."""
+
+    def taken(self, own: Tensor) -> Tensor:
+        """int64 `[G, S, K]`: the replayed choices, or the router's `own` where there are none."""
+        return own if self.replayed is None else torch.where(self.replayed >= 0, self.replayed, own)
+
+    def check(self, num_experts: int, device: torch.device) -> None:
+        """Raise ValueError for a field that does not fit `num_experts` or `device`."""
+        if self.replayed is not None and self.replayed.device != device:
+            raise ValueError(
+                f"state.replayed (on {self.replayed.device}) must lie on {device}, as logits do; move it"
+            )
+        for name, tensor in (("bias", self.bias), ("last_load", self.last_load)):
+            if tensor is None:
+                continue
+            if not is_dense(tensor) or tensor.is_complex():
+                raise ValueError(f"state.{name} (={kind_of(tensor)}) must be a dense tensor of real numbers")
+            if tensor.shape != (num_experts,):
+                raise ValueError(
+                    f"state.{name} {tuple(tensor.shape)} must have a number for each of {num_experts} experts"
+                )
+            if tensor.device != device:
+                raise ValueError(
+                    f"state.{name} (on {tensor.device}) must lie on {device}, as logits do; move it"
+                )
+
+    def check_replayed(self, shape: tuple[int, ...], num_experts: int) -> None:
+        """Raise ValueError unless the replayed choices are int64 in `shape` `[G, S, K]`, below `num_experts`."""
+        choices = self.replayed
+        assert choices is not None
+        if not is_dense(choices) or choices.dtype != torch.int64:
+            raise ValueError(
+                f"state.replayed (={kind_of(choices)}) must be a dense tensor of torch.int64; convert it"
+            )
+        if choices.shape != shape:
+            raise ValueError(
+                f"state.replayed {tuple(choices.shape)} must be {shape}: groups, tokens of each, experts of each token"
+            )
+        if bool((choices >= num_experts).any()):
+            raise ValueError(
+                f"state.replayed (has {int(choices.max())}) must have numbers of experts below {num_experts}"
+            )
+
 
 OwnSpec = TypeVar("OwnSpec", bound=RouterSpec)
 
@@ -39,44 +181,6 @@ class Router(ABC, Generic[OwnSpec]):
 
 
 AnyRouter = Router[Any]
-
-
-@runtime_checkable
-class RoutedLayer(Protocol):
-    """MoE layer whose router may be replaced for a while."""
-
-    spec: MoESpec
-    layer: int
-    route: AnyRouter
-
-
-def routed_layers(model: nn.Module, what: str) -> list[RoutedLayer]:
-    """MoE layers of `model`, whose routing is to be `what`, for example "recorded". Raises ValueError if there are
-    none, and for a router that does not support replay."""
-    layers: list[RoutedLayer] = [
-        module
-        for module in model.modules()
-        if isinstance(module, RoutedLayer) and isinstance(module.route, Router)
-    ]
-    if not layers:
-        raise ValueError(
-            f"model (={type(model).__name__}) must have layers of experts for its routing to be {what}"
-        )
-    for layer in layers:
-        if not layer.route.replays:
-            raise ValueError(
-                f"router (={layer.spec.routing.router}, of layer {layer.layer}) must let tokens choose experts, and "
-                f"know of replayed choices, for its routing to be {what}; use another router"
-            )
-    return layers
-
-
-def none_passed(what: str) -> ValueError:
-    """Error of a model whose routing was to be `what`, and that called no MoE layer."""
-    return ValueError(
-        f"model must pass a layer of experts for its routing to be {what}, and has passed none; call the module "
-        "itself, not a program that was captured of it"
-    )
 
 
 def widened(logits: Tensor) -> Tensor:

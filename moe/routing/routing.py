@@ -1,12 +1,396 @@
-"""Result of routing: each token's experts and their weights."""
+"""Result of routing: each token's experts and weights within their capacity, and the rows of the kept choices."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from moe.routing.assignments import Assignments
-from moe.routing.choices import Choices
+
+@dataclass(frozen=True)
+class Assignments:
+    """Kept choices as rows, sorted by expert, then group, then position in the expert's buffer for that group.
+
+    `token`, `expert` and `position` int64 `[n]`; `weight` `[n]`, at least float32.
+    """
+
+    token: Tensor
+    expert: Tensor
+    weight: Tensor
+    position: Tensor
+    rows_by_token: Tensor
+    """int64 `[n]`: row indices sorted by token, then by preference, or by expert under expert choice."""
+    first_by_token: Tensor
+    """int64 `[T]`: offset of each token's first row in `rows_by_token`."""
+    load: Tensor
+    """int64 `[E]`: rows per expert."""
+    counts: list[int]
+    """`load` on the host."""
+    padding_rows: Tensor | None = None
+    """int64: indices of padding rows, which belong to no choice; None if there are none."""
+
+    @classmethod
+    def in_order(
+        cls,
+        token: Tensor,
+        expert: Tensor,
+        weight: Tensor,
+        position: Tensor,
+        num_tokens: int,
+        load: Tensor,
+        counts: list[int],
+    ) -> "Assignments":
+        """Build from rows `[n]` sorted by expert; the rows of a token keep that order."""
+        per_token = counted(token, num_tokens)
+        return cls(
+            token=token,
+            expert=expert,
+            weight=weight,
+            position=position,
+            rows_by_token=token.argsort(stable=True),
+            first_by_token=per_token.cumsum(0) - per_token,
+            load=load,
+            counts=counts,
+        )
+
+    def of_tokens(self, first: int, stop: int, load: Tensor, counts: list[int], before: int) -> "Assignments":
+        """Rows of the tokens `first` to `stop`, renumbered from 0. `load` and `counts` are their rows per expert;
+        `before` is the number of rows of earlier tokens."""
+        in_range = (self.token >= first) & (self.token < stop)
+        num_rows = sum(counts)
+        rows = positions(in_range, num_rows)
+        place = torch.empty_like(self.token).index_copy_(0, rows, torch.arange(num_rows, device=rows.device))
+        return Assignments(
+            token=self.token[rows] - first,
+            expert=self.expert[rows],
+            weight=self.weight[rows],
+            position=self.position[rows],
+            rows_by_token=place[self.rows_by_token[before : before + num_rows]],
+            first_by_token=self.first_by_token[first:stop] - before,
+            load=load,
+            counts=counts,
+        )
+
+
+def counted(values: Tensor, num_values: int) -> Tensor:
+    """int64 `[num_values]`: occurrences of 0, 1, ... in `values`, without the GPU synchronization of
+    `torch.bincount`."""
+    increments = values.new_ones(()).expand_as(values)
+    return values.new_zeros(num_values).index_add_(0, values, increments)
+
+
+def positions(chosen: Tensor, number: int) -> Tensor:
+    """int64 `[number]`: indices of the `number` True entries of `chosen` bool `[n]`, without the GPU synchronization of
+    `nonzero`."""
+    place = torch.where(chosen, chosen.cumsum(0) - 1, number)
+    indices = torch.arange(chosen.numel(), device=chosen.device)
+    return place.new_empty(number + 1).scatter_(0, place, indices)[:number]
+
+
+@dataclass(frozen=True)
+class Queues:
+    """Requests for each expert of a group, in the order of admission."""
+
+    position: Tensor
+    """int64 `[G, S, K]`: requests ahead of this one; undefined for choices that do not ask."""
+    length: Tensor
+    """int64 `[G, E]`: number of requests."""
+
+    def admits(self, capacity: int | None) -> Tensor:
+        """bool `[G, S, K]`: whether a request is within `capacity`; all are if it is None."""
+        if capacity is None:
+            return torch.ones_like(self.position, dtype=torch.bool)
+        return self.position < capacity
+
+    def limited(self, capacity: int | None) -> "Queues":
+        """The requests within `capacity`."""
+        return self if capacity is None else Queues(self.position, self.length.clamp(max=capacity))
+
+
+def queue_up(expert: Tensor, asks: Tensor, num_experts: int, priority: Tensor | None = None) -> Queues:
+    """Queue choices for their experts in each group: first choices before second ones, then in token order; with
+    `priority`, the highest first.
+
+    `expert` int64, `asks` bool (which choices count) and `priority` are `[G, S, K]`.
+    """
+    num_groups, group_tokens, per_token = expert.shape
+    queue = torch.where(asks, expert, num_experts)  # choices that do not ask get a queue of their own
+    queue += torch.arange(num_groups, device=expert.device)[:, None, None] * (num_experts + 1)
+    flat = queue.transpose(1, 2).reshape(-1)  # [G, K, S]
+    if priority is None:
+        order = flat.argsort(stable=True)
+    else:
+        highest_first = priority.detach().transpose(1, 2).reshape(-1).argsort(descending=True, stable=True)
+        order = highest_first[flat[highest_first].argsort(stable=True)]
+    length = counted(flat, num_groups * (num_experts + 1))
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(order.numel(), device=order.device)
+    position = rank - (length.cumsum(0) - length)[flat]
+    return Queues(
+        position.view(num_groups, per_token, group_tokens).transpose(1, 2),
+        length.view(num_groups, num_experts + 1)[:, :num_experts],
+    )
+
+
+class Pairs(NamedTuple):
+    """Token and expert of each choice, int64 `[n]`, in no order; choices with `kept` bool `[n]` False do not count."""
+
+    token: Tensor
+    expert: Tensor
+    kept: Tensor
+
+
+class Choices(ABC):
+    """Experts of each token, as tensors on the device.
+
+    `to_rows` needs counts on the host, which synchronizes a GPU: a dispatcher reads `device_counts` together with all
+    other counts it needs.
+    """
+
+    @property
+    @abstractmethod
+    def num_tokens(self) -> int:
+        """T, the number of tokens."""
+
+    @property
+    @abstractmethod
+    def pairs(self) -> Pairs:
+        """Token and expert of each choice, kept or not."""
+
+    @property
+    @abstractmethod
+    def load(self) -> Tensor:
+        """int64 `[E]`: rows per expert."""
+
+    @property
+    def device_counts(self) -> Tensor:
+        """int64 `[n]`: counts to copy to the host for `to_rows`."""
+        return self.load
+
+    @abstractmethod
+    def to_rows(self, host_counts: list[int]) -> Assignments:
+        """Rows of the kept choices. `host_counts` are the values of `device_counts`."""
+
+    @abstractmethod
+    def detach(self) -> "Choices":
+        """The same choices, detached from the autograd graph."""
+
+    def of_tokens(self, first: int, stop: int) -> "Choices":
+        """Choices of the tokens `first` to `stop`, renumbered from 0."""
+        return self if (first, stop) == (0, self.num_tokens) else _ChoicesInRange(self, first, stop)
+
+    def reaches(self, num_parts: int) -> Tensor:
+        """bool `[num_parts, T]`: whether a token has kept choices in each of `num_parts` equal, contiguous ranges of
+        experts."""
+        token, expert, is_kept = self.pairs
+        part = expert // (self.load.numel() // num_parts)
+        number = token.new_zeros(num_parts * self.num_tokens)
+        number.index_add_(0, part * self.num_tokens + token, is_kept.to(number.dtype))
+        return (number > 0).view(num_parts, self.num_tokens)
+
+
+@dataclass(frozen=True)
+class ChoicesByToken(Choices):
+    """K choices of each token, in token order."""
+
+    expert: Tensor
+    """int64 `[T, K]`, by preference."""
+    weight: Tensor
+    """`[T, K]`"""
+    kept: Tensor
+    """bool `[T, K]`"""
+    position: Tensor
+    """int64 `[T, K]`: position in the expert's buffer, as rows carry it."""
+    slots: Queues
+    """Queues of the kept choices, without gaps."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.expert.shape[0]
+
+    @property
+    def pairs(self) -> Pairs:
+        token = torch.arange(self.num_tokens, device=self.expert.device)[:, None].expand_as(self.expert)
+        return Pairs(token.reshape(-1), self.expert.reshape(-1), self.kept.reshape(-1))
+
+    @cached_property
+    def load(self) -> Tensor:
+        return self.slots.length.sum(0)
+
+    def to_rows(self, host_counts: list[int]) -> Assignments:
+        num_rows = sum(host_counts)
+        kept_EG = self.slots.length.t()
+        num_groups = kept_EG.shape[1]
+        first_row_EG = _starts(kept_EG.reshape(-1)).view_as(kept_EG)
+        group = torch.arange(num_groups, device=kept_EG.device)[:, None, None]
+        row = first_row_EG[self.expert.view(*self.slots.position.shape), group] + self.slots.position
+        row = torch.where(self.kept, row.reshape(self.kept.shape), num_rows)
+        choice = torch.arange(row.numel(), device=row.device)
+        choice_of_row = row.new_empty(num_rows + 1).scatter_(0, row.reshape(-1), choice)[:num_rows]
+        return Assignments(
+            token=choice_of_row // max(1, self.expert.shape[1]),
+            expert=self.expert.reshape(-1)[choice_of_row],
+            weight=self.weight.reshape(-1)[choice_of_row],
+            position=self.position.reshape(-1)[choice_of_row],
+            rows_by_token=row.reshape(-1)[positions(self.kept.reshape(-1), num_rows)],
+            first_by_token=_starts(self.kept.sum(1)),
+            load=self.load,
+            counts=host_counts,
+        )
+
+    def detach(self) -> "ChoicesByToken":
+        return replace(self, weight=self.weight.detach())
+
+
+@dataclass(frozen=True)
+class SortedChoices(Choices):
+    """K choices of each token, whose rows are sorted by expert, then token: no queues are needed."""
+
+    expert: Tensor
+    """int64 `[T, K]`"""
+    weight: Tensor
+    """`[T, K]`"""
+    kept: Tensor
+    """bool `[T, K]`"""
+    num_experts: int
+    known_load: Tensor | None = None
+    """int64 `[E]`: rows per expert, if already counted."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.expert.shape[0]
+
+    @property
+    def pairs(self) -> Pairs:
+        token = torch.arange(self.num_tokens, device=self.expert.device)[:, None].expand_as(self.expert)
+        return Pairs(token.reshape(-1), self.expert.reshape(-1), self.kept.reshape(-1))
+
+    @cached_property
+    def _queue(self) -> Tensor:
+        """int64 `[T · K]`: expert of each choice; E where it is not kept."""
+        return torch.where(self.kept, self.expert, self.num_experts).reshape(-1)
+
+    @cached_property
+    def load(self) -> Tensor:
+        if self.known_load is not None:
+            return self.known_load
+        return counted(self._queue, self.num_experts + 1)[: self.num_experts]
+
+    def to_rows(self, host_counts: list[int]) -> Assignments:
+        num_rows, per_token = sum(host_counts), self.kept.sum(1)
+        order = self._queue.argsort(stable=True)
+        row = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+        choice_of_row = order[:num_rows]
+        return Assignments(
+            token=choice_of_row // self.expert.shape[1],
+            expert=self._queue[choice_of_row],
+            weight=self.weight.reshape(-1)[choice_of_row],
+            position=torch.zeros_like(choice_of_row),
+            rows_by_token=row[positions(self.kept.reshape(-1), num_rows)],
+            first_by_token=_starts(per_token),
+            load=self.load,
+            counts=host_counts,
+        )
+
+    def detach(self) -> "SortedChoices":
+        return replace(self, weight=self.weight.detach())
+
+    def of_tokens(self, first: int, stop: int) -> "SortedChoices":
+        if (first, stop) == (0, self.num_tokens):
+            return self
+        token_slice = slice(first, stop)
+        return SortedChoices(
+            self.expert[token_slice], self.weight[token_slice], self.kept[token_slice], self.num_experts
+        )
+
+
+@dataclass(frozen=True)
+class ChoicesByExpert(Choices):
+    """C choices of each expert in each group."""
+
+    token: Tensor
+    """int64 `[E, G, C]`"""
+    weight: Tensor
+    """`[E, G, C]`"""
+    kept: Tensor
+    """bool `[E, G, C]`"""
+    total_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.total_tokens
+
+    @property
+    def pairs(self) -> Pairs:
+        num_experts = self.token.shape[0]
+        expert = torch.arange(num_experts, device=self.token.device)[:, None, None].expand_as(self.token)
+        return Pairs(self.token.reshape(-1), expert.reshape(-1), self.kept.reshape(-1))
+
+    @cached_property
+    def load(self) -> Tensor:
+        return self.kept.sum((1, 2))
+
+    def to_rows(self, host_counts: list[int]) -> Assignments:
+        buffer = positions(self.kept.reshape(-1), sum(host_counts))
+        owner = self.token.reshape(-1)[buffer]
+        return Assignments(
+            token=owner,
+            expert=buffer // max(1, self.kept[0].numel()),
+            weight=self.weight.reshape(-1)[buffer],
+            position=buffer % max(1, self.token.shape[-1]),
+            rows_by_token=owner.argsort(stable=True),
+            first_by_token=_starts(counted(owner, self.num_tokens)),
+            load=self.load,
+            counts=host_counts,
+        )
+
+    def detach(self) -> "ChoicesByExpert":
+        return replace(self, weight=self.weight.detach())
+
+
+@dataclass(frozen=True)
+class _ChoicesInRange(Choices):
+    whole: Choices
+    first: int
+    stop: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stop - self.first
+
+    @property
+    def pairs(self) -> Pairs:
+        token, expert, is_kept = self.whole.pairs
+        in_range = is_kept & (token >= self.first) & (token < self.stop)
+        return Pairs(torch.where(in_range, token - self.first, 0), expert, in_range)
+
+    @cached_property
+    def load(self) -> Tensor:
+        _, expert, is_kept = self.pairs
+        load = self.whole.load.new_zeros(self.whole.load.shape)
+        return load.index_add_(0, expert, is_kept.to(load.dtype))
+
+    @property
+    def device_counts(self) -> Tensor:
+        token, _, is_kept = self.whole.pairs
+        before = (is_kept & (token < self.first)).sum()
+        return torch.cat((self.whole.device_counts, self.load, before[None]))
+
+    def to_rows(self, host_counts: list[int]) -> Assignments:
+        *of_whole, before = host_counts
+        num_experts = self.load.numel()
+        whole, counts = of_whole[:-num_experts], of_whole[-num_experts:]
+        return self.whole.to_rows(whole).of_tokens(self.first, self.stop, self.load, counts, before)
+
+    def detach(self) -> "_ChoicesInRange":
+        return replace(self, whole=self.whole.detach())
+
+
+def _starts(counts: Tensor) -> Tensor:
+    """Offsets of consecutive runs of the lengths `counts`."""
+    return counts.cumsum(0) - counts
 
 
 @dataclass(frozen=True)

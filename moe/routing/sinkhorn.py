@@ -5,13 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from moe.routing.logistic import logistic
-from moe.routing.router import Router
+from moe.routing.router import Router, RoutingState, TokenContext
 from moe.routing.routing import Routing
-from moe.routing.state import RoutingState
-from moe.routing.token_choice import admit_choices
-from moe.routing.tokens import TokenContext
-from moe.routing.top_k import rounding_unit, top_k, top_k_of_close
+from moe.routing.selection import admit_choices, logistic, rounding_unit, top_k, top_k_within
 from moe.spec.routers import SinkhornTopKSpec
 
 _ROUNDING = 256
@@ -43,8 +39,8 @@ class SinkhornTopK(Router[SinkhornTopKSpec]):
         if not logits_GSE.shape[1]:
             return top_k(logits_GSE, self.spec.top_k)  # empty groups have no largest logit
         wanted_GSE = transport_plan(logits_GSE, real_GS, self.spec.sinkhorn_iterations)
-        within = _ROUNDING * rounding_unit(logits_GSE, real_GS)
-        return top_k_of_close(wanted_GSE, self.spec.top_k, within[:, None, None], logits_GSE)
+        tolerance_G = _ROUNDING * rounding_unit(logits_GSE, real_GS)
+        return top_k_within(wanted_GSE, self.spec.top_k, tolerance_G[:, None, None], logits_GSE)
 
 
 def transport_plan(logits: Tensor, real: Tensor, num_iterations: int) -> Tensor:

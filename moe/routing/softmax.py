@@ -3,13 +3,9 @@
 from torch import Tensor
 
 from moe.routing.balance import load_balancing_loss
-from moe.routing.expert_groups import in_best_groups
-from moe.routing.router import Router
+from moe.routing.router import Router, RoutingState, TokenContext
 from moe.routing.routing import Routing
-from moe.routing.state import RoutingState
-from moe.routing.token_choice import admit_choices
-from moe.routing.tokens import TokenContext
-from moe.routing.top_k import top_k
+from moe.routing.selection import admit_choices, in_best_groups, top_k
 from moe.spec.routers import SoftmaxTopKSpec
 
 

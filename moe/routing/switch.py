@@ -3,11 +3,9 @@
 from torch import Tensor
 
 from moe.routing.balance import load_balancing_loss
-from moe.routing.router import Router
+from moe.routing.router import Router, RoutingState, TokenContext
 from moe.routing.routing import Routing
-from moe.routing.state import RoutingState
-from moe.routing.token_choice import admit_choices
-from moe.routing.tokens import TokenContext
+from moe.routing.selection import admit_choices
 from moe.spec.routers import SwitchTop1Spec
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from moe.experts import stored_or_measured
-from moe.experts.choice import Shape, from_json, to_json
+from moe.experts.measurement import Shape, from_json, to_json
 from moe.layers.moe import MoELayer
 from moe.parallel import plain_collectives
 from moe.storage.folder import Folder

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from moe.calibrate.rates import measure
 from moe.dispatch import AllToAllDispatcher, EinsumDispatcher, HierarchicalDispatcher, LocalDispatcher
-from moe.dispatch.rows import AllToAll
-from moe.experts import BACKENDS, ExpertWeights, Work, feed_forward, feed_forward_reference
+from moe.dispatch.exchange import AllToAll
+from moe.experts import BACKENDS, ExpertWeights, LocalComputation, feed_forward, feed_forward_reference
 from moe.experts.activation import ACTIVATIONS
 from moe.layers import MoELayer, TokenContext
 from moe.parallel import Layout
@@ -69,7 +69,9 @@ def test_experts_equal_the_reference(dtype: torch.dtype, backend: str) -> None:
     given = [torch.randn(shape, generator=generator).to("cuda", dtype) for shape in shapes]
     ours = [tensor.clone().requires_grad_() for tensor in given]
     exact = [tensor.double().requires_grad_() for tensor in given]
-    y = feed_forward(*ours[:2], ExpertWeights(*ours[2:]), Work(counts, ACTIVATIONS["swiglu"], products))
+    y = feed_forward(
+        *ours[:2], ExpertWeights(*ours[2:]), LocalComputation(counts, ACTIVATIONS["swiglu"], products)
+    )
     expected = feed_forward_reference(*exact[:2], ExpertWeights(*exact[2:]), counts, ACTIVATIONS["swiglu"])
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-3, "atol": 1e-3}
     scale = expected.detach().abs().max()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moe import routing
 from moe.routing import Router, Routing, RoutingState, TokenContext
-from moe.routing.token_choice import admit_choices
+from moe.routing.selection import admit_choices
 from moe.spec import JobSpec, MoESpec, json_schema, routers
 from moe.spec.base import Count
 from moe.spec.routers import TokenChoiceSpec

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from moe.dispatch.rows import AllToAll, Traffic
+from moe.dispatch.exchange import AllToAll, Traffic
 from moe.layers import MoELayer
 from moe.parallel import Layout, apply, local_parameters, reduce_gradients
 from moe.plan.degrees import ShardCounts

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from moe.experts.choice import Cost
+from moe.experts.experts import Cost
 from moe.layers import MoELayer
 from moe.parallel import Layout, LocalParameter, ParameterShard
 from moe.plan import MemoryEstimate, Plan, TimeEstimate

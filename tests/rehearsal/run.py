@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from moe.experts.choice import Cost
+from moe.experts.experts import Cost
 from moe.layers import MoELayer
 from moe.parallel import Layout, apply
 from moe.plan.degrees import ShardCounts

@@ -1,7 +1,6 @@
 """What lies beside parameters from step to step: narrow copies that are made once a step, and gradients' memory."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moe.experts import Experts, feed_forward
+from moe.experts import Experts
 from moe.layers.nll import smoothed_nll
 from moe.parallel import (
     Layout,
@@ -159,7 +158,7 @@ def test_an_expert_without_rows_has_a_gradient_of_zeros_where_another_lay() -> N
     experts = next(module for module in training.model.modules() if isinstance(module, Experts))
     forget_gradients(training.parameters)
     rows = torch.ones(3, MODEL.model_dim, dtype=torch.bfloat16)
-    experts(rows, torch.ones(3), partial(feed_forward, work=experts.work_on([3, 0, 0, 0]))).sum().backward()
+    experts(rows, torch.ones(3), experts.local_computation([3, 0, 0, 0])).sum().backward()
     assert experts.w_in.grad is not None
     assert experts.w_in.grad[0].any()
     assert not experts.w_in.grad[1:].any()

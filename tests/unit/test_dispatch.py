@@ -6,13 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.dispatch import EinsumDispatcher, LocalDispatcher, combine_weights
-from moe.dispatch.all_to_all import _chunks, _in_chunks, min_chunks
-from moe.dispatch.exchange import _ExpertOrder, _pack, _unpack, orders
+from moe.dispatch.dispatcher import _chunks, _in_chunks, min_chunks, pad, rows_to_tokens, tokens_to_rows
+from moe.dispatch.exchange import _ExpertOrder, _pack, _unpack, expert_and_rank_order
 from moe.dispatch.hierarchical import once_a_node
-from moe.dispatch.permute import pad, rows_to_tokens, tokens_to_rows
-from moe.experts import BACKENDS, Work
+from moe.experts import BACKENDS, LocalComputation
 from moe.experts.activation import ACTIVATIONS
-from moe.experts.choice import Cost
+from moe.experts.experts import Cost
 from moe.experts.products import slots
 from moe.layers import MoELayer, TokenContext
 from moe.routing import Routing, route
@@ -114,7 +113,7 @@ def test_rows_that_fill_up_weigh_nothing() -> None:
     assert [row // 7 for row in real.tolist()] == assignments.expert.tolist()
     assert torch.equal(padded.weight[real], assignments.weight)
     assert (padded.weight != 0).sum() == len(real)
-    assert sorted([*real.tolist(), *padded.filling.tolist()]) == list(range(21)), (
+    assert sorted([*real.tolist(), *padded.padding_rows.tolist()]) == list(range(21)), (
         "every row is one or the other"
     )
     rows = torch.randn(21, 3, dtype=torch.float64)
@@ -132,7 +131,7 @@ def test_a_token_that_no_expert_takes_is_never_multiplied(activation: str, huge:
     logits = torch.randn(1, 12, 4, dtype=torch.float64)
     choices = route(logits, layer.spec, TokenContext(padding=padding)).choices
     counts = choices.load.tolist()
-    assert layer.experts.work_on(counts).counts != counts
+    assert layer.experts.local_computation(counts).counts != counts
     x, upstream = torch.randn(2, 12, 6, dtype=torch.float64)
 
     def found(first: float) -> tuple[torch.Tensor, ...]:
@@ -148,7 +147,7 @@ def test_a_token_that_no_expert_takes_is_never_multiplied(activation: str, huge:
 def test_rows_that_come_from_ranks_are_filled_up_with_zeros() -> None:
     """Not with copies of one that came: another expert may overflow on it."""
     arriving = torch.tensor([[1, 0, 2], [1, 1, 0]])
-    work = Work([4, 4, 4], ACTIVATIONS["relu"], BACKENDS["batched"])
+    work = LocalComputation([4, 4, 4], ACTIVATIONS["relu"], BACKENDS["batched"])
     order = _ExpertOrder.from_arriving(arriving, lambda counts: work, torch.device("cpu"))
     rows = torch.arange(1.0, 6.0)[:, None].expand(5, 3)
     expected = torch.zeros(12)
@@ -161,7 +160,7 @@ def test_rows_that_come_from_ranks_are_filled_up_with_zeros() -> None:
 def test_rows_from_many_ranks_are_put_in_order_of_experts_and_back(counts: list[list[int]]) -> None:
     arriving = torch.tensor(counts)
     labels = [(e, r, i) for r, row in enumerate(counts) for e, count in enumerate(row) for i in range(count)]
-    by_expert, by_rank = orders(arriving)
+    by_expert, by_rank = expert_and_rank_order(arriving)
     assert [labels[i] for i in by_expert.tolist()] == sorted(labels)
     assert torch.equal(by_expert[by_rank], torch.arange(len(labels)))
 

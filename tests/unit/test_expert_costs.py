@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from moe.experts import BACKENDS, cheapest, choice, measure
-from moe.experts.choice import Cost, Shape, stored_or_measured
+from moe.experts import BACKENDS, cheapest, measure, measurement
+from moe.experts.experts import Cost
+from moe.experts.measurement import Shape, stored_or_measured
 from tests.unit.test_experts import NARROW, ONEDNN, H, M, Products
 
 
@@ -53,7 +54,7 @@ def test_large_experts_are_measured_in_fewer_rounds(monkeypatch: pytest.MonkeyPa
     num_backends = 2 + len(NARROW)
 
     def measured(limit: float) -> int:
-        monkeypatch.setattr(choice, "_FLOPS_MEASURED", {"cpu": limit})
+        monkeypatch.setattr(measurement, "_FLOPS_MEASURED", {"cpu": limit})
         with FlopCounterMode(display=False) as counted:
             assert set(measure(w_in)) == {"segments", "batched"} | NARROW
         return counted.get_total_flops()

@@ -11,13 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from moe.experts import (
     BACKENDS,
     ExpertWeights,
-    Work,
+    LocalComputation,
     build_activation,
     feed_forward,
     feed_forward_reference,
 )
 from moe.experts import activation as activations
-from moe.experts.choice import Cost, Shape
+from moe.experts.experts import Cost
+from moe.experts.measurement import Shape
 from moe.layers import MoELayer
 from moe.parallel.accelerator import multiplies
 from moe.spec import MoESpec
@@ -95,7 +96,7 @@ def test_every_backend_equals_the_reference(
     lacking = {"widened"} if multiplies(dtype, torch.device("cpu")) else set()
     assert set(BACKENDS) - set(taking) == (lacking if dtype == torch.float32 else {"grouped_mm", *lacking})
     for name in {*taking, "widened"}:  # right on any CPU, though only some are the faster for it
-        work = Work(counts, ACTIVATIONS[activation], BACKENDS[name])
+        work = LocalComputation(counts, ACTIVATIONS[activation], BACKENDS[name])
         ours = run(given, dtype, gradient, partial(feed_forward, work=work))
         assert_close(ours, theirs, TOLERANCES[dtype], name)
         again = run(given, dtype, gradient, partial(feed_forward, work=replace(work, recompute=True)))
@@ -114,7 +115,7 @@ def test_gradients_against_finite_differences(backend: str, activation: str) -> 
     def of(*values: torch.Tensor) -> torch.Tensor:
         weights = ExpertWeights(**dict(zip(names, values[2:], strict=True)))
         return feed_forward(
-            *values[:2], weights, Work([2, 0, 3, 0], ACTIVATIONS[activation], BACKENDS[backend])
+            *values[:2], weights, LocalComputation([2, 0, 3, 0], ACTIVATIONS[activation], BACKENDS[backend])
         )
 
     shifted = (tensor + torch.rand_like(tensor) / 8 for tensor in given.values())  # away from ReLU's kink
@@ -153,7 +154,9 @@ def test_input_and_gradient_need_not_be_contiguous(backend: str) -> None:
     given = tensors(kind_of("swiglu", False), 12, torch.float32)
     scale, weights = given["scale"], ExpertWeights(given["w_in"], given["w_out"], given["w_gate"])
     strided = torch.randn(12, 2 * M)[:, ::2].requires_grad_()
-    y = feed_forward(strided, scale, weights, Work(counts, ACTIVATIONS["swiglu"], BACKENDS[backend]))
+    y = feed_forward(
+        strided, scale, weights, LocalComputation(counts, ACTIVATIONS["swiglu"], BACKENDS[backend])
+    )
     torch.testing.assert_close(
         y, feed_forward_reference(strided, scale, weights, counts, ACTIVATIONS["swiglu"])
     )
@@ -169,7 +172,9 @@ def test_backward_may_run_twice(backend: str) -> None:
     given = tensors(kind_of("relu", False), 12, torch.float32)
     x = given["x"].requires_grad_()
     weights = ExpertWeights(given["w_in"], given["w_out"])
-    y = feed_forward(x, given["scale"], weights, Work([3, 4, 0, 5], ACTIVATIONS["relu"], BACKENDS[backend]))
+    y = feed_forward(
+        x, given["scale"], weights, LocalComputation([3, 4, 0, 5], ACTIVATIONS["relu"], BACKENDS[backend])
+    )
     (first,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
     (second,) = torch.autograd.grad(y.sum(), x)
     assert torch.equal(first, second)
@@ -221,7 +226,7 @@ def test_bfloat16_rows_are_multiplied_in_few_numbers_on_a_cpu() -> None:
     with Products() as products:
         for counts in loads:
             x = torch.randn(sum(counts), M, dtype=torch.bfloat16, requires_grad=True)
-            work = Work(counts, ACTIVATIONS["swiglu"], BACKENDS["segments"])
+            work = LocalComputation(counts, ACTIVATIONS["swiglu"], BACKENDS["segments"])
             feed_forward(x, torch.ones(sum(counts)), weights, work).sum().backward()
     numbers = {next(iter({*size} - {M, H}), H) for size in products.sizes}
     assert numbers <= {*range(16, 256, 16), *range(256, 512, 32), *range(512, 1025, 64)}
@@ -333,7 +338,7 @@ def test_a_layer_is_the_same_whether_its_experts_fill_up_rows_or_not() -> None:
     found = []
     for backend in BACKENDS:
         layer.experts.costs = {backend: Cost(0.0, 1.0)}
-        assert (layer.experts.work_on(counts).counts != counts) == (backend == "batched")
+        assert (layer.experts.local_computation(counts).counts != counts) == (backend == "batched")
         y = layer(x)[0]
         found.append((y.detach(), *torch.autograd.grad(y.sum(), (x, *layer.parameters()))))
     for other in found[1:]:

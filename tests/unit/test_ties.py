@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.routing import TokenContext, route
-from moe.routing.logistic import logistic
-from moe.routing.top_k import top_k, top_k_of_close
+from moe.routing.selection import logistic, top_k, top_k_within
 from moe.spec import MoESpec
 
 
@@ -73,7 +72,7 @@ def test_close_scores_are_equal_ones(rows: list[list[int]], then: list[int], k: 
         for given in (rows, [then] * len(rows))
     )
     within = torch.full((len(rows), 1), 1e-5)
-    assert top_k_of_close(close, k, within, second).tolist() == expected
+    assert top_k_within(close, k, within, second).tolist() == expected
 
 
 @given(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from moe.data.pairs import Sampler, TokenStore
-from moe.experts.choice import Cost
+from moe.experts.experts import Cost
 from moe.parallel import Layout
 from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec

@@ -8,12 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from moe.dispatch.all_to_all import AllToAllDispatcher
-from moe.dispatch.local import LocalDispatcher
-from moe.experts import BACKENDS, Activation, ExpertWeights, Work, build_activation
-from moe.experts.experts import RunRows
+from moe.dispatch import AllToAllDispatcher, LocalDispatcher
+from moe.dispatch.exchange import ExpertExchange
+from moe.experts import (
+    BACKENDS,
+    Activation,
+    ExpertComputation,
+    ExpertWeights,
+    LocalComputation,
+    build_activation,
+)
 from moe.layers.moe import MoELayer
-from moe.routing import Choices, ChoicesInOrder
+from moe.routing import Choices, SortedChoices
 from moe.sharding.bindings.mesh_rows import MeshRows
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import shape_of
@@ -36,7 +42,7 @@ CHUNK_ROWS = 256
 
 def run_experts(layer: MoELayer, x_TM: Tensor, choices: Choices) -> Tensor:
     """`MoELayer.run_experts` as one operator. Raises ValueError for adapters and quantized weights."""
-    assert isinstance(choices, ChoicesInOrder)
+    assert isinstance(choices, SortedChoices)
     choice_tensors = (choices.expert, choices.weight, choices.kept)
     weights, activation = layer.experts.weights, layer.experts.activation
     if weights.is_coded or any(adapter is not None for adapter in weights.adapters):
@@ -47,17 +53,17 @@ def run_experts(layer: MoELayer, x_TM: Tensor, choices: Choices) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _GivenExperts:
-    """Experts with the given weights."""
+class _OperandExperts:
+    """Experts whose weights are operands of the operator."""
 
     weights: ExpertWeights
     activation: Activation
 
-    def __call__(self, rows: Tensor, weight: Tensor, run: RunRows) -> Tensor:
-        return run(rows, weight, self.weights)
+    def __call__(self, rows: Tensor, scale: Tensor, computation: ExpertComputation) -> Tensor:
+        return computation.run(rows, scale, self.weights)
 
-    def work_on(self, counts: list[int]) -> Work:
-        return Work(counts, self.activation, BACKENDS["segments"])
+    def local_computation(self, counts: list[int]) -> LocalComputation:
+        return LocalComputation(counts, self.activation, BACKENDS["segments"])
 
 
 def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tensor, ...]:
@@ -75,19 +81,27 @@ def _begin(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> Callable[
     b_out = tensors[4]
     if b_out is not None and not mesh.is_first(hidden_axes):
         tensors[4] = torch.zeros_like(b_out)  # only one shard adds it
-    experts = _GivenExperts(ExpertWeights.from_tensors(tensors), build_activation(activation, settings))
-    num_here, dispatch = tensors[0].shape[0], LocalDispatcher()
+    experts = _OperandExperts(ExpertWeights.from_tensors(tensors), build_activation(activation, settings))
+    num_here = tensors[0].shape[0]
     if exchange_axis is not None:
-        over = MeshRows(mesh, exchange_axis)
-        choices = ChoicesInOrder(expert, weight, is_kept, over.num_ranks * num_here)
+        transport = MeshRows(mesh, exchange_axis)
+        choices = SortedChoices(expert, weight, is_kept, transport.num_ranks * num_here)
         # from shapes only, so that all ranks agree
         num_chunks = max(1, min(MAX_CHUNKS, expert.numel() // num_here // CHUNK_ROWS))
-        finish = AllToAllDispatcher(over, num_chunks=num_chunks).begin(x, choices, experts)
-        return lambda: (finish(),)
+        rows, scale, plan = AllToAllDispatcher(transport, num_chunks=num_chunks)(x, choices, experts)
+        assert isinstance(plan.computation, ExpertExchange)
+        exchange = plan.computation.with_first_sent(rows, scale)
+        return lambda: (plan.combine(experts(rows, scale, exchange)),)
     if expert_axes:
         expert = expert - mesh.first(num_experts, expert_axes)
         is_kept = is_kept & (expert >= 0) & (expert < mesh.valid(num_experts, expert_axes))
-    return lambda: (dispatch(x, ChoicesInOrder(expert, weight, is_kept, num_here), experts),)
+    local_choices = SortedChoices(expert, weight, is_kept, num_here)
+
+    def run() -> tuple[Tensor, ...]:
+        rows, scale, plan = LocalDispatcher()(x, local_choices, experts)
+        return (plan.combine(experts(rows, scale, plan.computation)),)
+
+    return run
 
 
 EXPERTS = define_differentiable(

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from moe.dispatch.rows import OnTheWay, RowExchange, Traffic
+from moe.dispatch.exchange import PendingRows, RowExchange, Traffic
 from moe.sharding.exchange.mesh import Mesh
 
 
-class _Begun:
+class _PendingMeshRows:
     """Pending all-to-all. `wait` may be called once and frees its buffers."""
 
     def __init__(self, wait: Callable[[], Tensor]) -> None:
@@ -33,8 +33,8 @@ class MeshRows(RowExchange):
         flat_counts = self._mesh.all_gather(counts.contiguous(), self._axis)
         return flat_counts.view(self.num_ranks, *counts.shape)
 
-    def start(self, rows: Tensor, sent: list[int], received: list[int]) -> OnTheWay:
-        return _Begun(self._mesh.begin_all_to_all(rows.contiguous(), self._axis, sent, received))
+    def start(self, rows: Tensor, sent: list[int], received: list[int]) -> PendingRows:
+        return _PendingMeshRows(self._mesh.begin_all_to_all(rows.contiguous(), self._axis, sent, received))
 
     def take_traffic(self) -> Traffic:
         return Traffic()

@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from moe.layers.moe import MoELayer
-from moe.routing import ChoicesInOrder, Routing, RoutingState, TokenContext, build_router
-from moe.routing.choices import ChoicesOfExperts, ChoicesOfTokens
+from moe.routing import Routing, RoutingState, SortedChoices, TokenContext, build_router
+from moe.routing.routing import ChoicesByExpert, ChoicesByToken
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import shape_of
 from moe.sharding.rules.differentiable import (
@@ -56,7 +56,7 @@ def route_tokens(layer: MoELayer, logits: Tensor, tokens: TokenContext) -> Routi
     some_choices = num_choices.clamp(min=1).to(logits.dtype)
     some_tokens = num_tokens.clamp(min=1).to(logits.dtype)
     return Routing(
-        ChoicesInOrder(*of_token[:3], spec.num_experts, load),
+        SortedChoices(*of_token[:3], spec.num_experts, load),
         *of_token,
         num_groups=logits.shape[0],
         capacity=spec.routing.capacity(logits.shape[1], spec.num_experts) if tokens.training else None,
@@ -75,7 +75,7 @@ def route_tokens(layer: MoELayer, logits: Tensor, tokens: TokenContext) -> Routi
 @cache
 def _let_it_be_returned() -> None:
     """Register routings as pytrees, so that a captured module may return them."""
-    for kind in (Routing, ChoicesInOrder):
+    for kind in (Routing, SortedChoices):
         pytree.register_dataclass(kind)
 
 
@@ -158,8 +158,8 @@ def _route(
 
 def _by_token(routing: Routing, spec: MoESpec) -> tuple[Tensor, ...]:
     """(expert, weight, is_kept, position), each `[T, K]`."""
-    if not isinstance(choices := routing.choices, ChoicesOfExperts):
-        assert isinstance(choices, ChoicesOfTokens)
+    if not isinstance(choices := routing.choices, ChoicesByExpert):
+        assert isinstance(choices, ChoicesByToken)
         return choices.expert, choices.weight, choices.kept, choices.position
     token, expert, is_kept = choices.pairs
     shape = (choices.num_tokens, spec.num_experts)

@@ -1,4 +1,4 @@
-"""Choice of the fastest backend of grouped products for these experts on this machine.
+"""Measurement of the backends of grouped products for these experts on this machine.
 
 Measured once per device type, number of threads, dtype and shape, and stored. Of two concurrent measurements the first
 stored decides, so that a machine always makes the same choice.
@@ -16,38 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe.experts.batched import BatchedProducts
-from moe.experts.grouped_mm import GroupedMM
+from moe.experts.experts import BACKENDS, Cost, Costs
 from moe.experts.products import GroupedProducts
-from moe.experts.segments import SegmentProducts
-from moe.experts.widened import WidenedProducts
 from moe.parallel.accelerator import accelerator
 
-BACKENDS: dict[str, GroupedProducts] = {
-    "segments": SegmentProducts(),
-    "batched": BatchedProducts(),
-    "grouped_mm": GroupedMM(),
-    "widened": WidenedProducts(),
-}
-MAX_PADDING = 1.5
-"""Batched products are excluded if padding to the busiest expert's rows exceeds this multiple of all rows."""
 _FLOPS_MEASURED = {"cpu": 8e9, "cuda": 2e12}
 _ROUNDS = 5
 """Measurement rounds; fewer, but at least one, if even the fewest rows exceed `_FLOPS_MEASURED`."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Seconds of a backend's three products, forward and backward, as a function of rows."""
-
-    fixed_s: float
-    per_row_s: float
-    row_multiple: int = 1
-    """The rows multiplied per expert are a multiple of this, or of more for large counts."""
-
-    def seconds(self, products: GroupedProducts, counts: list[int]) -> float:
-        """Seconds for `counts` rows per expert on the backend `products`."""
-        return self.fixed_s + self.per_row_s * sum(products.multiplied(counts, self.row_multiple))
 
 
 @dataclass(frozen=True)
@@ -92,24 +67,6 @@ def processor() -> str:
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
         platform.machine(),
     )
-
-
-Costs = dict[str, Cost]
-"""Cost by backend name."""
-
-
-def cheapest(costs: Costs, counts: list[int]) -> GroupedProducts:
-    """Backend with the lowest predicted time for `counts`; `segments` without measurements."""
-    rows = sum(counts)
-    if not costs or not rows:
-        return BACKENDS["segments"]
-    padded_counts = BACKENDS["batched"].padded(counts)
-    predicted_s = {
-        name: cost.seconds(BACKENDS[name], counts)
-        for name, cost in costs.items()
-        if name != "batched" or sum(padded_counts) <= MAX_PADDING * rows or len(costs) == 1
-    }
-    return BACKENDS[min(predicted_s, key=lambda name: predicted_s[name])]
 
 
 def measure(w_in: Tensor) -> Costs:
@@ -196,5 +153,5 @@ def to_json(costs: Costs) -> dict[str, dict[str, float]]:
     return {name: asdict(cost) for name, cost in costs.items()}
 
 
-def from_json(given: dict[str, dict[str, Any]]) -> Costs:
-    return {name: Cost(**cost) for name, cost in given.items() if name in BACKENDS}
+def from_json(costs: dict[str, dict[str, Any]]) -> Costs:
+    return {name: Cost(**cost) for name, cost in costs.items() if name in BACKENDS}
