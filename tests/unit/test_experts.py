@@ -97,9 +97,9 @@ def test_every_backend_equals_the_reference(
     assert set(BACKENDS) - set(taking) == (lacking if dtype == torch.float32 else {"grouped_mm", *lacking})
     for name in {*taking, "widened"}:  # right on any CPU, though only some are the faster for it
         work = LocalComputation(counts, ACTIVATIONS[activation], BACKENDS[name])
-        ours = run(given, dtype, gradient, partial(feed_forward, work=work))
+        ours = run(given, dtype, gradient, partial(feed_forward, computation=work))
         assert_close(ours, theirs, TOLERANCES[dtype], name)
-        again = run(given, dtype, gradient, partial(feed_forward, work=replace(work, recompute=True)))
+        again = run(given, dtype, gradient, partial(feed_forward, computation=replace(work, recompute=True)))
         assert all(torch.equal(again[tensor], ours[tensor]) for tensor in ours), (
             "multiplied once more, the same"
         )
