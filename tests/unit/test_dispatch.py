@@ -136,7 +136,8 @@ def test_a_token_that_no_expert_takes_is_never_multiplied(activation: str, huge:
 
     def found(first: float) -> tuple[torch.Tensor, ...]:
         given = x.masked_fill(padding[:, None], first).requires_grad_()
-        y = LocalDispatcher()(given, choices, layer.experts)
+        rows, weight, plan = LocalDispatcher()(given, choices, layer.experts)
+        y = plan.combine(layer.experts(rows, weight, plan.computation))
         wanted = (given, *layer.experts.parameters())
         return y, *torch.autograd.grad(y, wanted, upstream.masked_fill(padding[:, None], first))
 
@@ -152,8 +153,8 @@ def test_rows_that_come_from_ranks_are_filled_up_with_zeros() -> None:
     rows = torch.arange(1.0, 6.0)[:, None].expand(5, 3)
     expected = torch.zeros(12)
     expected[[0, 1, 4, 8, 9]] = torch.tensor([1.0, 4.0, 5.0, 2.0, 3.0])
-    assert torch.equal(order.lay_out(rows), expected[:, None].expand(12, 3))
-    assert torch.equal(order.bring_back(order.lay_out(rows)), rows)
+    assert torch.equal(order.to_expert_order(rows), expected[:, None].expand(12, 3))
+    assert torch.equal(order.to_rank_order(order.to_expert_order(rows)), rows)
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=1, max_size=4))
