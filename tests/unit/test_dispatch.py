@@ -221,7 +221,7 @@ def test_chunks_hold_everything_once_and_no_more_than_the_bound(counts: list[lis
     number = min_chunks(arriving, bound)
     chunks = _chunks(arriving, arriving, number)
     assert torch.equal(sum(chunk.arriving for chunk in chunks), arriving)
-    assert chunks[-1].here.stop == int(arriving.sum())
+    assert chunks[-1].sent_slice.stop == int(arriving.sum())
     most = max(bound, int((arriving > 0).sum()))
     assert all(int(chunk.arriving.sum()) <= most for chunk in chunks)
     if number > 1:
