@@ -61,7 +61,7 @@ def check_python() -> Finding:
     if sys.version_info < MIN_PYTHON:
         minimum = ".".join(map(str, MIN_PYTHON))
         return Finding(
-            "Python", "fault", version, f"must be {minimum} or later; make the environment anew with one"
+            "Python", "fault", version, f"must be {minimum} or later; recreate the environment with it"
         )
     return Finding("Python", "ok", f"{version} in {sys.prefix}")
 
@@ -95,7 +95,7 @@ def check_corpus() -> Iterator[Finding]:
         yield Finding(
             "corpus",
             "note",
-            f"{' and '.join(missing)} not installed: the catalogs corpus lacks them",
+            f"{' and '.join(missing)} not installed; the catalogs corpus needs them",
             "run 'make setup'",
         )
     else:
@@ -107,9 +107,7 @@ def check_corpus() -> Iterator[Finding]:
 def check_cores() -> Finding:
     cores = available_cores()
     if cores < 2:
-        return Finding(
-            "cores", "note", f"{cores:g}", "the demo runs two workers; they will share what there is"
-        )
+        return Finding("cores", "note", f"{cores:g}", "the demo's two workers share the cores there are")
     return Finding("cores", "ok", f"{cores:g}")
 
 
@@ -123,26 +121,26 @@ def check_memory() -> Finding:
             "memory",
             "note",
             description,
-            f"the demo wants {num_bytes(DEMO_MEMORY_BYTES)}; close other programs",
+            f"the demo needs {num_bytes(DEMO_MEMORY_BYTES)}; close other programs",
         )
     return Finding("memory", "ok", description)
 
 
 def check_gpus() -> Finding:
     if shutil.which("nvidia-smi") is None:
-        return Finding("GPUs", "ok", "none (no nvidia-smi); training runs on cores")
+        return Finding("GPUs", "ok", "none (no nvidia-smi); training uses CPUs")
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
     except subprocess.TimeoutExpired:
-        return Finding("GPUs", "fault", "nvidia-smi does not answer", "look at the driver: nvidia-smi, dmesg")
+        return Finding("GPUs", "fault", "nvidia-smi does not respond", "check the driver: nvidia-smi, dmesg")
     if answer.returncode != 0:
         output = (answer.stdout + answer.stderr).strip().splitlines()[:1]
         return Finding(
             "GPUs",
             "note",
             "".join(output) or "nvidia-smi failed",
-            "without a working driver, training runs on cores",
+            "training uses CPUs until the driver works",
         )
     names = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
     build = (_version("torch") or "").partition("+")[2]
@@ -151,7 +149,7 @@ def check_gpus() -> Finding:
             "GPUs",
             "note",
             f"{len(names)} x {names[0]}",
-            "this torch is built for cores only; install its CUDA build",
+            "this torch is a CPU build; install a CUDA build",
         )
     return Finding("GPUs", "ok", f"{len(names)} x {names[0]}" if names else "none")
 
@@ -160,12 +158,14 @@ def check_state_dir(state_dir: Path) -> Finding:
     existing = next(folder for folder in (state_dir, *state_dir.parents) if folder.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         return Finding(
-            "state", "fault", f"{existing} cannot be written", "set SHARDYARD_STATE_DIR to a folder of yours"
+            "state", "fault", f"{existing} is not writable", "set SHARDYARD_STATE_DIR to a writable folder"
         )
     free = shutil.disk_usage(existing).free
     description = f"{state_dir}, {num_bytes(free)} free"
     if free < ROOMY_DISK_BYTES:
-        return Finding("state", "note", description, "checkpoints and prepared corpora go there; make room")
+        return Finding(
+            "state", "note", description, "checkpoints and prepared corpora go there; free some space"
+        )
     return Finding("state", "ok", description)
 
 
@@ -194,13 +194,13 @@ def check_control_plane(
         place = f"{settings.host}:{settings.port}"
         if not _is_free(settings.host, settings.port):
             yield Finding(
-                "port", "fault", f"{place} is taken by another program", "use 'shardyard up --port N'"
+                "port", "fault", f"{place} is in use by another program", "use 'shardyard up --port N'"
             )
         else:
             yield Finding("port", "ok", f"{place} is free")
         yield Finding("service", "note", str(service))
         return
-    yield Finding("service", "ok", f"a control plane answers at {url}")
+    yield Finding("service", "ok", f"a control plane is running at {url}")
     try:
         with Client(url) as client:
             facts = client.cluster()

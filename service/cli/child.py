@@ -67,12 +67,12 @@ class ControlPlaneChild:
                 except ClientError:
                     time.sleep(0.1)
         raise CommandError(
-            f"the control plane did not answer within {START_TIMEOUT_S:g} s\n{self.log_tail()}"
+            f"the control plane did not respond within {START_TIMEOUT_S:g} s\n{self.log_tail()}"
         )
 
     def log_tail(self) -> str:
         lines = self.log_path.read_text(errors="replace").splitlines()
-        return "\n".join([*lines[-TAIL_LINES:], f"(all of it: {self.log_path})"])
+        return "\n".join([*lines[-TAIL_LINES:], f"(full log: {self.log_path})"])
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -29,14 +29,16 @@ class ClusterOptions:
             if is_imagined or any(
                 value is not None for value in (self.memory, self.price, self.billing_unit)
             ):
-                raise Misuse("--cluster says all of a cluster; leave --num-nodes and its like out")
+                raise Misuse(
+                    "--cluster describes a whole cluster; omit --num-nodes and the other cluster options"
+                )
             from moe.plan import read_cluster
 
             return read_cluster(self.cluster)
         beside = (("--memory", self.memory), ("--price", self.price), ("--billing-unit", self.billing_unit))
         for option, value in beside:
             if value is not None and not is_imagined:
-                raise Misuse(f"{option} belongs to an imagined cluster; add --num-nodes and --device")
+                raise Misuse(f"{option} applies to a hypothetical cluster; add --num-nodes and --device")
         return self._hypothetical_cluster() if is_imagined else None
 
     def _hypothetical_cluster(self) -> "Cluster":
@@ -47,8 +49,8 @@ class ClusterOptions:
         device = self._facts() if device_text.lstrip().startswith("{") else device_text
         if isinstance(device, str) and device not in DEVICES:
             raise Misuse(
-                f"--device (={device!r}) must be a device type known here; use one of {', '.join(DEVICES)}, or give "
-                f"its facts: --device '{FACTS}'"
+                f"--device (={device!r}) must be a known device type; use one of {', '.join(DEVICES)}, "
+                f"or describe it: --device '{FACTS}'"
             )
         fields = {
             "num_nodes": self.num_nodes or 1, "devices_per_node": self.devices_per_node or 1, "device": device,

@@ -12,6 +12,6 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Misuse(f"{question} Nobody can be asked here: add --yes to say so beforehand")
+        raise Misuse(f"{question} No terminal to ask on: add --yes to confirm")
     if not typer.confirm(question, err=True):
         raise CommandError("nothing was done")

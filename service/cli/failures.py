@@ -44,7 +44,7 @@ def explain(error: Exception) -> Failure | None:
     if isinstance(error, ApiError):
         text = str(error)
         if error.status in (401, 403):
-            text += "; give the service's token in SHARDYARD_TOKEN"
+            text += "; set SHARDYARD_TOKEN to the service's token"
         is_misuse = error.status in (400, 404, 410, 413, 422)
         return _failure(text, MISUSE if is_misuse else FAILED, error.problems)
     if isinstance(error, BadUrl | BadToken):
@@ -52,17 +52,17 @@ def explain(error: Exception) -> Failure | None:
     if isinstance(error, ClientError):
         return _failure(str(error), FAILED)
     if isinstance(error, UnicodeEncodeError) and error.encoding.replace("-", "") == "utf8":
-        return _failure(f"{ascii(error.object)[:200]} is no UTF-8 text; write it in UTF-8", MISUSE)
+        return _failure(f"{ascii(error.object)[:200]} is not UTF-8 text; encode it as UTF-8", MISUSE)
     if isinstance(error, UnicodeEncodeError):
         return _failure(
-            f"{ascii(error.object)[:200]} cannot be written as {error.encoding}, which this locale asks for; "
-            "use a UTF-8 locale (LC_ALL=C.UTF-8)",
+            f"{ascii(error.object)[:200]} cannot be encoded as {error.encoding}, the locale's "
+            "encoding; use a UTF-8 locale (LC_ALL=C.UTF-8)",
             MISUSE,
         )
     if isinstance(error, OSError) and error.filename is not None:
         return _failure(f"{error.filename}: {error.strerror}", MISUSE)
     if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:
-        return _failure(f"the output cannot be written: {error.strerror}", FAILED)
+        return _failure(f"cannot write the output: {error.strerror}", FAILED)
     from moe.spec.errors import SpecError  # last: this import takes as long as most commands
 
     return _failure(str(error), MISUSE, error.problems) if isinstance(error, SpecError) else None

@@ -19,5 +19,5 @@ def plain_job(file: Path) -> dict[str, Any]:
         fields = read_plain(file)
     if not isinstance(fields, dict):
         where = "standard input" if file == STANDARD_INPUT else file
-        raise Misuse(f"{where} holds no job; write model, data and train, each with what belongs to it")
+        raise Misuse(f"{where} is empty; write a job: model, data and train")
     return fields

@@ -66,7 +66,7 @@ def depends(
         parts = (
             _view(plan, where, output),
             "",
-            Text("what it depends on", "bold"),
+            Text("assumptions", "bold"),
             sensitivity_view(plan, changes),
         )
         console().print(Group(*parts))
@@ -178,9 +178,7 @@ def explain(
     """Print why the plan was preferred to `layout`. Raises SpecError if that does not fit; OSError, ClientError."""
     plan, where = plan_and_where
     if plan.module is not None:
-        raise Misuse(
-            "--explain-against compares layouts of this library's models; a module's job has one layout alone"
-        )
+        raise Misuse("--explain-against compares layouts of built-in models; a module's job has only one")
     # the goal has already chosen the number of workers
     request = replace(request, query=replace(request.query, goal=None))
     cluster = None if cluster is None else _pool_of(plan, cluster)
@@ -203,7 +201,7 @@ def read_layout(text: str) -> Layout:
         return layout_to_ask(load(text))
     if "=" not in text:
         raise SpecError(
-            Problem("not_found", _OPTION, text, "is neither a layout nor a file that is there",
-                    "write it as tensor=2,expert=8, or name a plan that --save wrote")
+            Problem("not_found", _OPTION, text, "is neither a layout nor an existing file",
+                    "write it as tensor=2,expert=8, or name a plan written by --save")
         )  # fmt: skip
     return parse_layout(text, _OPTION)

@@ -25,7 +25,7 @@ def settings_for(**overrides: Any) -> "Settings":
     except SettingsError as error:  # pydantic names only the field
         match = re.search(r'"(\w+)"', str(error))
         name = f"SHARDYARD_{match[1].upper()}" if match else str(error)
-        raise Misuse(f"{name} must be a list in JSON, such as '[\"/data\"]'") from None
+        raise Misuse(f"{name} must be a JSON list, such as '[\"/data\"]'") from None
     except ValidationError as error:
         raise Misuse("\n".join(_in_words(problem) for problem in error.errors())) from None
 
@@ -51,7 +51,7 @@ def require_usable(settings: "Settings") -> None:
         raise Misuse(f"{error.filename or 'the database'}: {error.strerror or error}; {remedy}") from None
     except (SQLAlchemyError, ImportError) as error:
         # The first line is the database's message; the others are SQL.
-        raise Misuse(f"the database cannot be used ({str(error).splitlines()[0]}); {remedy}") from None
+        raise Misuse(f"cannot use the database ({str(error).splitlines()[0]}); {remedy}") from None
 
 
 def _in_words(problem: Any) -> str:

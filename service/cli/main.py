@@ -33,7 +33,7 @@ from service.signals import Interruption
 
 app = typer.Typer(
     name="shardyard",
-    epilog="Exit codes: 0 done, 1 failed, 2 misuse (what was asked cannot be done as it was asked).",
+    epilog="Exit codes: 0 success, 1 failure, 2 misuse (an invalid command, file or request).",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

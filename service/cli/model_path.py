@@ -47,16 +47,16 @@ def _refuse_another_tools(path: str) -> None:
         return
     local = Path(folder.path_of(""))
     if not local.exists():
-        raise Misuse(f"{path} does not exist; give a job's id, or the folder of a job or of its checkpoint")
+        raise Misuse(f"{path} does not exist; give a job's id, or the folder of a job or of a checkpoint")
     if "model_type" in _fields(local / "config.json"):
         raise Misuse(
-            f"{path} holds a model in the Hugging Face format: transformers and vLLM load it, and a job with "
-            f"'model: {{from: {path}}}' trains it on; give the job that made it"
+            f"{path} holds a model in Hugging Face format, which transformers and vLLM load; give "
+            f"the job that made it, or train it in a job with 'model: {{from: {path}}}'"
         )
     if "peft_type" in _fields(local / "adapter_config.json"):
         raise Misuse(
-            f"{path} holds an adapter in PEFT's format: PEFT loads it beside its base, and a job with "
-            f"'adapter: {{from: {path}}}' trains it on; give the job that made it"
+            f"{path} holds a PEFT adapter, which PEFT loads beside its base; give the job that made "
+            f"it, or train it in a job with 'adapter: {{from: {path}}}'"
         )
 
 

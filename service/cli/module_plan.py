@@ -36,7 +36,7 @@ def _hints(path: Path | None) -> dict[str, object]:
     hints = {} if path is None else read_plain(path)
     if not isinstance(hints, dict) or not all(isinstance(name, str) for name in hints):
         raise SpecError(
-            Problem("wrong_type", "--hints", str(path), "must hold a mapping of names to hints",
+            Problem("wrong_type", "--hints", str(path), "must map names to hints",
                     'write it as "*.experts.*": {split: 0}')
         )  # fmt: skip
     return hints

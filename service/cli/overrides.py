@@ -26,7 +26,7 @@ def apply_overrides(fields: dict[str, Any], assignments: list[str]) -> dict[str,
             if not isinstance(place, dict):
                 whole = ".".join(above[:depth])
                 raise Misuse(
-                    f"--set (={assignment!r}) names a field of {whole} (={place!r}), which has none; "
+                    f"--set (={assignment!r}) names a field of {whole} (={place!r}), which has no fields; "
                     f"set it as a whole, as in --set '{whole}={{...}}'"
                 )
         place[last] = parse_text(text, f"--set {path}")

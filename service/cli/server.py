@@ -39,7 +39,7 @@ def _bare_httpx() -> Iterator[None]:
 def require_id(id: str) -> None:
     """Raises Misuse for an empty id (an unset shell variable), which would address all jobs."""
     if not id:
-        raise Misuse("the id of a job is empty; 'shardyard ls' shows the ids that there are")
+        raise Misuse("the job's id must not be empty; 'shardyard ls' lists the jobs")
 
 
 def find_job(client: "Client", id: str) -> "Job":
@@ -60,9 +60,9 @@ def _nearest(client: "Client", id: str) -> str:
 
     jobs = list(client.jobs(limit=NEARBY_JOBS))
     if not jobs:
-        return "; there are no jobs yet, 'shardyard submit FILE' makes one"
+        return "; there are no jobs yet, create one with 'shardyard submit FILE'"
     by_name = [job.id for job in jobs if id in (job.name, job.id[: len(id)])]
     like = by_name or difflib.get_close_matches(id, [job.id for job in jobs], n=3, cutoff=0.6)
     if not like:
-        return "; 'shardyard ls' shows those that there are"
+        return "; 'shardyard ls' lists the jobs"
     return f"; did you mean {' or '.join(like[:3])}?"

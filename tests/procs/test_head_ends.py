@@ -15,7 +15,7 @@ from tests.processes import DEADLINE_S, await_that, with_environment
 from tests.service_cli.command import COMMAND, environment, shardyard
 from tests.service_cli.running_up import WITHOUT_RAY, up
 
-WAITS = "another command starts or stops Ray here: waiting for it"
+WAITS = "another command is starting or stopping Ray: waiting for it"
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_down_leaves_a_head_that_an_up_is_starting(
             _, error = down.communicate(timeout=DEADLINE_S)
         assert waits.startswith(WAITS)
         assert down.returncode == 1
-        assert "a 'shardyard up' has started this Ray head just now, and uses it" in error
+        assert "a 'shardyard up' has just started this Ray head and uses it" in error
         running.url()
         assert started(state_dir) == 3
         asked_again = shardyard("down", "--state-dir", state_dir)

@@ -18,7 +18,7 @@ def test_all_with_a_label_are_asked_back_and_each_is_told_of(plane: ControlPlane
     refused = shardyard("cancel", "--label", "sweep=a", url=plane.url)
     assert (refused.returncode, refused.stdout) == (2, "")
     question = f"Cancel 2 jobs with sweep=a: {second} (small, queued), {first} (small, queued)?"
-    assert f"{question} Nobody can be asked here: add --yes" in refused.stderr
+    assert f"{question} No terminal to ask on: add --yes" in refused.stderr
     code, said = at_a_terminal(plane, "cancel", "--label", "sweep=a", answer="n")
     assert (code, question in said) == (1, True)
     assert plane.job(first)["state"] == "queued"
@@ -29,7 +29,7 @@ def test_all_with_a_label_are_asked_back_and_each_is_told_of(plane: ControlPlane
     )
     assert plane.job(other)["state"] == "queued"
     again = shardyard("cancel", "--label", "sweep=a", url=plane.url)
-    assert (again.returncode, again.stdout) == (0, "no job with sweep=a has not ended yet\n")
+    assert (again.returncode, again.stdout) == (0, "no unfinished job has sweep=a\n")
 
 
 def test_several_labels_must_all_match_and_json_says_what_became_of_each(plane: ControlPlane) -> None:
@@ -43,7 +43,7 @@ def test_a_job_or_a_label_and_not_both(plane: ControlPlane) -> None:
     for arguments in ((), ("job-aaaaaaaaaaaa", "--label", "a=b")):
         wrong = shardyard("cancel", *arguments, url=plane.url)
         assert wrong.returncode == 2
-        assert "say which: JOB, or --label KEY=VALUE for all that have it" in wrong.stderr
+        assert "give a JOB, or --label KEY=VALUE for all jobs with that label" in wrong.stderr
 
 
 def test_labels_are_not_left_out_unnoticed(plane: ControlPlane) -> None:

@@ -101,7 +101,7 @@ def test_pause_resume_and_cancel(plane: ControlPlane, job_file: Path) -> None:
     job_id = submit(plane, job_file, step_ms="5")
     plane.await_state(job_id, "running")
     paused = shardyard("pause", job_id, url=plane.url)
-    assert (paused.returncode, f"'shardyard resume {job_id}' continues it" in paused.stdout) == (0, True)
+    assert (paused.returncode, f"continue it with 'shardyard resume {job_id}'" in paused.stdout) == (0, True)
     plane.await_state(job_id, "paused")
     assert shardyard("resume", job_id, url=plane.url).returncode == 0
     plane.await_state(job_id, "running")
@@ -130,7 +130,7 @@ def test_ctrl_c_stops_watching_and_nothing_else(plane: ControlPlane, job_file: P
     watching.send_signal(signal.SIGINT)
     _, said = watching.communicate(timeout=DEADLINE_S)
     assert watching.returncode == 130
-    assert f"{job_id} goes on. 'shardyard watch {job_id}' follows it again" in said
+    assert f"{job_id} continues. Follow it with 'shardyard watch {job_id}'" in said
     plane.await_state(job_id, "running")
     shardyard("cancel", job_id, url=plane.url)
     plane.await_state(job_id, "cancelled")
@@ -229,7 +229,7 @@ def test_the_schema_accepts_the_examples() -> None:
 def test_doctor_finds_what_is_there(plane: ControlPlane, tmp_path: Path) -> None:
     done = shardyard("doctor", "--state-dir", tmp_path / "state", "--json", url=plane.url)
     findings = {finding["what"]: finding for finding in json.loads(done.stdout)["findings"]}
-    assert findings["service"]["detail"] == f"a control plane answers at {plane.url}"
+    assert findings["service"]["detail"] == f"a control plane is running at {plane.url}"
     assert {findings[what]["verdict"] for what in ("Python", "torch", "Ray", "corpus", "state")} == {"ok"}
     assert done.returncode == 0
     no_folder = tmp_path / "file"
@@ -271,10 +271,10 @@ def test_another_tools_model_is_refused_in_words(tmp_path: Path) -> None:
     done = shardyard("translate", tmp_path, "Haus")
     assert (done.returncode, done.stdout) == (2, "")
     assert (
-        f"{tmp_path} holds a model in the Hugging Face format: transformers and vLLM load it" in done.stderr
+        f"{tmp_path} holds a model in Hugging Face format, which transformers and vLLM load" in done.stderr
     )
     again = shardyard("export", tmp_path, tmp_path / "new")
-    assert (again.returncode, "holds a model in the Hugging Face format" in again.stderr) == (2, True)
+    assert (again.returncode, "holds a model in Hugging Face format" in again.stderr) == (2, True)
     (tmp_path / "config.json").write_text("{}")
     done = shardyard("translate", tmp_path, "Haus")
     assert (done.returncode, done.stdout) == (2, "")
@@ -289,15 +289,15 @@ def test_an_adapters_folder_is_refused_in_words(tmp_path: Path, command: tuple[s
     (tmp_path / "adapter_model.safetensors").touch()
     done = shardyard(command[0], tmp_path, *command[1:])
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{tmp_path} holds an adapter in PEFT's format" in done.stderr
-    assert f"'adapter: {{from: {tmp_path}}}' trains it on" in done.stderr
+    assert f"{tmp_path} holds a PEFT adapter" in done.stderr
+    assert f"'adapter: {{from: {tmp_path}}}'" in done.stderr
 
 
 @pytest.mark.parametrize("option", ["--merge", "--chat-template"])
 def test_options_of_hugging_faces_format_are_refused_of_our_own(tmp_path: Path, option: str) -> None:
     done = shardyard("export", tmp_path, tmp_path / "new", option)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{option} goes with --format huggingface" in done.stderr
+    assert f"{option} requires --format huggingface" in done.stderr
 
 
 def test_version_is_that_of_the_installation() -> None:

@@ -39,7 +39,7 @@ def test_it_is_asked_back(plane: ControlPlane, job_file: Path) -> None:
     question = f"Delete {job_id} (small, succeeded) {with_what}? This cannot be undone."
     refused = shardyard("delete", job_id, url=plane.url)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert f"{question} Nobody can be asked here: add --yes" in refused.stderr
+    assert f"{question} No terminal to ask on: add --yes" in refused.stderr
     code, said = at_a_terminal(plane, "delete", job_id, answer="n")
     assert (code, f"{question} [y/N]" in said, "nothing was done" in said) == (1, True, True)
     assert storage.exists()
@@ -62,7 +62,7 @@ def test_a_running_job_is_cancelled_first_where_that_was_said(plane: ControlPlan
     job_file.write_text(job_file.read_text().replace("num_steps: 5", "num_steps: 100000"))
     job_id = submit(plane, job_file, step_ms="5")
     plane.await_state(job_id, "running")
-    refused = f"shardyard: {job_id} is running; only a job that has ended or is paused can be deleted; --cancel ends it"
+    refused = f"shardyard: {job_id} is running; only a finished or paused job can be deleted; use --cancel"
     for asked in ([], ["--yes"]):  # nobody is asked about what is not done
         told = shardyard("delete", job_id, *asked, url=plane.url)
         assert (told.returncode, told.stderr) == (1, f"{refused} first\n")

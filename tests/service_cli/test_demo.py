@@ -47,8 +47,8 @@ def test_from_one_command_to_a_translation(tmp_path: Path) -> None:
         "unseen English", "seen English", "below a unigram model's",
         "all languages", "not in Latin script", "high-resource", "mid-resource", "low-resource",
         "uk  Cyrillic", "reference", "translation",
-        "layer 1: 8 of 8 experts in use",
-        "tokens/s, the median of the last 50 steps; one worker on the same cores is faster",
+        "layer 1: 8 of 8 experts used",
+        "tokens/s, median of the last 50 steps; one worker on the same CPUs would be faster",
         f"checkpoint of step {NUM_STEPS}",
     ):  # fmt: skip
         assert expected in done.stdout, expected
@@ -58,7 +58,7 @@ def test_from_one_command_to_a_translation(tmp_path: Path) -> None:
     assert left_behind(state_dir) == []
 
     command = re.search(rf"  shardyard (translate --state-dir {state_dir} job-\w+) ", done.stdout)
-    assert command is not None, "what to type next"
+    assert command is not None, "next commands"
     translated = shardyard(*command[1].split(), "Speichern")
     assert (translated.returncode, translated.stdout.count("\n")) == (0, 1), translated.stderr
 
@@ -86,7 +86,7 @@ def test_a_signal_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     await_that(lambda: len(left_behind(state_dir)) > 1, lambda: (tmp_path / "out").read_text())
     another = shardyard("demo", file, "--state-dir", state_dir)
     assert another.returncode == 2
-    assert "another demo runs in" in another.stderr
+    assert "another demo is running in" in another.stderr
     running.send_signal(signal.SIGTERM)
     assert running.wait(DEADLINE_S) == 128 + signal.SIGTERM
     assert "nothing is left running" in (tmp_path / "out").read_text()

@@ -147,7 +147,7 @@ def test_a_base_that_is_gone(tmp_path: Path) -> None:
     done = shardyard("evaluate", storage, "--tasks", tasks)
     assert (done.returncode, done.stdout) == (2, "")
     assert "does not exist" in done.stderr
-    assert "bring the folder back, or leave its model out with --no-base" in done.stderr
+    assert "restore the folder, or skip the base model with --no-base" in done.stderr
     done = shardyard("evaluate", storage, "--tasks", tasks, "--no-base", "--limit", "2")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0].split() == ["task", "metric", "documents", "value"]

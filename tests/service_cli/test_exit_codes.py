@@ -36,7 +36,7 @@ def test_output_that_cannot_be_written_is_said(
             [*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
             env=environment(plane.url, PYTHONUNBUFFERED=buffered),
         )  # fmt: skip
-    said = "shardyard: the output cannot be written: No space left on device\n"
+    said = "shardyard: cannot write the output: No space left on device\n"
     assert (done.returncode, done.stderr) == (1, said)
 
 
@@ -63,7 +63,7 @@ def test_an_empty_id_is_misuse(plane: ControlPlane, command: str) -> None:
     more = ("--tasks", "examples/evaluate/tasks.yaml") if command == "evaluate" else ()
     done = shardyard(command, "", *more, url=plane.url)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "the id of a job is empty" in done.stderr
+    assert "the job's id must not be empty" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_is_wrong_on_standard_input_is_said_with_its_place(plane: ControlPl
     assert re.match(r"shardyard: standard input, line 2, column \d+ ", broken.stderr)
     for text in ("", "[]", "job.yaml", "\xff"):
         done = shardyard("submit", "-", url=plane.url, stdin=text)
-        assert (done.returncode, "standard input holds no job" in done.stderr) == (2, True)
+        assert (done.returncode, "standard input is empty" in done.stderr) == (2, True)
 
 
 @pytest.mark.skipif(not can_be_nameless(), reason="only root becomes a user without a name")

@@ -34,7 +34,7 @@ def test_fields_are_set_at_any_depth_and_the_rest_stays() -> None:
         ("train.num_steps", "must be PATH=VALUE"),
         ("=5", "must be PATH=VALUE"),
         ("train..num_steps=5", "must be PATH=VALUE"),
-        ("name.first=5", r"names a field of name \(='x'\), which has none; set it as a whole"),
+        ("name.first=5", r"names a field of name \(='x'\), which has no fields; set it as a whole"),
     ],
 )
 def test_what_cannot_be_set_is_said_in_words(assignment: str, said: str) -> None:
@@ -49,7 +49,7 @@ def test_a_fork_has_the_spec_of_the_other_job_but_for_what_is_set(plane: Control
     done = shardyard("submit", "--like", other["id"], "--set", "train.num_steps=9", url=plane.url)
     assert done.returncode == 0, done.stderr
     assert (
-        f"it begins anew; --from-step newest goes on from the last checkpoint of {other['id']}" in done.stderr
+        f"starts from scratch; --from-step newest starts from the last checkpoint of {other['id']}" in done.stderr
     )
     fork = plane.await_state(done.stdout.strip(), "succeeded", "failed")
     assert (fork["state"], fork["step"]) == ("succeeded", 9)
@@ -121,7 +121,7 @@ def test_a_file_takes_fields_and_a_beginning_too(plane: ControlPlane, tmp_path: 
     [
         ((), "give either FILE or --like JOB"),
         (("job.yaml", "--like", "job-aaaaaaaaaaaa"), "give either FILE or --like JOB"),
-        (("job.yaml", "--from-step", "3"), "--from-step belongs to --like JOB"),
+        (("job.yaml", "--from-step", "3"), "--from-step requires --like JOB"),
         (("--like", "job-aaaaaaaaaaaa"), "there is no job 'job-aaaaaaaaaaaa'"),
     ],
 )
@@ -133,7 +133,7 @@ def test_misuse_is_said_in_words(plane: ControlPlane, arguments: tuple[str, ...]
 def test_a_step_that_is_none_is_misuse(plane: ControlPlane) -> None:
     other = plane.await_state(plane.post()["id"], "succeeded")
     for asked, said in (
-        ("last", "must be a number of steps, or newest"),
+        ("last", "must be a step or 'newest'"),
         ("3", "has no committed checkpoint"),
     ):
         done = shardyard("submit", "--like", other["id"], "--from-step", asked, url=plane.url)

@@ -39,7 +39,7 @@ def test_the_command(plane: ControlPlane, job_file: Path) -> None:
     assert (none.returncode, none.stdout) == (2, "")
     assert (
         none.stderr
-        == f"shardyard: {job_id} has no attempt 99: it had 1; use a lower one, or leave --attempt out\n"
+        == f"shardyard: {job_id} has no attempt 99: it had 1; use a lower number, or omit --attempt\n"
     )
 
 

@@ -46,23 +46,23 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path) -> None:
     assert (unknown.returncode, "items.weight" in unknown.stderr) == (2, True)
     hints.write_text("- items.weight")
     assert (
-        "must hold a mapping of names to hints" in shardyard("plan", *MODULE, on, f"--hints={hints}").stderr
+        "must map names to hints" in shardyard("plan", *MODULE, on, f"--hints={hints}").stderr
     )
 
 
 def test_options_that_do_not_go_together_are_told_of() -> None:
     for options, words in {
-        (): "give FILE, the id of a job, diff and two plans, or --module",
-        ("--sample=a:b",): "--sample and --hints belong to --module",
+        (): "give FILE, a job's id, diff and two plans, or --module",
+        ("--sample=a:b",): "--sample and --hints require --module",
         (
             "--module=a:b",
             "--devices-per-node=2",
-        ): "--module needs --sample, the function that gives one batch",
-        ("--module=a:b", "--sample=a:c"): "--module needs the facts of a cluster",
+        ): "--module requires --sample, the function that returns one batch",
+        ("--module=a:b", "--sample=a:c"): "--module needs a cluster",
         (
             "job.yaml",
             "--module=a:b",
-        ): "--module goes with --sample, a cluster, --hints, --save, --draw and --json",
+        ): "--module accepts only --sample, cluster options, --hints, --save, --draw and --json",
         ("--module=a.b", "--sample=a:c", "--devices-per-node=2"): "--module (='a.b') must be module:function",
         (
             "--module=a:b",

@@ -21,7 +21,7 @@ def test_plans_of_imagined_clusters_need_no_control_plane(tmp_path: Path) -> Non
     assert re.search(r"expert degree \d: \d of 8 experts", done.stdout)
     for part in (
         "verdict",
-        "parameters, and what",
+        "parameters, and the",
         "memory of the fullest",
         "time of a step",
         "why",
@@ -59,14 +59,14 @@ DEEPSEEK = EXAMPLE.parent / "deepseek-v3-1024-h100.yaml"
 def test_a_published_model_is_planned_on_a_laptop(tmp_path: Path) -> None:
     done = shardyard("plan", DEEPSEEK, "--full", url="http://127.0.0.1:1")
     assert done.returncode == 0, done.stderr
-    assert "on               128 nodes of 8 h100" in done.stdout
+    assert "on                 128 nodes of 8 h100" in done.stdout
     assert re.search(
         r"layers\.\*\.feed_forward\.moe\.\s*experts\.w_in +256 / expert \d+ x 7,168", done.stdout
     )
     request = tmp_path / "peer.yaml"
     request.write_text(f"{DEEPSEEK.read_text()}\nprofile: peer\n")
     peer = shardyard("plan", request, "--full", url="http://127.0.0.1:1")
-    assert "as run by        Megatron-Core" in peer.stdout
+    assert "run by             Megatron-Core" in peer.stdout
     assert "not yet: the layout of a peer" in peer.stdout
     request.write_text(f"{DEEPSEEK.read_text()}\nprofile: theirs\n")
     done_wrong = shardyard("plan", request, url="http://127.0.0.1:1")
@@ -138,7 +138,7 @@ def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
     done = shardyard("plan", EXAMPLE, *on, *options, url="http://127.0.0.1:1", COLUMNS="200")
     assert done.returncode == 0, done.stderr
     assert "on               pool old, 2 nodes of 8 a100-80" in done.stdout
-    assert re.search(r"money +12\.00 +an hour, 0\.0\d+ a million tokens, 0\.0\d+ the run", done.stdout)
+    assert re.search(r"money +12\.00 +per hour, 0\.0\d+ per million tokens, 0\.0\d+ for the run", done.stdout)
     assert re.search(r"pool new: 2 workers would take .* a million tokens\), [\d.]+% dearer", done.stdout)
     assert "pool single cannot hold it: resources (='2 workers') must be at most the devices" in done.stdout
     fastest = json.loads(shardyard("plan", EXAMPLE, *on, "--json").stdout)
@@ -167,11 +167,11 @@ def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
 
 def test_prices_and_goals_of_imagined_clusters() -> None:
     on = ("--devices-per-node=2", "--price=0.5")
-    assert re.search(r"money +1\.00 +an hour, ", shardyard("plan", EXAMPLE, *on, "--full").stdout)
+    assert re.search(r"money +1\.00 +per hour, ", shardyard("plan", EXAMPLE, *on, "--full").stdout)
     whole = ("--devices-per-node=8", "--price=0.5", "--full")
-    assert re.search(r"money +4\.00 +an hour, ", shardyard("plan", EXAMPLE, *whole).stdout)
+    assert re.search(r"money +4\.00 +per hour, ", shardyard("plan", EXAMPLE, *whole).stdout)
     assert re.search(
-        r"money +1\.00 +an hour, ", shardyard("plan", EXAMPLE, *whole, "--billing-unit=1").stdout
+        r"money +1\.00 +per hour, ", shardyard("plan", EXAMPLE, *whole, "--billing-unit=1").stdout
     )
     fixed = json.loads(shardyard("plan", EXAMPLE, *on, "--goal=time", "--json").stdout)
     assert fixed["reasons"][1].startswith("goal time had nothing to choose: the job says it")
@@ -179,9 +179,9 @@ def test_prices_and_goals_of_imagined_clusters() -> None:
         (("--devices-per-node=2", "--price=much"), "--price (='much') must be an amount of money above 0"),
         (
             ("--billing-unit=1",),
-            "--billing-unit belongs to an imagined cluster; add --num-nodes and --device",
+            "--billing-unit applies to a hypothetical cluster; add --num-nodes and --device",
         ),
-        (("--price=2",), "--price belongs to an imagined cluster; add --num-nodes and --device"),
+        (("--price=2",), "--price applies to a hypothetical cluster; add --num-nodes and --device"),
         (("--devices-per-node=2", "--goal=fast"), "--goal (='fast') must be time or cost"),
     ):
         refused = shardyard("plan", EXAMPLE, *given)
@@ -275,8 +275,8 @@ def test_a_cluster_is_measured_by_its_control_plane(plane: ControlPlane) -> None
     done = shardyard("calibrate", "--cluster", url=plane.url)
     assert done.returncode == 0, done.stderr
     assert re.search(r"machine +a stand-in *\nfloat32 products +1 GFLOP/s a core *\n", done.stdout)
-    assert "leave them out with --cluster" in shardyard("calibrate", "--cluster", "--again").stderr
-    assert "measured with --cluster; add that" in shardyard("calibrate", f"--url={plane.url}").stderr
+    assert "omit them with --cluster" in shardyard("calibrate", "--cluster", "--again").stderr
+    assert "add --cluster to measure its cluster" in shardyard("calibrate", f"--url={plane.url}").stderr
     (plane.launcher.folder / "no-room").touch()
     refused = shardyard("calibrate", "--cluster", url=plane.url)
     assert refused.returncode == 1

@@ -19,7 +19,7 @@ def test_a_layout_of_ones_own_is_shown_beside_the_chosen_one() -> None:
     done = shardyard("plan", EXAMPLE, *ON, "--explain-against=expert=1,recompute=full", url=NOWHERE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("chosen\n")
-    for part in (r"asked for\n", r"expert +2 +1", r"recompute +none +full", r"mesh +expert_data 2 x expert 1",
+    for part in (r"requested\n", r"expert +2 +1", r"recompute +none +full", r"mesh +expert_data 2 x expert 1",
                  r"chosen +asked +difference", r"\ntotal +[\d.,]+ m?s +[\d.,]+ m?s +[+-][\d.,]+ m?s",
                  r"\ntotal +88 MiB +0\.11 GiB", r"\nfree +[\d.]+ GiB +[\d.]+ GiB",
                  r"the chosen layout is predicted",
@@ -81,7 +81,7 @@ def test_a_layout_that_cannot_be_is_refused_with_what_lacks(tmp_path: Path) -> N
         "tensor=two": "--explain-against: parallel.tensor (='two')",
         "colour=2": "--explain-against: colour (='2') is no field of parallel; use one of expert, data",
         ",".join(["tensor=1"] * 100): "--explain-against: tensor (='1') is given twice",
-        "tensor": "is neither a layout nor a file that is there; write it as tensor=2,expert=8",
+        "tensor": "is neither a layout nor an existing file; write it as tensor=2,expert=8",
     }.items():
         refused = shardyard("plan", EXAMPLE, *ON, f"--explain-against={layout}", url=NOWHERE)
         assert (refused.returncode, told in refused.stderr) == (2, True), refused.stderr
@@ -119,7 +119,7 @@ def test_two_kept_plans_are_compared(tmp_path: Path) -> None:
     done = shardyard("plan", "diff", two, four, url=NOWHERE)
     assert done.returncode == 0, done.stderr
     for part in (rf"plan +{re.escape(str(two))}", rf"plan +{re.escape(str(four))}", "made for\n- another cluster",
-                 "layout, where it differs", "time of a step", "memory of the fullest",
+                 "differences in layout", "time of a step", "memory of the fullest",
                  re.escape(f"workers: 2 of {two}, 4 of {four}")):  # fmt: skip
         assert re.search(part, done.stdout), part
     told = json.loads(shardyard("plan", "diff", two, four, "--json", url=NOWHERE).stdout)
@@ -150,38 +150,38 @@ def test_what_does_not_go_together_is_told() -> None:
     for arguments, told in {
         (
             "diff",
-        ): "diff compares two kept plans; write plan diff PLAN PLAN (a job file of that name is ./diff)",
-        ("diff", "a"): "diff compares two kept plans",
-        ("diff", "a", "b", "c"): "diff compares two kept plans",
-        ("diff", "a", "b", "--top=2"): "diff goes with --json alone",
-        ("diff", "a", "b", "--save=c"): "diff goes with --json alone",
-        ("diff", "a", "b", "--fit"): "diff goes with --json alone",
+        ): "diff compares two saved plans; write plan diff PLAN PLAN (or ./diff for a job file of that name)",
+        ("diff", "a"): "diff compares two saved plans",
+        ("diff", "a", "b", "c"): "diff compares two saved plans",
+        ("diff", "a", "b", "--top=2"): "diff accepts only --json",
+        ("diff", "a", "b", "--save=c"): "diff accepts only --json",
+        ("diff", "a", "b", "--fit"): "diff accepts only --json",
         ("a", "b"): "give one FILE or one job, not 2",
         ("./diff", "a"): "give one FILE or one job, not 2",
         ("./diff",): "diff: No such file or directory",
         (
             "job-1",
             "--top=2",
-        ): "job-1 is planned already: a job's id goes with --full, --save, --draw, --url and --json alone",
-        ("job-1", "--explain-against=tensor=2"): "job-1 is planned already",
-        (EXAMPLE, *ON, "--what-if=nodes=1,2", "--save=a"): "--what-if makes a table of plans",
+        ): "job-1 already has a plan: a job's id accepts only --full, --save, --draw, --url and --json",
+        ("job-1", "--explain-against=tensor=2"): "job-1 already has a plan",
+        (EXAMPLE, *ON, "--what-if=nodes=1,2", "--save=a"): "--what-if prints a table of plans",
         (
             EXAMPLE,
             *ON,
             "--what-if=nodes=1,2",
             "--explain-against=tensor=2",
-        ): "--what-if makes a table of plans",
+        ): "--what-if prints a table of plans",
         (
             EXAMPLE,
             *ON,
             "--draw=plan.png",
-        ): "--draw plan.png writes an SVG picture; name a file that ends in .svg",
-        (EXAMPLE, *ON, "--hints=a"): "--sample and --hints belong to --module",
+        ): "--draw plan.png writes an SVG picture; use a name that ends in .svg",
+        (EXAMPLE, *ON, "--hints=a"): "--sample and --hints require --module",
         (
             "--module=a:b",
             "--sample=a:c",
             "--explain-against=tensor=2",
-        ): "--module goes with --sample, a cluster",
+        ): "--module accepts only --sample, cluster options",
     }.items():
         done = shardyard("plan", *arguments, url=NOWHERE)
         assert (done.returncode, told in done.stderr, done.stdout) == (2, True, ""), done.stderr
@@ -196,17 +196,17 @@ def test_a_job_file_may_be_named_diff(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--sensitivity"], "--sensitivity needs the facts of a cluster; add --cluster"),
-        (["--fit"], "--fit needs the facts of a cluster"),
-        (["--what-if=experts=8"], "--what-if needs the facts of a cluster"),
-        (["--explain-against=nonsense"], "is neither a layout nor a file that is there"),
+        (["--sensitivity"], "--sensitivity needs a cluster; add --cluster"),
+        (["--fit"], "--fit needs a cluster"),
+        (["--what-if=experts=8"], "--what-if needs a cluster"),
+        (["--explain-against=nonsense"], "is neither a layout nor an existing file"),
         (["--explain-against=colour=2"], "is no field of parallel"),
         (["--against=missing.json"], "missing.json: No such file or directory"),
-        (["--what-if=experts=8", "--fit"], "--what-if makes a table of plans; leave --fit"),
+        (["--what-if=experts=8", "--fit"], "--what-if prints a table of plans; omit --fit"),
         (["--fit", "--num-workers=2"], "--fit chooses the number of workers"),
         (["--num-workers=99999999999999999999"], "'--num-workers': Input should be less than or equal to 1000000"),
-        (["--save=plan.svg", "--draw=plan.svg"], "--save plan.svg and --draw write a file each"),
-        (["--devices-per-node=2", "--device="], "--device (='') must be a device type known here"),
+        (["--save=plan.svg", "--draw=plan.svg"], "--save plan.svg and --draw each write a file"),
+        (["--devices-per-node=2", "--device="], "--device (='') must be a known device type"),
         (["--devices-per-node=2", "--memory="], "--memory (='') must be an amount of memory"),
         (["--devices-per-node=2", "--memory=0.0000001B"], "must be an amount of memory; write it as 80GB"),
         (["--devices-per-node=2", "--memory=٣GB"], "must be an amount of memory"),
@@ -287,9 +287,9 @@ def test_a_plan_says_what_it_depends_on_and_what_it_is_priced_by(tmp_path: Path)
             assert each["step_s"] >= step_s * 0.9999
             assert each["best"] is not None
     shown = shardyard("plan", file, *on, "--sensitivity")
-    assert "what it depends on" in shown.stdout
+    assert "assumptions" in shown.stdout
     assert "priced by        ours-eager" in shown.stdout
     wrong = shardyard("plan", file, *on, "--software=theirs")
     assert (wrong.returncode, "--software (='theirs') must be one of ours-eager" in wrong.stderr) == (2, True)
     both = shardyard("plan", file, *on, "--sensitivity", "--explain-against=tensor=2")
-    assert (both.returncode, "ask for one at a time" in both.stderr) == (2, True)
+    assert (both.returncode, "give one at a time" in both.stderr) == (2, True)

@@ -44,7 +44,7 @@ def test_each_rank_has_a_row_and_without_gpus_nothing_is_said_of_any() -> None:
 def test_gpus_are_shown_by_rank_and_together() -> None:
     of_run = run(rank(0, device=gpu(0.9, 40)), rank(1, device=gpu(0.5, 60)))
     assert shown(of_run)[0].endswith("90%, 40.00 GiB of 80.00 GiB")
-    assert gpu_use(of_run) == "70% busy (the least 50%), 60.00 GiB of 80.00 GiB in use on the fullest"
+    assert gpu_use(of_run) == "70% busy (least busy 50%), 60.00 GiB of 80.00 GiB in use on the fullest"
     assert gpu_use(run(rank(0, device=gpu(None, 8)))) == "8.00 GiB of 80.00 GiB in use"
 
 

@@ -28,7 +28,7 @@ def report() -> TranslationReport:
 
 def test_scores_stand_beside_what_needs_no_learning(report: TranslationReport) -> None:
     text = printed(TranslationView(report).scores())
-    assert "loss 5.21 nats a token, -1.82 below a unigram model's 3.39" in text
+    assert "loss 5.21 nats per token, -1.82 below a unigram model's 3.39" in text
     lines = text.splitlines()
     head, everything = (next(line for line in lines if mark in line) for mark in ("chrF", "all languages"))
     assert head.split() == ["pairs", "langs", "chrF", "copy", "freq", "BLEU", "copy", "freq"]
@@ -84,5 +84,5 @@ def test_a_modules_own_numbers_stand_below_its_loss() -> None:
     view = ModuleView.from_data(json.loads(json.dumps(report.to_plain())))
     assert view == ModuleView(report)
     assert printed(view.scores()).splitlines() == [
-        "loss 0.25 of the batch after its 9 steps", "accuracy 0.5", "perplexity [2J -",
+        "loss 0.25 of the batch after 9 steps", "accuracy 0.5", "perplexity [2J -",
     ]  # fmt: skip

@@ -102,7 +102,7 @@ def test_a_terminal_that_cannot_draw_gets_plain_lines() -> None:
 
 
 PLANNED = EXAMPLES / "deepseek-v3-1024-h100.yaml"
-WHOLE = ("tokens/s", "split: fsdp 1024", "expert_fsdp 64", "next best", "ruled out", "of 80.00 GiB")
+WHOLE = ("tokens/s", "split: fsdp 1024", "expert_fsdp 64", "next best", "rejected", "of 80.00 GiB")
 
 
 def planned(columns: int, *options: str) -> list[str]:

@@ -28,12 +28,12 @@ def test_two_on_one_state_folder_share_its_head(state_dir: Path) -> None:
         first.url()
         with up(state_dir, "--stop-ray", program=WITHOUT_RAY) as second:
             second.url()
-            assert "Ray runs already" in second.log
+            assert "Ray is already running" in second.log
             assert second.stop() == 0
         assert second.log.endswith("another 'shardyard up' uses Ray: it is left running\n")
         assert LocalHead.find(state_dir) is not None
         done = shardyard("down", "--force", "--state-dir", state_dir)
-        assert done.stdout == "Ray stopped; a 'shardyard up' that used it still runs: end it, too\n", (
+        assert done.stdout == "Ray stopped; a 'shardyard up' that used it is still running: end it, too\n", (
             done.stderr
         )
         first.await_text("the Ray head was stopped, and is left so")
@@ -103,7 +103,7 @@ def test_it_listens_to_other_machines_only_with_a_token(tmp_path: Path) -> None:
             "sqlite:////dev/null/shardyard.db",
             "SHARDYARD_DATABASE_URL say where state is kept",
         ),
-        ("DATABASE_URL", "no URL", "the database cannot be used"),
+        ("DATABASE_URL", "no URL", "cannot use the database"),
         ("STATE_DIR", "/dev/null/state", "SHARDYARD_STATE_DIR and"),
     ],
 )
@@ -130,7 +130,7 @@ def test_it_says_where_the_dashboards_token_is_and_what_to_set_elsewhere(tmp_pat
 
 def test_down_where_nothing_runs(tmp_path: Path) -> None:
     done = shardyard("down", "--state-dir", tmp_path / "state")
-    assert (done.returncode, done.stdout) == (0, f"no Ray head of {tmp_path}/state runs\n")
+    assert (done.returncode, done.stdout) == (0, f"no Ray head is running for {tmp_path}/state\n")
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_training_outlives_the_control_plane_and_what_dies_of_the_head_is_starte
     down_is_refused(state_dir)
 
     with up(state_dir, port) as second, Client(second.url()) as client:
-        assert "Ray runs already, with 2 cores" in second.log
+        assert "Ray is already running, with 2 CPUs" in second.log
         before = job.step
         job = client.job(job.id)
         await_that(lambda: job.refresh().step > before, lambda: str(job.data))
@@ -174,7 +174,7 @@ def test_training_outlives_the_control_plane_and_what_dies_of_the_head_is_starte
     kill_part(state_dir, "dashboard")
 
     with up(state_dir, port) as third, Client(third.url()) as client:
-        assert "Ray runs without its dashboard: starting that again; jobs run on" in third.log
+        assert "Ray's dashboard is not running: restarting it; jobs continue" in third.log
         job = client.job(job.id)
         await_checkpoint(job, job.step + 20)
         assert (job.state, job.data["attempt"]) == ("running", 1)

@@ -111,5 +111,5 @@ def test_an_argument_that_is_no_utf8_is_said_to_be_that() -> None:
     command = [*PYTHON, "show", b"job-\xff", "--url", "http://127.0.0.1:9"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (
-        2, "shardyard: 'job-\\udcff' is no UTF-8 text; write it in UTF-8\n",
+        2, "shardyard: 'job-\\udcff' is not UTF-8 text; encode it as UTF-8\n",
     )  # fmt: skip

@@ -12,7 +12,7 @@ def calibrate(
         bool, typer.Option("--cluster", help="Measure the control plane's cluster, through Ray.")
     ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Measure this machine also where it was measured before.")
+        bool, typer.Option("--again", help="Measure this machine again, even if a measurement exists.")
     ] = False,
     url: Url = None,
     state_dir: StateDir = None,
@@ -33,11 +33,11 @@ def calibrate(
 
     if cluster:
         if again or state_dir is not None:
-            raise Misuse("--again and --state-dir are about this machine; leave them out with --cluster")
+            raise Misuse("--again and --state-dir apply to this machine; omit them with --cluster")
         with connect(url) as client:
             calibration = client.calibrate()
     elif url is not None:
-        raise Misuse("--url names a control plane, whose cluster is measured with --cluster; add that")
+        raise Misuse("--url names a control plane; add --cluster to measure its cluster")
     else:
         from moe.calibrate.rates import calibrated  # torch, seconds of a core, which nothing else here needs
 
@@ -49,17 +49,17 @@ def calibrate(
     device_words = "a GPU" if calibration.device == "cuda" else "a core"
     grid.add_row("machine", calibration.machine)
     for dtype, rate in calibration.flops_per_s.items():
-        grid.add_row(f"{dtype} products", f"{rate / 1e9:,.0f} GFLOP/s {device_words}")
+        grid.add_row(f"{dtype} matrix products", f"{rate / 1e9:,.0f} GFLOP/s {device_words}")
     for name, value, unit, words in (
-        ("half of that with", calibration.half_rows, 1, "rows of a product"),
-        ("experts, half with", calibration.expert_half_rows, 1, "rows of each"),
+        ("half that rate at", calibration.half_rows, 1, "rows per product"),
+        ("experts: half the rate at", calibration.expert_half_rows, 1, "rows per expert"),
         ("attention", calibration.attention_flops_per_s, 1e9, f"GFLOP/s {device_words}"),
         ("memory", calibration.memory_bytes_per_s, 1e9, f"GB/s {device_words}"),
-        ("a layer", calibration.layer_s, 1e-3, "ms at least"),
-        ("within a node", calibration.within_node_bytes_per_s, 1e9, "GB/s"),
-        ("a collective there", calibration.latency_s, 1e-3, "ms at least"),
-        ("across nodes", calibration.across_nodes_bytes_per_s, 1e9, "GB/s"),
-        ("a collective there", calibration.across_latency_s, 1e-3, "ms at least"),
+        ("overhead of a layer", calibration.layer_s, 1e-3, "ms"),
+        ("links within a node", calibration.within_node_bytes_per_s, 1e9, "GB/s"),
+        ("latency of a collective", calibration.latency_s, 1e-3, "ms"),
+        ("links between nodes", calibration.across_nodes_bytes_per_s, 1e9, "GB/s"),
+        ("latency of a collective", calibration.across_latency_s, 1e-3, "ms"),
     ):
         if value is not None:
             grid.add_row(name, f"{value / unit:,.3g} {words}")

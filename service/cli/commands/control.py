@@ -15,12 +15,14 @@ MAX_NAMED = 10
 
 def cancel(
     job: Annotated[
-        str | None, typer.Argument(metavar="JOB", help="The job's id, as `shardyard ls` shows it.")
+        str | None, typer.Argument(metavar="JOB", help="The job's id, as shown by `shardyard ls`.")
     ] = None,
     label: Annotated[
         list[str] | None,
         typer.Option(
-            "--label", metavar="KEY=VALUE", help="Every job with this label instead; all must match."
+            "--label",
+            metavar="KEY=VALUE",
+            help="Every job with this label instead; repeat to require several.",
         ),
     ] = None,
     yes: Yes = False,
@@ -36,7 +38,7 @@ def cancel(
     from service.cli.server import connect, find_job
 
     if (job is None) == (not label):
-        raise Misuse("say which: JOB, or --label KEY=VALUE for all that have it")
+        raise Misuse("give a JOB, or --label KEY=VALUE for all jobs with that label")
     with connect(url) as client:
         if job is not None:
             _say(find_job(client, job).cancel(), as_json)
@@ -55,7 +57,7 @@ def _cancel_all(client: "Client", labels: Sequence[str], yes: bool, as_json: boo
     jobs = list(client.jobs(sorted(set(State) - OVER), labels))
     label_text = " and ".join(labels)
     if not jobs and not as_json:
-        print(f"no job with {label_text} has not ended yet")
+        print(f"no unfinished job has {label_text}")
     if jobs:
         names = ", ".join(f"{job.id} ({job.name}, {job.state})" for job in jobs[:MAX_NAMED])
         rest = f" and {len(jobs) - MAX_NAMED:,} more" if len(jobs) > MAX_NAMED else ""
@@ -83,13 +85,13 @@ def pause(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
     from service.cli.server import connect, find_job
 
     with connect(url) as client:
-        _say(find_job(client, job).pause(), as_json, f"'shardyard resume {job}' continues it")
+        _say(find_job(client, job).pause(), as_json, f"continue it with 'shardyard resume {job}'")
 
 
 def move(
     job: JobId,
-    first: Annotated[bool, typer.Option("--first", help="To the front: it is the next to start.")] = False,
-    last: Annotated[bool, typer.Option("--last", help="To the end.")] = False,
+    first: Annotated[bool, typer.Option("--first", help="Move it to the front of the queue.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="Move it to the end of the queue.")] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -98,7 +100,7 @@ def move(
     from service.cli.server import connect, find_job
 
     if first == last:
-        raise Misuse("say where to: --first or --last")
+        raise Misuse("give --first or --last")
     with connect(url) as client:
         _say(find_job(client, job).move("first" if first else "last"), as_json)
 

@@ -15,7 +15,7 @@ def delete(
     yes: Yes = False,
     cancel: Annotated[
         bool,
-        typer.Option("--cancel", help="Cancel the job first, and wait for its end, if it has not ended."),
+        typer.Option("--cancel", help="Cancel the job first if it is still running, and wait for its end."),
     ] = False,
     url: Url = None,
     as_json: AsJson = False,
@@ -35,8 +35,8 @@ def delete(
         goes_on = handle.state not in sources(State.DELETING) | {State.DELETING}
         if goes_on and not cancel:
             raise CommandError(
-                f"{job} is {handle.state}; only a job that has ended or is paused can be deleted; "
-                "--cancel ends it first"
+                f"{job} is {handle.state}; only a finished or paused job can be deleted; use --cancel "
+                "to cancel it first"
             )
         confirm(_question(handle, goes_on), yes)
         if goes_on:

@@ -24,7 +24,7 @@ def demo(
         Path | None, typer.Argument(metavar="[FILE]", help=f"The job to run. [{EXAMPLE}]")
     ] = None,
     state_dir: StateDir = None,
-    num_cpus: Annotated[int | None, typer.Option(metavar="N", min=1, help="Cores that Ray offers.")] = None,
+    num_cpus: Annotated[int | None, typer.Option(metavar="N", min=1, help="CPUs that Ray offers.")] = None,
 ) -> None:
     """Trains a translation model here, from POST to translations.
 
@@ -52,7 +52,7 @@ def demo(
             job = _run(path, folder, num_cpus, footprint.mark, options, out)
         out.print(footprint_line(footprint))
     except Interruption as interruption:
-        typer.echo("\nstopped before the end; nothing is left running", err=True)
+        typer.echo("\nstopped early; nothing is left running", err=True)
         raise typer.Exit(interruption.exit_code) from None
     raise typer.Exit(0 if job.state == "succeeded" else 1)
 
@@ -76,7 +76,7 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, options: str
     out.print("starting Ray and the control plane (about 20 s) ...")
     with ControlPlaneChild(folder, num_cpus, mark) as plane:
         plane.await_ready()
-        out.print(f"the API is at {plane.url}, its docs at {plane.url}/docs; submitting {path}")
+        out.print(f"API at {plane.url}, its docs at {plane.url}/docs; submitting {path}")
         with Client(plane.url, token="") as client:
             job = client.submit(path)
             words = words_of(job)
@@ -111,7 +111,7 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Misuse(f"another demo runs in {folder}; wait for it, or use --state-dir") from None
+            raise Misuse(f"another demo is running in {folder}; wait for it, or use --state-dir") from None
         LocalHead.stop_recorded(folder)  # of a demo that was killed
         for left in folder.glob("shardyard.db*"):
             left.unlink()  # its jobs would continue, and use the cores

@@ -13,12 +13,12 @@ def download(
     job: JobId,
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="DIR", help="Where to make a folder of the job's id; here when left out."),
+        typer.Argument(metavar="DIR", help="Folder to create the job's folder in. [the current one]"),
     ] = None,
     kind: Annotated[
-        list[FileKind] | None, typer.Option("--kind", help="Only files of this kind; may be repeated.")
+        list[FileKind] | None, typer.Option("--kind", help="Only files of this kind; repeat for several.")
     ] = None,
-    latest: Annotated[bool, typer.Option("--latest", help="Of checkpoints only the newest.")] = False,
+    latest: Annotated[bool, typer.Option("--latest", help="Only the newest checkpoint.")] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -40,8 +40,8 @@ def download(
         print_json({**asdict(result), "folder": str(result.folder)})
         return
     for name in result.gone:
-        typer.echo(f"the job removed the checkpoint {name} meanwhile", err=True)
-    kept_note = f"; {len(result.kept):,} were there already" if result.kept else ""
+        typer.echo(f"checkpoint {name} was removed by the job during the download", err=True)
+    kept_note = f"; {len(result.kept):,} already present" if result.kept else ""
     count = len(result.fetched) + len(result.kept)
     print(
         f"{result.folder}: {count:,} file{'' if count == 1 else 's'}, {num_bytes(result.num_bytes)}{kept_note}"

@@ -16,19 +16,21 @@ def evaluate(
         str,
         typer.Argument(
             metavar="JOB",
-            help="A job's id, its folder on storage, a checkpoint's folder, or an exported one.",
+            help="A job's id, its folder in storage, a checkpoint's folder, or an export.",
         ),
     ],
     tasks: Annotated[
         Path,
-        typer.Option("--tasks", metavar="FILE", help="Tasks, as YAML or JSON; their data lies beside it."),
+        typer.Option(
+            "--tasks", metavar="FILE", help="Task file, YAML or JSON; data paths are relative to it."
+        ),
     ],
     limit: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Only the first N documents of each task.")
     ] = None,
     no_base: Annotated[
         bool,
-        typer.Option("--no-base", help="Leave out the model that the job began with (model.from)."),
+        typer.Option("--no-base", help="Skip the base model (model.from)."),
     ] = False,
     url: Url = None,
     state_dir: StateDir = None,
@@ -85,4 +87,4 @@ def _base_of(model: "TrainedModel") -> str | None:
     try:
         return base_folder(model.spec)
     except SpecError as error:
-        raise Misuse(f"{error}\nbring the folder back, or leave its model out with --no-base") from None
+        raise Misuse(f"{error}\nrestore the folder, or skip the base model with --no-base") from None

@@ -19,29 +19,31 @@ class Format(StrEnum):
 def export(
     job: Annotated[
         str,
-        typer.Argument(metavar="JOB", help="A job's id, its folder on storage, or a checkpoint's folder."),
+        typer.Argument(metavar="JOB", help="A job's id, its folder in storage, or a checkpoint's folder."),
     ],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to create.")],
     format: Annotated[
         Format,
         typer.Option(
-            help="shardyard: our own names and config. huggingface: as transformers and vLLM load a model."
+            help=(
+                "shardyard: this project's names and config. huggingface: as transformers and vLLM load it."
+            )
         ),
     ] = Format.SHARDYARD,
     merge: Annotated[
         bool,
         typer.Option(
             "--merge",
-            help="Of a model with adapters, in Hugging Face's format: whole weights with these added. PEFT's format, "
-            "without it, has the adapters alone.",
+            help="Hugging Face format, model with adapters: export merged weights. Without it, the "
+            "adapters alone, in PEFT's format.",
         ),
     ] = False,
     chat_template: Annotated[
         bool,
         typer.Option(
             "--chat-template",
-            help="In Hugging Face's format: the template that the job was given by data.chat_template in place of the "
-            "folder's own.",
+            help="Hugging Face format: use data.chat_template of the job instead of the base model's "
+            "template.",
         ),
     ] = False,
     url: Url = None,
@@ -61,11 +63,12 @@ def export(
 
     if merge and format is not Format.HUGGINGFACE:
         raise Misuse(
-            "--merge goes with --format huggingface: our own format has weights and adapters as they are"
+            "--merge requires --format huggingface: the shardyard format keeps weights and adapters apart"
         )
     if chat_template and format is not Format.HUGGINGFACE:
         raise Misuse(
-            "--chat-template goes with --format huggingface: our own format has the job's template anyway"
+            "--chat-template requires --format huggingface: the shardyard format always has the "
+            "job's template"
         )
     checkpoint = newest_checkpoint(job, url, state_dir)
     from moe.export.hub import save_checkpoint_as_folder

@@ -22,44 +22,48 @@ def generate(
         str,
         typer.Argument(
             metavar="JOB",
-            help="A job's id, its folder on storage, a checkpoint's folder, or an exported one.",
+            help="A job's id, its folder in storage, a checkpoint's folder, or an export.",
         ),
     ],
     prompt: Annotated[
         str | None,
-        typer.Argument(
-            metavar="PROMPT", help="The text to go on from; standard input, as it is, if left out."
-        ),
+        typer.Argument(metavar="PROMPT", help="The text to continue. [standard input, unchanged]"),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="At most so many tokens, the prompt's not counted. [256]")
+        int | None, typer.Option(metavar="N", help="Maximum number of new tokens. [256]")
     ] = None,
     temperature: Annotated[
         float | None,
         typer.Option(
-            metavar="X", help="Draw tokens: at 1 as the model has it, below more surely. [0: the likeliest]"
+            metavar="X",
+            help=(
+                "Sampling temperature: 1 samples from the model's distribution; lower is more "
+                "deterministic. [0: greedy]"
+            ),
         ),
     ] = None,
-    top_k: Annotated[int | None, typer.Option(metavar="N", help="Draw among the likeliest N.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(metavar="N", help="Sample from the N likeliest tokens.")
+    ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Draw among the likeliest whose probabilities add up to X."),
+        typer.Option(metavar="X", help="Sample from the likeliest tokens with total probability X."),
     ] = None,
     beams: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Search, with so many texts at a time; it comes at its end."),
+        typer.Option(metavar="N", help="Beam search with N beams; prints only the final text."),
     ] = None,
     length_penalty: Annotated[
         float | None,
-        typer.Option(metavar="X", help="With --beams: the more, the longer the texts that it prefers. [0.6]"),
+        typer.Option(metavar="X", help="With --beams: higher values prefer longer texts. [0.6]"),
     ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="End before TEXT; again for more.")
+        list[str] | None, typer.Option(metavar="TEXT", help="Stop before TEXT; repeat for several.")
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="PROMPT is what a user says, by the model's chat template.")
+        bool, typer.Option("--chat", help="Treat PROMPT as a user's message in the model's chat template.")
     ] = False,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Another seed, another draw. [0]")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed of sampling. [0]")] = None,
     url: Url = None,
     state_dir: StateDir = None,
     as_json: AsJson = False,

@@ -24,27 +24,27 @@ def submit(
         ),
     ] = None,
     like: Annotated[
-        str | None, typer.Option(metavar="JOB", help="In place of FILE: what that job was asked for.")
+        str | None, typer.Option(metavar="JOB", help="Instead of FILE: submit the spec of this job again.")
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="PATH=VALUE",
-            help="Another value for a field, as train.num_steps=4000; again for more.",
+            help="Override a field, as train.num_steps=4000; repeat for several.",
         ),
     ] = None,
     from_step: Annotated[
         str | None,
         typer.Option(
             metavar="STEP",
-            help="With --like: begin with that job's checkpoint of this step, or 'newest'; anew, if left out.",
+            help=("With --like: start from that job's checkpoint of this step, or 'newest'. [from scratch]"),
         ),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow the job to its end.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow the job until it ends.")] = False,
     idempotency_key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="Sent twice with the same file, it still makes one job."),
+        typer.Option(metavar="KEY", help="Idempotency key: the same key and file create only one job."),
     ] = None,
     url: Url = None,
     as_json: AsJson = False,
@@ -73,7 +73,7 @@ def submit(
         print(job.id)
         if like is not None and not job.data["spec"].get("start_from"):
             typer.echo(
-                f"it begins anew; --from-step newest goes on from the last checkpoint of {like}", err=True
+                f"starts from scratch; --from-step newest starts from the last checkpoint of {like}", err=True
             )
         typer.echo(f"follow it with 'shardyard watch {job.id}'", err=True)
 
@@ -90,21 +90,21 @@ def _asked_for(
         raise Misuse("give either FILE or --like JOB")
     if file is not None:
         if from_step is not None:
-            raise Misuse("--from-step belongs to --like JOB; with a file, use --set start_from.job=JOB")
+            raise Misuse("--from-step requires --like JOB; with a file, use --set start_from.job=JOB")
         return plain_job(file)
     assert like is not None
     spec = dict(find_job(client, like).data["spec"])
     if from_step is None:
         return spec
     if from_step != "newest" and not (from_step.isascii() and from_step.isdecimal()):
-        raise Misuse(f"--from-step (={from_step!r}) must be a number of steps, or newest")
+        raise Misuse(f"--from-step (={from_step!r}) must be a step or 'newest'")
     return spec | {"start_from": {"job": like, "step": None if from_step == "newest" else int(from_step)}}
 
 
 def ls(
     state: Annotated[str | None, typer.Option(metavar="STATE", help="Only jobs in this state.")] = None,
     label: Annotated[str | None, typer.Option(metavar="KEY=VALUE", help="Only jobs with this label.")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most so many jobs.")] = DEFAULT_ROWS,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number of jobs.")] = DEFAULT_ROWS,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -119,7 +119,7 @@ def ls(
         print_json({"items": [job.data for job in jobs], "total": total})
         return
     if not jobs:
-        print("no jobs" if state or label else "no jobs yet; 'shardyard submit FILE' makes one")
+        print("no jobs" if state or label else "no jobs yet; create one with 'shardyard submit FILE'")
         return
 
     from service.cli.view.jobs import job_columns
@@ -165,24 +165,26 @@ def _preparation(job: "Job") -> "PreparationRecord | None":
 
 def logs(
     job: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the log until the job ends.")
+    ] = False,
     tail: Annotated[
         int | None,
         typer.Option(metavar="N", min=0, max=10_000, help="Only the newest N lines, in order of time."),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(metavar="WHEN", help="Only lines since then: 90s, 10m, 1h30m ago, or a time."),
+        typer.Option(metavar="WHEN", help="Only lines since a time, or since 90s, 10m or 1h30m ago."),
     ] = None,
     grep: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only lines that contain TEXT, as it stands.")
+        str | None, typer.Option(metavar="TEXT", help="Only lines that contain TEXT literally.")
     ] = None,
     worker: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this writer: driver, g0.rank-1, a2.g0.rank-1.")
     ] = None,
     attempt: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only this attempt.")] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Lines as they were written, with escape codes: not for a terminal.")
+        bool, typer.Option("--raw", help="Print lines unchanged, with escape codes; not for a terminal.")
     ] = False,
     url: Url = None,
     as_json: AsJson = False,
@@ -199,7 +201,7 @@ def logs(
         if attempt is not None and attempt > handle.attempt and (handle.ended or not follow):
             attempts_text = f"it had {handle.attempt or 'none'}"
             raise Misuse(
-                f"{job} has no attempt {attempt}: {attempts_text}; use a lower one, or leave --attempt out"
+                f"{job} has no attempt {attempt}: {attempts_text}; use a lower number, or omit --attempt"
             )
         lines = handle.logs(
             follow, tail=tail, since=since, grep=grep, worker=worker, attempt=attempt, raw=raw

@@ -23,14 +23,16 @@ def metrics(
     name: Annotated[
         list[str] | None,
         typer.Option(
-            "--name", metavar="NAME", help="Only this value, and what lies below it; may be repeated."
+            "--name", metavar="NAME", help="Only this value and those below it; repeat for several."
         ),
     ] = None,
-    since_step: Annotated[int, typer.Option(metavar="STEP", min=0, help="Only steps from this one on.")] = 0,
+    since_step: Annotated[
+        int, typer.Option(metavar="STEP", min=0, help="Only this step and later ones.")
+    ] = 0,
     max_points: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, max=MAX_POINTS, help="At most so many steps, spread evenly; all if left out."
+            metavar="N", min=1, max=MAX_POINTS, help="Maximum number of steps, evenly spaced. [all]"
         ),
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for spreadsheets and pandas.")] = False,
@@ -48,12 +50,12 @@ def metrics(
     from service.cli.view.output import columns_of, console, print_json, say
 
     if as_csv and as_json:
-        raise Misuse("--csv and --json are two forms of the same: give one of them")
+        raise Misuse("--csv and --json exclude each other; give one of them")
     names = name or []
     for prefix in names:
         if not all(prefix.split(".")):
             raise Misuse(
-                f"--name (={prefix!r}) must name a value, or one below another, as in loss or held_out.seen"
+                f"--name (={prefix!r}) must name a value or a group of values, as in loss or held_out.seen"
             )
     tops = {prefix.partition(".")[0] for prefix in names}
     with connect(url) as client:
@@ -77,9 +79,9 @@ def metrics(
         out = console()
         if left_out := print_listing(metric_columns(rows), out, columns_of(out)):
             rest = f" and {len(left_out) - MAX_NAMED:,} more" if len(left_out) > MAX_NAMED else ""
-            say(f"without {', '.join(left_out[:MAX_NAMED])}{rest}: --name chooses columns, --csv prints all")
+            say(f"left out {', '.join(left_out[:MAX_NAMED])}{rest}: --name chooses columns, --csv prints all")
     else:
-        print(f"no step of {job} has {' or '.join(names)}" if names else f"no step of {job} was recorded yet")
+        print(f"no step of {job} has {' or '.join(names)}" if names else f"no step of {job} is recorded yet")
 
 
 def _refuse_unknown(job: "Job", missing: Sequence[str]) -> None:
@@ -103,5 +105,6 @@ def _refuse_unknown(job: "Job", missing: Sequence[str]) -> None:
         "layers" in tops
     )
     raise Misuse(
-        f"--name (={' '.join(unknown)}) is nothing that {job.id} recorded; use one of {', '.join(choices)}"
+        f"--name (={' '.join(unknown)}) must name values that {job.id} recorded; use one of "
+        f"{', '.join(choices)}"
     )

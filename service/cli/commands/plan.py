@@ -30,106 +30,118 @@ def plan(
         typer.Argument(
             metavar="FILE | JOB | diff PLAN PLAN",
             show_default=False,
-            help="A job file, YAML or JSON (- for standard input; one named diff is ./diff); a job's id; or two kept "
-            "plans to compare.",
+            help="A job file, YAML or JSON (- for standard input; ./diff for a file named diff); a "
+            "job's id; or two saved plans to compare.",
         ),
     ] = None,
     module: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="In place of FILE: what makes a module of your own."),
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="Instead of FILE: function that builds your own module."
+        ),
     ] = None,
     sample: Annotated[
-        str | None, typer.Option(metavar="MODULE:FUNCTION", help="With --module: what gives one batch.")
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="With --module: function that returns one batch."),
     ] = None,
     hints: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With --module: placements to keep to.", dir_okay=False),
+        typer.Option(metavar="FILE", help="With --module: placements to respect.", dir_okay=False),
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where to keep the plan, as JSON.", dir_okay=False),
+        typer.Option(metavar="FILE", help="Save the plan here, as JSON.", dir_okay=False),
     ] = None,
     draw: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.svg", help="Where to draw the best layouts, or a module.", dir_okay=False),
+        typer.Option(
+            metavar="FILE.svg", help="Draw the best layouts, or a module's plan, here.", dir_okay=False
+        ),
     ] = None,
     cluster: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Facts of a cluster: YAML or JSON.", dir_okay=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Description of a cluster, YAML or JSON.", dir_okay=False),
     ] = None,
     num_nodes: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Nodes of an imagined cluster.")
+        int | None, typer.Option(metavar="N", min=1, help="Nodes of a hypothetical cluster.")
     ] = None,
     devices_per_node: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Devices of each of its nodes.")
+        int | None, typer.Option(metavar="N", min=1, help="Devices per node.")
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
             metavar="TYPE | FACTS",
-            help="What the devices are: cpu, v100, a10g, a100-40, a100-80, l40s, rtx-4090, rtx-5090, h20, h800, h100, "
-            "h200, b200, gb200, b300, gb300, mi300x, mi355x, tpu-v3; or facts of others: {name: x, memory_bytes: ...}.",
+            help="Device type: cpu, v100, a10g, a100-40, a100-80, l40s, rtx-4090, rtx-5090, h20, h800, "
+            "h100, h200, b200, gb200, b300, gb300, mi300x, mi355x, tpu-v3; or a description: "
+            "{name: x, memory_bytes: ...}.",
         ),
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Memory of one device, such as 80GB; the type's own if left out."),
+        typer.Option(metavar="SIZE", help="Memory per device, such as 80GB. [the type's]"),
     ] = None,
     price: Annotated[
         str | None,
-        typer.Option(metavar="AMOUNT", help="What one device costs an hour, in any currency."),
+        typer.Option(metavar="AMOUNT", help="Price per device and hour, in any currency."),
     ] = None,
     billing_unit: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=1,
-            help="Devices that are paid together: a node's if left out, 1 where rented singly.",
+            help="Devices billed together: 1 if rented singly. [a node's]",
         ),
     ] = None,
     num_workers: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, max=1_000_000, help="Workers, instead of what the file says."),
+        typer.Option(metavar="N", min=1, max=1_000_000, help="Number of workers, instead of the file's."),
     ] = None,
     goal: Annotated[
         str | None,
         typer.Option(
             metavar="time|cost",
-            help="Choose the number of workers, of the job's range, and the pool by the fastest or the cheapest step.",
+            help=(
+                "Choose the number of workers, within the job's range, and the pool by the fastest or "
+                "cheapest step."
+            ),
         ),
     ] = None,
     software: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="What runs it, for host times: ours-eager, megatron-graphs, ..."),
+        typer.Option(
+            metavar="NAME", help="Software to predict host times for: ours-eager, megatron-graphs, ..."
+        ),
     ] = None,
     top: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, max=100, help="How many layouts to tell of; 5 if left out."),
+        typer.Option(metavar="N", min=1, max=100, help="Number of layouts to report. [5]"),
     ] = None,
     what_if: Annotated[
         str | None,
-        typer.Option(metavar="GRID", help="A table over other values: experts=128,256,nodes=32,64."),
+        typer.Option(metavar="GRID", help="Table over other values: experts=128,256,nodes=32,64."),
     ] = None,
     fit: Annotated[
-        bool, typer.Option("--fit", help="The smallest cluster of this kind that would do.")
+        bool, typer.Option("--fit", help="Find the smallest sufficient cluster of this kind.")
     ] = False,
     against: Annotated[
         Path | None,
-        typer.Option(metavar="PLAN", help="A plan kept as JSON: what differs from what it was made for."),
+        typer.Option(metavar="PLAN", help="Compare with a plan saved as JSON."),
     ] = None,
     explain_against: Annotated[
         str | None,
         typer.Option(
             metavar="LAYOUT",
-            help="Why not this one: tensor=2,expert=8 as parallel has them, or a plan kept as JSON.",
+            help="Why not this layout: tensor=2,expert=8 (keys as in parallel), or a plan saved as JSON.",
         ),
     ] = None,
     sensitive: Annotated[
         bool,
-        typer.Option("--sensitivity", help="What changes with slower links and kernels, or less memory."),
+        typer.Option("--sensitivity", help="Effect of slower links and kernels, or less memory."),
     ] = False,
     full: Annotated[
         bool,
-        typer.Option("--full", help="All that is known: why, where parameters lie, memory and time by kind."),
+        typer.Option("--full", help="All details: reasons, placements, memory and time by kind."),
     ] = False,
     url: Url = None,
     as_json: AsJson = False,
@@ -151,42 +163,45 @@ def plan(
     )
     clusters = ClusterOptions(cluster, num_nodes, devices_per_node, device, memory, price, billing_unit)
     if draw is not None and draw.suffix != ".svg":
-        raise Misuse(f"--draw {draw} writes an SVG picture; name a file that ends in .svg")
+        raise Misuse(f"--draw {draw} writes an SVG picture; use a name that ends in .svg")
     if draw is not None and draw == save:
-        raise Misuse(f"--save {save} and --draw write a file each; name another for one of them")
+        raise Misuse(f"--save {save} and --draw each write a file; give them different names")
     if module is not None:
         if options - _WITH_MODULE:
-            raise Misuse("--module goes with --sample, a cluster, --hints, --save, --draw and --json alone")
+            raise Misuse(
+                "--module accepts only --sample, cluster options, --hints, --save, --draw and --json"
+            )
         _answer_module(module, sample, hints, clusters, output)
         return
     if sample is not None or hints is not None:
-        raise Misuse("--sample and --hints belong to --module")
+        raise Misuse("--sample and --hints require --module")
     if words[:1] == ["diff"]:
         if len(words) != 3:
             raise Misuse(
-                "diff compares two kept plans; write plan diff PLAN PLAN (a job file of that name is ./diff)"
+                "diff compares two saved plans; write plan diff PLAN PLAN (or ./diff for a job file of "
+                "that name)"
             )
         if options - _WITH_DIFF:
-            raise Misuse("diff goes with --json alone")
+            raise Misuse("diff accepts only --json")
         _diff(Path(words[1]), Path(words[2]), as_json)
         return
     file = _one_of(words)
     if _is_job(file):
         if options - _WITH_JOB:
             raise Misuse(
-                f"{file} is planned already: a job's id goes with --full, --save, --draw, --url and --json alone"
+                f"{file} already has a plan: a job's id accepts only --full, --save, --draw, --url and --json"
             )
         give(*of_job(file, url), output)
         return
     if what_if is not None and options - _WITH_GRID:
         raise Misuse(
-            "--what-if makes a table of plans; leave --fit, --against, --explain-against, --sensitivity, --save and "
-            "--draw out"
+            "--what-if prints a table of plans; omit --fit, --against, --explain-against, "
+            "--sensitivity, --save and --draw"
         )
     if sensitive and explain_against is not None:
-        raise Misuse("--sensitivity and --explain-against each print a table; ask for one at a time")
+        raise Misuse("--sensitivity and --explain-against each print a table; give one at a time")
     if fit and num_workers is not None:
-        raise Misuse("--fit chooses the number of workers; leave --num-workers out")
+        raise Misuse("--fit chooses the number of workers; omit --num-workers")
     request = _request(file, num_workers, top, goal, software)
     on = clusters.read() or request.cluster
     if what_if is not None:
@@ -204,10 +219,10 @@ def _command_line_parameters(context: typer.Context) -> set[str]:
 def _one_of(words: Sequence[str]) -> Path:
     """The single argument. Raises Misuse for none or several."""
     if not words:
-        raise Misuse("give FILE, the id of a job, diff and two plans, or --module")
+        raise Misuse("give FILE, a job's id, diff and two plans, or --module")
     if len(words) > 1:
         raise Misuse(
-            f"give one FILE or one job, not {len(words)}; two kept plans are compared by plan diff PLAN PLAN"
+            f"give one FILE or one job, not {len(words)}; compare two saved plans with plan diff PLAN PLAN"
         )
     return Path(words[0])
 
@@ -286,7 +301,7 @@ def _add_notes(request: "PlanRequest", plan: "Plan", where: str) -> tuple["Plan"
 def _require_cluster(cluster: "Cluster | Pools | None", option: str) -> "Cluster | Pools":
     """The given cluster. Raises Misuse without one."""
     if cluster is None:
-        raise Misuse(f"{option} needs the facts of a cluster; add --cluster, or --num-nodes and --device")
+        raise Misuse(f"{option} needs a cluster; add --cluster, or --num-nodes and --device")
     return cluster
 
 
@@ -299,7 +314,7 @@ def _answer_module(
     from moe.spec import SpecError
 
     if sample is None:
-        raise Misuse("--module needs --sample, the function that gives one batch")
+        raise Misuse("--module requires --sample, the function that returns one batch")
     cluster = _require_cluster(clusters.read(), "--module")
     if isinstance(cluster, Pools):
         raise SpecError(of_several_kinds())

@@ -15,11 +15,11 @@ def recover(
         str | None,
         typer.Option(
             metavar="URL",
-            help="The Ray cluster that may run attempts; the one of 'shardyard up' if left out.",
+            help="The Ray cluster to run attempts on. [that of 'shardyard up']",
         ),
     ] = None,
     ray_token_path: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Holds that cluster's token, if it has one.")
+        Path | None, typer.Option(metavar="FILE", help="File with that cluster's token, if it has one.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -15,25 +15,23 @@ def translate(
         str,
         typer.Argument(
             metavar="JOB",
-            help="A job's id, its folder on storage, a checkpoint's folder, or an exported one.",
+            help="A job's id, its folder in storage, a checkpoint's folder, or an export.",
         ),
     ],
     text: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TEXT", help="What to translate; lines of standard input if left out."),
+        typer.Argument(metavar="TEXT", help="What to translate. [lines of standard input]"),
     ] = None,
     beams: Annotated[
         int,
         typer.Option(
             metavar="N",
-            help="Search, with so many texts at a time; 1 takes the likeliest tokens.",
+            help="Beam search with N beams; 1 is greedy.",
         ),
     ] = 1,
     length_penalty: Annotated[
         float | None,
-        typer.Option(
-            metavar="X", help="With --beams: the more, the longer the translations that it prefers. [0.6]"
-        ),
+        typer.Option(metavar="X", help="With --beams: higher values prefer longer translations. [0.6]"),
     ] = None,
     url: Url = None,
     state_dir: StateDir = None,

@@ -23,32 +23,32 @@ USED_ELSEWHERE = "another 'shardyard up' uses Ray: it is left running"
 
 
 def up(
-    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Where to listen. [127.0.0.1]")] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on. [127.0.0.1]")
+    ] = None,
     port: Annotated[
-        int | None, typer.Option(metavar="N", min=0, max=65535, help="[8321]; 0: any free one.")
+        int | None, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 for any free one. [8321]")
     ] = None,
     state_dir: StateDir = None,
     data_root: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="URL", help="A folder that jobs may read corpora from; may be given several times."
-        ),
+        typer.Option(metavar="URL", help="A folder that jobs may read corpora from; repeat for several."),
     ] = None,
     num_cpus: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Cores that the Ray head offers; this machine's if left out."),
+        typer.Option(metavar="N", min=1, help="CPUs that the Ray head offers. [this machine's]"),
     ] = None,
     ray_dashboard_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Use this Ray cluster instead of starting one here.")
+        str | None, typer.Option(metavar="URL", help="Use this Ray cluster instead of starting one.")
     ] = None,
     ray_token_path: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Holds that cluster's token, if it has one.")
+        Path | None, typer.Option(metavar="FILE", help="File with that cluster's token, if it has one.")
     ] = None,
     keep_ray: Annotated[
         bool | None,
         typer.Option(
             "--keep-ray/--stop-ray",
-            help="At the end, leave or stop Ray in any case; otherwise it is left only while jobs run on it.",
+            help="At exit, leave or stop Ray. [leave it only while jobs run]",
         ),
     ] = None,
 ) -> None:
@@ -109,14 +109,14 @@ def up(
                     except OSError as error:
                         why = f"{error.filename or head.state_file}: {error.strerror}"
                         raise CommandError(
-                            f"Ray could not be stopped ({why}); 'shardyard down' does"
+                            f"Ray could not be stopped ({why}); stop it with 'shardyard down'"
                         ) from None
 
 
 def down(
     state_dir: StateDir = None,
     force: Annotated[
-        bool, typer.Option(help="Also while jobs run; they go on at the next 'shardyard up'.")
+        bool, typer.Option(help="Even if jobs are running; the next 'shardyard up' resumes them.")
     ] = False,
 ) -> None:
     """Stops the Ray head that 'shardyard up' left running."""
@@ -127,7 +127,7 @@ def down(
     settings = settings_for(state_dir=state_dir)
     state_file = record_file(settings.state_dir)
     if not state_file.exists():
-        print(f"no Ray head of {settings.state_dir} runs")
+        print(f"no Ray head is running for {settings.state_dir}")
         return
     earlier_head = LocalHead.find(settings.state_dir)
     with changing(state_file, on_wait=_say_waits):
@@ -136,13 +136,15 @@ def down(
         if head is not None and not force:
             _require_idle(head, started_meanwhile=earlier_head is None or earlier_head.folder != head.folder)
         if head is None and not state_file.exists():
-            print(f"no Ray head of {settings.state_dir} runs any more")
+            print(f"the Ray head of {settings.state_dir} has already ended")
         elif head is None:
             LocalHead.stop_recorded(settings.state_dir)
-            print("no whole Ray head ran; what there was of one is stopped")
+            print("the Ray head had partly ended; its remaining processes are stopped")
         else:
             head.stop()
-            note = "; a 'shardyard up' that used it still runs: end it, too" if is_used(state_file) else ""
+            note = (
+                "; a 'shardyard up' that used it is still running: end it, too" if is_used(state_file) else ""
+            )
             print(f"Ray stopped{note}")
 
 
@@ -157,24 +159,24 @@ def _require_idle(head: "LocalHead", started_meanwhile: bool) -> None:
 
     if started_meanwhile and is_used(head.state_file):
         raise CommandError(
-            "a 'shardyard up' has started this Ray head just now, and uses it: end that with Ctrl-C; "
-            "another 'shardyard down' stops Ray all the same"
+            "a 'shardyard up' has just started this Ray head and uses it: end that with Ctrl-C, or "
+            "run 'shardyard down' again to stop Ray anyway"
         )
     with suppress(LocalHeadError):
         head = head.with_dashboard()  # which lists the jobs
     running = unfinished_jobs(head.dashboard_url, head.token_path)
     if running != []:
-        jobs = _count(running) if running else "Ray does not answer, so jobs may run"
+        jobs = _count(running) if running else "Ray does not respond, so jobs may be running"
         raise CommandError(
-            f"{jobs} on this Ray head; 'shardyard cancel' or 'pause' them first, "
-            "or use --force: they then resume from their last checkpoint at the next 'shardyard up' "
-            f"(the {MAX_SETBACKS}th time without progress pauses those whose workers had begun, the "
-            f"{MAX_LOST_STARTS}th those whose had not)"
+            f"{jobs} on this Ray head; cancel or pause them first, or use --force: the next "
+            f"'shardyard up' resumes them from their last checkpoints (the {MAX_SETBACKS}th loss "
+            f"without progress pauses a job, or the {MAX_LOST_STARTS}th if its workers had not "
+            "started)"
         )
 
 
 def _say_waits() -> None:
-    print("another command starts or stops Ray here: waiting for it ...", flush=True)
+    print("another command is starting or stopping Ray: waiting for it ...", flush=True)
 
 
 def _absolute(root: str) -> str:
@@ -190,9 +192,7 @@ def _require_folders(roots: Sequence[str]) -> None:
 
     for root in roots:
         if "://" not in root and not Path(root).is_dir():
-            raise Misuse(
-                f"--data-root (={root!r}) must be a folder that exists; make it first, or name another"
-            )
+            raise Misuse(f"--data-root (={root!r}) must be an existing folder; create it, or name another")
 
 
 def _bind_socket(settings: "Settings") -> socket.socket:
@@ -213,8 +213,8 @@ def _bind_socket(settings: "Settings") -> socket.socket:
     except OSError as error:
         listener.close()
         raise Misuse(
-            f"cannot listen on {settings.host}:{settings.port} ({error.strerror}): "
-            "is another 'shardyard up' running? Use --port N for another port, 0 for any"
+            f"cannot listen on {settings.host}:{settings.port} ({error.strerror}): is another "
+            "'shardyard up' running? Use --port N for another port, 0 for any"
         ) from None
     return listener
 
@@ -231,20 +231,20 @@ def _head(settings: "Settings", num_cpus: int | None) -> "LocalHead":
         # Look only now, with the lock: another command may have stopped the head, and none stops it from here on.
         if (head := LocalHead.find(settings.state_dir)) is None:
             cores = num_cpus or max(MIN_LOGICAL_CPUS, int(available_cores()))
-            print(f"starting Ray with {cores} cores (about 20 s) ...", flush=True)
+            print(f"starting Ray with {cores} CPUs (about 20 s) ...", flush=True)
             try:
                 return LocalHead.start(settings.state_dir, num_cpus=cores, num_gpus=num_usable_gpus())
             except LocalHeadError as error:
                 raise CommandError(str(error)) from None
         if not head.dashboard.running():
-            print("Ray runs without its dashboard: starting that again; jobs run on", flush=True)
+            print("Ray's dashboard is not running: restarting it; jobs continue", flush=True)
             try:
                 head = head.with_dashboard()
             except LocalHeadError as error:
                 raise CommandError(
-                    f"{error}\n'shardyard down --force' stops Ray, and the jobs on it"
+                    f"{error}\nstop Ray, and the jobs on it, with 'shardyard down --force'"
                 ) from None
-    print(f"Ray runs already, with {head.num_cpus} cores: {head.dashboard_url}", flush=True)
+    print(f"Ray is already running, with {head.num_cpus} CPUs: {head.dashboard_url}", flush=True)
     return head
 
 
@@ -267,7 +267,7 @@ def _serve(settings: "Settings", listener: socket.socket, keeper: "HeadKeeper | 
     with suppress(SystemExit):  # uvicorn raises it if the app did not start
         serve(settings, launcher, listener)
     if not answers.is_set():
-        raise CommandError("the control plane did not start; the lines above say why")
+        raise CommandError("the control plane did not start; see the lines above")
 
 
 def _welcome(settings: "Settings", listener: socket.socket, answers: "threading.Event") -> None:
@@ -332,10 +332,10 @@ def _leave(head: "LocalHead", keep_ray: bool | None) -> None:
             running = unfinished_jobs(head.dashboard_url, head.token_path) if head.running() else []
             keep_ray = running is None or bool(running)
             if keep_ray:
-                reason = _count(running) if running else "Ray does not answer, so jobs may run"
+                reason = _count(running) if running else "Ray does not respond, so jobs may be running"
                 print(
-                    f"{reason}: Ray is left running. "
-                    "'shardyard up' goes on with them; 'shardyard down' stops Ray"
+                    f"{reason}: Ray is left running. 'shardyard up' continues them; 'shardyard down' stops "
+                    "Ray"
                 )
         elif keep_ray:
             print(f"Ray is left running: {head.dashboard_url}. 'shardyard down' stops it")
@@ -345,4 +345,4 @@ def _leave(head: "LocalHead", keep_ray: bool | None) -> None:
 
 
 def _count(submissions: list[str]) -> str:
-    return f"{len(submissions)} job{' runs' if len(submissions) == 1 else 's run'}"
+    return f"{len(submissions)} job{' is running' if len(submissions) == 1 else 's are running'}"

@@ -44,8 +44,8 @@ def follow(client: "Client", job: "Job", as_json: bool = False) -> int:
         job.refresh()
     except KeyboardInterrupt:
         typer.echo(
-            f"\nno longer watching; {job.id} goes on. 'shardyard watch {job.id}' follows it again, "
-            f"'shardyard cancel {job.id}' ends it.",
+            f"\nno longer watching; {job.id} continues. Follow it with 'shardyard watch {job.id}', "
+            f"end it with 'shardyard cancel {job.id}'.",
             err=True,
         )
         return DETACHED

@@ -12,7 +12,7 @@ from moe.plan.search.explain import kind_of_time, seconds_of
 from service.cli.view.amounts import num_bytes
 from service.cli.view.plan import headline, lines, section
 
-CHOSEN = Names("the chosen layout", "the one asked for")
+CHOSEN = Names("the chosen layout", "the requested one")
 
 
 def explained_view(plan: Plan, alternative: Plan, where: str, cluster: Cluster | None) -> RenderableType:
@@ -20,7 +20,7 @@ def explained_view(plan: Plan, alternative: Plan, where: str, cluster: Cluster |
     comparison = compare(plan, alternative)
     return Group(
         *section("chosen", headline(plan, where), is_first=True),
-        *section("asked for", headline(alternative, where)),
+        *section("requested", headline(alternative, where)),
         *_tables(comparison, Names("chosen", "asked")),
         *section("why", lines(_why(plan, alternative, cluster))),
     )
@@ -86,7 +86,7 @@ def _amounts(comparison: Comparison, keys: Names) -> dict[str, dict[str, dict[st
 def _tables(comparison: Comparison, heads: Names) -> tuple[RenderableType, ...]:
     time = {kind_of_time(kind): term for kind, term in comparison.time.items()}
     return (
-        *(section("layout, where it differs", _layout(comparison, heads)) if comparison.layout else ()),
+        *(section("differences in layout", _layout(comparison, heads)) if comparison.layout else ()),
         *section("time of a step (predicted)", _terms(
             time, {"total": comparison.step, "hidden": comparison.hidden}, heads, seconds_of)),
         *section("memory of the fullest device (predicted)", _terms(

@@ -83,8 +83,8 @@ def outcome(job: "Job", hints: bool = True) -> RenderableType:
     if not hints:
         return line
     if job.state != "succeeded":
-        line.append(f"\n'shardyard logs {job.id}' shows what its workers said")
-        line.append(f"\n'shardyard resume {job.id}' goes on from its last checkpoint, where it has one")
+        line.append(f"\n'shardyard logs {job.id}' shows the workers' logs")
+        line.append(f"\n'shardyard resume {job.id}' continues from its last checkpoint, if any")
         return line
     line.append("\n" + words_of(job).to_use_it.format(job=job.id))
     report = report_view(job)

@@ -131,9 +131,9 @@ def charts(layers: list[LayerLoad], width: int, rows: int) -> RenderableType:
     down = -(-len(layers) // across)
     height = TALL if down * (TALL + 2) <= rows else LOW
     visible_layers = layers[: max(1, rows // (height + 2)) * across]
-    heading = f"expert loads of {LOAD_WINDOW_STEPS} steps, in multiples of an even share"
+    heading = f"expert loads over {LOAD_WINDOW_STEPS} steps, relative to an even share"
     if (in_a_bar := experts_per_bar(max(len(layer.load) for layer in layers), chart_width)) > 1:
-        heading += f"; a bar is {in_a_bar} experts"
+        heading += f"; {in_a_bar} experts per bar"
     grid = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(across):
         grid.add_column(width=chart_width, no_wrap=True)

@@ -26,31 +26,29 @@ def words_of(job: "Job") -> Words:
     match _kind(job):
         case "translation":
             return Words(
-                "translating the held-out sets to measure what was learned",
+                "translating the held-out sets for evaluation",
                 "'shardyard translate {job} TEXT' translates with its last checkpoint",
                 TRANSLATE,
             )
         case "language" if _corpus(job) in ("chat", "preference"):
             return Words(
-                "measuring the held-out conversations",
+                "evaluating held-out conversations",
                 "'shardyard generate {job} --chat TEXT' answers with its last checkpoint",
                 GENERATE,
             )
         case "language":
             return Words(
-                "measuring the held-out text and going on from some of it",
-                "'shardyard generate {job} PROMPT' goes on from a text with its last checkpoint",
+                "evaluating held-out text and continuing some of it",
+                "'shardyard generate {job} PROMPT' continues a text with its last checkpoint",
                 GENERATE,
             )
         case "module":
             return Words(
-                "computing the loss of one batch more",
+                "computing the loss of one more batch",
                 "'shardyard download {job}' fetches its last checkpoint",
             )
         case _:
-            return Words(
-                "measuring what was learned", "'shardyard download {job}' fetches its last checkpoint"
-            )
+            return Words("evaluating", "'shardyard download {job}' fetches its last checkpoint")
 
 
 def _kind(job: "Job") -> str:

@@ -19,7 +19,7 @@ MAX_PROMPT_CHARS = 60
 _FIGURES: tuple[tuple[str, str, Callable[[SourceReport], float | None]], ...] = (
     ("base", ".3f", lambda source: source.base_loss),
     ("loss", ".3f", lambda source: source.loss),
-    ("as preferred", ".1%", lambda source: source.preferred),
+    ("preferred", ".1%", lambda source: source.preferred),
     ("perplexity", ",.1f", lambda source: source.perplexity),
     ("bits/byte", ".3f", lambda source: source.bits_per_byte),
     ("unigram", ".3f", lambda source: source.unigram_bits_per_byte),
@@ -27,12 +27,13 @@ _FIGURES: tuple[tuple[str, str, Callable[[SourceReport], float | None]], ...] = 
 )
 
 _LEGEND = (
-    "loss: nats a token, base: of the model beneath an adapter. bits/byte: of the model; beside it those of the "
-    "training\ntokens' frequencies (unigram), and of xz, which compresses each document by itself."
+    "loss: nats per token; base: the base model without its adapter. bits/byte: the "
+    "model's, beside those of the training\ntokens' frequencies (unigram) and of xz, which "
+    "compresses each document separately."
 )
 _LEGEND_OF_PAIRS = (
-    "loss: of preferences (0.693 where neither answer has gained). as preferred: pairs whose preferred answer has\n"
-    "gained more than the other."
+    "loss: preference loss (0.693 if neither answer has gained). preferred: pairs whose "
+    "preferred answer has gained\nmore than the other."
 )
 
 

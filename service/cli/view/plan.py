@@ -24,24 +24,24 @@ def plan_view(plan: Plan, where: str) -> RenderableType:
     if plan.module is not None:
         return Group(
             headline(plan, where),
-            *section("as its module computes (predicted)", Text(plan.module.explained)),
+            *section("computed by its module (predicted)", Text(plan.module.explained)),
             *(section("time of a step", _time(plan)) if plan.measured is not None else ()),
         )
     return Group(
         headline(plan, where),
         *section("verdict", _verdict(plan)),
-        *section("parameters, and what the fullest device holds of them", _parameters(plan)),
+        *section("parameters, and the fullest device's part", _parameters(plan)),
         *(
-            section("where parameters lie", _placements(plan.placements, plan.degrees))
+            section("placement of parameters", _placements(plan.placements, plan.degrees))
             if plan.placements
             else ()
         ),
         *section("memory of the fullest device (predicted)", _memory(plan)),
         *section("time of a step (predicted)", _time(plan)),
-        *(section("tried before the run", _trials(plan.tried)) if plan.tried else ()),
+        *(section("trials before the run", _trials(plan.tried)) if plan.tried else ()),
         *section("why", lines(plan.reasons)),
         *(section("next best", _runners_up(plan.runners_up)) if plan.runners_up else ()),
-        *(section("ruled out", lines(plan.ruled_out)) if plan.ruled_out else ()),
+        *(section("rejected", lines(plan.ruled_out)) if plan.ruled_out else ()),
     )
 
 
@@ -74,25 +74,25 @@ def headline(plan: Plan, where: str, of: str = "on") -> Table:
     grid.add_row("workers", f"{plan.num_workers:,} on {plan.device_type}")
     grid.add_row("mesh", mesh)
     if plan.module is not None:
-        grid.add_row("rows a step", f"{plan.tokens_per_step:,}")
+        grid.add_row("rows per step", f"{plan.tokens_per_step:,}")
         return grid
     groups, times = plan.options.micro_batch_groups, plan.options.num_micro_batches
     at_a_time = f"{groups:,} group{'' if groups == 1 else 's'} at a time"
-    grid.add_row("micro-batch", f"{at_a_time}, {'once' if times == 1 else f'{times:,} times'} a step")
-    grid.add_row("tokens a step", f"{plan.tokens_per_step:,}")
+    grid.add_row("micro-batch", f"{at_a_time}, {'once' if times == 1 else f'{times:,} times'} per step")
+    grid.add_row("tokens per step", f"{plan.tokens_per_step:,}")
     if plan.profile != "ours":
-        grid.add_row("as run by", EXECUTORS[plan.profile])
+        grid.add_row("run by", EXECUTORS[plan.profile])
     if plan.software is not None and plan.device != "cpu":
         grid.add_row("priced by", plan.software)
     if plan.not_yet:
-        grid.add_row("to be run", Text(f"not yet: {', '.join(plan.not_yet)}", "yellow"))
+        grid.add_row("runnable", Text(f"not yet: {', '.join(plan.not_yet)}", "yellow"))
     return grid
 
 
 def _parameters(plan: Plan) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
     table.add_column("block", overflow="fold")
-    for heading in ("layers", "parameters", "a device"):
+    for heading in ("layers", "parameters", "per device"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("placement", overflow="fold")
     for block in plan.blocks:
@@ -109,7 +109,7 @@ def _parameters(plan: Plan) -> Table:
 def _placements(placements: Sequence[Placement], degrees: Degrees) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
     table.add_column("block and parameter", no_wrap=True)
-    table.add_column("shape / what splits it", overflow="fold")
+    table.add_column("shape / split by", overflow="fold")
     last: tuple[str, ...] = ()
     for placement in sorted(placements, key=_place_of_block(placements)):
         if placement.blocks != last:
@@ -136,9 +136,7 @@ def _memory(plan: Plan) -> Table:
             grid.add_row(kind, num_bytes(amount), bar)
     share = memory.needed / memory.limit
     grid.add_row("total", num_bytes(memory.needed), f"{share:.0%} of {num_bytes(memory.limit)}")
-    grid.add_row(
-        "free", num_bytes(max(0, memory.margin)), "for the framework, and what its allocator fragments"
-    )
+    grid.add_row("free", num_bytes(max(0, memory.margin)), "framework and allocator fragmentation")
     return grid
 
 
@@ -152,15 +150,15 @@ def _time(plan: Plan) -> Table:
     unit = "tokens" if plan.module is None else "rows"
     rate = f"{plan.tokens_per_s:,.0f} {unit}/s"
     if plan.flops_per_step and plan.device != "cpu":
-        rate += f", {plan.flops_per_s_per_device / 1e12:,.0f} TFLOP/s a device"
+        rate += f", {plan.flops_per_s_per_device / 1e12:,.0f} TFLOP/s per device"
     if (utilization := plan.utilization) is not None:
         rate += f", MFU {utilization:.0%}"
     grid.add_row("total", seconds_of(time.step_s), rate)
     if (measurement := plan.measured) is not None:
-        words = f"{measurement.tokens_per_s:,.0f} {unit}/s, the median of {measurement.num_steps} steps"
+        words = f"{measurement.tokens_per_s:,.0f} {unit}/s, median of {measurement.num_steps} steps"
         grid.add_row("measured", seconds_of(measurement.step_s), Text(words, "bold"))
     if time.hidden_s:
-        grid.add_row("hidden", seconds_of(time.hidden_s), "of collectives, behind arithmetic")
+        grid.add_row("hidden", seconds_of(time.hidden_s), "of collectives, hidden by computation")
     for label, words in run_of(plan):
         figure, _, rest = words.partition(": ")
         grid.add_row(label, figure, rest)
@@ -175,12 +173,12 @@ def run_of(plan: Plan) -> Iterator[tuple[str, str]]:
         steps = f"{plan.num_steps:,} steps, {_count(tokens)} {unit}"
         yield "the run", f"{_long(plan.num_steps * plan.predicted.step_s)}: {steps}"
     if plan.money is not None:
-        yield "money", f"{amount_of(plan.money.per_hour)}: an hour{_money(plan.money, unit)}"
+        yield "money", f"{amount_of(plan.money.per_hour)}: per hour{_money(plan.money, unit)}"
 
 
 def _money(money: MoneyEstimate, unit: str) -> str:
-    run = "" if money.run is None else f", {amount_of(money.run)} the run"
-    return f", {amount_of(money.per_million_tokens)} a million {unit}{run}"
+    run = "" if money.run is None else f", {amount_of(money.run)} for the run"
+    return f", {amount_of(money.per_million_tokens)} per million {unit}{run}"
 
 
 def _trials(trials: Sequence[Trial]) -> Table:
@@ -188,7 +186,7 @@ def _trials(trials: Sequence[Trial]) -> Table:
     for trial in trials:
         layout = ", ".join(f"{name} {value}" for name, value in trial.layout.items())
         prediction = seconds_of(trial.predicted_step_s)
-        figures = f"{seconds_of(trial.measured_step_s)} a step measured, {prediction} predicted"
+        figures = f"{seconds_of(trial.measured_step_s)} per step measured, {prediction} predicted"
         grid.add_row("-", Text.assemble(layout, ": ", (figures, "bold")))
     return grid
 

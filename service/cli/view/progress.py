@@ -53,7 +53,7 @@ class RunProgress:
     job_id: str
     name: str
     num_steps: int
-    last_work: str = "measuring what was learned"
+    last_work: str = "evaluating"
     """Description of the work after the last step."""
     state: str = "queued"
     reason: str = ""
@@ -178,5 +178,5 @@ def _plan_in_words(data: dict[str, Any]) -> str:
         return f"{workers:,} worker{'' if workers == 1 else 's'}: {layout}"
 
     plan, before = data["plan"], data.get("before")
-    prediction = f"predicted {1e3 * float(plan['predicted_step_s']):,.3g} ms a step"
+    prediction = f"predicted {1e3 * float(plan['predicted_step_s']):,.3g} ms per step"
     return f"{plan_text(plan)}; {prediction}" + (f"; before: {plan_text(before)}" if before else "")

@@ -23,7 +23,7 @@ def rank_rows(run: dict[str, Any]) -> Table:
         table.add_column(overflow="fold")
     visible_ranks = sorted(_by_silence(ranks)[:MAX_SHOWN], key=_number)
     for rank in visible_ranks:
-        silence = Text(f"heard {duration(rank['silent_s'])} ago", _style(rank))
+        silence = Text(f"last seen {duration(rank['silent_s'])} ago", _style(rank))
         doing = Text(f"{printable(rank['doing'])} for {duration(rank['for_s'])}")
         row: list[RenderableType] = [
             str(rank["rank"]),
@@ -37,7 +37,7 @@ def rank_rows(run: dict[str, Any]) -> Table:
     if (num_left := run["num_ranks"] - len(visible_ranks)) > 0:
         table.add_row("", Text(f"and {num_left:,} more", "dim"))
     if not ranks:
-        table.add_row(Text("none is connected to the driver", "dim"))
+        table.add_row(Text("no rank is connected to the driver", "dim"))
     if run["silent_s"] >= OLD_S:
         driver = printable(f"process {run['pid']} on {run['host']}")
         table.add_row(
@@ -59,7 +59,7 @@ def gpu_use(run: dict[str, Any]) -> str:
     if len(devices) > 1:
         parts[-1] += " on the fullest"
         if shares:
-            parts[0] += f" (the least {min(shares):.0%})"
+            parts[0] += f" (least busy {min(shares):.0%})"
     return ", ".join(parts)
 
 

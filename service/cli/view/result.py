@@ -36,7 +36,7 @@ def training_summary(
         report.scores(),
         Text(""),
         *_examples(report),
-        _heading("the model"),
+        _heading("model"),
         *_experts(progress),
         *_speed(progress, num_workers),
         *_checkpoint(checkpoints),
@@ -59,7 +59,7 @@ def _next(job: "Job", report: ReportView, use: str | None) -> list[Text]:
     if use is None:
         return []
     line = f"  {use} {job.id} {shlex.quote(report.text_to_try())}"
-    return [Text("what to type next", "bold"), Text(line, "bold cyan")]
+    return [Text("next commands", "bold"), Text(line, "bold cyan")]
 
 
 def footprint_line(footprint: "Footprint") -> Text:
@@ -81,8 +81,8 @@ def _experts(progress: "RunProgress") -> list[Text]:
         shares = layer.shares
         lines.append(
             Text(
-                f"layer {layer.layer}: {num_used} of {len(layer.load)} experts in use, "
-                f"{min(shares):.1f}x to {max(shares):.1f}x of an even share"
+                f"layer {layer.layer}: {num_used} of {len(layer.load)} experts used, {min(shares):.1f}x "
+                f"to {max(shares):.1f}x an even share"
             )
         )
     return lines
@@ -91,11 +91,11 @@ def _experts(progress: "RunProgress") -> list[Text]:
 def _speed(progress: "RunProgress", num_workers: int) -> list[Text]:
     if progress.tokens_per_s is None:
         return []
-    line = Text(f"{progress.tokens_per_s:,.0f} tokens/s, the median of the last {RATE_WINDOW_STEPS} steps")
+    line = Text(f"{progress.tokens_per_s:,.0f} tokens/s, median of the last {RATE_WINDOW_STEPS} steps")
     if num_workers > 1:
         line.append(
-            f"; one worker on the same cores is faster: there are {num_workers} so that tokens travel between "
-            "processes, as they do on a cluster",
+            f"; one worker on the same CPUs would be faster: {num_workers} show tokens travelling "
+            "between processes, as on a cluster",
             "dim",
         )
     return [line]

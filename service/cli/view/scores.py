@@ -31,7 +31,11 @@ def scores_view(
             table.add_row(*cells)
     notes = [] if base is None else [Text(f"base: {printable(base)}", "dim")]
     if num_cut:
-        words = "context lost its beginning" if num_cut == 1 else "contexts lost their beginning"
+        words = (
+            "context was truncated at its beginning"
+            if num_cut == 1
+            else "contexts were truncated at their beginning"
+        )
         notes.append(
             Text(f"{num_cut:,} {words}: the model was trained on texts of {max_tokens:,} tokens", "dim")
         )

@@ -16,8 +16,8 @@ def sensitivity_view(plan: Plan, changes: Sequence[Otherwise]) -> Table:
     table.add_column("with", no_wrap=True)
     for heading in ("this layout", "the fastest"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("which is", overflow="fold")
-    table.add_row("what is known", _with_change(plan.predicted.step_s, plan), "", "")
+    table.add_column("layout", overflow="fold")
+    table.add_row("no change", _with_change(plan.predicted.step_s, plan), "", "")
     for change in changes:
         own = Text("does not fit", "yellow") if change.step_s is None else _with_change(change.step_s, plan)
         if change.best is None:

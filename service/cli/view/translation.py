@@ -47,9 +47,9 @@ class TranslationView(ReportView):
         most_frequent = printable(self.report.most_frequent_target)
         parts.append(
             Text(
-                "copy: the source taken as its translation. "
-                f"freq: the most frequent target, {most_frequent!r}, for every source.\n"
-                "Languages are high-, mid- and low-resource by thirds, by their pairs in training.",
+                "copy: the source as its translation. freq: the most frequent target, "
+                f"{most_frequent!r}, for every source.\nLanguages are high-, mid- and low-resource by "
+                "thirds of their pairs in training.",
                 "dim",
             )
         )
@@ -78,18 +78,18 @@ class TranslationView(ReportView):
 def _heading(name: str, report: SetReport) -> list[Text]:
     loss, unigram = report.loss, report.unigram_loss
     if loss is None or unigram is None:
-        return [Text(SETS.get(name, name), "bold"), Text("no pairs were held out for it")]
+        return [Text(SETS.get(name, name), "bold"), Text("no held-out pairs")]
     lines = [
         Text(SETS.get(name, name), "bold"),
         Text.assemble(
             "loss ",
             (f"{loss:.2f}", "bold"),
-            f" nats a token, {unigram - loss:.2f} below a unigram model's {unigram:.2f}",
+            f" nats per token, {unigram - loss:.2f} below a unigram model's {unigram:.2f}",
         ),
     ]
     if alike := report.num_with_text_in_training:
         lines.append(
-            Text(f"of the set, {alike:,} pairs stand word for word in training under a sibling locale", "dim")
+            Text(f"of these, {alike:,} pairs occur verbatim in training under a sibling locale", "dim")
         )
     return lines
 

@@ -22,7 +22,7 @@ def short_plan_view(plan: Plan, where: str) -> RenderableType:
         Text(""),
         _where_it_goes(plan),
         Text(""),
-        Text("--full shows why, where parameters lie, and memory and time by kind", "dim"),
+        Text("--full shows reasons, placements, memory and time by kind", "dim"),
     )
 
 
@@ -53,7 +53,7 @@ def _add(grid: Table, layout: str, figures: list[str]) -> None:
 
 
 def _not_yet(not_yet: tuple[str, ...]) -> list[str]:
-    return [f"cannot be run yet: {', '.join(not_yet)}"] if not_yet else []
+    return [f"not runnable yet: {', '.join(not_yet)}"] if not_yet else []
 
 
 def _in_words(layout: dict[str, bool | int | str]) -> str:
@@ -67,10 +67,10 @@ def _where_it_goes(plan: Plan) -> Table:
     memory = {kind: amount for kind, amount in plan.memory.by_kind().items() if kind != "allowance"}
     grid.add_row("memory", _largest({kind: num_bytes(amount) for kind, amount in memory.items()}, memory))
     if (measurement := plan.measured) is not None:
-        speed = f"{seconds_of(measurement.step_s)} a step, {measurement.tokens_per_s:,.0f} tokens/s"
-        grid.add_row("measured", Text(f"{speed}, the median of {measurement.num_steps} steps", "bold"))
+        speed = f"{seconds_of(measurement.step_s)} per step, {measurement.tokens_per_s:,.0f} tokens/s"
+        grid.add_row("measured", Text(f"{speed}, median of {measurement.num_steps} steps", "bold"))
     for label, figures in run_of(plan):
-        grid.add_row(label, figures.replace(": an hour", " an hour"))
+        grid.add_row(label, figures.replace(": per hour", " per hour"))
     if plan.software is not None and plan.device != "cpu":
         grid.add_row("priced by", plan.software)
     for reason in plan.reasons:
