@@ -126,7 +126,7 @@ class Settings(BaseSettings):
     def _exact_functions(cls, functions: tuple[str, ...]) -> tuple[str, ...]:
         for function in functions:
             if not is_code(function):
-                raise ValueError(f"must hold module:function alone, and {function!r} is none; {CODE_REMEDY}")
+                raise ValueError(f"must contain only module:function, but {function!r} is not; {CODE_REMEDY}")
         return functions
 
     @model_validator(mode="before")
@@ -154,15 +154,15 @@ class Settings(BaseSettings):
     def _safe(self) -> "Settings":
         if self.token is None and not is_loopback(self.host):
             raise ValueError(
-                f"host (={self.host!r}) is reachable from other machines, and needs a token; "
-                "set SHARDYARD_TOKEN, or listen on 127.0.0.1"
+                f"host (={self.host!r}) is reachable from other machines and requires a token; set "
+                "SHARDYARD_TOKEN, or listen on 127.0.0.1"
             )
         if self.token is not None and len(self.token.get_secret_value()) < 16:
-            raise ValueError("token must have at least 16 characters; make one with 'openssl rand -hex 32'")
+            raise ValueError("token must have at least 16 characters; create one with 'openssl rand -hex 32'")
         if self.token is not None and not _fits_header(self.token.get_secret_value()):
             raise ValueError(
-                "token must be printable ASCII without spaces around it, as headers are; "
-                "make one with 'openssl rand -hex 32'"
+                "token must be printable ASCII without surrounding spaces; create one with 'openssl "
+                "rand -hex 32'"
             )
         if urlsplit(self.events_url).scheme not in ("http", "https"):
             raise ValueError(f"events_url (={self.events_url!r}) must be an http or https URL")
@@ -174,7 +174,7 @@ def _at_home(path: Path) -> Path:
         return expand_home(path).absolute()
     except FileNotFoundError as error:
         raise ValueError(
-            f"the folder {error.filename}: {error.strerror}; SHARDYARD_STATE_DIR says where state is kept"
+            f"the folder {error.filename}: {error.strerror}; set SHARDYARD_STATE_DIR to another"
         ) from None
 
 

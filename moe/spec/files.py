@@ -15,10 +15,10 @@ MAX_SPEC_BYTES = 1_000_000
 MAX_DEPTH = 64
 MAX_VALUES = 10_000
 MAX_INT_DIGITS = 30
-_NAMES_DATA = "a spec names data, it does not hold it"
-_TOO_DEEP = "is nested too deeply", "write it flatter"
+_NAMES_DATA = "refer to data by path instead of including it"
+_TOO_DEEP = "is nested too deeply", "use fewer levels"
 _TOO_MANY_VALUES = f"must have at most {MAX_VALUES:,} keys and values", _NAMES_DATA
-_TOO_LONG_NUMBER = "has a number of too many digits", "shorten it"
+_TOO_LONG_NUMBER = "contains a number with too many digits", "shorten it"
 """(rule, remedy)"""
 
 _ENCODINGS = (
@@ -37,7 +37,7 @@ class _DuplicateYAMLKey(yaml.constructor.ConstructorError):
     """Duplicate key in a mapping."""
 
     def __init__(self, key: str, mark: yaml.Mark) -> None:
-        super().__init__(None, None, f"the key {key!r} stands twice", mark)
+        super().__init__(None, None, f"the key {key!r} occurs twice", mark)
         self.key = key
 
 
@@ -78,7 +78,7 @@ class _StrictLoader(_LOADER):
     def _number(self, node: yaml.ScalarNode, *patterns: re.Pattern[str]) -> str:
         text: str = self.construct_scalar(node)
         if not any(pattern.fullmatch(text) for pattern in patterns):  # an explicit tag declared it a number
-            raise yaml.constructor.ConstructorError(None, None, "no decimal number", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "not a decimal number", node.start_mark)
         return text
 
 
@@ -144,14 +144,32 @@ class _DuplicateKey(Exception):
     """Duplicate key in a JSON object; the decoder does not give its position."""
 
 
-def _syntax_error(path: str, reason: str) -> SpecError:
-    return SpecError(
-        Problem("invalid_syntax", path, None, f"cannot be read: {reason}", "mend the syntax there")
-    )
+def _syntax_error(path: str, format: str, reason: str) -> SpecError:
+    rule = f"is not valid {format}: {_lower_first(reason)}"
+    return SpecError(Problem("invalid_syntax", path, None, rule, "correct the syntax there"))
+
+
+def json_fault(error: json.JSONDecodeError) -> str:
+    """The decoder's message without position, as `expected a value`."""
+    return _JSON_FAULTS.get(error.msg, _lower_first(error.msg).removesuffix(" at"))
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+_JSON_FAULTS = {
+    "Expecting value": "expected a value",
+    "Expecting ',' delimiter": "expected a comma",
+    "Expecting ':' delimiter": "expected a colon",
+    "Expecting property name enclosed in double quotes": "expected a key in double quotes",
+    "Extra data": "unexpected text after the end",
+    "Unterminated string starting at": "unterminated string",
+}
 
 
 def _duplicate_key(path: str, key: str) -> SpecError:
-    return SpecError(Problem("duplicate", path, key, "stands twice", "remove one of the two"))
+    return SpecError(Problem("duplicate", path, key, "occurs twice", "remove one of the two"))
 
 
 def _too_large(path: str, rule: str, remedy: str) -> SpecError:
@@ -166,7 +184,7 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
     """Parse YAML or JSON text, with or without byte-order mark. Raises SpecError with line and column, from 1."""
     text = text.removeprefix("\ufeff")
     if len(text.encode()) > MAX_SPEC_BYTES:
-        rule = f"has {len(text.encode()):,} bytes, and must have at most {MAX_SPEC_BYTES:,}"
+        rule = f"must have at most {MAX_SPEC_BYTES:,} bytes, not {len(text.encode()):,}"
         raise _too_large(name, rule, _NAMES_DATA)
     if format == "json":
         try:
@@ -175,7 +193,7 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
             raise _duplicate_key(name, error.args[0]) from None
         except json.JSONDecodeError as error:
             path = f"{name}, line {error.lineno}, column {error.colno}"
-            raise _syntax_error(path, error.msg) from None
+            raise _syntax_error(path, "JSON", json_fault(error)) from None
         except ValueError:  # Python refuses integers of thousands of digits
             raise _too_large(name, *_TOO_LONG_NUMBER) from None
         except RecursionError:
@@ -196,11 +214,15 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
             raise _duplicate_key(path, error.key) from None
         if isinstance(error, _YAMLTooLarge):
             raise _too_large(path, error.rule, error.remedy) from None
-        raise _syntax_error(path, error.problem or "broken YAML") from None
+        raise _syntax_error(path, "YAML", _yaml_fault(error)) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise _syntax_error(f"{name}, line 1, column 1", str(error)) from None
+        raise _syntax_error(f"{name}, line 1, column 1", "YAML", str(error)) from None
     except RecursionError:
         raise _too_large(name, *_TOO_DEEP) from None
+
+
+def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
+    return (error.problem or "unknown fault").replace("did not find expected", "expected")
 
 
 def _checked_text(data: Any, text: str) -> Any:
@@ -217,14 +239,14 @@ def _checked_text(data: Any, text: str) -> Any:
             values += [(f"{place}[{index}]", inner) for index, inner in enumerate(value)]
         elif isinstance(value, str) and (match := _SURROGATE.search(value)) is not None:
             path = place.removeprefix(".").encode(errors="backslashreplace").decode()
-            rule = f"must not have half of a surrogate pair (U+{ord(match[0]):04X})"
+            rule = f"must not contain half of a surrogate pair (U+{ord(match[0]):04X})"
             raise SpecError(
                 Problem(
                     "invalid_encoding",
                     path or "body",
                     ascii(value)[1:-1],
                     rule,
-                    "write the character itself, or no such",
+                    "write the character itself, or remove it",
                 )
             )
     return data

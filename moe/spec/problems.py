@@ -21,7 +21,7 @@ def problems_of(error: ValidationError) -> list[Problem]:
         cause = entry.get("ctx", {}).get("error")
         if isinstance(cause, SpecError):
             location = entry["loc"][:-1] if entry["loc"][-1:] == ("router",) else entry["loc"]  # written flat
-            place = _dotted_path(_without_tags(location))
+            place = dotted_path(_without_tags(location))
             problems.extend(
                 replace(problem, path=".".join(filter(None, (place, problem.path))) or _WHOLE)
                 for problem in cause.problems
@@ -32,7 +32,7 @@ def problems_of(error: ValidationError) -> list[Problem]:
         location = _without_tags(entry["loc"])
         if entry["type"] == "invalid_key":  # the location ends in the key itself
             location = location[:-1]
-        problems.append(_problem(_dotted_path(location) or _WHOLE, entry, cause))
+        problems.append(_problem(dotted_path(location) or _WHOLE, entry, cause))
     return problems
 
 
@@ -45,7 +45,8 @@ def _without_tags(location: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def _dotted_path(location: tuple[Any, ...]) -> str:
+def dotted_path(location: tuple[Any, ...]) -> str:
+    """A location as `data.files[0].name`."""
     path = ""
     for part in location:
         name = str(part) or "''"
@@ -58,26 +59,22 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
     if isinstance(value, dict) and kind != "extra_forbidden":
         value = None  # a whole mapping is too long for a message
     if kind == "extra_forbidden":
-        return Problem(
-            "unknown_key", path, value, "is not a key that a spec has", "remove it, or look up its spelling"
-        )
+        return Problem("unknown_key", path, value, "is not a known key", "remove it, or check its spelling")
     if kind == "missing":
         return Problem("missing", path, None, "is required", "add it")
     if kind == "union_tag_not_found":
         tag = str(context["discriminator"]).strip("'")
         return Problem("missing", f"{path}.{tag}", None, "is required", "add it")
     if kind == "invalid_key":
-        return Problem(
-            "wrong_type", path, value, "must not be a key: only text is", "write it in quotes, or remove it"
-        )
+        return Problem("wrong_type", path, value, "must not be a key: keys are text", "quote or remove it")
     if kind == "string_unicode":
         value = value if isinstance(value, str) else None
         return Problem(
             "invalid_encoding",
             path,
             value,
-            "must be text that UTF-8 can hold",
-            "remove the lone surrogates in it or its keys",
+            "must be valid UTF-8",
+            "remove lone surrogates from it and its keys",
         )
     if kind == "union_tag_invalid":
         tag = str(context["discriminator"]).strip("'")
@@ -98,13 +95,23 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
     if kind == "too_long" and not isinstance(value, str):
         limit = context["max_length"]
         return Problem(
-            "too_large", path, None, f"must have at most {limit} entries", _FEWER.get(path, "leave some out")
+            "too_large", path, None, f"must have at most {limit} entries", _FEWER.get(path, "remove some")
         )
-    message = entry["msg"]
-    message = message.replace("Input should be", "must be").replace("should", "must")
-    if message[:1].isupper():
-        message = "is wrong: " + message
-    return Problem(code_of(kind), path, value, message, _REMEDIES.get(kind, _OTHERWISE))
+    return Problem(code_of(kind), path, value, rule_of(entry), _REMEDIES.get(kind, _OTHERWISE))
+
+
+def rule_of(entry: Any) -> str:
+    """Rule that a pydantic error broke, to follow a path: `must be a whole number`."""
+    kind, context = entry["type"], entry.get("ctx", {})
+    if kind in _RULES:
+        return _RULES[kind]
+    if kind == "too_short":
+        minimum = context["min_length"]
+        return f"must have at least {minimum} {'entry' if minimum == 1 else 'entries'}"
+    message = str(entry["msg"]).removeprefix("Value error, ")
+    for subject in ("Input should", "String should", "should"):
+        message = message.replace(subject, "must")
+    return f"is invalid: {message[0].lower()}{message[1:]}" if message[:1].isupper() else message
 
 
 def code_of(kind: str) -> ProblemCode:
@@ -136,30 +143,44 @@ _CODES: dict[str, ProblemCode] = {
     "too_short": "empty",
     "url_parsing": "invalid_value",
 }
-_OTHERWISE = "write what the rule asks for"
+_RULES = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "finite_number": "must be a finite number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "has too many digits",
+    "int_type": "must be a whole number",
+    "list_type": "must be a list",
+    "string_type": "must be text",
+    "tuple_type": "must be a list",
+}
+_OTHERWISE = "correct it"
 _FEWER = {
-    "data.paths": "name several files by one pattern with `*`, or put them together",
-    "data.files": "put the files of a language together",
-    "data.sources": "name several files by one source's `paths`",
+    "data.paths": "match several files with one `*` pattern, or merge them",
+    "data.files": "merge the files of each language",
+    "data.sources": "list several files in the `paths` of one source",
 }
 _REMEDIES = {
     "greater_than": "raise it",
     "greater_than_equal": "raise it",
     "less_than": "lower it",
     "less_than_equal": "lower it",
-    "int_type": "write a whole number, without quotes",
-    "int_from_float": "write a whole number",
-    "float_parsing": "write a number",
-    "float_type": "write a number",
-    "finite_number": "write a finite number",
-    "string_type": "put it in quotes",
-    "string_pattern_mismatch": "use letters, digits, '.', '_' and '-' only",
+    "int_type": "write it as digits, without quotes",
+    "int_from_float": "remove the fraction",
+    "float_parsing": "write it as digits",
+    "float_type": "write it as digits, without quotes",
+    "finite_number": "use a finite number",
+    "string_type": "quote it",
+    "string_pattern_mismatch": "use only letters, digits, '.', '_' and '-'",
     "literal_error": "use one of them",
     "bool_parsing": "write true or false",
     "bool_type": "write true or false",
-    "tuple_type": "write it as a list",
-    "string_too_short": "write more",
+    "tuple_type": "put its entries in a list",
+    "string_too_short": "lengthen it",
     "string_too_long": "shorten it",
-    "too_short": "add what is missing",
-    "too_long": "take some away",
+    "too_short": "add entries",
+    "too_long": "shorten it",
 }

@@ -68,6 +68,41 @@ def explain(error: Exception) -> Failure | None:
     return _failure(str(error), MISUSE, error.problems) if isinstance(error, SpecError) else None
 
 
+def shorten_usage(error: Any) -> None:
+    """Reword the message of an option's value, which comes from pydantic: `must be a whole number`."""
+    for words, shorter in _USAGE_WORDS:
+        error.message = error.message.replace(words, shorter)
+
+
+_USAGE_WORDS = (
+    ("Input should", "must"),
+    (", unable to parse string as an integer", ""),
+    (", unable to parse string as a number", ""),
+    ("a valid integer", "a whole number"),
+    ("a valid number", "a number"),
+)
+
+
+def usage_body(error: Any) -> dict[str, Any]:
+    """JSON of an error of the option parser."""
+    parameter = getattr(error, "param", None)
+    name = getattr(error, "option_name", None) or _name_of(parameter)
+    if hasattr(error, "option_name"):
+        code, rule = "unknown_key", "is not an option of this command"
+    elif hasattr(error, "param_type"):
+        code, rule = "missing", "is required"
+    else:
+        code, rule = "invalid_value", error.message
+    problem = {"code": code, "path": name, "value": None, "rule": rule, "remedy": "see --help"}
+    return {"detail": error.format_message(), "errors": [problem]}
+
+
+def _name_of(parameter: Any) -> str:
+    """`--limit`, or `JOB` of an argument; empty for None."""
+    name: str = "" if parameter is None else parameter.opts[0]
+    return name if name.startswith("-") else name.upper()
+
+
 def _failure(text: str, exit_code: int, problems: "Sequence[Problem]" = ()) -> Failure:
     if problems:
         from service.wire.problem_fields import problem_fields

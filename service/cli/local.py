@@ -55,6 +55,8 @@ def require_usable(settings: "Settings") -> None:
 
 
 def _in_words(problem: Any) -> str:
-    place = ".".join(str(part) for part in problem["loc"])
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{place} {message}" if place else message
+    from moe.spec.problems import dotted_path, rule_of
+
+    place = dotted_path(problem["loc"])
+    rule = rule_of(problem) if place else str(problem["msg"]).removeprefix("Value error, ")
+    return f"{place} {rule}".strip()

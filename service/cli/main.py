@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import suppress
 from itertools import takewhile
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,7 +28,7 @@ from service.cli.commands import (
     up,
     watch,
 )
-from service.cli.failures import FAILED, explain
+from service.cli.failures import FAILED, MISUSE, explain, shorten_usage, usage_body
 from service.signals import Interruption
 
 app = typer.Typer(
@@ -39,6 +39,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+_UsageError: Any = typer.BadParameter.__base__
+"""An unknown option, a missing argument or an invalid value; typer exports only this subclass of it."""
 
 
 def _print_version(is_requested: bool) -> None:
@@ -94,9 +97,17 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # for locales that cannot encode jobs' names
     try:
         try:
-            app(prog_name="shardyard")
+            status = app(prog_name="shardyard", standalone_mode=False)
         finally:
             sys.stdout.flush()  # report write errors here, not at the interpreter's exit
+    except _UsageError as error:
+        shorten_usage(error)
+        _print_json(usage_body(error))
+        error.show()
+        sys.exit(MISUSE)
+    except typer.Abort:
+        print("shardyard: aborted", file=sys.stderr)
+        sys.exit(FAILED)
     except Interruption as interruption:
         sys.exit(interruption.exit_code)
     except BrokenPipeError:
@@ -106,12 +117,19 @@ def main() -> None:
     except Exception as error:
         if (failure := explain(error)) is None:
             raise
-        if "--json" in takewhile(lambda word: word != "--", sys.argv):
-            with suppress(OSError):  # one line: some commands print JSON lines before
-                print(json.dumps(failure.body), flush=True)
+        _print_json(failure.body)
         _drop_output()  # standard output may be the cause
         print(failure.text, file=sys.stderr)
         sys.exit(failure.exit_code)
+    if isinstance(status, int):  # of typer.Exit
+        sys.exit(status)
+
+
+def _print_json(body: dict[str, Any]) -> None:
+    """Print a failure for programs, if the command line has `--json`."""
+    if "--json" in takewhile(lambda word: word != "--", sys.argv):
+        with suppress(OSError):  # one line: some commands print JSON lines before
+            print(json.dumps(body), flush=True)
 
 
 def _drop_output() -> None:

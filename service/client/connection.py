@@ -24,11 +24,11 @@ class ServiceConnection:
         except httpx.InvalidURL:
             parts = httpx.URL()
         if parts.scheme not in ("http", "https") or not parts.host:
-            raise BadUrl(f"{url!r} is no URL of a control plane; use one like http://127.0.0.1:8321")
+            raise BadUrl(f"{url!r} is not a control plane's URL; use one like http://127.0.0.1:8321")
         if token and not (token.isascii() and token.isprintable() and token == token.strip()):
             raise BadToken(
-                "the token in SHARDYARD_TOKEN must be printable ASCII without spaces around it, as headers are; "
-                "set it to the one that the control plane was started with"
+                "SHARDYARD_TOKEN must be printable ASCII without surrounding spaces; use the token "
+                "that the control plane was started with"
             )
         self.url = url.rstrip("/")
         loopback = _is_loopback(parts.host)
@@ -119,7 +119,7 @@ class ServiceConnection:
         try:
             body = answer.json()
         except ValueError:
-            raise NotShardyard(self.url, answer.status_code, f"broken {content_type}") from None
+            raise NotShardyard(self.url, answer.status_code, f"malformed {content_type}") from None
         if answer.is_success:
             return body
         if content_type != "application/problem+json" or not isinstance(body, dict):
@@ -138,11 +138,11 @@ class ServiceConnection:
             ) from None
         except httpx.ReadTimeout as error:
             timeout_s = error.request.extensions.get("timeout", {}).get("read")
-            raise Unreachable(self.url, f"it was silent for {timeout_s:g} s") from None
+            raise Unreachable(self.url, f"no data for {timeout_s:g} s") from None
         except httpx.TransportError as error:
             raise Unreachable(self.url, f"the connection broke: {error or type(error).__name__}") from None
         except httpx.InvalidURL as error:
-            raise BadUrl(f"{self.url!r} is no URL of a control plane: {error}") from None
+            raise BadUrl(f"{self.url!r} is not a control plane's URL: {error}") from None
 
 
 def _trusts_nobody() -> ssl.SSLContext:

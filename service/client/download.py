@@ -121,11 +121,11 @@ class Downloader:
         if found_bytes != size_bytes:
             draft.unlink()
             raise ClientError(
-                f"{path} came with {found_bytes:,} bytes instead of {size_bytes:,}; fetch it again"
+                f"received {found_bytes:,} instead of {size_bytes:,} bytes of {path}; download it again"
             )
         if seal is not None and _sha256(draft) != seal.sha256:
             draft.unlink()
-            raise ClientError(f"{path} does not have the checksum of what was written; fetch it again")
+            raise ClientError(f"the checksum of {path} is wrong; download it again")
         return draft
 
     def _keep(self, path: str, size_bytes: int) -> None:
@@ -142,7 +142,7 @@ class Downloader:
         """Local path of a file, always below the folder. Raises ClientError."""
         parts = PurePosixPath(path).parts
         if not parts or path.startswith("/") or any(part in ("..", ".") or "\\" in part for part in parts):
-            raise ClientError(f"the control plane names {path!r}, which is no path below a job's folder")
+            raise ClientError(f"the control plane sent {path!r}, which is not a path below a job's folder")
         return self.result.folder.joinpath(*parts)
 
 

@@ -40,7 +40,7 @@ class NotShardyard(ClientError):
 
     def __str__(self) -> str:
         answer_text = f"status {self.status} and {self.content_type or 'no content type'}"
-        return f"{self.url} answered with {answer_text}, not as a Shardyard control plane does; check the URL"
+        return f"{self.url} responded with {answer_text}, unlike a Shardyard control plane; check the URL"
 
 
 class ApiError(ClientError):

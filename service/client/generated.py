@@ -30,4 +30,4 @@ def stream_generation(
                     raise ApiError.from_problem(int(fields.get("status", 503)), fields)
                 case "end":
                     return Ending.read(fields)
-    raise Unreachable(connection.url, "the text broke off without an end")
+    raise Unreachable(connection.url, "the generated text ended without its end marker")

@@ -174,7 +174,7 @@ class Job:
         from service.client.download import Downloader
 
         if self.id in ("", ".", "..") or "/" in self.id or "\\" in self.id:
-            raise ClientError(f"the control plane names the job {self.id!r}, which is no name of a folder")
+            raise ClientError(f"the control plane sent the job id {self.id!r}, which is not a folder name")
         return Downloader(self._connection, self._path(), Path(folder, self.id)).fetch_all(kinds, latest)
 
     def generate(self, prompt: str, **options: Any) -> "Generator[str, None, Ending]":

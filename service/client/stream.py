@@ -59,8 +59,8 @@ def follow(
                     if event.id > last_id + 1:
                         if skipped_at == last_id:
                             raise ClientError(
-                                f"the stream of {job_id} goes from event {last_id} to {event.id}, twice: "
-                                "the control plane's history has a hole"
+                                f"the event stream of {job_id} skips from {last_id} to {event.id}, twice: events are "
+                                "missing in the control plane"
                             )
                         skipped_at = last_id
                         break  # ids have no gaps: request the missing events again

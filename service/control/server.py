@@ -92,7 +92,7 @@ def _limits(settings: Settings) -> ConnectionLimits:
     if room >= limits.max_connections:
         return limits
     log.warning(
-        "fewer connections than max_connections says: this process may not open more files (ulimit -n)",
+        "max_connections lowered: the process's limit of open files is too small (ulimit -n)",
         max_connections=limits.max_connections,
         held=max(1, room),
     )

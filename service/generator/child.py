@@ -131,7 +131,7 @@ def _generate(generator: "Generator", request: TextRequest, orders: _Orders) -> 
         num_pieces += 1
         if piece:
             yield GeneratorMessage(kind="text", number=number, text=piece)
-    yield GeneratorMessage(kind="end", number=number, reason="broken off", num_tokens=num_pieces)
+    yield GeneratorMessage(kind="end", number=number, reason="cancelled", num_tokens=num_pieces)
 
 
 def _in_words(error: BaseException, load: Load) -> str:
@@ -141,8 +141,8 @@ def _in_words(error: BaseException, load: Load) -> str:
         isinstance(error, MemoryError) or "can't allocate memory" in str(error)
     ):
         return (
-            f"this takes more memory than generation may have (={load.memory_bytes:,} bytes); ask for fewer tokens, or "
-            "ask the operator to raise SHARDYARD_GENERATION_MEMORY_BYTES"
+            f"generation needs more memory than allowed (={load.memory_bytes:,} bytes); request "
+            "fewer tokens, or ask the operator to raise SHARDYARD_GENERATION_MEMORY_BYTES"
         )
     return words
 

@@ -106,7 +106,7 @@ class GeneratorProcess:
         await self.end()
         status = self._process.returncode or 0
         cause = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        raise GeneratorError(f"the process that generates ended ({cause}); the service's log may say why")
+        raise GeneratorError(f"the generating process ended ({cause}); see the service's log")
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:

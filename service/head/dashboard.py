@@ -77,7 +77,7 @@ class Dashboard:
     def _failure_text(self, folder: Path) -> str:
         output = Path(_output(folder))
         last_lines = output.read_text(errors="replace").strip().splitlines()[-15:] if output.is_file() else []
-        return "\n".join(["the dashboard did not come up:", *last_lines])
+        return "\n".join(["the dashboard did not start:", *last_lines])
 
 
 def _output(folder: Path) -> str:

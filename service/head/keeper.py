@@ -27,7 +27,7 @@ MAX_TRIES = 6
 WITHIN_S = 600.0
 """Age at which restarts no longer count."""
 BACKOFF_S, MAX_BACKOFF_S = 2.0, 60.0
-STOPPED = "its Ray head was stopped, as 'shardyard down' does: end 'shardyard up', and start it again"
+STOPPED = "its Ray head was stopped, as by 'shardyard down': restart 'shardyard up'"
 log = structlog.get_logger(__name__)
 
 Dead = Literal["dashboard", "head"]
@@ -100,7 +100,7 @@ class HeadKeeper:
             try:
                 self.look()
             except Exception:
-                log.exception("could not look after the Ray head; tries again")
+                log.exception("could not check the Ray head; will retry")
 
     def look(self) -> None:
         """Check the head once; make at most one attempt to restart what is dead."""
@@ -108,7 +108,7 @@ class HeadKeeper:
             self.head = self.head.newest()
         except LocalHeadError:
             if self._trouble != STOPPED:
-                log.warning("the Ray head was stopped, and is left so")
+                log.warning("the Ray head was stopped from outside; leaving it stopped")
             self._trouble, self._runs_nothing = STOPPED, True
             return
         self._keep_token()
@@ -116,14 +116,14 @@ class HeadKeeper:
         self._runs_nothing = dead == "head"
         if dead is None:
             if self._trouble is not None:
-                log.info("the Ray head runs again", dashboard=self.head.dashboard_url)
+                log.info("the Ray head is running again", dashboard=self.head.dashboard_url)
             self._died_at = self._trouble = None
             self._given_up = False
             return
         if self._died_at is None:
             self._died_at = datetime.now(UTC)
             last_words = self.head.last_words("raylet") if dead == "head" else []
-            log.warning("a part of the Ray head died", parts=self._parts(dead), said="\n".join(last_words))
+            log.warning("part of the Ray head died", parts=self._parts(dead), said="\n".join(last_words))
         if self._given_up:
             return
         now = time.monotonic()
@@ -132,21 +132,21 @@ class HeadKeeper:
             case Try():
                 self._tries.append(now)
                 self._trouble = self._words(
-                    dead, f"and is started again (try {len(self._tries)} of {MAX_TRIES})"
+                    dead, f"and is being restarted (try {len(self._tries)} of {MAX_TRIES})"
                 )
-                log.warning("starting it again", what=dead, attempt=len(self._tries), of=MAX_TRIES)
+                log.warning("restarting it", what=dead, attempt=len(self._tries), of=MAX_TRIES)
                 self._restart(dead)
             case Pause():
-                words = f"and is started again in a while (tried {len(self._tries)} of {MAX_TRIES} times)"
+                words = f"and will be restarted later (tried {len(self._tries)} of {MAX_TRIES} times)"
                 self._trouble = self._trouble or self._words(dead, words)
             case GiveUp():
                 self._given_up = True
                 self._trouble = self._words(
                     dead,
-                    f"and was started again {MAX_TRIES} times in vain: end 'shardyard up', mend what its log says "
-                    "of Ray, and start it again",
+                    f"and was restarted {MAX_TRIES} times in vain: end 'shardyard up', fix what its log "
+                    "says about Ray, and start it again",
                 )
-                log.error("the Ray head is given up", why=self._trouble)
+                log.error("giving up on the Ray head", why=self._trouble)
 
     def _keep_token(self) -> None:
         """Remember the token, and restore its file if removed: drivers and others read it."""
@@ -159,7 +159,7 @@ class HeadKeeper:
             if self._token is not None and self._token[0] == self.head.folder:
                 with suppress(OSError):  # a full disk: retried at the next check
                     write_private(path, self._token[1])
-                    log.warning("the token's file was removed, and is written again", path=str(path))
+                    log.warning("the token file was removed; writing it again", path=str(path))
 
     def _restart(self, dead: Dead) -> None:
         try:
@@ -169,7 +169,7 @@ class HeadKeeper:
                 self.head = self.head.restart(abort=self._abort)
         except (LocalHeadError, OSError) as error:
             if not self._over.is_set():
-                log.error("the Ray head did not come up", why=str(error))
+                log.error("the Ray head did not start", why=str(error))
 
     def _dead(self) -> Dead | None:
         if not self.head.running():
@@ -183,7 +183,7 @@ class HeadKeeper:
 
     def _words(self, dead: Dead, action: str) -> str:
         since = self._died_at or datetime.now(UTC)
-        goes_on = "; what trains goes on" if dead == "dashboard" else ""
+        goes_on = "; training continues" if dead == "dashboard" else ""
         parts = self._parts(dead)
         verb = "was removed" if parts == "folder" else "died"
         return f"the {parts} of its Ray head {verb} at {since:%Y-%m-%dT%H:%M:%SZ}, {action}{goes_on}"

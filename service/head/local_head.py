@@ -274,7 +274,7 @@ class LocalHead:
         """State of the head and last lines of its GCS."""
         lines = self.last_words()
         return [
-            f"{'all' if self.running() else 'not all'} of the head's processes live; its GCS said:",
+            f"{'all' if self.running() else 'not all'} of the head's processes are alive; GCS log:",
             *lines,
         ]
 
@@ -329,7 +329,7 @@ def _apart(node: Node, url: str, environment: dict[str, str]) -> tuple[Node, Das
     ]
     if not dashboard_processes:
         end_session(node.session)
-        raise LocalHeadError("Ray's dashboard died as soon as it was started")
+        raise LocalHeadError("Ray's dashboard died right after its start")
     client_processes = tuple(
         process for process, command in commands.items() if "ray.util.client.server" in command
     )

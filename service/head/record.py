@@ -84,9 +84,7 @@ def changing(
             on_wait()
         while not _lock(lock):
             if abort:
-                raise LocalHeadError(
-                    "waiting for another process to start or stop the Ray head was broken off"
-                )
+                raise LocalHeadError("stopped waiting for another process to start or stop the Ray head")
             time.sleep(POLL_S)
         own_paths.add(path)
         try:

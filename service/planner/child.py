@@ -135,11 +135,11 @@ def _too_large(request: Request, words: str) -> Problem:
     limit = (
         "this machine has"
         if request.memory_bytes is None
-        else f"planning may have (={request.memory_bytes:,} bytes)"
+        else f"planning may use (={request.memory_bytes:,} bytes)"
     )
-    return Problem("does_not_fit", path, code, f"takes more memory than {limit}: {words[:200]}",
-                   "make parameters and buffers with torch's own functions, which take none while a plan is made, or "
-                   "ask the operator to raise SHARDYARD_PLANNING_MEMORY_BYTES")  # fmt: skip
+    return Problem("does_not_fit", path, code, f"needs more memory than {limit}: {words[:200]}",
+                   "create parameters and buffers with torch's own functions, which allocate nothing "
+"during planning, or ask the operator to raise SHARDYARD_PLANNING_MEMORY_BYTES")  # fmt: skip
 
 
 def _path_and_code(request: Request) -> tuple[str, str]:

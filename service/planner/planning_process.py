@@ -97,7 +97,7 @@ class _Child:
         if why is None:
             output = self._output.decode(errors="replace").strip()
             cause = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-            why = f"ended the process that plans it ({cause})" + (f": {output[-500:]}" if output else "")
+            why = f"crashed the process that plans it ({cause})" + (f": {output[-500:]}" if output else "")
         raise SpecError(Problem("user_code", path, code, why, "correct the module's code"))
 
     def _watch(self) -> str | None:
@@ -118,14 +118,14 @@ class _Child:
                         if key.fd == self._answers:
                             return None
                 if len(self._answer) > MAX_ANSWER_BYTES:
-                    return f"gives a plan of more than {MAX_ANSWER_BYTES:,} bytes"
+                    return f"has a plan of more than {MAX_ANSWER_BYTES:,} bytes"
                 del self._output[:-MAX_OUTPUT_BYTES]
                 if has_ended:
                     return None
                 if limits.stop_event.is_set():
-                    raise PlanningCancellation("planning was broken off: this service is stopping")
+                    raise PlanningCancellation("planning was cancelled: this service is stopping")
                 if deadline is not None and time.monotonic() > deadline:
-                    return f"takes longer than the {limits.timeout_s:g} s that planning may take"
+                    return f"exceeds the planning time limit of {limits.timeout_s:g} s"
 
     def _has_ended(self) -> bool:
         """Whether it has ended; `WNOWAIT` keeps its pid reserved until `_end`."""

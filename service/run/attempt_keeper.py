@@ -28,7 +28,7 @@ class AttemptKeeper:
             return False
         self._folder.restore(self._name, self._content, sorted(missing_groups))
         _log.warning(
-            "files of this attempt were removed from %s and are written again: checkpoints, records and logs that "
-            "were removed with them are lost", self._folder.url,
+            "files of this attempt were removed from %s; rewriting them. Removed checkpoints, "
+"records and logs are lost", self._folder.url,
         )  # fmt: skip
         return True

@@ -49,7 +49,7 @@ def measure_cluster() -> Calibration:
         addresses = meeting_addresses(nodes_of_ranks)
         port = ray.get(ranks[0].open_store.remote(addresses[0]), timeout=PLACING_TIMEOUT_S)
     except ray.exceptions.GetTimeoutError:
-        raise NoRoom(f"no room for {len(ranks)} workers within {PLACING_TIMEOUT_S} s") from None
+        raise NoRoom(f"{len(ranks)} workers were not placed within {PLACING_TIMEOUT_S} s") from None
     different = list(dict.fromkeys(places))
     numbers = [different.index(node) for node in places]
     device = "cuda" if all(has_gpus) else "cpu"

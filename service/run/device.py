@@ -27,8 +27,8 @@ def device_fault(kind: DeviceKind) -> str | None:
             f"torch {torch.__version__} sees none; CUDA_VISIBLE_DEVICES={os.getenv('CUDA_VISIBLE_DEVICES')}"
         )
     return (
-        f"a worker on {socket.gethostname()} holds a GPU by the cluster's books and finds none: {cause}; mend "
-        "its driver or its torch there, or train on cores with resources.device=cpu or gpus_per_worker=0"
+        f"a worker on {socket.gethostname()} was assigned a GPU but finds none: {cause}; fix "
+        "its driver or torch, or train on CPUs with resources.device=cpu or gpus_per_worker=0"
     )
 
 

@@ -209,7 +209,7 @@ class Driver:
         except SpecError as error:
             self._end(Result(outcome="failed", step=0, message=str(error), retryable=False))
         except Exception:
-            _log.exception("the corpus could not be prepared by the driver; the workers will try")
+            _log.exception("the driver could not prepare the corpus; the workers will try")
 
     def _begin_watch(self) -> list[threading.Thread]:
         """Start the threads that watch the run; separate, since storage may hang."""
@@ -237,7 +237,7 @@ class Driver:
                 look()
             except Exception as error:  # no error may end the watch
                 if (message := repr(error)) != last_message:  # not four times a second
-                    _log.exception("the run cannot be watched just now; trying again")
+                    _log.exception("cannot watch the run; will retry")
                     last_message = message
             else:
                 last_message = ""
@@ -263,7 +263,7 @@ class Driver:
         for notice in new:
             self._num_notices += 1
             if notice.is_made_anew:
-                _log.warning("worker group died, and another is made: %s", notice.reason)
+                _log.warning("worker group died; starting another: %s", notice.reason)
                 self._recorder.record(
                     "recovering",
                     {"reason": notice.reason, "kind": notice.kind, "preempted": notice.preempted},
@@ -274,7 +274,7 @@ class Driver:
         try:
             remove_oldest(launch.storage, launch.attempt, self._num_dead_groups, launch.spec.logs.max_bytes)
         except OSError as error:
-            _log.warning("older logs cannot be kept to logs.max_bytes just now: %s", error)
+            _log.warning("cannot trim older logs to logs.max_bytes: %s", error)
 
     def _tell_of_waiting(self, runs: bool) -> None:
         """Report why no worker group has begun for a while, each reason once."""
@@ -295,17 +295,17 @@ class Driver:
             worker_resources += f" and {launch.gpus_per_worker} GPU"
         workers = "1 worker" if count == 1 else f"{count} workers"
         if lacks:
-            reason = f"waits for a place for {workers} of {worker_resources} each: {lacks}"
+            reason = f"waiting for resources for {workers} ({worker_resources} each): {lacks}"
         else:
-            reason = f"placed {workers} of {worker_resources} each; waiting for them to start"
+            reason = f"{workers} placed ({worker_resources} each); waiting for them to start"
         _log.info("%s", reason)  # a warning would repeat the job's reason
         self._recorder.record("waiting", {"reason": reason})
 
     def _end_stopped_starts(self) -> None:
         """Kill workers stopped before their first heartbeat, for which Ray would wait minutes."""
         for look in end_stopped_on(nodes_of_gang(), self._launch.submission_id):
-            _log.warning("a worker that has not begun (process %d) %s: ended, and the group is made anew; "
-                         "its stack:\n%s", look.pid, look, look.stack)  # fmt: skip
+            _log.warning("a worker that has not started (process %d) %s: killed; restarting the worker group; "
+"its stack:\n%s", look.pid, look, look.stack)  # fmt: skip
 
     def _why_failed(self, error: Exception) -> tuple[str, FailureKind]:
         """(reason, kind) of the run's failure; for failed workers, those of the last dead group."""

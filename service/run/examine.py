@@ -56,7 +56,7 @@ class ProcessSample(BaseModel):
             case "gone":
                 return "is gone"
             case _:
-                return f"is {self.state} and takes {self.cpu_share:.0%} of a core"
+                return f"is {self.state} and uses {self.cpu_share:.0%} of a CPU"
 
 
 def examine(pid: int, created_at: float, ending: Ending) -> ProcessSample:
@@ -146,13 +146,13 @@ def _stack(pid: int) -> str:
         "py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     )
     if program is None:
-        return "(its stack cannot be read: py-spy is not installed)"
+        return "(no stack: py-spy is not installed)"
     try:
         dump = subprocess.run(
             [program, "dump", "--nonblocking", "--pid", str(pid)],
             capture_output=True, text=True, timeout=STACK_TIMEOUT_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"(its stack cannot be read: {error})"
-    text = dump.stdout if dump.returncode == 0 else f"(its stack cannot be read: {dump.stderr.strip()})"
+        return f"(no stack: {error})"
+    text = dump.stdout if dump.returncode == 0 else f"(no stack: {dump.stderr.strip()})"
     return text[:MAX_STACK_CHARS]

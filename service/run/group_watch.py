@@ -84,7 +84,7 @@ class GroupWatch:
         waiting = sum(rank_state.beat.in_collective for rank_state in states if rank_state is not state)
         waiting_note = f", while {waiting} other ranks wait in collectives" if waiting else ""
         _log.warning(
-            "%s has done nothing for %.0f s (%s)%s; its log has its stacks",
+            "%s has been idle for %.0f s (%s)%s; its log has its stacks",
             _name(state), state.beat.idle_s, state.beat.doing, waiting_note,
         )  # fmt: skip
 
@@ -113,12 +113,12 @@ class GroupWatch:
         if look.state == "gone":
             return  # Ray reports it, with the cause
         cause = reason or f"no heartbeat for {state.silent_s(now):.0f} s, last in {state.beat.doing}"
-        verdict = "ended, and the group is made anew" if look.ended else "left alone"
+        verdict = "killed; restarting the worker group" if look.ended else "left running"
         _log.warning(
             "%s: %s; its process %s: %s; its stack:\n%s", _name(state), cause, look, verdict, look.stack
         )
         if look.ended and not self._reason and _process(state) not in self._of_dead_groups:
-            self._reason = f"rank {state.rank} was ended: {cause}; its process {look}"
+            self._reason = f"rank {state.rank} was killed: {cause}; its process {look}"
 
 
 def _facts(state: RankState, now: float) -> RankFacts:

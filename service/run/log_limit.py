@@ -16,9 +16,7 @@ def share_of_writer(max_bytes: int, num_workers: int) -> int:
 
 def removed_line(time: str, num_bytes: int) -> bytes:
     """Log line in place of removed earlier lines."""
-    return (
-        f"{time} warning {num_bytes:,} bytes of this log before here were removed: logs.max_bytes\n".encode()
-    )
+    return f"{time} warning {num_bytes:,} earlier bytes of this log were removed: logs.max_bytes\n".encode()
 
 
 class NewestSegments:

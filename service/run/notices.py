@@ -68,7 +68,7 @@ class GroupFailures(FailurePolicy):
         words = end_reason or reason(errors)
         is_preempted = _is_preemption_failure(training_failed_error)
         if is_preempted:  # replaced however often this happens
-            words = f"{words}; a node of it was preempted, which counts as no failure"
+            words = f"{words}; one of its nodes was preempted, so no failure is counted"
         anew = is_preempted or self._is_left(kind)
         _log.info("worker group died (%s): %s", kind, words, exc_info=training_failed_error)
         with self._lock:
@@ -106,7 +106,7 @@ def reason(errors: dict[int, Exception]) -> str:
         ranks = ", ".join(str(rank) for rank in sorted(lost_ranks))
         return f"rank {ranks} was lost: its process died"
     if not words_by_rank:
-        return "its workers failed, and none said why"
+        return "its workers failed without a message"
     rank, words = min((out_of_memory or words_by_rank).items())
     return f"rank {rank} failed: {words}"[:MAX_REASON]
 

@@ -43,7 +43,7 @@ def what_lacks(demand: dict[str, int], total: dict[str, Any], free: dict[str, An
         )
     busy_names = [name for name, count in demand.items() if free.get(name, 0) < count]
     if busy_names:
-        return "others than this service's jobs hold the cluster's resources: " + " and ".join(
+        return "other programs hold the cluster's resources: " + " and ".join(
             f"{free.get(name, 0):g} of {total[name]:g} {name}s are free" for name in busy_names
         )
-    return "what is free is spread over nodes in parts that are too small"
+    return "the free resources are spread over nodes in parts that are too small"

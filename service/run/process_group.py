@@ -128,7 +128,7 @@ class _Gloo(Backend):
         except GetTimeoutError:
             _log.warning("the workers' process group did not end within %g s", LEAVE_TIMEOUT_S)
         except RayError as error:  # a worker died, which is reported elsewhere
-            _log.info("the workers' process group did not end in order: %s", type(error).__name__)
+            _log.info("the workers' process group ended with an error: %s", type(error).__name__)
 
 
 @dataclass

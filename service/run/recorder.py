@@ -108,7 +108,7 @@ class SpoolRecorder(Recorder):
             spool.append(render)
         except OSError as error:
             # A full disk loses records but must not end the run. Reported on the console only.
-            print(f"a record is lost: {error}", file=sys.__stderr__)
+            print(f"lost a record: {error}", file=sys.__stderr__)
 
     def metric(self, record: StepRecord) -> None:
         self.record("metric", record.to_plain())

@@ -85,7 +85,7 @@ class Sealer:
                     shutil.rmtree(writer.folder, ignore_errors=True)
         except OSError as error:
             if not self._failing:
-                _log.warning("storage cannot be written (%s): records and logs wait on this node", error)
+                _log.warning("cannot write to storage (%s): records and logs wait on this node", error)
             self._failing = True
             return False
         self._failing = False
@@ -97,7 +97,5 @@ class Sealer:
         faults = [writer.spool.fault for writer in self._writers if writer.spool]
         fault = next((str(fault) for fault in faults if fault is not None), "")
         if fault and fault != self._fault_logged:
-            _log.warning(
-                "the node's disk takes no records (%s): they wait in memory until they are sealed", fault
-            )
+            _log.warning("cannot write records to the node's disk (%s): they wait in memory", fault)
         self._fault_logged = fault

@@ -81,7 +81,7 @@ class Sender:
             try:
                 wait_s = self._round(ending)
             except OSError as error:
-                self._note_unreachable(f"its records cannot be read: {error}")
+                self._note_unreachable(f"cannot read its records: {error}")
                 wait_s = BACK_OFF_MOST_S
             if ending:
                 if wait_s == NOTHING_LEFT or not self._is_reached:
@@ -129,7 +129,7 @@ class Sender:
             try:
                 answer = RecordAnswer.model_validate_json(response.content)
             except ValidationError:
-                self._note_unreachable(f"an answer that is not one: {response.text[:200]}")
+                self._note_unreachable(f"malformed response: {response.text[:200]}")
                 return False
             if not self._is_reached:
                 _log.info("delivering records to %s", self._url)
@@ -147,7 +147,7 @@ class Sender:
         outbox.is_refused = True
         if response.status_code == 403 and _tells_to_end(response):
             self.request = "cancel"
-        _log.warning("%s: the control plane refuses its records (%d): %s; they stay on storage",
+        _log.warning("%s: the control plane refuses its records (%d): %s; they stay in storage",
                      outbox.writer, response.status_code, response.text[:300])  # fmt: skip
         return True
 
@@ -159,12 +159,12 @@ class Sender:
             status = self.run_status()
             return {} if status is None else {"run": status.model_dump(mode="json")}
         except Exception:  # a faulty status must not stop records
-            _log.exception("the status of the run cannot be told")
+            _log.exception("cannot send the run's status")
             return {}
 
     def _note_unreachable(self, why: str) -> None:
         if self._is_reached:
-            _log.warning("the control plane does not answer (%s): records wait on this node", why)
+            _log.warning("the control plane does not respond (%s): records wait on this node", why)
         self._is_reached = False
 
 

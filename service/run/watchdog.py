@@ -82,7 +82,7 @@ def _find_stuck_ranks(ranks: Sequence[RankFacts], limits: WatchdogLimits) -> tup
         return (), ""
     to_blame = [rank for rank in ranks if not rank.in_collective] or list(ranks)
     names = ", ".join(map(str, to_blame[:MAX_SHOWN])) + (" and others" if len(to_blame) > MAX_SHOWN else "")
-    return tuple(rank.rank for rank in to_blame), f"no rank has done anything for {still_s:.0f} s; {names}"
+    return tuple(rank.rank for rank in to_blame), f"all ranks idle for {still_s:.0f} s; {names}"
 
 
 def _patience_s(ranks: Sequence[RankFacts], limits: WatchdogLimits) -> float:

@@ -50,7 +50,7 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
     rank = context.get_world_rank()
     heartbeat = heartbeat_of_process()
     folder, launch = AttemptFolder.open_launch(config["launch"])
-    with doing("start", "start of the worker group"):
+    with doing("start", "starting the worker group"):
         group, resumed_step = plain_collectives.broadcast_from_rank0(lambda: _begin_group(folder, launch))
     recorder = SpoolRecorder(
         job_id=launch.job_id,
@@ -112,7 +112,7 @@ def _run(
     try:
         began = time.perf_counter()
         task = build_task(launch.spec, launch.allowed_code)
-        with doing("preparation", "preparation of data"):
+        with doing("preparation", "preparing data"):
             data = task.prepare(
                 launch.cache,
                 roots=launch.data_roots,
@@ -121,9 +121,9 @@ def _run(
                 progress=PreparationProgress(recorder),
             )
         recorder.phase("data", time.perf_counter() - began)
-        with doing("trials", "trials of plans"):
+        with doing("trials", "trying out plans"):
             plan = _plan(launch, folder, task, data, device, recorder)
-        with doing("loading", "start of the process groups"):
+        with doing("loading", "starting the process groups"):
             layout = Layout.build(plan, device)
         outcome = train(
             task,
@@ -145,7 +145,7 @@ def _run(
     report = outcome.report.to_plain() if outcome.report else None
     message, spec = "", launch.spec.train
     if outcome.kind == "succeeded" and outcome.step < spec.num_steps:
-        over = f"train.max_duration (={spec.max_duration}) is over"
+        over = f"train.max_duration (={spec.max_duration}) has passed"
         message = f"finished at step {outcome.step} of {spec.num_steps}: {over}"
     return Result(outcome=outcome.kind, step=outcome.step, report=report, message=message)
 

@@ -36,11 +36,11 @@ class AttemptFolder:
     def open_launch(cls, launch_path: str) -> "tuple[AttemptFolder, Launch]":
         """(folder of a launch, launch). Raises ValueError for another file or a launch altered since it was written."""
         if (match := _LAUNCH.fullmatch(launch_path)) is None:
-            raise ValueError(f"the launch file (={launch_path!r}) must be what 'write_launch' has named")
+            raise ValueError(f"the launch file (={launch_path!r}) must be named as write_launch names it")
         folder = cls(match["storage"], int(match["attempt"]))
         content = folder._folder.read(launch_path.rpartition("/")[2])
         if hashlib.sha256(content).hexdigest() != match["sha256"]:
-            raise ValueError(f"{launch_path} was altered since it was written; nothing of it is done")
+            raise ValueError(f"{launch_path} was modified after it was written; refusing to run it")
         return folder, Launch.model_validate_json(content)
 
     @property

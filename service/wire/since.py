@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _AGO = re.compile(r"(?:\d{1,9}[smhd])+")
-RULE = "must be how long ago, such as 90s, 10m or 1h30m, or a time, such as 2026-01-31T12:00:00Z"
+RULE = "must be a duration, such as 90s, 10m or 1h30m, or a time, such as 2026-01-31T12:00:00Z"
 
 
 def parse_since(text: str) -> timedelta | datetime:

@@ -47,7 +47,7 @@ RESUMABLE = frozenset({State.PAUSED, State.FAILED, State.CANCELLED})
 """States from which `resume` queues a job again."""
 OVER = ENDED | {State.DELETING}
 """States of a job that has ended or is being deleted."""
-WAITS = "waits for its turn"
+WAITS = "waiting for its turn"
 """Reason of a queued job without a more specific one."""
 STUCK = "cannot be deleted yet: "
 """Prefix of the reason of a deletion that needs help."""

@@ -14,4 +14,4 @@ def refusal(kind: str, command: str, job: str) -> str | None:
     if right:
         does = "evaluate tasks" if command == EVALUATE else command
         return f"{subject}, which does not {does}; use 'shardyard {right.format(job=job)}'"
-    return f"{subject}, which no command puts to use; 'shardyard download {job}' fetches its checkpoint"
+    return f"{subject}, which no command uses; 'shardyard download {job}' downloads its checkpoint"

@@ -11,7 +11,7 @@ def test_a_gpu_that_is_held_and_not_there_is_a_fault_in_words(monkeypatch: pytes
     kind = ResourcesSpec(num_workers=1).trains_on(1)
     fault = device_fault(kind)
     assert fault is not None
-    assert "holds a GPU by the cluster's books and finds none: torch " in fault
+    assert "was assigned a GPU but finds none: torch " in fault
     assert "resources.device=cpu" in fault
 
 

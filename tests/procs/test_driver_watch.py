@@ -30,14 +30,14 @@ def test_storage_that_cannot_be_read_does_not_end_the_watch(
     watching = threading.Thread(target=driver._repeat, args=(0.05, driver._look))
     watching.start()
     try:
-        await_that(lambda: "cannot be watched just now" in caplog.text)
+        await_that(lambda: "cannot watch the run" in caplog.text)
         folder.unlink()
         folder.with_name("moved").rename(folder)
         await_that(lambda: "recovering" in [record["kind"] for record in receiver.records["driver"]])
         assert receiver.records["driver"][-1]["data"] == {
             "reason": "rank 1 was lost: its process died", "kind": "lost", "preempted": False,
         }  # fmt: skip
-        assert caplog.text.count("cannot be watched just now") == 1, "said once, not four times a second"
+        assert caplog.text.count("cannot watch the run") == 1, "said once, not four times a second"
     finally:
         driver._over.set()
         watching.join()
@@ -99,17 +99,19 @@ def test_why_workers_have_not_begun_is_told_once_and_only_if_it_is_so(tmp_path: 
     told = [record["data"]["reason"] for record in receiver.records["driver"] if record["kind"] == "waiting"]
     assert told == [
         "placed 1 worker of 1 CPU each; waiting for them to start",
-        "waits for a place for 1 worker of 1 CPU each: others hold all",
+        "waiting for resources for 1 worker (1 CPU each): others hold all",
     ]
 
 
 def test_what_a_cluster_lacks() -> None:
     free, all_ = {"CPU": 1.0, "GPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}
     assert what_lacks({"CPU": 2, "GPU": 2}, all_, free) == (
-        "others than this service's jobs hold the cluster's resources: 1 of 4 CPUs are free"
+        "other programs hold the cluster's resources: 1 of 4 CPUs are free"
     )
     assert what_lacks({"CPU": 8, "GPU": 0}, all_, free) == "the cluster has only 4 CPUs now"
-    assert what_lacks({"CPU": 1, "GPU": 0}, all_, free).startswith("what is free is spread over nodes")
+    assert what_lacks({"CPU": 1, "GPU": 0}, all_, free).startswith(
+        "the free resources are spread over nodes in parts that are too small"
+    )
     assert what_lacks({"CPU": 1, "GPU": 1}, {"CPU": 4.0}, {}) == "the cluster has only 0 GPUs now"
 
 

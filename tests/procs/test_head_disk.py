@@ -116,7 +116,7 @@ def test_a_dashboard_that_ends_before_it_is_recorded_is_told_of_in_words(tmp_pat
         return child not in before and child.status() != psutil.STATUS_ZOMBIE
 
     dashboard = Dashboard(Process(0, 0.0), ("sleep", "600"), "http://127.0.0.1:1", {})
-    with pytest.raises(DashboardError, match="the dashboard did not come up"):
+    with pytest.raises(DashboardError, match="the dashboard did not start"):
         dashboard.start(os.environ, tmp_path, end)
 
 

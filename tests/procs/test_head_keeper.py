@@ -100,7 +100,7 @@ def test_a_dead_dashboard_is_started_alone(tmp_path: Path, core: subprocess.Pope
     trouble = keeper.trouble()
     assert trouble is not None
     assert trouble.words.startswith("the dashboard of its Ray head died at 20")
-    assert trouble.words.endswith("and is started again (try 1 of 6); what trains goes on")
+    assert trouble.words.endswith("and is being restarted (try 1 of 6); training continues")
     assert not trouble.runs_nothing
     keeper.look()
     assert keeper.trouble() is None
@@ -125,13 +125,13 @@ def test_what_dies_each_time_is_given_up_and_that_is_said_once(
     trouble = keeper.trouble()
     assert trouble is not None
     assert (
-        "was started again 6 times in vain: end 'shardyard up', mend what its log says of Ray"
+        "was restarted 6 times in vain: end 'shardyard up', fix what its log says about Ray, and start it again"
         in trouble.words
     )
     events = [line["event"] for line in logged]
-    assert events[0] == "a part of the Ray head died"
-    assert events[1:-1] == ["starting it again", "the Ray head did not come up"] * MAX_TRIES
-    assert events[-1] == "the Ray head is given up"
+    assert events[0] == "part of the Ray head died"
+    assert events[1:-1] == ["restarting it", "the Ray head did not start"] * MAX_TRIES
+    assert events[-1] == "giving up on the Ray head"
     assert "no room for a dashboard" in logged[2]["why"]
     assert core.poll() is None
 
@@ -153,4 +153,4 @@ def test_what_lives_again_long_enough_may_die_again(
         dashboard.kill()
     monkeypatch.setattr(head_keeper, "WITHIN_S", 0.0)  # all of it was long ago
     keeper.look()
-    assert "is started again (try 1 of 6)" in str(keeper.trouble())
+    assert "and is being restarted (try 1 of 6)" in str(keeper.trouble())

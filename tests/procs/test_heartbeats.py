@@ -82,7 +82,7 @@ def test_a_stopped_rank_is_named_with_its_stack_and_ended_whatever_it_does(
     assert frozen.returncode == -signal.SIGKILL
     assert honest.poll() is None
     reason = watch.take_reason()
-    assert reason.startswith("rank 1 was ended: no heartbeat for ")
+    assert reason.startswith("rank 1 was killed: no heartbeat for ")
     assert f"last in {phase} of a test" in reason
     assert "is stopped by a signal (SIGSTOP)" in reason
     assert watch.take_reason() == ""
@@ -108,7 +108,9 @@ def test_a_rank_that_waits_while_others_wait_for_it_says_where_and_is_ended_in_t
     watch = GroupWatch(server, here, LIMITS)
 
     def is_ended() -> bool:
-        if "ended, and the group" not in caplog.text:  # the one that is left alone would be stuck by itself
+        if (
+            "killed; restarting the worker group" not in caplog.text
+        ):  # the one that is left alone would be stuck by itself
             watch.look()
         return hanging.poll() is not None
 
@@ -188,7 +190,7 @@ def test_a_node_that_cannot_be_reached_keeps_no_rank_of_another_from_being_exami
         with pytest.raises(TimeoutError):
             watch.look()
         assert frozen.wait(DEADLINE_S) == -signal.SIGKILL
-    assert watch.take_reason().startswith("rank 1 was ended")
+    assert watch.take_reason().startswith("rank 1 was killed")
 
 
 def test_a_worker_knows_for_how_long_its_driver_has_not_answered(server: HeartbeatServer) -> None:

@@ -76,11 +76,11 @@ def test_what_is_to_wait_leaves_the_cluster(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_the_driver_ended_was_hung(tmp_path: Path) -> None:
-    reasons = ["rank 0 was ended: no heartbeat", ""]
+    reasons = ["rank 0 was killed: no heartbeat", ""]
     failures = GroupFailures(with_retry(tmp_path, {}, max_failures=3), take_reason=lambda: reasons.pop(0))
     decisions(failures, LOST, LOST)
     assert [(notice.kind, notice.reason) for notice in failures.notices()] == [
-        ("hung", "rank 0 was ended: no heartbeat"), ("lost", "rank 0 was lost: its process died"),
+        ("hung", "rank 0 was killed: no heartbeat"), ("lost", "rank 0 was lost: its process died"),
     ]  # fmt: skip
 
 
@@ -89,11 +89,11 @@ def test_a_preempted_node_spends_no_failure_and_is_told(tmp_path: Path) -> None:
     taken = WorkerHealthCheckFailedError("A worker health check failed.", RayActorError(preempted=True))
     assert decisions(failures, taken, taken, LOST) == [True, True, False]
     assert [notice.preempted for notice in failures.notices()] == [True, True, False]
-    assert "preempted, which counts as no failure" in failures.notices()[0].reason
+    assert "one of its nodes was preempted, so no failure is counted" in failures.notices()[0].reason
 
 
 def test_why_ranks_of_a_group_that_did_not_begin_were_ended_is_no_reason_for_the_next(tmp_path: Path) -> None:
-    reasons = ["rank 0 was ended: no heartbeat", ""]
+    reasons = ["rank 0 was killed: no heartbeat", ""]
     failures = GroupFailures(with_retry(tmp_path, {}, max_failures=3), take_reason=lambda: reasons.pop(0))
     error = ControllerError(WorkerGroupStartupTimeoutError(1))
     assert failures.make_decision(error) == FailureDecision.RETRY

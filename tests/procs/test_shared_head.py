@@ -97,7 +97,7 @@ def test_a_head_that_somebody_stops_is_not_started_again(state_dir: Path) -> Non
     for _ in range(3):
         keeper.look()
     assert keeper.trouble() == Trouble(
-        "its Ray head was stopped, as 'shardyard down' does: end 'shardyard up', and start it again",
+        "its Ray head was stopped, as by 'shardyard down': restart 'shardyard up'",
         runs_nothing=True,
     )
     assert started(state_dir) == []
@@ -115,7 +115,7 @@ def test_a_start_that_fails_leaves_what_was_recorded(
     kill(head)
     monkeypatch.setattr(ray_start, "RAY", "raise SystemExit('no room for Ray')")
     keeper.look()
-    assert "is started again (try 1 of 6)" in str(keeper.trouble())
+    assert "and is being restarted (try 1 of 6)" in str(keeper.trouble())
     assert LocalHead.from_record(state_dir) == head
     assert started(state_dir) == []
     assert LocalHead.stop_recorded(state_dir)

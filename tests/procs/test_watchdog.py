@@ -44,7 +44,7 @@ def test_ranks_that_all_wait_in_collectives_are_all_named_and_all_ended() -> Non
     assert judge([WAITING, other], LIMITS) == Judgement(
         idle=(1, 2),
         stuck=(1, 2),
-        reason="no rank has done anything for 400 s; rank 1 (all-reduce of gradients), rank 2 (all-to-all of rows)",
+        reason="all ranks idle for 400 s; rank 1 (all-reduce of gradients), rank 2 (all-to-all of rows)",
     )
 
 

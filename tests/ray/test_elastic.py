@@ -68,7 +68,7 @@ def test_a_lost_node_and_another_one(nodes: LocalHead, cache: Path, tmp_path: Pa
 
 
 def _counts_with_measured_loads(plan: Plan) -> bool:
-    return any("times the mean of rows, as the newest steps measured" in reason for reason in plan.reasons)
+    return any("times the mean load, as measured in the newest steps" in reason for reason in plan.reasons)
 
 
 def _no_step_is_missing(events: list[Event]) -> None:

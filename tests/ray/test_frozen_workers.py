@@ -53,7 +53,7 @@ def test_a_worker_stopped_before_it_begins_in_a_step_and_in_the_evaluation_costs
     told = [event for event in job.events() if event.data.get("record") == "recovering"]
     for event, rank, number in zip(told, (1, 0), (1, 2), strict=True):
         assert event.data["kind"] == "hung"
-        assert f"rank {rank} was ended: no heartbeat for " in event.data["reason"]
+        assert f"rank {rank} was killed: no heartbeat for " in event.data["reason"]
         assert "is stopped by a signal (SIGSTOP)" in event.data["reason"]
         assert _seconds_after(event, stopped_at[number]) < NOTICED_S
     log = "\n".join(line["message"] for line in job.logs())
@@ -85,11 +85,7 @@ def test_a_stopped_driver_is_ended_also_by_a_service_that_began_after_it_was_sto
     job.cancel()
     assert job.wait(DEADLINE_S).state == "cancelled", job.data
 
-    told = [
-        event
-        for event in job.events()
-        if "was frozen, and was ended by force" in event.data.get("reason", "")
-    ]
+    told = [event for event in job.events() if "the frozen driver of" in event.data.get("reason", "")]
     assert [event.attempt for event in told] == [1, 2]
     for event, moment in zip(told, stopped_at, strict=True):
         assert _seconds_after(event, moment) < ENDED_S

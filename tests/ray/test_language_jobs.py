@@ -196,7 +196,7 @@ def test_a_job_goes_on_from_the_adapter_of_another(
     assert (shown["rank"], shown["alpha"], shown["from"]) == (4, 8.0, str(adapter))
     assert any(f"goes on from the adapter of {adapter}" in line["message"] for line in job.logs())
     assert losses(job)[1] < losses(first)[1], "the same batch, seen by what was trained"
-    with pytest.raises(ApiError, match=r"adapter\.rank \(=8\) must be 4, as .* says; leave it out"):
+    with pytest.raises(ApiError, match=r"adapter\.rank \(=8\) must be 4, as .* says; omit it"):
         plane.client.submit({**spec, "adapter": {"from": str(adapter), "rank": 8}})
     with pytest.raises(
         ApiError, match=r"adapter\.from .*lies outside the folders that this service may read"

@@ -17,12 +17,12 @@ def test_a_job_is_cancelled_before_its_workers_are_there(head: LocalHead, plane:
         job = plane.client.submit(job_spec())
         stream = job.events()
         changes = (event.data for event in stream if event.kind == "state")
-        waits = next(change for change in changes if "waits for a place" in change["reason"])
+        waits = next(change for change in changes if "waiting for resources" in change["reason"])
         stream.close()
         assert waits["state"] == "starting"
         assert waits["reason"] == (
-            "waits for a place for 2 workers of 1 CPU each: "
-            "others than this service's jobs hold the cluster's resources: 0 of 6 CPUs are free"
+            "waiting for resources for 2 workers (1 CPU each): "
+            "other programs hold the cluster's resources: 0 of 6 CPUs are free"
         )
         job.cancel()
         assert job.wait(DEADLINE_S).state == "cancelled"

@@ -40,7 +40,7 @@ def test_training_goes_on_without_room_and_without_the_control_plane_until_it_is
     assert job.state == "running"
     kept = job.data["last_checkpoint"]["step"]
     assert "rank 1: OSError: [Errno 27] File too large" in job.reason
-    assert job.reason.endswith(f"; a restart would go on from step {kept}")
+    assert job.reason.endswith(f"; a restart would resume from step {kept}")
     assert job.checkpoints()[-1]["step"] == kept
     workers[1].rlimit(psutil.RLIMIT_FSIZE, before)
     await_that(lambda: "failed" not in job.refresh().reason, lambda: f"{job.data}")

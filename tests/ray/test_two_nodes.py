@@ -57,7 +57,7 @@ def test_gpus_that_only_the_books_have_are_not_trained_without(
 ) -> None:
     job = plane.client.submit(job_spec(resources={"num_workers": 1}, parallel={"expert": 1}))
     assert job.wait(200).state == "failed", job.data
-    assert "holds a GPU by the cluster's books and finds none" in job.reason
+    assert "was assigned a GPU but finds none" in job.reason
     assert "resources.device=cpu" in job.reason
     assert (job.data["attempt"], job.step) == (1, 0)
 

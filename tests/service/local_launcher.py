@@ -92,7 +92,7 @@ class LocalLauncher(Launcher):
         if self.process(submission_id) is not None:
             return Observation(status="running")
         if (self.folder / f"{submission_id}.stopped").exists():
-            return Observation(status="stopped", message="stopped by force")
+            return Observation(status="stopped", message="was killed")
         output = (self.folder / f"{submission_id}.log").read_text()[-20_000:]
         return Observation(
             status="failed", message="the driver is gone", output=output
@@ -107,7 +107,7 @@ class LocalLauncher(Launcher):
     def calibrate(self) -> Calibration:
         self._reach()
         if (self.folder / "no-room").exists():
-            raise LaunchRefusal("no room for 2 workers within 120 s")
+            raise LaunchRefusal("2 workers were not placed within 120 s")
         return Calibration(machine="a stand-in", flops_per_s={"float32": 1e9}, layer_s=1e-3)
 
     def dashboard_url(self, submission_id: str) -> str | None:

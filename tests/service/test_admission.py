@@ -74,7 +74,7 @@ def test_a_gang_is_not_split_over_what_no_worker_fits_in() -> None:
     three = ClusterFacts(nodes=tuple(NodeFacts(id=str(i), ip="", cpus=3, memory_bytes=1) for i in range(2)))
     verdict = admit(ResourcesSpec(num_workers=3, cpus_per_worker=2), three, {})
     assert verdict == NeverFits(
-        "needs 3 workers of 2 CPUs each; the cluster has 6 CPUs on 2 nodes, room for 2 such in all"
+        "needs 3 workers of 2 CPUs each; the cluster has 6 CPUs on 2 nodes, room for 2 such workers"
     )
 
 

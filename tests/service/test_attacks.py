@@ -20,7 +20,7 @@ from tests.service.control_plane import TOKEN, ControlPlane, spec
 from tests.service.local_launcher import launches
 
 FOREIGN = [
-    ("a page of another origin", {"origin": "https://evil.example"}, 403),
+    ("pages of another origin may not use this service", {"origin": "https://evil.example"}, 403),
     ("a page without an origin", {"origin": "null"}, 403),
     ("another port of this machine", {"origin": "http://127.0.0.1:1"}, 403),
     ("another scheme's page", {"origin": "file://"}, 403),
@@ -294,10 +294,10 @@ def test_a_run_hands_in_records_where_a_token_is_set(guarded: ControlPlane) -> N
 
 
 UNSAFE = [
-    ({"host": "0.0.0.0"}, "host (='0.0.0.0') is reachable from other machines, and needs a token"),
-    ({"host": "::"}, "host (='::') is reachable from other machines, and needs a token"),
-    ({"host": "192.168.1.2"}, "needs a token; set SHARDYARD_TOKEN, or listen on 127.0.0.1"),
-    ({"host": "shardyard.example"}, "needs a token"),
+    ({"host": "0.0.0.0"}, "host (='0.0.0.0') is reachable from other machines and requires a token"),
+    ({"host": "::"}, "host (='::') is reachable from other machines and requires a token"),
+    ({"host": "192.168.1.2"}, "requires a token; set SHARDYARD_TOKEN, or listen on 127.0.0.1"),
+    ({"host": "shardyard.example"}, "requires a token"),
     ({"token": "short"}, "token must have at least 16 characters"),
     ({"events_url": "ftp://x"}, "events_url (='ftp://x') must be an http or https URL"),
 ]

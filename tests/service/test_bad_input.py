@@ -17,17 +17,17 @@ BAD_SPECS: list[tuple[str, dict[str, Any], str]] = [
     (
         "unknown key",
         {"nmae": "x"},
-        "nmae (='x') is not a key that a spec has; remove it, or look up its spelling",
+        "nmae (='x') is not a known key; remove it, or check its spelling",
     ),
     (
         "unknown key, deep",
         {"train": {"num_steps": 1, "batch_tokens": 1024, "optimizer": {"name": "adamw", "lr": 1}}},
-        "train.optimizer.lr (=1) is not a key that a spec has; remove it, or look up its spelling",
+        "train.optimizer.lr (=1) is not a known key; remove it, or check its spelling",
     ),
     (
         "wrong type",
         {"train": {"num_steps": "many", "batch_tokens": 1024}},
-        "train.num_steps (='many') must be a valid integer; write a whole number, without quotes",
+        "train.num_steps (='many') must be a whole number; write it as digits, without quotes",
     ),
     (
         "no steps",
@@ -68,7 +68,7 @@ BAD_SPECS: list[tuple[str, dict[str, Any], str]] = [
     (
         "numbers beyond planning",
         {"model": {"preset": "gshard-tiny", "moe": {"hidden_dim": 2**50}}},
-        "model (='5e+18 weights') is beyond what can be planned; use smaller numbers",
+        "model (='5e+18 weights') is too large to plan; use smaller numbers",
     ),
     (
         "corpus",
@@ -79,8 +79,8 @@ BAD_SPECS: list[tuple[str, dict[str, Any], str]] = [
     (
         "storage elsewhere",
         {"storage": "/etc/shardyard"},
-        "storage (='/etc/shardyard') must lie under a storage root of this service; "
-        "use a folder under {roots}, or leave it out",
+        "storage (='/etc/shardyard') must be under a storage root of this service; "
+        "use a folder under {roots}, or omit it",
     ),
 ]
 
@@ -220,28 +220,28 @@ BAD_BODIES: list[tuple[str, bytes, str, int, str]] = [
         b'{"name": "x",\n "model": }',
         "application/json",
         400,
-        "body, line 2, column 11 cannot be read: Expecting value; mend the syntax there",
+        "body, line 2, column 11 is not valid JSON: expected a value; correct the syntax there",
     ),
     (
         "broken YAML",
         b"name: x\nmodel: [",
         "application/yaml",
         400,
-        "body, line 2, column 9 cannot be read: did not find expected node content; mend the syntax there",
+        "body, line 2, column 9 is not valid YAML: expected node content; correct the syntax there",
     ),
     (
         "not UTF-8",
         b'{"name": "\xff"}',
         "application/json",
         400,
-        "the body is not UTF-8 text: byte 10 begins no character",
+        "the body is not valid UTF-8: invalid byte at offset 10",
     ),
     (
         "no body",
         b"",
         "application/json",
         400,
-        "body, line 1, column 1 cannot be read: Expecting value; mend the syntax there",
+        "body, line 1, column 1 is not valid JSON: expected a value; correct the syntax there",
     ),
     (
         "a list",
@@ -255,28 +255,28 @@ BAD_BODIES: list[tuple[str, bytes, str, int, str]] = [
         b"[" * 100_000,
         "application/json",
         400,
-        "body is nested too deeply; write it flatter",
+        "body is nested too deeply; use fewer levels",
     ),
     (
         "a number without end",
         b'{"name": ' + b"9" * 100_000 + b"}",
         "application/json",
         400,
-        "body has a number of too many digits; shorten it",
+        "body contains a number with too many digits; shorten it",
     ),
     (
         "another content type",
         b"name: x",
         "text/plain",
         415,
-        "a body comes as application/json or application/yaml, not as 'text/plain'",
+        "the body must be application/json or application/yaml, not 'text/plain'",
     ),
     (
         "too large",
         b" " * 1_000_001,
         "application/json",
         413,
-        "a body of 1000001 bytes is too large; this service reads at most 1,000,000 bytes here",
+        "a body of 1000001 bytes is too large; send at most 1,000,000 bytes",
     ),
 ]
 
@@ -322,7 +322,7 @@ def test_more_values_than_any_spec_has(plane: ControlPlane) -> None:
         answer = plane.http.post("/v1/jobs", json=body)
         assert (answer.status_code, answer.json()["detail"]) == (
             400,
-            "body must have at most 10,000 keys and values; a spec names data, it does not hold it",
+            "body must have at most 10,000 keys and values; refer to data by path instead of including it",
         )
 
 
@@ -344,12 +344,12 @@ def test_a_key_of_a_megabyte_is_not_sent_back(plane: ControlPlane) -> None:
 
 
 BAD_QUERIES = [
-    ("state=dead", "query.state (='dead') is no state of a job; use one of queued, starting, running, recovering, "
+    ("state=dead", "query.state (='dead') is not a job state; use one of queued, starting, running, recovering, "
                    "pausing, paused, succeeded, failed, cancelled, deleting"),
-    ("limit=0", "query.limit (='0') must be greater than or equal to 1; correct it or leave it out"),
-    ("limit=many", "query.limit (='many') must be a valid integer, unable to parse string as an integer; "
-                   "correct it or leave it out"),
-    ("cursor=%00", "query.cursor (='\\x00') is no cursor of this service; use next_cursor of a page"),
+    ("limit=0", "query.limit (='0') must be greater than or equal to 1; correct it or omit it"),
+    ("limit=many", "query.limit (='many') must be a whole number; "
+                   "correct it or omit it"),
+    ("cursor=%00", "query.cursor (='\\x00') is not a cursor of this service; use the next_cursor of a page"),
 ]  # fmt: skip
 
 
@@ -360,10 +360,10 @@ def test_a_query_that_makes_no_sense(plane: ControlPlane, query: str, said: str)
 
 
 BAD_METRICS = [
-    ("max_points=9&limit=9", "query.max_points (=9) asks for fewer steps, and limit and cursor for every one; "
-                             "leave it out, or those"),
-    ("cursor=%00&limit=9", "query.cursor (='\\x00') is no cursor of this service; use next_cursor of a page"),
-    ("name=", "query.name (='') must have at least 1 character; correct it or leave it out"),
+    ("max_points=9&limit=9", "query.max_points (=9) selects fewer steps; limit and cursor page through all of them; "
+                             "omit it, or omit limit and cursor"),
+    ("cursor=%00&limit=9", "query.cursor (='\\x00') is not a cursor of this service; use the next_cursor of a page"),
+    ("name=", "query.name (='') must have at least 1 character; correct it or omit it"),
 ]  # fmt: skip
 
 

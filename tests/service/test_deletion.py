@@ -66,7 +66,7 @@ def test_only_what_has_ended_or_is_paused_is_deleted(plane: ControlPlane) -> Non
         answer = plane.http.delete(f"/v1/jobs/{job_id}")
         assert answer.status_code == 409
         assert answer.json()["detail"] == (
-            f"{job_id} is {state}; only a job that has ended or is paused can be deleted; cancel it first"
+            f"{job_id} is {state}; only a finished or paused job can be deleted; cancel it first"
         )
     plane.http.post(f"/v1/jobs/{waiting['id']}/pause")
     assert deleted(plane, waiting["id"])["state"] == "deleted"
@@ -88,11 +88,11 @@ def test_open_streams_end_with_the_reason_and_late_records_are_refused(plane: Co
     assert (last.kind, last.actor) == ("state", "user:local")
     assert last.data == {
         "state": "deleting", "previous": "paused",
-        "reason": "deletion asked for by local; its files go first",
+        "reason": "deletion requested by local; removing its files first",
     }  # fmt: skip
     late: httpx.Response = run.send(1, metric(2))
     assert (late.status_code, late.json()["request"]) == (403, "cancel")
-    assert late.json()["detail"] == f"{run.id} was deleted; nothing of it is taken any more"
+    assert late.json()["detail"] == f"{run.id} was deleted; its records are refused"
     stranger = run.send(1, metric(2), token="f" * 64)
     assert (stranger.status_code, "request" in stranger.json()) == (403, False)
 
@@ -105,7 +105,10 @@ def test_a_key_is_not_used_again(plane: ControlPlane) -> None:
     deleted(plane, job["id"])
     again = plane.http.post("/v1/jobs", json=spec(), headers=headers)
     assert again.status_code == 409
-    assert f"a job that is no more: {job['id']} was deleted by user:local" in again.json()["detail"]
+    assert (
+        f"this Idempotency-Key belongs to a deleted job: {job['id']} was deleted by user:local"
+        in again.json()["detail"]
+    )
 
 
 # Of a crash, of symbolic links, of other stores: with a controller that these tests step by hand
@@ -246,7 +249,7 @@ def test_a_folder_that_was_swapped_for_a_link_is_not_followed(
     assert job is not None
     assert job.reason == (
         f"cannot be deleted yet: {link.name!r} is a symbolic link, which is not followed; "
-        "remove the link, and what it names; is tried again"
+        "remove the link and its target; will retry"
     )
     assert (tmp_path / "moved" / job_id / "spec.json").exists()
     link.unlink()
@@ -264,7 +267,7 @@ def test_a_root_that_is_not_there_is_waited_for(services: Services) -> None:
     with services.database.read() as tx:
         job = get_job(tx, job_id)
     assert job is not None
-    assert job.reason.startswith(f"cannot be deleted yet: the storage root {root} is not there; mount it")
+    assert job.reason.startswith(f"cannot be deleted yet: the storage root {root} is missing; mount it")
     away.rename(root)
     services.deletions.ask(job_id, "tester")
     step_until(services, is_gone(services, job_id))
@@ -319,7 +322,7 @@ def test_a_job_outside_the_roots_of_now_is_left_as_it_is(
 ) -> None:
     job_id, storage = cancelled_job(services)
     monkeypatch.setattr(services.deletions._roots, "_roots", [("file", "/elsewhere")])
-    with pytest.raises(Conflict, match="under no storage root of this service"):
+    with pytest.raises(Conflict, match="outside the storage roots of this service"):
         services.deletions.ask(job_id, "tester")
     assert Path(storage, "spec.json").exists()
     assert markers.FOLDER not in os.listdir(storage)

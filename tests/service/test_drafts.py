@@ -62,7 +62,7 @@ def test_a_job_whose_folder_the_sweep_has_taken_is_not_stored(
             finish_draft(tx, Path(storage).name)
 
     monkeypatch.setattr(services.requests, "_put_spec", slow)
-    with pytest.raises(Unavailable, match="send it again"):
+    with pytest.raises(Unavailable, match="repeat the request"):
         services.requests.submit(JobSpec.parse(spec()), "me", None)
 
 

@@ -51,7 +51,7 @@ def test_a_database_that_may_not_grow_says_full_until_it_may(database: Database)
 
     with pytest.raises(Full, match="database or disk is full"):
         grow(database, 1_000_000)
-    assert "no room left" in str(database.fault)
+    assert "no space left" in str(database.fault)
     with database.read():
         pass  # reads go on, and clear nothing
     assert database.fault
@@ -276,7 +276,7 @@ def test_a_checkpoint_that_finds_no_room_is_told_until_there_is_some(
     assert (answer.status_code, answer.json()["type"]) == (507, "urn:shardyard:problem:storage-full")
     ready = own_plane.http.get("/readyz")
     assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
-    assert "cannot be copied" in ready.json()["writing"]
+    assert "cannot copy the checkpoint to" in ready.json()["writing"]
     own_plane.post(resources={"num_workers": 900})  # for which there is room
     assert own_plane.http.get("/readyz").json()["status"] == "degraded"
     assert own_plane.http.delete(f"/v1/jobs/{source['id']}").status_code == 202
@@ -313,7 +313,7 @@ def test_a_database_that_is_read_only_for_a_while_answers_in_words(
     for path, body in (("/v1/jobs", spec()), (f"/v1/jobs/{job['id']}/cancel", {})):
         answer = own_plane.http.post(path, json=body)
         assert (answer.status_code, answer.json()["type"]) == (503, "urn:shardyard:problem:unavailable")
-        assert "is read-only, or fails" in answer.json()["detail"]
+        assert "its disk, folder or file is read-only or failing" in answer.json()["detail"]
     assert own_plane.job(job["id"])["state"] == "queued"
     ready = own_plane.http.get("/readyz").json()
     assert (ready["status"], "read-only" in ready["writing"]) == ("degraded", True)
@@ -341,7 +341,10 @@ def test_what_was_accepted_outlives_a_disk_that_fails(own_plane: ControlPlane, t
         jobs = [own_plane.post(resources={"num_workers": 900})["id"] for _ in range(3)]
         subprocess.run(["mount", "-o", "remount,abort", str(disk)], check=True)
         refused = own_plane.http.post("/v1/jobs", json=spec())
-        assert (refused.status_code, "is read-only, or fails" in refused.json()["detail"]) == (503, True)
+        assert (
+            refused.status_code,
+            "its disk, folder or file is read-only or failing" in refused.json()["detail"],
+        ) == (503, True)
         assert own_plane.job(jobs[0])["state"] == "queued"
         own_plane.kill()
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
@@ -370,4 +373,4 @@ def test_a_database_without_room_answers_in_words(own_plane: ControlPlane, small
     await_that(lambda: own_plane.http.get("/readyz").json()["status"] == "ready")
     assert own_plane.http.post(f"/v1/jobs/{job['id']}/cancel").status_code == 202
     log = (own_plane.folder / "control-plane.log").read_text()
-    assert log.count("a step of the controller failed") < 20
+    assert log.count("a controller step failed") < 20

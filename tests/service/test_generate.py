@@ -175,7 +175,10 @@ def test_a_job_without_a_checkpoint_that_can_be_loaded_is_409(
     job_id = generating.post(trained)
     path = f"/v1/jobs/{job_id}/generate"
     answer = generating.plane.http.post(path, json={"prompt": "x"})
-    if answer.status_code != 409 or "has no committed checkpoint yet" not in answer.json()["detail"]:
+    if (
+        answer.status_code != 409
+        or "has no committed checkpoint to generate with yet" not in answer.json()["detail"]
+    ):
         pytest.fail(answer.text)
     commit(generating.plane.job(job_id)["storage"], 3, spec=trained.spec)
     answer = generating.plane.http.post(path, json={"prompt": "x"})
@@ -271,7 +274,7 @@ def test_bounds_in_time_and_an_idle_model_is_unloaded(tmp_path: Path, trained: T
     try:
         events = list(generating.stream(prompt=PROMPT, max_tokens=200_000))
         assert events[-1][0] == "error"
-        assert "took longer than the 1 s that one may take here" in events[-1][1]["detail"]
+        assert "generation exceeded its time limit of 1 s" in events[-1][1]["detail"]
         assert {name for name, _ in events[:-1]} == {"text"}
         (child,) = generating.children()
         assert generating.text(prompt=PROMPT, max_tokens=1)[1]["num_tokens"] == 1
@@ -288,7 +291,7 @@ def test_a_model_that_takes_too_much_memory_is_told_so(tmp_path: Path, trained: 
     try:
         ((last, problem),) = generating.stream(prompt=PROMPT, max_tokens=1 << 20, num_beams=64)
         assert last == "error"
-        assert "takes more memory than generation may have (=2,147,483,648 bytes)" in problem["detail"]
+        assert "generation needs more memory than allowed (=2,147,483,648 bytes)" in problem["detail"]
         assert generating.text(prompt=PROMPT, max_tokens=2)[1]["num_tokens"] == 2
     finally:
         generating.plane.close()

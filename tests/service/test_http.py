@@ -56,12 +56,13 @@ def test_allow_names_every_method_of_a_path(
 
 
 UNKNOWN = [
-    ("GET", "/v1/jobs?sate=queued", "query.sate (='queued') is no parameter of GET /v1/jobs; use state, label, "),
-    ("GET", f"{ABSENT}?x=1", "query.x (='1') is no parameter of GET /v1/jobs/{job_id}; leave it out: this takes no "),
-    ("GET", f"{ABSENT}/metrics?max_point=1&since=2", "query.since (='2') is no parameter of GET "),
-    ("GET", f"{ABSENT}/events?last=3", "query.last (='3') is no parameter of GET /v1/jobs/{job_id}/events; use last"),
-    ("POST", f"{ABSENT}/cancel?force=true", "query.force (='true') is no parameter of POST "),
-    ("GET", "/healthz?deep", "query.deep (='') is no parameter of GET /healthz; leave it out"),
+    ("GET", "/v1/jobs?sate=queued", "query.sate (='queued') is not a parameter of GET /v1/jobs; use state, label, "),
+    ("GET", f"{ABSENT}?x=1", "query.x (='1') is not a parameter of GET /v1/jobs/{job_id}; omit it: this route has no "),
+    ("GET", f"{ABSENT}/metrics?max_point=1&since=2", "query.since (='2') is not a parameter of GET "),
+    ("GET", f"{ABSENT}/events?last=3",
+     "query.last (='3') is not a parameter of GET /v1/jobs/{job_id}/events; use last"),
+    ("POST", f"{ABSENT}/cancel?force=true", "query.force (='true') is not a parameter of POST "),
+    ("GET", "/healthz?deep", "query.deep (='') is not a parameter of GET /healthz; omit it"),
 ]  # fmt: skip
 
 

@@ -22,8 +22,8 @@ TAIL = "last available logs (truncated to 20,000 chars):"
          "Traceback (most recent call last):\n  File \"x.py\"\nPermissionError: /tmp/x is closed"),
         (f"{HEAD} 127, {TAIL}\n/bin/sh: 1: python9: not found", "exit code 127: /bin/sh: 1: python9: not found",
          "/bin/sh: 1: python9: not found"),
-        (f"{HEAD} -9. No logs available.", "killed by SIGKILL; it printed nothing", ""),
-        (f"{HEAD} -11, {TAIL}\n\n", "killed by SIGSEGV; it printed nothing", ""),
+        (f"{HEAD} -9. No logs available.", "killed by SIGKILL; no output", ""),
+        (f"{HEAD} -11, {TAIL}\n\n", "killed by SIGSEGV; no output", ""),
         (f"{HEAD} -99, {TAIL}\nx", "exit code -99: x", "x"),
         ("Job supervisor actor died: The actor died unexpectedly before finishing this task.\n"
          "\tclass_name: JobSupervisor\n\tactor_id: 0a\n\tnamespace: SUPERVISOR_ACTOR_RAY_NAMESPACE\n"

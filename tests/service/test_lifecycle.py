@@ -74,14 +74,14 @@ def test_a_job_without_retries_left_fails_with_the_reason(plane: ControlPlane) -
     assert done["state"] == "failed"
     assert done["reason"] == (
         "the driver of attempt 1 ended (failed) without a result: the driver is gone; "
-        "retry.max_failures (=0) is used up"
+        "retry.max_failures (=0) is exhausted"
     )
 
 
 def test_retries_follow_the_rule_of_the_kind_and_events_say_so(plane: ControlPlane) -> None:
     retry: dict[str, Any] = {"max_failures": 3, "kinds": {"driver": {"max_failures": 0}}}
     done = plane.await_state(plane.post(labels={"die_at": "1"}, retry=retry)["id"], "failed", "succeeded")
-    assert (done["state"], "retry.kinds.driver.max_failures (=0) is used up" in done["reason"]) == (
+    assert (done["state"], "retry.kinds.driver.max_failures (=0) is exhausted" in done["reason"]) == (
         "failed",
         True,
     )
@@ -90,7 +90,7 @@ def test_retries_follow_the_rule_of_the_kind_and_events_say_so(plane: ControlPla
     done = plane.await_state(job["id"], "failed", "succeeded")
     assert (done["state"], done["attempt"]) == ("succeeded", 2)
     reasons = [str(event.data["reason"]) for event in plane.events(job["id"]) if event.kind == "state"]
-    assert any("failure 1 of 1 allowed of kind driver, tries again in 0.5 s" in reason for reason in reasons)
+    assert any("failure 1 of 1 allowed of kind driver, retrying in 0.5 s" in reason for reason in reasons)
 
 
 def test_a_failure_that_another_attempt_would_repeat_is_not_repeated(plane: ControlPlane) -> None:
@@ -111,7 +111,7 @@ def test_storage_that_cannot_be_written_for_a_moment_costs_no_job(own_plane: Con
     read_only.touch()
     own_plane.launcher.set_reachable(True)
     await_that(
-        lambda: "cannot go on, and tries again: [Errno 30] Read-only" in own_plane.job(job["id"])["reason"],
+        lambda: "cannot continue, will retry: [Errno 30] Read-only" in own_plane.job(job["id"])["reason"],
         lambda: str(own_plane.job(job["id"])),
     )
     read_only.unlink()
@@ -126,7 +126,7 @@ def test_a_job_says_so_when_its_storage_cannot_be_read(own_plane: ControlPlane) 
     in_the_way.touch()
     own_plane.launcher.set_reachable(True)
     await_that(
-        lambda: "its storage cannot be read just now" in own_plane.job(job["id"])["reason"],
+        lambda: "cannot read its storage" in own_plane.job(job["id"])["reason"],
         lambda: str(own_plane.job(job["id"])),
     )
     in_the_way.unlink()
@@ -201,8 +201,8 @@ def test_an_ended_job_without_a_checkpoint_is_not_resumed(plane: ControlPlane, t
     answer = plane.http.post(f"/v1/jobs/{job['id']}/resume")
     assert answer.status_code == 409
     assert answer.json()["detail"] == (
-        f"{job['id']} has failed without a committed checkpoint that it could go on from; submit its spec again, "
-        f"which begins anew ('shardyard submit --like {job['id']}')"
+        f"{job['id']} has failed without a committed checkpoint to resume from; submit its spec again "
+        f"('shardyard submit --like {job['id']}') to start from scratch"
     )
     assert plane.job(job["id"]) == failed
 
@@ -212,8 +212,8 @@ def test_nothing_changes_a_finished_job(plane: ControlPlane, action: str) -> Non
     job = plane.await_state(plane.post()["id"], "succeeded")
     answer = plane.http.post(f"/v1/jobs/{job['id']}/{action}")
     done = "cancelled" if action == "cancel" else "paused" if action == "pause" else "resumed"
-    resumable = "only a job that is paused, failed or cancelled"
-    subject = resumable if action == "resume" else "only a job that has not ended"
+    resumable = "only a paused, failed or cancelled job can be resumed"
+    subject = resumable if action == "resume" else "only an unfinished job can be"
     assert answer.status_code == 409
     assert answer.json()["detail"] == f"{job['id']} has succeeded; {subject} can be {done}"
     assert plane.job(job["id"]) == job
@@ -230,7 +230,7 @@ def test_a_run_that_obeys_nothing_is_ended_by_force(own_plane: ControlPlane) -> 
     assert "stopped" in own_plane.await_state(cancelled, "cancelled")["reason"]
     assert "last committed checkpoint" in own_plane.await_state(paused, "paused")["reason"]
     reasons = [event.data["reason"] for event in own_plane.events(cancelled) if event.kind == "state"]
-    assert "did not cancel within 0.3 s: ending its driver by force" in reasons
+    assert "did not cancel within 0.3 s: killing its driver" in reasons
 
 
 def test_an_unreachable_cluster_is_no_news_about_its_jobs(own_plane: ControlPlane) -> None:
@@ -279,7 +279,7 @@ def test_gangs_wait_in_line_and_say_why(own_plane: ControlPlane) -> None:
     )
     assert own_plane.job(third["id"])["state"] == "queued"
     assert never["reason"] == (
-        "needs 4 workers of 1 CPU each; the cluster has 3 CPUs on 1 node, room for 3 such in all"
+        "needs 4 workers of 1 CPU each; the cluster has 3 CPUs on 1 node, room for 3 such workers"
     )
     held = own_plane.http.get("/v1/cluster").json()["held"]
     assert held == [{"job_id": first["id"], "workers": 2, "cpus_per_worker": 1, "gpus_per_worker": 0}]
@@ -323,7 +323,8 @@ def test_gpus_are_used_where_there_are_any(own_plane: ControlPlane) -> None:
     assert (launch["gpus_per_worker"], launch["plan"]) == (1, plan)
     too_many = own_plane.post(resources={"num_workers": 5})
     assert too_many["reason"] == (
-        "needs 5 workers of 1 CPU and 1 GPU each; the cluster has 16 CPUs and 4 GPUs on 2 nodes, room for 4 such in all"
+        "needs 5 workers of 1 CPU and 1 GPU each; the cluster has 16 CPUs and 4 GPUs on 2 nodes, "
+        "room for 4 such workers"
     )
 
 

@@ -143,9 +143,7 @@ def test_since_when(plane: ControlPlane) -> None:
     for wrong in ("yesterday", "10", "-5m", "2026-01-31T12:00:00", "9" * 30 + "d"):
         answer = plane.http.get(f"/v1/jobs/{job['id']}/logs", params={"since": wrong})
         assert answer.status_code == 422
-        assert answer.json()["errors"][0]["rule"].startswith(
-            "must be how long ago, such as 90s, 10m or 1h30m"
-        )
+        assert answer.json()["errors"][0]["rule"].startswith("must be a duration, such as 90s, 10m or 1h30m")
 
 
 @given(st.text(max_size=40))

@@ -201,7 +201,7 @@ def paused_in_a_step(services: Services, cluster: Forgetful, job_id: str, *, beg
         if begins:
             tell(services, cluster, job, "started", {"group": 0, "workers": []})
         # Who had begun has died since: that counts all the same.
-        tell(services, cluster, job, "waiting", {"reason": "waits for a place"}, "driver")
+        tell(services, cluster, job, "waiting", {"reason": "waiting for resources"}, "driver")
     return job.state == "paused"
 
 
@@ -215,8 +215,8 @@ def test_a_job_whose_cluster_is_lost_over_and_over_is_paused_and_may_be_resumed(
         job = stepped(services, job_id)
         assert (job.attempt, job.failures) == (attempt, 0)
         assert job.reason == (
-            f"paused: attempt {attempt} was lost with the cluster that it ran on, as 5 attempts were since its last "
-            "progress, so that this job or another on it may be what brings the cluster down; look there for why "
+            f"paused: attempt {attempt} was lost with its cluster; 5 attempts were lost without progress, so "
+            "this job or another may be bringing the cluster down; find out why "
             "(memory, Ray's logs), then resume it"
         )
         assert f"{job_id}-a{attempt}" in cluster.stopped, "it may only have been out of sight"
@@ -233,7 +233,7 @@ def test_a_job_that_waits_while_its_cluster_is_lost_goes_on_waiting_for_long(
     job = stepped(services, job_id)
     assert (job.attempt, job.failures) == (MAX_LOST_STARTS, 0)
     assert job.reason.startswith(
-        "paused: attempt 20 was lost with the cluster that it ran on, before its workers began, as 20 attempts were "
+        "paused: attempt 20 was lost with its cluster, before its workers started; 20 attempts were "
     )
 
 

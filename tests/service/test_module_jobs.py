@@ -99,7 +99,7 @@ def test_what_is_wrong_with_a_module_is_told(
     modules: ControlPlane, build: str, place: str, rule: str
 ) -> None:
     posted = modules.post(**job(build))
-    assert posted["reason"] == "waits for its turn; its module is being captured and planned"
+    assert posted["reason"] == "waiting for its turn; capturing and planning its module"
     answer = modules.http.post("/v1/plans", json=job(build))
     assert (answer.status_code, answer.json()["type"]) == (422, "urn:shardyard:problem:invalid-spec")
     (error,) = answer.json()["errors"]
@@ -127,7 +127,7 @@ def test_a_post_does_not_wait_for_a_module_nor_the_queue_for_its_plan(
     other = plane.post(labels={})
     plane.await_state(other["id"], "succeeded")
     assert plane.job(posted["id"])["state"] == "queued"
-    assert plane.job(posted["id"])["reason"] == "waits for its turn; its module is being captured and planned"
+    assert plane.job(posted["id"])["reason"] == "waiting for its turn; capturing and planning its module"
     plane.close()
 
 

@@ -86,20 +86,20 @@ def test_one_that_takes_too_long_is_ended_with_all_that_it_started(
     # it, what that starts, and their end are real.
     monkeypatch.setattr(planning_process, "time", Clock)
     said = fault("sleeps", PlanningLimits(600.0, 4 << 30), options={"note": str(note)})
-    assert said.startswith("takes longer than the 600 s that planning may take")
+    assert said.startswith("exceeds the planning time limit of 600 s")
     assert not any(_runs(int(pid)) for pid in note.read_text().split())
 
 
 def test_one_that_takes_too_much_memory_is_told_so() -> None:
     said = fault("eats", PlanningLimits(60.0, 2 << 30))
-    assert said.startswith("takes more memory than planning may have (=2,147,483,648 bytes)")
+    assert said.startswith("needs more memory than planning may have (=2,147,483,648 bytes)")
     assert "SHARDYARD_PLANNING_MEMORY_BYTES" in said
 
 
 @pytest.mark.slow
 def test_what_its_code_raises_is_told_with_the_line() -> None:
     assert "cannot be planned: KeyError: 'no such layer' (users_module.py:" in fault("raises")
-    assert "ended the process that plans it (exit status 3): giving up" in fault("exits")
+    assert "crashed the process that plans it (exit status 3): giving up" in fault("exits")
     assert "gives a int, and must give a torch.nn.Module" in fault("gives_a_number")
     with pytest.raises(SpecError, match=r"users_module.py:\d+ \(='Reader'\) must not read a tensor's values"):
         planned("reads_values")

@@ -93,6 +93,6 @@ def test_the_controller_does_nothing_meanwhile(own_plane: ControlPlane) -> None:
     job = own_plane.post()
     _moved(own_plane.database)
     log = own_plane.folder / "control-plane.log"
-    await_that(lambda: "a step of the controller failed" in log.read_text())
+    await_that(lambda: "a controller step failed" in log.read_text())
     assert own_plane.launcher.launches() == []
     assert job["id"] not in str(own_plane.launcher.launches())

@@ -183,7 +183,7 @@ def test_of_what_lies_outside_the_roots_nothing_is_told(tmp_path: Path) -> None:
         with refused("not_allowed", "storage") as caught:
             roots.job_folder(str(tmp_path / asked), "job-x")
         told |= {problem.rule for problem in caught.value.problems}
-    assert told == {"must lie under a storage root of this service"}
+    assert told == {"must be under a storage root of this service"}
 
 
 def test_a_launch_that_was_altered_is_not_taken(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_launch_that_was_altered_is_not_taken(tmp_path: Path) -> None:
     )
     assert again != path  # a driver that has begun finds what it was given
     Path(path).write_text(Path(path).read_text().replace('"data_roots": []', '"data_roots": ["/"]'))
-    with pytest.raises(ValueError, match="was altered since it was written"):
+    with pytest.raises(ValueError, match="was modified after it was written"):
         AttemptFolder.open_launch(path)
-    with pytest.raises(ValueError, match="must be what 'write_launch' has named"):
+    with pytest.raises(ValueError, match="must be named as write_launch names it"):
         AttemptFolder.open_launch(f"{tmp_path}/job/attempts/1/launch.json")

@@ -115,10 +115,10 @@ TABLE: list[tuple[str, dict[str, Any], type]] = [
     ("forgotten for the fifth time, while it waited for a place again", {
         "observation": Observation(status="unknown"), "unseen_since": 989.0, "setbacks": 4, "group_phase": "waiting",
         "state": State.RECOVERING}, End),
-    ("forgotten for the fifth time, this time before its workers began", {
+    ("forgotten for the fifth time, this time before its workers started", {
         "observation": Observation(status="unknown"), "unseen_since": 989.0, "setbacks": 4, "lost_starts": 18,
         "began": False, "group_phase": "waiting", "state": State.STARTING}, Retry),
-    ("forgotten for the twentieth time before its workers began", {
+    ("forgotten for the twentieth time before its workers started", {
         "observation": Observation(status="unknown"), "unseen_since": 989.0, "lost_starts": 19, "began": False,
         "group_phase": None, "state": State.STARTING}, End),
     ("forgotten for the fifth time, a cancel is asked for", {
@@ -200,7 +200,7 @@ def test_a_recovered_job_says_all_of_what_its_driver_died_of_and_of_no_retry() -
     decision = decide(replace(RUNNING, is_confirmed=False, observation=gone), DEADLINES)
     assert isinstance(decision, End)
     assert decision.to == State.PAUSED
-    assert "no space; on the disk: 'resume' goes on" in decision.reason
+    assert "no space; on the disk: 'resume' continues" in decision.reason
     assert "failure 1 of" not in decision.reason
 
 
@@ -389,7 +389,7 @@ def test_a_kind_with_a_limit_of_its_own_is_judged_by_that_alone() -> None:
     retry = RetrySpec.model_validate({"kinds": {"error": {"max_failures": 0}, "lost": {"max_failures": 9}}})
     failed = _died_of("error", retry=retry)
     assert isinstance(failed, End)
-    assert (failed.to, "retry.kinds.error.max_failures (=0) is used up" in failed.reason) == (
+    assert (failed.to, "retry.kinds.error.max_failures (=0) is exhausted" in failed.reason) == (
         State.FAILED,
         True,
     )
@@ -418,7 +418,7 @@ def test_a_back_off_is_that_of_the_kind_or_of_all_and_is_told() -> None:
     assert waits == [5.0, 15.0, 45.0]
     assert _died_of("lost", retry=retry, failures=10**6, max_failures=2**53).after_s == 100.0
     starved = _died_of("out_of_memory", retry=retry, failures=2)
-    assert (starved.after_s, "(out_of_memory), tries again in 600 s" in starved.reason) == (600.0, True)
+    assert (starved.after_s, "(out_of_memory), retrying in 600 s" in starved.reason) == (600.0, True)
 
 
 @pytest.mark.parametrize(

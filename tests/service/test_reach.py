@@ -46,10 +46,10 @@ def test_a_cluster_that_answers_half_is_told_of_once_and_not_each_step(
         told = [event.data for event in events_after(tx, number, 0, 1000) if event.kind == "state"]
     assert job is not None
     assert [line["event"] for line in logged] == [
-        "admitted", "decided", "the cluster cannot be reached; jobs are left as they are",
+        "admitted", "decided", "cannot reach the cluster; jobs are left as they are",
     ]  # fmt: skip
     assert len(told) == 3, told
-    assert "the cluster cannot be reached since 20" in told[-1]
+    assert "the cluster has been unreachable since 20" in told[-1]
     assert "answers 500" in told[-1]
     services.database.close()
 
@@ -69,7 +69,7 @@ def test_what_fails_again_each_step_is_logged_once(tmp_path: Path) -> None:
     with capture_logs() as logged:
         for _ in range(20):
             services.controller.step()
-    assert [line["event"] for line in logged] == ["admitted", "decided", "could not tend a job"]
+    assert [line["event"] for line in logged] == ["admitted", "decided", "could not advance a job"]
     services.database.close()
 
 
@@ -86,13 +86,13 @@ def test_a_short_silence_is_no_news_and_a_long_one_is_told_with_its_beginning() 
 
     assert step("refused") == ""
     now += REPORT_AFTER_S
-    assert step("refused") == "the cluster cannot be reached since 2023-11-14T22:13:20Z: refused"
+    assert step("refused") == "the cluster has been unreachable since 2023-11-14T22:13:20Z: refused"
     now += 1
     assert step("request 17 failed").endswith(": refused"), "reasons that change each time are not all told"
     now += REPORT_INTERVAL_S
     assert step("request 18 failed").endswith("since 2023-11-14T22:13:20Z: request 18 failed")
     assert seen.words(reported_since=1_600_000_000).startswith(
-        "the cluster cannot be reached since 2020-09-13T"
+        "the cluster has been unreachable since 2020-09-13T"
     )
     assert step(None) == ""
     now += 100
@@ -133,14 +133,14 @@ def test_the_queue_says_no_more_that_a_cluster_is_away_which_answers_again(
     running, *waiting = [post(8, silent="yes", step_ms="100000") for _ in range(4)]
     look()
     for job_id in (too_large, running, *waiting):
-        assert "waits for its turn; the cluster cannot be reached since 20" in job(job_id).reason
+        assert "waiting for its turn; the cluster has been unreachable since 20" in job(job_id).reason
     cluster.set_reachable(True)
     look()
     assert job(running).state == "starting"
     assert job(running).unreachable_since is None
     holds = f"needs 8 workers of 1 CPU each; of the cluster's 8 CPUs on 1 node, {running} holds 8 CPUs"
     reasons = [job(job_id).reason for job_id in (too_large, *waiting)]
-    assert reasons == [refused, holds, "waits for its turn", "waits for its turn"]
+    assert reasons == [refused, holds, "waiting for its turn", "waiting for its turn"]
     cluster.end_all()
     services.database.close()
 
@@ -155,15 +155,19 @@ def test_jobs_and_the_api_say_since_when_and_why(own_plane: ControlPlane) -> Non
     own_plane.launcher.set_reachable(False)
     waiting = own_plane.post()["id"]
     for job_id in (running, waiting):
-        await_that(lambda job_id=job_id: "cannot be reached since 20" in own_plane.job(job_id)["reason"])
+        await_that(
+            lambda job_id=job_id: (
+                "the cluster has been unreachable since 20" in own_plane.job(job_id)["reason"]
+            )
+        )
         assert own_plane.job(job_id)["reason"].endswith("Z: connection refused")
     assert own_plane.job(running)["state"] == "running"
     for command in (["ls"], ["show", running]):
         shown = shardyard(*command, url=own_plane.url).stdout
-        assert "the cluster cannot be reached since 20" in shown, command
+        assert "the cluster has been unreachable since 20" in shown, command
     answer = own_plane.http.get("/v1/cluster")
     assert answer.status_code == 503
-    assert "cannot be reached since 20" in answer.json()["detail"]
+    assert "the cluster has been unreachable since 20" in answer.json()["detail"]
     since = own_plane.job(running)["reason"]
     own_plane.kill()
     own_plane.start()  # another control plane knows since when

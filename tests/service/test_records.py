@@ -75,7 +75,7 @@ def test_history_is_thinned_to_what_was_asked_for(run: Run) -> None:
 
 
 def test_a_run_that_waits_for_a_place_says_so(run: Run) -> None:
-    reason = "waits for a place for 2 workers"
+    reason = "waiting for resources for 2 workers"
     run.send(
         0, {"kind": "waiting", "time": "2026-01-31T11:00:00Z", "data": {"reason": reason}}, writer="driver"
     )
@@ -103,10 +103,13 @@ def test_checkpoints_that_fail_are_in_the_jobs_reason_until_one_is_committed(run
     started = {"kind": "started", "time": "2026-01-31T11:00:00Z", "data": {"group": 0, "workers": [{}, {}]}}
     run.send(0, started, saved(100), saved(110, reason=full))
     runs = run.plane.await_state(run.id, "running")["reason"].partition(";")[0]
-    once = f"{runs}; the checkpoint of step 110 failed: {full}; a restart would go on from step 100"
+    once = f"{runs}; the checkpoint of step 110 failed: {full}; a restart would resume from step 100"
     await_that(lambda: run.plane.job(run.id)["reason"] == once, lambda: str(run.plane.job(run.id)))
     run.send(3, saved(120, reason=full))
-    twice = f"{runs}; the last 2 checkpoints failed, that of step 120 with {full}; a restart would go on from step 100"
+    twice = (
+        f"{runs}; the last 2 checkpoints failed, the one of step 120 with {full}; "
+        "a restart would resume from step 100"
+    )
     await_that(lambda: run.plane.job(run.id)["reason"] == twice, lambda: str(run.plane.job(run.id)))
     job = run.plane.job(run.id)
     assert (job["state"], job["checkpoints_failing"]) == ("running", True)

@@ -84,7 +84,7 @@ def test_a_repeat_with_another_spec_is_a_conflict(posts: Posts, client: ThreadPo
     repeats = []
     posts.while_copying = [lambda: repeats.append(client.submit(posts.post, name="other"))]
     first, _ = posts.post()
-    with pytest.raises(Conflict, match=f"this Idempotency-Key was used for {first.id} with another spec"):
+    with pytest.raises(Conflict, match=f"this Idempotency-Key belongs to {first.id}, which has another spec"):
         repeats[0].result()
 
 
@@ -122,7 +122,7 @@ def test_a_few_wait_and_no_more() -> None:
             waiting = [pool.submit(enter, ("me", "key")) for _ in range(MAX_WAITING)]
             await_that(lambda: turns.num_waiting == MAX_WAITING)
             with (
-                pytest.raises(Unavailable, match="send it again later") as refused,
+                pytest.raises(Unavailable, match="repeat it later with the same key") as refused,
                 turns.acquire(("me", "key")),
             ):
                 pass

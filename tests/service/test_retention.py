@@ -140,12 +140,12 @@ def test_a_stream_that_asks_for_what_is_no_longer_kept_gets_410(
         answer = own_plane.http.get(f"/v1/jobs/{job_id}/events", **asked)  # type: ignore[arg-type]
         assert answer.status_code == 410
         assert answer.json()["detail"] == (
-            f"of {job_id}, events before {job['first_event_id']} are no longer kept, and you ask for those after 3; "
-            "begin anew without Last-Event-ID; the metrics of all steps are at /metrics"
+            f"events of {job_id} before {job['first_event_id']} are no longer kept, but you request those after 3; "
+            "start again without Last-Event-ID; metrics of all steps are at /metrics"
         )
     with Client(own_plane.url) as client:
         found = client.job(job_id)
-        with pytest.raises(ApiError, match=r"events before .* are no longer kept") as caught:
+        with pytest.raises(ApiError, match=r"events of .* are no longer kept") as caught:
             list(found.events(last_id=3))
         assert caught.value.status == 410
         over = list(found.events())

@@ -125,7 +125,7 @@ def test_only_a_driver_that_cannot_be_honest_is_ended(
         1.8e9, silent_s, state, stopped_s=stopped_s, workers_heard=True, unanswered_s=unanswered_s
     )
     assert driver.is_frozen is is_frozen
-    assert ("ended by force" in str(driver)) is is_frozen
+    assert ("killed" in str(driver)) is is_frozen
 
 
 def test_workers_say_for_how_long_their_driver_has_not_answered_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_a_frozen_driver_is_stopped_then_killed_and_costs_an_attempt() -> None:
     decision = decide(ended, DEADLINES)
     assert isinstance(decision, Retry)
     assert (decision.kind, decision.counts_as) == ("driver", "failure")
-    assert "was frozen, and was ended by force" in decision.reason
+    assert "the frozen driver of" in decision.reason
 
 
 def test_a_job_whose_driver_is_silent_says_so_and_goes_on() -> None:

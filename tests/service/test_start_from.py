@@ -63,7 +63,7 @@ def test_a_job_starts_with_a_copy_of_its_own(
     job = answer.json()
     assert (job["step"], job["reason"]) == (
         taken,
-        f"starts from step {taken} of {source['id']}; waits for its turn",
+        f"starts from step {taken} of {source['id']}; waiting for its turn",
     )
     (copy,) = checkpoints(plane, job)
     assert (copy["name"], copy["fault"]) == (f"step-{taken:08d}.a0.g0", None)
@@ -92,7 +92,7 @@ def test_what_lies_in_the_job_s_own_storage_outlives_the_other_job_s(plane: Cont
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"train": {"num_steps": 5, "batch_tokens": 1024}}, "train.num_steps",
-     "must be more than the steps that the checkpoint has (=5): they count too"),
+     "must exceed the checkpoint's steps (=5), which count too"),
     ({"train": {**TRAIN, "optimizer": {"name": "adafactor"}}}, "train.optimizer.name",
      'must be what the checkpoint that this job starts from was trained with (="adamw")'),
     ({"train": {**TRAIN, "dtype": "bfloat16"}}, "train.dtype",
@@ -102,7 +102,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
      "model.source_vocab_size", "must be what"),
     ({"data": {"corpus": "catalogs", "languages": ["de", "fr"]}}, "data.languages", "must be what"),
     ({"data": {"corpus": "catalogs", "max_tokens": 64}}, "data.max_tokens", "must be what"),
-    ({"start_from": {"job": "job-aaaaaaaaaaaa"}}, "start_from.job", "is no job of yours"),
+    ({"start_from": {"job": "job-aaaaaaaaaaaa"}}, "start_from.job", "is not a job of yours"),
 ]  # fmt: skip
 
 
@@ -132,15 +132,15 @@ def test_a_step_without_a_checkpoint_is_named_with_those_there_are(
 ) -> None:
     error = submit(plane, source["id"], 3).json()["errors"][0]
     assert (error["path"], error["value"]) == ("start_from.step", 3)
-    assert error["rule"] == f"is no committed checkpoint of {source['id']}"
-    assert error["remedy"] == "use one of 2, 4, 5, or leave it out for the newest"
+    assert error["rule"] == f"is not a committed checkpoint of {source['id']}"
+    assert error["remedy"] == "use one of 2, 4, 5, or omit it for the newest"
 
 
 def test_a_deleted_job_is_no_beginning(plane: ControlPlane) -> None:
     other = plane.await_state(plane.post()["id"], "succeeded")
     commit(other["storage"], 4, spec=other["spec"])
     assert plane.http.delete(f"/v1/jobs/{other['id']}").status_code == 202
-    deleted = ("start_from.job", "was deleted, and its checkpoints with it")
+    deleted = ("start_from.job", "was deleted with its checkpoints")
     assert problems(submit(plane, other["id"])) == [deleted]
 
 
@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint_is_never_taken(plane: ControlPlane, harm: str) -> 
         (damaged / "__0_0.distcp").write_bytes(changed)
     answer = submit(plane, other["id"], 4)
     ((path, rule),) = problems(answer)
-    assert (path, rule.startswith(f"names no whole checkpoint of {other['id']} (step-00000004")) == (
+    assert (path, rule.startswith(f"must be a complete checkpoint of {other['id']} (step-00000004")) == (
         "start_from.step",
         True,
     )
@@ -289,7 +289,7 @@ def test_a_few_copies_at_a_time_and_no_more(copies: Copies) -> None:
             if len(begun) < MAX_COPIES:
                 copies.copy(f"copy-{len(begun)}")
             else:
-                with pytest.raises(Unavailable, match="checkpoints are being copied for other jobs"):
+                with pytest.raises(Unavailable, match="checkpoints are already being copied for other jobs"):
                     copies.copy("one-too-many")
         return False
 
@@ -351,10 +351,10 @@ def test_storage_that_cannot_take_it_is_told_in_words(
         raise OSError(number, os.strerror(number))  # as the write that follows would
 
     copies.while_copying = fail
-    with pytest.raises(error, match=f"cannot be copied to .*first: {os.strerror(number)}"):
+    with pytest.raises(error, match=f"cannot copy the checkpoint to .*first: {os.strerror(number)}"):
         copies.copy("first")
     told = copies.full_roots.fault
-    assert (told is not None and "cannot be copied to" in told.detail) == (error is Full)
+    assert (told is not None and "cannot copy the checkpoint to" in told.detail) == (error is Full)
 
 
 def test_another_owner_s_job_is_no_beginning(own_plane: ControlPlane) -> None:
@@ -364,4 +364,4 @@ def test_another_owner_s_job_is_no_beginning(own_plane: ControlPlane) -> None:
     own_plane.kill()
     own_plane.settings["owner"] = "somebody-else"
     own_plane.start()
-    assert problems(submit(own_plane, other["id"])) == [("start_from.job", "is no job of yours")]
+    assert problems(submit(own_plane, other["id"])) == [("start_from.job", "is not a job of yours")]

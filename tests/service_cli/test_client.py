@@ -171,7 +171,7 @@ def test_another_program_at_the_port_is_told_from_a_control_plane(
     ],
 )
 def test_what_is_no_url_is_named(url: str) -> None:
-    with pytest.raises(ClientError, match="is no URL of a control plane"):
+    with pytest.raises(ClientError, match="is not a control plane's URL"):
         Client(url)
 
 

@@ -93,7 +93,7 @@ def test_lists_are_filtered_and_limited(plane: ControlPlane, job_file: Path) -> 
     assert shardyard("ls", "--state", "paused", url=plane.url).stdout == "no jobs\n"
     wrong = shardyard("ls", "--state", "happy", url=plane.url)
     assert wrong.returncode == 2
-    assert "query.state (='happy') is no state of a job" in wrong.stderr
+    assert "query.state (='happy') is not a job state" in wrong.stderr
 
 
 def test_pause_resume_and_cancel(plane: ControlPlane, job_file: Path) -> None:
@@ -270,9 +270,7 @@ def test_another_tools_model_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     done = shardyard("translate", tmp_path, "Haus")
     assert (done.returncode, done.stdout) == (2, "")
-    assert (
-        f"{tmp_path} holds a model in Hugging Face format, which transformers and vLLM load" in done.stderr
-    )
+    assert f"{tmp_path} holds a model in Hugging Face format, which transformers and vLLM load" in done.stderr
     again = shardyard("export", tmp_path, tmp_path / "new")
     assert (again.returncode, "holds a model in Hugging Face format" in again.stderr) == (2, True)
     (tmp_path / "config.json").write_text("{}")

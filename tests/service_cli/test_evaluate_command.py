@@ -118,7 +118,7 @@ def test_what_it_refuses_and_where_it_fails(adapted: Path, tmp_path: Path) -> No
     for arguments, code, words in (
         (["--tasks", str(tmp_path / "none.yaml")], 2, "none.yaml: No such file or directory"),
         (["--tasks", str(broken)], 2, "broken.yaml, line 1 (='!function') is a tag, and tasks are data"),
-        (["--tasks", str(tasks), "--limit", "0"], 2, "Invalid value for '--limit': Input should be greater"),
+        (["--tasks", str(tasks), "--limit", "0"], 2, "Invalid value for '--limit': must be greater"),
         ([], 2, "'--tasks'"),
     ):
         done = shardyard("evaluate", storage, *arguments)

@@ -20,7 +20,7 @@ TOO_SMALL = NodeFacts(id="n0", ip="127.0.0.1", cpus=1, memory_bytes=16 << 30)
 def test_a_token_that_no_request_can_carry(tmp_path: Path, command: list[str], token: str) -> None:
     done = shardyard(*command, SHARDYARD_TOKEN=token, SHARDYARD_STATE_DIR=str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-    assert "must be printable ASCII without spaces around it" in done.stderr
+    assert "must be printable ASCII without surrounding spaces" in done.stderr
     assert token not in done.stderr
 
 

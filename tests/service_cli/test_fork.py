@@ -49,7 +49,8 @@ def test_a_fork_has_the_spec_of_the_other_job_but_for_what_is_set(plane: Control
     done = shardyard("submit", "--like", other["id"], "--set", "train.num_steps=9", url=plane.url)
     assert done.returncode == 0, done.stderr
     assert (
-        f"starts from scratch; --from-step newest starts from the last checkpoint of {other['id']}" in done.stderr
+        f"starts from scratch; --from-step newest starts from the last checkpoint of {other['id']}"
+        in done.stderr
     )
     fork = plane.await_state(done.stdout.strip(), "succeeded", "failed")
     assert (fork["state"], fork["step"]) == ("succeeded", 9)

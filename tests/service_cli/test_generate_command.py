@@ -94,7 +94,7 @@ def test_a_job_of_another_kind_is_told_its_command_before_torch_is_loaded(tmp_pa
         (
             "generate",
             "mine",
-            "is a user's module, which no command puts to use; 'shardyard download {}' fetches its",
+            "is a user's module, which no command uses; 'shardyard download {}' fetches its",
         ),
     ):
         job = str(tmp_path / folder)

@@ -34,7 +34,7 @@ def test_the_command(plane: ControlPlane, job_file: Path) -> None:
     told = shardyard("logs", job_id, "--tail", "1", "--json", url=plane.url).stdout
     assert {"attempt", "worker", "message", "time"} == set(json.loads(told))
     wrong = shardyard("logs", job_id, "--since", "yesterday", url=plane.url)
-    assert (wrong.returncode, "query.since (='yesterday') must be how long ago" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "query.since (='yesterday') must be a duration" in wrong.stderr) == (2, True)
     none = shardyard("logs", job_id, "--attempt", "99", "--follow", url=plane.url)
     assert (none.returncode, none.stdout) == (2, "")
     assert (

@@ -45,9 +45,7 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path) -> None:
     unknown = shardyard("plan", *MODULE, on, f"--hints={hints}")
     assert (unknown.returncode, "items.weight" in unknown.stderr) == (2, True)
     hints.write_text("- items.weight")
-    assert (
-        "must map names to hints" in shardyard("plan", *MODULE, on, f"--hints={hints}").stderr
-    )
+    assert "must map names to hints" in shardyard("plan", *MODULE, on, f"--hints={hints}").stderr
 
 
 def test_options_that_do_not_go_together_are_told_of() -> None:

@@ -204,7 +204,7 @@ def test_a_job_file_may_be_named_diff(tmp_path: Path) -> None:
         (["--against=missing.json"], "missing.json: No such file or directory"),
         (["--what-if=experts=8", "--fit"], "--what-if prints a table of plans; omit --fit"),
         (["--fit", "--num-workers=2"], "--fit chooses the number of workers"),
-        (["--num-workers=99999999999999999999"], "'--num-workers': Input should be less than or equal to 1000000"),
+        (["--num-workers=99999999999999999999"], "'--num-workers': must be less than or equal to 1000000"),
         (["--save=plan.svg", "--draw=plan.svg"], "--save plan.svg and --draw each write a file"),
         (["--devices-per-node=2", "--device="], "--device (='') must be a known device type"),
         (["--devices-per-node=2", "--memory="], "--memory (='') must be an amount of memory"),

@@ -72,7 +72,7 @@ def test_loads_are_added_over_the_latest_steps_only() -> None:
 
 def test_what_stays_on_the_screen() -> None:
     progress, notices = progress_after(
-        ("state", 0, {"state": "queued", "previous": "queued", "reason": "waits for its turn"}),
+        ("state", 0, {"state": "queued", "previous": "queued", "reason": "waiting for its turn"}),
         ("state", 1, {"state": "running", "previous": "starting", "reason": ""}),
         ("log", 2, {"level": "info", "message": "reads the corpus"}),
         ("log", 3, {"level": "warning", "message": "one\x1b[2Jtwo"}),
@@ -80,7 +80,7 @@ def test_what_stays_on_the_screen() -> None:
         ("checkpoint", 5, {"step": 1}),
     )
     assert notices == [
-        "state queued: waits for its turn",
+        "state queued: waiting for its turn",
         "state running",
         "warning one [2Jtwo",
     ]
@@ -89,7 +89,7 @@ def test_what_stays_on_the_screen() -> None:
 
 def test_a_new_reason_is_no_new_state() -> None:
     progress, _ = progress_after(
-        ("state", 0, {"state": "queued", "reason": "waits for its turn"}),
+        ("state", 0, {"state": "queued", "reason": "waiting for its turn"}),
         ("state", 60, {"state": "queued", "reason": "needs 2 CPUs of 1"}),
     )
     assert progress.state_since == START

@@ -85,7 +85,7 @@ def test_an_event_passed_over_is_asked_for_again() -> None:
 def test_a_hole_in_history_is_named_rather_than_passed_over() -> None:
     script = finished_job(5)
     del script.events[2]
-    with serving(script) as url, pytest.raises(ClientError, match="from event 2 to 4, twice"):
+    with serving(script) as url, pytest.raises(ClientError, match="skips from 2 to 4, twice"):
         ids(url)
 
 
@@ -110,7 +110,7 @@ def test_silence_counts_as_a_broken_connection() -> None:
         got = [each.id for each in client.job(JOB_ID).events(on_lost=lost.append)]
     assert got == [1, 2, 3, 4, 5]
     assert [str(error) for error in lost] == [
-        f"cannot reach {url} (it was silent for 0.3 s): is 'shardyard up' running?"
+        f"cannot reach {url} (no data for 0.3 s): is 'shardyard up' running?"
     ]
 
 

@@ -36,7 +36,7 @@ def test_two_on_one_state_folder_share_its_head(state_dir: Path) -> None:
         assert done.stdout == "Ray stopped; a 'shardyard up' that used it is still running: end it, too\n", (
             done.stderr
         )
-        first.await_text("the Ray head was stopped, and is left so")
+        first.await_text("the Ray head was stopped from outside; leaving it stopped")
         assert first.stop() == 0
     assert with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token")) == []
 
@@ -50,7 +50,7 @@ def test_it_serves_until_a_signal(tmp_path: Path, number: int) -> None:
     with up(tmp_path / "state", ELSEWHERE) as running:
         with Client(running.url()) as client:
             assert list(client.jobs()) == []
-            with pytest.raises(ClientError, match="cluster cannot be reached"):
+            with pytest.raises(ClientError, match="cluster has been unreachable"):
                 client.cluster()
         assert running.stop(number) == 0
         assert "Traceback" not in running.log
@@ -87,7 +87,7 @@ def test_a_data_root_that_is_no_folder_is_refused_before_anything_starts(
 def test_it_listens_to_other_machines_only_with_a_token(tmp_path: Path) -> None:
     done = shardyard("up", "--host=0.0.0.0", "--port=0", "--state-dir", tmp_path / "state", ELSEWHERE)
     assert done.returncode == 2
-    assert "needs a token; set SHARDYARD_TOKEN, or listen on 127.0.0.1" in done.stderr
+    assert "requires a token; set SHARDYARD_TOKEN, or listen on 127.0.0.1" in done.stderr
     short = shardyard("up", "--host=0.0.0.0", "--port=0", SHARDYARD_TOKEN="short")
     assert (short.returncode, "at least 16 characters" in short.stderr) == (2, True)
 
@@ -153,7 +153,7 @@ def test_training_outlives_the_control_plane_and_what_dies_of_the_head_is_starte
         job = client.submit(endless)
         await_that(lambda: job.refresh().step > 0, lambda: f"{job.data}\n{first.log}")
         kill_part(state_dir, "dashboard")
-        first.await_text("the Ray head runs again")
+        first.await_text("the Ray head is running again")
         await_checkpoint(job, job.step + 20)
         assert (job.state, job.data["attempt"]) == ("running", 1)
         assert first.stop() == 0
@@ -182,17 +182,19 @@ def test_training_outlives_the_control_plane_and_what_dies_of_the_head_is_starte
 
         kill_part(state_dir, "raylet")
         await_that(
-            lambda: "cannot be reached since 20" in job.refresh().reason, lambda: f"{job.data}\n{third.log}"
+            lambda: "the cluster has been unreachable since 20" in job.refresh().reason,
+            lambda: f"{job.data}\n{third.log}",
         )
         assert "the raylet of its Ray head died at 20" in job.reason
-        assert "is started again (try 1 of " in job.reason
+        assert "and is being restarted (try 1 of " in job.reason
         with pytest.raises(
-            ClientError, match=r"cannot be reached since 20.* the raylet of its Ray head died at 20"
+            ClientError,
+            match=r"the cluster has been unreachable since 20.* the raylet of its Ray head died at 20",
         ):
             client.cluster()
         doctor = shardyard("doctor", url=client.url)
         assert (doctor.returncode, "the raylet of its Ray head died" in doctor.stdout) == (1, True)
-        third.await_text("the Ray head runs again")
+        third.await_text("the Ray head is running again")
         step = job.step
         await_that(
             lambda: (job.refresh().state, job.data["attempt"]) == ("running", 2) and job.step > step,

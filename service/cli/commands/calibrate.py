@@ -18,11 +18,11 @@ def calibrate(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measures this machine or a cluster, for plans that count with what it reaches.
+    """Measure the speed of this machine or a cluster, for plans.
 
-    This machine's CPU takes some seconds, on two processes; the table is kept with the caches, and a control plane on
-    this machine plans CPU jobs with it from then on. With --cluster the control plane has workers on two of its nodes
-    measure their devices and links, beside the jobs that run, and keeps what they found.
+    Measuring this machine's CPU takes seconds, on two processes; the result is cached, and plans of CPU jobs use it.
+    With --cluster, workers on two nodes of the control plane's cluster measure devices and links, beside running
+    jobs, and the control plane stores the result.
     """
     from rich.table import Table
 

@@ -29,10 +29,10 @@ def cancel(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ends a job, or with --label every job that has that label and has not ended.
+    """Cancel a job, or every unfinished job with a label.
 
-    A running one commits a checkpoint first, if the service's deadline leaves it the time. Several are asked back;
-    exits with 1 if one of them could not be cancelled.
+    A running job commits a checkpoint first if the service's deadline allows. Cancelling several asks for
+    confirmation, and exits with 1 if one could not be cancelled.
     """
     from service.cli.failures import Misuse
     from service.cli.server import connect, find_job
@@ -81,7 +81,7 @@ def _cancel_all(client: "Client", labels: Sequence[str], yes: bool, as_json: boo
 
 
 def pause(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
-    """Commits a checkpoint, then lets the workers go."""
+    """Commit a checkpoint, then release the workers."""
     from service.cli.server import connect, find_job
 
     with connect(url) as client:
@@ -95,7 +95,7 @@ def move(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Moves a job that waits in the queue to its front or its end; what runs is not touched."""
+    """Move a queued job to the front or end of the queue."""
     from service.cli.failures import Misuse
     from service.cli.server import connect, find_job
 
@@ -106,7 +106,10 @@ def move(
 
 
 def resume(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
-    """Queues a paused, failed or cancelled job again. It goes on from its last committed checkpoint."""
+    """Queue a paused, failed or cancelled job again.
+
+    It continues from its last committed checkpoint.
+    """
     from service.cli.server import connect, find_job
 
     with connect(url) as client:

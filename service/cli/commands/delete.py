@@ -20,9 +20,10 @@ def delete(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Deletes a job that has ended or is paused: its checkpoints, logs and metrics go too.
+    """Delete a finished or paused job with all its files.
 
-    Asks back on a terminal; elsewhere it needs --yes. What is deleted cannot be brought back.
+    Its checkpoints, logs and metrics are removed irrevocably. Asks for confirmation on a terminal; elsewhere requires
+    --yes.
     """
     from service.cli.confirm import confirm
     from service.cli.failures import CommandError

@@ -26,10 +26,10 @@ def demo(
     state_dir: StateDir = None,
     num_cpus: Annotated[int | None, typer.Option(metavar="N", min=1, help="CPUs that Ray offers.")] = None,
 ) -> None:
-    """Trains a translation model here, from POST to translations.
+    """Train a translation model here, from POST to translations.
 
-    It has its own Ray head, control plane and ports, leaves those of a 'shardyard up' alone, and stops what it
-    started. The model stays in the demo's state folder, by default 'demo' under the usual one.
+    The demo uses its own Ray head, control plane and ports, separate from those of 'shardyard up', and stops them at
+    the end. The model stays in the demo's state folder, by default 'demo' under the usual one.
     """
     import shlex
     import uuid

@@ -8,9 +8,9 @@ MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "fault": ("fault", "
 
 
 def doctor(url: Url = None, state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """Looks whether this machine has what is needed.
+    """Check that this machine has what training needs.
 
-    Python, torch, Ray, cores, memory, disk, ports, and the control plane. Exits with 1 if there is a fault.
+    Checks Python, torch, Ray, CPUs, memory, disk, ports and the control plane. Exits with 1 if there is a fault.
     """
     from rich.table import Table
     from rich.text import Text

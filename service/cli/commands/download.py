@@ -22,10 +22,10 @@ def download(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetches a job's spec, results, checkpoints and logs, for those who cannot reach its storage.
+    """Download a job's spec, results, checkpoints and logs.
 
-    Every file is whole and, of checkpoints, compared with its checksum before it has its name. Called again, it goes
-    on where it was broken off, and fetches what is new.
+    For users without access to its storage. Each file appears under its name only when complete, and checkpoint files
+    only if their checksums match. A repeated download resumes and fetches what is new.
     """
     from dataclasses import asdict
 

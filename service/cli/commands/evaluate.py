@@ -36,10 +36,10 @@ def evaluate(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluates a language model on tasks with lm-evaluation-harness, beside the model that its job began with.
+    """Evaluate a language model and its base with lm-eval tasks.
 
-    Tasks are data: no file of tasks runs code or reads anything but its data files. pip install 'shardyard[evaluate]'
-    brings the harness.
+    Tasks are data: task files run no code and read only their data files. Install lm-evaluation-harness with
+    pip install 'shardyard[evaluate]'.
     """
     from moe.evaluation.extra import HarnessMissing, require_harness
     from moe.evaluation.task_file import read_tasks

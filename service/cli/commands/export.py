@@ -50,10 +50,10 @@ def export(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Writes a job's newest checkpoint as safetensors, tokenizers and JSON.
+    """Export a job's newest checkpoint as safetensors and JSON.
 
-    The weights are whole, whatever number of workers saved them. In our own format they pass through this process's
-    memory; in Hugging Face's, which language models have, a part at a time.
+    Weights are complete, whatever the number of workers that saved them. The shardyard format loads them into memory;
+    the Hugging Face format, for language models, does so in parts.
     """
     from service.cli.failures import CommandError, Misuse
     from service.cli.model_path import newest_checkpoint

@@ -68,9 +68,9 @@ def generate(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Goes on from a text with a job's newest checkpoint, and prints what comes as it comes.
+    """Continue a text with a job's newest checkpoint.
 
-    No control plane is needed for a job of this machine: its folder is found under the state folder.
+    The text is printed as it is generated. Jobs of this machine need no control plane: their folders are found under the state folder.
     """
     from service.cli.generation import generation_spec
 

@@ -49,9 +49,9 @@ def submit(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submits the job in FILE, or on standard input where FILE is -, or one like another.
+    """Submit the job in FILE, or one like an earlier job.
 
-    A checkpoint that it begins with is copied before this answers.
+    A checkpoint to start from is copied before this returns.
     """
     from service.cli.overrides import apply_overrides, fork_spec
     from service.cli.server import connect
@@ -108,7 +108,7 @@ def ls(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists jobs, newest first."""
+    """List jobs, newest first."""
     from service.cli.server import connect
     from service.cli.view.output import print_json
 
@@ -133,7 +133,7 @@ def ls(
 
 
 def show(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
-    """Shows one job: state, reason, figures, result."""
+    """Show one job: state, reason, figures, result."""
     from service.cli.server import connect, find_job
     from service.cli.view.details import job_details
     from service.cli.view.output import console, print_json
@@ -189,7 +189,7 @@ def logs(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prints what the driver and the workers logged."""
+    """Print the logs of the driver and the workers."""
     from service.cli.failures import Misuse
     from service.cli.server import connect, find_job
     from service.cli.view.jobs import log_line
@@ -216,7 +216,7 @@ def logs(
 
 
 def checkpoints(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
-    """Lists committed checkpoints, oldest first."""
+    """List committed checkpoints, oldest first."""
     from service.cli.server import connect, find_job
     from service.cli.view.output import columns_of, console, print_json
 

@@ -39,9 +39,9 @@ def metrics(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prints what was recorded of each step: loss, tokens/s, learning rate, what the experts took.
+    """Print metrics of each step: loss, tokens/s, expert loads.
 
-    Of a step that was redone, the newest. The loads of single experts are shown with `--name layers`.
+    Repeated steps show their newest values. `--name layers` shows the loads of single experts.
     """
     from service.cli.failures import Misuse
     from service.cli.server import connect, find_job

@@ -146,13 +146,13 @@ def plan(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Shows how a job would be laid out, or is, and why.
+    """Show the layout of a job and the reasons for it.
 
-    Nothing is run. FILE is a job file, or one that holds a job as `spec` and the facts of a `cluster`. Where the file
-    or an option tells of a cluster the plan is made here, for that one; otherwise the control plane makes it for its
-    own. In place of FILE the id of a job: its plan, with what was measured beside what was predicted; or diff and two
-    plans that --save or --json wrote: what differs. With --module the plan of a module of your own, which is imported
-    from here: --module mypackage.model:build --sample mypackage.model:sample.
+    Nothing is run. FILE is a job file, or a file with a job as `spec` and a `cluster`. If the file or an option
+    describes a cluster, the plan is made here for that cluster, otherwise by the control plane for its own. A job's id
+    instead of FILE shows its plan, predictions beside measurements; diff compares two plans written by --save or
+    --json. --module plans a module of your own, imported from the current folder: --module mypackage.model:build
+    --sample mypackage.model:sample.
     """
     from service.cli.job_plan import PlanOutput, give, of_job
 
@@ -358,7 +358,7 @@ def _is_job(file: Path) -> bool:
 
 
 def schema() -> None:
-    """Prints the JSON Schema of job files."""
+    """Print the JSON Schema of job files."""
     from moe.spec import json_schema
     from service.cli.view.output import print_json
 

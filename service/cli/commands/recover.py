@@ -23,11 +23,11 @@ def recover(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Puts jobs back that lie in storage and are not in the database.
+    """Restore jobs that are in storage but not in the database.
 
-    'shardyard up' does so by itself where the database holds no job. Attempts that still run are adopted, and what has
-    ended has its result again; a job whose attempt is gone is paused, and nothing is launched. It may be repeated, also
-    while the control plane runs.
+    'shardyard up' does so by itself if the database has no jobs. Running attempts are adopted, finished ones have
+    their results again; a job whose attempt is gone is paused, and nothing is launched. It may be repeated, also while
+    the control plane runs.
     """
     from service.cli.local import require_usable, settings_for
     from service.cli.view.output import console, print_json

@@ -37,9 +37,9 @@ def translate(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Translates with a job's newest checkpoint.
+    """Translate with a job's newest checkpoint.
 
-    No control plane is needed for a job of this machine: its folder is found under the state folder.
+    Jobs of this machine need no control plane: their folders are found under the state folder.
     """
     from itertools import islice
 

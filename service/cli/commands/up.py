@@ -52,10 +52,10 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Starts Ray and the control plane here.
+    """Start Ray and the control plane here.
 
-    It serves until Ctrl-C. Training does not depend on the control plane: while jobs run, Ctrl-C stops only the
-    control plane, and the next 'shardyard up' finds them again. 'shardyard down' stops Ray, too.
+    Runs until Ctrl-C. Training does not depend on the control plane: while jobs run, Ctrl-C stops only the control
+    plane, and the next 'shardyard up' finds them again. 'shardyard down' stops Ray, too.
     """
     from service.cli.early_corpus import EarlyCorpus
     from service.cli.failures import CommandError
@@ -119,7 +119,7 @@ def down(
         bool, typer.Option(help="Even if jobs are running; the next 'shardyard up' resumes them.")
     ] = False,
 ) -> None:
-    """Stops the Ray head that 'shardyard up' left running."""
+    """Stop the Ray head that 'shardyard up' left running."""
     from service.cli.local import settings_for
     from service.head.local_head import LocalHead
     from service.head.record import changing, is_used, record_file

@@ -14,10 +14,10 @@ DETACHED = 130
 
 
 def watch(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
-    """Follows a job to its end.
+    """Follow a job until it ends.
 
-    Shows step, loss, tokens/s, time left, and the load of every expert. Ctrl-C stops watching and leaves the
-    job alone. Exits with 0 if the job succeeded, 1 if it did not.
+    Shows step, loss, tokens/s, time left, and the load of every expert. Ctrl-C stops watching, not the job. Exits
+    with 0 if the job succeeded, else 1.
     """
     from service.cli.server import connect, find_job
 

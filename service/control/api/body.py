@@ -16,7 +16,7 @@ QUICK_BYTES = 20_000
 
 async def read_bounded(request: Request, max_bytes: int) -> bytes:
     """The whole body. Raises BodyTooLarge without reading beyond the limit."""
-    remedy = f"this service reads at most {max_bytes:,} bytes here"
+    remedy = f"send at most {max_bytes:,} bytes"
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > max_bytes:
         raise BodyTooLarge(f"a body of {length} bytes is too large; {remedy}")
@@ -45,9 +45,7 @@ def parse(body: bytes, format: str) -> Any:
     try:
         return parse_text(body.decode(), "body", format)
     except UnicodeDecodeError as error:
-        raise MalformedRequest(
-            f"the body is not UTF-8 text: byte {error.start} begins no character"
-        ) from None
+        raise MalformedRequest(f"the body is not valid UTF-8: invalid byte at offset {error.start}") from None
     except SpecError as error:
         raise MalformedRequest(str(error), error.problems) from None
 

@@ -26,7 +26,7 @@ _FROM = re.compile(r"bytes=([0-9]{1,18})-")
 def get_files(
     job: Job,
     services: ServicesDependency,
-    kind: Annotated[Sequence[FileKind], Query(max_length=10, description="all kinds when left out")] = (),
+    kind: Annotated[Sequence[FileKind], Query(max_length=10, description="default: all kinds")] = (),
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def get_files(
     try:
         files = _files(services, job.storage).list_files(frozenset(kind) or frozenset(FileKind))
     except OSError as error:
-        raise Unavailable(f"the storage of {job.id} cannot be read: {error}") from None
+        raise Unavailable(f"cannot read the storage of {job.id}: {error}") from None
     after = [file for file in files if cursor is None or file.path > cursor]
     page = after[:limit]
     return {
@@ -49,7 +49,7 @@ def get_files(
     response_class=StreamingResponse,
     responses={
         200: {"content": {"application/octet-stream": {}}},
-        206: {"description": "The rest of the file, from the byte that was asked for"},
+        206: {"description": "The rest of the file, from the requested byte"},
         **refusals(NotFound, Gone, OutOfRange),
     },
 )
@@ -64,14 +64,18 @@ async def get_file(
         # In the thread pool: the first use of a storage backend may be slow.
         file, size_bytes = await run_in_threadpool(lambda: _files(services, job.storage).open(path))
     except OSError as error:
-        raise Unavailable(f"{path!r} of {job.id} cannot be read: {error}") from None
+        raise Unavailable(f"cannot read {path!r} of {job.id}: {error}") from None
     match = _FROM.fullmatch(range or "")
     start = int(match[1]) if match else 0
     if match and start >= size_bytes:
         file.close()
-        rule = f"must begin before the file's end: it has {size_bytes} bytes"
+        rule = f"must begin before the end of the file: it has {size_bytes} bytes"
         problem = Problem(
-            "out_of_range", "header.range", range, rule, "what you have is whole, or of something else"
+            "out_of_range",
+            "header.range",
+            range,
+            rule,
+            "check the file: the download is complete, or of another file",
         )
         raise OutOfRange(str(problem), problem, headers={"content-range": f"bytes */{size_bytes}"})
     headers = {"content-length": str(size_bytes - start), "accept-ranges": "bytes"}

@@ -28,7 +28,7 @@ _LOOK_S = 0.5
 """Interval of checks whether this service is stopping."""
 _PROMPT = {
     "type": "string",
-    "description": "The text to go on from; the model reads it as a document's beginning.",
+    "description": "The text to continue; the model reads it as the beginning of a document.",
 }
 
 
@@ -94,7 +94,7 @@ async def _unless_gone(request: Request, beginning: Coroutine[Any, Any, Generati
     try:
         await asyncio.wait({generation_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
         if not generation_task.done():
-            raise Unavailable("the client has gone")
+            raise Unavailable("the client disconnected")
         return generation_task.result()
     finally:
         disconnect_task.cancel()
@@ -112,13 +112,13 @@ def _parse_request(body: Any, max_tokens: int) -> tuple[str, GenerationSpec]:
     fields = dict(body) if isinstance(body, dict) and all(isinstance(key, str) for key in body) else {}
     prompt = fields.pop("prompt", None)
     if not isinstance(prompt, str):
-        problem = Problem("wrong_type", "prompt", prompt, "must be text", "give the text to go on from")
+        problem = Problem("wrong_type", "prompt", prompt, "must be text", "give the text to continue")
         raise Invalid(str(problem), problem)
     default = GenerationSpec.model_fields["max_tokens"].default
     spec = GenerationSpec(**{"max_tokens": min(default, max_tokens), **fields})
     if spec.max_tokens > max_tokens:
         rule = f"must be at most {max_tokens:,} here"
-        remedy = "ask for fewer, or ask the operator to raise SHARDYARD_GENERATION_MAX_TOKENS"
+        remedy = "request fewer, or ask the operator to raise SHARDYARD_GENERATION_MAX_TOKENS"
         problem = Problem("out_of_range", "max_tokens", spec.max_tokens, rule, remedy)
         raise Invalid(str(problem), problem)
     return prompt, spec
@@ -135,9 +135,9 @@ def _find_model(services: Services, job_id: str) -> ServedModel:
     try:
         names = markers.list_committed(services.storage_roots.folder(job.storage).below(markers.FOLDER))
     except OSError as error:
-        raise Unavailable(f"the storage of {job_id} cannot be read: {error}") from None
+        raise Unavailable(f"cannot read the storage of {job_id}: {error}") from None
     if not names:
-        raise Conflict(f"{job_id} has no committed checkpoint yet: there is nothing to generate with")
+        raise Conflict(f"{job_id} has no committed checkpoint to generate with yet")
     location = services.storage_roots.find(job.storage)
     return ServedModel(job_id, names[0], job.storage, None if location is None else location[0])
 

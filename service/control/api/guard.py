@@ -79,7 +79,7 @@ class Guard:
         self._check_origin(method, headers)
         if not is_user and path not in OPEN_PATHS and not path.startswith("/internal/"):
             raise AuthenticationError(
-                "this service needs 'Authorization: Bearer <token>' with the token of its settings",
+                "this service requires 'Authorization: Bearer <token>' with its token",
                 headers={"www-authenticate": "Bearer"},
             )
         _check_content_type(method, headers)
@@ -88,22 +88,22 @@ class Guard:
     def _check_host(self, headers: Headers) -> None:
         host_headers = headers.getlist("host")
         if len(host_headers) != 1:
-            raise MalformedRequest("a request names its host once")
+            raise MalformedRequest("a request must have exactly one Host header")
         host = _host_name(host_headers[0])
         if host not in self._hosts:
             raise MisdirectedRequest(
-                f"this service does not go by the name {(host or host_headers[0])[:200]!r}; "
-                "its operator can add it with SHARDYARD_ALLOWED_HOSTS"
+                f"this service does not serve the host {(host or host_headers[0])[:200]!r}; the "
+                "operator can add it to SHARDYARD_ALLOWED_HOSTS"
             )
 
     def _check_origin(self, method: str, headers: Headers) -> None:
         origin = headers.get("origin")
         # Only this service's own pages may use it: their origin is the request's host.
         if origin is not None and _place(origin) != (headers.get("host") or "").lower():
-            raise Forbidden(f"a page of {origin[:200]!r} may not use this service")
+            raise Forbidden(f"pages of {origin[:200]!r} may not use this service")
         site = headers.get("sec-fetch-site", "none")
         if method not in _SAFE_METHODS and site not in ("none", "same-origin"):
-            raise Forbidden("a page of another origin may not use this service")
+            raise Forbidden("pages of another origin may not use this service")
 
     def _is_user(self, headers: Headers) -> bool:
         """Whether the request has the token, or none is configured."""
@@ -130,7 +130,10 @@ def _check_content_type(method: str, headers: Headers) -> None:
     # Forms can be posted across origins without preflight; these types cannot.
     if media_type(content_type) not in _READ_BODIES:
         raise UnsupportedMediaType(
-            f"a body comes as {' or '.join(_READ_BODIES)}, not as {(content_type or 'nothing')[:100]!r}",
+            (
+                f"the body must be {' or '.join(_READ_BODIES)}, not "
+                f"{(content_type or 'without a content type')[:100]!r}"
+            ),
             headers={"accept": ", ".join(_READ_BODIES)},
         )
 

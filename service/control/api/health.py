@@ -31,12 +31,12 @@ def readyz(request: Request, services: ServicesDependency) -> dict[str, Any]:
         with services.database.read() as tx:
             holder = lease_holder(tx, now_us())
     except Unavailable as unavailable:
-        raise (unavailable if request.state.is_user else Unavailable("the store does not answer")) from None
+        raise (unavailable if request.state.is_user else Unavailable("the store does not respond")) from None
     except Exception as error:
-        raise Unavailable(f"the store does not answer: {type(error).__name__}") from None
+        raise Unavailable(f"the store does not respond: {type(error).__name__}") from None
     last = services.controller.last_step_at
     if last is not None and time.monotonic() - last > _STUCK_S:
-        raise Unavailable(f"the controller has not finished a step for {time.monotonic() - last:.0f} s")
+        raise Unavailable(f"the controller's last step ended {time.monotonic() - last:.0f} s ago")
     services.requests.full_roots.ask_soon()
     fault = services.database.fault or services.requests.full_roots.fault
     status = {

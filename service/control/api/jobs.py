@@ -30,7 +30,7 @@ _SPEC_BODY: dict[str, Any] = {
 
 
 _POSTED: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The job that this `Idempotency-Key` made before", "model": dict[str, Any]}
+    200: {"description": "The job created earlier with this `Idempotency-Key`", "model": dict[str, Any]}
 }
 
 
@@ -59,7 +59,7 @@ def get_jobs(
     name: str | None = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 20,
     cursor: str | None = None,
-    count: Annotated[bool, Query(description="say how many there are on all pages, as `total`")] = False,
+    count: Annotated[bool, Query(description="count the jobs on all pages, as `total`")] = False,
 ) -> JSONResponse:
     """Jobs, newest first. New jobs do not shift the pages."""
     job_filter = JobFilter(states=_states(state), labels=_labels(label), name=name)
@@ -94,7 +94,7 @@ def get_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
 @router.delete(
     "/jobs/{job_id}",
     status_code=202,
-    responses={200: {"description": "All of it is gone"}, **refusals(NotFound, Conflict)},
+    responses={200: {"description": "The job is deleted completely"}, **refusals(NotFound, Conflict)},
 )
 def delete_job(job_id: JobId, services: ServicesDependency, response: Response) -> dict[str, Any]:
     """Deletes a job that has ended or is paused, with its storage, events and metrics. 202: will be deleted, even
@@ -128,7 +128,7 @@ def resume_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
 def move_job(
     job_id: JobId,
     services: ServicesDependency,
-    to: Annotated[QueuePlace, Query(description="the front of the queue, or its end")],
+    to: Annotated[QueuePlace, Query(description="front or end of the queue")],
 ) -> dict[str, Any]:
     """Moves a queued job to the front or end of the queue."""
     return job_view(services.requests.move(job_id, services.settings.owner, to))
@@ -152,9 +152,9 @@ def get_metrics(
     services: ServicesDependency,
     name: Annotated[str | None, Query(min_length=1, max_length=100)] = None,
     since_step: Annotated[int, Query(ge=0, lt=2**31)] = 0,
-    max_points: Annotated[int | None, Query(ge=1, le=10_000, description="1000 when left out")] = None,
+    max_points: Annotated[int | None, Query(ge=1, le=10_000, description="default: 1000")] = None,
     limit: Annotated[
-        int | None, Query(ge=1, le=10_000, description="every step instead, so many a page")
+        int | None, Query(ge=1, le=10_000, description="return every step instead, with this page size")
     ] = None,
     cursor: str | None = None,
 ) -> dict[str, Any]:
@@ -164,8 +164,10 @@ def get_metrics(
         points = metric_history(services.database, job.number, name, since_step, max_points or 1000)
         return {"items": points, "next_cursor": None}
     if max_points is not None:
-        rule = "asks for fewer steps, and limit and cursor for every one"
-        problem = Problem("conflict", "query.max_points", max_points, rule, "leave it out, or those")
+        rule = "selects fewer steps; limit and cursor page through all of them"
+        problem = Problem(
+            "conflict", "query.max_points", max_points, rule, "omit it, or omit limit and cursor"
+        )
         raise Invalid(str(problem), problem)
     begin = max(since_step, read_cursor(cursor) if cursor else 0)
     points, next_step = metric_page(services.database, job.number, name, begin, limit or 1000)
@@ -178,7 +180,7 @@ def get_checkpoints(job: Job, services: ServicesDependency) -> dict[str, Any]:
     try:
         checkpoints = list_checkpoints(services.storage_roots.folder(job.storage))
     except OSError as error:
-        raise Unavailable(f"the storage of {job.id} cannot be read: {error}") from None
+        raise Unavailable(f"cannot read the storage of {job.id}: {error}") from None
     return {"items": [checkpoint.to_plain() for checkpoint in checkpoints], "next_cursor": None}
 
 
@@ -193,7 +195,7 @@ def _states(entries: Sequence[str]) -> list[str]:
     for state in states:
         if state not in set(State):
             problem = Problem(
-                "not_a_choice", "query.state", state, "is no state of a job", f"use one of {', '.join(State)}"
+                "not_a_choice", "query.state", state, "is not a job state", f"use one of {', '.join(State)}"
             )
             raise Invalid(str(problem), problem)
     return states

@@ -92,7 +92,7 @@ def _document(app: FastAPI, asks_token: bool) -> dict[str, Any]:
             responses = operation["responses"]
             responses.pop("422", None)
             common_responses = {str(status): answer for status, answer in refusals(*common).items()}
-            failure_response = {"500": _refusal("The service failed; its log says why.")}
+            failure_response = {"500": _refusal("The service failed; see its log.")}
             operation["responses"] = dict(
                 sorted({**common_responses, **failure_response, **responses}.items())
             )
@@ -114,10 +114,14 @@ async def refuse_unknown_parameters(request: Request) -> None:
     known_names = [
         parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "query"
     ]
-    remedy = f"use {', '.join(known_names)}" if known_names else "leave it out: this takes no parameters"
+    remedy = f"use {', '.join(known_names)}" if known_names else "omit it: this route has no parameters"
     problems = [
         Problem(
-            "unknown_key", f"query.{name[:100]}", value, f"is no parameter of {request.method} {path}", remedy
+            "unknown_key",
+            f"query.{name[:100]}",
+            value,
+            f"is not a parameter of {request.method} {path}",
+            remedy,
         )
         for name, value in parameters.items()
         if name not in known_names

@@ -25,8 +25,8 @@ def read_cursor(cursor: str) -> int:
             "invalid_value",
             "query.cursor",
             cursor,
-            "is no cursor of this service",
-            "use next_cursor of a page",
+            "is not a cursor of this service",
+            "use the next_cursor of a page",
         )
         raise Invalid(str(problem), problem)
     return int(text[1:])

@@ -31,7 +31,7 @@ def post_plan(body: SpecBody, services: ServicesDependency) -> dict[str, Any]:
         plan = services.requests.plans.make_plan(request)
     except LauncherUnavailable as error:
         raise Unavailable(
-            f"{services.watch.unreachable(error)}; give the facts of one as 'cluster' to plan without it"
+            f"{services.watch.unreachable(error)}; to plan without it, describe a cluster in 'cluster'"
         ) from None
     return plan.model_dump(mode="json")
 

@@ -1,7 +1,6 @@
 """All errors as `application/problem+json` (RFC 9457)."""
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moe.spec.errors import Problem, SpecError, in_words
-from moe.spec.problems import code_of
+from moe.spec.problems import code_of, dotted_path, rule_of
 from service.control.errors import Full, ServiceError
 from service.control.store.full_disk import REMEDY, is_full
 from service.control.store.full_disk import in_words as database_in_words
@@ -25,21 +24,21 @@ from service.wire.problem_fields import problem_fields
 MAX_SHOWN_CHARS = 200
 MAX_SHOWN_PROBLEMS = 100
 _TITLES = {
-    400: "The request cannot be read",
-    401: "A token is needed",
-    403: "Not allowed",
+    400: "Malformed request",
+    401: "Authentication required",
+    403: "Forbidden",
     404: "Not found",
-    405: "This method is not served here",
-    409: "That does not go with what is so now",
-    410: "No longer there",
+    405: "Method not allowed",
+    409: "Conflict",
+    410: "Gone",
     413: "Too large",
-    415: "This content type is not read here",
-    416: "There is nothing from there on",
-    421: "This service goes by another name",
-    422: "The request cannot be honoured",
-    500: "The service failed",
-    503: "Something that is needed does not answer",
-    507: "There is no room to store it",
+    415: "Unsupported media type",
+    416: "Range not satisfiable",
+    421: "Misdirected request",
+    422: "Invalid request",
+    500: "Internal error",
+    503: "Unavailable",
+    507: "Insufficient storage",
 }
 log = structlog.get_logger(__name__)
 
@@ -67,7 +66,7 @@ def problem_body(
     """The problem as plain data, also for use inside other responses."""
     return {
         "type": f"urn:shardyard:problem:{kind}",
-        "title": _TITLES.get(status, "The request was refused"),
+        "title": _TITLES.get(status, "Request refused"),
         "status": status,
         "detail": detail,
         "errors": [problem_fields(problem, MAX_SHOWN_CHARS) for problem in problems[:MAX_SHOWN_PROBLEMS]],
@@ -100,7 +99,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def not_served(request: Request, error: HTTPException) -> Response:
         kind = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "http")
-        detail = f"{request.method} {request.url.path[:MAX_SHOWN_CHARS]} is not served here"
+        detail = f"there is no route {request.method} {request.url.path[:MAX_SHOWN_CHARS]}"
         headers = {name.lower(): value for name, value in (error.headers or {}).items()}
         if error.status_code == 405:
             headers["allow"] = ", ".join(_served_methods(request))
@@ -108,7 +107,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def handle_client_disconnect(_request: Request, _error: ClientDisconnect) -> Response:
-        return problem_response(400, "malformed-request", "the body broke off")  # nobody reads this
+        return problem_response(400, "malformed-request", "the body ended early")  # nobody reads this
 
     @app.exception_handler(DBAPIError)
     async def no_store(_request: Request, error: DBAPIError) -> Response:
@@ -118,7 +117,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(UnicodeEncodeError)
     async def no_file_name(_request: Request, error: UnicodeEncodeError) -> Response:
-        rule = f"cannot be the name of a file here: the service runs where file names are {error.encoding}"
+        rule = f"cannot be a file name here: the service's file names are {error.encoding}"
         remedy = "use other names, or start the service under a UTF-8 locale (LC_ALL=C.UTF-8)"
         problem = Problem("invalid_encoding", "body", ascii(error.object)[1:-1], rule, remedy)
         return problem_response(422, "invalid", str(problem), [problem])
@@ -127,7 +126,7 @@ def install(app: FastAPI) -> None:
     async def no_room(_request: Request, error: OSError) -> Response:
         if not is_full(error):
             raise error
-        return refusal(Full(f"there is no room to store it ({error.strerror}); {REMEDY}"))
+        return refusal(Full(f"no space left to store it ({error.strerror}); {REMEDY}"))
 
 
 class Failures:
@@ -150,7 +149,7 @@ class Failures:
             if has_begun or scope["type"] != "http":
                 raise  # the server closes the connection
             log.error("a request failed", method=scope["method"], path=scope["path"], exc_info=error)
-            answer = problem_response(500, "internal", "the service failed; its log says why")
+            answer = problem_response(500, "internal", "internal error; see the service's log")
             await answer(scope, receive, send)
 
 
@@ -168,8 +167,7 @@ def _served_methods(request: Request) -> list[str]:
 
 
 def _parameter(entry: Any) -> Problem:
-    path = ".".join(str(part) for part in entry["loc"])
+    path = dotted_path(entry["loc"])
     if entry["type"] == "missing":
         return Problem("missing", path, None, "is required", "add it")
-    rule = re.sub("^(Input|String) should ", "must ", str(entry["msg"]))
-    return Problem(code_of(entry["type"]), path, entry.get("input"), rule, "correct it or leave it out")
+    return Problem(code_of(entry["type"]), path, entry.get("input"), rule_of(entry), "correct it or omit it")

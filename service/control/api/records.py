@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from moe.spec.errors import Problem
-from moe.spec.problems import code_of
+from moe.spec.problems import code_of, dotted_path, rule_of
 from service.control.api.body import BatchBody
 from service.control.api.guard import admit
 from service.control.api.services import JobId, ServicesDependency
@@ -53,10 +53,10 @@ def _batch(body: bytes) -> RecordBatch:
         problems = [
             Problem(
                 code_of(entry["type"]),
-                ".".join(map(str, entry["loc"])) or "body",
+                dotted_path(entry["loc"]) or "body",
                 None,
-                entry["msg"],
-                "send what events.py describes",
+                rule_of(entry),
+                "send records as events.py defines them",
             )
             for entry in error.errors(include_url=False, include_input=False)[:10]
         ]

@@ -47,8 +47,8 @@ async def _last_event_id(
             "invalid_value",
             "header.last-event-id",
             last_event_id,
-            "must be the id of an event",
-            "use an id of this stream",
+            "must be an event id",
+            "use an id from this stream",
         )
         raise Invalid(str(problem), problem)
     return min(int(last_event_id), 2**31 - 1)
@@ -57,7 +57,7 @@ async def _last_event_id(
 async def _since(
     since: Annotated[
         str | None,
-        Query(max_length=40, description="only lines from then on: how long ago, as `10m`, or a time"),
+        Query(max_length=40, description="only lines since a time, or since `10m` ago"),
     ] = None,
 ) -> int:
     """Microseconds since 1970; 0 for all."""
@@ -69,7 +69,7 @@ async def _since(
             0, now_us() - when // timedelta(microseconds=1) if isinstance(when, timedelta) else to_us(when)
         )
     except (ValueError, OverflowError) as error:
-        problem = Problem("invalid_value", "query.since", since, str(error), "correct it or leave it out")
+        problem = Problem("invalid_value", "query.since", since, str(error), "correct it or omit it")
         raise Invalid(str(problem), problem) from None
 
 
@@ -77,8 +77,9 @@ async def _begin(job: Place, last_id: Annotated[int, Depends(_last_event_id)]) -
     """Id after which the stream begins. Raises Gone if later events are no longer kept."""
     if 0 < last_id < job.first_event_id - 1:
         raise Gone(
-            f"of {job.id}, events before {job.first_event_id} are no longer kept, and you ask for those "
-            f"after {last_id}; begin anew without Last-Event-ID; the metrics of all steps are at /metrics"
+            f"events of {job.id} before {job.first_event_id} are no longer kept, but you request "
+            f"those after {last_id}; start again without Last-Event-ID; metrics of all steps are at "
+            "/metrics"
         )
     return max(last_id, job.first_event_id - 1)
 
@@ -110,12 +111,12 @@ async def get_logs(
     worker: Annotated[str | None, Query(max_length=64)] = None,
     attempt: Annotated[int | None, Query(ge=1)] = None,
     tail: Annotated[
-        int | None, Query(ge=0, le=10_000, description="only so many, the newest, in order of time")
+        int | None, Query(ge=0, le=10_000, description="only this many lines, the newest, in order of time")
     ] = None,
     since: Annotated[int, Depends(_since)] = 0,
     grep: Annotated[str, Query(max_length=1000, description="only lines that contain this text")] = "",
     follow: bool = False,
-    raw: Annotated[bool, Query(description="lines as they were written, with escape codes")] = False,
+    raw: Annotated[bool, Query(description="lines unchanged, with escape codes")] = False,
 ) -> StreamingResponse:
     """Log of the driver and all workers, also after they are gone.
 
@@ -132,7 +133,7 @@ async def get_logs(
     reader = LogReader(folder, LogChoice(attempt, worker, since, grep, raw))
     if worker is not None and not follow and not await run_in_threadpool(reader.writers):
         names = [writer.name for writer in await run_in_threadpool(reader.folder.writers)]
-        writer_names = f"; those that have one are {', '.join(names[:_MAX_NAMED])}" if names else ""
+        writer_names = f"; writers with a log: {', '.join(names[:_MAX_NAMED])}" if names else ""
         raise NotFound(f"{job.id} has no log of {worker!r}{writer_names}{' ...' * (len(names) > _MAX_NAMED)}")
     as_json = "application/x-ndjson" in request.headers.get("accept", "")
     render = _json_line if as_json else _text_line if worker is None else _bare_line

@@ -64,7 +64,9 @@ class Generation:
             self.start_future.set_exception(error)
         else:
             self._messages.put_nowait(
-                error if isinstance(error, ServiceError) else Unavailable(f"the text broke off: {error}")
+                error
+                if isinstance(error, ServiceError)
+                else Unavailable(f"generation stopped early: {error}")
             )
 
     async def next(self, timeout_s: float) -> GeneratorMessage | None:
@@ -122,13 +124,13 @@ class Generations:
 
     async def _take_turn(self) -> None:
         if self._num_waiting >= MAX_WAITING:
-            raise _busy("other texts are being made, and as many wait as may")
+            raise _busy("the generator is busy and its queue is full")
         self._num_waiting += 1
         try:
             async with asyncio.timeout(TURN_S):
                 await self._turn.acquire()
         except TimeoutError:
-            raise _busy(f"other texts are being made, and have been for {TURN_S:g} s") from None
+            raise _busy(f"the generator has been busy for {TURN_S:g} s") from None
         finally:
             self._num_waiting -= 1
         if self._is_closed:
@@ -145,7 +147,7 @@ class Generations:
         self._turn.release()
 
     def _cancellation_error(self) -> Unavailable:
-        return Unavailable("this service is stopping" if self._is_closed else "nobody reads it")
+        return Unavailable("this service is stopping" if self._is_closed else "the client stopped reading")
 
     async def _make(
         self, generation: Generation, model: ServedModel, prompt: str, spec: GenerationSpec
@@ -169,9 +171,7 @@ class Generations:
                 async for message in process.stream_messages(prompt, spec):
                     generation.put(message)
         except TimeoutError:
-            generation.fail(
-                Unavailable(f"the text took longer than the {limit_s:g} s that one may take here")
-            )
+            generation.fail(Unavailable(f"generation exceeded its time limit of {limit_s:g} s"))
             await process.break_off()
         except asyncio.CancelledError:
             await (process.end() if self._is_closed else process.break_off())
@@ -194,14 +194,14 @@ class Generations:
             await process.end()
             if isinstance(error, TimeoutError):
                 raise Unavailable(
-                    f"loading the model took longer than the {limits.load_timeout_s:g} s that it may take"
+                    f"loading the model exceeded its time limit of {limits.load_timeout_s:g} s"
                 ) from None
             if isinstance(error, GeneratorError):
                 raise Conflict(f"the model of {model.job_id} cannot be loaded: {error}") from None
             raise
         self._process, self._loaded_model = process, model
         log.info(
-            "loaded a model to generate with",
+            "loaded a model for generation",
             job=model.job_id,
             checkpoint=model.checkpoint,
             pid=process.pid,
@@ -217,7 +217,7 @@ class Generations:
 
     async def _unload_idle(self) -> None:
         async with self._turn:
-            log.info("nothing was generated for a while: the model is unloaded", idle_s=self._limits.idle_s)
+            log.info("unloaded the idle model", idle_s=self._limits.idle_s)
             await self._unload()
 
     async def _unload(self) -> None:
@@ -227,4 +227,4 @@ class Generations:
 
 
 def _busy(words: str) -> Unavailable:
-    return Unavailable(f"{words}; try again in a while", headers={"retry-after": str(RETRY_AFTER_S)})
+    return Unavailable(f"{words}; try again later", headers={"retry-after": str(RETRY_AFTER_S)})

@@ -18,7 +18,7 @@ def read_result(storage: Folder, attempt: int) -> Result | None:
     except FileNotFoundError:
         return None
     except FileTooLarge as error:
-        log.warning("a result is passed over", storage=storage.url, error=str(error))
+        log.warning("ignored an unreadable result", storage=storage.url, error=str(error))
         return None
     try:
         return Result.model_validate_json(text)

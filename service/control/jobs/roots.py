@@ -68,21 +68,23 @@ class StorageRoots:
     def _confine(self, storage: str) -> str:
         if "::" in storage:
             raise self._problem(
-                "invalid_value", storage, "must be one place, not a chain of file systems ('::')"
+                "invalid_value", storage, "must be one location, not a chain of file systems ('::')"
             )
         if _ODD.search(storage):
             raise self._problem(
-                "invalid_value", storage, "must not have control characters, '\\', '?', '#', '*', '[' or ']'"
+                "invalid_value",
+                storage,
+                "must not contain control characters, '\\', '?', '#', '*', '[' or ']'",
             )
         if not storage.isprintable():
             raise self._problem(
                 "invalid_value",
                 storage,
-                "must not have characters that are not seen, or turn what is seen around",
+                "must not contain invisible or direction-changing characters",
             )
         protocol, path = _split(storage)
         if ".." in re.split(r"/", path) or ".." in re.split(r"/", unquote(path)):
-            raise self._problem("not_allowed", storage, "must not climb with '..'")
+            raise self._problem("not_allowed", storage, "must not contain '..'")
         if protocol != "file":
             for root_protocol, root in self._roots:
                 if protocol == root_protocol and _below(path, root):
@@ -103,10 +105,10 @@ class StorageRoots:
         raise self._outside(storage)  # the same answer for any error, to reveal nothing about other folders
 
     def _outside(self, storage: str) -> SpecError:
-        return self._problem("not_allowed", storage, "must lie under a storage root of this service")
+        return self._problem("not_allowed", storage, "must be under a storage root of this service")
 
     def _problem(self, code: ProblemCode, storage: str, rule: str) -> SpecError:
-        remedy = f"use a folder under {' or '.join(self._root_names)}, or leave it out"
+        remedy = f"use a folder under {' or '.join(self._root_names)}, or omit it"
         return SpecError(Problem(code, "storage", storage, rule, remedy))
 
 

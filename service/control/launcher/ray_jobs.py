@@ -83,7 +83,7 @@ class RayJobsLauncher(Launcher):
         living_nodes = [node for node in answer["data"]["result"]["result"] if node["state"] == "ALIVE"]
         if not living_nodes:
             raise LauncherUnavailable(
-                f"Ray at {self._url} has no living node, not even its head's; start it anew"
+                f"no node of the Ray cluster at {self._url} is alive, including the head; restart it"
             )
         gpu_memory = self._gpu_memory() if any(_amount(node, "GPU") for node in living_nodes) else {}
         return ClusterFacts(
@@ -157,8 +157,8 @@ class RayJobsLauncher(Launcher):
             if line.startswith(CALIBRATION_MARK)
         ]
         if observation.status != "succeeded" or not calibration_lines:
-            why = _last_line(output) if output.strip() else observation.message or "it said nothing"
-            raise LaunchRefusal(f"the cluster could not be measured: {why}")
+            why = _last_line(output) if output.strip() else observation.message or "no output"
+            raise LaunchRefusal(f"cannot measure the cluster: {why}")
         return Calibration.model_validate_json(calibration_lines[-1])
 
     def _await_end(self, submission_id: str, timeout_s: float) -> Observation:
@@ -166,7 +166,7 @@ class RayJobsLauncher(Launcher):
         deadline = time.monotonic() + timeout_s
         while not (observation := self.observe(submission_id)).has_ended:
             if observation.status == "unknown":
-                raise LaunchRefusal("the cluster knows nothing of its measurement any more; try again")
+                raise LaunchRefusal("Ray no longer knows the measurement; try again")
             if time.monotonic() > deadline:
                 raise LaunchRefusal(f"the cluster was not measured within {timeout_s} s")
             time.sleep(LOOK_INTERVAL_S)
@@ -221,7 +221,7 @@ class RayJobsLauncher(Launcher):
             return answer.result()
         except (httpx.HTTPError, OSError) as error:
             why = str(error) or type(error).__name__
-            raise LauncherUnavailable(f"Ray at {self._url} cannot be reached: {why}") from error
+            raise LauncherUnavailable(f"cannot reach Ray at {self._url}: {why}") from error
 
     def _refuse_trouble(self) -> None:
         if (trouble := self._trouble()) is not None:
@@ -230,9 +230,9 @@ class RayJobsLauncher(Launcher):
     def _unavailable(self, response: httpx.Response) -> LauncherUnavailable:
         if response.status_code in (401, 403):
             where = f"{self._token_path} holds" if self._token_path else "SHARDYARD_RAY_TOKEN_PATH names"
-            return LauncherUnavailable(f"Ray at {self._url} does not accept the token that {where}")
+            return LauncherUnavailable(f"Ray at {self._url} rejects the token that {where}")
         message = _last_line(response.text)
-        return LauncherUnavailable(f"Ray at {self._url} answers {response.status_code}: {message}")
+        return LauncherUnavailable(f"Ray at {self._url} responds {response.status_code}: {message}")
 
 
 def _facts(node: dict[str, Any], gpu_memory_bytes: int | None) -> NodeFacts:
@@ -269,7 +269,7 @@ def _parse_failure(message: str) -> tuple[str, str]:
     if code < 0:
         with suppress(ValueError):
             how = f"killed by {signal.Signals(-code).name}"
-    return (f"{how}: {_last_line(output)}" if output.strip() else f"{how}; it printed nothing"), output
+    return (f"{how}: {_last_line(output)}" if output.strip() else f"{how}; no output"), output
 
 
 def _last_line(text: str) -> str:

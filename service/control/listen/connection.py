@@ -53,7 +53,7 @@ class ClientConnection(asyncio.Protocol):
         self._connections.admit(self)
 
     def give_way(self) -> None:
-        self._end(503, "gave way to a newer one", "too many connections that have not authenticated are open")
+        self._end(503, "was closed for a newer one", "too many unauthenticated connections are open")
 
     # asyncio.Protocol
 
@@ -64,7 +64,7 @@ class ClientConnection(asyncio.Protocol):
             self._http.connection_made(self._transport)
             return
         self._is_refused = True
-        self._end(503, "found no room", "too many requests that have not authenticated are being answered")
+        self._end(503, "was refused", "too many unauthenticated requests are in progress")
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -101,9 +101,9 @@ class ClientConnection(asyncio.Protocol):
             return
         waited_s = now - self._since
         if self._awaits == "headers" and waited_s > self._limits.header_timeout_s:
-            self._end(408, "was too slow", f"headers came in pieces for {waited_s:.0f} s")
+            self._end(408, "was too slow", f"headers were incomplete after {waited_s:.0f} s")
         elif self._awaits == "body" and waited_s > self._body_time_s():
-            self._end(408, "was too slow", f"{self._num_bytes:,} bytes of a body came in {waited_s:.0f} s")
+            self._end(408, "was too slow", f"{self._num_bytes:,} bytes of a body arrived in {waited_s:.0f} s")
 
     def _note(self, got_data: bool) -> None:
         """Update which part the client must send next, and since when."""
@@ -129,7 +129,7 @@ class ClientConnection(asyncio.Protocol):
         if unsent_bytes == 0 or unsent_bytes < self._unsent_bytes or not waits:
             self._unsent_since = now
         elif now - self._unsent_since > self._limits.write_timeout_s:
-            self._tell("took nothing of an answer")
+            self._tell("did not read its response")
             self._transport.abort()
         self._unsent_bytes = unsent_bytes
 

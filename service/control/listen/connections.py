@@ -82,8 +82,8 @@ class Connections(Generic[C]):
             return
         if len(self._admitted_connections) >= self.limits.max_connections:
             raise Unavailable(
-                f"{len(self._admitted_connections):,} connections are open, which is all that this service holds; "
-                "come back later, or have its operator raise SHARDYARD_MAX_CONNECTIONS",
+                f"{len(self._admitted_connections):,} connections are open, the maximum; try again "
+                "later, or ask the operator to raise SHARDYARD_MAX_CONNECTIONS",
                 headers={"connection": "close", "retry-after": "5"},
             )
         if connection in self._strangers:  # it may have been closed during authentication

@@ -54,5 +54,5 @@ class FloodGate:
         # The first line is the kind: the rest names sockets and tasks, which always differ.
         left_out = self.left_out(f"{record.name} {str(record.msg).partition(chr(10))[0]}")
         if left_out:
-            record.msg = f"{record.msg} ({left_out} more like it were left out)"
+            record.msg = f"{record.msg} ({left_out} similar messages suppressed)"
         return left_out is not None

@@ -20,7 +20,7 @@ def _describe(folder: Folder, name: str) -> StoredCheckpoint:
         marker = markers.read(folder, name)
     except FileNotFoundError:
         # Removed since the listing, by `checkpoint.keep`.
-        return replace(checkpoint, fault="was removed just now")
+        return replace(checkpoint, fault="was just removed")
     except ValueError as error:
         return replace(checkpoint, fault=str(error))
     except OSError as error:  # of this checkpoint only: the folder was listed

@@ -46,9 +46,7 @@ class Ingest:
             has_ended = job is None or job.launch is None
             deletion = find_deletion(tx, job_id=job_id) if has_ended else None
         if deletion is not None:
-            self._refuse(
-                f"{job_id} was deleted; nothing of it is taken any more", token, job_id, deletion.attempts
-            )
+            self._refuse(f"{job_id} was deleted; its records are refused", token, job_id, deletion.attempts)
         if job is None:
             raise NotFound(f"there is no job {job_id}")
         if not matches(token, job.token_hash):
@@ -120,11 +118,11 @@ class Ingest:
             raise NotFound(f"there is no job {job_id}")
         if batch.attempt != job.attempt or not matches(token, job.token_hash):
             raise Forbidden(
-                f"records of attempt {batch.attempt} of {job_id} need the token of its newest attempt, "
-                "and come from that attempt"
+                f"records of attempt {batch.attempt} of {job_id} require the token of the newest "
+                "attempt and must come from it"
             )
         if self._is_superseded(tx, job, batch.attempt, batch.writer):
-            raise Forbidden(f"{batch.writer} was followed by a newer group, and may add nothing")
+            raise Forbidden(f"{batch.writer} was replaced by a newer worker group; its records are refused")
         return job
 
     def _store(
@@ -164,7 +162,7 @@ def _end_yourself(batch: RecordBatch) -> RecordAnswer:
 def _refuse_gap(batch: RecordBatch, next_seq: int, job: JobRow) -> None:
     if batch.first_seq > next_seq:
         raise Conflict(
-            f"{batch.writer} of {job.id} comes with record {batch.first_seq}; send from {next_seq} on",
+            f"{batch.writer} of {job.id} sent record {batch.first_seq}; send from {next_seq} on",
             members={"next_seq": next_seq, "request": _request(job)},
         )
 
@@ -237,7 +235,7 @@ def _event(record: Record, attempt: int, writer: str) -> NewEvent:
     if record.kind == "plan":
         plan = recorded_plan(data)
         if plan is None:
-            kind, data = "log", {"level": "warning", "message": "recorded a plan that cannot be read"}
+            kind, data = "log", {"level": "warning", "message": "recorded an unreadable plan"}
         else:
             data = change_of(plan, None)
     return NewEvent(kind, to_us(record.time), attempt, writer, data_text(data), _step(record), _group(writer))
@@ -264,15 +262,17 @@ def _words(record: Record) -> str:
             where = f"from step {data.get('step')}" if data.get("step") else "from the start"
             return f"{_group_runs(data, data.get('num_workers'))}, {where}"
         case "waiting":
-            return str(data.get("reason", "its workers wait for a place"))
+            return str(data.get("reason", "its workers are waiting for resources"))
         case "recovering":
-            return f"the worker group died and is made anew: {data.get('reason', 'no reason was given')}"
+            return f"the worker group died and is being restarted: {data.get('reason', 'no reason given')}"
         case "checkpoint_failed":
-            return f"the checkpoint of step {data.get('step')} failed: {data.get('reason', 'no reason was given')}"
+            return (
+                f"the checkpoint of step {data.get('step')} failed: {data.get('reason', 'no reason given')}"
+            )
         case _:
             return f"{data.get('name', 'a phase')} took {data.get('seconds', '?')} s"
 
 
 def _group_runs(data: dict[str, Any], num_workers: Any) -> str:
     workers = f"{num_workers} worker{'' if num_workers == 1 else 's'}" if num_workers else "its workers"
-    return f"worker group {data.get('group', 0)} runs on {workers}"
+    return f"worker group {data.get('group', 0)} is running on {workers}"

@@ -25,15 +25,15 @@ class Figures:
         )
         self.request_seconds = Histogram(
             "shardyard_http_request_seconds",
-            "Time to the first byte of an answer.",
+            "Time to the first byte of a response.",
             ["method", "route"],
             buckets=_BUCKETS_S,
             registry=self.registry,
         )
         self.records = Counter(
-            "shardyard_records", "Records of runs stored.", ["kind"], registry=self.registry
+            "shardyard_records", "Stored records of runs.", ["kind"], registry=self.registry
         )
-        self.streams = Gauge("shardyard_event_streams", "Event streams open.", registry=self.registry)
+        self.streams = Gauge("shardyard_event_streams", "Open event streams.", registry=self.registry)
         self.acting = Gauge(
             "shardyard_controller_acting",
             "1 while this control plane holds the lease.",
@@ -41,7 +41,7 @@ class Figures:
         )
         self.cluster_answers = Gauge(
             "shardyard_cluster_answers",
-            "1 while the cluster answers the controller.",
+            "1 while the cluster responds to the controller.",
             registry=self.registry,
         )
 
@@ -62,14 +62,14 @@ class _Jobs(Collector):
         self._count = count
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily("shardyard_jobs", "Jobs stored.", labels=["state"])
+        family = GaugeMetricFamily("shardyard_jobs", "Stored jobs by state.", labels=["state"])
         for state, jobs in self._count().items():
             family.add_metric([state], jobs)
         yield family
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         # Without `describe`, registering collects, and the store is not open yet.
-        yield GaugeMetricFamily("shardyard_jobs", "Jobs stored.", labels=["state"])
+        yield GaugeMetricFamily("shardyard_jobs", "Stored jobs by state.", labels=["state"])
 
 
 class _SaveFigures(Collector):
@@ -93,12 +93,12 @@ class _SaveFigures(Collector):
         return (
             GaugeMetricFamily(
                 "shardyard_job_last_checkpoint_timestamp_seconds",
-                "When a job that runs committed its last checkpoint.",
+                "Time of a running job's last committed checkpoint.",
                 labels=["job"],
             ),
             GaugeMetricFamily(
                 "shardyard_job_failed_checkpoints",
-                "Checkpoints of a job that runs that failed since the last that was committed.",
+                "Failed checkpoints of a running job since its last committed one.",
                 labels=["job"],
             ),
         )

@@ -44,7 +44,7 @@ class Saves(_StoredRecord):
             checkpoint = CheckpointCommit(step=step, time=record.time, size_bytes=size_bytes)
             return self.model_copy(update={"committed": checkpoint, "failing": False})
         before = self.failed.num_failed if self.failed and self.failing else 0
-        reason = str(record.data.get("reason", "no reason was given"))
+        reason = str(record.data.get("reason", "no reason given"))
         failure = CheckpointFailure(step=step, time=record.time, reason=reason, num_failed=before + 1)
         return self.model_copy(update={"failed": failure, "failing": True})
 
@@ -52,13 +52,16 @@ class Saves(_StoredRecord):
         """Addition to a running job's reason while checkpoints fail; else empty."""
         if self.failed is None or not self.failing:
             return ""
-        failure, start = self.failed, "from the start"
+        failure, start = self.failed, "from the beginning"
         if self.committed is not None:
             start = f"from step {self.committed.step}"
         subject = f"the checkpoint of step {failure.step} failed"
         if failure.num_failed > 1:
-            subject = f"the last {failure.num_failed} checkpoints failed, that of step {failure.step} with"
-        return f"{subject}{':' if failure.num_failed == 1 else ''} {failure.reason}; a restart would go on {start}"
+            subject = f"the last {failure.num_failed} checkpoints failed, the one of step {failure.step} with"
+        return (
+            f"{subject}{':' if failure.num_failed == 1 else ''} {failure.reason}; a restart would "
+            f"resume {start}"
+        )
 
     def view(self) -> dict[str, Any]:
         """Fields of a job's view for clients."""

@@ -49,9 +49,9 @@ class SilentDriver:
 
     def __str__(self) -> str:
         subject = f"its driver ({self.process})" if self.process else "its driver"
-        predicate = "is stopped and has sent nothing" if self.state == "stopped" else "has sent nothing"
+        predicate = "is stopped and has been silent" if self.state == "stopped" else "has been silent"
         words = f"{subject} {predicate} since {datetime.fromtimestamp(self.since, UTC):%Y-%m-%dT%H:%M:%SZ}"
         if self.is_frozen:
-            return f"{words}: it is ended by force, and another attempt resumes from the newest checkpoint"
-        but = "training goes on, but " if self.workers_heard else ""
-        return f"{words}: {but}no worker that dies or hangs is replaced until it runs again"
+            return f"{words}: it is killed, and another attempt resumes from the newest checkpoint"
+        but = "training continues, but " if self.workers_heard else ""
+        return f"{words}: {but}workers that die or hang are not replaced until it runs again"

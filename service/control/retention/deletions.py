@@ -56,14 +56,14 @@ class Deletions:
             if deletion is None:
                 deletion = self._new(job, actor)
                 insert_deletion(tx, deletion)
-                reason = f"deletion asked for by {owner}; its files go first"
+                reason = f"deletion requested by {owner}; removing its files first"
                 events = enter(tx, job, State.DELETING, reason, actor)
             elif job.reason.startswith(STUCK):
-                reason = f"deletion asked for again by {owner}"
+                reason = f"deletion requested again by {owner}"
                 events = explain(tx, job, reason, actor)
             else:
                 return deletion, job.reason
-        log.info("deletion asked for", job=job_id, actor=actor, storage=job.storage)
+        log.info("deletion requested", job=job_id, actor=actor, storage=job.storage)
         self._hub.publish(job_id, events)
         self._next_try_at.pop(job.number, None)
         self._wake()
@@ -72,12 +72,12 @@ class Deletions:
     def _new(self, job: JobRow, actor: str) -> DeletionRow:
         if State(job.state) not in sources(State.DELETING):
             raise Conflict(
-                f"{job.id} is {job.state}; only a job that has ended or is paused can be deleted; cancel it first"
+                f"{job.id} is {job.state}; only a finished or paused job can be deleted; cancel it first"
             )
         if self._roots.find(job.storage) is None:
             raise Conflict(
-                f"the files of {job.id} lie at {job.storage}, under no storage root of this service; "
-                "its operator can name the root in SHARDYARD_STORAGE_ROOTS again"
+                f"the files of {job.id} are at {job.storage}, outside the storage roots of this "
+                "service; its operator can add the root to SHARDYARD_STORAGE_ROOTS again"
             )
         return DeletionRow(
             job.id, job.number, job.owner, job.name, job.storage, job.attempt, actor, now_us(), None
@@ -96,9 +96,9 @@ class Deletions:
                 raise
             except Exception as error:
                 self._next_try_at[job.number] = monotonic() + RETRY_INTERVAL_S
-                log.warning("cannot delete a job; tries again", job=job.id, error=str(error))
+                log.warning("cannot delete a job; will retry", job=job.id, error=str(error))
                 with self._lease.change(job) as (tx, events):
-                    events += explain(tx, job, f"{STUCK}{error}; is tried again", ACTOR)
+                    events += explain(tx, job, f"{STUCK}{error}; will retry", ACTOR)
                 continue
             return True
         return False

@@ -58,7 +58,7 @@ class DraftFolder:
                 is_removed = remove_draft(self._database, self._roots, draft, math.inf, was_made=self._exists)
         except Exception as error:  # from any storage backend; must not replace the original error
             log.warning(
-                "the folder of a job that was refused stays until the sweep",
+                "the folder of a refused job remains until the sweep",
                 storage=draft.storage,
                 error=str(error),
             )

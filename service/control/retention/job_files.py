@@ -30,7 +30,7 @@ class JobFiles:
 
     def __init__(self, roots: StorageRoots, storage: str) -> None:
         if roots.find(storage) is None:
-            raise NotFound(f"its storage {storage} lies under no storage root of this service")
+            raise NotFound(f"its storage {storage} is outside the storage roots of this service")
         self._folder = roots.folder(storage)
 
     def list_files(self, kinds: frozenset[FileKind] = frozenset(FileKind)) -> list[JobFile]:
@@ -44,14 +44,12 @@ class JobFiles:
     def open(self, path: str) -> tuple[IO[bytes], int]:
         """(file, size). Raises NotFound for a missing or private file."""
         if kind_of(path) is None:
-            raise NotFound(
-                f"{path[:200]!r} is no file that is handed out; a job's /files lists those that are"
-            )
+            raise NotFound(f"{path[:200]!r} is not a served file; the job's /files lists the served ones")
         try:
             file = self._folder.open(path)
             return file, file.seek(0, 2)
         except (FileNotFoundError, NotADirectoryError):
-            raise NotFound(f"there is no {path!r} any more, or not yet") from None
+            raise NotFound(f"there is no file {path!r}, yet or any more") from None
 
     def _plain(self, kinds: frozenset[FileKind]) -> Iterator[JobFile]:
         places = {

@@ -29,14 +29,14 @@ def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
     location = roots.find(storage)
     if location is None:
         raise OSError(
-            f"its storage {storage} lies under no storage root of this service; "
-            "its operator can name the root in SHARDYARD_STORAGE_ROOTS again"
+            f"its storage {storage} is outside the storage roots of this service; its operator can "
+            "add the root to SHARDYARD_STORAGE_ROOTS again"
         )
     root, *parents, name = location
     if "://" in root:
         return _remove_remote(storage, until)
     if not os.path.isdir(root):  # an unmounted share still has the files
-        raise OSError(f"the storage root {root} is not there; mount it, or make it again")
+        raise OSError(f"the storage root {root} is missing; mount or recreate it")
     with (
         suppress(FileNotFoundError),
         _open_folder(root, *parents) as parent,
@@ -94,9 +94,7 @@ def _open_folder(root: str, *names: str) -> Iterator[int]:
 @contextmanager
 def _opened_below(parent: int, name: str) -> Iterator[int]:
     if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-        raise OSError(
-            f"{name!r} is a symbolic link, which is not followed; remove the link, and what it names"
-        )
+        raise OSError(f"{name!r} is a symbolic link, which is not followed; remove the link and its target")
     with confined.open_folder(parent, name) as handle:
         yield handle
 

@@ -70,7 +70,7 @@ def admit(resources: ResourcesSpec, cluster: ClusterFacts, gangs: Mapping[str, G
     needs = _needs(min_workers, cpus, gpus)
     empty = sum(_slots(node.cpus, node.gpus, cpus, gpus) for node in cluster.nodes)
     if empty < min_workers:
-        return NeverFits(f"needs {needs}; the cluster has {_has(cluster)}, room for {empty} such in all")
+        return NeverFits(f"needs {needs}; the cluster has {_has(cluster)}, room for {empty} such workers")
     now = min(max_workers, _room(cluster.nodes, list(gangs.values()), cpus, gpus))
     if now < min_workers:
         return MustWait(f"needs {needs}; of the cluster's {_has(cluster)}, {_holders(gangs)}")
@@ -126,4 +126,4 @@ def _holders(gangs: Mapping[str, Gang], limit: int = 3) -> str:
         for job_id, gang in list(gangs.items())[:limit]
     ]
     num_others = len(gangs) - limit
-    return ", ".join(holders) + (f" and {num_others} more jobs hold the rest" if num_others > 0 else "")
+    return ", ".join(holders) + (f" and {num_others} other jobs hold the rest" if num_others > 0 else "")

@@ -51,7 +51,7 @@ class ClusterWatch:
         """Measure the cluster for future plans. Raises as `Launcher.calibrate`, and Conflict during another
         measurement."""
         if not self._calibrating.acquire(blocking=False):
-            raise Conflict("the cluster is being measured already; wait for that")
+            raise Conflict("the cluster is already being measured; wait for the result")
         try:
             facts = self.facts(0.0)
             calibration = self._launcher.calibrate().model_copy(update={"accelerator": facts.accelerators})

@@ -107,11 +107,11 @@ class Controller:
                 failing = ""
             except ServiceError as refusal:  # the store cannot be written now
                 if failing != (failing := str(refusal)):
-                    log.error("a step of the controller failed", why=failing)
+                    log.error("a controller step failed", why=failing)
                 did = False
             except Exception as error:
                 if failing != (failing := repr(error)):  # logged once, not at every step
-                    log.exception("a step of the controller failed")
+                    log.exception("a controller step failed")
                 did = False
             self.last_step_at = time.monotonic()
             self._wake.wait(BUSY_INTERVAL_S if did else interval_s)
@@ -153,7 +153,7 @@ class Controller:
             elif words := self._reach.words():
                 self._starter.explain_unreachable(words, self._reach.since)
         except LeaseLost:
-            log.warning("another control plane has taken over; this one no longer acts")
+            log.warning("another control plane has taken over; this one stops acting")
         return did
 
     def _do(self, chore: Callable[[], bool]) -> bool:
@@ -163,7 +163,7 @@ class Controller:
             raise
         except Exception as error:
             if self._deduplicator.is_new(chore, repr(error)):
-                log.exception("a chore failed; jobs are not kept waiting")
+                log.exception("a chore failed; jobs are not affected")
             return False
         self._deduplicator.forget(chore)
         return did
@@ -202,9 +202,9 @@ class Controller:
         except Exception as error:
             # One job's error must not hold up the others; the next step retries.
             if self._deduplicator.is_new(("failed", job.number), (job.attempt, job.state, repr(error))):
-                log.exception("could not tend a job", job=job.id, state=job.state)
+                log.exception("could not advance a job", job=job.id, state=job.state)
             with self._lease.change(job) as (tx, events):
-                events += explain(tx, job, f"cannot go on, and tries again: {error}", ACTOR)
+                events += explain(tx, job, f"cannot continue, will retry: {error}", ACTOR)
             return False
         return True
 
@@ -231,9 +231,9 @@ class Controller:
                 if over and result is None and observation.output:
                     self._keep_last_words(job, storage, observation.output)
             except OSError as error:
-                log.warning("cannot read a job's storage; tries again", job=job.id, error=str(error))
+                log.warning("cannot read a job's storage; will retry", job=job.id, error=str(error))
                 with self._lease.change(job) as (tx, events):
-                    events += explain(tx, job, f"its storage cannot be read just now: {error}", ACTOR)
+                    events += explain(tx, job, f"cannot read its storage: {error}; will retry", ACTOR)
                 return None
             with self._database.read() as tx:
                 job = get_job(tx, job.id) or job
@@ -281,7 +281,7 @@ class Controller:
         try:
             keep_last_words(storage, job.attempt, output)
         except OSError as error:  # decisions do not depend on it
-            log.warning("cannot keep a dead driver's output", job=job.id, error=str(error), output=output)
+            log.warning("cannot save a dead driver's output", job=job.id, error=str(error), output=output)
 
     def _carry_out(self, job: JobRow, decision: Decision) -> None:
         match decision:

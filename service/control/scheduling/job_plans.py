@@ -94,8 +94,8 @@ class JobPlans:
         """
         spec, cluster, query = request.spec, request.cluster, request.query
         if query.goal is not None and isinstance(spec.model, ModuleModelSpec):
-            rule = "is nothing that the workers of a module are chosen by"
-            raise SpecError(Problem("not_applicable", "goal", query.goal, rule, "leave it out"))
+            rule = "does not apply to the choice of a module's workers"
+            raise SpecError(Problem("not_applicable", "goal", query.goal, rule, "omit it"))
         if cluster is not None:
             check_allowed(spec, self._allowed_code)
             if isinstance(spec.model, ModuleModelSpec):
@@ -116,7 +116,7 @@ class JobPlans:
             assert isinstance(empty, NeverFits)
             workers = spec.resources.min_num_workers
             raise SpecError(
-                Problem("does_not_fit", "resources", f"{workers} workers", empty.reason, "ask for less")
+                Problem("does_not_fit", "resources", f"{workers} workers", empty.reason, "request less")
             )
         return with_notes(cluster_plan, spec, missing)
 

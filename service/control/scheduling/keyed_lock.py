@@ -35,8 +35,8 @@ class KeyedLock:
     def _wait(self, key: tuple[str, str]) -> None:
         if self.num_waiting == MAX_WAITING:
             raise Unavailable(
-                "a request with this Idempotency-Key is being worked on, and others wait for theirs; "
-                "send it again later, with the same key",
+                "another request with this Idempotency-Key is in progress and others are queued; "
+                "repeat it later with the same key",
                 headers={"retry-after": "10"},
             )
         self.num_waiting += 1

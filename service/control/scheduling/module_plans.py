@@ -18,7 +18,7 @@ from service.control.errors import Unavailable
 from service.planner.planning_process import PlanningCancellation, PlanningLimits, ask
 from service.planner.request import JobRequest
 
-BEING_PLANNED = "its module is being captured and planned"
+BEING_PLANNED = "capturing and planning its module"
 MAX_KEPT = 64
 MAX_WAITING = 8
 """Most unfinished plans: each caller occupies a request thread."""
@@ -92,9 +92,7 @@ class ModulePlans:
             )
             plan = Plan.model_validate(answer.plan)
         except SpecError as error:
-            log.info(
-                "a module could not be planned", why=str(error), seconds=round(time.monotonic() - began, 1)
-            )
+            log.info("planning a module failed", why=str(error), seconds=round(time.monotonic() - began, 1))
             raise
         log.info("planned a module", workers=plan.num_workers, seconds=round(time.monotonic() - began, 1))
         return plan

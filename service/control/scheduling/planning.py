@@ -88,7 +88,7 @@ def plan_on(spec: JobSpec, cluster: Cluster | Pools, query: PlanQuery = PlanQuer
     skew = query.load_skew
     if skew is None or spec.model.moe is None:
         return plan
-    reason = f"the busiest expert counts with {skew:.3g} times the mean of rows, as the newest steps measured"
+    reason = f"the busiest expert is planned with {skew:.3g} times the mean load, as measured in the newest steps"
     return plan.model_copy(update={"reasons": (*plan.reasons, reason)})
 
 
@@ -100,7 +100,7 @@ def _beyond(spec: JobSpec) -> Problem:
         "does_not_fit",
         "model",
         f"{num_weights} weights",
-        "is beyond what can be planned",
+        "is too large to plan",
         "use smaller numbers",
     )
 

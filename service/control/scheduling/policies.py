@@ -226,7 +226,10 @@ def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     # Storage lacks users' later requests, and another service may launch this job: recovery launches nothing.
     return End(
         State.PAUSED,
-        f"recovered from its storage; {decision.cause}: 'resume' goes on from its last committed checkpoint",
+        (
+            f"recovered from its storage; {decision.cause}: 'resume' continues from its last "
+            "committed checkpoint"
+        ),
         stops=True,
     )
 
@@ -266,10 +269,10 @@ def _decide(job: JobFacts, deadlines: Deadlines) -> Decision:
 def _reason_when_reached(job: JobFacts) -> str:
     """The job's reason once its cluster answers again."""
     if job.request is not None:
-        return f"the cluster answers again; asked to {job.request}"
+        return f"the cluster responds again; obeying the request to {job.request}"
     if job.launch is None:
-        return "the cluster answers again; another attempt is owed"
-    return _running_reason(job) if job.group_phase == "running" else "the cluster answers again"
+        return "the cluster responds again; starting another attempt"
+    return _running_reason(job) if job.group_phase == "running" else "the cluster responds again"
 
 
 def _running_reason(job: JobFacts) -> str:
@@ -277,7 +280,7 @@ def _running_reason(job: JobFacts) -> str:
     runs = job.group_reason or "its workers started"
     if job.heard_at is not None and job.now - job.heard_at >= SILENCE_S:
         since = f"{datetime.fromtimestamp(job.heard_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
-        runs += f"; nothing has been heard of it since {since}"
+        runs += f"; silent since {since}"
     return "; ".join(filter(None, (runs, job.driver_trouble, job.saving_trouble)))
 
 
@@ -314,23 +317,24 @@ def _is_final(result: Result) -> bool:
 def _decide_lost_run(job: JobFacts) -> Decision:
     """Decide on a run whose cluster was restarted and does not know it: not the job's fault, even if its driver
     reported dead workers first. But repeated losses pause the job, which may be crashing its cluster."""
-    loss = f"attempt {job.attempt} was lost with the cluster that it ran on"
+    loss = f"attempt {job.attempt} was lost with its cluster"
     num_lost, limit = job.setbacks + 1, MAX_SETBACKS
     if not job.began:
-        loss += ", before its workers began"
+        loss += ", before its workers started"
         num_lost, limit = job.lost_starts + 1, MAX_LOST_STARTS
     if _is_given_up(job):
         return _obey_request(job, loss)
     if num_lost >= limit:
         return End(
             State.PAUSED,
-            f"paused: {loss}, as {num_lost} attempts were since its last progress, so that this job or another on it "
-            "may be what brings the cluster down; look there for why (memory, Ray's logs), then resume it",
+            f"paused: {loss}; {num_lost} attempts were lost without progress, so this job or "
+            "another may be bringing the cluster down; find out why (memory, Ray's logs), then "
+            "resume it",
         )
     since_progress = (
-        f", as {num_lost} were since its last progress ({limit} pause the job)" if num_lost > 1 else ""
+        f"; {num_lost} lost since its last progress ({limit} pause the job)" if num_lost > 1 else ""
     )
-    why = f"{loss}{since_progress}; another is owed, and no failure is counted"
+    why = f"{loss}{since_progress}; another attempt follows, and no failure is counted"
     counts_as: Literal["setback", "lost_start"] = "setback" if job.began else "lost_start"
     # The new cluster is already up: back off only after repeated losses, or if the job sets a backoff.
     is_first = num_lost == 1 and not job.failures and job.retry.backoff is None
@@ -354,10 +358,13 @@ def _decide_end(job: JobFacts, observation: Observation) -> Decision:
     if (
         job.stopped_at is not None and job.request is None
     ):  # without a request, only frozen drivers are stopped
-        description = f"the driver of attempt {job.attempt} was frozen, and was ended by force"
+        description = f"the frozen driver of attempt {job.attempt} was killed"
     if observation.preempted and not _is_given_up(job):
         return Retry(
-            f"{description}; another is owed, and no failure is counted", PREEMPTED_S, description, None
+            f"{description}; another attempt follows, and no failure is counted",
+            PREEMPTED_S,
+            description,
+            None,
         )
     return _decide_driver_death(job, description, "driver")
 
@@ -373,7 +380,7 @@ def _by_result(job: JobFacts, result: Result) -> Decision:
                 return End(State.CANCELLED, f"cancelled while pausing, at step {result.step}")
             if job.request == "resize" and job.state != State.PAUSING:
                 return Resize(
-                    f"goes on from step {result.step} with another number of workers than {job.workers}"
+                    f"resumes from step {result.step} with a different number of workers than {job.workers}"
                 )
             return End(State.PAUSED, result.message or f"paused at step {result.step}")
         case "failed":
@@ -395,13 +402,13 @@ def _decide_driver_death(job: JobFacts, description: str, kind: str) -> Decision
             f"retry.kinds.{kind}.max_failures",
         )
     if failures >= limit:
-        return End(State.FAILED, f"{description}; {name} (={limit}) is used up")
+        return End(State.FAILED, f"{description}; {name} (={limit}) is exhausted")
     words = f"failure {failures + 1} of {limit} allowed"
     if kind in job.retry.kinds:
         words += f" of kind {kind}" if own_limit is not None else f" ({kind})"
     after_s = _backoff_s(job, kind, failures)
     if job.retry.backoff_of(kind) is not None:
-        words += f", tries again in {after_s:g} s"
+        words += f", retrying in {after_s:g} s"
     return Retry(f"{description}; {words}", after_s, description, kind=kind)
 
 
@@ -426,7 +433,7 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
         deadline_s = deadlines.cancel_s if job.request == "cancel" else deadlines.pause_s
         overdue = job.now - job.requested_at > deadline_s
         if overdue and _may_stop(job):
-            return Stop(f"did not {job.request} within {deadline_s:g} s: ending its driver by force")
+            return Stop(f"did not {job.request} within {deadline_s:g} s: killing its driver")
     if job.driver_is_frozen:
         # Ray kills a driver that ignores SIGTERM; if that fails because Ray hangs, the second stop kills it directly.
         return Stop(job.driver_trouble, kills=job.stopped_at is not None) if _may_stop(job) else Wait()
@@ -441,7 +448,7 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
     if is_between and job.driver_trouble and job.driver_trouble not in job.reason:
         return Explain("; ".join(filter(None, (job.reason, job.driver_trouble))))
     if job.group_phase in ("recovering", "waiting") and job.state == State.RUNNING:
-        return Move(State.RECOVERING, job.group_reason or "its worker group died; another is on its way")
+        return Move(State.RECOVERING, job.group_reason or "its worker group died; a new one is starting")
     if job.group_phase == "running" and job.state == State.RUNNING and job.request is None:
         return Explain(reason) if (reason := _running_reason(job)) != job.reason else Wait()
     return Wait()
@@ -457,10 +464,10 @@ def _other_room(job: JobFacts, deadlines: Deadlines) -> Decision | None:
     if job.room is None or job.request is not None:
         return None
     if job.group_phase in ("recovering", "waiting") and job.min_num_workers <= job.room < job.workers:
-        return Resize(f"the cluster has room for {job.room} of its {job.workers} workers now")
+        return Resize(f"the cluster now has room for only {job.room} of its {job.workers} workers")
     steady = job.group_phase == "running" and job.now - job.group_phase_at >= deadlines.grow_after_s
     if steady and job.state == State.RUNNING and job.room > job.workers:
-        return AskResize(f"the cluster has room for {job.room} workers now, not only {job.workers}")
+        return AskResize(f"the cluster now has room for {job.room} workers, up from {job.workers}")
     return None
 
 

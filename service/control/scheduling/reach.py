@@ -56,14 +56,14 @@ class Reach:
             self._why, self._why_at = str(error), now
         if not self._is_logged and now - self._logged_at >= REPORT_INTERVAL_S:
             self._is_logged, self._logged_at = True, now
-            log.warning("the cluster cannot be reached; jobs are left as they are", error=str(error))
+            log.warning("cannot reach the cluster; jobs are left as they are", error=str(error))
 
     def end_step(self) -> None:
         """Finish a step in which the cluster was queried."""
         if not self.answers or self._since is None:
             return
         if self._is_logged:
-            log.info("the cluster answers again", after_s=round(self._clock() - self._since, 1))
+            log.info("the cluster responds again", after_s=round(self._clock() - self._since, 1))
         self._since, self._why, self._is_logged, self.runs_nothing = None, "", False, False
 
     def words(self, reported_since: float | None = None) -> str:
@@ -79,5 +79,6 @@ class Reach:
 
 def unreachable(since: float, why: str) -> str:
     return (
-        f"the cluster cannot be reached since {datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%M:%SZ}: {why}"
+        "the cluster has been unreachable since "
+        f"{datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%M:%SZ}: {why}"
     )

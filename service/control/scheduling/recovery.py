@@ -89,13 +89,11 @@ class Recovery:
                 for job_id, _, standing in outcome.jobs:
                     log.info("recovered", job=job_id, state=standing.state, reason=standing.reason)
                 for storage, why in outcome.skipped:
-                    log.warning("a job cannot be recovered", storage=storage, error=why)
+                    log.warning("cannot recover a job", storage=storage, error=why)
                 if outcome.jobs:
-                    log.warning(
-                        "the store was empty: jobs were recovered from storage", jobs=len(outcome.jobs)
-                    )
+                    log.warning("the store was empty: recovered jobs from storage", jobs=len(outcome.jobs))
         except Exception:
-            log.exception("jobs could not be recovered from storage; 'shardyard recover' tries again")
+            log.exception("could not recover jobs from storage; retry with 'shardyard recover'")
 
     def run(self, tell: Callable[[str, str, Standing], None] = lambda *_: None) -> RecoveryReport:
         """Recover every job on storage that is not in the store, and pass each to `tell`. Raises OSError for an
@@ -231,9 +229,7 @@ def standing_of(job: StoredJob, observation: Observation | None) -> Standing:
     """Standing of a job from its storage and its newest attempt's observation (None without an answer)."""
     resumes = f"from step {job.checkpoint.step}" if job.checkpoint else "from its beginning"
     if job.attempt == 0:
-        return Standing(
-            State.PAUSED, "recovered from its storage, where nothing says that it ever started; resume it"
-        )
+        return Standing(State.PAUSED, "recovered from its storage, without a record of a start; resume it")
     number, result = job.attempt, job.result
     if result is not None and (result.outcome != "failed" or not result.retryable):
         state = State(result.outcome)
@@ -241,7 +237,7 @@ def standing_of(job: StoredJob, observation: Observation | None) -> Standing:
             state, result.message or f"{result.outcome} at step {result.step}; recovered from its storage"
         )
     if observation is None:
-        return Standing(State.RECOVERING, "recovered; its cluster has yet to say what became of it", True)
+        return Standing(State.RECOVERING, "recovered; waiting for its state on the cluster", True)
     if observation.status in ("running", "pending"):
         return Standing(
             State.RECOVERING, f"recovered; attempt {number} is {observation.status} on the cluster", True
@@ -250,14 +246,14 @@ def standing_of(job: StoredJob, observation: Observation | None) -> Standing:
     if result is not None:
         ending, kind = f"failed at step {result.step}", result.failure_kind
     elif observation.status == "stopped":
-        ending = "was stopped by force"
+        ending = "was killed"
     elif observation.has_ended:
         ending, kind = "ended without a result", "driver"
     else:
-        ending = "is not on the cluster any more"
+        ending = "is no longer on the cluster"
     return Standing(
         State.PAUSED,
-        f"recovered from its storage; attempt {number} {ending}: 'resume' goes on {resumes}",
+        f"recovered from its storage; attempt {number} {ending}: 'resume' continues {resumes}",
         failure_kind=kind,
     )
 
@@ -271,7 +267,7 @@ def _with_losses(job: StoredJob, standing: Standing, losses: FailureHistory) -> 
     name, limit = ("retry.max_failures", retry.max_failures)
     if own_limit is not None:
         name, limit = f"retry.kinds.{kind}.max_failures", own_limit
-    return replace(standing, state=State.FAILED, reason=f"{standing.reason}; {name} (={limit}) is used up")
+    return replace(standing, state=State.FAILED, reason=f"{standing.reason}; {name} (={limit}) is exhausted")
 
 
 def _losses(job: StoredJob, row: JobRow) -> FailureHistory:

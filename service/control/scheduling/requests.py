@@ -136,7 +136,7 @@ class Requests:
                 if key is not None and (used_key := find_key(tx, owner, key)) is not None:
                     return _job_of_key(tx, used_key, print_of_spec), False
                 if not finish_draft(tx, job_id):
-                    raise Unavailable("this took so long that it was given up; send it again")
+                    raise Unavailable("copying took too long and was cancelled; repeat the request")
                 job = insert_job(tx, values, spec.labels)
                 events = [*tell_new(tx, job, _actor(owner)), *warn(tx, job, warnings, _actor(owner))]
                 if key is not None:
@@ -155,9 +155,7 @@ class Requests:
             job = find_job(tx, job_id, lock=True)
             state = State(job.state)
             if state in ENDED:
-                raise Conflict(
-                    f"{job_id} has {_in_words(state)}; only a job that has not ended can be cancelled"
-                )
+                raise Conflict(f"{job_id} has {_in_words(state)}; only an unfinished job can be cancelled")
             if state in (State.QUEUED, State.PAUSED):
                 events = enter(tx, job, State.CANCELLED, reason, _actor(owner))
             elif job.request == "cancel":
@@ -176,11 +174,9 @@ class Requests:
             job = find_job(tx, job_id, lock=True)
             state = State(job.state)
             if state in ENDED:
-                raise Conflict(
-                    f"{job_id} has {_in_words(state)}; only a job that has not ended can be paused"
-                )
+                raise Conflict(f"{job_id} has {_in_words(state)}; only an unfinished job can be paused")
             if job.request == "cancel":
-                raise Conflict(f"{job_id} is being cancelled; it can no longer be paused")
+                raise Conflict(f"{job_id} is being cancelled and can no longer be paused")
             if state in (State.PAUSING, State.PAUSED):
                 return job
             if state == State.QUEUED:
@@ -207,10 +203,10 @@ class Requests:
                 standing = f"has {_in_words(state)}" if state in ENDED else f"is {state}"
                 wait = "; wait until it is paused" if state == State.PAUSING else ""
                 raise Conflict(
-                    f"{job_id} {standing}; only a job that is paused, failed or cancelled can be resumed{wait}"
+                    f"{job_id} {standing}; only a paused, failed or cancelled job can be resumed{wait}"
                 )
             if state != before.state:
-                raise Conflict(f"{job_id} became {state} just now; ask again")
+                raise Conflict(f"{job_id} has just become {state}; repeat the request")
             reason = f"resumed by {owner}; {WAITS}"
             # Failures count per run, and this run is over.
             values = {"queued_at": now_us(), "unfit_for": None, "failures": 0, "losses": None}
@@ -226,9 +222,7 @@ class Requests:
         with self._database.write() as tx:
             job = find_job(tx, job_id, lock=True)
             if job.state != State.QUEUED:
-                raise Conflict(
-                    f"{job_id} is {job.state}; only a job that waits in the queue can be moved in it"
-                )
+                raise Conflict(f"{job_id} is {job.state}; only a queued job can be moved in the queue")
             ends = ends_of_queue(tx, State.QUEUED)
             assert ends is not None, "this one is in it"
             queued_at = ends[0] - 1 if place == "first" else ends[1] + 1
@@ -258,11 +252,11 @@ class Requests:
         try:
             checkpoints = list_checkpoints(self._storage_roots.folder(job.storage))
         except OSError as error:
-            raise Unavailable(f"the storage of {job.id} cannot be read: {error}; ask again later") from None
+            raise Unavailable(f"cannot read the storage of {job.id}: {error}; try again later") from None
         if all(checkpoint.fault for checkpoint in checkpoints):
             raise Conflict(
-                f"{job.id} has {_in_words(State(job.state))} without a committed checkpoint that it could go on from; "
-                f"submit its spec again, which begins anew ('shardyard submit --like {job.id}')"
+                f"{job.id} has {_in_words(State(job.state))} without a committed checkpoint to resume "
+                f"from; submit its spec again ('shardyard submit --like {job.id}') to start from scratch"
             )
 
     def _publish(self, job_id: str, events: list[WireEvent]) -> None:
@@ -290,12 +284,12 @@ def _job_of_key(tx: Connection, used_key: UsedKey, print_of_spec: str) -> JobRow
         deletion = find_deletion(tx, job_number=used_key.job_number)
         assert deletion is not None, "a job went without a record of it"
         raise Conflict(
-            f"this Idempotency-Key was used for a job that is no more: {deleted_in_words(deletion)}; "
-            "use a new key for a new job"
+            f"this Idempotency-Key belongs to a deleted job: {deleted_in_words(deletion)}; use a "
+            "new key for a new job"
         )
     if used_key.fingerprint != print_of_spec:
         raise Conflict(
-            f"this Idempotency-Key was used for {job.id} with another spec; use a new key for a new job"
+            f"this Idempotency-Key belongs to {job.id}, which has another spec; use a new key for a new job"
         )
     return job
 
@@ -318,9 +312,10 @@ def _write_spec(
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if isinstance(error, OSError) and is_full(error):
             raise Full(
-                f"the job's storage has no room left ({why}: {storage}); 'shardyard delete' makes some; {REMEDY}"
+                f"no space left in the job's storage ({why}: {storage}); free some with 'shardyard "
+                f"delete'; {REMEDY}"
             ) from None
-        remedy = "choose a folder that the service may write, or ask its operator"
+        remedy = "choose a folder that the service can write, or ask its operator"
         raise SpecError(
             Problem(
                 "not_writable", "storage", requested_storage or storage, f"cannot be written: {why}", remedy

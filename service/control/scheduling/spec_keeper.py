@@ -59,15 +59,15 @@ class SpecKeeper:
             folder.make()
             folder.write(SPEC, json.dumps(json.loads(job.spec), indent=2).encode())
         except OSError as error:
-            log.warning("a job's storage cannot be looked at", job=job.id, error=str(error))
+            log.warning("cannot check a job's storage", job=job.id, error=str(error))
             return
-        log.warning("a job's spec was removed from its storage, and is written again", job=job.id)
+        log.warning("a job's spec was removed from its storage; writing it again", job=job.id)
         self._restore_queue.append(job)
 
 
 def _words(job: JobRow) -> str:
-    words = f"files of {job.storage} were removed while it ran; its spec is written again, others are lost"
+    words = f"files of {job.storage} were removed while it ran; its spec is restored, others are lost"
     commit = read_saves(job.saves).committed
     if commit is None:
         return words
-    return f"{words}. Where the checkpoint of step {commit.step} is gone, too, another attempt cannot go on from it"
+    return f"{words}. If the checkpoint of step {commit.step} is gone, too, no attempt can resume from it"

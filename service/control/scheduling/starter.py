@@ -10,6 +10,7 @@ from pydantic import SecretStr, ValidationError
 
 from moe.plan import Plan, PlanQuery
 from moe.spec import JobSpec, ModuleModelSpec, SpecError
+from moe.spec.problems import problems_of
 from service.control.errors import Unavailable
 from service.control.jobs.changes import enter, explain, tell_plan
 from service.control.jobs.earlier_releases import is_of_module, read_stored_plan, read_stored_spec
@@ -107,7 +108,7 @@ class Starter:
                 if self._deduplicator.is_new(job.number, repr(error)):
                     log.exception("could not admit a job", job=job.id)
                 with self._lease.change(job) as (tx, events):
-                    events += explain(tx, job, f"cannot be admitted, and is tried again: {error}", ACTOR)
+                    events += explain(tx, job, f"cannot be admitted, will retry: {error}", ACTOR)
                 continue
             if isinstance(verdict, MustWait):
                 break  # first come, first served
@@ -279,7 +280,7 @@ class Starter:
         try:
             spec = self.spec(job)
         except ValidationError as error:
-            reason = f"its stored spec cannot be read by this release: {error.errors()[0]['msg']}"
+            reason = f"this release cannot read its stored spec: {problems_of(error)[0]}"
             with self._lease.change(job) as (tx, events):
                 events += enter(tx, job, State.FAILED, reason, ACTOR)
             return NeverFits(reason)
@@ -330,7 +331,7 @@ class Starter:
                     tx, job, plan, previous_plan if previous_plan != plan else None, attempt, ACTOR
                 )
         if updated_job is None or updated_job.attempt != attempt:
-            return NeverFits("was cancelled or paused just now")
+            return NeverFits("was just cancelled or paused")
         log.info("admitted", job=job.id, attempt=attempt, gang=str(gang))
         return updated_job
 
@@ -373,7 +374,7 @@ class Starter:
                 failure = failure or str(error)
                 continue
             plan_gang = Gang(workers, gang.cpus_per_worker, gang.gpus_per_worker)
-            return plan or MustWait(f"its module is being planned for {plan_gang}")
+            return plan or MustWait(f"planning its module for {plan_gang}")
         return NeverFits(f"no plan fits this cluster: {failure}")
 
     def _forget_all_but(self, active: Collection[JobRow]) -> None:

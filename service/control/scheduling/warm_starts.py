@@ -47,7 +47,10 @@ class WarmStarts:
         copies run)."""
         if not self._places.acquire(blocking=False):
             raise Unavailable(
-                f"{MAX_COPIES} checkpoints are being copied for other jobs; submit this one again later",
+                (
+                    f"{MAX_COPIES} checkpoints are already being copied for other jobs; submit this job "
+                    "again later"
+                ),
                 headers={"retry-after": "10"},
             )
         try:
@@ -73,8 +76,8 @@ class WarmStarts:
                 faults.append(f"{name}: {error}")
         raise SpecError(
             Problem("not_found", "start_from.step", spec.start_from.step,
-                    f"names no whole checkpoint of {source.id} ({'; '.join(faults)})",
-                    "use the step of another, or the id of another job")
+                    f"must be a complete checkpoint of {source.id} ({'; '.join(faults)})",
+                    "use another step, or another job")
         )  # fmt: skip
 
     @contextmanager
@@ -92,10 +95,8 @@ class WarmStarts:
         if job is not None and job.owner == owner and deletion is None:
             return job
         is_deleted = deletion is not None and deletion.owner == owner
-        rule = "was deleted, and its checkpoints with it" if is_deleted else "is no job of yours"
-        raise SpecError(
-            Problem("not_found", "start_from.job", job_id, rule, "use an id that 'shardyard ls' shows")
-        )
+        rule = "was deleted with its checkpoints" if is_deleted else "is not a job of yours"
+        raise SpecError(Problem("not_found", "start_from.job", job_id, rule, "use an id from 'shardyard ls'"))
 
     def _copy(self, checkpoints: Folder, marker: Marker, storage: str) -> Marker:
         """Marker of the copy. Raises DamagedCheckpoint (after removing the copy), Full, Unavailable."""
@@ -107,11 +108,11 @@ class WarmStarts:
                 to.remove("")
             raise
         except CopyInterrupt:
-            raise Unavailable("this service is stopping; submit the job again when it is back") from None
+            raise Unavailable("this service is stopping; submit the job again after its restart") from None
         except OSError as error:
-            why = f"the checkpoint cannot be copied to {storage}: {error.strerror or error}"
+            why = f"cannot copy the checkpoint to {storage}: {error.strerror or error}"
             if is_full(error):
-                fault = Full(f"{why}; make room, and submit the job again")
+                fault = Full(f"{why}; free some space, and submit the job again")
                 self._full_roots.record_refusal(storage, fault, marker.size_bytes)
                 raise fault from None
             raise Unavailable(why) from None
@@ -122,15 +123,13 @@ def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
     try:
         marker = markers.read(checkpoints, name)
         if (num_bytes := marker.files[SPEC].size_bytes) > MAX_SPEC_BYTES:  # not to be looked through at all
-            raise DamagedCheckpoint(
-                f"its {SPEC} has {num_bytes:,} bytes; at most {MAX_SPEC_BYTES:,} are read"
-            )
+            raise DamagedCheckpoint(f"its {SPEC} has {num_bytes:,} bytes; the limit is {MAX_SPEC_BYTES:,}")
         # Verified before it is parsed: error messages may only quote what the run wrote.
         if (fault := markers.fault(checkpoints, marker, [SPEC])) is not None:
             raise DamagedCheckpoint(fault)
         before = spec_of(checkpoints.below(name))
     except FileNotFoundError:
-        raise DamagedCheckpoint("it was removed just now, as checkpoint.keep asks") from None
+        raise DamagedCheckpoint("it was just removed, as checkpoint.keep requires") from None
     except KeyError:
         raise DamagedCheckpoint(f"its marker names no {SPEC}") from None
     except (OSError, ValueError) as error:
@@ -139,7 +138,7 @@ def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
     if marker.step >= spec.train.num_steps:
         problems.append(
             Problem("out_of_range", "train.num_steps", spec.train.num_steps,
-                    f"must be more than the steps that the checkpoint has (={marker.step}): they count too",
+                    f"must exceed the checkpoint's steps (={marker.step}), which count too",
                     f"use {marker.step + 1} or more, or an earlier start_from.step")
         )  # fmt: skip
     if problems:
@@ -153,9 +152,9 @@ def _candidates(checkpoints: Folder, job_id: str, step: int | None) -> list[str]
     try:
         names = markers.list_committed(checkpoints)
     except OSError as error:
-        raise Unavailable(f"the storage of {job_id} cannot be read: {error}; try again later") from None
+        raise Unavailable(f"cannot read the storage of {job_id}: {error}; try again later") from None
     if not names:
-        rule, remedy = "has no committed checkpoint", "wait for its first, or leave start_from out"
+        rule, remedy = "has no committed checkpoint", "wait for its first, or omit start_from"
         raise SpecError(Problem("not_found", "start_from.job", job_id, rule, remedy))
     steps = {name: (markers.order(name) or (0,))[0] for name in names}
     matches = [name for name in names if step in (None, steps[name])]
@@ -163,8 +162,10 @@ def _candidates(checkpoints: Folder, job_id: str, step: int | None) -> list[str]
         choices = ", ".join(
             str(candidate_step) for candidate_step in sorted(set(steps.values()))[-MAX_SHOWN_STEPS:]
         )
-        remedy = f"use one of {choices}, or leave it out for the newest"
+        remedy = f"use one of {choices}, or omit it for the newest"
         raise SpecError(
-            Problem("not_found", "start_from.step", step, f"is no committed checkpoint of {job_id}", remedy)
+            Problem(
+                "not_found", "start_from.step", step, f"is not a committed checkpoint of {job_id}", remedy
+            )
         )
     return matches

@@ -9,7 +9,7 @@ from service.control.errors import Full, ServiceError, Unavailable
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _POSTGRES_DISK_FULL = "53100"
-REMEDY = "what is stored can be read; make room, and ask again"
+REMEDY = "stored data stays readable; free some space, and try again"
 
 
 def is_full(error: OSError) -> bool:
@@ -24,16 +24,16 @@ def in_words(error: DBAPIError) -> ServiceError | None:
         return None
     why = str(error.orig).splitlines()[0]
     if code == sqlite3.SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _POSTGRES_DISK_FULL:
-        return Full(f"the database has no room left ({why}); {REMEDY}")
+        return Full(f"no space left for the database ({why}); {REMEDY}")
     if code is not None and code & 0xFF in (
         sqlite3.SQLITE_READONLY,
         sqlite3.SQLITE_IOERR,
     ):  # primary result code
         return Unavailable(
-            f"the database cannot be written ({why}): its disk, folder or file is read-only, or fails; what is stored "
-            "can still be read; make it writable and try again",
+            f"the database is not writable ({why}): its disk, folder or file is read-only or "
+            "failing; stored data stays readable; make it writable and try again",
             headers={"retry-after": "5"},
         )
     return Unavailable(
-        f"the database cannot do this now ({why}); ask again later", headers={"retry-after": "5"}
+        f"the database is temporarily unavailable ({why}); try again later", headers={"retry-after": "5"}
     )

@@ -34,7 +34,7 @@ class OpenFile:
         except FileNotFoundError:
             log = None
         except OSError as error:
-            return self._missing_error(self._log, f"cannot be looked at ({error.strerror})")
+            return self._missing_error(self._log, f"is inaccessible ({error.strerror})")
         if self._opened_log is None:
             self._opened_log = log
         elif log != self._opened_log:
@@ -43,9 +43,9 @@ class OpenFile:
 
     def _missing_error(self, path: Path, fate: str) -> Unavailable:
         return Unavailable(
-            f"the database file {path} {fate} while this service had it open, so nothing is taken in; move it back, or "
-            "restart the service: it opens what is at the path, and where that holds no job, it recovers the jobs from "
-            "their storage",
+            f"the database file {path} {fate} while in use, so requests that write are refused; "
+            "move it back, or restart the service, which opens the file at the path and, if that "
+            "holds no jobs, recovers them from storage",
             headers={"retry-after": "5"},
         )
 
