@@ -65,7 +65,7 @@ def _spec(entry: Any) -> TaskSpec:
         )
     fields = TaskSpec.model_fields
     rule = "is no key of a task here: tasks are data, and run no code"
-    remedy = f"leave it out; there are {', '.join(fields)}"
+    remedy = f"omit it; there are {', '.join(fields)}"
     if unknown := [
         Problem("unknown_key", str(key), value, rule, remedy)
         for key, value in entry.items()

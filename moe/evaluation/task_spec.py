@@ -93,7 +93,7 @@ class GenerationKwargs(Spec):
                     "do_sample",
                     self.do_sample,
                     rule,
-                    "leave it out: any temperature above 0 draws",
+                    "omit it: any temperature above 0 draws",
                 )
             )
         self.spec("")
@@ -220,7 +220,7 @@ class TaskSpec(Spec):
                         "doc_to_choice",
                         self.doc_to_choice,
                         f"says nothing with output_type: {kind}",
-                        "leave it out, or use multiple_choice",
+                        "omit it, or use multiple_choice",
                     )
                 )
             if isinstance(self.doc_to_target, int):
@@ -240,7 +240,7 @@ class TaskSpec(Spec):
                     "generation_kwargs",
                     None,
                     f"says nothing with output_type: {kind}",
-                    "leave it out, or use generate_until",
+                    "omit it, or use generate_until",
                 )
             )
         if kind == "loglikelihood_rolling" and (self.num_fewshot or self.doc_to_text):
@@ -251,7 +251,7 @@ class TaskSpec(Spec):
                     field_name,
                     getattr(self, field_name),
                     "says nothing of whole texts (loglikelihood_rolling)",
-                    "leave it out; doc_to_target is the text",
+                    "omit it; doc_to_target is the text",
                 )
             )
         return problems
@@ -274,7 +274,7 @@ class TaskSpec(Spec):
             for name, usual in zip(("aggregation", "higher_is_better"), metrics[metric.metric], strict=True):
                 if (setting := getattr(metric, name)) not in (None, usual):
                     rule = f"must be {usual!r} of {metric.metric}"
-                    problems.append(Problem("unsupported", f"{place}.{name}", setting, rule, "leave it out"))
+                    problems.append(Problem("unsupported", f"{place}.{name}", setting, rule, "omit it"))
             if metric.metric != "exact_match" and (metric.ignore_case or metric.ignore_punctuation):
                 problems.append(Problem("unsupported", place, metric.metric, "ignores neither case nor punctuation",
                                         "leave ignore_case and ignore_punctuation out"))  # fmt: skip

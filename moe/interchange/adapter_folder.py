@@ -65,7 +65,7 @@ class AdapterFolder:
                 f"{place}.{name}",
                 adapter[name],
                 f"must be {value!r}, as {self._says} says",
-                "leave it out",
+                "omit it",
             )
             for name, value in fields.items()
             if adapter.get(name) not in (None, value)
@@ -214,4 +214,4 @@ def _other_targets(
     if unlike:
         difference = "chosen beside it" if unlike[0] in chosen_matrices else "not chosen"
         rule = f"must choose what the folder has an adapter of, and {unlike[0]} is {difference}"
-        yield Problem("mismatch", place, list(targets), rule, "leave it out")
+        yield Problem("mismatch", place, list(targets), rule, "omit it")

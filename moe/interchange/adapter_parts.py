@@ -113,7 +113,7 @@ def _inexpressible(name: str, family: Family) -> Problem:
         "adapter.targets",
         name,
         rule,
-        "leave it out of targets, or merge the adapter into the weights",
+        "omit it of targets, or merge the adapter into the weights",
     )
 
 

@@ -90,7 +90,7 @@ def _of_another_function(
     for path, value in meaning(becomes).items():
         if value != before.get(path):
             rule = f"makes another function of the folder's model, where it is {before.get(path)!r}"
-            yield Problem("mismatch", f"{model}.{path}", value, rule, "leave it out beside upcycle")
+            yield Problem("mismatch", f"{model}.{path}", value, rule, "omit it beside upcycle")
 
 
 def _upcycle(fields: Any, place: str) -> UpcycleSpec:

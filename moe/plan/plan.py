@@ -305,7 +305,7 @@ class Plan(Spec):
             problems.append(
                 Problem("not_divisible", "options.ranks_per_node", per_node,
                         f"must divide the ranks of an expert group (={of.expert * of.expert_tensor})",
-                        "leave it out, or use another expert degree")
+                        "omit it, or use another expert degree")
             )  # fmt: skip
         elif per_node and per_node % of.expert_tensor:
             problems.append(

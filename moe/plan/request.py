@@ -61,7 +61,7 @@ def _whole_number(name: str, value: Any, limit: int = 1_000_000) -> int | None:
             name,
             value,
             f"must be a whole number from 1 to {limit}",
-            "correct it or leave it out",
+            "correct it or omit it",
         )
     )
 

@@ -202,7 +202,7 @@ def software_of(
                     "software",
                     name,
                     "says nothing of devices whose host time was measured with them",
-                    "leave it out, or plan for GPUs",
+                    "omit it, or plan for GPUs",
                 )
             )
         host = Host(layer_s, 0.0, 0.0, 1.0)

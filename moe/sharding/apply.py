@@ -65,7 +65,7 @@ def apply(
     if batch not in ("global", "local"):
         raise SpecError(Problem("not_a_choice", "batch", batch, 'must be "global" or "local"',
                                 'use "local" where each rank has rows of its own'))  # fmt: skip
-    if problems := list(whole_number_problems("max_programs", max_programs, 1, "leave it out")):
+    if problems := list(whole_number_problems("max_programs", max_programs, 1, "omit it")):
         raise SpecError(problems)
     if not isinstance(mesh, Mesh):
         mesh = _mesh_of(plan, mesh)
@@ -120,7 +120,7 @@ def _check_loss(plan: ShardingPlan, loss: Callable[[Any], Tensor] | None) -> Non
     if plan.loss is None and loss is not None:
         name = getattr(loss, "__qualname__", type(loss).__name__)
         raise SpecError(Problem("conflict", "loss", name, "is given, and the plan was made without one",
-                                "leave it out, or plan again with loss=..."))  # fmt: skip
+                                "omit it, or plan again with loss=..."))  # fmt: skip
 
 
 def _mesh_of(plan: ShardingPlan, mesh: DeviceMesh | None) -> Mesh:
@@ -149,7 +149,7 @@ def _mesh_of(plan: ShardingPlan, mesh: DeviceMesh | None) -> Mesh:
         )
     if mesh is not None and plan.devices and tuple(mesh.mesh.flatten().tolist()) != plan.devices:
         rule = f"must have the ranks in the plan's order (={plan.devices})"
-        raise SpecError(Problem("mismatch", "mesh", mesh.mesh.tolist(), rule, "leave it out"))
+        raise SpecError(Problem("mismatch", "mesh", mesh.mesh.tolist(), rule, "omit it"))
     if mesh is not None and not is_ascending(mesh):
         rule = "has ranks that do not ascend along an axis, as they do in torch's process groups"
         raise SpecError(Problem("mismatch", "mesh", mesh.mesh.tolist(), rule, "order the ranks of each axis"))

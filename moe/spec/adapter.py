@@ -118,7 +118,7 @@ class AdapterSpec(Spec):
         """Problems with a model of these parameters, by name and shape."""
         target_shapes = {name: shape for name, shape in names.items() if self.chooses(name)}
         if self.targets == ():
-            yield Problem("empty", "targets", [], "must choose some matrix", "name one, or leave it out")
+            yield Problem("empty", "targets", [], "must choose some matrix", "name one, or omit it")
         for index, pattern in enumerate(self.targets or ()):
             if not any(matches(pattern, name) for name in target_shapes):
                 kinds = dict.fromkeys(starred(name) for name in names if _MATRIX.search(name))

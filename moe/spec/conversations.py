@@ -32,7 +32,7 @@ Argument = Annotated[Text, Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_]
 def _own_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     for name in arguments:
         if name in RESERVED:
-            raise RuleError("not_allowed", f"must leave {name!r} to the conversations", "leave it out")
+            raise RuleError("not_allowed", f"must leave {name!r} to the conversations", "omit it")
     if any("\ud800" <= character <= "\udfff" for character in json.dumps(arguments, ensure_ascii=False)):
         raise RuleError(
             "invalid_encoding", "must be text that UTF-8 can hold", "remove the lone surrogates in it"

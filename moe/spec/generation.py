@@ -55,14 +55,14 @@ class GenerationSpec(Spec):
                     "length_penalty",
                     self.length_penalty,
                     "says nothing without a search",
-                    "ask for several beams, 4 for instance, or leave it out",
+                    "ask for several beams, 4 for instance, or omit it",
                 )
             )
         of_draws = {"top_k": None, "top_p": 1.0, "seed": 0}
         options = [name for name, default in of_draws.items() if getattr(self, name) != default]
         if options and not self.temperature:
             rule = "says nothing where no token is drawn (temperature is 0)"
-            remedy = "give a temperature, 1 for instance, or leave it out"
+            remedy = "give a temperature, 1 for instance, or omit it"
             problems += [
                 Problem("not_applicable", name, getattr(self, name), rule, remedy) for name in options
             ]

@@ -85,7 +85,7 @@ class JobSpec(Spec):
         model = values.get("model")
         if (kind := kind_of(model)) != "language" and not (isinstance(model, dict) and "from" in model):
             raise SpecError(Problem("not_applicable", "adapter", None, f"is nothing for a {kind} model",
-                                    "leave it out, or use a language model"))  # fmt: skip
+                                    "omit it, or use a language model"))  # fmt: skip
         fields = model if isinstance(model, dict) else model.model_dump(exclude_unset=True)  # type: ignore[union-attr]
         if fields.get("adapter") is not None:
             raise SpecError(
@@ -277,7 +277,7 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
                 f"train.{name}",
                 plain_value,
                 "is for models of this library to heed, and not for a user's module",
-                "leave it out: the module's own code says it",
+                "omit it: the module's own code says it",
             )
     for name in type(job.parallel).model_fields:
         if (value := getattr(job.parallel, name)) != getattr(ParallelSpec(), name):
@@ -286,7 +286,7 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
                 f"parallel.{name}",
                 value,
                 "is for models of this library, and not for a user's module",
-                "leave it out: its layout is planned from what it computes",
+                "omit it: its layout is planned from what it computes",
             )
 
 
@@ -362,7 +362,7 @@ def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
             "train.label_smoothing",
             job.label_smoothing,
             "is nothing for the corpus preference",
-            "leave it out",
+            "omit it",
         )
     if not is_preference and job.train.preference_beta is not None:
         yield Problem(
@@ -370,7 +370,7 @@ def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
             "train.preference_beta",
             job.train.preference_beta,
             "is for the corpus preference alone",
-            "leave it out",
+            "omit it",
         )
 
 
@@ -407,7 +407,7 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
                 "parallel.expert",
                 expert,
                 "must be 1 for a model without experts",
-                "leave it out, or give the model a moe part",
+                "omit it, or give the model a moe part",
             )
         )
     if expert is not None and moe is not None and moe.num_experts % expert:

@@ -67,7 +67,7 @@ class SourceSpec(Spec):
                     "column",
                     self.column,
                     "says nothing of text files, each a document as it is",
-                    "leave it out, or name the format",
+                    "omit it, or name the format",
                 )
             )
         return self

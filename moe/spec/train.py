@@ -148,7 +148,7 @@ class TrainSpec(Spec):
             raise RuleError(
                 "out_of_range",
                 f"warms up for {warmup} steps but runs only num_steps (={self.num_steps})",
-                "lower schedule.warmup_steps or leave it out",
+                "lower schedule.warmup_steps or omit it",
             )
         return self
 

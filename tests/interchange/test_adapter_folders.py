@@ -160,7 +160,7 @@ def test_what_is_filled_in_stays_so_until_the_config_is_another(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("beside", "words"),
     [
-        ({"rank": 3}, r"adapter\.rank \(=3\) must be 2, as .*adapter_config\.json says; leave it out"),
+        ({"rank": 3}, r"adapter\.rank \(=3\) must be 2, as .*adapter_config\.json says; omit it"),
         ({"alpha": 1.0}, r"adapter\.alpha \(=1\.0\) must be 3"),
         ({"rank_stabilized": True}, r"adapter\.rank_stabilized \(=True\) must be False"),
         ({"targets": ["*.query.*"]}, r"adapter\.targets .*must choose what the folder has .* is not chosen"),

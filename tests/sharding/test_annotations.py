@@ -326,7 +326,7 @@ def test_the_papers_number_of_partitions_is_told_with_its_line() -> None:
         sharding.split(torch.zeros(4, 4), 0, 16)  # type: ignore[arg-type]  # partitions
     assert str(error.value) == (
         f"{line_of('partitions')} (=16) is the third argument of sharding.split, which names a mesh axis; "
-        "leave it out, since the plan decides the number of parts, or give axis='data'"
+        "omit it, since the plan decides the number of parts, or give axis='data'"
     )
 
 

@@ -77,17 +77,17 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "tokens": (
         {"train": {"num_steps": 3, "batch_tokens": 128}},
         "train.batch_tokens (=128) is for models of this library to heed, and not for a user's module; "
-        "leave it out: the module's own code says it",
+        "omit it: the module's own code says it",
     ),
     "held-out sets": (
         {"train": {"num_steps": 3, "evaluation": {"every_steps": 1}}},
         "train.evaluation is for models of this library to heed, and not for a user's module; "
-        "leave it out: the module's own code says it",
+        "omit it: the module's own code says it",
     ),
     "degrees": (
         {"parallel": {"expert": 2}},
         "parallel.expert (=2) is for models of this library, and not for a user's module; "
-        "leave it out: its layout is planned from what it computes",
+        "omit it: its layout is planned from what it computes",
     ),
 }  # fmt: skip
 

@@ -69,7 +69,7 @@ class JinjaTemplate:
         try:
             text = self._template.render(context)
         except _TemplateRefusal as error:
-            raise UnreadableRecord(f"refuses it: {error}", "correct the record, or leave it out") from None
+            raise UnreadableRecord(f"refuses it: {error}", "correct the record, or omit it") from None
         except UnreadableRecord:
             raise
         except MemoryError:

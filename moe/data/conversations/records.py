@@ -351,7 +351,7 @@ def _arguments(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     for name in arguments:
         if name in RESERVED:
             raise UnreadableRecord(
-                f"has {ARGUMENTS!r} with {name!r}, which the record itself says", "leave it out"
+                f"has {ARGUMENTS!r} with {name!r}, which the record itself says", "omit it"
             )
     return arguments or None
 

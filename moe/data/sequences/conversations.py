@@ -108,7 +108,7 @@ class Conversations(DocumentCorpus):
         for file in line_files:
             entries = list(self._entries([file], faults, CHECK_BYTES // len(line_files)))
             if not entries and not faults.num_bad:
-                raise file.broken("empty", "has no records", "give it some, or leave it out")
+                raise file.broken("empty", "has no records", "give it some, or omit it")
             sample_entries += (
                 entries[:_CHECKED] if len(sample_entries) < _CHECKED * _MAX_CHECKED_FILES else []
             )

@@ -105,9 +105,7 @@ class DocumentFiles(DocumentCorpus):
                 places = ", ".join(str(file.location) for file in files[:3])
                 rule = "has no documents with text"
                 raise SpecError(
-                    Problem(
-                        "empty", f"data.sources[{index}].paths", places, rule, "give it text, or leave it out"
-                    )
+                    Problem("empty", f"data.sources[{index}].paths", places, rule, "give it text, or omit it")
                 )
 
         faults.require_none()

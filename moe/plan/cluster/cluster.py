@@ -133,7 +133,7 @@ class Cluster(Spec):
             kind = self.device_type.kind
             problems.append(Problem("mismatch", "calibration.device", self.calibration.device,
                                     f"must be what a {self.device} is (={kind!r})",
-                                    "use a calibration of such devices, or leave it out"))  # fmt: skip
+                                    "use a calibration of such devices, or omit it"))  # fmt: skip
         if self.torus is not None and self.torus[0] * self.torus[1] != self.num_devices:
             problems.append(Problem("mismatch", "torus", self.torus, f"must have as many places as there are devices "
                                     f"(={self.num_devices})", "correct its sides or the number of nodes"))  # fmt: skip

@@ -87,7 +87,7 @@ def cluster_of(fields: Any) -> Cluster | Pools:
     if "between" in fields:
         raise SpecError(
             Problem("unsupported", "cluster.between", None, "joins pools, and a job stays inside one pool",
-                    "leave it out")
+                    "omit it")
         )  # fmt: skip
     try:
         return Pools.model_validate(fields)

@@ -198,7 +198,7 @@ class LayoutSearch:
             raise SpecError(
                 Problem("not_divisible", "parallel.dispatch", "hierarchical",
                         f"needs nodes of as many ranks (={self.cluster.devices_per_node}) to divide expert groups, "
-                        "with whole experts on each", "leave it out, or use other degrees")
+                        "with whole experts on each", "omit it, or use other degrees")
             )  # fmt: skip
         return shapes
 
@@ -223,7 +223,7 @@ class LayoutSearch:
             return placeable
         raise SpecError(
             Problem("requires", "parallel.sharding", self.spec.parallel.sharding,
-                    "needs an fsdp or expert_fsdp degree beyond 1 that it cuts up over", "leave it out, or those")
+                    "needs an fsdp or expert_fsdp degree beyond 1 that it cuts up over", "omit it, or those")
         )  # fmt: skip
 
     def plan_of(self, candidate: Candidate) -> Plan:

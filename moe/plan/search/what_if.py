@@ -94,7 +94,7 @@ def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequ
     if isinstance(cluster, Pools) and (of_nodes := [axis for axis in axes if axis in _CLUSTER]):
         raise SpecError(
             Problem("conflict", "--what-if", of_nodes[0], "is of one kind of nodes, and the cluster has pools",
-                    "leave it out, or give one pool's facts as the cluster")
+                    "omit it, or give one pool's facts as the cluster")
         )  # fmt: skip
     cells = []
     query = replace(request.query, top=1)
@@ -133,9 +133,7 @@ def _set(fields: dict[str, Any], path: Sequence[str], value: Any) -> None:
         fields = fields.setdefault(part, {})
         if fields is None:
             raise SpecError(
-                Problem(
-                    "unknown_key", ".".join(path), value, "is nothing that this model has", "leave it out"
-                )
+                Problem("unknown_key", ".".join(path), value, "is nothing that this model has", "omit it")
             )
     fields[last] = value
 

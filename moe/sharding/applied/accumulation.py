@@ -59,7 +59,7 @@ def check_once() -> None:
     """Called in a backward pass. Raises RuntimeError if its result is to be differentiated again."""
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "create_graph=True asks for gradients of gradients, which a program does not have; leave it out, and let "
+            "create_graph=True asks for gradients of gradients, which a program does not have; omit it, and let "
             "forward return a loss without them"
         )
 

@@ -182,7 +182,7 @@ class Effects:
         self._problems[Problem("not_capturable",
             line_of(frame), f"torch.{frame.f_code.co_name}",
             "seeds torch's random numbers, which programs do not draw: theirs are keyed by seed, step and position",
-            "leave it out, and give sharding.apply(..., seed=...)",
+            "omit it, and give sharding.apply(..., seed=...)",
         )] = None  # fmt: skip
 
     def _reached_from(self, frame: FrameType, first: Any) -> Iterator[MutablePlace]:

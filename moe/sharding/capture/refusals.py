@@ -205,7 +205,7 @@ def opaque(node: fx.Node, value: Any) -> SpecError:
                 where,
                 "generator",
                 rule,
-                "leave it out: torch.rand is keyed by seed, step, position",
+                "omit it: torch.rand is keyed by seed, step, position",
             )
         )
     return SpecError(Problem("not_capturable", where, type(value).__name__, "is an object that only one process has",

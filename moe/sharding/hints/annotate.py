@@ -89,7 +89,7 @@ def split(x: Tensor, dim: int, axis: str | None = None) -> Tensor:
                 where,
                 axis,
                 "is the third argument of sharding.split, which names a mesh axis",
-                "leave it out, since the plan decides the number of parts, or give axis='data'",
+                "omit it, since the plan decides the number of parts, or give axis='data'",
             )
         )
     return _annotate(x, _hint(Split, dim, axis))

@@ -30,7 +30,7 @@ class Split:
                     "Split.axis",
                     self.axis,
                     "must name a mesh axis",
-                    "give its name, or leave it out",
+                    "give its name, or omit it",
                 )
             )
 

@@ -169,7 +169,7 @@ class Rules:
                 near = difflib.get_close_matches(
                     name, sorted(max(names, key=len) for names in operator_names), 3
                 )
-                remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "leave it out"
+                remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "omit it"
                 yield (
                     name,
                     Problem(

@@ -74,7 +74,7 @@ def runs(
                 "recompute",
                 True,
                 "needs blocks: modules in a list, of whose values the backward pass needs some",
-                "put layers into an nn.ModuleList, or leave it out",
+                "put layers into an nn.ModuleList, or omit it",
             )
         )
 

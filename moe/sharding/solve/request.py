@@ -56,7 +56,7 @@ class ShardingRequest:
                               "name a parameter, a buffer or inputs, or a pattern of them")  # fmt: skip
         if self.loss is not None and not callable(self.loss):
             yield Problem("wrong_type", "loss", _kind(self.loss), "must be a function of what the module returns",
-                          "give one that gives the loss, or leave it out where the module does")  # fmt: skip
+                          "give one that gives the loss, or omit it where the module does")  # fmt: skip
         if self.mesh is not None and not _is_mesh(self.mesh):
             yield Problem(
                 "out_of_range" if _has_mesh_types(self.mesh) else "wrong_type",
@@ -73,7 +73,7 @@ class ShardingRequest:
         remedy = "give the values of optimizer state for each trained one: 2 for Adam"
         yield from whole_number_problems("optimizer_slots", self.optimizer_slots, 0, remedy)
         if self.micro_batches is not None:
-            remedy = "use 1 or more, or leave it out"
+            remedy = "use 1 or more, or omit it"
             yield from whole_number_problems("micro_batches", self.micro_batches, 1, remedy)
         if self.recompute is not None and not isinstance(self.recompute, bool):
             yield Problem(
@@ -81,7 +81,7 @@ class ShardingRequest:
                 "recompute",
                 self.recompute,
                 "must be True or False",
-                "use either, or leave it out",
+                "use either, or omit it",
             )
 
 

@@ -71,7 +71,7 @@ class GroupedQueryAttentionSpec(Spec):
                     "windowed_layers",
                     self.windowed_layers,
                     "says nothing without window",
-                    "say how far these layers look back, or leave it out",
+                    "say how far these layers look back, or omit it",
                 )
             )
         problems += _problems_of_rope(self.rope, self.head_dim)

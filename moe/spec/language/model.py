@@ -103,7 +103,7 @@ class LanguageModelSpec(Counted):
         problems = []
         if self.moe is not None and self.moe.model_dim != self.model_dim:
             problems.append(Problem("mismatch", "moe.model_dim", self.moe.model_dim,
-                                    f"must equal model_dim (={self.model_dim})", "leave it out"))  # fmt: skip
+                                    f"must equal model_dim (={self.model_dim})", "omit it"))  # fmt: skip
         if self.moe is not None and not self.moe_layers:
             problems.append(Problem("empty", "moe_every", self.moe_every, "leaves no layer with experts",
                                     "lower it or first_dense_layers, or leave moe out"))  # fmt: skip
@@ -142,11 +142,11 @@ class LanguageModelSpec(Counted):
             for name, default in (("moe_every", 1), ("first_dense_layers", 0), ("dense_layers", ())):
                 if (value := getattr(self, name)) != default:
                     problems.append(
-                        Problem("not_applicable", name, value, "says nothing without moe", "leave it out")
+                        Problem("not_applicable", name, value, "says nothing without moe", "omit it")
                     )
         if self.linear_attention is None and self.full_attention_every > 1:
             problems.append(Problem("not_applicable", "full_attention_every", self.full_attention_every,
-                                    "says nothing without linear_attention", "leave it out"))  # fmt: skip
+                                    "says nothing without linear_attention", "omit it"))  # fmt: skip
         return problems or [*self._problems_of_upcycling(), *self._problems_of_adapter()]
 
     def _problems_of_upcycling(self) -> Iterator[Problem]:

@@ -209,7 +209,7 @@ class GatedTopKSpec(BalancedSpec):
                 "selection_bias",
                 False,
                 f"must not be false where a bias follows the loads (bias_update_rate={self.bias_update_rate})",
-                "leave it out, or use a bias_update_rate of 0",
+                "omit it, or use a bias_update_rate of 0",
             )
 
     def never_trained(self) -> Problem | None:

@@ -143,7 +143,7 @@ class LanguageGenerator(Generator):
             return ChatTemplate.of_files(self._template_files, datetime.now(UTC).date().isoformat())
         except SpecError:
             rule = "needs a chat template, and the model has none"
-            remedy = "leave it out, to go on from the text as it is"
+            remedy = "omit it, to go on from the text as it is"
             raise SpecError(Problem("missing", "chat", True, rule, remedy)) from None
 
     def _encode_prompt(self, text: str, *, chat: bool) -> list[int]:

@@ -70,7 +70,8 @@ def generate(
 ) -> None:
     """Continue a text with a job's newest checkpoint.
 
-    The text is printed as it is generated. Jobs of this machine need no control plane: their folders are found under the state folder.
+    The text is printed as it is generated. Jobs of this machine need no control plane: their folders are found under
+    the state folder.
     """
     from service.cli.generation import generation_spec
 
