@@ -88,7 +88,9 @@ def plan_on(spec: JobSpec, cluster: Cluster | Pools, query: PlanQuery = PlanQuer
     skew = query.load_skew
     if skew is None or spec.model.moe is None:
         return plan
-    reason = f"the busiest expert is planned with {skew:.3g} times the mean load, as measured in the newest steps"
+    reason = (
+        f"the busiest expert is planned with {skew:.3g} times the mean load, as measured in the newest steps"
+    )
     return plan.model_copy(update={"reasons": (*plan.reasons, reason)})
 
 
