@@ -1,5 +1,5 @@
-"""`make pictures`: the terminal of the demo and of a plan, as README shows them: of a real run, and of a real plan; and
-the demo's model as `moe.sharding` lays it out. `python -m benchmarks.pictures plan` draws that one alone."""
+"""`make pictures`: the terminal of a real demo and of a real plan, and the demo's model sharded by `moe.sharding`.
+`python -m benchmarks.pictures plan` draws that one alone."""
 
 import io
 import re
@@ -37,7 +37,7 @@ EXAMPLE, PLANNED = (
 FOLDER = ROOT / "docs" / "pictures"
 WIDTH, HEIGHT = 104, 30
 PAIRS, TOKENS = 4096, 32
-"""Of the batch that the demo's model is sharded for, and of each side of a pair."""
+"""Pairs of the batch that the demo's model is sharded for, and tokens on each side of a pair."""
 MIDWAY = 0.6
 """Share of the steps after which the live display is shown."""
 STATE = "~/.local/state/shardyard/demo"
@@ -72,7 +72,7 @@ def plan_on_screen(found: Plan) -> Console:
     return console
 
 
-def of_a_plan() -> None:
+def draw_plan() -> None:
     """DeepSeek-V3 on 1,024 H100."""
     asked = read_plan_request(PLANNED)
     assert asked.cluster is not None
@@ -80,7 +80,7 @@ def of_a_plan() -> None:
     keep(plan_on_screen(found), "plan", "shardyard plan")
 
 
-def of_the_demo() -> None:
+def draw_demo() -> None:
     """The whole of it, with the live display once."""
     spec, console = read_job(EXAMPLE), screen("make demo")
     midway = int(MIDWAY * spec.train.num_steps)
@@ -111,20 +111,20 @@ def of_the_demo() -> None:
     keep(console, "demo", "make demo")
 
 
-def of_any_module() -> None:
-    """The demo's model, as a plain module with no hint, on eight H100."""
+def draw_module() -> None:
+    """The demo's model, as a plain module without hints, on eight H100."""
     spec = read_job(EXAMPLE).model
     assert isinstance(spec, TranslationModelSpec)
     sides = [torch.empty(PAIRS, TOKENS, dtype=torch.int64, device="meta") for _ in range(3)]
     cluster = Cluster(num_nodes=1, devices_per_node=8, device="h100")
-    found = sharding.plan(
+    plan = sharding.plan(
         TranslationLoss.on_meta(spec), [*sides, torch.tensor(0)], cluster, mesh={"devices": 8}
     )
-    found.draw(FOLDER / "sharding.svg")
+    plan.draw(FOLDER / "sharding.svg")
     print("written to docs/pictures/sharding.svg")
 
 
-PICTURES = {"plan": of_a_plan, "sharding": of_any_module, "demo": of_the_demo}
+PICTURES = {"plan": draw_plan, "sharding": draw_module, "demo": draw_demo}
 
 
 def main() -> None:

@@ -1,50 +1,37 @@
-"""SVG picture of a job's best layouts: step time and memory by kind. Equal plans give equal bytes."""
+"""Picture of a job's best layouts: step time and memory by kind, as SVG. Equal plans give equal bytes."""
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from textwrap import wrap
+from textwrap import fill
+from typing import TYPE_CHECKING
 
 from moe.plan.candidate import Options
 from moe.plan.degrees import Degrees
 from moe.plan.plan import MemoryEstimate, Plan
 from moe.plan.profile import EXECUTORS
 from moe.plan.search.explain import kind_of_time, layout_of, seconds_of, size_of
-from moe.plan.svg import (
-    BLUES,
-    GREENS,
-    INK,
-    LINE,
-    MARGIN,
-    MEMORY,
-    OCHRES,
-    PALE_INK,
-    PAPER,
-    RULE,
-    WIDTH,
-    Svg,
-    text_width,
-)
+from moe.plan.svg import require_matplotlib, svg_of
 from moe.spec import Problem, SpecError
 
-_GREY, _PALE_GREY, _LIMIT = "#8c959f", "#b8bfc7", "#b3261e"
-_TIME = {
-    "products_s": BLUES[0], "attention_s": BLUES[1], "routing_s": BLUES[2], "elementwise_s": BLUES[3],
-    "launches_s": "#d3e3f7", "all_to_all_s": OCHRES[0], "gather_s": OCHRES[1], "send_s": OCHRES[2],
-    "all_reduce_s": OCHRES[3], "bubble_s": _GREY, "data_s": _PALE_GREY, "optimizer_s": GREENS[1],
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TIME_COLOURS = {
+    "products_s": "#1a56a8", "attention_s": "#4a86cf", "routing_s": "#7fb0e6", "elementwise_s": "#a9cbf0",
+    "launches_s": "#d3e3f7", "all_to_all_s": "#a84a06", "gather_s": "#d87624", "send_s": "#eda25f",
+    "all_reduce_s": "#f3c296", "bubble_s": "#8c959f", "data_s": "#b8bfc7", "optimizer_s": "#43a56d",
 }  # fmt: skip
 """Computation blue, communication ochre, waiting grey."""
-_BYTES = {
-    "parameters": MEMORY[0], "gradients": MEMORY[1], "optimizer": MEMORY[2], "activations": MEMORY[3],
-    "workspace": "#dcc06a", "logits": "#ecdcaa", "dispatch": MEMORY[4], "communication": MEMORY[5],
+MEMORY_COLOURS = {
+    "parameters": "#5b4a9c", "gradients": "#8474c4", "optimizer": "#ada1de", "activations": "#c9a227",
+    "workspace": "#dcc06a", "logits": "#ecdcaa", "dispatch": "#2f8f8b", "communication": "#8fb8b5",
     "staging": "#c3d9d7",
 }  # fmt: skip
 """State violet, activations yellow, communication teal."""
-
-_NAMED, _BAR, _FIGURES = 268, 20, 92
-"""Widths of names and figures, height of a bar."""
-_BARS = MARGIN + _NAMED + 62
-_ROOM = WIDTH - MARGIN - _FIGURES - _BARS
+_GREY, _LIMIT = "#d1d9e0", "#b3261e"
+_TOTAL = "kinds not recorded"
+_LABEL_LETTERS = 38
 
 
 @dataclass(frozen=True)
@@ -52,17 +39,29 @@ class LayoutRow:
     """One layout. `time` and `memory` are None if an old plan has only totals."""
 
     layout: str
-    beside: str
+    status: str
     step_s: float | None
     memory_bytes: int | None
     time: Mapping[str, float] | None
     memory: Mapping[str, int] | None
     limit: int
 
+    @property
+    def label(self) -> str:
+        """Layout and status on several lines."""
+        return f"{fill(self.layout, _LABEL_LETTERS)}\n{fill(self.status, _LABEL_LETTERS)}"
+
 
 def draw_svg(plan: Plan) -> str:
-    """Draw a row per layout, the chosen one first, with a bar of time and one of memory, each kind on one scale.
-    Raises SpecError for a module's plan, which has a single layout."""
+    """SVG text of `figure_of`."""
+    return svg_of(figure_of(plan))
+
+
+def figure_of(plan: Plan) -> "Figure":
+    """Figure with a row per layout, the chosen one first: a bar of time and one of memory.
+
+    Raises SpecError for a module's plan, which has a single layout, and if matplotlib is not installed.
+    """
     if plan.module is not None:
         raise SpecError(
             Problem(
@@ -73,13 +72,83 @@ def draw_svg(plan: Plan) -> str:
                 "draw it with --module",
             )
         )
-    rows, svg = rows_of(plan), Svg(f"Layouts of a job on {plan.num_workers:,} x {plan.device_type}")
-    y = _legend(svg, plan, rows, _head(svg, plan, len(rows)))
-    longest = max((row.step_s for row in rows if row.step_s), default=0.0)
-    max_bytes = max(*(row.limit for row in rows), *(row.memory_bytes or 0 for row in rows))
-    for place, row in enumerate(rows, start=1):
-        y = _row(svg, row, place, y, longest, max_bytes, row.limit)
-    return svg.text(y + MARGIN - 8)
+    require_matplotlib("draw")
+    from matplotlib.figure import Figure
+
+    rows = rows_of(plan)
+    num_lines = sum(max(3, row.label.count("\n") + 2) for row in rows)
+    figure = Figure(figsize=(12, 2.4 + 0.17 * num_lines), layout="constrained")
+    time, memory = figure.subplots(1, 2, sharey=True)
+    figure.suptitle(_title(plan, len(rows)))
+    time.set_title(
+        f"seconds of a step of {plan.tokens_per_step:,} tokens (slowest pipeline stage)", fontsize=9
+    )
+    memory.set_title("memory of the fullest device", fontsize=9)
+    _draw_bars(time, TIME_COLOURS, [(row.time, row.step_s) for row in rows], seconds_of)
+    _draw_bars(memory, MEMORY_COLOURS, [(row.memory, row.memory_bytes) for row in rows], _size_in_words)
+    memory.vlines(
+        [row.limit for row in rows],
+        [at - 0.42 for at in range(len(rows))],
+        [at + 0.42 for at in range(len(rows))],
+        colors=_LIMIT,
+        label=f"limit: {size_of(plan.memory.limit)}",
+    )
+    time.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
+    time.invert_yaxis()
+    for axes in (time, memory):
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=3, fontsize=8, frameon=False)
+        axes.set_xticks([])
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+        axes.margins(x=0.14)
+        axes.set_xlim(left=0)
+    return figure
+
+
+def _title(plan: Plan, num_layouts: int) -> str:
+    layouts = "the layout" if num_layouts == 1 else f"the {num_layouts} best layouts"
+    by = "" if plan.profile == "ours" else f", as {EXECUTORS[plan.profile]} would run them"
+    return f"{plan.num_workers:,} x {plan.device_type}: {layouts}{by}"
+
+
+def _draw_bars(
+    axes: "Axes",
+    colours: Mapping[str, str],
+    amounts: Sequence[tuple[Mapping[str, float] | None, float | None]],
+    in_words: Callable[[float], str],
+) -> None:
+    """Draw a stacked bar per row, with its total behind it. `amounts` are (amounts by kind, total)."""
+    ends = [0.0] * len(amounts)
+    kinds = dict.fromkeys([*colours, *(kind for by_kind, _ in amounts for kind in by_kind or {})])
+    for kind in kinds:
+        widths = [(by_kind or {}).get(kind, 0) for by_kind, _ in amounts]
+        if any(widths):
+            axes.barh(
+                range(len(widths)),
+                widths,
+                left=ends,
+                height=0.6,
+                color=colours.get(kind, _GREY),
+                label=kind_of_time(kind),
+            )
+            ends = [end + width for end, width in zip(ends, widths, strict=True)]
+    unknown = [(total or 0.0) if by_kind is None else 0.0 for by_kind, total in amounts]
+    if any(by_kind is None for by_kind, _ in amounts):
+        axes.barh(range(len(unknown)), unknown, height=0.6, color=_GREY, label=_TOTAL)
+    for at, (end, (_, total)) in enumerate(zip(ends, amounts, strict=True)):
+        text = "not recorded" if total is None else in_words(total)
+        axes.annotate(
+            text,
+            (max(end, unknown[at]), at),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
+        )
+
+
+def _size_in_words(num_bytes: float) -> str:
+    return size_of(int(num_bytes))
 
 
 def rows_of(plan: Plan) -> list[LayoutRow]:
@@ -114,122 +183,6 @@ def _in_words(layout: Mapping[str, bool | int | str]) -> str:
         return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
     names = sorted(layout, key=lambda name: (place(name), name))
-    return ", ".join(name if layout[name] is True else f"{name} {layout[name]}" for name in names)
-
-
-def _head(svg: Svg, plan: Plan, number: int) -> float:
-    layouts = "the layout" if number == 1 else f"the {number} best layouts"
-    by = "" if plan.profile == "ours" else f", as {EXECUTORS[plan.profile]} would run them"
-    svg.write(MARGIN, 34, f"{plan.num_workers:,} x {plan.device_type}: {layouts}{by}", 18, font_weight="bold")
-    subtitle = (
-        f"Predicted of a step of {plan.tokens_per_step:,} tokens: seconds of the slowest pipeline stage, "
+    return ", ".join(
+        name if layout[name] is True else f"{name}\N{NO-BREAK SPACE}{layout[name]}" for name in names
     )
-    svg.write(MARGIN, 55, f"{subtitle}memory of the fullest device.", 12, fill=PALE_INK)
-    return 72
-
-
-def _legend(svg: Svg, plan: Plan, rows: Sequence[LayoutRow], y: float) -> float:
-    for title, colours, breakdowns in (
-        ("step", _TIME, [row.time for row in rows]),
-        ("memory", _BYTES, [row.memory for row in rows]),
-    ):
-        kinds_present = {
-            kind for breakdown in breakdowns if breakdown for kind, amount in breakdown.items() if amount
-        }
-        kinds = [
-            *(kind for kind in colours if kind in kinds_present),
-            *sorted(kinds_present - colours.keys()),
-        ]
-        entries = [(colours.get(kind, _GREY), kind_of_time(kind)) for kind in kinds]
-        if None in breakdowns:
-            entries.append((RULE, "kinds not told"))
-        svg.write(MARGIN, y + 11, title, fill=PALE_INK)
-        begin = x = MARGIN + 58.0
-        for colour, words in entries:
-            if x + 17 + text_width(words, 11) > WIDTH - MARGIN:
-                x, y = begin, y + LINE
-            svg.add("rect", x=x, y=y, width=12, height=12, rx=2, fill=colour)
-            x = svg.write(x + 17, y + 11, words) + 12
-        if title == "memory":
-            words = f"limit: {size_of(plan.memory.limit)} a device"
-            if x + 17 + text_width(words, 11) > WIDTH - MARGIN:
-                x, y = begin, y + LINE
-            svg.add("line", x1=x + 6, y1=y - 1, x2=x + 6, y2=y + 13, stroke=_LIMIT, stroke_width=2)
-            svg.write(x + 17, y + 11, words)
-        y += LINE
-    return y + 10
-
-
-def _row(svg: Svg, row: LayoutRow, place: int, y: float, longest: float, max_bytes: int, limit: int) -> float:
-    svg.add("line", x1=MARGIN, y1=y, x2=WIDTH - MARGIN, y2=y, stroke=RULE)
-    top = y + 12
-    at = _lines(svg, _wrap_lines(f"{place}. {row.layout}", 11.5), top + 11, 11.5, font_weight="bold")
-    below = _lines(svg, _wrap_lines(row.beside, 10.5), at + 2, 10.5, fill=PALE_INK)
-    time = {
-        kind_of_time(kind): (_TIME.get(kind, _GREY), seconds) for kind, seconds in (row.time or {}).items()
-    }
-    memory = {kind: (_BYTES.get(kind, _GREY), num_bytes) for kind, num_bytes in (row.memory or {}).items()}
-    _Bar("step", time, row.step_s, longest, seconds_of).draw(svg, top)
-    top += _BAR + 10
-    _Bar("memory", memory, row.memory_bytes, max_bytes, lambda num_bytes: size_of(int(num_bytes))).draw(
-        svg, top
-    )
-    x = _BARS + _ROOM * limit / max_bytes
-    svg.add("line", class_="limit", x1=x, y1=top - 4, x2=x, y2=top + _BAR + 4, stroke=_LIMIT, stroke_width=2)
-    return max(top + _BAR, below - 12) + 14
-
-
-def _wrap_lines(text: str, size: float) -> list[str]:
-    """Wrap text without separating names from their values."""
-    lines = wrap(
-        re.sub(r"(\w) (?=\w+(,|$))", "\\1\N{NO-BREAK SPACE}", text), int(_NAMED / text_width("m", size))
-    )
-    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
-
-
-def _lines(svg: Svg, lines: Sequence[str], y: float, size: float, **about: str) -> float:
-    """Write lines, and return the y position below them."""
-    for line in lines:
-        svg.write(MARGIN, y, line, size, None, **about)
-        y += 15
-    return y
-
-
-@dataclass(frozen=True)
-class _Bar:
-    """Stacked bar of amounts by kind, with their colours."""
-
-    title: str
-    kinds: Mapping[str, tuple[str, float]]
-    total: float | None
-    longest: float
-    in_words: Callable[[float], str]
-
-    def parts(self) -> Iterator[tuple[str, str, float]]:
-        for kind, (colour, amount) in self.kinds.items():
-            if amount:
-                yield kind, colour, amount
-        if not self.kinds and self.total:
-            yield "all", RULE, self.total
-
-    def draw(self, svg: Svg, y: float) -> None:
-        svg.write(_BARS - 6, y + 14, self.title, 10.5, fill=PALE_INK, text_anchor="end")
-        x = float(_BARS)
-        for kind, colour, amount in self.parts():
-            width = _ROOM * amount / self.longest
-            words = self.in_words(amount)
-            part = svg.add("rect", class_=f"part {self.title}", x=x, y=y, width=f"{width:.2f}", height=_BAR,
-                           fill=colour, data_kind=kind, data_amount=f"{amount:.6g}")  # fmt: skip
-            svg.add("title", part).text = f"{kind}: {words}"
-            if text_width(words, 9.5) + 6 < width and self.kinds:
-                ink = INK if _is_pale(colour) else PAPER
-                svg.write(x + width / 2, y + 14, words, 9.5, fill=ink, text_anchor="middle")
-            x += width
-        label = "not told" if self.total is None else self.in_words(self.total)
-        svg.write(WIDTH - MARGIN, y + 14, label, 11.5, font_weight="bold", text_anchor="end")
-
-
-def _is_pale(colour: str) -> bool:
-    """Whether dark text is readable on the colour, by sRGB luminance."""
-    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return 0.299 * red + 0.587 * green + 0.114 * blue > 140

@@ -152,7 +152,7 @@ class ShardingPlan:
         return explain_plan(self)
 
     def draw(self, path: str | Path) -> None:
-        """Write a picture of the plan as SVG."""
+        """Write a picture of the plan as SVG. Raises SpecError if matplotlib is not installed."""
         from moe.sharding.explain.draw import draw_svg
 
         Path(path).write_text(draw_svg(self))

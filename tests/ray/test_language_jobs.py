@@ -12,7 +12,7 @@ import transformers
 import yaml
 from peft import PeftModel
 
-from examples import docstrings
+from examples.corpora import docstrings
 from examples.small_folder import FAMILIES, VOCAB_SIZE, make
 from moe.export.hub import save_checkpoint_as_folder
 from moe.export.trained_model import TrainedModel

@@ -141,7 +141,7 @@ def test_the_best_layouts_are_drawn(tmp_path: Path) -> None:
     assert (done.returncode, "layouts (predicted)" in done.stdout) == (0, True), done.stderr
     words = [each.text for each in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
     assert "2 x cpu: the 5 best layouts" in words
-    assert words.count("memory") == words.count("step") == 6  # of five rows and the legend
+    assert {"memory of the fullest device", "matrix products", "parameters"} <= set(words)
     shardyard("plan", EXAMPLE, *ON, f"--draw={again}", "--json", url=NOWHERE)
     assert again.read_bytes() == picture.read_bytes()
 
@@ -265,7 +265,7 @@ def test_a_jobs_plan_is_kept_and_drawn(plane: ControlPlane, job_file: Path, tmp_
     done = shardyard("plan", job_id, f"--save={kept}", f"--draw={picture}", "--json", url=plane.url)
     assert done.returncode == 0, done.stderr
     assert done.stdout == kept.read_text()
-    assert picture.read_text().startswith("<svg")
+    assert "<svg" in picture.read_text()
 
 
 def test_a_plan_says_what_it_depends_on_and_what_it_is_priced_by(tmp_path: Path) -> None:

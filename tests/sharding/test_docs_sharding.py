@@ -53,7 +53,7 @@ def test_snippets_run(ranks: Pools, tmp_path: Path, num_ranks: int) -> None:
     assert first["parameters"]["experts"] == (8 // num_ranks, 32, 32)
     assert first["experts"].shape == (8, 32, 32)
     assert all(each["loss"] == pytest.approx(first["loss"], rel=1e-5) for each in others)
-    assert (tmp_path / "run" / "plan.svg").read_text().startswith("<svg")
+    assert "<svg" in (tmp_path / "run" / "plan.svg").read_text()
 
 
 def test_the_snippet_of_the_readme_runs() -> None:

@@ -166,6 +166,10 @@ def plan(
         raise Misuse(f"--draw {draw} writes an SVG picture; use a name that ends in .svg")
     if draw is not None and draw == save:
         raise Misuse(f"--save {save} and --draw each write a file; give them different names")
+    if draw is not None:
+        from moe.plan.svg import require_matplotlib
+
+        require_matplotlib("--draw")
     if module is not None:
         if options - _WITH_MODULE:
             raise Misuse(

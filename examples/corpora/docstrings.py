@@ -1,9 +1,8 @@
-"""Makes conversations of real text, with nothing downloaded: functions of installed packages, and what their docstrings
-say of them.
+"""Conversations of real text, with nothing downloaded: functions of installed packages and their docstrings.
 
-    python -m examples.docstrings FOLDER
+    python -m examples.corpora.docstrings FOLDER
 
-`chat.jsonl` has a conversation a line, `preference.jsonl` pairs of answers: a function's own docstring, and another's.
+`chat.jsonl` has a conversation per line, `preference.jsonl` pairs of answers: the own docstring, and another one.
 """
 
 import argparse
@@ -17,20 +16,19 @@ from typing import Any
 from moe.data.sequences.corpora import build
 from moe.spec import PackagesSpec
 
-_ASKED = "Say in a line what this does:\n\n"
-NUMBER = 4000
+_PROMPT = "Say in a line what this does:\n\n"
+NUM_FUNCTIONS = 4000
 _MAX_CHARS, _MAX_ANSWER_CHARS = 800, 200
 
 
 def functions() -> Iterator[tuple[str, str]]:
-    """(source without its docstring, the first line of that), each once, of functions that are neither long nor told of
-    at length."""
+    """(source without docstring, first line of the docstring) of distinct short functions."""
     seen = set()
     for document in build(PackagesSpec(corpus="packages")).documents():
         for node in ast.walk(ast.parse(document.text)):
-            if not isinstance(node, ast.FunctionDef) or not (said := ast.get_docstring(node)):
+            if not isinstance(node, ast.FunctionDef) or not (docstring := ast.get_docstring(node)):
                 continue
-            answer = said.partition("\n")[0].strip()
+            answer = docstring.partition("\n")[0].strip()
             node.body = node.body[1:] or [ast.Pass()]
             source = ast.unparse(node)
             if len(source) <= _MAX_CHARS and 12 <= len(answer) <= _MAX_ANSWER_CHARS and source not in seen:
@@ -38,17 +36,22 @@ def functions() -> Iterator[tuple[str, str]]:
                 yield source, answer
 
 
-def make(folder: Path, number: int = NUMBER) -> dict[Path, int]:
-    """Both files, made of so many functions, with the records in each."""
+def make(folder: Path, num_functions: int = NUM_FUNCTIONS) -> dict[Path, int]:
+    """Write both files from that many functions; returns their numbers of records."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = list(islice(functions(), number))
+    examples = list(islice(functions(), num_functions))
     chats = (
-        {"messages": [{"role": "user", "content": _ASKED + source}, {"role": "assistant", "content": answer}]}
-        for source, answer in found
+        {
+            "messages": [
+                {"role": "user", "content": _PROMPT + source},
+                {"role": "assistant", "content": answer},
+            ]
+        }
+        for source, answer in examples
     )
     preferences = (
-        {"prompt": _ASKED + source, "chosen": answer, "rejected": another}
-        for (source, answer), (_, another) in pairwise(found)
+        {"prompt": _PROMPT + source, "chosen": answer, "rejected": another}
+        for (source, answer), (_, another) in pairwise(examples)
         if answer != another
     )
     files = {folder / "chat.jsonl": chats, folder / "preference.jsonl": preferences}
