@@ -15,7 +15,6 @@ from moe.evaluation.extra import require_harness
 require_harness()
 
 from lm_eval.api.instance import Instance  # noqa: E402
-from lm_eval.models.huggingface import HFLM  # noqa: E402
 
 from moe.evaluation.harness import HarnessModel  # noqa: E402
 from moe.export.base import load_base  # noqa: E402
@@ -66,6 +65,8 @@ def requests(kind: str, *several: tuple[Any, ...]) -> list[Instance]:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_a_text_begins_with_what_the_tokenizer_puts_there(name: str, tmp_path: Path) -> None:
+    from lm_eval.models.huggingface import HFLM  # takes seconds, in each process that collects this file
+
     folder = folder_with(TOKENIZERS[name], tmp_path / "hub")
     ours = HarnessModel(load_base(str(folder), MAX_TOKENS, "float32"))
     theirs = HFLM(

@@ -6,7 +6,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers
@@ -80,6 +79,8 @@ def beginning_as(base: Path, folder: Path, **adapter: Any) -> LanguageModelSpec:
 @pytest.mark.parametrize("case", first_seed_of(FAMILIES, 3))
 def test_a_folder_says_all_of_its_adapter(case: tuple[str, int], tmp_path: Path) -> None:
     """Random matrices, one by one or by kind; written with ends of names, and as PEFT writes it again."""
+    import peft  # takes seconds, in each process that collects this file
+
     family, seed = case
     random = Random(f"{family} {seed}")
     base = base_of(family, random, tmp_path / "base")
@@ -342,6 +343,8 @@ def test_a_job_goes_on_from_an_adapter_and_resumes_without_its_folder(tmp_path: 
 
 def test_values_are_those_of_the_folder(tmp_path: Path) -> None:
     """Logits beside PEFT's, of a folder that PEFT has written."""
+    import peft  # takes seconds, in each process that collects this file
+
     base = base_of("qwen3", Random(3), tmp_path / "base")
     theirs = peft.get_peft_model(
         their_base(base), peft.LoraConfig(r=2, lora_alpha=3, target_modules=r".*layers\.\d+\.self_attn\.(q|v)_proj",

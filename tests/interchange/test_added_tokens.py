@@ -106,6 +106,7 @@ def by_chance(random: Random) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     return made, files
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("seed", range(150))
 def test_tokens_are_those_of_transformers(seed: int, tmp_path: Path) -> None:
     made, files = by_chance(Random(seed))

@@ -16,6 +16,7 @@ from moe.interchange.origin import Origin
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
 from moe.spec import LanguageModelSpec, SpecError, presets
+from tests.grid import num_cases
 from tests.interchange import tiny
 from tests.interchange.reference import ours_of
 
@@ -40,6 +41,7 @@ def loaded(folder: Path) -> tuple[LanguageModelSpec, torch.nn.Module]:
     return spec, model
 
 
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("layout", ["hub", "fused"])
 def test_our_tensors_are_those_of_a_plain_conversion(family: tuple[str, Path], layout: str):
     name, folder = family
@@ -51,6 +53,7 @@ def test_our_tensors_are_those_of_a_plain_conversion(family: tuple[str, Path], l
         assert torch.equal(tensor, expected[each].float()), each
 
 
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("layout", ["hub", "fused"])
 def test_a_folder_comes_back_with_every_byte_in_the_hubs_layout(
     family: tuple[str, Path], layout: str, tmp_path: Path
@@ -67,6 +70,7 @@ def test_a_folder_comes_back_with_every_byte_in_the_hubs_layout(
     assert after == {**BY_TYPE[name].constant_keys, **before, "_name_or_path": after["_name_or_path"]}
 
 
+@pytest.mark.sample(6)
 def test_a_model_made_anew_gives_transformers_the_same_logits(family: tuple[str, Path], tmp_path: Path):
     name, folder = family
     spec, model = loaded(folder / "hub")
@@ -129,6 +133,7 @@ ROPES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gpt_oss", "glm4_moe"])
 @pytest.mark.parametrize("rope", ROPES, ids=range(len(ROPES)))
 def test_positions_are_read_as_transformers_reads_them(name: str, rope: dict[str, Any]):
@@ -193,7 +198,7 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
 
 
 @given(configs())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=num_cases(60), suppress_health_check=[HealthCheck.too_slow])
 def test_any_config_means_what_transformers_writes_of_it_and_comes_back(config: dict[str, Any]):
     name = config["model_type"]
     spec = tiny.spec_of(config)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -133,6 +132,8 @@ def stored_in(storage: Path, step: int) -> Path:
     "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
 )  # PEFT's own use
 def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp_path: Path):
+    from peft import PeftModel  # takes seconds, in each process that collects this file
+
     folder = mixtral(tmp_path / "hub", dtype=torch.float32)
     spec = with_adapter(further(folder, tmp_path), rank=2)
     _, undisturbed = run(spec, tmp_path / "whole", tmp_path / "cache")
@@ -210,6 +211,8 @@ def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp
 def test_an_adapter_above_a_narrower_base_resumes_and_is_merged_into_the_folders_own_weights(
     tmp_path: Path, base: str
 ):
+    from peft import PeftModel  # takes seconds, in each process that collects this file
+
     folder = mixtral(tmp_path / "hub", dtype=torch.float32)
     spec = with_adapter(further(folder, tmp_path), rank=2, base=base)
     _, undisturbed = run(spec, tmp_path / "whole", tmp_path / "cache")

@@ -5,7 +5,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import peft
 import pytest
 import torch
 from torch import Tensor, nn
@@ -65,7 +64,7 @@ def with_random_b(model: LanguageModel) -> LanguageModel:
     return model
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("probability", [0.1, 0.6])
 @pytest.mark.parametrize(
     "family", ["llama", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"]
@@ -73,6 +72,8 @@ def with_random_b(model: LanguageModel) -> LanguageModel:
 def test_it_is_pefts_with_our_masks(family: str, probability: float, tmp_path: Path) -> None:
     """On all that PEFT wraps as modules: attention, and the feed-forward layers of models without experts. Logits and
     every gradient, at several steps."""
+    import peft  # takes seconds, in each process that collects this file
+
     random = Random(f"dropout {family} {probability}")
     base = their_model(FAMILIES[family](random), 3)
     base.save_pretrained(tmp_path / "base", save_original_format=True)
@@ -232,6 +233,8 @@ def test_a_model_is_captured_without_it() -> None:
 @pytest.mark.parametrize("targets", [["*.attention.*"], None, ["*.attention.*", "*.router"]])
 def test_pefts_config_has_it_where_peft_takes_it(targets: list[str] | None, tmp_path: Path) -> None:
     """Not beside parameters that PEFT wraps, which it refuses any with."""
+    import peft  # takes seconds, in each process that collects this file
+
     base = their_model(FAMILIES["mixtral"](Random(2)), 3)
     base.save_pretrained(tmp_path / "base", save_original_format=True)
     adapter = {"rank": 2, "dropout": 0.2, "targets": targets}

@@ -11,6 +11,7 @@ from moe.layers.cache import KVCache
 from moe.spec import LanguageModelSpec
 from moe.spec.routers import ExpertChoiceSpec
 from moe.tasks.language import LanguageModel, build_model
+from tests.grid import num_cases
 from tests.parity.language_models import ATTENTIONS, VOCABULARY, language_model
 from tests.parity.random_language import language_models
 from tests.parity.trajectory import Degrees
@@ -54,7 +55,7 @@ def made(spec: LanguageModelSpec) -> LanguageModel:
 
 
 @torch.no_grad()
-@settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.generate], print_blob=True)
+@settings(max_examples=num_cases(20), deadline=None, phases=[Phase.explicit, Phase.generate], print_blob=True)
 @given(data=st.data())
 def test_any_model_goes_on_as_it_would_from_the_whole_row(data: st.DataObject) -> None:
     def looks_ahead(spec: LanguageModelSpec) -> bool:

@@ -12,6 +12,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from moe.tasks.language import LanguageModel, build_model
 from moe.tasks.language.context import SequenceContext
 from moe.tasks.language.likelihood import Likelihood, log_likelihoods, rolling_pairs
+from tests.grid import num_cases
 from tests.language.families import FAMILIES, as_double, both
 from tests.parity.language_models import VOCABULARY, language_model
 from tests.parity.random_language import language_models
@@ -41,7 +42,7 @@ def require_same(found: list[Likelihood], expected: list[Likelihood]) -> None:
     assert [each.is_greedy for each in found] == [each.is_greedy for each in expected]
 
 
-@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate], print_blob=True)
+@settings(max_examples=num_cases(25), deadline=None, phases=[Phase.explicit, Phase.generate], print_blob=True)
 @given(data=st.data())
 def test_any_model_gives_each_row_what_it_has_alone(data: st.DataObject) -> None:
     model = build_model(data.draw(language_models(Degrees()), "model"), dtype=torch.float64).eval()

@@ -114,6 +114,7 @@ def assert_same_function(of: Case, random: Random) -> None:
     assert not told["unexpected_keys"]
 
 
+@pytest.mark.sample(4)
 def test_a_mixture_computes_what_its_dense_model_does(case: Case, request: pytest.FixtureRequest) -> None:
     assert_same_function(case, Random(request.node.name))
 
@@ -155,6 +156,7 @@ def cut(of: Case, layer: int, matrix: str, shared: bool) -> Tensor:
     return torch.stack(group * of.upcycle.num_experts)
 
 
+@pytest.mark.sample(3)
 def test_experts_are_slices_of_dense_layers(case: Case) -> None:
     layers = [each for each in case.ours.modules() if isinstance(each, MoELayer)]
     assert [each.layer for each in layers] == list(
@@ -167,6 +169,7 @@ def test_experts_are_slices_of_dense_layers(case: Case) -> None:
                 assert torch.equal(getattr(each.shared, matrix), cut(case, each.layer, matrix, True)), matrix
 
 
+@pytest.mark.sample(3)
 def test_routers_are_drawn_for_groups_which_tokens_take_whole(case: Case) -> None:
     size, num_groups = case.upcycle.routed_slices, case.upcycle.num_experts
     seen: list[Routing] = []
@@ -189,6 +192,7 @@ def test_routers_are_drawn_for_groups_which_tokens_take_whole(case: Case) -> Non
     assert len(taken) > 1 or num_groups == 1, "not all tokens take the same"
 
 
+@pytest.mark.sample(3)
 def test_tied_groups_are_taken_whole(case: Case) -> None:
     """All of them tie where routers are zero."""
     tokens = tokens_of(Random("ties"), case.spec.vocab_size, 2, 30)

@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 import yaml
-from peft import PeftModel
 
 from examples.corpora import docstrings
 from examples.small_folder import FAMILIES, VOCAB_SIZE, make
@@ -83,6 +82,8 @@ def librarys_text(job: Job, num_tokens: int) -> str:
 
 def transformers_text(folder: Path, num_tokens: int, adapter: Path | None = None) -> str:
     """What transformers makes of a folder after the prompt, with PEFT where there is an adapter to it."""
+    from peft import PeftModel  # takes seconds, in each process that collects this file
+
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     if adapter is not None:
