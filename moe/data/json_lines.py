@@ -60,15 +60,15 @@ def _value(lines: Lines, where: str, line: str) -> object:
         value: object = json.loads(line)
     except json.JSONDecodeError as error:
         rule = f"is not JSON: {error.msg} at column {error.colno}"
-        raise lines.broken_at("invalid_syntax", where, rule, _ONE_A_LINE) from None
+        raise lines.file.broken("invalid_syntax", rule, _ONE_A_LINE, where) from None
     except (RecursionError, ValueError) as error:
-        raise lines.broken_at("invalid_syntax", where, f"is not JSON: {error}", _ONE_A_LINE) from None
+        raise lines.file.broken("invalid_syntax", f"is not JSON: {error}", _ONE_A_LINE, where) from None
     return value
 
 
 def _object(lines: Lines, where: str, value: object) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise lines.broken_at("wrong_type", where, f"is {kind_of(value)}, not an object", _ONE_A_LINE)
+        raise lines.file.broken("wrong_type", f"is {kind_of(value)}, not an object", _ONE_A_LINE, where)
     return value
 
 
@@ -84,9 +84,8 @@ def _of_lines(lines: Lines) -> Iterator[tuple[str, object, int]]:
         if opening is not None:
             if line.lstrip()[0] in '"}':
                 rule = "is one JSON object over several lines, not one on each"
-                raise lines.broken_at(
-                    "invalid_syntax", "", rule, "write one JSON object a line, or one array of them"
-                )
+                remedy = "write one JSON object a line, or one array of them"
+                raise lines.file.broken("invalid_syntax", rule, remedy)
             yield f", line {opening[0]}", opening[1], len(opening[1])
             opening = None
         is_first = False
@@ -98,12 +97,10 @@ def _of_lines(lines: Lines) -> Iterator[tuple[str, object, int]]:
 def _is_array(lines: Lines) -> bool:
     """Whether a file begins with a bracket, as no object in JSON Lines does. Raises SpecError."""
     try:
-        with lines.location.open() as file:
+        with lines.file.location.open() as file:
             head = file.read(_HEAD_BYTES)
     except DAMAGED as error:
-        raise lines.broken_at(
-            "unreadable", "", f"cannot be read: {error}", "make the file whole again"
-        ) from None
+        raise lines.file.unreadable(error) from None
     return head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
 
@@ -122,7 +119,7 @@ class _Items:
         to_text = codecs.getincrementaldecoder("utf-8-sig")()
         num_bytes = 0
         try:
-            with self._lines.location.open() as file:
+            with self._lines.file.location.open() as file:
                 self._next(file, to_text)  # the bracket
                 self._at += 1
                 while self._next(file, to_text) != "]":
@@ -141,9 +138,7 @@ class _Items:
         except UnicodeDecodeError:
             raise self._broken("invalid_encoding", "is not UTF-8 text", "save the file as UTF-8") from None
         except DAMAGED as error:
-            raise self._broken(
-                "unreadable", f"cannot be read: {error}", "make the file whole again"
-            ) from None
+            raise self._lines.file.unreadable(error, self._where()) from None
 
     def _separate(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> None:
         """Skip the comma after an item; another item must follow it."""
@@ -201,4 +196,7 @@ class _Items:
         self._text += to_text.decode(content, final=not content)
 
     def _broken(self, code: ProblemCode, rule: str, remedy: str) -> SpecError:
-        return self._lines.broken_at(code, f", item {self._number}" if self._number else "", rule, remedy)
+        return self._lines.file.broken(code, rule, remedy, self._where())
+
+    def _where(self) -> str:
+        return f", item {self._number}" if self._number else ""

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from moe.data.data_file import DataFile
 from moe.data.faults import Faults
 from moe.data.file_kinds import DAMAGED, HEAD_BYTES, no_text
-from moe.data.locations import Location
-from moe.spec import Problem, ProblemCode, SpecError
+from moe.spec import ProblemCode, SpecError
 
 MAX_LINE_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
@@ -15,22 +15,20 @@ class Lines:
     """(number, line) of a UTF-8 file. Lines end with a newline only.
 
     Stops after `limit_bytes` (None: never), but not before the first line; `has_ended` says whether the end of the file
-    was reached. Raises SpecError at `place`, with file and line, for what cannot be read; `remedy` is for lines that
+    was reached. Raises SpecError, with file and line, for what cannot be read; `remedy` is for lines that
     are too long. With `faults`, a line that is too long or not UTF-8 is added to them and read as empty.
     """
 
     def __init__(
         self,
-        place: str,
-        location: Location,
+        file: DataFile,
         limit_bytes: int | None = None,
         *,
         max_line_bytes: int = MAX_LINE_BYTES,
         remedy: str = "write one pair a line",
         faults: Faults | None = None,
     ) -> None:
-        self.place = place
-        self.location = location
+        self.file = file
         self.has_ended = False
         self.limit_bytes, self.max_line_bytes = limit_bytes, max_line_bytes
         self._remedy = remedy
@@ -38,16 +36,12 @@ class Lines:
 
     def broken(self, code: ProblemCode, number: int, rule: str, remedy: str) -> SpecError:
         """Error in line `number`."""
-        return self.broken_at(code, f", line {number}", rule, remedy)
-
-    def broken_at(self, code: ProblemCode, where: str, rule: str, remedy: str) -> SpecError:
-        """Error at a place in the file; `where` is appended to the file's name."""
-        return SpecError(Problem(code, self.place, f"{self.location}{where}", rule, remedy))
+        return self.file.broken(code, rule, remedy, f", line {number}")
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         number, num_bytes = 0, 0
         try:
-            with self.location.open() as file:
+            with self.file.location.open() as file:
                 while self.limit_bytes is None or num_bytes < self.limit_bytes or number == 0:
                     raw = file.readline(self.max_line_bytes + 1)
                     if not raw:
@@ -63,14 +57,11 @@ class Lines:
                         raw = file.readline(self.max_line_bytes + 1)
                         num_bytes += len(raw)
         except DAMAGED as error:
-            raise self.broken(
-                "unreadable", number + 1, f"cannot be read: {error}", "make the file whole again"
-            ) from None
+            raise self.file.unreadable(error, f", line {number + 1}") from None
 
     def _line(self, number: int, raw: bytes) -> str:
         if number == 1 and (reason := no_text(raw[:HEAD_BYTES])) is not None:
-            code, rule, remedy = reason
-            raise self.broken_at(code, "", rule, remedy)
+            raise self.file.broken(*reason)
         try:
             return self._text(number, raw)
         except SpecError as error:

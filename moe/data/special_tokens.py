@@ -17,9 +17,14 @@ def start_token(files: Mapping[str, bytes]) -> str | None:
 def named_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
     """Tokens by role (`bos_token`, `eos_token`, ...). As in transformers, `special_tokens_map.json` takes precedence,
     unless `tokenizer_config.json` has `added_tokens_decoder`: then it is ignored."""
-    config = _object(files.get(TOKENIZER_CONFIG))
+    config = json_object(files, TOKENIZER_CONFIG)
     if "added_tokens_decoder" not in config:
-        config = {**config, **_object(files.get(SPECIAL_TOKENS_MAP))}
+        config = {**config, **json_object(files, SPECIAL_TOKENS_MAP)}
+    return contents_by_role(config)
+
+
+def contents_by_role(config: Mapping[str, Any]) -> dict[str, str]:
+    """Texts of the tokens among the fields of a tokenizer's config."""
     contents = {role: content_of(token) for role, token in config.items() if role.endswith("_token")}
     return {role: content for role, content in contents.items() if content is not None}
 
@@ -30,9 +35,10 @@ def content_of(token: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _object(content: bytes | None) -> dict[str, Any]:
+def json_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """Object in a JSON file; empty if there is no such file, or no object in it."""
     try:
-        value = json.loads(content or b"{}")
+        value = json.loads(files.get(name, b"{}"))
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from moe.data.data_file import DataFile
 from moe.data.json_lines import kind_of, parse_object
 from moe.data.lines import Lines
 from moe.data.locations import Locator
@@ -107,7 +108,7 @@ def _split(task: TaskSpec, split: str, folder: Path) -> tuple[TaskDocument, ...]
             rule = "must be a path relative to the file of tasks, and stay in its folder"
             raise SpecError(Problem("not_allowed", place, path, rule, "put the file beside it"))
         for location in Locator([str(folder)]).locate(place, f"{folder}/{path}"):
-            lines = Lines(place, location, remedy="shorten it")
+            lines = Lines(DataFile(place, location), remedy="shorten it")
             document_lines += [
                 _Line(lines, number, parse_object(lines, number, line))
                 for number, line in lines

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moe.data.conversations.template import CHAT_TEMPLATE, TRAINING_TEMPLATE, has_template, plain
+from moe.data.conversations.template import CHAT_TEMPLATE, TRAINING_TEMPLATE, has_template
 from moe.data.sequences import CLOSERS
+from moe.data.special_tokens import json_object
 from moe.export.trained_model import not_ours, verify_checkpoint
 from moe.interchange.adapters import MergedSource, save_adapter
 from moe.interchange.catalog import catalog
@@ -142,7 +143,7 @@ def _generation(checkpoint: Folder, origin: Origin | None) -> dict[str, bytes]:
     if origin is None or CLOSERS not in checkpoint.names(TOKENIZERS):
         return {}
     closers = json.loads(checkpoint.read(f"{TOKENIZERS}/{CLOSERS}"))
-    generation_config = plain(origin.files, GENERATION)
+    generation_config = json_object(origin.files, GENERATION)
     ends = generation_config.get("eos_token_id", origin.config.get("eos_token_id"))
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
     if not (further := [id for id in closers if id not in ends]):

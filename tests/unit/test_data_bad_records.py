@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from moe.data.corpus import CHECK_BYTES
+from moe.data.data_file import DataFile
 from moe.data.faults import MAX_EXAMPLES, MAX_KINDS, Faults, OutOfTime
 from moe.data.lines import Lines
 from moe.data.locations import Location
@@ -18,7 +19,6 @@ from moe.data.pairs import corpora as pairs
 from moe.data.sequences import check, prepare
 from moe.data.sequences.conversation_files import records
 from moe.data.sequences.corpora import build
-from moe.data.sequences.formats import DataFile
 from moe.spec import DocumentsSpec, JsonlSpec, ParallelTextSpec, Problem, SpecError
 from tests.unit.test_data_conversations import VOCABULARY, chat, tokenizer_of
 
@@ -214,11 +214,11 @@ def test_a_line_without_end_is_read_up_to_the_limit(tmp_path: Path) -> None:
     path.write_bytes(b"x" * 5000 + b"\n" + b"y\n")
     place = Location("file", str(path))
     faults = Faults()
-    lines = Lines("data", place, 1000, max_line_bytes=100, faults=faults)
+    lines = Lines(DataFile("data", place), 1000, max_line_bytes=100, faults=faults)
     assert list(lines) == [(1, "")]
     assert not lines.has_ended, "the rest of the line was not looked for"
     assert (faults.num_records, faults.num_bad) == (1, 1)
-    lines = Lines("data", place, max_line_bytes=100, faults=Faults())
+    lines = Lines(DataFile("data", place), max_line_bytes=100, faults=Faults())
     assert list(lines) == [(1, ""), (2, "y")]
     assert lines.has_ended
 

@@ -9,10 +9,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from moe.data.data_file import DataFile
 from moe.data.locations import Location
 from moe.data.sequences import check
 from moe.data.sequences.corpora import build
-from moe.data.sequences.formats import DataFile, PlainText
+from moe.data.sequences.formats import PlainText
 from moe.spec import DocumentsSpec, SpecError
 from tests.refusals import refused
 from tests.unit.data_corpora import write_jsonl

@@ -17,6 +17,7 @@ import pytest
 
 from moe.data import json_lines
 from moe.data.conversations.records import conversation_of
+from moe.data.data_file import DataFile
 from moe.data.faults import Faults
 from moe.data.json_lines import rows
 from moe.data.lines import Lines
@@ -133,7 +134,7 @@ def test_an_array_is_read_as_its_items(seed: int, tmp_path: Path, monkeypatch: p
     space = random.choice(["", "\n", " \r\n\t"])
     mark = random.choice([b"", b"\xef\xbb\xbf"])
     (tmp_path / "a.json").write_bytes(mark + f"{space}{text}{space}".encode())
-    found = list(rows(Lines("data", Location("file", str(tmp_path / "a.json")))))
+    found = list(rows(Lines(DataFile("data", Location("file", str(tmp_path / "a.json"))))))
     assert [row.values for row in found] == given
     assert [row.where for row in found] == [f", item {number + 1}" for number in range(len(given))]
 
@@ -166,7 +167,7 @@ def test_a_first_record_that_was_cut_short_is_one_bad_record(others: list[str], 
     """And no object over several lines."""
     (tmp_path / "a.jsonl").write_text("\n".join(["{", *others]))
     faults = Faults()
-    read = list(rows(Lines("data", Location("file", str(tmp_path / "a.jsonl"))), faults))
+    read = list(rows(Lines(DataFile("data", Location("file", str(tmp_path / "a.jsonl")))), faults))
     assert [row.where for row in read] == [f", line {len(others) + 1}"] * bool(others)
     assert (faults.num_records, faults.num_bad) == (len(others) + 1, len(others) + 1 - len(read))
 
@@ -175,8 +176,8 @@ def test_white_space_of_an_array_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[" + " " * (2 * json_lines._CHUNK_BYTES) + '{"text": "a"}]')
     place = Location("file", str(tmp_path / "a.json"))
     with refused("too_large", "data"):
-        list(rows(Lines("data", place, max_line_bytes=1000)))
-    assert len(list(rows(Lines("data", place)))) == 1
+        list(rows(Lines(DataFile("data", place), max_line_bytes=1000)))
+    assert len(list(rows(Lines(DataFile("data", place))))) == 1
 
 
 def test_a_file_of_nothing_is_told(tmp_path: Path) -> None:

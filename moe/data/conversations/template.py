@@ -10,6 +10,7 @@ from typing import Any
 
 from moe.data.conversations.conversation import Conversation, RenderedText, Rendering, UnreadableRecord
 from moe.data.limited_process import NoAnswer, answer_of
+from moe.data.special_tokens import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, contents_by_role, json_object
 from moe.spec import Problem, SpecError
 
 _TOOL_USE = "additional_chat_templates.tool_use.jinja"
@@ -17,8 +18,7 @@ CHAT_TEMPLATE = "chat_template.jinja"
 TRAINING_TEMPLATE, ARGUMENTS = "chat_template.training.jinja", "chat_template.arguments.json"
 """Files that a job adds to those of its model's folder: its own template, and template arguments."""
 TEMPLATE_FILES = (
-    TRAINING_TEMPLATE, CHAT_TEMPLATE, "chat_template.json", "tokenizer_config.json", "special_tokens_map.json",
-    _TOOL_USE, ARGUMENTS,
+    TRAINING_TEMPLATE, CHAT_TEMPLATE, "chat_template.json", TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, _TOOL_USE, ARGUMENTS,
 )  # fmt: skip
 """Files that determine how conversations are rendered: of the first four, the first that has a template."""
 PLACE = "model.from"
@@ -50,7 +50,7 @@ class ChatTemplate:
         cls, files: Mapping[str, bytes], date: str | None = None, ends: tuple[str, ...] = ()
     ) -> "ChatTemplate":
         """Template in a folder's files, or the one that a job adds. Raises SpecError if there is none."""
-        config = plain(files, "tokenizer_config.json")
+        config = json_object(files, TOKENIZER_CONFIG)
         sources: dict[str, str] = {}
         place = PLACE
         if TRAINING_TEMPLATE in files:
@@ -64,7 +64,7 @@ class ChatTemplate:
                 sources[_TOOLS] = tools.decode("utf-8", "replace")
         else:
             for raw_templates in (
-                plain(files, "chat_template.json").get("chat_template"),
+                json_object(files, "chat_template.json").get("chat_template"),
                 config.get("chat_template"),
             ):
                 sources = sources or _sources(raw_templates)
@@ -75,13 +75,9 @@ class ChatTemplate:
                     "missing", PLACE, None, rule, "name one by data.chat_template, or use corpus documents"
                 )
             )
-        token_fields = {**plain(files, "special_tokens_map.json"), **config}
-        variables = {
-            key: text
-            for key, token in token_fields.items()
-            if key.endswith("_token") and (text := _content(token))
-        }
-        return cls(sources, {**variables, **plain(files, ARGUMENTS)}, date, ends, place)
+        tokens = contents_by_role({**json_object(files, SPECIAL_TOKENS_MAP), **config})
+        variables = {role: content for role, content in tokens.items() if content}
+        return cls(sources, {**variables, **json_object(files, ARGUMENTS)}, date, ends, place)
 
     def render_rows(self, conversations: Sequence[Conversation]) -> Iterator[Rendering | UnreadableRecord]:
         """Rows of each conversation, in order, up to the first that fails, for which the reason is given. Rendered in a
@@ -179,17 +175,3 @@ def _sources(value: Any) -> dict[str, str]:
         if isinstance(entry, Mapping) and isinstance(entry.get("template"), str):
             sources[str(entry.get("name"))] = entry["template"]
     return sources if _DEFAULT in sources else {}
-
-
-def _content(token: Any) -> str | None:
-    content = token.get("content") if isinstance(token, Mapping) else token
-    return content if isinstance(content, str) else None
-
-
-def plain(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    """Object in a JSON file; empty if there is no such file, or no object in it."""
-    try:
-        value = json.loads(files.get(name, b"{}"))
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

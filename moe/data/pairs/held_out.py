@@ -1,14 +1,10 @@
-"""Pairs that a model never learns from, so that it is evaluated on them.
+"""Pairs that a model never learns from, so that it is evaluated on them."""
 
-Both choices hash the text itself under a key. They depend neither on the order of the corpus nor on what else
-is in it: adding data never moves a held-out message into training.
-"""
-
-import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from enum import IntEnum
 
+from moe.data.held_out import is_held_out
 from moe.data.pairs.pair import Pair
 from moe.spec import PairsSpec
 
@@ -37,14 +33,14 @@ class HeldOut:
         Messages that differ only in case and punctuation are one message: knowing "Save" answers "Save…".
         """
         unseen = {
-            target: self._draw("message", _essence(target)) < self._share_of_messages
+            target: is_held_out(f"message\0{_essence(target)}", self._share_of_messages, self._key)
             for target in {pair.target for pair in pairs}
         }
         return [
             CorpusPart.UNSEEN
             if unseen[pair.target]
             else CorpusPart.SEEN
-            if self._draw("pair", "\0".join(pair)) < self._share_of_pairs
+            if is_held_out("\0".join(("pair", *pair)), self._share_of_pairs, self._key)
             else CorpusPart.TRAIN
             for pair in pairs
         ]
@@ -61,10 +57,6 @@ class HeldOut:
             else part
             for pair, part in zip(pairs, candidates, strict=True)
         ]
-
-    def _draw(self, kind: str, text: str) -> float:
-        digest = hashlib.blake2b(f"{kind}\0{text}".encode(), digest_size=8, key=self._key).digest()
-        return int.from_bytes(digest, "big") / 2**64
 
 
 def _essence(message: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from moe.data.corpus import CHECK_BYTES
+from moe.data.data_file import DataFile, locate_files
 from moe.data.faults import Faults
 from moe.data.json_lines import JsonRow, kind_of, rows
 from moe.data.lines import Lines
@@ -23,19 +24,14 @@ class JsonlPairs(PairCorpus):
         self._num_bad = 0
 
     @cached_property
-    def _files(self) -> list[tuple[str, Location]]:
-        """(place in the spec, file), each file once."""
-        place_of: dict[Location, str] = {}
-        for index, path in enumerate(self._data.paths):
-            for location in self._locator.locate(f"data.paths[{index}]", path):
-                place_of.setdefault(location, f"data.paths[{index}]")
-        return [(place, location) for location, place in place_of.items()]
+    def _files(self) -> list[DataFile]:
+        return locate_files(self._locator, "data.paths", self._data.paths)
 
     def check(self) -> tuple[str, ...]:
         langs: set[str] = set()
         is_whole_corpus, faults = True, Faults.from_spec(self._data)
-        for place, location in self._files:
-            lines = Lines(place, location, CHECK_BYTES // len(self._files), faults=faults)
+        for file in self._files:
+            lines = Lines(file, CHECK_BYTES // len(self._files), faults=faults)
             langs.update(pair.lang for pair in self._read(lines, faults))
             is_whole_corpus = is_whole_corpus and lines.has_ended
         faults.require_none()
@@ -45,20 +41,20 @@ class JsonlPairs(PairCorpus):
 
     @property
     def user_files(self) -> list[Location]:
-        return [location for _, location in self._files]
+        return [file.location for file in self._files]
 
     def records(self, faults: Faults) -> Iterator[Pair]:
-        for place, location in self._files:
-            yield from self._read(Lines(place, location, faults=faults), faults)
+        for file in self._files:
+            yield from self._read(Lines(file, faults=faults), faults)
 
     def fingerprint(self) -> str:
-        return combined_fingerprint(location for _, location in self._files)
+        return combined_fingerprint(self.user_files)
 
     def pairs(self) -> Iterator[Pair]:
         languages = self._data.languages
         faults = Faults.from_spec(self._data)
-        for place, location in self._files:
-            for pair in self._read(Lines(place, location, faults=faults), faults):
+        for file in self._files:
+            for pair in self._read(Lines(file, faults=faults), faults):
                 if languages is None or pair.lang in languages:
                     yield pair
             faults.end_file()
@@ -87,16 +83,15 @@ class JsonlPairs(PairCorpus):
         for field, column in columns.items():
             if column not in row.values:
                 column_names = ", ".join(map(repr, row.values)) if row.values else "no columns at all"
-                rule = f"is not a column of {lines.location}{row.where}, which has {column_names}"
+                rule = f"is not a column of {lines.file.location}{row.where}, which has {column_names}"
                 raise SpecError(Problem("not_found", f"data.{field}", column, rule, "use one of those"))
             value = row.values[column]
             if not isinstance(value, str):
                 rule = f"has a {column!r} that is {kind_of(value)}, not text"
-                raise lines.broken_at(
-                    "wrong_type", row.where, rule, "put a string there, or leave the line out"
-                )
+                remedy = "put a string there, or leave the line out"
+                raise lines.file.broken("wrong_type", rule, remedy, row.where)
             values.append(value)
         if not LANGUAGE_CODE.fullmatch(values[0]):
             rule = f"has a {self._data.lang_column!r} (={values[0][:40]!r}) that is no language code"
-            raise lines.broken_at("invalid_value", row.where, rule, LANGUAGE_CODE_REMEDY)
+            raise lines.file.broken("invalid_value", rule, LANGUAGE_CODE_REMEDY, row.where)
         return Pair(*values)

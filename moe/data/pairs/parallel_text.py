@@ -6,6 +6,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from moe.data.corpus import CHECK_BYTES
+from moe.data.data_file import DataFile
 from moe.data.faults import Faults
 from moe.data.lines import Lines
 from moe.data.locations import Location, Locator
@@ -87,8 +88,8 @@ class ParallelText(PairCorpus):
 def _read(files: _Files, faults: Faults, limit_bytes: int | None = None) -> Iterator[Pair]:
     """The pairs of two files, or of their beginnings; a faulty line becomes an empty side. Raises SpecError for
     unequal numbers of lines."""
-    sources = Lines(f"{files.place}.source", files.source, limit_bytes, faults=faults)
-    targets = Lines(f"{files.place}.target", files.target, limit_bytes, faults=faults)
+    sources = Lines(DataFile(f"{files.place}.source", files.source), limit_bytes, faults=faults)
+    targets = Lines(DataFile(f"{files.place}.target", files.target), limit_bytes, faults=faults)
     num_sources = num_targets = 0
     num_records = faults.num_records
     for source, target in zip_longest(sources, targets):

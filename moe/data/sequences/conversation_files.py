@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from moe.data.conversations.records import ARGUMENTS, MEDIA, REJECTED
+from moe.data.data_file import DataFile
 from moe.data.faults import Faults
 from moe.data.json_lines import rows
 from moe.data.lines import Lines
 from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES
-from moe.data.sequences.formats import UNREADABLE, DataFile
-from moe.spec import SpecError
+from moe.data.sequences.parquet_files import open_parquet
 from moe.spec.sequences import format_of
 
 KEYS = (
@@ -49,16 +49,12 @@ def is_parquet(file: DataFile) -> bool:
     return format_of(file.location.path) == "parquet"
 
 
-class ConversationColumns:
-    """Columns that Parquet files must have."""
-
-    def require_column(self, file: DataFile, types: dict[str, str]) -> None:
-        """Raise SpecError unless a file has a column with conversations."""
-        if not any(key in types for key in _ONE_OF):
-            column_names = ", ".join(map(repr, types)) if types else "no columns at all"
-            raise file.broken(
-                "missing", f"has {column_names}, and none of {', '.join(_ONE_OF)}", "name its columns so"
-            )
+def require_conversations(file: DataFile, types: Mapping[str, str]) -> None:
+    """Raise SpecError unless a Parquet file with columns of these types has one with conversations."""
+    if not any(key in types for key in _ONE_OF):
+        column_names = ", ".join(map(repr, types)) if types else "no columns at all"
+        rule = f"has {column_names}, and none of {', '.join(_ONE_OF)}"
+        raise file.broken("missing", rule, "name its columns so")
 
 
 def _without_nulls(value: Any) -> Any:
@@ -69,40 +65,19 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _of_lines(file: DataFile, limit_bytes: int | None, faults: Faults | None) -> Iterator[ConversationRecord]:
-    lines = Lines(
-        file.place,
-        file.location,
-        limit_bytes,
-        max_line_bytes=MAX_DOCUMENT_BYTES,
-        remedy=_SHORTER,
-        faults=faults,
-    )
+    lines = Lines(file, limit_bytes, max_line_bytes=MAX_DOCUMENT_BYTES, remedy=_SHORTER, faults=faults)
     for row in rows(lines, faults):
         yield ConversationRecord(row.where, row.values, row.num_bytes)
 
 
 def _of_parquet(file: DataFile, faults: Faults | None) -> Iterator[ConversationRecord]:
-    import pyarrow
-    import pyarrow.parquet
-
     number = 0
-    try:
-        with file.location.raw() as raw, pyarrow.parquet.ParquetFile(raw) as parquet_file:
-            names = parquet_file.schema_arrow.names
-            ConversationColumns().require_column(file, dict.fromkeys(names, ""))
-            for batch in parquet_file.iter_batches(
-                batch_size=64, columns=[name for name in names if name in KEYS]
-            ):
-                for row in batch.to_pylist():
-                    number += 1
-                    if faults is not None:
-                        faults.read()
-                    yield ConversationRecord(
-                        f", row {number}", _without_nulls(row), batch.nbytes // max(1, batch.num_rows)
-                    )
-    except SpecError:
-        raise
-    except (*UNREADABLE, pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise file.broken(
-            "unreadable", f"cannot be read as Parquet: {error}", "write the file anew"
-        ) from None
+    with open_parquet(file, require_conversations) as parquet_file:
+        columns = [name for name in parquet_file.schema_arrow.names if name in KEYS]
+        for batch in parquet_file.iter_batches(batch_size=64, columns=columns):
+            for row in batch.to_pylist():
+                number += 1
+                if faults is not None:
+                    faults.read()
+                num_bytes = batch.nbytes // max(1, batch.num_rows)
+                yield ConversationRecord(f", row {number}", _without_nulls(row), num_bytes)

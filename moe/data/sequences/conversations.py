@@ -8,27 +8,30 @@ from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
+from moe.data.chunks import chunks
 from moe.data.conversations.conversation import NOTES, Conversation, Rendering, UnreadableRecord
 from moe.data.conversations.records import conversation_of, pair_of
 from moe.data.conversations.template import ChatTemplate
 from moe.data.corpus import CHECK_BYTES
+from moe.data.data_file import DataFile, locate_files
 from moe.data.faults import Faults
+from moe.data.held_out import is_held_out
 from moe.data.locations import Location, Locator
-from moe.data.sequences.conversation_files import KEYS, ConversationColumns, is_parquet, records
+from moe.data.sequences.conversation_files import KEYS, is_parquet, records, require_conversations
 from moe.data.sequences.corpus import (
     DocumentCorpus,
     DocumentSource,
     SourceDocument,
     as_characters,
 )
-from moe.data.sequences.formats import DataFile
+from moe.data.sequences.parquet_files import check_columns
 from moe.spec import ConversationsSpec, PreferenceSpec, Problem, SpecError
 
 SOURCE = "conversations"
 """Name in the report."""
 _KEY = b"shardyard held-out conversations"
 _CHUNK_BYTES, _CHUNK = 8 << 20, 1000
-"""Size of a batch of records to render, counting a record's bytes once for each message; and their number."""
+"""Bytes of a batch of records to render, and their number."""
 _WAYS = {False: "the text that each answer adds", True: "the template's generation marks"}
 """Ways to find the assistant's text, by whether the template marks it."""
 _CHECKED = 32
@@ -86,22 +89,12 @@ class Conversations(DocumentCorpus):
 
     @cached_property
     def _files(self) -> list[DataFile]:
-        seen_locations: set[Location] = set()
-        files = []
-        for number, path in enumerate(self._data.paths):
-            where = f"data.paths[{number}]"
-            for location in self._locator.locate(where, path):
-                if location not in seen_locations:
-                    files.append(DataFile(where, location))
-                seen_locations.add(location)
-        return files
+        return locate_files(self._locator, "data.paths", self._data.paths)
 
     def check(self) -> tuple[str, ...]:
         of_parquet = [file for file in self._files if is_parquet(file)]
         if of_parquet:
-            from moe.data.sequences.parquet_columns import check_columns
-
-            check_columns(ConversationColumns(), of_parquet)
+            check_columns(require_conversations, of_parquet)
         line_files = [file for file in self._files if not is_parquet(file)]
         sample_entries: list[_ConversationEntry] = []
         faults = Faults.from_spec(self._data)
@@ -184,7 +177,7 @@ class Conversations(DocumentCorpus):
     ) -> Iterator[tuple[_ConversationEntry, tuple[Rendering, ...]]]:
         """Each entry with its renderings; an entry that the template refuses is added to `faults`."""
         num_refused = 0
-        for chunk in _chunks(entries):
+        for chunk in chunks(entries, _rendered_bytes, _CHUNK_BYTES, _CHUNK):
             left = chunk
             while left:
                 renderings = self._template.render_rows(
@@ -225,18 +218,9 @@ class Conversations(DocumentCorpus):
 
     def _is_held_out(self, conversation: Conversation) -> bool:
         prompt = json.dumps(conversation.messages[: conversation.first_answer], sort_keys=True, default=str)
-        digest = hashlib.blake2b(prompt.encode(), digest_size=8, key=_KEY).digest()
-        return int.from_bytes(digest, "big") < self._data.held_out * 2**64
+        return is_held_out(prompt, self._data.held_out, _KEY)
 
 
-def _chunks(entries: Iterable[_ConversationEntry]) -> Iterator[list[_ConversationEntry]]:
-    chunk: list[_ConversationEntry] = []
-    num_bytes = 0
-    for entry in entries:
-        chunk.append(entry)
-        num_bytes += entry.num_bytes * sum(len(conversation.messages) for conversation in entry.conversations)
-        if num_bytes >= _CHUNK_BYTES or len(chunk) == _CHUNK:
-            yield chunk
-            chunk, num_bytes = [], 0
-    if chunk:
-        yield chunk
+def _rendered_bytes(entry: _ConversationEntry) -> int:
+    """Approximate bytes to render: a record's bytes once for each message."""
+    return entry.num_bytes * sum(len(conversation.messages) for conversation in entry.conversations)

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from moe.data.corpus import CHECK_BYTES
+from moe.data.data_file import DataFile, locate_files
 from moe.data.faults import Faults
+from moe.data.held_out import is_held_out
 from moe.data.locations import Location, Locator
 from moe.data.sequences.corpus import (
     DocumentCorpus,
@@ -14,7 +16,8 @@ from moe.data.sequences.corpus import (
     SourceDocument,
     as_characters,
 )
-from moe.data.sequences.formats import DataFile, FormatReader, Parquet, reader_of
+from moe.data.sequences.formats import FormatReader, Parquet, reader_of
+from moe.data.sequences.parquet_files import check_columns
 from moe.spec import DocumentsSpec, Problem, SpecError
 
 _KEY = b"shardyard held-out documents"
@@ -45,13 +48,8 @@ class DocumentFiles(DocumentCorpus):
         seen_locations: set[Location] = set()
         files_by_reader = []
         for index, source in enumerate(self._data.sources):
-            place, files = f"data.sources[{index}]", []
-            for number, path in enumerate(source.paths):
-                where = f"{place}.paths[{number}]"
-                for location in self._locator.locate(where, path):
-                    if location not in seen_locations:
-                        files.append(DataFile(where, location))
-                    seen_locations.add(location)
+            place = f"data.sources[{index}]"
+            files = locate_files(self._locator, f"{place}.paths", source.paths, seen_locations)
             if not files:
                 rule = "names only files that sources before it name too"
                 raise SpecError(Problem("duplicate", f"{place}.paths", None, rule, "leave the source out"))
@@ -62,9 +60,7 @@ class DocumentFiles(DocumentCorpus):
         num_files, faults = len(self.user_files), Faults.from_spec(self._data)
         for reader, files in self._files:
             if isinstance(reader, Parquet):
-                from moe.data.sequences.parquet_columns import check_columns
-
-                check_columns(reader, files)
+                check_columns(reader.require_column, files)
                 continue
             for file in files:
                 for _ in reader.texts(file, CHECK_BYTES // num_files, faults):
@@ -99,7 +95,7 @@ class DocumentFiles(DocumentCorpus):
                         continue
                     num_documents += 1
                     text = as_characters(text)
-                    yield SourceDocument(name, text, self._is_held_out(text))
+                    yield SourceDocument(name, text, is_held_out(text, self._data.held_out, _KEY))
                 faults.end_file()
             if not num_documents:
                 places = ", ".join(str(file.location) for file in files[:3])
@@ -113,7 +109,3 @@ class DocumentFiles(DocumentCorpus):
 
     def facts(self) -> dict[str, object]:
         return {"corpus": "documents", "files": len(self.user_files), "left_out": dict(self._counts)}
-
-    def _is_held_out(self, text: str) -> bool:
-        digest = hashlib.blake2b(text.encode(), digest_size=8, key=_KEY).digest()
-        return int.from_bytes(digest, "big") < self._data.held_out * 2**64

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from moe.data.chunks import chunks
 from moe.data.sequences.corpus import SourceDocument
 from moe.data.tokenizer import Tokenizer
 from moe.spec import Problem, SpecError
@@ -63,7 +64,7 @@ def id_type(tokenizer: Tokenizer) -> np.dtype[Any]:
 def encode_documents(tokenizer: Tokenizer, documents: Iterable[SourceDocument]) -> Iterator[EncodedDocument]:
     """Each document with its ids. Raises SpecError for text that breaks the tokenizer."""
     dtype = id_type(tokenizer)
-    for chunk in _chunks(documents):
+    for chunk in chunks(documents, lambda document: len(document.text), _CHUNK_CHARS):
         plain = [document for document in chunk if document.spans is None]
         chats = [document for document in chunk if document.spans is not None]
         parts = [list(_parts(document.text)) for document in plain]
@@ -108,19 +109,6 @@ def _encode_or_raise(encode: Callable[[], list[T]], chunk: Sequence[SourceDocume
         raise SpecError(
             Problem("unsupported", "model.tokenizer", None, rule, "use another tokenizer")
         ) from None
-
-
-def _chunks(documents: Iterable[SourceDocument]) -> Iterator[list[SourceDocument]]:
-    chunk: list[SourceDocument] = []
-    num_chars = 0
-    for document in documents:
-        chunk.append(document)
-        num_chars += len(document.text)
-        if num_chars >= _CHUNK_CHARS:
-            yield chunk
-            chunk, num_chars = [], 0
-    if chunk:
-        yield chunk
 
 
 def _parts(text: str) -> Iterator[str]:

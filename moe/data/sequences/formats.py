@@ -3,31 +3,18 @@
 import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from moe.data.data_file import DataFile
 from moe.data.faults import Faults, fault
 from moe.data.file_kinds import DAMAGED, HEAD_BYTES, no_text
 from moe.data.json_lines import JsonRow, kind_of, rows
 from moe.data.lines import Lines
-from moe.data.locations import Location
 from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES
+from moe.data.sequences.parquet_files import TEXT_TYPES, open_parquet
 from moe.spec import Problem, ProblemCode, SourceSpec, SpecError
 
-UNREADABLE = DAMAGED
 _SHORTER = "cut it into several documents"
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """A file of a source."""
-
-    place: str
-    """Path in the spec: `data.sources[0].paths[1]`."""
-    location: Location
-
-    def broken(self, code: ProblemCode, rule: str, remedy: str, where: str = "") -> SpecError:
-        return SpecError(Problem(code, self.place, f"{self.location}{where}", rule, remedy))
 
 
 class FormatReader(ABC):
@@ -54,14 +41,7 @@ class JsonlReader(FormatReader):
     def texts(
         self, file: DataFile, limit_bytes: int | None = None, faults: Faults | None = None
     ) -> Iterator[str]:
-        lines = Lines(
-            file.place,
-            file.location,
-            limit_bytes,
-            max_line_bytes=MAX_DOCUMENT_BYTES,
-            remedy=_SHORTER,
-            faults=faults,
-        )
+        lines = Lines(file, limit_bytes, max_line_bytes=MAX_DOCUMENT_BYTES, remedy=_SHORTER, faults=faults)
         for row in rows(lines, faults):
             value = row.values.get(self._column)
             if isinstance(value, str):
@@ -96,8 +76,8 @@ class PlainText(FormatReader):
         try:
             with file.location.open() as stream:
                 content = stream.read(max_bytes + 1)
-        except UNREADABLE as error:
-            raise file.broken("unreadable", f"cannot be read: {error}", "make the file whole again") from None
+        except DAMAGED as error:
+            raise file.unreadable(error) from None
         if len(content) > MAX_DOCUMENT_BYTES:
             raise file.broken(
                 "too_large", f"is longer than {MAX_DOCUMENT_BYTES} bytes", "cut it into several files"
@@ -127,30 +107,21 @@ class Parquet(FormatReader):
     def texts(
         self, file: DataFile, limit_bytes: int | None = None, faults: Faults | None = None
     ) -> Iterator[str]:
-        import pyarrow
-        import pyarrow.parquet
-
-        try:
-            with file.location.raw() as raw, pyarrow.parquet.ParquetFile(raw) as parquet_file:
-                self.require_column(file, column_types(parquet_file.schema_arrow))
-                row, num_bytes = 0, 0
-                for batch in parquet_file.iter_batches(batch_size=256, columns=[self._column]):
-                    for value in batch.column(0):
-                        row += 1
-                        if faults is not None:
-                            faults.read()
-                        text, size = self._value(value)
-                        if text is None or size > MAX_DOCUMENT_BYTES:
-                            fault(faults, self._problem(file, row, value, size))
-                            continue
-                        yield text
-                        num_bytes += size
-                        if limit_bytes is not None and num_bytes >= limit_bytes:
-                            return
-        except (*UNREADABLE, pyarrow.ArrowException, UnicodeDecodeError) as error:
-            raise file.broken(
-                "unreadable", f"cannot be read as Parquet: {error}", "write the file anew"
-            ) from None
+        row, num_bytes = 0, 0
+        with open_parquet(file, self.require_column) as parquet_file:
+            for batch in parquet_file.iter_batches(batch_size=256, columns=[self._column]):
+                for value in batch.column(0):
+                    row += 1
+                    if faults is not None:
+                        faults.read()
+                    text, size = self._value(value)
+                    if text is None or size > MAX_DOCUMENT_BYTES:
+                        fault(faults, self._problem(file, row, value, size))
+                        continue
+                    yield text
+                    num_bytes += size
+                    if limit_bytes is not None and num_bytes >= limit_bytes:
+                        return
 
     def _value(self, value: Any) -> tuple[str | None, int]:
         """(text of a row, or None if it has none or none in UTF-8; its bytes)"""
@@ -181,38 +152,6 @@ class Parquet(FormatReader):
             raise SpecError(
                 Problem("wrong_type", self._place, self._column, rule, "name a column of strings")
             )
-
-
-TEXT_TYPES = ("string", "large_string", "string_view")
-
-
-def column_types(schema: object) -> dict[str, str]:
-    """Types of an Arrow schema's columns, by name."""
-    types = {}
-    for field in schema:  # type: ignore[attr-defined]
-        value_type = getattr(field.type, "value_type", None)  # that of a dictionary's entries
-        types[str(field.name)] = str(value_type if str(value_type) in TEXT_TYPES else field.type)
-    return types
-
-
-def footer_of(file: DataFile) -> bytes:
-    """Footer of a Parquet file, which lists its columns. Raises SpecError for other files."""
-    try:
-        with file.location.raw() as raw:
-            end = raw.seek(0, 2)
-            raw.seek(max(0, end - 8))
-            tail = raw.read(8)
-            num_bytes = int.from_bytes(tail[:4], "little") + 8
-            if len(tail) < 8 or tail[4:] != b"PAR1" or num_bytes + 4 > end:
-                raise file.broken("corrupt", "is not a Parquet file", "write it anew, or name its format")
-            if num_bytes > MAX_DOCUMENT_BYTES:
-                raise file.broken(
-                    "too_large", f"has a footer of {num_bytes} bytes", "write it anew, with fewer row groups"
-                )
-            raw.seek(end - num_bytes)
-            return raw.read(num_bytes)
-    except UNREADABLE as error:
-        raise file.broken("unreadable", f"cannot be read: {error}", "make the file whole again") from None
 
 
 def reader_of(source: SourceSpec, place: str) -> FormatReader:

@@ -1,9 +1,9 @@
 """A tokenizer learned from a sample of the documents to train on."""
 
-import hashlib
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
+from moe.data.held_out import hash_text
 from moe.data.sequences.corpus import SourceDocument
 from moe.data.tokenizer import TextForm, Tokenizer
 
@@ -29,7 +29,7 @@ def sample(documents: Iterable[SourceDocument], max_chars: int = SAMPLE_CHARS) -
         if document.is_held_out:
             continue
         text = document.text[:MAX_DOCUMENT_CHARS]
-        hash = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+        hash = hash_text(text)
         if hash >= too_high:
             continue
         heappush(heap, (-hash, text))

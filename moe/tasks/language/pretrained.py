@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from moe.data.conversations.template import ARGUMENTS, TRAINING_TEMPLATE, plain
+from moe.data.conversations.template import ARGUMENTS, TRAINING_TEMPLATE
 from moe.data.locations import Locator
 from moe.data.sequences import ModelTokenizer
+from moe.data.special_tokens import json_object
 from moe.interchange.adapter_folder import AdapterFolder
 from moe.interchange.catalog import family_in
 from moe.interchange.config import build_config
@@ -165,9 +166,9 @@ def _ids_of(origin: Origin, role: str) -> list[int]:
     """
     key = f"{role}_token_id"
     of_config = _ids(origin.config.get(key), "config.json", key)
-    of_generation = _ids(plain(origin.files, GENERATION).get(key), GENERATION, key)
+    of_generation = _ids(json_object(origin.files, GENERATION).get(key), GENERATION, key)
     ids = [*of_config[:1], *(of_generation or of_config)] or _special_token_ids(
-        plain(origin.files, CONFIG), role
+        json_object(origin.files, CONFIG), role
     )
     return list(dict.fromkeys(ids))
 

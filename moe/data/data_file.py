@@ -1,0 +1,39 @@
+"""The user's files, as a job spec names them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moe.data.locations import Location, Locator
+from moe.spec import Problem, ProblemCode, SpecError
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """An existing file, and the place in the spec that names it."""
+
+    place: str
+    """Path in the spec: `data.sources[0].paths[1]`."""
+    location: Location
+
+    def broken(self, code: ProblemCode, rule: str, remedy: str, where: str = "") -> SpecError:
+        """Error in the file; `where`, such as `, line 3`, is appended to its name."""
+        return SpecError(Problem(code, self.place, f"{self.location}{where}", rule, remedy))
+
+    def unreadable(self, error: Exception, where: str = "") -> SpecError:
+        """Error of a file that is damaged or gone."""
+        return self.broken("unreadable", f"cannot be read: {error}", "make the file whole again", where)
+
+
+def locate_files(
+    locator: Locator, place: str, paths: Sequence[str], seen: set[Location] | None = None
+) -> list[DataFile]:
+    """Files that the paths at `place` name, in order, each once. Those in `seen` are left out, and further ones added
+    to it. Raises SpecError."""
+    seen = set() if seen is None else seen
+    files = []
+    for number, path in enumerate(paths):
+        for location in locator.locate(f"{place}[{number}]", path):
+            if location not in seen:
+                files.append(DataFile(f"{place}[{number}]", location))
+            seen.add(location)
+    return files
