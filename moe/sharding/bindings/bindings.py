@@ -19,7 +19,7 @@ from moe.overrides import Overrides
 from moe.sharding.bindings import attention, draws, experts, nll, routing
 
 
-def _make(mask: AttentionMask, key: Hashable, make: Callable[[], Any]) -> Any:
+def _uncached(mask: AttentionMask, key: Hashable, make: Callable[[], Any]) -> Any:
     """`AttentionMask.once` without a cache, whose tensors would belong to one trace."""
     return make()
 
@@ -43,7 +43,7 @@ BINDINGS: Overrides = {
     uses_own_dtype: lambda x: True,
     # without shortcuts that depend on data or outlive a trace
     MoELayer.decode_forward: lambda layer, x_TM, tokens: None,
-    AttentionMask.once: _make,
+    AttentionMask.once: _uncached,
     Dropped.apply_to: _refuse_dropout,
 }
-"""Replacements with the same signatures."""
+"""Replacements by function. Those that define operators register their rules, too."""
