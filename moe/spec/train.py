@@ -1,7 +1,7 @@
 """Training settings: steps, batches, optimizer, schedule, precision, evaluation."""
 
 from math import prod
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StrictBool, model_validator
 
@@ -12,6 +12,9 @@ from moe.spec.errors import RuleError
 
 class AdamWSpec(Spec):
     """AdamW: Adam with decoupled weight decay (arXiv 1711.05101)."""
+
+    is_elementwise: ClassVar[bool] = True
+    """Whether an element's update depends on that element alone, so that shards can be updated on their own."""
 
     name: Literal["adamw"]
     peak_lr: Positive = Field(default=1e-3, le=100)
@@ -34,6 +37,8 @@ class AdafactorSpec(Spec):
 
     Factored statistics are per expert: updates do not depend on the layout.
     """
+
+    is_elementwise: ClassVar[bool] = False
 
     name: Literal["adafactor"]
     peak_lr: Positive = Field(default=1e-2, le=100)

@@ -7,7 +7,7 @@ from moe.plan import Cluster, Degrees, MemoryEstimate, ModuleLayout, Plan, TimeE
 from moe.plan.money import money_of
 from moe.plan.plan_file import made_for
 from moe.sharding.hints.hints import of_plain
-from moe.spec import AdafactorSpec, JobSpec, ModuleDataSpec, ModuleModelSpec, Problem, SpecError
+from moe.spec import JobSpec, ModuleDataSpec, ModuleModelSpec, OptimizerSpec, Problem, SpecError
 from moe.tasks.module.building import batches, build_empty, num_rows
 
 
@@ -24,17 +24,18 @@ def plan_of_job(spec: JobSpec, cluster: Cluster) -> Plan:
     if cluster.num_devices == 1:
         hints = {}  # one device holds everything
     sharding_plan = sharding.plan(module, sample=sample, cluster=cluster, hints=hints)
-    if isinstance(spec.train.optimizer, AdafactorSpec):
-        check_whole(sharding_plan)
+    check_optimizer(spec.train.optimizer, sharding_plan)
     return _in_job(spec, cluster, sharding_plan, num_rows(sample))
 
 
-def check_whole(plan: sharding.ShardingPlan) -> None:
-    """Raise SpecError if a parameter is split: Adafactor's statistics need whole rows and columns."""
+def check_optimizer(optimizer: OptimizerSpec, plan: sharding.ShardingPlan) -> None:
+    """Raise SpecError if a parameter is split whose update needs all of its elements."""
+    if optimizer.is_elementwise:
+        return
     for name, placements in plan.parameters.items():
         if "S(" in placements:
             raise SpecError(
-                Problem("unsupported", "train.optimizer.name", "adafactor",
+                Problem("unsupported", "train.optimizer.name", optimizer.name,
                         f"has statistics of whole tensors, and {name} is split ({placements})",
                         "use adamw, or one worker")
             )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe.data.progress import Tell
 from moe.records import HeldOutLosses, ModuleReport
-from moe.spec import AdafactorSpec, JobSpec, ModuleDataSpec, ModuleModelSpec, Problem, SpecError
+from moe.spec import JobSpec, ModuleDataSpec, ModuleModelSpec, Problem, SpecError
 from moe.tasks.module.code import check_allowed
 from moe.tasks.task import Loss, RankBatch, Task
 
@@ -92,7 +92,7 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         from moe import sharding
         from moe.tasks.module.building import build
         from moe.tasks.module.laid_out import note_parts
-        from moe.tasks.module.planning import check_whole
+        from moe.tasks.module.planning import check_optimizer
 
         if layout.module is None:
             raise SpecError(
@@ -105,8 +105,7 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
                 )
             )
         plan = sharding.ShardingPlan.from_json(layout.module.plan)
-        if isinstance(self.spec.train.optimizer, AdafactorSpec):
-            check_whole(plan)
+        check_optimizer(self.spec.train.optimizer, plan)
         seed = self.spec.train.seed
         module = build(self._model, seed).to(layout.device)
         sample = ModuleData(self._data, seed).batch(0)
