@@ -6,7 +6,7 @@ import re
 import tomllib
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -14,14 +14,14 @@ from rich.console import Console
 
 from moe.interchange.families import BY_TYPE
 from moe.plan import Plan, plan_request
-from moe.spec import ParallelSpec, json_schema, model_spec
+from moe.spec import OptimizerSpec, ParallelSpec, json_schema, model_spec
 from moe.spec.expansion import names
 from moe.spec.routers import ROUTERS
 from service.cli.checks import DEMO_MEMORY_BYTES
 from service.cli.view.verdict import short_plan_view
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("moe", "service", "tests", "benchmarks")
+FOLDERS = ("moe", "service", "tests", "benchmarks", "examples")
 FILES = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
 """CHANGELOG.md is left out: it tells of what was."""
 DOCUMENTS = [
@@ -141,6 +141,20 @@ def test_routers_and_degrees_are_documented_as_they_are() -> None:
     example = yaml.safe_load((ROOT / "examples" / "fine-tune.yaml").read_text())
     page = (ROOT / "docs" / "language-models.md").read_text()
     assert f"adapters of rank {example['adapter']['rank']} on attention and experts" in page
+
+
+def test_corpora_and_optimizers_are_documented_as_they_are() -> None:
+    text = (ROOT / "docs" / "jobs.md").read_text()
+    sections = {name: rest for name, _, rest in (part.partition("\n") for part in text.split("\n## "))}
+    rows = re.findall(r"^\| (`.*?) \|", sections["Data"], re.M)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    definitions = json_schema()["$defs"].values()
+    properties = [definition.get("properties", {}) for definition in definitions]
+    corpora = {fields["corpus"]["const"] for fields in properties if "corpus" in fields}
+    assert named == corpora
+    optimizers = {kind.model_fields["name"].annotation for kind in get_args(get_args(OptimizerSpec)[0])}
+    for optimizer in optimizers:
+        assert f"`{get_args(optimizer)[0]}`" in sections["Optimizer"]
 
 
 def test_the_readme_names_every_package() -> None:
