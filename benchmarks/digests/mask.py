@@ -6,12 +6,12 @@ from typing import Any
 
 WORDING = ("code", "rule", "remedy", "detail", "message", "title", "description")
 """Keys of an answer with codes and sentences."""
-MOMENTS = re.compile(r"(^|_)(at|time|seconds|s|until|since|expires)$")
 _PATTERNS = (
     (re.compile(r"job-[a-z0-9]{6,}"), "JOB"),
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)"), "TIME"),
     (re.compile(r"(127\.0\.0\.1|localhost):\d+"), "HOST"),
     (re.compile(r"\b[0-9a-f]{32,64}\b"), "DIGEST"),
+    (re.compile(r"[\w.-]+:\d+:[0-9a-f]{8}\b"), "PROCESS"),
 )
 
 

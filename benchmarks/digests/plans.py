@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from benchmarks.digests.item import Item, Items
 from benchmarks.digests.mask import masked_plan, masked_problems
 from benchmarks.published_rows import ROWS
@@ -60,13 +62,14 @@ def of_examples(quick: bool) -> Items:
         "translate-100-to-english", "translate-longer", "gshard-600b", "deepseek-v3-1024-h100",
     )  # fmt: skip
     for name in names:
-        request = read_plan_request(EXAMPLES / f"{name}.yaml")
+        path = EXAMPLES / f"{name}.yaml"
+        request, given = read_plan_request(path), yaml.safe_load(path.read_text())
         clusters = {"its own": request.cluster} if request.cluster else CLUSTERS
         if name == "gshard-600b":
             clusters = {"256 nodes": Cluster(num_nodes=256, devices_per_node=8, device="h100")}
         for cluster_name, cluster in clusters.items():
             assert cluster is not None
-            yield Item(f"{name}: {cluster_name}", planned(request.spec, cluster, request.num_workers))
+            yield Item(f"{name}: {cluster_name}", planned(request.spec, cluster, given.get("num_workers")))
 
 
 def items(quick: bool) -> Items:
