@@ -85,10 +85,10 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
     from torch.profiler import ProfilerActivity, record_function
 
     from moe.layers import MoELayer
-    from moe.layers.attention import Attention
     from moe.layers.feed_forward import FeedForward
+    from moe.layers.grouped_query import GroupedQueryAttention
 
-    modules = {Attention: "attention", FeedForward: "dense feed-forward", MoELayer: "dispatch"}
+    modules = {GroupedQueryAttention: "attention", FeedForward: "dense feed-forward", MoELayer: "dispatch"}
 
     def named(function: Any, part: str) -> Any:
         def wrapped(*arguments: Any, **keywords: Any) -> Any:

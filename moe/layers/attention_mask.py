@@ -30,6 +30,9 @@ class AttentionMask:
     """int `[B, L]`: a position attends only to its own document; negative for padding."""
     first: Tensor | None = None
     """int `[B]`: first real position of each left-padded row."""
+    keys: Tensor | None = None
+    """bool `[B, L]`: keys that every query attends to, and no others. For encoders and cross-attention, without the
+    other restrictions: queries need not be positions of the keys' sequence."""
     _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -37,10 +40,20 @@ class AttentionMask:
             raise ValueError(
                 f"window (={self.window}) must be at least 1, and needs causal attention; leave it out"
             )
+        if self.keys is not None and (self.causal or self.is_by_row):
+            raise ValueError("keys are for attention that is not causal, without documents or padding")
 
     def within(self, window: int | None) -> "AttentionMask":
         """The same mask with this window, or with none."""
         return self if window == self.window else replace(self, window=window)
+
+    def of_rows(self, rows: Tensor) -> "AttentionMask":
+        """The same mask for rows selected by int64 index."""
+        documents, first, keys = (
+            None if tensor is None else tensor.index_select(0, rows)
+            for tensor in (self.documents, self.first, self.keys)
+        )
+        return replace(self, documents=documents, first=first, keys=keys, _made={})
 
     def num_keys(self, num_queries: int, num_keys: int) -> int:
         """Number of keys, the last ones, that any of the last `num_queries` positions may attend to."""
@@ -54,14 +67,16 @@ class AttentionMask:
     def needs_mask(self, num_queries: int, num_keys: int) -> bool:
         """Whether attention needs a mask tensor. Full attention, one query, and causal attention with as many queries
         as keys do not, unless a window, documents or padding hide more."""
-        if self.is_by_row:
+        if self.is_by_row or self.keys is not None:
             return True
         if not self.causal or num_queries == 1:
             return self.num_keys(num_queries, num_keys) < num_keys
         return num_queries < num_keys or (self.window is not None and self.window < num_keys)
 
     def mask(self, num_queries: int, num_keys: int, device: torch.device | str) -> Tensor:
-        """bool `[B or 1, 1, N, L]`, True where a query attends to a key."""
+        """bool `[B or 1, 1, N or 1, L]`, True where a query attends to a key."""
+        if self.keys is not None:
+            return self.keys[:, None, None]
 
         def make() -> Tensor:
             keys = torch.arange(num_keys, device=device)

@@ -67,6 +67,25 @@ class KVCache(LayerCache):
         self._tensors = tuple(tensors)
 
 
+KeysValues = tuple[Tensor, Tensor]
+"""Keys and values of heads, `[B, m, L, d]` each."""
+
+
+class EncoderDecoderCache(LayerCache):
+    """KV caches of a decoder layer with cross-attention: of its own positions, and of the encoder's."""
+
+    def __init__(self, own: KVCache) -> None:
+        self.own = own
+        self.memory: KeysValues | None = None
+        """None before the first token."""
+
+    def take_rows(self, rows: Tensor) -> None:
+        self.own.take_rows(rows)
+        if self.memory is not None:
+            keys, values = (tensor.index_select(0, rows) for tensor in self.memory)
+            self.memory = keys, values
+
+
 class DeltaState(LayerCache):
     """State of linear attention and last inputs of its convolution; None before the first token."""
 

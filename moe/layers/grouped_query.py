@@ -1,15 +1,15 @@
-"""Grouped-query attention of a decoder (arXiv 2305.13245)."""
+"""Grouped-query self- and cross-attention (arXiv 2305.13245), of which multi-head attention is a case."""
 
 import torch
 from torch import Tensor, nn
 
-from moe.layers.cache import KVCache
-from moe.layers.linear import Linear
+from moe.layers.cache import KeysValues, KVCache
+from moe.layers.linear import Linear, linear
 from moe.layers.norm import RMSNorm
-from moe.layers.rotary import rotate
 from moe.layers.sequence import PassRows
 from moe.layers.softmax_attention import attend
-from moe.parallel import SequenceShard
+from moe.overrides import overridable
+from moe.parallel import SequenceShard, narrowed
 from moe.spec.language import GroupedQueryAttentionSpec
 
 
@@ -17,52 +17,81 @@ class GroupedQueryAttention(nn.Module):
     """Grouped-query attention of one layer. If split over tensor-parallel ranks, each has some of the heads and
     processes all tokens."""
 
+    key_value: nn.Parameter | None
+    """`[2, m · head_dim, M]`: projections of keys and values as one parameter."""
     sinks: nn.Parameter | None
     """`[n]`: attention sinks."""
 
     def __init__(
-        self, spec: GroupedQueryAttentionSpec, layer: int, *, norm_eps: float, norm_one_plus: bool
+        self,
+        spec: GroupedQueryAttentionSpec,
+        *,
+        window: int | None = None,
+        norm_eps: float = 1e-6,
+        norm_one_plus: bool = False,
+        fused_key_value: bool = False,
     ) -> None:
         super().__init__()
-        self.spec, self.window = spec, spec.window_of(layer)
-        self.query, self.key, self.value, self.output = Linear(), Linear(), Linear(), Linear()
+        self.spec, self.window = spec, window
+        self.query = Linear()
+        self.key = None if fused_key_value else Linear()
+        self.value = None if fused_key_value else Linear()
+        self.output = Linear()
         has_norm = spec.query_key_norm is not None
         self.query_norm = RMSNorm(norm_eps, one_plus=norm_one_plus) if has_norm else None
         self.key_norm = RMSNorm(norm_eps, one_plus=norm_one_plus) if has_norm else None
-        self.register_parameter("sinks", None)
+        for name in ("key_value", "sinks"):
+            self.register_parameter(name, None)
 
-    def forward(self, x: Tensor, rows: PassRows, kept: KVCache | None = None) -> Tensor:
-        """Return `[t, M]` for this rank's share `x` `[t, M]` of the rows. With `kept`, their keys and values are
-        appended to it, and queries attend to all cached positions."""
+    def forward(
+        self, x: Tensor, rows: PassRows, cache: KVCache | None = None, memory: KeysValues | None = None
+    ) -> Tensor:
+        """Return `[t, M]` for this rank's share `x` `[t, M]` of the rows. With `cache`, their keys and values are
+        appended to it, and queries attend to all cached positions. With `memory` they attend to its keys and values
+        instead, as `rows.memory_mask` allows: cross-attention."""
         spec, shares = self.spec, rows.shares
         x = shares.gather_rows(x)
         queries, gate = self.query(x, rows.draws), None
         if spec.output_gate:
             queries, gate = queries.unflatten(-1, (-1, 2, spec.head_dim)).unbind(-2)
             queries, gate = queries.flatten(-2), gate.flatten(-2)
-        keys, values = self.key(x, rows.draws), self.value(x, rows.draws)
         queries = self._normalize(queries, self.query_norm, spec.num_heads, shares)
-        keys = self._normalize(keys, self.key_norm, spec.num_kv_heads, shares)
         if spec.clip is not None:
-            queries, keys, values = (
-                tensor.clamp(-spec.clip, spec.clip) for tensor in (queries, keys, values)
-            )
-        queries = rotate(self._heads(queries), rows.cosines, rows.sines, spec.rope.pairing)
-        keys = rotate(self._heads(keys), rows.cosines, rows.sines, spec.rope.pairing)
-        values = self._heads(values)
-        if kept is not None:
-            keys, values = kept.with_new(keys, values)
-        visible = rows.seen(self.window, keys.shape[2])
+            queries = queries.clamp(-spec.clip, spec.clip)
+        queries = rows.rotate(self._heads(queries), spec.rope.pairing)
+        keys, values = self.keys_values(x, rows) if memory is None else memory
+        if cache is not None:
+            keys, values = cache.with_new(keys, values)
+        visible = rows.seen(self.window, keys.shape[2]) if memory is None else rows.memory_mask
+        assert visible is not None, "cross-attention needs the encoder's mask"
         outputs = attend(queries, keys, values, scale=spec.score_scale, visible=visible, sinks=self.sinks)
         outputs = outputs.transpose(1, 2).flatten(2)
         if gate is not None:
             outputs = outputs * gate.sigmoid()
         return self.output.biased(shares.scatter_rows(self.output.product(outputs, rows.draws)))
 
+    def keys_values(self, x: Tensor, rows: PassRows) -> KeysValues:
+        """Keys and values `[B, m, L, head_dim]` of `x` `[B, L, M]`: the rows, or the encoder's output."""
+        spec = self.spec
+        if self.key_value is not None:
+            keys, values = project_keys_values(x, narrowed(self.key_value, x.dtype))
+        else:
+            assert self.key is not None
+            assert self.value is not None
+            keys, values = self.key(x, rows.draws), self.value(x, rows.draws)
+        keys = self._normalize(keys, self.key_norm, spec.num_kv_heads, rows.shares)
+        if spec.clip is not None:
+            keys, values = (tensor.clamp(-spec.clip, spec.clip) for tensor in (keys, values))
+        return rows.rotate(self._heads(keys), spec.rope.pairing), self._heads(values)
+
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> KVCache:
         """Empty KV cache for `num_rows` rows of `num_positions`, on the device and in the dtype of `like`."""
-        heads = self.key.weight.shape[0] // self.spec.head_dim
-        shape = (num_rows, heads), self.spec.head_dim
+        if self.key is not None:
+            width = self.key.weight.shape[0]
+        else:
+            assert self.key_value is not None
+            width = self.key_value.shape[1]
+        shape = (num_rows, width // self.spec.head_dim), self.spec.head_dim
         return KVCache.empty(num_positions, self.window, like, shape, shape)
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -82,3 +111,10 @@ class GroupedQueryAttention(nn.Module):
         root = (squares / (num_heads * self.spec.head_dim) + norm.eps).rsqrt()
         weight = norm.weight.to(wide.dtype)
         return (wide * root * (1 + weight if norm.one_plus else weight)).to(x.dtype)
+
+
+@overridable
+def project_keys_values(memory: Tensor, weight: Tensor) -> KeysValues:
+    """Keys and values `[B, L, heads · head_dim]` of `memory` `[B, L, M]`, by `weight` `[2, heads · head_dim, M]`."""
+    keys, values = linear(memory, weight.flatten(0, 1)).chunk(2, dim=-1)
+    return keys, values

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from moe.layers.cache import KVCache
 from moe.layers.linear import Linear
 from moe.layers.norm import RMSNorm
-from moe.layers.rotary import rotate
 from moe.layers.sequence import PassRows
 from moe.layers.softmax_attention import attend
 from moe.spec.language import LatentAttentionSpec
@@ -42,7 +41,7 @@ class LatentAttention(nn.Module):
         latents, rotary_keys = down.split([spec.key_value_rank, spec.rope_dim], dim=-1)
         latents = shares.gather_rows(self.key_value_norm(latents))
         rotary_keys = shares.gather_rows(rotary_keys)[:, None]
-        rotary_keys = rotate(rotary_keys, rows.cosines, rows.sines, spec.rope.pairing)[:, 0]
+        rotary_keys = rows.rotate(rotary_keys, spec.rope.pairing)[:, 0]
         attend_to = self._of_heads if kept is None or kept.is_empty else self._of_latents
         if kept is not None:
             latents, rotary_keys = kept.with_new(latents, rotary_keys)
@@ -68,7 +67,7 @@ class LatentAttention(nn.Module):
             queries = self.query_up(rows.shares.gather_rows(down), rows.draws)
         queries = queries.unflatten(-1, (-1, spec.head_dim + spec.rope_dim)).transpose(1, 2)
         plain, rotary = queries.split([spec.head_dim, spec.rope_dim], dim=-1)
-        rotary = rotate(rotary, rows.cosines, rows.sines, spec.rope.pairing)
+        rotary = rows.rotate(rotary, spec.rope.pairing)
         return torch.cat((plain, rotary), dim=-1)
 
     def _of_heads(self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: PassRows) -> Tensor:

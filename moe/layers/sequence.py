@@ -1,4 +1,4 @@
-"""Rows of tokens in one pass, as a decoder's attention sees them."""
+"""One forward pass over rows of tokens, as the layers see it."""
 
 from dataclasses import dataclass, replace
 
@@ -6,7 +6,11 @@ from torch import Tensor
 
 from moe.layers.adapter_dropout import DropoutKey
 from moe.layers.attention_mask import AttentionMask
+from moe.layers.draws import dropped
+from moe.layers.rotary import Pairing, rotate
 from moe.parallel import SequenceShard
+from moe.random import Purpose
+from moe.routing import TokenContext
 
 
 @dataclass(frozen=True)
@@ -14,19 +18,19 @@ class PassRows:
     """Facts about the rows `[B, N]` of a pass that the attention of all layers needs."""
 
     shares: SequenceShard
-    """Sequence sharding of the tokens `[B, N]`."""
+    """Sequence sharding of the tokens `[B, N]`, without padding rows."""
     visible: AttentionMask
     """Attention mask, including earlier positions of each row."""
-    cosines: Tensor
-    """`[B, 1, N, r/2]`: rotary table of the positions, at least float32."""
-    sines: Tensor
-    """`[B, 1, N, r/2]`"""
     num_positions: int
     """Positions per row, including earlier ones."""
+    rotary: tuple[Tensor, Tensor] | None = None
+    """Cosines and sines of the positions, `[B, 1, N, r/2]` each, at least float32; None without rotary embeddings."""
     documents: Tensor | None = None
     """int `[B, N]`: number of each position's document in its row, -1 for padding; None: each row is one document."""
     draws: DropoutKey | None = None
     """Key of the adapters' dropout for ids `[B, N]`, in training."""
+    memory_mask: AttentionMask | None = None
+    """Attention mask of cross-attention, over the encoder's positions."""
 
     @property
     def draws_of_share(self) -> DropoutKey | None:
@@ -39,9 +43,37 @@ class PassRows:
         """The same rows, with `label` as the layer's name in errors of collectives."""
         return replace(self, shares=replace(self.shares, label=label))
 
+    def rotate(self, x: Tensor, pairing: Pairing) -> Tensor:
+        """Rotary embedding of heads `x` `[B, n, N, d]`; `x` itself without one."""
+        return x if self.rotary is None else rotate(x, *self.rotary, pairing)
+
     def seen(self, window: int | None, num_keys: int) -> AttentionMask:
         """Attention mask of a layer with this window, whose cache has the last `num_keys` positions."""
         visible, num_evicted = self.visible.within(window), self.num_positions - num_keys
         if visible.first is None or not num_evicted:
             return visible
         return replace(visible, first=visible.first - num_evicted, _made={})
+
+
+@dataclass(frozen=True)
+class SequencePass:
+    """Inputs of one forward pass, for every block of a stack."""
+
+    tokens: TokenContext
+    """Token ids and padding `[G, S]`: groups of whole rows, the last possibly padded."""
+    rows: PassRows
+    dropout: float = 0.0
+    """Probability of dropout of embeddings and sub-layer outputs."""
+
+    def within(self, layer: int) -> "SequencePass":
+        """Copy that names the layer in errors of collectives."""
+        return replace(self, rows=self.rows.within(f"layer {layer}"))
+
+    def drop(self, x: Tensor, layer: int, purpose: Purpose) -> Tensor:
+        """Dropout on the shard `x` `[t, M]`, keyed by (seed, step, layer, purpose, token)."""
+        if not self.tokens.training or self.dropout == 0:
+            return x
+        assert self.tokens.ids is not None
+        shares = self.rows.shares
+        ids = shares.take(self.tokens.ids.view(-1)[: shares.num_tokens])
+        return dropped(x, self.dropout, ids, self.tokens, layer, purpose)

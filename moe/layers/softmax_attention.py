@@ -37,12 +37,12 @@ def attend(
     (arXiv 1706.03762, equation 1).
 
     `queries` `[B, n, N, d]`, `keys` `[B, m, L, d]` and `values` `[B, m, L, dv]` have one dtype; key head j serves query
-    heads jr to jr + r - 1, with r = n / m (arXiv 2305.13245). `sinks` `[n]` are logits, unscaled, of one more softmax
-    column per head, without a value (GPT-OSS). Padded queries attend only to themselves. Raises ValueError for
-    mismatched shapes.
+    heads jr to jr + r - 1, with r = n / m (arXiv 2305.13245). With `visible.keys`, L may be any
+    length. `sinks` `[n]` are logits, unscaled, of one more softmax column per head, without a value (GPT-OSS). Padded
+    queries attend only to themselves. Raises ValueError for mismatched shapes.
     """
     num_queries, num_keys = queries.shape[2], keys.shape[2]
-    check_shapes(queries, keys, values)
+    check_shapes(queries, keys, values, visible)
     if num_queries == 0:
         return queries.new_empty((*queries.shape[:3], values.shape[-1]))
     if runs_on_cpu(queries):
@@ -51,7 +51,7 @@ def attend(
         # Flex attention compiles a kernel per shape, which does not pay off when decoding token by token.
         if sinks is not None:
             return attend_plainly(queries, keys, values, scale, visible, sinks)
-    elif sinks is not None or visible.needs_mask(num_queries, num_keys):
+    elif visible.keys is None and (sinks is not None or visible.needs_mask(num_queries, num_keys)):
         return flex_attend(queries, keys, values, scale=scale, visible=visible, sinks=sinks)
     return attend_fused(queries, keys, values, scale, visible)
 
@@ -83,6 +83,8 @@ def attend_reference(
 
 
 def _sees(visible: AttentionMask, row: int, query: int, key: int) -> bool:
+    if visible.keys is not None:
+        return bool(visible.keys[row, key])
     if query == key:
         return True
     if visible.causal and key > query:
@@ -101,11 +103,12 @@ def runs_on_cpu(x: Tensor) -> bool:
     return x.device.type == "meta" or accelerator(x.device).kind == "cpu"
 
 
-def check_shapes(queries: Tensor, keys: Tensor, values: Tensor) -> None:
+def check_shapes(queries: Tensor, keys: Tensor, values: Tensor, visible: AttentionMask) -> None:
     heads, of_keys = queries.shape[1], keys.shape[1]
     if heads % of_keys:
         raise ValueError(f"queries ({heads} heads) must have a multiple of the {of_keys} heads of keys")
-    if queries.shape[2] > keys.shape[2] or keys.shape[:3] != values.shape[:3]:
+    is_longer = visible.keys is None and queries.shape[2] > keys.shape[2]
+    if is_longer or keys.shape[:3] != values.shape[:3]:
         raise ValueError(
             f"queries {tuple(queries.shape)} must be the last positions of keys {tuple(keys.shape)}, and these lie "
             f"where values {tuple(values.shape)} do"
@@ -137,6 +140,16 @@ def _attend_on_cpu(
     return (blocks[0] if is_whole else torch.cat(blocks, dim=2))[..., :width]
 
 
+def _attend_to_keys(
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask
+) -> Tensor:
+    """Attention of all queries to the keys that `visible.keys` names, without sinks."""
+    mask = visible.mask(queries.shape[2], keys.shape[2], queries.device)
+    return functional.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=queries.shape[1] != keys.shape[1]
+    )
+
+
 def attend_in_block(
     block: slice,
     queries: Tensor,
@@ -150,6 +163,8 @@ def attend_in_block(
 ) -> Tensor:
     """Outputs for a block of queries, from the keys that any of them may see. With `may_tile`, the backward pass runs
     in tiles where that is faster."""
+    if visible.keys is not None:
+        return _attend_to_keys(queries, keys, values, scale, visible)
     of_row, num_keys = queries.shape[2], keys.shape[2]
     stop, num_queries = num_keys - of_row + block.stop, block.stop - block.start
     start = stop - visible.num_keys(num_queries, stop)
@@ -276,6 +291,8 @@ def attend_fused(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask
 ) -> Tensor:
     """Attention on a GPU by torch's fused kernels, without sinks."""
+    if visible.keys is not None:
+        return _attend_to_keys(queries, keys, values, scale, visible)
     num_queries, groups = queries.shape[2], queries.shape[1] // keys.shape[1]
     start = keys.shape[2] - visible.num_keys(num_queries, keys.shape[2])
     if not visible.needs_mask(num_queries, keys.shape[2] - start):

@@ -9,6 +9,7 @@ from moe.spec import expansion
 from moe.spec.base import Count, Fraction
 from moe.spec.block import AttentionDims, Block, Blocks, FeedForwardDims
 from moe.spec.errors import RuleError, SpecError
+from moe.spec.language.attention import GroupedQueryAttentionSpec
 from moe.spec.moe import MoESpec
 from moe.spec.parameter import Parameter, Size, linear, matrix, norm, within
 from moe.spec.parameter_counts import Counted
@@ -85,6 +86,13 @@ class TranslationModelSpec(Counted):
     @property
     def sides(self) -> int:
         return 2
+
+    @property
+    def attention(self) -> GroupedQueryAttentionSpec:
+        """Multi-head attention of every layer, to its own positions or to the encoder's."""
+        return GroupedQueryAttentionSpec(
+            num_heads=self.num_heads, num_kv_heads=self.num_heads, head_dim=self.head_dim
+        )
 
     @property
     def heads(self) -> dict[str, int]:

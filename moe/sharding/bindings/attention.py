@@ -25,7 +25,7 @@ def attend(
 ) -> Tensor:
     """`moe.layers.softmax_attention.attend` in the dtype of `queries`, without blocks of queries, tiles or compiled
     kernels."""
-    check_shapes(queries, keys, values)
+    check_shapes(queries, keys, values, visible)
     num_queries, width = queries.shape[2], values.shape[-1]
     if num_queries == 0:
         return queries.new_empty((*queries.shape[:3], width))
@@ -41,7 +41,7 @@ def attend(
 
 
 def project_keys_values(memory: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`moe.layers.attention.project_keys_values` by two products. The heads of one product could not be sharded: all
+    """`moe.layers.grouped_query.project_keys_values` by two products. The heads of one product could not be sharded: all
     keys precede all values."""
     keys, values = (functional.linear(memory, matrix) for matrix in weight.unbind())
     return keys, values

@@ -6,9 +6,9 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from moe.layers.adapter_dropout import Dropped
-from moe.layers.attention import project_keys_values
 from moe.layers.attention_mask import AttentionMask
 from moe.layers.draws import dropped, jittered
+from moe.layers.grouped_query import project_keys_values
 from moe.layers.linear import uses_own_dtype
 from moe.layers.moe import MoELayer
 from moe.layers.nll import smoothed_nll

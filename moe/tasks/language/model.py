@@ -12,18 +12,18 @@ from torch.nn import functional
 from moe.experts import Experts
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.attention_mask import AttentionMask
+from moe.layers.block import Block
 from moe.layers.cache import LayerCache
 from moe.layers.linear import Linear, linear
 from moe.layers.moe import MoELayer
-from moe.layers.norm import RMSNorm
 from moe.layers.rotary import rotary_table
-from moe.layers.sequence import PassRows
+from moe.layers.sequence import PassRows, SequencePass
 from moe.layers.shared_experts import SharedExperts
 from moe.parallel import SequenceShard
 from moe.routing import TokenContext
 from moe.spec import LanguageModelSpec
 from moe.spec.language import LatentAttentionSpec
-from moe.tasks.language.blocks import DecoderBlock, LanguagePass
+from moe.tasks.language.blocks import build_block, build_norm
 from moe.tasks.language.context import SequenceContext, lengths_of, positions_of
 
 
@@ -48,8 +48,8 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.spec, self.compute_dtype = spec, dtype
         self.embedding = Table()
-        self.layers = nn.ModuleList(DecoderBlock(spec, layer) for layer in range(spec.num_layers))
-        self.norm = RMSNorm(spec.norm_eps, one_plus=spec.norm_one_plus)
+        self.layers = nn.ModuleList(build_block(spec, layer) for layer in range(spec.num_layers))
+        self.norm = build_norm(spec)
         self.output = None if spec.tie_embeddings else Linear()
         if spec.adapter is not None:
             self._scale_adapters(spec.adapter.scale)
@@ -117,7 +117,7 @@ class LanguageModel(nn.Module):
         """Generation state with empty KV caches."""
         # Take only the device from the weight: under FSDP, tensors derived from it would be sharded too.
         like = torch.empty(0, dtype=self.compute_dtype, device=self.embedding.weight.device)
-        caches = [block.attention.new_cache(num_rows, num_positions, like) for block in self._blocks()]
+        caches = [block.new_cache(num_rows, num_positions, like) for block in self._blocks()]
         return GenerationState(caches, torch.arange(num_rows, device=like.device), num_positions)
 
     def extend(self, tokens: Tensor, state: "GenerationState", padding: Tensor | None = None) -> Tensor:
@@ -156,7 +156,7 @@ class LanguageModel(nn.Module):
         x = run.rows.shares.gather_results(x).view(*tokens.shape, x.shape[-1])[:, -1]
         return self._project(self._last(x))
 
-    def _blocks(self) -> Iterator[DecoderBlock]:
+    def _blocks(self) -> Iterator[Block]:
         return iter(self.layers)  # type: ignore[arg-type]
 
     def _embed(self, tokens: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class LanguageModel(nn.Module):
         """Logits `[..., V]` of hidden states `[..., M]`."""
         return linear(hidden_states, self.output_embedding)
 
-    def _pass(self, tokens: Tensor, context: SequenceContext) -> LanguagePass:
+    def _pass(self, tokens: Tensor, context: SequenceContext) -> SequencePass:
         """Pass inputs for `tokens` `[B, L]` in groups of whole rows, the last padded with empty rows."""
         if tokens.dim() != 2:
             raise ValueError(f"tokens {tuple(tokens.shape)} must be [B, L]; give a row for each sequence")
@@ -204,9 +204,9 @@ class LanguageModel(nn.Module):
             ids, padding, context.step, context.seed, context.training, length, context.counts
         )
         draws = DropoutKey.from_tokens(facts, ids.reshape(-1)[: tokens.numel()].view(tokens.shape))
-        return LanguagePass(facts, replace(rows, draws=draws))
+        return SequencePass(facts, replace(rows, draws=draws))
 
-    def _going_on(self, tokens: Tensor, state: "GenerationState") -> LanguagePass:
+    def _going_on(self, tokens: Tensor, state: "GenerationState") -> SequencePass:
         """Pass inputs for tokens `[B, N]` after those of `state`, without capacity limits."""
         num_rows, num_new = tokens.shape
         begins = state.num_positions
@@ -220,7 +220,7 @@ class LanguageModel(nn.Module):
         )
         padding = None if documents is None else documents < 0
         ids = state.rows[:, None] * state.room + positions
-        return LanguagePass(TokenContext(ids, padding, training=False, sequence_tokens=num_new), rows)
+        return SequencePass(TokenContext(ids, padding, training=False, sequence_tokens=num_new), rows)
 
     def _rows(
         self,
@@ -235,10 +235,10 @@ class LanguageModel(nn.Module):
         width = attention.head_dim
         if isinstance(attention, LatentAttentionSpec):
             width = attention.rope_dim
-        cosines, sines = rotary_table(
+        rotary = rotary_table(
             positions, width, attention.rope, dtype=self.compute_dtype, num_positions=lengths
         )
-        return PassRows(self._shares(tokens), visible, cosines, sines, num_positions, documents)
+        return PassRows(self._shares(tokens), visible, num_positions, rotary, documents)
 
     def _rows_per_group(self, row_tokens: int) -> int:
         group_tokens = self.spec.moe.group_tokens if self.spec.moe is not None else row_tokens

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from moe.layers.attention_mask import AttentionMask
+from moe.layers.sequence import PassRows, SequencePass
 from moe.parallel import SequenceShard, declare
 from moe.routing import TokenContext
 from moe.spec import TranslationModelSpec
 from moe.tasks.translation.batches import PairsBatch
-from moe.tasks.translation.blocks import TranslationPass
 from moe.tasks.translation.context import BatchContext
 from moe.tasks.translation.loss import loss_of
 from moe.tasks.translation.model import PAD, TranslationModel
@@ -53,5 +54,5 @@ class TranslationLoss(nn.Module):
 @cache
 def _let_blocks_be_given() -> None:
     """Register block inputs as pytrees: repeated blocks are captured once, with tensors as graph inputs."""
-    for kind in (TranslationPass, TokenContext, SequenceShard):
+    for kind in (SequencePass, PassRows, AttentionMask, TokenContext, SequenceShard):
         pytree.register_dataclass(kind)

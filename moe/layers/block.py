@@ -1,0 +1,109 @@
+"""Transformer block: attention, cross-attention in decoders that have an encoder, then feed-forward or MoE layer.
+
+Between layers a tensor rank holds its sequence-parallel shard `[t, M]` of the tokens.
+"""
+
+from torch import Tensor, nn
+
+from moe.layers.cache import EncoderDecoderCache, KeysValues, KVCache, LayerCache
+from moe.layers.delta_net import GatedDeltaNet
+from moe.layers.feed_forward import FeedForward
+from moe.layers.grouped_query import GroupedQueryAttention
+from moe.layers.latent import LatentAttention
+from moe.layers.moe import MoELayer
+from moe.layers.norm import LayerNorm, RMSNorm
+from moe.layers.sequence import SequencePass
+from moe.random import Purpose
+
+Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet
+Norm = LayerNorm | RMSNorm
+
+
+class FeedForwardBlock(nn.Module):
+    """Norm, then a feed-forward or MoE layer."""
+
+    draws_by_key = True
+
+    def __init__(self, norm: Norm, layer: FeedForward | MoELayer) -> None:
+        super().__init__()
+        self.norm = norm
+        self.moe = layer if isinstance(layer, MoELayer) else None
+        self.dense = layer if isinstance(layer, FeedForward) else None
+
+    def forward(self, x: Tensor, run: SequencePass) -> Tensor:
+        """`x` `[t, M]` to `[t, M]`."""
+        x_norm = self.norm(x)
+        if self.moe is not None:
+            if (y := self.moe.decode_forward(x_norm, run.tokens)) is not None:
+                return y
+            return self.moe(x_norm, run.tokens, run.rows.shares)[0]
+        assert self.dense is not None
+        return self.dense(x_norm, run.rows.shares, run.rows.draws)
+
+
+class Block(nn.Module):
+    """Causal or full self-attention, cross-attention if it has one, and feed-forward, each with a norm before it and a
+    residual. A token that an MoE layer drops keeps only its residual."""
+
+    draws_by_key = True
+
+    def __init__(
+        self,
+        layer: int,
+        norm: Norm,
+        attention: Attention,
+        feed_forward: FeedForwardBlock,
+        *,
+        cross_norm: Norm | None = None,
+        cross_attention: GroupedQueryAttention | None = None,
+        residual_multiplier: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.layer, self.multiplier = layer, residual_multiplier
+        self.norm, self.attention = norm, attention
+        self.cross_norm, self.cross_attention = cross_norm, cross_attention
+        self.feed_forward = feed_forward
+
+    def forward(
+        self, x: Tensor, run: SequencePass, cache: LayerCache | None = None, memory: Tensor | None = None
+    ) -> Tensor:
+        """`x` `[t, M]` to `[t, M]`; attends and appends to `cache`, if given. `memory` `[B, L, M]` is the encoder's
+        output, for cross-attention; a cache needs it once."""
+        run = run.within(self.layer)
+        own = cache.own if isinstance(cache, EncoderDecoderCache) else cache
+        y = self.attention(self.norm(x), run.rows, own)
+        x = x + self._scaled(run.drop(y, self.layer, Purpose.SELF_ATTENTION_DROPOUT))
+        if self.cross_attention is not None:
+            assert self.cross_norm is not None
+            keys_values = self._keys_values(self.cross_attention, run, cache, memory)
+            y = self.cross_attention(self.cross_norm(x), run.rows, memory=keys_values)
+            x = x + self._scaled(run.drop(y, self.layer, Purpose.CROSS_ATTENTION_DROPOUT))
+        y = self.feed_forward(x, run)
+        return x + self._scaled(run.drop(y, self.layer, Purpose.FEED_FORWARD_DROPOUT))
+
+    def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> LayerCache:
+        """Empty cache for `num_rows` rows of `num_positions`, on the device and in the dtype of `like`."""
+        own = self.attention.new_cache(num_rows, num_positions, like)
+        if self.cross_attention is None:
+            return own
+        assert isinstance(own, KVCache)
+        return EncoderDecoderCache(own)
+
+    def _keys_values(
+        self,
+        cross_attention: GroupedQueryAttention,
+        run: SequencePass,
+        cache: LayerCache | None,
+        memory: Tensor | None,
+    ) -> KeysValues:
+        """Keys and values of the encoder's output, from the cache if it has them."""
+        if isinstance(cache, EncoderDecoderCache) and cache.memory is not None:
+            return cache.memory
+        assert memory is not None, "cross-attention needs the encoder's output"
+        keys_values = cross_attention.keys_values(memory, run.rows)
+        if isinstance(cache, EncoderDecoderCache):
+            cache.memory = keys_values
+        return keys_values
+
+    def _scaled(self, y: Tensor) -> Tensor:
+        return y if self.multiplier == 1 else y * self.multiplier
