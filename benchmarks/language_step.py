@@ -41,9 +41,9 @@ def ours(case: Case) -> Round:
     from moe.parallel import Layout
     from moe.spec import JobSpec
     from moe.storage.folder import Folder
+    from moe.tasks.batch_context import BatchContext
     from moe.tasks.build import build_task
     from moe.tasks.language.batches import NOTHING, SequencesBatch
-    from moe.tasks.language.context import SequenceContext
     from moe.tasks.language.model import LanguageModel
     from moe.tasks.task import RankBatch
     from moe.train import expert_costs
@@ -75,7 +75,7 @@ def ours(case: Case) -> Round:
         expert_costs.decide(layers, layout.device, state.dtype, Folder(run), cache)
     tokens = _tokens()
     labels = torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], NOTHING)), dim=1)
-    rows = SequencesBatch(tokens, labels, SequenceContext(rows_per_group=ROWS))
+    rows = SequencesBatch(tokens, labels, BatchContext(rows_per_group=ROWS))
     done = 0
 
     def run_step() -> float:

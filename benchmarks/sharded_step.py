@@ -38,10 +38,10 @@ from moe.plan import Cluster, plan_job
 from moe.routing import BatchCounts
 from moe.spec import AdamWSpec, JobSpec, ParallelSpec, ResourcesSpec, TranslationModelSpec, read_job
 from moe.storage.folder import Folder
+from moe.tasks.batch_context import BatchContext
 from moe.tasks.build import build_task
 from moe.tasks.translation import build_model
 from moe.tasks.translation.batches import PairsBatch
-from moe.tasks.translation.context import BatchContext
 from moe.tasks.translation.training import TranslationLoss
 from moe.train import expert_costs
 from moe.train.environment import KEEP_FREED_MEMORY

@@ -17,7 +17,9 @@ from moe.layers import MoELayer, TokenContext
 from moe.parallel import Layout
 from moe.random import bits, fold, keep_mask
 from moe.spec import MoESpec, TranslationModelSpec
-from moe.tasks.translation import BatchContext, build_model, greedy_decode
+from moe.spec.generation import GenerationSpec
+from moe.tasks.batch_context import BatchContext
+from moe.tasks.translation import build_model, translate
 from moe.train.moe_layers import MoELayers
 from tests.parity.combinations import assert_same, model_of, run_on, train_of
 from tests.parity.gloo_ranks import Pools
@@ -239,9 +241,8 @@ def test_recomputation_changes_no_gradient(dtype: torch.dtype, recompute: str) -
 def test_decoding_agrees() -> None:
     here = build_model(spec_of(), dtype=torch.float64)
     there = build_model(spec_of(), Layout.single("cuda"), dtype=torch.float64)
-    assert torch.equal(
-        greedy_decode(here, batch("cpu")[0], 8), greedy_decode(there, batch("cuda")[0], 8).cpu()
-    )
+    spec = GenerationSpec(max_tokens=8)
+    assert translate(here, batch("cpu")[0], spec) == translate(there, batch("cuda")[0], spec)
 
 
 def test_a_gpu_is_measured() -> None:

@@ -26,7 +26,8 @@ from moe.routing import TokenContext
 from moe.sharding.bindings.bindings import BINDINGS
 from moe.spec import LanguageModelSpec, model_spec
 from moe.spec.adapter import A
-from moe.tasks.language import LanguageModel, SequenceContext, build_model
+from moe.tasks.batch_context import BatchContext
+from moe.tasks.language import LanguageModel, build_model
 from tests.language.families import FAMILIES, as_double, their_model
 from tests.language.test_families import assert_close, loss_of, their_logits, tokens_of
 from tests.parity.language_models import ATTENTIONS, language_model
@@ -109,7 +110,7 @@ def test_it_is_pefts_with_our_masks(family: str, probability: float, tmp_path: P
         with as_double():
             expected = their_logits(theirs, tokens)
             loss_of(expected, tokens).backward()
-        logits = ours(tokens, SequenceContext(step=step, seed=SEED))
+        logits = ours(tokens, BatchContext(step=step, seed=SEED))
         assert_close(logits, expected)
         loss_of(logits, tokens).backward()
         found = {name: each.grad for name, each in ours.named_parameters() if each.grad is not None}

@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from moe.interchange import load_weights
 from moe.spec.generation import GenerationSpec
-from moe.tasks.language import SequenceContext, build_model, generate
+from moe.tasks.batch_context import BatchContext
+from moe.tasks.language import build_model, generate
 from tests.grid import first_seed_of
 from tests.language.families import FAMILIES, Both, as_double, both
 
@@ -120,7 +121,7 @@ def test_padding_changes_nothing(case: Case, tmp_path: Path, side: str) -> None:
         ).logits
         loss_of(expected, tokens, real).backward()
     documents = torch.where(real, 0, -1)
-    logits = of.ours.train()(tokens, SequenceContext(documents=documents))
+    logits = of.ours.train()(tokens, BatchContext(documents=documents))
     assert_close(logits[real], expected[real])
     loss_of(logits, tokens, real).backward()
     assert_gradients_equal(of, tmp_path)
@@ -136,7 +137,7 @@ def test_packed_documents_are_as_each_alone(case: Case) -> None:
     ]  # one beyond what the config knows
     tokens = tokens_of(random, of.spec.vocab_size, 1, sum(lengths) + 2)
     numbers = [number for number, length in enumerate(lengths) for _ in range(length)] + [-1, -1]
-    logits = of.ours.eval()(tokens, SequenceContext(documents=torch.tensor([numbers]), training=False))
+    logits = of.ours.eval()(tokens, BatchContext(documents=torch.tensor([numbers]), training=False))
     begin = 0
     for length in lengths:
         with as_double():

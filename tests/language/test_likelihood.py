@@ -9,8 +9,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import LanguageModel, build_model
-from moe.tasks.language.context import SequenceContext
 from moe.tasks.language.likelihood import Likelihood, log_likelihoods, rolling_pairs
 from tests.grid import num_cases
 from tests.language.families import FAMILIES, as_double, both
@@ -64,15 +64,13 @@ def test_any_model_gives_each_row_what_it_has_alone(data: st.DataObject) -> None
 @torch.no_grad()
 def alone(model: LanguageModel, context: list[int], continuation: list[int], max_tokens: int) -> Likelihood:
     read = [*context, *continuation][:-1][-max_tokens:]
-    return plain(
-        model(torch.tensor([read]), SequenceContext(training=False, rows_per_group=1))[0], continuation
-    )
+    return plain(model(torch.tensor([read]), BatchContext(training=False, rows_per_group=1))[0], continuation)
 
 
 @torch.no_grad()
 def likeliest(model: LanguageModel, context: list[int], max_tokens: int) -> int:
     read = torch.tensor([context[-max_tokens:]])
-    return int(model(read, SequenceContext(training=False, rows_per_group=1))[0, -1].argmax())
+    return int(model(read, BatchContext(training=False, rows_per_group=1))[0, -1].argmax())
 
 
 @torch.no_grad()
@@ -109,7 +107,7 @@ def test_a_whole_text_is_minus_the_sum_of_its_losses() -> None:
     tokens = [Random(5).randrange(VOCABULARY) for _ in range(40)]
     (found,) = log_likelihoods(model, list(rolling_pairs(tokens, 1, 40)), 40)
     with torch.no_grad():
-        logits = model(torch.tensor([[1, *tokens[:-1]]]), SequenceContext(training=False, rows_per_group=1))
+        logits = model(torch.tensor([[1, *tokens[:-1]]]), BatchContext(training=False, rows_per_group=1))
     nll = torch.nn.functional.cross_entropy(logits[0], torch.tensor(tokens), reduction="sum")
     assert found.nats == pytest.approx(-float(nll), rel=1e-10)
 

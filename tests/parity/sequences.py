@@ -7,8 +7,8 @@ from moe.data.sequences.store import SequenceRows
 from moe.parallel import Layout
 from moe.plan import Plan
 from moe.routing import BatchCounts
+from moe.tasks.batch_context import BatchContext
 from moe.tasks.language.batches import SequencesBatch
-from moe.tasks.language.context import SequenceContext
 from moe.tasks.task import RankBatch
 
 LONGEST_DOCUMENT = 7
@@ -69,7 +69,7 @@ def rank_sequences(
     for index in range(plan.options.num_micro_batches):
         first = min(here.start + index * each, here.stop)
         of = slice(first * rows_per_group, min(first + each, here.stop) * rows_per_group)
-        context = SequenceContext(None, step_number, 5, True, of.start, rows_per_group, counts)
+        context = BatchContext(step_number, 5, True, of.start, rows_per_group, counts)
         micro_batches.append(
             SequencesBatch.from_part(SequenceRows(*(part[of] for part in rows)), context, layout)
         )

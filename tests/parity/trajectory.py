@@ -30,9 +30,10 @@ from moe.spec import (
     TrainSpec,
     TranslationModelSpec,
 )
+from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import LanguageTask
 from moe.tasks.task import RankBatch, Task
-from moe.tasks.translation import BatchContext, TranslationTask
+from moe.tasks.translation import TranslationTask
 from moe.tasks.translation.batches import PairsBatch
 from moe.train.step import step
 from moe.train.totals import Signals
@@ -115,7 +116,7 @@ def rank_batch(layout: Layout, plan: Plan, shape: Shape, vocabulary: int, step_n
     for index in range(plan.options.num_micro_batches):
         first = min(here.start + index * plan.options.micro_batch_groups, here.stop)
         rows = slice(first * shape.rows, min(first + plan.options.micro_batch_groups, here.stop) * shape.rows)
-        context = BatchContext(step_number, 5, True, rows.start, shape.rows, *counts)
+        context = BatchContext(step_number, 5, True, rows.start, shape.rows, *reversed(counts))
         sides = (side[rows].to(layout.device) for side in (source, target_in, target_out))
         micro_batches.append(PairsBatch(*sides, context))
     num_sources, num_targets = (each.num_tokens for each in counts)

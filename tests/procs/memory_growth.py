@@ -13,7 +13,8 @@ from moe.layers.nll import smoothed_nll
 from moe.parallel import Layout
 from moe.plan import Plan
 from moe.spec import JobSpec
-from moe.tasks.translation import BatchContext, build_model
+from moe.tasks.batch_context import BatchContext
+from moe.tasks.translation import build_model
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"

@@ -23,7 +23,8 @@ from moe.plan.cost.state import state_of
 from moe.plan.degrees import Degrees
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec, TranslationModelSpec
 from moe.storage.folder import Folder
-from moe.tasks.translation import BatchContext, TranslationModel, build_model
+from moe.tasks.batch_context import BatchContext
+from moe.tasks.translation import TranslationModel, build_model
 from moe.train.checkpoint.checkpointer import Checkpointer
 from moe.train.checkpoint.state import run_tensors
 from moe.train.optimizer.build import build_optimizer

@@ -14,9 +14,9 @@ from moe.plan import Cluster, Degrees, LayoutSearch
 from moe.plan.candidate import Candidate, Options
 from moe.plan.software import SOFTWARE
 from moe.spec import JobSpec
+from moe.tasks.batch_context import BatchContext
 from moe.tasks.build import build_task
 from moe.tasks.language.batches import SequencesBatch
-from moe.tasks.language.context import SequenceContext
 from moe.tasks.task import RankBatch
 from moe.train.step import step
 from moe.train.totals import Signals
@@ -67,7 +67,7 @@ def moved(spec: JobSpec) -> float:
     """Bytes of a step, as it is run."""
     state, num_rows = TrainState.build(build_task(spec), Layout.single()), spec.train.batch_tokens // LENGTH
     tokens = torch.randint(64, (num_rows, LENGTH))
-    rows = SequencesBatch(tokens, tokens, SequenceContext(rows_per_group=1))
+    rows = SequencesBatch(tokens, tokens, BatchContext(rows_per_group=1))
     batch = RankBatch(0, [rows], tokens.numel(), tokens.numel())
     step(state, batch, Signals())
     with Moved() as mode:

@@ -22,9 +22,9 @@ from moe.plan.plan import TimeEstimate
 from moe.plan.profile import OURS
 from moe.spec import JobSpec
 from moe.spec.patterns import matches
+from moe.tasks.batch_context import BatchContext
 from moe.tasks.build import build_model
 from moe.tasks.language.batches import SequencesBatch
-from moe.tasks.language.context import SequenceContext
 from moe.tasks.language.preference import preference_loss_of
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -80,12 +80,12 @@ def pairs(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Loss of rows whose two halves are a preferred answer and another one."""
     halves = (np.arange(LENGTH) >= LENGTH // 2).astype(np.int32)
     rows = SequenceRows(tokens.numpy(), np.tile(halves, (ROWS, 1)), tokens.numpy())
-    batch = SequencesBatch.from_part(rows, SequenceContext(rows_per_group=1), Layout.single())
+    batch = SequencesBatch.from_part(rows, BatchContext(rows_per_group=1), Layout.single())
     return preference_loss_of(model, batch, 0.1).objective
 
 
 def texts(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    hidden = model.hidden_states(tokens, SequenceContext(documents=torch.zeros_like(tokens)))
+    hidden = model.hidden_states(tokens, BatchContext(documents=torch.zeros_like(tokens)))
     return smoothed_nll(hidden, model.output_embedding, tokens, 0.0, 0)[0]
 
 

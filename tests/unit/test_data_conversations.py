@@ -27,9 +27,9 @@ from moe.data.sequences import (
 from moe.data.sequences.packing import pack_whole
 from moe.parallel import Layout
 from moe.spec import ChatSpec, PreferenceSpec, SpecError
+from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import build_model
 from moe.tasks.language.batches import SequencesBatch
-from moe.tasks.language.context import SequenceContext
 from moe.tasks.language.loss import loss_of
 from tests.grid import num_cases
 from tests.parity.language_models import ATTENTIONS, language_model
@@ -225,7 +225,7 @@ def test_packed_conversations_are_learned_as_each_by_itself(attention: str, tmp_
     spec = language_model(attention, router="softmax_topk", top_k=2, num_experts=4)
     spec = spec.model_copy(update={"vocab_size": VOCABULARY})
     model = build_model(spec, dtype=torch.float64)
-    context, layout = SequenceContext(training=False, rows_per_group=1), Layout.single()
+    context, layout = BatchContext(training=False, rows_per_group=1), Layout.single()
     packed = loss_of(model, SequencesBatch.from_part(store.rows(range(store.num_rows)), context, layout))
     packed.objective.backward()
     together = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}

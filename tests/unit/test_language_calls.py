@@ -9,7 +9,8 @@ from torch.nn import functional
 from moe.routing import recorded, replayed
 from moe.spec import LanguageModelSpec, SpecError, model_spec
 from moe.spec.generation import GenerationSpec
-from moe.tasks.language import LanguageModel, SequenceContext, build_model, generate
+from moe.tasks.batch_context import BatchContext
+from moe.tasks.language import LanguageModel, build_model, generate
 
 HEADS = {"kind": "grouped_query", "num_heads": 2, "num_kv_heads": 1, "head_dim": 8}
 FIELDS = {
@@ -73,7 +74,7 @@ def test_arguments_that_do_not_fit_each_other() -> None:
             generate(model(), [[1], [2]], asked, texts=[0])
     tokens = torch.ones(2, 3, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"documents \(3, 2\) must have the shape of tokens \(2, 3\)"):
-        model()(tokens, SequenceContext(documents=tokens.view(3, 2)))
+        model()(tokens, BatchContext(documents=tokens.view(3, 2)))
     with pytest.raises(ValueError, match=r"tokens \(3,\) must be \[B, L\]"):
         model()(tokens[0])
 

@@ -21,9 +21,8 @@ from moe.plan.cost.memory import MemoryModel
 from moe.plan.profile import OURS
 from moe.spec import JobSpec, LanguageModelSpec, TranslationModelSpec
 from moe.spec.form import kept_bytes
+from moe.tasks.batch_context import BatchContext
 from moe.tasks.build import build_model
-from moe.tasks.language.context import SequenceContext
-from moe.tasks.translation import BatchContext
 from moe.train.moe_layers import MoELayers
 
 ROWS, LENGTH = 32, 64
@@ -202,7 +201,7 @@ def measured(model: TranslationModelSpec | LanguageModelSpec, dtype: str, recomp
                     tracker._peak_mem, tracker._peak_mem_snap = {}, {}
                 with layers.routings() as routings:  # which are kept to the end of the pass
                     if model.kind == "language":
-                        hidden = built.hidden_states(sequences, SequenceContext(documents=documents))
+                        hidden = built.hidden_states(sequences, BatchContext(documents=documents))
                     else:
                         hidden = built.hidden_states(
                             tokens, tokens, BatchContext(rows_per_group=rows_per_group)

@@ -9,9 +9,9 @@ from moe.data.sequences.store import SequenceRows
 from moe.layers.nll import token_nll
 from moe.parallel import Layout
 from moe.spec import AdapterSpec, LanguageModelSpec
+from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import LanguageModel, build_model
 from moe.tasks.language.batches import SequencesBatch
-from moe.tasks.language.context import SequenceContext
 from moe.tasks.language.preference import preference_loss_of, preferences_of
 from tests.parity.language_models import ATTENTIONS, VOCABULARY, language_model
 
@@ -56,7 +56,7 @@ def rows_of(seed: int, num_rows: int, length: int) -> SequenceRows:
 
 def log_probability(model: LanguageModel, tokens: list[int], labels: list[int]) -> torch.Tensor:
     """Of the labels of one answer, which is all that the model is given."""
-    logits = model(torch.tensor([tokens]), SequenceContext(training=False))[0]
+    logits = model(torch.tensor([tokens]), BatchContext(training=False))[0]
     logp = functional.log_softmax(logits, -1)
     return sum((logp[at, label] for at, label in enumerate(labels) if label >= 0), start=logp.sum() * 0)
 
@@ -81,7 +81,7 @@ def plain(model: LanguageModel, rows: SequenceRows) -> tuple[torch.Tensor, int, 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_loss_and_gradients_are_those_of_the_formula(attention: str, seed: int):
     model, rows = model_of(attention, seed), rows_of(seed, 5, 24)
-    batch = SequencesBatch.from_part(rows, SequenceContext(training=False, rows_per_group=1), Layout.single())
+    batch = SequencesBatch.from_part(rows, BatchContext(training=False, rows_per_group=1), Layout.single())
     found = preference_loss_of(model, batch, BETA)
     found.objective.backward()
     ours = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
@@ -103,7 +103,7 @@ def test_loss_and_gradients_are_those_of_the_formula(attention: str, seed: int):
 def test_a_batch_without_rows_has_no_loss():
     model = model_of(next(iter(ATTENTIONS)), 0)
     empty = SequenceRows(np.zeros((0, 6), np.int64), np.zeros((0, 6), np.int32), np.zeros((0, 6), np.int64))
-    batch = SequencesBatch.from_part(empty, SequenceContext(rows_per_group=1), Layout.single())
+    batch = SequencesBatch.from_part(empty, BatchContext(rows_per_group=1), Layout.single())
     found = preference_loss_of(model, batch, BETA)
     assert float(found.objective.detach()) == float(found.nll) == 0
     found.objective.backward()

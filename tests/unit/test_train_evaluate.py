@@ -17,7 +17,8 @@ from moe.export.trained_model import TrainedModel
 from moe.parallel import Layout
 from moe.records import Example
 from moe.storage.folder import MAX_READ_BYTES, Folder
-from moe.tasks.translation import BatchContext, build_model
+from moe.tasks.batch_context import BatchContext
+from moe.tasks.translation import build_model
 from moe.tasks.translation.baselines import most_frequent_target, unigram_logp
 from moe.tasks.translation.evaluate import evaluate, one_a_script
 from moe.train.checkpoint import marker as markers

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from moe.data.pairs import Tokenizers
 from moe.data.pairs.pair import Pair
+from moe.data.tokenizer import BOS, EOS, PAD
 from moe.spec.generation import GenerationSpec
+from moe.tasks.batch_context import BatchContext
 from moe.tasks.decoding import beam_search
-from moe.tasks.translation import BatchContext, TranslationModel, build_model, greedy_decode
-from moe.tasks.translation.decoding import decode
-from moe.tasks.translation.greedy import BOS, EOS
-from moe.tasks.translation.model import PAD
+from moe.tasks.translation import TranslationModel, build_model, translate
 from moe.tasks.translation.translator import Translator
 from tests.unit.data_corpora import sentences
 from tests.unit.test_translation_model import spec_of
@@ -74,16 +73,17 @@ def test_beams_with_memories_are_beams_over_full_passes(penalty: float) -> None:
     spec, limits = GenerationSpec(num_beams=4, max_tokens=9, length_penalty=penalty), [9, 4, 9, 6, 9]
     slow = FullPasses(sources())
     expected = beam_search(slow, slow.logits, spec, {EOS}, max_tokens=limits)
-    found = decode(model(), sources(), spec, limits)
+    found = translate(model(), sources(), spec, limits)
     assert found == expected
     assert len({tuple(text) for text in found}) > 2, "else nothing was compared"
     assert any(len(text) < limit for text, limit in zip(found, limits, strict=True)), "else none ended"
 
 
-def test_the_likeliest_tokens_are_those_of_evaluation() -> None:
-    found = decode(model(), sources(), GenerationSpec(), [MAX_TOKENS] * 5)
-    greedy = greedy_decode(model(), sources(), MAX_TOKENS).tolist()
-    assert found == [[id for id in row if id not in (PAD, EOS)] for row in greedy]
+def test_limits_of_rows_only_cut_them() -> None:
+    spec, limits = GenerationSpec(max_tokens=MAX_TOKENS), [3, 12, 1, 5, 12]
+    assert translate(model(), sources(), spec, limits) == [
+        row[:limit] for row, limit in zip(translate(model(), sources(), spec), limits, strict=True)
+    ]
 
 
 def test_without_more_said_a_translation_is_the_greedy_one() -> None:

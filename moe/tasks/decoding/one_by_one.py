@@ -18,23 +18,26 @@ def one_by_one(
     spec: GenerationSpec,
     ends: Collection[int],
     *,
+    max_tokens: Sequence[int] | None = None,
     texts: Sequence[int] | None = None,
     together: dist.ProcessGroup | None = None,
 ) -> Generator[dict[int, int], Collection[int] | None, None]:
     """Yield the new token of each live row, by row number, at each position.
 
-    `logits` `[B, V]` are the first token's. A token of `ends` is yielded and ends its row. The consumer may send the
-    numbers of further rows to end. `texts` are the sampling keys (default: row numbers). If a forward pass needs
-    other ranks (`Layout.in_step`), all ranks of the process group `together` iterate, each with its own rows,
-    possibly none, until all rows have ended.
+    `logits` `[B, V]` are the first token's. A token of `ends` is yielded and ends its row; so does the last of
+    `spec.max_tokens`, or of the row's own `max_tokens`. The consumer may send the numbers of further rows to end.
+    `texts` are the sampling keys (default: row numbers). If a forward pass needs other ranks (`Layout.in_step`), all
+    ranks of the process group `together` iterate, each with its own rows, possibly none, until all rows have ended.
     """
     numbers, device = list(range(logits.shape[0])), logits.device
+    limits = max_tokens or [spec.max_tokens] * len(numbers)
     live, keys = set(numbers), torch.tensor(texts or numbers, dtype=torch.int64, device=device)
     for position in range(spec.max_tokens):
         tokens = choose_tokens(logits, spec, keys, position)
         new_tokens = {row: token for row, token in zip(numbers, tokens.tolist(), strict=True) if row in live}
         ended_rows = (yield new_tokens) or ()
-        live -= {row for row, token in new_tokens.items() if token in ends} | set(ended_rows)
+        live -= {row for row, token in new_tokens.items() if token in ends or position + 1 >= limits[row]}
+        live -= set(ended_rows)
         if position + 1 == spec.max_tokens or not any_rank(bool(live), device, together):
             return
         if is_sparse(len(live), len(numbers)):

@@ -5,23 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moe.tasks.language.build import build_model
-    from moe.tasks.language.context import SequenceContext
     from moe.tasks.language.generation import generate
-    from moe.tasks.language.model import GenerationState, LanguageModel
+    from moe.tasks.language.model import LanguageModel
     from moe.tasks.language.task import LanguageTask
 
 _WHERE = {
-    "GenerationState": "model",
     "LanguageModel": "model",
     "LanguageTask": "task",
-    "SequenceContext": "context",
     "build_model": "build",
     "generate": "generation",
 }
 
-__all__ = [
-    "GenerationState", "LanguageModel", "LanguageTask", "SequenceContext", "build_model", "generate",
-]  # fmt: skip
+__all__ = ["LanguageModel", "LanguageTask", "build_model", "generate"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from moe.parallel.accelerator import accelerator
 from moe.plan import Plan
 from moe.routing import BatchCounts
 from moe.spec import JobSpec
-from moe.tasks.language.context import SequenceContext
+from moe.tasks.batch_context import BatchContext
 from moe.tasks.task import RankBatch
 
 NOTHING = -1
@@ -27,11 +27,11 @@ class SequencesBatch:
     """int64 `[b, L]`"""
     labels: Tensor
     """int64 `[b, L]`: next token of each position, -1 for none."""
-    context: SequenceContext
+    context: BatchContext
 
     @classmethod
     def from_part(
-        cls, part: SequenceBatchPart | SequenceRows, context: SequenceContext, layout: Layout
+        cls, part: SequenceBatchPart | SequenceRows, context: BatchContext, layout: Layout
     ) -> "SequencesBatch":
         """Move a part of a global batch to the layout's device and set the documents of `context`."""
         tokens, labels, documents = (
@@ -51,7 +51,7 @@ class SequencesBatch:
     def dummy_batch(cls, num_rows: int, num_tokens: int, vocab_size: int, layout: Layout) -> "SequencesBatch":
         """Random rows as one token group."""
         tokens = torch.randint(vocab_size, (num_rows, num_tokens), device=layout.device)
-        return cls(tokens, tokens, SequenceContext(rows_per_group=num_rows))
+        return cls(tokens, tokens, BatchContext(rows_per_group=num_rows))
 
 
 class SequencesBatches:
@@ -73,8 +73,6 @@ class SequencesBatches:
         for index in range(self._options.num_micro_batches):
             first = min(own_groups.start + index * micro_batch_groups, own_groups.stop)
             part = batch.part(first, min(first + micro_batch_groups, own_groups.stop))
-            context = SequenceContext(
-                None, step, self._seed, True, part.first_row, batch.rows_per_group, counts
-            )
+            context = BatchContext(step, self._seed, True, part.first_row, batch.rows_per_group, counts)
             micro_batches.append(SequencesBatch.from_part(part, context, self._layout))
         return RankBatch(step, micro_batches, batch.num_targets, batch.num_tokens)

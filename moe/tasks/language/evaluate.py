@@ -24,8 +24,8 @@ from moe.records import Completion, HeldOutLosses, LanguageReport, SourceReport
 from moe.records.language import ALL
 from moe.spec import JobSpec, PreferenceSpec
 from moe.spec.generation import GenerationSpec
+from moe.tasks.batch_context import BatchContext
 from moe.tasks.language.batches import SequencesBatch
-from moe.tasks.language.context import SequenceContext
 from moe.tasks.language.generation import generate
 from moe.tasks.language.loss import loss_of
 from moe.tasks.language.model import LanguageModel
@@ -118,7 +118,7 @@ class _Measuring:
         max_sequences: int | None,
         of: Callable[[SequencesBatch], Iterable[Tensor]],
     ) -> list[float]:
-        context = SequenceContext(training=False, rows_per_group=1)
+        context = BatchContext(training=False, rows_per_group=1)
         sums = [0.0, 0.0, 0.0]
         for number, rows in enumerate(_rows(store, self.layout, max_sequences)):
             with doing("evaluation", f"loss of evaluation batch {number}"):

@@ -5,50 +5,36 @@ from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from moe.experts import Experts
 from moe.parallel import Layout, keep_buffers, local_parameters
 from moe.spec.generation import GenerationSpec
-from moe.tasks.decoding import beam_search, one_by_one
+from moe.tasks.decoding import ModelSteps, decode, one_by_one
 from moe.tasks.language.model import LanguageModel
 
 
-class Growing:
-    """Prompts and their KV cache: `DecodingSteps` of a language model."""
+def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]], max_tokens: int) -> ModelSteps:
+    """Steps after the prompts, left-padded to the longest, with room for `max_tokens` more.
 
-    def __init__(self, model: LanguageModel, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
-        """Prefill the prompts, left-padded to the longest.
-
-        Raises ValueError for an empty prompt or a token outside the vocabulary.
-        """
-        for row, prompt in enumerate(prompts):
-            if not prompt:
-                raise ValueError(
-                    f"prompts[{row}] must have a token at least; begin it with that of a document"
-                )
-            if not 0 <= min(prompt) <= max(prompt) < model.spec.vocab_size:
-                wrong = next(token for token in prompt if not 0 <= token < model.spec.vocab_size)
-                raise ValueError(
-                    f"prompts[{row}] (with token {wrong}) must have tokens below vocab_size "
-                    f"(={model.spec.vocab_size}); encode it with the model's tokenizer"
-                )
-        length, device = max(map(len, prompts), default=1), model.embedding.weight.device
-        rows = [[0] * (length - len(prompt)) + list(prompt) for prompt in prompts]
-        tokens = torch.tensor(rows, dtype=torch.int64, device=device).view(len(prompts), length)
-        padding = None
-        if any(len(prompt) < length for prompt in prompts):
-            begins = torch.tensor([length - len(prompt) for prompt in prompts], device=device)
-            padding = torch.arange(length, device=device) < begins[:, None]
-        self._model, self._state = model, model.start(len(prompts), length + max_tokens)
-        self.logits = model.extend(tokens, self._state, padding)
-        """`[B, V]`: logits of each row's first new token."""
-
-    def next(self, tokens: Tensor) -> Tensor:
-        return self._model.extend(tokens[:, None], self._state)
-
-    def take_rows(self, rows: Tensor) -> None:
-        self._state.take_rows(rows)
+    Raises ValueError for an empty prompt or a token outside the vocabulary.
+    """
+    for row, prompt in enumerate(prompts):
+        if not prompt:
+            raise ValueError(f"prompts[{row}] must have a token at least; begin it with that of a document")
+        if not 0 <= min(prompt) <= max(prompt) < model.spec.vocab_size:
+            wrong = next(token for token in prompt if not 0 <= token < model.spec.vocab_size)
+            raise ValueError(
+                f"prompts[{row}] (with token {wrong}) must have tokens below vocab_size "
+                f"(={model.spec.vocab_size}); encode it with the model's tokenizer"
+            )
+    length, device = max(map(len, prompts), default=1), model.embedding.weight.device
+    rows = [[0] * (length - len(prompt)) + list(prompt) for prompt in prompts]
+    tokens = torch.tensor(rows, dtype=torch.int64, device=device).view(len(prompts), length)
+    padding = None
+    if any(len(prompt) < length for prompt in prompts):
+        begins = torch.tensor([length - len(prompt) for prompt in prompts], device=device)
+        padding = torch.arange(length, device=device) < begins[:, None]
+    return ModelSteps(model, model.start(len(prompts), length + max_tokens), tokens, padding)
 
 
 @torch.no_grad()
@@ -73,16 +59,9 @@ def generate(
 
     Raises ValueError for an empty prompt, a token outside the vocabulary, or too few or many `texts`.
     """
-    new_tokens: list[list[int]] = [[] for _ in prompts]
-    if spec.num_beams > 1:
-        _check_texts(prompts, texts)
-        rows = Growing(model, prompts, spec.max_tokens)
-        return beam_search(rows, rows.logits, spec, ends, together=together)
-    for tokens in going_on(model, prompts, spec, ends, texts=texts, together=together):
-        for row, token in tokens.items():
-            if token not in ends:
-                new_tokens[row].append(token)
-    return new_tokens
+    _check_texts(prompts, texts)
+    steps = prefill(model, prompts, spec.max_tokens)
+    return decode(steps, spec, ends, texts=texts, together=together)
 
 
 @torch.no_grad()
@@ -97,8 +76,8 @@ def going_on(
 ) -> collections.abc.Generator[dict[int, int], Collection[int] | None, None]:
     """Like `generate`, one token at a time, without beams: see `one_by_one`."""
     _check_texts(prompts, texts)
-    rows = Growing(model, prompts, spec.max_tokens)
-    yield from one_by_one(rows, rows.logits, spec, ends, texts=texts, together=together)
+    steps = prefill(model, prompts, spec.max_tokens)
+    yield from one_by_one(steps, steps.logits, spec, ends, texts=texts, together=together)
 
 
 def lay_out_for_texts(model: LanguageModel) -> None:

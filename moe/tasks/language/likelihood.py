@@ -12,8 +12,8 @@ from moe.layers.linear import linear
 from moe.parallel.accelerator import accelerator
 from moe.plan.cost.layer_bytes import loss_tokens
 from moe.spec.routers import ExpertChoiceSpec
+from moe.tasks.batch_context import BatchContext
 from moe.tasks.language.batches import NOTHING
-from moe.tasks.language.context import SequenceContext
 from moe.tasks.language.model import LanguageModel
 
 _BATCH_POSITIONS = 8192
@@ -103,7 +103,7 @@ def _together(model: LanguageModel, rows: Sequence[_LikelihoodRow]) -> list[Like
     documents_BL = None
     if int(lengths_B.min()) < length:
         documents_BL = torch.where(torch.arange(length) < lengths_B[:, None], 0, -1).to(device)
-    context = SequenceContext(documents_BL, training=False, rows_per_group=1)
+    context = BatchContext(training=False, rows_per_group=1, documents=documents_BL)
     hidden_TM = model.hidden_states(tokens_BL.to(device), context)
     labels_T = labels_BL.view(-1)
     places_P = (labels_T != NOTHING).nonzero().squeeze(1)

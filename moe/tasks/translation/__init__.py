@@ -5,23 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moe.tasks.translation.build import build_model
-    from moe.tasks.translation.context import BatchContext
-    from moe.tasks.translation.greedy import greedy_decode
-    from moe.tasks.translation.model import DecodingState, TranslationModel
+    from moe.tasks.translation.decoding import translate
+    from moe.tasks.translation.model import TranslationModel
     from moe.tasks.translation.task import TranslationTask
 
 _WHERE = {
-    "BatchContext": "context",
-    "DecodingState": "model",
     "TranslationModel": "model",
     "TranslationTask": "task",
     "build_model": "build",
-    "greedy_decode": "greedy",
+    "translate": "decoding",
 }
 
-__all__ = [
-    "BatchContext", "DecodingState", "TranslationModel", "TranslationTask", "build_model", "greedy_decode",
-]  # fmt: skip
+__all__ = ["TranslationModel", "TranslationTask", "build_model", "translate"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,8 +11,8 @@ from moe.parallel.accelerator import accelerator
 from moe.plan import Plan
 from moe.routing import BatchCounts
 from moe.spec import JobSpec
+from moe.tasks.batch_context import BatchContext
 from moe.tasks.task import RankBatch
-from moe.tasks.translation.context import BatchContext
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class PairsBatches:
             first = min(own_groups.start + index * micro_batch_groups, own_groups.stop)
             part = batch.part(first, min(first + micro_batch_groups, own_groups.stop))
             context = BatchContext(
-                step, self._seed, True, part.first_row, batch.rows_per_group, source_counts, target_counts
+                step, self._seed, True, part.first_row, batch.rows_per_group, target_counts, source_counts
             )
             micro_batches.append(PairsBatch.from_part(part, context, self._layout))
         return RankBatch(step, micro_batches, batch.num_target_tokens, batch.num_tokens)

@@ -6,10 +6,17 @@ from moe.layers.grouped_query import GroupedQueryAttention
 from moe.layers.moe import MoELayer
 from moe.layers.norm import LayerNorm
 from moe.spec import TranslationModelSpec
+from moe.spec.language import GroupedQueryAttentionSpec
 
 
-def build_block(spec: TranslationModelSpec, layer: int) -> Block:
-    """Block number `layer` of both stacks, the encoder's first, without values."""
+def build_blocks(spec: TranslationModelSpec) -> tuple[list[Block], list[Block]]:
+    """(encoder blocks, decoder blocks), numbered through both stacks, without values."""
+    attention = spec.attention  # one object: blocks that share it are recognised as repeated
+    blocks = [_block(spec, attention, layer) for layer in range(spec.num_layers)]
+    return blocks[: spec.num_encoder_layers], blocks[spec.num_encoder_layers :]
+
+
+def _block(spec: TranslationModelSpec, attention: GroupedQueryAttentionSpec, layer: int) -> Block:
     feed_forward: FeedForward | MoELayer
     if spec.moe is not None and layer in spec.moe_layers:
         feed_forward = MoELayer(spec.moe, layer)
@@ -19,12 +26,8 @@ def build_block(spec: TranslationModelSpec, layer: int) -> Block:
     return Block(
         layer,
         LayerNorm(),
-        _attention(spec),
+        GroupedQueryAttention(attention, fused_key_value=True),
         FeedForwardBlock(LayerNorm(), feed_forward),
         cross_norm=LayerNorm() if decodes else None,
-        cross_attention=_attention(spec) if decodes else None,
+        cross_attention=GroupedQueryAttention(attention, fused_key_value=True) if decodes else None,
     )
-
-
-def _attention(spec: TranslationModelSpec) -> GroupedQueryAttention:
-    return GroupedQueryAttention(spec.attention, fused_key_value=True)

@@ -1,59 +1,40 @@
-"""Sampling and beam search for translation. Evaluation uses `greedy_decode`."""
+"""Translation of token rows: greedy, sampled or beam search."""
 
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from moe.data.tokenizer import BOS, EOS, PAD
 from moe.spec.generation import GenerationSpec
-from moe.tasks.decoding import beam_search, one_by_one
-from moe.tasks.translation.greedy import BOS, EOS
-from moe.tasks.translation.model import PAD, TranslationModel
+from moe.tasks.decoding import ModelSteps, decode
+from moe.tasks.translation.model import TranslationModel
 
 
-class Translating:
-    """Target sequences and their caches: `DecodingSteps` of a translation model."""
-
-    def __init__(self, model: TranslationModel, source: Tensor, max_tokens: int) -> None:
-        """Encode `source` int64 `[B, L]` and feed BOS to each row."""
-        self._model, self._state = model, model.start_decoding(source, max_tokens)
-        self.logits = self.next(torch.full_like(source[:, 0], BOS))
-        """`[B, V]`: logits of each row's first token."""
-
-    def next(self, tokens: Tensor) -> Tensor:
-        logits = self._model.decode_step(tokens, self._state)
-        logits[:, [PAD, BOS]] = -torch.inf
-        return logits
-
-    def take_rows(self, rows: Tensor) -> None:
-        self._state.keep_rows(rows)
+def longest_of(source_tokens: int) -> int:
+    """Maximum target length for a source length (both with EOS), to bound rows that never end."""
+    return 2 * source_tokens + 16
 
 
 @torch.no_grad()
-def decode(
+def translate(
     model: TranslationModel,
     source: Tensor,
     spec: GenerationSpec,
-    max_tokens: Sequence[int],
+    max_tokens: Sequence[int] | None = None,
+    *,
     texts: Sequence[int] | None = None,
+    together: dist.ProcessGroup | None = None,
 ) -> list[list[int]]:
-    """Target tokens of each row, without EOS, truncated to the row's `max_tokens`.
+    """Target tokens of each row of `source` int64 `[B, L]`, without EOS; rows are independent.
 
-    Sampling is keyed by `texts`, as in `one_by_one`.
+    A row has at most `spec.max_tokens` and its own `max_tokens`, by default `longest_of` its source. `texts` and
+    `together` as in `one_by_one`.
     """
-    spec = spec.model_copy(update={"max_tokens": max(max_tokens, default=1)})
-    rows = Translating(model, source, spec.max_tokens)
-    if spec.num_beams > 1:
-        return beam_search(rows, rows.logits, spec, {EOS}, max_tokens=max_tokens)
-    translations: list[list[int]] = [[] for _ in max_tokens]
-    decoding = one_by_one(rows, rows.logits, spec, {EOS}, texts=texts)
-    full: list[int] | None = None
-    while True:
-        try:
-            tokens = decoding.send(full)
-        except StopIteration:
-            return translations
-        for row, token in tokens.items():
-            if token != EOS:
-                translations[row].append(token)
-        full = [row for row in tokens if len(translations[row]) >= max_tokens[row]]
+    if max_tokens is None:
+        max_tokens = [longest_of(length) for length in (source != PAD).sum(1).tolist()]
+    steps = ModelSteps(
+        model, model.start(source, spec.max_tokens), torch.full_like(source[:, :1], BOS), excluded=(PAD, BOS)
+    )
+    return decode(steps, spec, {EOS}, max_tokens=max_tokens, texts=texts, together=together)

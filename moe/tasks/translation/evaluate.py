@@ -15,10 +15,11 @@ from moe.data.tokenizer import PAD
 from moe.parallel import Layout, plain_collectives
 from moe.records import Example, HeldOutLosses, SetReport, SubsetReport, TranslationReport
 from moe.spec import EvaluationSpec, JobSpec
+from moe.spec.generation import GenerationSpec
+from moe.tasks.batch_context import BatchContext
 from moe.tasks.translation.baselines import most_frequent_target, unigram_logp
 from moe.tasks.translation.batches import PairsBatch
-from moe.tasks.translation.context import BatchContext
-from moe.tasks.translation.greedy import greedy_decode
+from moe.tasks.translation.decoding import translate
 from moe.tasks.translation.languages import Languages
 from moe.tasks.translation.loss import loss_of
 from moe.tasks.translation.model import TranslationModel
@@ -142,14 +143,18 @@ def _translate(
     max_tokens: int,
 ) -> tuple[NDArray[np.int64], list[str]]:
     """(row numbers, translations) of this rank, decoded greedily with all ranks in lockstep."""
-    rows, hypotheses = [np.zeros(0, np.int64)], []
+    rows, hypotheses, spec = (
+        [np.zeros(0, np.int64)],
+        [],
+        GenerationSpec().model_copy(update={"max_tokens": max_tokens}),
+    )
     for number, (rows_here, batch) in enumerate(_shares(store, layout, max_pairs)):
         with doing("evaluation", f"translation of evaluation batch {number}"):
-            token_rows = greedy_decode(model, batch.source, max_tokens, layout.in_step)
+            token_rows = translate(model, batch.source, spec, together=layout.in_step)
         if layout.index("tensor"):
             continue  # tensor ranks have the same tokens: only the first reports them
         rows.append(rows_here)
-        hypotheses += [data.tokenizers.target.decode(ids) for ids in token_rows.tolist()]
+        hypotheses += [data.tokenizers.target.decode(ids) for ids in token_rows]
     return np.concatenate(rows), hypotheses
 
 

@@ -11,8 +11,8 @@ from moe.layers.sequence import PassRows, SequencePass
 from moe.parallel import SequenceShard, declare
 from moe.routing import TokenContext
 from moe.spec import TranslationModelSpec
+from moe.tasks.batch_context import BatchContext
 from moe.tasks.translation.batches import PairsBatch
-from moe.tasks.translation.context import BatchContext
 from moe.tasks.translation.loss import loss_of
 from moe.tasks.translation.model import PAD, TranslationModel
 

@@ -15,8 +15,7 @@ from moe.spec import Problem, SpecError
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding.text import before_stop
 from moe.tasks.task import Generator
-from moe.tasks.translation.decoding import decode
-from moe.tasks.translation.greedy import greedy_decode, longest_of
+from moe.tasks.translation.decoding import longest_of, translate
 from moe.tasks.translation.model import TranslationModel
 
 _BATCH_ROWS = 128
@@ -94,12 +93,10 @@ class Translator(Generator):
     ) -> list[_TokenSequence]:
         """Decode the sources with the numbers `rows`."""
         source = self._pad([source_ids[row] for row in rows])
-        if spec is None:
-            greedy = greedy_decode(self._model, source, self._max_tokens).tolist()
-            return [_TokenSequence([id for id in ids if id not in (EOS, PAD)], EOS in ids) for ids in greedy]
-        longest = min(spec.max_tokens, self._max_tokens)
+        longest = self._max_tokens if spec is None else min(spec.max_tokens, self._max_tokens)
         limits = [min(longest_of(len(source_ids[row]) + 1), longest) for row in rows]
-        outputs = decode(self._model, source, spec, limits, texts=rows)
+        spec = (spec or GenerationSpec()).model_copy(update={"max_tokens": max(limits)})
+        outputs = translate(self._model, source, spec, limits, texts=rows)
         return [_TokenSequence(ids, len(ids) < limit) for ids, limit in zip(outputs, limits, strict=True)]
 
     def _pad(self, sources: list[list[int]]) -> torch.Tensor:

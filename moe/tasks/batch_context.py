@@ -1,4 +1,4 @@
-"""Context of a batch of sequences: random key, rows and documents."""
+"""Context of a batch of token rows: random key, rows, token groups and documents."""
 
 from dataclasses import dataclass, replace
 
@@ -9,30 +9,34 @@ from moe.routing import BatchCounts
 
 
 @dataclass(frozen=True)
-class SequenceContext:
-    """Random key of a batch, its rows per token group and its packed documents."""
+class BatchContext:
+    """Random key of a batch, its rows per token group, and its packed documents."""
 
-    documents: Tensor | None = None
-    """int `[B, L]`: document index of each position within its row, -1 for padding; None: one per row.
-
-    Positions restart in each document; attention stays within documents.
-    """
     step: int | Tensor = 0
+    """Python int or int64 scalar."""
     seed: int = 0
     training: bool = True
     first_row: int = 0
     """Index of the first row in the global batch."""
     rows_per_group: int | None = None
-    """Consecutive rows per token group; None: as many as fit in the spec's `group_tokens`."""
+    """R: consecutive rows per token group, in both stacks of an encoder-decoder model: its encoder's groups have R·L
+    positions, its decoder's R·N. None: as many as fit into the spec's `group_tokens`."""
     counts: BatchCounts | None = None
-    """Counts of the global batch; None: these rows are all of it."""
+    """Counts of the global batch's rows (an encoder-decoder model's targets); None: these rows are all of it."""
+    source_counts: BatchCounts | None = None
+    """Counts of the global batch's sources, for an encoder."""
+    documents: Tensor | None = None
+    """int `[B, L]`: document index of each position within its row, -1 for padding; None: one per row.
+
+    Positions restart in each document; attention stays within documents. Decoder-only models.
+    """
 
     @property
     def padding(self) -> Tensor | None:
         """bool `[B, L]`, True at padding; None without padding."""
         return None if self.documents is None else self.documents < 0
 
-    def within(self, documents: Tensor | None) -> "SequenceContext":
+    def within(self, documents: Tensor | None) -> "BatchContext":
         """Copy with these documents."""
         return replace(self, documents=documents)
 

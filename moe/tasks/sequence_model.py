@@ -1,0 +1,199 @@
+"""Interface of models of token sequences, and what all share: passes over rows, decoding with KV caches, logits."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from moe.layers.attention_mask import AttentionMask
+from moe.layers.block import Block
+from moe.layers.cache import LayerCache
+from moe.layers.linear import linear
+from moe.layers.sequence import PassRows, SequencePass
+from moe.parallel import SequenceShard
+from moe.routing import BatchCounts, TokenContext
+from moe.spec import LanguageModelSpec, TranslationModelSpec
+from moe.tasks.batch_context import BatchContext
+
+
+class SequenceModel(nn.Module, ABC):
+    """Transformer with a decoder, whose parameters have no values until `moe.parallel.apply`.
+
+    Tensor ranks hold sequence-parallel shards of the tokens. Their logits are the same, and they must compute the same
+    loss from them; training uses hidden states, which needs no logits of other ranks' tokens.
+    """
+
+    spec: LanguageModelSpec | TranslationModelSpec
+    tensor_group: dist.ProcessGroup | None = None
+    dropout = 0.0
+    """Probability of dropout of embeddings and sub-layer outputs."""
+
+    def __init__(self, spec: LanguageModelSpec | TranslationModelSpec, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.spec, self.compute_dtype = spec, dtype
+
+    @property
+    @abstractmethod
+    def output_embedding(self) -> nn.Parameter:
+        """`[V, M]`: output projection, possibly tied to the decoder's token embedding."""
+
+    @abstractmethod
+    def _decoder_blocks(self) -> Iterator[Block]:
+        """Blocks that predict tokens, in order."""
+
+    @abstractmethod
+    def _embed(self, tokens: Tensor, run: SequencePass, begins: int = 0) -> Tensor:
+        """Embeddings `[t, M]` of this rank's shard of the decoder's tokens `[B, L]`, from position `begins` on."""
+
+    @abstractmethod
+    def _last(self, x: Tensor) -> Tensor:
+        """Hidden states `[..., M]` to project, of the last block's output."""
+
+    def _rotary(self, positions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        """Rotary table of positions int64 `[B, N]` in documents of `lengths`; None without rotary embeddings."""
+        return None
+
+    def share(self, tokens: Tensor) -> Tensor:
+        """This rank's sequence-parallel shard `[t]` of `tokens` `[B, L]`."""
+        return self._shares(tokens).take(tokens.reshape(-1))
+
+    def gather_tokens(self, tokens: Tensor, share: Tensor) -> Tensor:
+        """All-gather `[T, ...]` of the tensor ranks' shards `[t, ...]`."""
+        return self._shares(tokens).gather_results(share)
+
+    def extend(self, tokens: Tensor, state: "DecodingState", padding: Tensor | None = None) -> Tensor:
+        """Append `tokens` `[B, N]` to `state`; return the next-token logits `[B, V]`.
+
+        `padding` bool `[B, N]` is True before the first token of shorter rows, in the first call only. Raises
+        ValueError for other padding, a wrong number of rows, no position, or more positions than `state` has room
+        for.
+        """
+        state.check(tokens, padding)
+        if padding is not None and not state.num_positions:
+            state.first = padding.sum(1)
+        run = self._decoding_pass(tokens, state)
+        x = self._embed(tokens, run, state.num_positions)
+        for block, cache in zip(self._decoder_blocks(), state.caches, strict=True):
+            x = block(x, run, cache, state.memory)
+        state.num_positions, state.memory = state.num_positions + tokens.shape[1], None
+        x = run.rows.shares.gather_results(x).view(*tokens.shape, x.shape[-1])[:, -1]
+        return self._project(self._last(x))
+
+    def _new_state(self, num_rows: int, num_positions: int, device: torch.device) -> "DecodingState":
+        # Not derived from a weight: under FSDP, tensors derived from it would be sharded too.
+        like = torch.empty(0, dtype=self.compute_dtype, device=device)
+        caches = [block.new_cache(num_rows, num_positions, like) for block in self._decoder_blocks()]
+        return DecodingState(caches, torch.arange(num_rows, device=device), num_positions)
+
+    def _logits(self, hidden_states: Tensor, tokens: Tensor) -> Tensor:
+        """Logits `[B, L, V]` of hidden states `[t, M]` of this rank's shard of `tokens` `[B, L]`."""
+        logits = self._project(hidden_states)
+        return self._shares(tokens).gather_results(logits).view(*tokens.shape, logits.shape[-1])
+
+    def _project(self, hidden_states: Tensor) -> Tensor:
+        """Logits `[..., V]` of hidden states `[..., M]`."""
+        return linear(hidden_states, self.output_embedding)
+
+    def _pass(
+        self,
+        tokens: Tensor,
+        context: BatchContext,
+        rows: PassRows,
+        counts: BatchCounts | None,
+        rows_per_group: int,
+        padding: Tensor | None,
+    ) -> SequencePass:
+        """Pass inputs for `tokens` `[B, L]` in groups of whole rows, the last padded with empty rows."""
+        num_rows, length = tokens.shape
+        num_groups = -(-num_rows // rows_per_group)
+        total, first = num_groups * rows_per_group, context.first_row * length
+        ids = torch.arange(first, first + total * length, device=tokens.device)
+        ids = ids.view(num_groups, rows_per_group * length)
+        if padding is None and total > num_rows:
+            padding = tokens.new_zeros(tokens.shape, dtype=torch.bool)
+        if padding is not None:
+            padding = functional.pad(padding, (0, 0, 0, total - num_rows), value=True).view(ids.shape)
+        facts = TokenContext(ids, padding, context.step, context.seed, context.training, length, counts)
+        return SequencePass(facts, rows, self.dropout)
+
+    def _decoding_pass(self, tokens: Tensor, state: "DecodingState") -> SequencePass:
+        """Pass inputs for tokens `[B, N]` after those of `state`, without capacity limits."""
+        num_rows, num_new = tokens.shape
+        begins = state.num_positions
+        places = torch.arange(begins, begins + num_new, device=tokens.device).expand(num_rows, -1)
+        documents, positions = None, places
+        if state.first is not None:
+            documents = torch.where(places < state.first[:, None], -1, 0)
+            positions = (places - state.first[:, None]).clamp(min=0)
+        rows = PassRows(
+            self._shares(tokens),
+            AttentionMask(first=state.first),
+            begins + num_new,
+            self._rotary(positions),
+            documents,
+            memory_mask=state.memory_mask,
+        )
+        padding = None if documents is None else documents < 0
+        ids = state.rows[:, None] * state.room + positions
+        return SequencePass(TokenContext(ids, padding, training=False, sequence_tokens=num_new), rows)
+
+    def _rows_per_group(self, row_tokens: int) -> int:
+        group_tokens = self.spec.moe.group_tokens if self.spec.moe is not None else row_tokens
+        return max(1, group_tokens // max(1, row_tokens))
+
+    def _shares(self, tokens: Tensor) -> SequenceShard:
+        """Sequence sharding of tokens `[B, L]`."""
+        num_rows, length = tokens.shape
+        return SequenceShard(tokens.numel(), self.tensor_group, shape=(num_rows, length))
+
+
+class DecodingState:
+    """KV caches and other layer state of rows being decoded."""
+
+    def __init__(self, caches: Sequence[LayerCache], rows: Tensor, room: int) -> None:
+        self.caches, self.rows, self.room = caches, rows, room
+        """`rows` int64 `[B]`: original row numbers. Position p of row r, from the row's first token, has the id r *
+        `room` + p (`moe.routing.recorded`).
+        """
+        self.first: Tensor | None = None
+        """int64 `[B]`: position of each row's first token; None: 0 for all."""
+        self.num_positions = 0
+        self.memory: Tensor | None = None
+        """Encoder output `[B, L, M]`; None without encoder, and once the caches have its keys and values."""
+        self.memory_mask: AttentionMask | None = None
+
+    def check(self, tokens: Tensor, padding: Tensor | None) -> None:
+        """Raise ValueError for tokens that `SequenceModel.extend` refuses."""
+        if tokens.dim() != 2 or tokens.shape[0] != len(self.rows) or not tokens.shape[1]:
+            raise ValueError(
+                f"tokens {tuple(tokens.shape)} must be a position at least of each of the {len(self.rows)} rows that "
+                "the state has, [B, N]"
+            )
+        if padding is not None and padding.shape != tokens.shape:
+            raise ValueError(
+                f"padding {tuple(padding.shape)} must have the shape of tokens {tuple(tokens.shape)}"
+            )
+        if self.num_positions + tokens.shape[1] > self.room:
+            raise ValueError(
+                f"tokens {tuple(tokens.shape)} must fit behind {self.num_positions} positions in the room "
+                f"(={self.room}) that the state has; give start() as many as are to come"
+            )
+        if padding is not None:
+            is_elsewhere = padding if self.num_positions else padding[:, 1:] & ~padding[:, :-1]
+            if bool(is_elsewhere.any()):
+                raise ValueError(
+                    "padding must lie before the first token of each row, in the first call alone; put it there"
+                )
+
+    def take_rows(self, rows: Tensor) -> None:
+        """Select rows by int64 index, in this order; indices may repeat."""
+        for cache in self.caches:
+            cache.take_rows(rows)
+        self.rows = self.rows.index_select(0, rows)
+        self.first, self.memory = (
+            None if tensor is None else tensor.index_select(0, rows) for tensor in (self.first, self.memory)
+        )
+        self.memory_mask = None if self.memory_mask is None else self.memory_mask.of_rows(rows)
