@@ -41,7 +41,7 @@ def attend(
 
 
 def project_keys_values(memory: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`moe.layers.grouped_query.project_keys_values` by two products. The heads of one product could not be sharded: all
-    keys precede all values."""
+    """`moe.layers.grouped_query.project_keys_values` by two products. The heads of one product could not be sharded:
+    all keys precede all values."""
     keys, values = (functional.linear(memory, matrix) for matrix in weight.unbind())
     return keys, values
