@@ -1,7 +1,7 @@
 """Build a sharded model of this library from its spec."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -16,30 +16,30 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def build_sharded(
-    make: Callable[[torch.dtype], Model],
+    make: Callable[[Any, torch.dtype], Model],
     spec: TranslationModelSpec | LanguageModelSpec,
-    blocks: Mapping[str, str],
-    layout: Layout | None,
+    layout: Layout | None = None,
     *,
-    seed: int,
-    dtype: torch.dtype | None,
-    freeze: Sequence[str],
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+    freeze: Sequence[str] = (),
 ) -> Model:
-    """Build the model (this rank's part under `layout`) with `make(dtype)` (default float32) and initial weights.
+    """Build the model (this rank's part under `layout`) with `make(spec, dtype)` (default float32) and initial weights.
 
-    `blocks` maps paths of FSDP units to their names. Weights are drawn by (seed, parameter name, element): every
-    layout starts from the same model. Parameters that match a pattern of `freeze` get no gradients. Raises SpecError
-    if the layout's degrees do not divide the model's dimensions.
+    Weights are drawn by (seed, parameter name, element): every layout starts from the same model. Layers are FSDP
+    units. Parameters that match a pattern of `freeze` get no gradients. Raises SpecError if the degrees do not divide
+    the model's dimensions.
     """
     layout, dtype = layout or Layout.single(), dtype or torch.float32
     if problems := fit_problems(spec, layout.degrees):
         raise SpecError(problems)
     with torch.device("meta"):
-        model = make(dtype)
+        model = make(spec, dtype)
         # Under bfloat16, weights stay float32 and are cast where used.
         declare(model, spec.parameters(), torch.promote_types(dtype, torch.float32))
     freeze_parameters(model, freeze)
     placements = layout.placements
     if placements is None:
         placements = placements_of(spec, ShardCounts.from_degrees(layout.degrees))
-    return apply(model, placements, layout, {**blocks, "": "embeddings"}, seed)
+    layers = {path: f"layer {layer}" for layer, (path, _) in enumerate(spec.blocks(), -1) if path}
+    return apply(model, placements, layout, {**layers, "": "embeddings"}, seed)

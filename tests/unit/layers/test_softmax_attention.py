@@ -69,6 +69,25 @@ def test_outputs_and_gradients_are_the_reference_s(case: Case) -> None:
     torch.testing.assert_close(case.run(attend), case.run(attend_reference), rtol=1e-10, atol=1e-10)
 
 
+@given(
+    st.sampled_from((1, 3, 7, 300)),
+    st.integers(1, 9),
+    st.integers(1, 2),
+    st.sampled_from((1, 3)),
+    st.integers(0, 99),
+)
+def test_queries_attend_to_keys_of_another_sequence(
+    num_queries: int, num_keys: int, of_keys: int, groups: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    shapes = ((groups * of_keys, num_queries, 4), (of_keys, num_keys, 4), (of_keys, num_keys, 4))
+    inputs = tuple(torch.randn(2, *shape, dtype=torch.float64) for shape in shapes)
+    visible_keys = torch.rand(2, num_keys) < 0.6
+    visible_keys[:, 0] = True
+    case = Case(inputs, AttentionMask(causal=False, keys=visible_keys))
+    torch.testing.assert_close(case.run(attend), case.run(attend_reference), rtol=1e-10, atol=1e-10)
+
+
 @given(case=cases(), at_once=st.integers(1, 5))
 def test_in_blocks_of_queries(case: Case, at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:  # short sequences then have several blocks, as long ones do
@@ -77,7 +96,7 @@ def test_in_blocks_of_queries(case: Case, at_once: int) -> None:
 
 
 def plainly(queries: Tensor, keys: Tensor, values: Tensor, **asked: Any) -> Tensor:
-    return softmax_attention._attend_plainly(queries, keys, values, **asked)
+    return softmax_attention.attend_plainly(queries, keys, values, **asked)
 
 
 @given(case=cases(), at_once=st.integers(1, 5))
