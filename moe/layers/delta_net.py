@@ -33,15 +33,15 @@ class GatedDeltaNet(nn.Module):
         self.register_parameter("decay", None)
         self.register_parameter("time_step", None)
 
-    def forward(self, x: Tensor, rows: PassRows, kept: DeltaState | None = None) -> Tensor:
-        """Return `[t, M]` for this rank's share `x` `[t, M]` of the rows. With `kept`, they continue from its state and
+    def forward(self, x: Tensor, rows: PassRows, cache: DeltaState | None = None) -> Tensor:
+        """Return `[t, M]` for this rank's share `x` `[t, M]` of the rows. With `cache`, they continue from its state and
         update it."""
         spec, shares = self.spec, rows.shares
         x = shares.gather_rows(x)
         of_values = spec.values_per_key * spec.value_dim
         widths = [2 * spec.key_dim + of_values, of_values]
         qkv, gates = self.projection(x, rows.draws).unflatten(-1, (-1, sum(widths))).split(widths, dim=-1)
-        qkv = self._convolve(qkv.flatten(-2), rows, kept).unflatten(-1, (-1, widths[0]))
+        qkv = self._convolve(qkv.flatten(-2), rows, cache).unflatten(-1, (-1, widths[0]))
         queries, keys, values = qkv.split([spec.key_dim, spec.key_dim, of_values], dim=-1)
         values = values.unflatten(-1, (-1, spec.value_dim)).flatten(2, 3)
         strengths, steps = self.decays(x, rows.draws).unflatten(-1, (-1, 2, spec.values_per_key)).unbind(-2)
@@ -52,10 +52,10 @@ class GatedDeltaNet(nn.Module):
             self._log_decay(steps.flatten(-2)),
             strengths.flatten(-2).sigmoid(),
             documents=rows.documents,
-            state=None if kept is None else kept.state,
+            state=None if cache is None else cache.state,
         )
-        if kept is not None:
-            kept.state = state
+        if cache is not None:
+            cache.state = state
         gates = gates.flatten(-2).unflatten(-1, (-1, spec.value_dim))
         outputs = self.value_norm(outputs.to(x.dtype)) * functional.silu(gates)
         return shares.scatter_rows(self.output(outputs.flatten(2), rows.draws))

@@ -32,8 +32,8 @@ class LatentAttention(nn.Module):
         self.key_value_down, self.key_value_up, self.output = Linear(), Linear(), Linear()
         self.key_value_norm = RMSNorm(_LATENT_EPS, one_plus=norm_one_plus)
 
-    def forward(self, x: Tensor, rows: PassRows, kept: KVCache | None = None) -> Tensor:
-        """Return `[t, M]` for this rank's share `x` `[t, M]` of the rows. With `kept`, their latents are appended to
+    def forward(self, x: Tensor, rows: PassRows, cache: KVCache | None = None) -> Tensor:
+        """Return `[t, M]` for this rank's share `x` `[t, M]` of the rows. With `cache`, their latents are appended to
         it, and queries attend to all cached positions."""
         spec, shares = self.spec, rows.shares
         queries = self._queries(x, rows)
@@ -42,9 +42,9 @@ class LatentAttention(nn.Module):
         latents = shares.gather_rows(self.key_value_norm(latents))
         rotary_keys = shares.gather_rows(rotary_keys)[:, None]
         rotary_keys = rows.rotate(rotary_keys, spec.rope.pairing)[:, 0]
-        attend_to = self._of_heads if kept is None or kept.is_empty else self._of_latents
-        if kept is not None:
-            latents, rotary_keys = kept.with_new(latents, rotary_keys)
+        attend_to = self._of_heads if cache is None or cache.is_empty else self._of_latents
+        if cache is not None:
+            latents, rotary_keys = cache.with_new(latents, rotary_keys)
         outputs = attend_to(queries, latents, rotary_keys, rows)
         outputs = outputs.transpose(1, 2).flatten(2)
         return self.output.biased(shares.scatter_rows(self.output.product(outputs, rows.draws)))
