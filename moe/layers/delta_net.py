@@ -34,8 +34,8 @@ class GatedDeltaNet(nn.Module):
         self.register_parameter("time_step", None)
 
     def forward(self, x: Tensor, rows: PassRows, cache: DeltaState | None = None) -> Tensor:
-        """Return `[t, M]` for this rank's share `x` `[t, M]` of the rows. With `cache`, they continue from its state and
-        update it."""
+        """Return `[t, M]` for this rank's share `x` `[t, M]` of the rows. With `cache`, they continue from its state
+        and update it."""
         spec, shares = self.spec, rows.shares
         x = shares.gather_rows(x)
         of_values = spec.values_per_key * spec.value_dim
