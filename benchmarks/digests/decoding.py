@@ -3,6 +3,7 @@
 import torch
 
 from benchmarks.digests.item import Item, Items
+from moe.data.tokenizer import EOS, PAD
 from moe.parallel import Layout
 from moe.spec.generation import GenerationSpec
 from tests.parity.combinations import ROUTERS, model_of
@@ -43,15 +44,16 @@ def language_texts(spec: Model) -> dict[str, list[list[int]]]:
 
 def translation_texts(spec: Model) -> dict[str, list[list[int]]]:
     """Tokens of each source's translation, by way of choosing them."""
-    from moe.tasks.translation import greedy_decode
-    from moe.tasks.translation.decoding import decode
+    from moe.tasks.translation import translate
 
     model = seeded(spec, 3)
     source = torch.randint(4, 300, (5, 7), generator=torch.Generator().manual_seed(3))
     source[1, 4:] = 0
     source[3, 2:] = 0
-    texts = {name: decode(model, source, how, [how.max_tokens or 12] * 5) for name, how in SPECS.items()}
-    return {**texts, "evaluation": greedy_decode(model, source, 12).tolist()}
+    texts = {name: translate(model, source, how, [how.max_tokens] * 5) for name, how in SPECS.items()}
+    ended = [[*row, EOS][:12] for row in texts["greedy"]]  # as earlier commits wrote it: with EOS and padding
+    longest = max(map(len, ended))
+    return {**texts, "evaluation": [row + [PAD] * (longest - len(row)) for row in ended]}
 
 
 def items(quick: bool) -> Items:
