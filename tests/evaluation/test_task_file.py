@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moe.evaluation.documents import TaskDocument
 from moe.evaluation.task_file import EvaluationTask, read_tasks
 from moe.evaluation.task_spec import METRICS, TaskSpec
-from moe.spec import SpecError
+from moe.spec import ProblemCode, SpecError
 from tests.evaluation.models import task, write_lines
 from tests.refusals import refused
 
@@ -98,123 +98,73 @@ def test_every_metric_may_be_named_as_the_harness_names_it(tmp_path: Path, outpu
     assert [each.metric for each in found.spec.metrics] == list(METRICS[output_type])
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        (
-            {"process_docs": "x.y"},
-            r"process_docs \(='x.y'\) is no key of a task here: tasks are data, and run no code",
-        ),
-        ({"include": "other.yaml"}, "include .* is no key of a task here"),
-        ({"filter_list": []}, "filter_list .* is no key of a task here"),
-        ({"dataset_path": "org/name"}, r"dataset_path \(='org/name'\) must be 'json'"),
-        (
-            {"dataset_kwargs": {"data_files": {"test": "data.jsonl"}, "trust_remote_code": True}},
-            r"dataset_kwargs.trust_remote_code \(=True\) is not a key",
-        ),
-        (
-            {"dataset_kwargs": {"data_files": {"test": "/etc/passwd"}}},
-            "must be a path relative to the file of tasks",
-        ),
-        (
-            {"dataset_kwargs": {"data_files": {"test": "x/../../a.jsonl"}}},
-            "must be a path relative to the file of tasks",
-        ),
-        (
-            {"dataset_kwargs": {"data_files": {"test": "https://host/a.jsonl"}}},
-            "must be a path relative to the file of",
-        ),
-        ({"dataset_kwargs": {"data_files": {"test": "none.jsonl"}}}, "data_files.test .* does not exist"),
-        (
-            {"dataset_kwargs": {"data_files": {"test": "link.jsonl"}}},
-            "data_files.test .* leads out of the folders",
-        ),
-        ({"dataset_kwargs": {"data_files": {"test": "empty.jsonl"}}}, "data_files.test .* has no document"),
-        ({"test_split": "train"}, r"test_split \(='train'\) must be one of dataset_kwargs.data_files: test"),
-        ({"test_split": None}, "test_split is required; name one of data_files: test"),
-        ({"num_fewshot": 1}, r"fewshot_split is required with num_fewshot \(=1\)"),
-        (
-            {"num_fewshot": 2, "fewshot_split": "test"},
-            "num_fewshot .* must be at most the 1 other documents of the split",
-        ),
-        ({"output_type": "classify"}, "output_type .* must be 'loglikelihood', 'multiple_choice'"),
-        ({"doc_to_choice": None}, "doc_to_choice is required with output_type: multiple_choice"),
-        ({**FREE, "doc_to_target": 1}, r"doc_to_target \(=1\) must be a column or a template"),
-        (
-            {**FREE, "doc_to_choice": "choices"},
-            "doc_to_choice .* says nothing with output_type: generate_until",
-        ),
-        ({"generation_kwargs": {}}, "generation_kwargs says nothing with output_type: multiple_choice"),
-        ({**WHOLE, "doc_to_text": "question"}, "doc_to_text .* says nothing of whole texts"),
-        (
-            {"metric_list": [{"metric": "accuracy"}]},
-            r"metric_list\[0\].metric .* is no metric of multiple_choice here",
-        ),
-        (
-            {"metric_list": [{"metric": "acc", "aggregation": "median"}]},
-            r"metric_list\[0\].aggregation .* must be 'mean'",
-        ),
-        (
-            {"metric_list": [{"metric": "acc", "hf_evaluate": True}]},
-            r"metric_list\[0\].hf_evaluate .* is not a key",
-        ),
-        ({"metric_list": [{"metric": "acc", "ignore_case": True}]}, "ignores neither case nor punctuation"),
-        ({"metric_list": [{"metric": "acc"}, {"metric": "acc"}]}, "metric_list .* stands twice"),
-        (
-            {**FREE, "generation_kwargs": {"temperature": 1, "do_sample": False}},
-            r"generation_kwargs.do_sample .* says other",
-        ),
-        ({**FREE, "generation_kwargs": {"until": ["x" * 300]}}, r"generation_kwargs.until"),
-        (
-            {**FREE, "generation_kwargs": {"max_gen_toks": 0}},
-            r"generation_kwargs.max_gen_toks \(=0\) must be greater",
-        ),
-        ({**FREE, "generation_kwargs": {"top_k": 3}}, r"generation_kwargs.top_k \(=3\) says nothing where"),
-        ({**FREE, "generation_kwargs": {"num_beams": 3}}, "generation_kwargs.num_beams .* is not a key"),
-        (
-            {"doc_to_text": "{{question.upper()}}"},
-            r"doc_to_text \(='{{question.upper\(\)}}'\) must be text with columns in it",
-        ),
-        (
-            {"doc_to_choice": "{{[word, answer]}}"},
-            r"doc_to_choice \(='{{\[word, answer\]}}'\) must be text with columns",
-        ),
-        (
-            {"doc_to_choice": ["{{word}}", "{% if x %}"]},
-            r"doc_to_choice \(='{% if x %}'\) must be text with columns in it",
-        ),
-        ({"description": "{% include 'x' %}"}, "description .* must be text with columns in it"),
-        ({"doc_to_target": "{{indx}}"}, r"doc_to_target \(='indx'\) is no column of the documents; name"),
-        ({"doc_to_text": "qestion"}, r"doc_to_text \(='qestion'\) is no column of the documents"),
-        ({"doc_to_choice": "the choices"}, r"doc_to_choice \(='the choices'\) is no column of the documents"),
-        ({"doc_to_target": "number"}, r"data.jsonl, line 1'\) has the target 2 .* nor an index; use 0 to 1"),
-        ({"doc_to_target": "word"}, r"data.jsonl, line 1'\) has the target ' a '"),
-        (
-            {"doc_to_choice": "question"},
-            r"data.jsonl, line 1'\) has a string as 'question', which must be a list",
-        ),
-        (
-            {"doc_to_choice": ["{{word}}", ""]},
-            r"data.jsonl, line 1'\) has the choices .* two or more, none empty",
-        ),
-        (
-            {"doc_to_text": "number"},
-            r"has a number as 'number', which must be text; write it in quotes, or {{number}}",
-        ),
-        ({"doc_to_text": "{{choices}}"}, "has a list as 'choices', which must be text or a number"),
-        ({"task": "a b"}, "task .* is wrong"),
-    ],
-)
-def test_what_is_wrong_is_told_with_its_key(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+def file_of_test(name: str) -> dict[str, Any]:
+    return {"dataset_kwargs": {"data_files": {"test": name}}}
+
+
+FILE = "dataset_kwargs.data_files.test"
+WRONG: list[tuple[dict[str, Any], ProblemCode, str]] = [
+    ({"process_docs": "x.y"}, "unknown_key", "process_docs"),
+    ({"include": "other.yaml"}, "unknown_key", "include"),
+    ({"filter_list": []}, "unknown_key", "filter_list"),
+    ({"dataset_path": "org/name"}, "not_a_choice", "dataset_path"),
+    ({"dataset_kwargs": {"data_files": {"test": "data.jsonl"}, "trust_remote_code": True}}, "unknown_key",
+     "dataset_kwargs.trust_remote_code"),
+    (file_of_test("/etc/passwd"), "not_allowed", FILE),
+    (file_of_test("x/../../a.jsonl"), "not_allowed", FILE),
+    (file_of_test("https://host/a.jsonl"), "not_allowed", FILE),
+    (file_of_test("none.jsonl"), "not_found", FILE),
+    (file_of_test("link.jsonl"), "not_allowed", FILE),
+    (file_of_test("empty.jsonl"), "empty", FILE),
+    ({"test_split": "train"}, "not_a_choice", "test_split"),
+    ({"test_split": None}, "missing", "test_split"),
+    ({"num_fewshot": 1}, "missing", "fewshot_split"),
+    ({"num_fewshot": 2, "fewshot_split": "test"}, "out_of_range", "num_fewshot"),
+    ({"output_type": "classify"}, "not_a_choice", "output_type"),
+    ({"doc_to_choice": None}, "missing", "doc_to_choice"),
+    ({**FREE, "doc_to_target": 1}, "wrong_type", "doc_to_target"),
+    ({**FREE, "doc_to_choice": "choices"}, "not_applicable", "doc_to_choice"),
+    ({"generation_kwargs": {}}, "not_applicable", "generation_kwargs"),
+    ({**WHOLE, "doc_to_text": "question"}, "not_applicable", "doc_to_text"),
+    ({"metric_list": [{"metric": "accuracy"}]}, "not_a_choice", "metric_list[0].metric"),
+    ({"metric_list": [{"metric": "acc", "aggregation": "median"}]}, "unsupported", "metric_list[0].aggregation"),
+    ({"metric_list": [{"metric": "acc", "hf_evaluate": True}]}, "unknown_key", "metric_list[0].hf_evaluate"),
+    ({"metric_list": [{"metric": "acc", "ignore_case": True}]}, "unsupported", "metric_list[0]"),
+    ({"metric_list": [{"metric": "acc"}, {"metric": "acc"}]}, "duplicate", "metric_list"),
+    ({**FREE, "generation_kwargs": {"temperature": 1, "do_sample": False}}, "conflict",
+     "generation_kwargs.do_sample"),
+    ({**FREE, "generation_kwargs": {"until": ["x" * 300]}}, "too_large", "generation_kwargs.until[0]"),
+    ({**FREE, "generation_kwargs": {"max_gen_toks": 0}}, "out_of_range", "generation_kwargs.max_gen_toks"),
+    ({**FREE, "generation_kwargs": {"top_k": 3}}, "not_applicable", "generation_kwargs.top_k"),
+    ({**FREE, "generation_kwargs": {"num_beams": 3}}, "unknown_key", "generation_kwargs.num_beams"),
+    ({"doc_to_text": "{{question.upper()}}"}, "invalid_syntax", "doc_to_text"),
+    ({"doc_to_choice": "{{[word, answer]}}"}, "invalid_syntax", "doc_to_choice"),
+    ({"doc_to_choice": ["{{word}}", "{% if x %}"]}, "invalid_syntax", "doc_to_choice"),
+    ({"description": "{% include 'x' %}"}, "invalid_syntax", "description"),
+    ({"doc_to_target": "{{indx}}"}, "not_found", "doc_to_target"),
+    ({"doc_to_text": "qestion"}, "not_found", "doc_to_text"),
+    ({"doc_to_choice": "the choices"}, "not_found", "doc_to_choice"),
+    ({"doc_to_target": "number"}, "out_of_range", FILE),
+    ({"doc_to_target": "word"}, "not_a_choice", FILE),
+    ({"doc_to_choice": "question"}, "wrong_type", FILE),
+    ({"doc_to_choice": ["{{word}}", ""]}, "invalid_value", FILE),
+    ({"doc_to_text": "number"}, "wrong_type", FILE),
+    ({"doc_to_text": "{{choices}}"}, "wrong_type", FILE),
+    ({"task": "a b"}, "invalid_value", "task"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("keys", "code", "path"), WRONG)
+def test_what_is_wrong_is_told_with_its_key(
+    tmp_path: Path, keys: dict[str, Any], code: ProblemCode, path: str
+) -> None:
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "link.jsonl").symlink_to("/etc/passwd")
     entry = {key: value for key, value in task(**keys).items() if value is not None}
-    with pytest.raises(SpecError, match=said) as raised:
+    with refused(code, f"tasks.yaml: {path}") as raised:
         read(tmp_path, entry)
-    assert all(
-        each.path.startswith("tasks.yaml: ") and each.rule and each.remedy for each in raised.value.problems
-    )
-    with pytest.raises(SpecError, match=re.escape("tasks.yaml: [1].")):
+    assert all(each.rule and each.remedy for each in raised.value.problems)
+    with refused(code, f"tasks.yaml: [1].{path}"):
         read(tmp_path, task(task="first"), entry)
 
 

@@ -1,6 +1,7 @@
 """An adapter that a job names by its folder: what that fills in, what it begins with, and what is refused."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -18,7 +19,7 @@ from moe.interchange.expand import expand, expand_model
 from moe.interchange.origin import Origin
 from moe.interchange.sources import ModelSource
 from moe.parallel import Layout, extent, local_parameters
-from moe.spec import AdapterSpec, JobSpec, LanguageModelSpec, SpecError, model_spec
+from moe.spec import AdapterSpec, JobSpec, LanguageModelSpec, ProblemCode, SpecError, model_spec
 from moe.spec.adapter import is_adapter
 from moe.spec.patterns import starred
 from moe.tasks.build import build_task
@@ -158,53 +159,67 @@ def test_what_is_filled_in_stays_so_until_the_config_is_another(tmp_path: Path) 
         expand(given, [str(base)])
 
 
-@pytest.mark.parametrize(
-    ("beside", "words"),
-    [
-        ({"rank": 3}, r"adapter\.rank \(=3\) must be 2, as .*adapter_config\.json says; omit it"),
-        ({"alpha": 1.0}, r"adapter\.alpha \(=1\.0\) must be 3"),
-        ({"rank_stabilized": True}, r"adapter\.rank_stabilized \(=True\) must be False"),
-        ({"targets": ["*.query.*"]}, r"adapter\.targets .*must choose what the folder has .* is not chosen"),
-        ({"targets": ["*.query.*", "*.value.*", "*.output.*"]}, r"attention\.output\.weight is chosen beside it"),
-    ],
-)  # fmt: skip
-def test_what_is_written_beside_must_say_the_same(tmp_path: Path, beside: dict[str, Any], words: str) -> None:
-    base = tiny.folder_of(tiny.theirs("mixtral"), tmp_path / "base")
-    adapter_beside(
-        base, tmp_path / "adapter", {"rank": 2, "alpha": 3.0, "targets": ["*.query.*", "*.value.*"]}
-    )
-    with pytest.raises(SpecError, match=words):
-        expand({"model": {"from": str(base)}, "adapter": {"from": str(tmp_path / "adapter"), **beside}}, None)
+@pytest.fixture(scope="module")
+def mixtral_adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(base, adapter of its queries and values)"""
+    folder = tmp_path_factory.mktemp("mixtral")
+    base = tiny.folder_of(tiny.theirs("mixtral"), folder / "base")
+    adapter = {"rank": 2, "alpha": 3.0, "targets": ["*.query.*", "*.value.*"]}
+    adapter_beside(base, folder / "adapter", adapter)
+    return base, folder / "adapter"
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("field", "value"),
     [
-        ({"r": "2"}, r"adapter_config\.json:r \(='2'\) must be a number"),
-        ({"r": True}, r"adapter_config\.json:r \(=True\) must be a number"),
-        ({"r": -1}, r"adapter\.rank \(=-1\)"),
-        ({"lora_alpha": None}, r"adapter_config\.json:lora_alpha must be a number"),
-        ({"lora_alpha": 10**400}, r"adapter\.alpha"),
-        ({"use_rslora": 1}, r"adapter_config\.json:use_rslora \(=1\) must be true or false"),
-        ({"peft_type": "LOHA"}, r"adapter_config\.json:peft_type \(='LOHA'\) must be 'LORA': nothing else"),
-        ({"peft_type": "IA3", "r": None}, r"adapter_config\.json:peft_type \(='IA3'\) must be 'LORA'"),
-        ({"use_dora": True}, r"adapter_config\.json:use_dora \(=True\)"),
-        ({"modules_to_save": ["lm_head"]}, r"adapter_config\.json:modules_to_save"),
-        ({"alpha_pattern": {"q_proj": 3}}, r"adapter_config\.json:alpha_pattern"),
-        ({"init_lora_weights": "olora"}, r"init_lora_weights \(='olora'\) changes the weights beneath it"),
-        ({"lora_dropout": "x"}, r"adapter_config\.json:lora_dropout \(='x'\) must be a number"),
-        ({"lora_dropout": 1}, r"adapter_config\.json:lora_dropout \(=1\) must be a number from 0 to below 1"),
+        ("rank", 3), ("alpha", 1.0), ("rank_stabilized", True), ("targets", ["*.query.*"]),
+        ("targets", ["*.query.*", "*.value.*", "*.output.*"]),
     ],
 )  # fmt: skip
-def test_a_config_of_another_kind_is_refused_when_a_job_is_filled_in(
-    tmp_path: Path, change: dict[str, Any], words: str
+def test_what_is_written_beside_must_say_the_same(
+    mixtral_adapter: tuple[Path, Path], field: str, value: Any
 ) -> None:
-    base = tiny.folder_of(tiny.theirs("mixtral"), tmp_path / "base")
-    adapter_beside(base, tmp_path / "adapter", {"rank": 2})
+    base, folder = mixtral_adapter
+    with refused("mismatch", f"adapter.{field}", value):
+        expand({"model": {"from": str(base)}, "adapter": {"from": str(folder), field: value}}, None)
+
+
+OTHER_KINDS: list[tuple[dict[str, Any], ProblemCode]] = [
+    ({"r": "2"}, "wrong_type"),
+    ({"r": True}, "wrong_type"),
+    ({"lora_alpha": None}, "wrong_type"),
+    ({"use_rslora": 1}, "wrong_type"),
+    ({"peft_type": "LOHA"}, "unsupported"),
+    ({"peft_type": "IA3", "r": None}, "unsupported"),
+    ({"use_dora": True}, "unsupported"),
+    ({"modules_to_save": ["lm_head"]}, "unsupported"),
+    ({"alpha_pattern": {"q_proj": 3}}, "unsupported"),
+    ({"init_lora_weights": "olora"}, "unsupported"),
+    ({"lora_dropout": "x"}, "wrong_type"),
+    ({"lora_dropout": 1}, "out_of_range"),
+]
+
+
+def test_a_config_of_another_kind_is_refused_when_a_job_is_filled_in(
+    mixtral_adapter: tuple[Path, Path], tmp_path: Path
+) -> None:
+    base, folder = mixtral_adapter
     config = tmp_path / "adapter" / "adapter_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
-    with pytest.raises(SpecError, match=words):
-        expand({"model": {"from": str(base)}, "adapter": {"from": str(tmp_path / "adapter")}}, None)
+    shutil.copytree(folder, config.parent)
+    whole = json.loads(config.read_text())
+
+    def fill_in(changes: dict[str, Any]) -> None:
+        config.write_text(json.dumps({**whole, **changes}))
+        expand({"model": {"from": str(base)}, "adapter": {"from": str(config.parent)}}, None)
+
+    for changes, code in OTHER_KINDS:
+        key, value = next(iter(changes.items()))
+        with refused(code, f"{config}:{key}", value):
+            fill_in(changes)
+    with refused("out_of_range", "adapter.rank", -1):
+        fill_in({"r": -1})
+    with refused("wrong_type", "adapter.alpha"):
+        fill_in({"lora_alpha": 10**400})
 
 
 def test_an_adapter_of_another_base_is_refused_with_both_shapes(tmp_path: Path) -> None:

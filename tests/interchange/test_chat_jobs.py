@@ -31,6 +31,7 @@ def chat_folder(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("corpus", ["chat", "preference"])
 def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, tmp_path: Path):
     folder, rng = chat_folder(tmp_path / "hub"), random.Random(corpus)

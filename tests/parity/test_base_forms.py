@@ -130,7 +130,7 @@ def test_every_layout_trains_it_so(ranks: Pools, case: Case) -> None:
         assert_same(records, case.expected, 1e-10)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 def test_ranks_without_a_group_train_along(ranks: Pools, case: Case) -> None:
     few = Shape(groups=2, rows=1)
     expected = trained(run(case.replaced, train_of(), Degrees(), few, 2))

@@ -80,7 +80,7 @@ def test_every_layout_with_some_attention_some_router_and_some_option(ranks: Poo
     assert_same(run_on(ranks, degrees, spec, train, Shape(), FEW_STEPS), reference(spec, train), 1e-10)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_float64_trajectories(ranks: Pools, attention: str) -> None:
     spec = language_model(attention)

@@ -58,6 +58,7 @@ def test_02_the_norm_and_the_clipping_are_the_same_on_every_rank(ranks: Pools, d
     )  # equal on all ranks, too
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("degrees", [Degrees(expert=4), Degrees(expert=2, expert_tensor=2), FOLDED], ids=str)
 def test_03_a_rank_whose_experts_get_no_tokens_hangs_nobody(ranks: Pools, degrees: Degrees) -> None:
     """Every token ties, so all go to experts 0 and 1, of rank 0 at degree 2."""
@@ -69,6 +70,7 @@ def test_03_a_rank_whose_experts_get_no_tokens_hangs_nobody(ranks: Pools, degree
             assert not gradient[2:].any()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("degrees", [Degrees(expert=4), Degrees(data=2, fsdp=2, expert_fsdp=2)], ids=str)
 def test_04_an_expert_without_tokens_has_zeros_and_its_optimizer_state_stays_true(
     ranks: Pools, degrees: Degrees
@@ -83,6 +85,7 @@ def test_04_an_expert_without_tokens_has_zeros_and_its_optimizer_state_stays_tru
     assert_same(run_on(ranks, degrees, model, train, Shape(), 3, False, True), theirs, 1e-10)  # moments, too
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("degrees", [Degrees(expert=4), Degrees(expert=2, data=2, fsdp=4), FOLDED], ids=str)
 def test_05_unequal_tokens_on_ranks_hang_no_capacity(ranks: Pools, degrees: Degrees) -> None:
     shape = Shape(groups=3, rows=2)
@@ -227,6 +230,7 @@ def rows_at_once(degrees: Degrees) -> tuple[list[dict], int]:
         exchange.forward_pass, exchange.backward_pass = passes
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_13_skew_does_not_fill_the_memory_of_a_rank(ranks: Pools, recompute: str) -> None:
     """The rows of all ranks go to the experts of two: at most 10 are worked on at a time, and none is dropped."""

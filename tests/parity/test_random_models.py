@@ -66,6 +66,7 @@ def test_the_first_step_balances_nothing_over_the_batch(ranks: Pools, degrees: D
     assert_same(run_on(ranks, degrees, model, train, Shape(), 4), reference, 1e-10)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", [Shape(source=1), Shape(target=1)], ids=str)
 def test_with_one_key_queries_have_no_gradient_but_rounding(shape: Shape) -> None:
     """Where the promise ends: a step of Adafactor's would be in a direction that the layout chose, unless its
@@ -87,6 +88,7 @@ TIED = {
 """(batch, vocabulary): groups of one token each, and of tokens that are all the same one at the same position."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("tied", TIED)
 def test_ties_of_sinkhorns_do_not_see_the_layout(ranks: Pools, tied: str) -> None:
     shape, vocabulary = TIED[tied]

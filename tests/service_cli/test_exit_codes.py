@@ -24,7 +24,7 @@ def test_a_token_that_no_request_can_carry(tmp_path: Path, command: list[str], t
     assert token not in done.stderr
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("buffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("arguments", [["schema"], ["ls"], ["ls", "--json"]])
 def test_output_that_cannot_be_written_is_said(
@@ -88,6 +88,7 @@ def test_what_is_wrong_on_standard_input_is_said_with_its_place(plane: ControlPl
         assert (done.returncode, "standard input is empty" in done.stderr) == (2, True)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.skipif(not can_be_nameless(), reason="only root becomes a user without a name")
 @pytest.mark.parametrize("arguments", [["doctor"], ["down"], ["recover"], ["up", "--port=0"], ["demo"]])
 def test_a_user_without_a_home_is_told_to_name_the_state_folder(arguments: list[str]) -> None:

@@ -83,6 +83,7 @@ def states(num_states: int) -> Iterator[Event]:
             yield event(id, "log", level="info", message=f"does {number}")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("columns", [40, 80, 140])
 def test_no_notice_loses_a_row(columns: int) -> None:
     terminal = Emulated(columns)

@@ -61,6 +61,7 @@ def run_of(num_layers: int, num_experts: int) -> Script:
     return script
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("columns", [80, 140])
 @pytest.mark.parametrize(("num_layers", "num_experts"), [(2, 8), (60, 8), (2, 512)])
 def test_the_display_fits_the_terminal(columns: int, num_layers: int, num_experts: int) -> None:

@@ -45,6 +45,7 @@ ELSEWHERE = "--ray-dashboard-url=http://127.0.0.1:1"
 """A cluster that is not there: nothing is started, and the control plane serves all the same."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_serves_until_a_signal(tmp_path: Path, number: int) -> None:
     with up(tmp_path / "state", ELSEWHERE) as running:

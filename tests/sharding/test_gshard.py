@@ -36,6 +36,7 @@ def test_experts_go_over_experts_and_tokens_over_groups_unprompted_and_as_annota
     ]
 
 
+@pytest.mark.slow
 def test_tokens_travel_in_two_all_to_alls_forward_and_two_backward():
     plan = planned(8, annotated=True)
     moved = [each for each in plan.collectives if each.num_bytes > 1 << 20]

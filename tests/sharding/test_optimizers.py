@@ -199,6 +199,7 @@ def states_on_ranks() -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_states_stay_dtensors_with_steps_on_plain_shards(ranks: Pools):
     assert ranks[2].run(states_on_ranks) == [[], []]
 

@@ -88,6 +88,7 @@ def on_ranks() -> list[bool]:
     return [micro_batches > 1, torch.allclose(found, expected), *alike]
 
 
+@pytest.mark.slow
 def test_evaluation_in_micro_batches_on_ranks(ranks: Pools):
     assert ranks[2].run(on_ranks) == [[True] * 18] * 2
 

@@ -89,6 +89,7 @@ def test_every_kind_of_bad_record_is_told_where_a_job_is_posted(
     assert f"of {num_before + 1 + 4 * len(bad):,} looked at" in told[-1]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("corpus", BAD)
 def test_bad_records_are_skipped_up_to_a_share(corpus: str, tmp_path: Path) -> None:
     good, bad = json.dumps(GOOD[corpus]).encode(), BAD[corpus]

@@ -17,6 +17,7 @@ DENSE = {"model_type": "llama"}
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_examples_are_valid_and_survive_a_round_trip(path: Path, tmp_path: Path) -> None:
     given = yaml.safe_load(path.read_text())  # a job, or one beside the facts of a cluster
