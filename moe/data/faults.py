@@ -101,10 +101,3 @@ class Faults:
             yield Problem(
                 "bad_records", "data", None, rule, "correct them, or skip them by data.on_bad: skip"
             )
-
-
-def fault(faults: Faults | None, error: SpecError) -> None:
-    """Add `error` to `faults`; raise it if there are none to add to."""
-    if faults is None:
-        raise error
-    faults.add(error)

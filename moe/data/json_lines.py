@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
-from moe.data.faults import Faults, fault
+from moe.data.faults import Faults
 from moe.data.file_kinds import DAMAGED
 from moe.data.lines import Lines
 from moe.spec import ProblemCode, SpecError
@@ -24,20 +24,20 @@ class JsonRow(NamedTuple):
     """Approximate number of bytes of its text."""
 
 
-def rows(lines: Lines, faults: Faults | None = None) -> Iterator[JsonRow]:
+def rows(lines: Lines, faults: Faults) -> Iterator[JsonRow]:
     """Objects of a file, in order: one per line, or the items of one array. Empty lines are skipped.
 
-    Raises SpecError, with file and line or item, for anything else; with `faults`, that is added to them and skipped.
+    Anything else in the place of an object is added to `faults`. Raises SpecError, with file and line or item, for what
+    cannot be read further.
     """
     is_array = _is_array(lines)
     for where, raw_value, num_bytes in _Items(lines) if is_array else _of_lines(lines):
-        if faults is not None:
-            faults.read()
+        faults.read()
         try:
             value = raw_value if is_array else _value(lines, where, str(raw_value))
             row = JsonRow(where, _object(lines, where, value), num_bytes)
         except SpecError as error:
-            fault(faults, error)
+            faults.add(error)
         else:
             yield row
 

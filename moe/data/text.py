@@ -17,6 +17,12 @@ def normalise(text: str) -> str:
     return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
 
 
+def as_characters(text: str) -> str:
+    """Text of the same length, with `?` for each half of a surrogate pair: JSON can have one, but it is no character
+    and has no UTF-8 bytes."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
 def has_unprintable(text: str) -> bool:
     """True for text with control characters, half surrogates, or signs of a broken decoding.
 

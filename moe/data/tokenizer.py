@@ -10,7 +10,7 @@ from itertools import islice
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
-from moe.data.text import normalise
+from moe.data.text import as_characters, normalise
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 
@@ -191,9 +191,7 @@ class Tokenizer:
         return [EncodedText(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def _readable(self, text: str) -> str:
-        text = normalise(text) if self._form is TextForm.SENTENCES else text
-        # A lone half of a surrogate pair is no character, and UTF-8 has no bytes for it.
-        return text if text.isascii() else text.encode("utf-8", "replace").decode()
+        return as_characters(normalise(text) if self._form is TextForm.SENTENCES else text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; special ones, and ids beyond the vocabulary, are left out."""

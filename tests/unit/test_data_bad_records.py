@@ -206,7 +206,7 @@ def test_bad_records_do_not_stretch_what_a_check_reads(tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"{[{[{[{\n" * num_lines)
     faults = Faults()
-    assert not list(records(DataFile("data", Location("file", str(path))), CHECK_BYTES, faults))
+    assert not list(records(DataFile("data", Location("file", str(path))), faults, CHECK_BYTES))
     assert 0 < faults.num_records < num_lines
 
 

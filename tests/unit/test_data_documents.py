@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from moe.data.data_file import DataFile
+from moe.data.faults import Faults
 from moe.data.locations import Location
 from moe.data.sequences import check
 from moe.data.sequences.corpora import build
@@ -63,12 +64,14 @@ def test_documents_of_every_format_come_source_by_source_as_they_are(tmp_path):
 def test_a_text_is_cut_between_its_characters(tmp_path, mark, letter, limit):
     (tmp_path / "a.txt").write_bytes(mark + letter.encode() * 40)
     file = DataFile("data.sources[0].paths[0]", Location("file", f"{tmp_path}/a.txt"))
-    (text,) = PlainText().texts(file, limit)
+    (text,) = PlainText().texts(file, Faults(), limit)
     assert text == letter * ((limit + 1 - len(mark)) // len(letter.encode()))
     (tmp_path / "a.txt").write_bytes(mark + letter.encode() * 3 + b"\n\xff" + letter.encode() * 40)
     for at_most in (None, limit):
+        faults = Faults()
+        assert not list(PlainText().texts(file, faults, at_most))
         with refused("invalid_encoding", "data.sources[0].paths[0]"):
-            list(PlainText().texts(file, at_most))
+            faults.require_none()
 
 
 def test_text_in_a_dictionary_or_a_large_column_is_text(tmp_path):

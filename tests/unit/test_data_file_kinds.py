@@ -134,7 +134,7 @@ def test_an_array_is_read_as_its_items(seed: int, tmp_path: Path, monkeypatch: p
     space = random.choice(["", "\n", " \r\n\t"])
     mark = random.choice([b"", b"\xef\xbb\xbf"])
     (tmp_path / "a.json").write_bytes(mark + f"{space}{text}{space}".encode())
-    found = list(rows(Lines(DataFile("data", Location("file", str(tmp_path / "a.json"))))))
+    found = list(rows(Lines(DataFile("data", Location("file", str(tmp_path / "a.json")))), Faults()))
     assert [row.values for row in found] == given
     assert [row.where for row in found] == [f", item {number + 1}" for number in range(len(given))]
 
@@ -176,8 +176,8 @@ def test_white_space_of_an_array_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[" + " " * (2 * json_lines._CHUNK_BYTES) + '{"text": "a"}]')
     place = Location("file", str(tmp_path / "a.json"))
     with refused("too_large", "data"):
-        list(rows(Lines(DataFile("data", place), max_line_bytes=1000)))
-    assert len(list(rows(Lines(DataFile("data", place))))) == 1
+        list(rows(Lines(DataFile("data", place), max_line_bytes=1000), Faults()))
+    assert len(list(rows(Lines(DataFile("data", place)), Faults()))) == 1
 
 
 def test_a_file_of_nothing_is_told(tmp_path: Path) -> None:

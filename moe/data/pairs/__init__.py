@@ -40,10 +40,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'moe.data.pairs' has no attribute {name!r}")
-    value = getattr(import_module(f"moe.data.pairs.{_WHERE[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    return getattr(import_module(f"moe.data.pairs.{_WHERE[name]}"), name)

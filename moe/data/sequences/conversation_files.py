@@ -29,13 +29,11 @@ class ConversationRecord(NamedTuple):
     """Approximate number of bytes of its text."""
 
 
-def records(
-    file: DataFile, limit_bytes: int | None = None, faults: Faults | None = None
-) -> Iterator[ConversationRecord]:
+def records(file: DataFile, faults: Faults, limit_bytes: int | None = None) -> Iterator[ConversationRecord]:
     """Records of a file, in order; with a limit, those within about that many bytes, and the first in any case. Raises
     SpecError, with the file and the line or row, for what cannot be read; a record that is no object is added to
-    `faults`, if given."""
-    file_records = _of_parquet(file, faults) if is_parquet(file) else _of_lines(file, limit_bytes, faults)
+    `faults`."""
+    file_records = _of_parquet(file, faults) if is_parquet(file) else _of_lines(file, faults, limit_bytes)
     num_bytes = 0
     for record in file_records:
         yield record
@@ -64,20 +62,19 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(element) for element in value] if isinstance(value, list) else value
 
 
-def _of_lines(file: DataFile, limit_bytes: int | None, faults: Faults | None) -> Iterator[ConversationRecord]:
+def _of_lines(file: DataFile, faults: Faults, limit_bytes: int | None) -> Iterator[ConversationRecord]:
     lines = Lines(file, limit_bytes, max_line_bytes=MAX_DOCUMENT_BYTES, remedy=_SHORTER, faults=faults)
     for row in rows(lines, faults):
         yield ConversationRecord(row.where, row.values, row.num_bytes)
 
 
-def _of_parquet(file: DataFile, faults: Faults | None) -> Iterator[ConversationRecord]:
+def _of_parquet(file: DataFile, faults: Faults) -> Iterator[ConversationRecord]:
     number = 0
     with open_parquet(file, require_conversations) as parquet_file:
         columns = [name for name in parquet_file.schema_arrow.names if name in KEYS]
         for batch in parquet_file.iter_batches(batch_size=64, columns=columns):
             for row in batch.to_pylist():
                 number += 1
-                if faults is not None:
-                    faults.read()
+                faults.read()
                 num_bytes = batch.nbytes // max(1, batch.num_rows)
                 yield ConversationRecord(f", row {number}", _without_nulls(row), num_bytes)

@@ -22,9 +22,9 @@ from moe.data.sequences.corpus import (
     DocumentCorpus,
     DocumentSource,
     SourceDocument,
-    as_characters,
 )
 from moe.data.sequences.parquet_files import check_columns
+from moe.data.text import as_characters
 from moe.spec import ConversationsSpec, PreferenceSpec, Problem, SpecError
 
 SOURCE = "conversations"
@@ -162,7 +162,7 @@ class Conversations(DocumentCorpus):
         self, files: Iterable[DataFile], faults: Faults, limit_bytes: int | None = None
     ) -> Iterator[_ConversationEntry]:
         for file in files:
-            for where, row, num_bytes in records(file, limit_bytes, faults):
+            for where, row, num_bytes in records(file, faults, limit_bytes):
                 if len(self._unread) < _MAX_UNREAD:
                     self._unread |= row.keys() - _READ
                 try:

@@ -23,12 +23,6 @@ class SourceDocument(NamedTuple):
     """Whether the spans are marked by a template, which may mark parts of an answer."""
 
 
-def as_characters(text: str) -> str:
-    """Text of the same length, with `?` for each half of a surrogate pair: JSON can have one, but it is no character
-    and has no UTF-8 bytes."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
 @dataclass(frozen=True)
 class DocumentSource:
     """Documents that share a name and a weight."""

@@ -14,10 +14,10 @@ from moe.data.sequences.corpus import (
     DocumentCorpus,
     DocumentSource,
     SourceDocument,
-    as_characters,
 )
 from moe.data.sequences.formats import FormatReader, Parquet, reader_of
 from moe.data.sequences.parquet_files import check_columns
+from moe.data.text import as_characters
 from moe.spec import DocumentsSpec, Problem, SpecError
 
 _KEY = b"shardyard held-out documents"
@@ -63,7 +63,7 @@ class DocumentFiles(DocumentCorpus):
                 check_columns(reader.require_column, files)
                 continue
             for file in files:
-                for _ in reader.texts(file, CHECK_BYTES // num_files, faults):
+                for _ in reader.texts(file, faults, CHECK_BYTES // num_files):
                     pass
         faults.require_none()
         return ()
@@ -75,7 +75,7 @@ class DocumentFiles(DocumentCorpus):
     def records(self, faults: Faults) -> Iterator[object]:
         for reader, files in self._files:
             for file in files:
-                yield from reader.texts(file, None, faults)
+                yield from reader.texts(file, faults)
 
     def fingerprint(self) -> str:
         fingerprints = [[file.location.fingerprint() for file in files] for _, files in self._files]
@@ -89,7 +89,7 @@ class DocumentFiles(DocumentCorpus):
         ):
             num_documents = 0
             for file in files:
-                for text in reader.texts(file, None, faults):
+                for text in reader.texts(file, faults):
                     if not text.strip():
                         self._counts["empty"] += 1
                         continue

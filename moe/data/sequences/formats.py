@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from moe.data.data_file import DataFile
-from moe.data.faults import Faults, fault
+from moe.data.faults import Faults
 from moe.data.file_kinds import DAMAGED, HEAD_BYTES, no_text
 from moe.data.json_lines import JsonRow, kind_of, rows
 from moe.data.lines import Lines
@@ -21,14 +21,12 @@ class FormatReader(ABC):
     """Reads files of one format."""
 
     @abstractmethod
-    def texts(
-        self, file: DataFile, limit_bytes: int | None = None, faults: Faults | None = None
-    ) -> Iterator[str]:
+    def texts(self, file: DataFile, faults: Faults, limit_bytes: int | None = None) -> Iterator[str]:
         """Documents of a file, unprocessed; with a limit, those within about that many bytes, and the first in any
         case.
 
         Raises SpecError, with the file and the line or row, for what cannot be read; one unreadable document of several
-        is added to `faults`, if given.
+        is added to `faults`.
         """
 
 
@@ -38,16 +36,14 @@ class JsonlReader(FormatReader):
     def __init__(self, column: str, column_place: str) -> None:
         self._column, self._place = column, column_place
 
-    def texts(
-        self, file: DataFile, limit_bytes: int | None = None, faults: Faults | None = None
-    ) -> Iterator[str]:
+    def texts(self, file: DataFile, faults: Faults, limit_bytes: int | None = None) -> Iterator[str]:
         lines = Lines(file, limit_bytes, max_line_bytes=MAX_DOCUMENT_BYTES, remedy=_SHORTER, faults=faults)
         for row in rows(lines, faults):
             value = row.values.get(self._column)
             if isinstance(value, str):
                 yield value
             else:
-                fault(faults, self._problem(file, row, value))
+                faults.add(self._problem(file, row, value))
 
     def _problem(self, file: DataFile, row: JsonRow, value: object) -> SpecError:
         if self._column in row.values:
@@ -61,15 +57,12 @@ class JsonlReader(FormatReader):
 class PlainText(FormatReader):
     """One document per file, as it is except for a byte-order mark."""
 
-    def texts(
-        self, file: DataFile, limit_bytes: int | None = None, faults: Faults | None = None
-    ) -> Iterator[str]:
-        if faults is not None:
-            faults.read()
+    def texts(self, file: DataFile, faults: Faults, limit_bytes: int | None = None) -> Iterator[str]:
+        faults.read()
         try:
             yield self._text(file, limit_bytes)
         except SpecError as error:
-            fault(faults, error)
+            faults.add(error)
 
     def _text(self, file: DataFile, limit_bytes: int | None) -> str:
         max_bytes = MAX_DOCUMENT_BYTES if limit_bytes is None else min(limit_bytes, MAX_DOCUMENT_BYTES)
@@ -104,19 +97,16 @@ class Parquet(FormatReader):
     def __init__(self, column: str, column_place: str) -> None:
         self._column, self._place = column, column_place
 
-    def texts(
-        self, file: DataFile, limit_bytes: int | None = None, faults: Faults | None = None
-    ) -> Iterator[str]:
+    def texts(self, file: DataFile, faults: Faults, limit_bytes: int | None = None) -> Iterator[str]:
         row, num_bytes = 0, 0
         with open_parquet(file, self.require_column) as parquet_file:
             for batch in parquet_file.iter_batches(batch_size=256, columns=[self._column]):
                 for value in batch.column(0):
                     row += 1
-                    if faults is not None:
-                        faults.read()
+                    faults.read()
                     text, size = self._value(value)
                     if text is None or size > MAX_DOCUMENT_BYTES:
-                        fault(faults, self._problem(file, row, value, size))
+                        faults.add(self._problem(file, row, value, size))
                         continue
                     yield text
                     num_bytes += size
