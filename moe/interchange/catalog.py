@@ -8,10 +8,11 @@ from math import ceil
 from moe.data.locations import Location
 from moe.interchange.config import ConfigDescription, describe_config, family_of
 from moe.interchange.family import Family
-from moe.interchange.headers import HeaderEntry, entries
+from moe.interchange.headers import entries
 from moe.interchange.hub_folder import CONFIG, HubFolder
 from moe.interchange.quantization import Quantization
 from moe.spec import Problem, ProblemCode, SpecError
+from moe.storage.tensor_header import HeaderEntry
 
 PLAIN = ("F32", "BF16", "F16", "F64")
 MXFP4_BLOCK = 32

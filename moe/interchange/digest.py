@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Sequence
 
 from moe.interchange.catalog import catalog
-from moe.interchange.headers import HeaderEntry
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.tensor_reader import TensorReader
+from moe.storage.tensor_header import HeaderEntry
 
 _BYTES, _PLACES = 4096, 3
 

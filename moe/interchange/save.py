@@ -25,7 +25,6 @@ from moe.interchange.config import build_config
 from moe.interchange.copying import fill_theirs, reads_of
 from moe.interchange.families import BY_TYPE
 from moe.interchange.fitting import EMBEDDING, LM_HEAD, alternatives, expected_tensors
-from moe.interchange.headers import ITEM_BYTES, header_bytes
 from moe.interchange.hub_folder import CONFIG, INDEX, SEALS, SINGLE, HubFolder
 from moe.interchange.origin import Origin
 from moe.interchange.pieces import ParameterPiece
@@ -37,6 +36,7 @@ from moe.parallel import plain_collectives
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.parameter import Slices
 from moe.storage.folder import Folder
+from moe.storage.tensor_header import ITEM_BYTES, header_bytes
 
 MAX_SHARD_BYTES = 4 * 10**9
 BLOCK_ELEMENTS = 1 << 23

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from moe.interchange.catalog import Catalog
-from moe.interchange.headers import HeaderEntry
 from moe.interchange.hub_folder import MAX_INDEX_BYTES, SEALS
 from moe.interchange.tensor_reader import TensorReader
 from moe.spec import Problem
+from moe.storage.tensor_header import HeaderEntry
 
 VERSION = 1
 _BLOCK_BYTES = 1 << 24

@@ -14,15 +14,10 @@ from torch import Tensor
 
 from moe.data.locations import Location
 from moe.interchange.catalog import MXFP4_BLOCK, Held
-from moe.interchange.headers import ITEM_BYTES, HeaderEntry
 from moe.spec.parameter import Slices
+from moe.storage.tensor_header import ITEM_BYTES, TORCH_NAMES, HeaderEntry
 
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
-    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "BOOL": torch.bool,
-}  # fmt: skip
+DTYPES = {name: getattr(torch, torch_name) for name, torch_name in TORCH_NAMES.items()}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """Values of four bits (OCP Microscaling Formats, section 5.3.3)."""

@@ -443,9 +443,9 @@ def test_files_are_those_of_the_library(tmp_path: Path):
         (4).to_bytes(8, "little") + b"null",
     ):
         (tmp_path / "crafted").write_bytes(content)
-        with pytest.raises(ValueError, match="crafted has"):
+        with pytest.raises(ValueError, match="crafted"):
             tensor_file.entries(folder, "crafted")
     header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 9]}}).encode()
     (tmp_path / "crafted").write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(ValueError, match="crafted has"):
+    with pytest.raises(ValueError, match="crafted"):
         tensor_file.entries(folder, "crafted")

@@ -162,7 +162,7 @@ def _of_plain_files(folder: Folder) -> Index:
             raise _corrupt_error(folder, f"cannot be read: {error}") from None
         for name, entry in entries.items():
             piece = SavedPiece(file, name, (0,) * len(entry.shape), entry.shape)
-            tensors[MODEL + name] = SavedTensor(entry.shape, tensor_file.NAMES[entry.dtype], (piece,))
+            tensors[MODEL + name] = SavedTensor(entry.shape, entry.dtype, (piece,))
     return Index(tensors)
 
 

@@ -1,86 +1,48 @@
-"""Files of tensors in the safetensors format, written as a stream and read by ranges, on any storage.
-
-The safetensors library takes all tensors of a file as bytes at once, and reads only from disks. The format is 8 bytes
-with the length of the header, the header in JSON, and the tensors one after the other.
-"""
+"""Files of tensors in the safetensors format, written as a stream and read by ranges, on any storage."""
 
 import itertools
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 import torch
 from torch import Tensor
 
 from moe.storage.folder import Folder
 from moe.storage.sealing import SealingStream
+from moe.storage.tensor_header import ITEM_BYTES, TORCH_NAMES, HeaderEntry, header_bytes, read_header
 
-NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-    torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, torch_name) for name, torch_name in TORCH_NAMES.items()
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 """Names of the dtypes that a file may have."""
-DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 BLOCK_BYTES = 1 << 25
 """Bytes that are read at a time."""
-_MAX_HEADER_BYTES = 100_000_000
-
-
-@dataclass(frozen=True)
-class FileEntry:
-    """A tensor in a file."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    first_byte: int
-    """Offset from the beginning of the file."""
 
 
 def write(folder: Folder, name: str, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
     """Write a file, which gets its name once it is complete. Returns (bytes, SHA-256). Tensors are copied one at a
     time."""
     names = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for key in names:
-        tensor = tensors[key]
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[key] = {"dtype": NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text = text.ljust(-(-len(text) // 8) * 8)
     with folder.create(name) as stream:
         sealing = SealingStream(stream)
-        sealing.write(len(text).to_bytes(8, "little") + text)
+        sealing.write(
+            header_bytes((key, NAMES[tensors[key].dtype], tuple(tensors[key].shape)) for key in names)
+        )
         for key in names:
             sealing.write(_memory(tensors[key].detach().cpu().contiguous()))
     return sealing.size_bytes, sealing.sha256
 
 
-def entries(folder: Folder, name: str) -> dict[str, FileEntry]:
+def entries(folder: Folder, name: str) -> dict[str, HeaderEntry]:
     """All tensors of a file, by name. Raises ValueError if it does not have this format."""
     with folder.open(name) as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if not 2 <= length <= _MAX_HEADER_BYTES:
-            raise ValueError(f"{name} has no header of safetensors")
-        text = stream.read(length)
-    try:
-        header = json.loads(text)
-        tensors = {}
-        for key, fields in header.items():
-            if key == "__metadata__":
-                continue
-            dtype, shape = DTYPES[fields["dtype"]], tuple(map(int, fields["shape"]))
-            begin, end = map(int, fields["data_offsets"])
-            if min(shape, default=0) < 0 or begin < 0 or end - begin != math.prod(shape) * dtype.itemsize:
-                raise ValueError(key)
-            tensors[key] = FileEntry(dtype, shape, 8 + length + begin)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{name} has a header that is none of safetensors") from None
-    return tensors
+        try:
+            return {entry.name: entry for entry in read_header(stream, name)}
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
 
 
 class TensorFileReader:
@@ -88,7 +50,7 @@ class TensorFileReader:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._entries: dict[str, dict[str, FileEntry]] = {}
+        self._entries: dict[str, dict[str, HeaderEntry]] = {}
         self.bytes_read = 0
         """Bytes of tensors that were read so far."""
 
@@ -105,7 +67,7 @@ class TensorFileReader:
         ):  # fmt: skip
             raise ValueError(f"{file} does not have the part of {name} that it should have")
         with self._folder.open(file) as stream:
-            row_bytes = math.prod(sizes[1:]) * entry.dtype.itemsize
+            row_bytes = math.prod(sizes[1:]) * ITEM_BYTES[entry.dtype]
             rows = max(1, BLOCK_BYTES // max(1, row_bytes))
             if not sizes:
                 yield (), self._box(stream, entry, (), ())
@@ -116,10 +78,10 @@ class TensorFileReader:
                 yield (slice(at, at + num_rows), *(slice(0, size) for size in sizes[1:])), block
 
     def _box(
-        self, stream: IO[bytes], entry: FileEntry, starts: Sequence[int], sizes: Sequence[int]
+        self, stream: IO[bytes], entry: HeaderEntry, starts: Sequence[int], sizes: Sequence[int]
     ) -> Tensor:
-        box = torch.empty(tuple(sizes), dtype=entry.dtype)
-        memory, itemsize = _memory(box), entry.dtype.itemsize
+        box = torch.empty(tuple(sizes), dtype=DTYPES[entry.dtype])
+        memory, itemsize = _memory(box), ITEM_BYTES[entry.dtype]
         # dimensions from `inner` on are contiguous in the file
         inner = len(sizes)
         while inner > 0 and (inner == len(sizes) or sizes[inner] == entry.shape[inner]):
@@ -131,7 +93,7 @@ class TensorFileReader:
             starts[:inner], sizes[:inner], strict=True
         ))):  # fmt: skip
             place = (*index, *starts[inner:])
-            first = entry.first_byte + sum(i * stride for i, stride in zip(place, strides, strict=True))
+            first = entry.begin + sum(i * stride for i, stride in zip(place, strides, strict=True))
             stream.seek(first)
             _fill(stream, memory[at : at + run])
             at += run

@@ -1,0 +1,106 @@
+"""Headers of safetensors files: names, dtypes, shapes and places of their tensors. No torch.
+
+A file is eight bytes with the length of the header, the header (JSON), and the tensors' bytes. The safetensors library
+opens files on disks only, does not tell where a tensor lies, and writes the tensors of a file all at once.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import IO, Any
+
+TORCH_NAMES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "I64": "int64", "I32": "int32", "I16": "int16",
+    "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64",
+}  # fmt: skip
+"""torch's names of dtypes, by those of safetensors."""
+ITEM_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I64": 8, "I32": 4, "I16": 2,
+    "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "C64": 8,
+}  # fmt: skip
+MAX_HEADER_BYTES = 100_000_000
+"""Largest header, as in the safetensors library."""
+_METADATA = "__metadata__"
+
+
+@dataclass(frozen=True)
+class HeaderEntry:
+    """One tensor as it lies in a file."""
+
+    name: str
+    dtype: str
+    """As safetensors calls it."""
+    shape: tuple[int, ...]
+    file: str
+    begin: int
+    """Its first byte in the file."""
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def read_header(stream: IO[bytes], file: str) -> list[HeaderEntry]:
+    """Tensors of a file, in the order of its bytes. Raises ValueError, with the tensor, for a file that is cut off or
+    no safetensors file."""
+    size = stream.seek(0, os.SEEK_END) or stream.tell()
+    stream.seek(0)
+    length = int.from_bytes(stream.read(8), "little")
+    if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
+        raise ValueError(
+            f"its header would have {length:,} bytes, and it has {size:,} in all: it is cut off, or no "
+            "safetensors file"
+        )
+    try:
+        header = json.loads(stream.read(length))
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    tensor_entries = sorted(_entries(header, file, 8 + length), key=lambda entry: entry.begin)
+    _check(tensor_entries, 8 + length, size)
+    return tensor_entries
+
+
+def _entries(header: Any, file: str, start: int) -> Iterator[HeaderEntry]:
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    for name, fields in header.items():
+        if name == _METADATA:
+            continue
+        try:
+            dtype, shape, (begin, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
+            whole = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+        except (TypeError, KeyError, ValueError):
+            raise ValueError(f"its header does not say where {name!r} lies") from None
+        if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+            raise ValueError(f"{name!r} has the dtype {dtype!r}, which is not known")
+        if not whole or end - begin != prod(shape) * ITEM_BYTES[dtype]:
+            raise ValueError(f"{name!r}, {dtype} {shape}, cannot be the bytes from {begin} to {end}")
+        yield HeaderEntry(name, dtype, tuple(shape), file, start + begin)
+
+
+def _check(tensor_entries: list[HeaderEntry], start: int, size: int) -> None:
+    at = start
+    for entry in tensor_entries:
+        if entry.begin != at and entry.num_bytes:
+            raise ValueError(f"{entry.name!r} does not begin where the tensor before it ends")
+        at = max(at, entry.begin + entry.num_bytes)
+        if at > size:
+            raise ValueError(f"it has {size:,} bytes and ends within {entry.name!r}, whose last would be the "
+                             f"{at:,}th: it is cut off")  # fmt: skip
+    if at != size:
+        raise ValueError(f"it has {size - at:,} bytes beyond its last tensor")
+
+
+def header_bytes(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
+    """The beginning of a file with these (name, dtype, shape), in order."""
+    at, fields = 0, dict[str, Any]({_METADATA: {"format": "pt"}})
+    for name, dtype, shape in tensors:
+        end = at + prod(shape) * ITEM_BYTES[dtype]
+        fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
