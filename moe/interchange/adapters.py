@@ -17,12 +17,13 @@ from moe.interchange.copying import fill_ours
 from moe.interchange.families import BY_TYPE
 from moe.interchange.family import Family
 from moe.interchange.hub_folder import HubFolder
-from moe.interchange.load import agree, each_told
+from moe.interchange.load import each_told
 from moe.interchange.origin import Origin
 from moe.interchange.save import CARD, Made, beside_weights, write_folder
 from moe.interchange.sources import TensorSource
 from moe.interchange.tensor_reader import NAMES, TensorReader
 from moe.parallel import Layout, extent, local_parameters
+from moe.parallel.problems import raise_on_all_ranks
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.adapter import A, B, narrowed_by
 from moe.spec.parameter import Slices
@@ -130,7 +131,7 @@ def load_adapter(
         parts = adapter_folder.parts(spec, _family(spec, origin, roots))
     except SpecError as error:
         problems = error.problems
-    agree(problems)
+    raise_on_all_ranks(problems)
     weights = TensorReader(adapter_folder.tensors, {WEIGHTS: adapter_folder.location})
 
     def fill() -> list[Problem]:
@@ -143,7 +144,7 @@ def load_adapter(
 
     try:
         with torch.no_grad():
-            agree(each_told(folder, fill))
+            raise_on_all_ranks(each_told(folder, fill))
     finally:
         weights.close()
 

@@ -18,6 +18,7 @@ from moe.interchange.pieces import ParameterPiece
 from moe.interchange.seals import faults
 from moe.interchange.tensor_reader import TensorReader
 from moe.parallel import Layout, QuantScheme, codings_of, extent, local_parameters, part_of, plain_collectives
+from moe.parallel.problems import raise_on_all_ranks
 from moe.parallel.quantized import blocks, put, quantize
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.form import SCALES
@@ -77,11 +78,11 @@ def load_weights(
         parts = list(_parts(model, spec, layout))
     except SpecError as error:
         problems = error.problems
-    agree(problems)
+    raise_on_all_ranks(problems)
     reader, weights = _ReadRecord(folder_catalog), TensorReader(folder_catalog.tensors, folder_catalog.files)
     beginning = None if spec.upcycle is None else Beginning(spec, seed)
     try:
-        agree(
+        raise_on_all_ranks(
             each_told(
                 folder,
                 lambda: faults(
@@ -104,7 +105,7 @@ def load_weights(
             return reader.problems
 
         with torch.no_grad():
-            agree(each_told(folder, fill))
+            raise_on_all_ranks(each_told(folder, fill))
     finally:
         weights.close()
     return LoadReport(len(reader.read), (*folder_catalog.description.notes, *_notes(fit_result, spec)))
@@ -213,19 +214,6 @@ def each_told(folder: str, look: Callable[[], list[Problem]]) -> list[Problem]:
                 "unreadable", folder, None, f"cannot be read: {error}", "mend the storage, or its permissions"
             )
         ]
-
-
-def agree(problems: Sequence[Problem]) -> None:
-    """Raise SpecError on every rank with the problems of all ranks."""
-    dicts_by_rank = plain_collectives.all_gather_json([problem.to_dict() for problem in problems])
-    problems_by_text = {
-        str(problem): problem
-        for rank_dicts in dicts_by_rank
-        for entry in rank_dicts
-        for problem in [Problem(**entry)]
-    }
-    if problems_by_text:
-        raise SpecError(problems_by_text.values())
 
 
 def _notes(fit_result: Fit, spec: LanguageModelSpec) -> Iterator[str]:

@@ -33,6 +33,7 @@ from moe.interchange.sources import TensorSource
 from moe.interchange.tensor_reader import DTYPES, NAMES, TensorReader
 from moe.interchange.tokenizer import export_tokenizer
 from moe.parallel import plain_collectives
+from moe.parallel.problems import raise_on_all_ranks
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.parameter import Slices
 from moe.storage.folder import Folder
@@ -137,17 +138,10 @@ def write_folder(
 
 
 def _agree(problems: Sequence[Problem], source: TensorSource) -> None:
-    problem_dicts = [problem.to_dict() for problem in problems]
-    dicts_by_rank = (
-        plain_collectives.all_gather_json(problem_dicts) if source.is_collective else [problem_dicts]
-    )
-    problems_by_text = {
-        json.dumps(entry, default=str): Problem(**entry)
-        for rank_dicts in dicts_by_rank
-        for entry in rank_dicts
-    }
-    if problems_by_text:
-        raise SpecError(problems_by_text.values())
+    if source.is_collective:
+        raise_on_all_ranks(problems)
+    elif problems:
+        raise SpecError(problems)
 
 
 def _whence(origin: Origin, roots: Sequence[str] | None) -> Catalog:

@@ -1,6 +1,5 @@
 """Planning of a module: it is captured, hints are resolved, and placements are solved for each candidate mesh."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from torch import Tensor, fx, nn
 from torch.distributed import DeviceMesh
 from torch.distributed.tensor import Placement
 
-from moe.parallel import plain_collectives
+from moe.parallel.problems import ask_rank0
 from moe.plan.cluster.cluster import Cluster
 from moe.sharding.applied.accumulation import steps_of
 from moe.sharding.arguments import arguments_of_sample
@@ -33,7 +32,6 @@ from moe.sharding.solve.no_room import no_room
 from moe.sharding.solve.request import ShardingRequest, resolve_cluster
 from moe.sharding.solve.solution import ShardingSolution
 from moe.sharding.solve.strategies import best_strategy
-from moe.spec import Problem, SpecError
 
 OPTIMIZER_SLOTS = 2
 """Default number of values of optimizer state per trained value: 2, as for Adam."""
@@ -79,29 +77,17 @@ def plan(
     """
 
     def ask() -> Any:
-        try:
-            axes = axes_of_mesh(mesh)
-            request = ShardingRequest(
-                model=model, sample=arguments_of_sample(model, sample), cluster=resolve_cluster(cluster),
-                hints=hints_of_torch({} if hints is None else hints, axes), loss=loss, mesh=axes,
-                replicate=replicate, optimizer_slots=optimizer_slots, search=search, micro_batches=micro_batches,
-                recompute=recompute,
-            )  # fmt: skip
-            with request.progress:
-                return {"plan": _make_plan(request).to_json()}
-        except SpecError as error:
-            if plain_collectives.world_size() == 1:
-                raise
-            return {
-                "problems": json.loads(
-                    json.dumps([vars(problem) for problem in error.problems], default=repr)
-                )
-            }
+        axes = axes_of_mesh(mesh)
+        request = ShardingRequest(
+            model=model, sample=arguments_of_sample(model, sample), cluster=resolve_cluster(cluster),
+            hints=hints_of_torch({} if hints is None else hints, axes), loss=loss, mesh=axes,
+            replicate=replicate, optimizer_slots=optimizer_slots, search=search, micro_batches=micro_batches,
+            recompute=recompute,
+        )  # fmt: skip
+        with request.progress:
+            return _make_plan(request).to_json()
 
-    answer = plain_collectives.broadcast_from_rank0(ask)
-    if "problems" in answer:
-        raise SpecError([Problem(**fields) for fields in answer["problems"]])
-    return ShardingPlan.from_json(answer["plan"])
+    return ShardingPlan.from_json(ask_rank0(ask))
 
 
 def _make_plan(request: ShardingRequest) -> ShardingPlan:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from moe.activity import doing
 from moe.parallel import Layout, plain_collectives, values_changed
+from moe.parallel.problems import raise_on_all_ranks
 from moe.plan import Plan
 from moe.records import JsonRecord, ModuleReport, StepRecord
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
@@ -234,9 +235,7 @@ def _resume(
     def check(parameters: Folder) -> None:
         # Collective: each rank reads its machine's data and packages; all raise the same problems.
         own_problems = other_run(spec, data, parameters) or _other_base(state.task, parameters, roots)
-        for problems in plain_collectives.all_gather_json([problem.to_dict() for problem in own_problems]):
-            if problems:
-                raise SpecError(Problem(**problem) for problem in problems)
+        raise_on_all_ranks(own_problems)
 
     notes: Sequence[str] = ()
     if state.task.kept_elsewhere():

@@ -15,17 +15,27 @@ from moe.sharding.exchange import windows
 aten = torch.ops.aten
 
 
-@torch.library.custom_op("shardyard::convolution_weight", mutates_args=())
-def _convolution_weight(
-    gradient: Tensor,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    return windows.convolution_weight(gradient, x, kernel, stride, padding, dilation, groups)
+_convolution_weight = torch.library.custom_op(
+    "shardyard::convolution_weight",
+    windows.convolution_weight,
+    mutates_args=(),
+    schema="(Tensor gradient, Tensor x, SymInt[] kernel, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
+    "SymInt groups) -> Tensor",
+)
+_max_pool_gradient = torch.library.custom_op(
+    "shardyard::max_pool_gradient",
+    windows.max_pool_gradient,
+    mutates_args=(),
+    schema="(Tensor gradient, Tensor places, SymInt[] size, SymInt[] kernel, SymInt[] stride, SymInt[] padding, "
+    "SymInt[] dilation, bool ceil_mode) -> Tensor",
+)
+_avg_pool_gradient = torch.library.custom_op(
+    "shardyard::avg_pool_gradient",
+    windows.avg_pool_gradient,
+    mutates_args=(),
+    schema="(Tensor gradient, SymInt[] size, SymInt[] kernel, SymInt[] stride, SymInt[] padding, bool ceil_mode, "
+    "bool with_padding, SymInt? divisor) -> Tensor",
+)
 
 
 @_convolution_weight.register_fake
@@ -33,39 +43,9 @@ def _(gradient: Tensor, x: Tensor, kernel: Sequence[int], *options: Any) -> Tens
     return x.new_empty(gradient.shape[1], x.shape[1] // options[-1], *kernel)
 
 
-@torch.library.custom_op("shardyard::max_pool_gradient", mutates_args=())
-def _max_pool_gradient(
-    gradient: Tensor,
-    places: Tensor,
-    size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> Tensor:
-    return windows.max_pool_gradient(gradient, places, size, kernel, stride, padding, dilation, ceil_mode)
-
-
 @_max_pool_gradient.register_fake
 def _(gradient: Tensor, places: Tensor, size: Sequence[int], *options: Any) -> Tensor:
     return gradient.new_empty(*gradient.shape[: -len(size)], *size)
-
-
-@torch.library.custom_op("shardyard::avg_pool_gradient", mutates_args=())
-def _avg_pool_gradient(
-    gradient: Tensor,
-    size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    with_padding: bool,
-    divisor: int | None,
-) -> Tensor:
-    return windows.avg_pool_gradient(
-        gradient, size, kernel, stride, padding, ceil_mode, with_padding, divisor
-    )
 
 
 @_avg_pool_gradient.register_fake

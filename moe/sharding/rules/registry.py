@@ -36,23 +36,11 @@ from moe.sharding.rules.rule import Rule
 from moe.sharding.rules.user_rules import RuleMaker, with_checks
 from moe.spec import Problem, SpecError
 
-RULES: dict[Any, RuleMaker] = {
-    **annotations.RULES,
-    **attention.RULES,
-    **boundaries.RULES,
-    **convolutions.RULES,
-    **creation.RULES,
-    **gathers.RULES,
-    **grouped_products.RULES,
-    **norms.RULES,
-    **pooling.RULES,
-    **products.RULES,
-    **random.RULES,
-    **reductions.RULES,
-    **rowwise.RULES,
-    **scatters.RULES,
-    **views.RULES,
-}
+FAMILIES = (
+    annotations, attention, boundaries, convolutions, creation, gathers, grouped_products, norms, pooling, products,
+    random, reductions, rowwise, scatters, views,
+)  # fmt: skip
+RULES: dict[Any, RuleMaker] = {target: maker for family in FAMILIES for target, maker in family.RULES.items()}
 
 
 def register(target: Any, maker: RuleMaker) -> None:

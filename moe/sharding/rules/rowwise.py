@@ -120,70 +120,46 @@ def value_check(node: fx.Node) -> Rule:
     return Rule(tuple(unsplit(shape_of(operand)) for operand in operands(node)), ((),), {})
 
 
-_BATCH = leading(lambda num_dims: num_dims - 2)
-_SORTED = rowwise(along(1, default=-1))
-_ALONG_1 = rowwise(along(1))
-_ALL_WHOLE = rowwise(lambda node: None)
-
-RULES: dict[Any, Callable[[fx.Node], Rule]] = {
-    aten._softmax.default: _ALONG_1,
-    aten._log_softmax.default: _ALONG_1,
-    aten._safe_softmax.default: _ALONG_1,
-    aten._softmax_backward_data.default: rowwise(along(2), linear=True),
-    aten._log_softmax_backward_data.default: rowwise(along(2), linear=True),
-    aten.cumsum.default: rowwise(along(1), linear=True),
-    aten.cumprod.default: _ALONG_1,
-    aten.logcumsumexp.default: _ALONG_1,
-    aten.cummax.default: _ALONG_1,
-    aten.cummin.default: _ALONG_1,
-    aten.sort.default: _SORTED,
-    aten.sort.stable: rowwise(along(9, default=-1)),  # by its name alone
-    aten.argsort.default: _SORTED,
-    aten.topk.default: rowwise(along(2, default=-1)),
-    aten.kthvalue.default: rowwise(along(2, default=-1)),
-    aten.mode.default: _SORTED,
-    aten.argmax.default: _ALONG_1,
-    aten.argmin.default: _ALONG_1,
-    aten.max.dim: _ALONG_1,
-    aten.min.dim: _ALONG_1,
-    aten.median.dim: _ALONG_1,
-    aten.nanmedian.dim: _ALONG_1,
-    aten.median.default: _ALL_WHOLE,
-    aten.nanmedian.default: _ALL_WHOLE,
-    aten.prod.default: _ALL_WHOLE,
-    aten.prod.dim_int: _ALONG_1,
-    aten.glu.default: _SORTED,
-    aten.glu_backward.default: rowwise(along(2), linear=True),
-    aten.renorm.default: rowwise(_all_but(2, "dim", 0)),
-    aten._weight_norm_interface.default: rowwise(_all_but(2, "dim", 0), lower=LocalCall.contiguous),
-    aten._weight_norm_interface_backward.default: rowwise(_all_but(4, "dim", 0), lower=LocalCall.contiguous),
-    aten._fft_c2c.default: rowwise(along(1), linear=True),
-    aten._fft_r2c.default: rowwise(along(1), linear=True),
-    aten._fft_c2r.default: rowwise(along(1), linear=True),
-    aten.linalg_inv_ex.default: _BATCH,
-    aten.linalg_cholesky_ex.default: _BATCH,
-    aten._linalg_det.default: _BATCH,
-    aten._linalg_slogdet.default: _BATCH,
-    aten._linalg_solve_ex.default: _BATCH,
-    aten._linalg_eigh.default: _BATCH,
-    aten.linalg_qr.default: _BATCH,
-    aten._linalg_svd.default: _BATCH,
-    aten.linalg_solve_triangular.default: _BATCH,
-    aten.triangular_solve.default: _BATCH,
-    aten.cholesky_solve.default: _BATCH,
-    aten.linalg_lu_factor_ex.default: _BATCH,
-    aten.linalg_lu_solve.default: leading(lambda num_dims: num_dims - 2, pivots=1),
-    aten.linalg_matrix_exp.default: _BATCH,
-    aten._cdist_forward.default: _BATCH,
-    aten._cdist_backward.default: _BATCH,
-    aten.trace.default: _ALL_WHOLE,
-    aten.view_as_real.default: leading(lambda num_dims: num_dims, linear=True),
-    aten.view_as_complex.default: leading(
-        lambda num_dims: num_dims - 1, linear=True, lower=LocalCall.contiguous
-    ),
-    aten.searchsorted.Tensor: search_sorted,
-    aten.bucketize.Tensor: search_sorted,
-    aten._assert_async.msg: value_check,
-    aten._assert_async.default: value_check,
-    aten._assert_scalar.default: value_check,
-}
+_FAMILIES: tuple[tuple[Callable[[fx.Node], Rule], tuple[Any, ...]], ...] = (
+    (rowwise(along(1)), (
+        aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default, aten.cumprod.default,
+        aten.logcumsumexp.default, aten.cummax.default, aten.cummin.default, aten.argmax.default,
+        aten.argmin.default, aten.max.dim, aten.min.dim, aten.median.dim, aten.nanmedian.dim, aten.prod.dim_int,
+    )),
+    (rowwise(along(2), linear=True), (
+        aten._softmax_backward_data.default, aten._log_softmax_backward_data.default, aten.glu_backward.default,
+    )),
+    (rowwise(along(1), linear=True), (
+        aten.cumsum.default, aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default,
+    )),
+    (rowwise(along(1, default=-1)), (
+        aten.sort.default, aten.argsort.default, aten.mode.default, aten.glu.default,
+    )),
+    # this overload takes `dim` by name alone
+    (rowwise(along(9, default=-1)), (aten.sort.stable,)),
+    (rowwise(along(2, default=-1)), (aten.topk.default, aten.kthvalue.default)),
+    (rowwise(lambda node: None), (
+        aten.median.default, aten.nanmedian.default, aten.prod.default, aten.trace.default,
+    )),
+    (rowwise(_all_but(2, "dim", 0)), (aten.renorm.default,)),
+    (rowwise(_all_but(2, "dim", 0), lower=LocalCall.contiguous), (aten._weight_norm_interface.default,)),
+    (rowwise(_all_but(4, "dim", 0), lower=LocalCall.contiguous), (
+        aten._weight_norm_interface_backward.default,
+    )),
+    (leading(lambda num_dims: num_dims - 2), (
+        aten.linalg_inv_ex.default, aten.linalg_cholesky_ex.default, aten._linalg_det.default,
+        aten._linalg_slogdet.default, aten._linalg_solve_ex.default, aten._linalg_eigh.default,
+        aten.linalg_qr.default, aten._linalg_svd.default, aten.linalg_solve_triangular.default,
+        aten.triangular_solve.default, aten.cholesky_solve.default, aten.linalg_lu_factor_ex.default,
+        aten.linalg_matrix_exp.default, aten._cdist_forward.default, aten._cdist_backward.default,
+    )),
+    (leading(lambda num_dims: num_dims - 2, pivots=1), (aten.linalg_lu_solve.default,)),
+    (leading(lambda num_dims: num_dims, linear=True), (aten.view_as_real.default,)),
+    (leading(lambda num_dims: num_dims - 1, linear=True, lower=LocalCall.contiguous), (
+        aten.view_as_complex.default,
+    )),
+    (search_sorted, (aten.searchsorted.Tensor, aten.bucketize.Tensor)),
+    (value_check, (aten._assert_async.msg, aten._assert_async.default, aten._assert_scalar.default)),
+)  # fmt: skip
+"""Rules, each with the operators that have it."""
+RULES = {target: maker for maker, targets in _FAMILIES for target in targets}

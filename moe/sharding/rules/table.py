@@ -19,7 +19,7 @@ MARKS = "<!-- operators: written by moe.sharding.rules.table -->", "<!-- end of 
 def table() -> str:
     """Families of operators, with what may be split of them, in Markdown."""
     lines = ["| Family | Operators |", "|---|---|"]
-    for family in _families():
+    for family in registry.FAMILIES:
         have = [target for target, maker in family.RULES.items() if maker is not random.refuse]
         lines.append(f"| {_says(family)} | {_names(have)} |")
     overloads = [overload for overload in _overloads() if torch.Tag.pointwise in overload.tags]
@@ -44,15 +44,6 @@ def with_table(text: str) -> str:
     if count != 1:
         raise ValueError(f"must hold {MARKS[0]} and {MARKS[1]} once")
     return document
-
-
-def _families() -> Iterable[ModuleType]:
-    """Files of rules, in the order of their names."""
-    namespace = vars(registry)
-    families = {
-        value for value in namespace.values() if isinstance(value, ModuleType) and hasattr(value, "RULES")
-    }
-    return sorted(families, key=lambda module: module.__name__)
 
 
 def _says(family: ModuleType) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from moe.parallel import plain_collectives
+from moe.parallel.problems import ask_rank0
 from moe.sharding.applied.applied import Applied, LocalShard
 from moe.sharding.applied.dtensors import local
 from moe.sharding.saved import index as indices
@@ -36,16 +37,7 @@ class Checkpoint:
         ranks, for one that is incomplete or altered."""
         checkpoint_folder = Folder(str(folder))
 
-        def ask() -> dict[str, Any]:
-            try:
-                return {"index": indices.read(checkpoint_folder).to_json()}
-            except SpecError as error:
-                return {"problems": [problem.to_dict() for problem in error.problems]}
-
-        answer = plain_collectives.broadcast_from_rank0(ask)
-        if "problems" in answer:
-            raise SpecError([Problem(**fields) for fields in answer["problems"]])
-        index = Index.from_json(answer["index"])
+        index = Index.from_json(ask_rank0(lambda: indices.read(checkpoint_folder).to_json()))
         own_files = sorted(index.files)[plain_collectives.rank() :: plain_collectives.world_size()]
         results = [
             sealing.fault(checkpoint_folder, file, index.files[file].size_bytes, index.files[file].sha256)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from moe.parallel import plain_collectives
+from moe.parallel.problems import raise_on_all_ranks
 from moe.sharding.applied.applied import Applied, LocalShard
 from moe.sharding.saved import index as indices
 from moe.sharding.saved import tensor_file
@@ -131,13 +132,7 @@ def _shards_of(
                 "wrong_type", "extra", None, f"must be a value as JSON has it ({error})", "use plain values"
             )
         )
-    all_problems = [
-        Problem(**fields)
-        for rank_problems in plain_collectives.all_gather_json([problem.to_dict() for problem in problems])
-        for fields in rank_problems
-    ]
-    if all_problems:
-        raise SpecError(list({str(problem): problem for problem in all_problems}.values()))
+    raise_on_all_ranks(problems)
     return shards, state
 
 
