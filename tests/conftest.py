@@ -1,5 +1,6 @@
 """Before anything else is imported: one thread a process, as workers that share cores run."""
 
+import gc
 import os
 import re
 from collections.abc import Iterator
@@ -83,6 +84,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield
     select_part(config, items)
     sort_scopes(items)
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of garbage collections, from now on, the modules and tests that stay to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def mark_beyond_samples(items: list[pytest.Item]) -> None:

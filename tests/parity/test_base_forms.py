@@ -93,6 +93,7 @@ def trained(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return records
 
 
+@pytest.mark.sample(1)
 def test_one_process_trains_it_exactly_so(case: Case) -> None:
     for option in ("without", "recomputation, selective", "recomputation, full"):
         degrees = with_option(Degrees(), option)
@@ -192,6 +193,7 @@ def test_texts_are_the_same(case: Case, laid_out: bool) -> None:
     torch.testing.assert_close(logits[0], logits[1], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.sample(1)
 def test_bfloat16_changes_nothing_in_bfloat16_arithmetic(case: Case) -> None:
     """Not a bit of loss, gradient and moment: it narrows what would be narrowed. Other forms do."""
     assert case.coded.adapter is not None

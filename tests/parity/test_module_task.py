@@ -81,19 +81,20 @@ def test_without_its_own_draws_it_is_trained_as_by_a_plain_loop(tmp_path: Path) 
         assert report.loss == pytest.approx(float(module(*batch(spec.train.seed, STEPS))), rel=1e-10)
 
 
-def test_a_module_is_trained_alike_on_any_number_of_ranks(ranks: Pools, tmp_path: Path) -> None:
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("number", [3, 2, 4])
+def test_a_module_is_trained_alike_on_any_number_of_ranks(ranks: Pools, tmp_path: Path, number: int) -> None:
     kind, losses, norms, report = run(planned(1, job()), f"{tmp_path}/one")
     assert (kind, len(losses), type(report)) == ("succeeded", STEPS, ModuleReport)
     assert max(norms) > 0.05  # so that they are clipped
-    for number in (2, 3, 4):
-        plan = planned(number, job())
-        assert plan.module is not None
-        assert "S(0)" in plan.module.plan["parameters"]["items.weight"]
-        every = ranks[number].run(run, plan, f"{tmp_path}/{number}")
-        assert every[0][0] == "succeeded"
-        assert every[0][1] == pytest.approx(losses, rel=1e-10)
-        assert every[0][2] == pytest.approx(norms, rel=1e-10)
-        assert [each[3].loss for each in every] == pytest.approx([report.loss] * number, rel=1e-10)
+    plan = planned(number, job())
+    assert plan.module is not None
+    assert "S(0)" in plan.module.plan["parameters"]["items.weight"]
+    every = ranks[number].run(run, plan, f"{tmp_path}/{number}")
+    assert every[0][0] == "succeeded"
+    assert every[0][1] == pytest.approx(losses, rel=1e-10)
+    assert every[0][2] == pytest.approx(norms, rel=1e-10)
+    assert [each[3].loss for each in every] == pytest.approx([report.loss] * number, rel=1e-10)
 
 
 def test_batches_that_are_mappings_are_arguments_by_name(ranks: Pools, tmp_path: Path) -> None:

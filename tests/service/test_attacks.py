@@ -214,6 +214,7 @@ def test_storage_lies_under_a_root(confined: ControlPlane, storage: str) -> None
     assert list((confined.folder / "outside").iterdir()) == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("storage", ["{root}", "{root}/team/a", "file://{root}/b", "{root}/link-in"])
 def test_storage_under_a_root_is_taken_and_each_job_has_a_folder_of_its_own(
     confined: ControlPlane, storage: str

@@ -145,6 +145,7 @@ def test_no_token_and_nothing_from_outside(plane: ControlPlane, job: dict[str, A
         (storage / "attempts/3").rmdir()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("odd", ["link", "link out", "folder", "pipe", "torn", "deep", "huge"])
 def test_an_odd_marker_costs_no_other_checkpoint(plane: ControlPlane, odd: str, tmp_path: Path) -> None:
     job = plane.await_state(plane.post(labels={"fail": "yes"})["id"], "failed")

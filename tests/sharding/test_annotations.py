@@ -141,7 +141,7 @@ ARRAYS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ids", ARRAYS, ids=str)
 def test_the_papers_array_of_devices_says_the_axes_of_each_dimension(ids: str):
     array, placements = ARRAYS[ids]
@@ -214,7 +214,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ORDERS)
 def test_an_array_may_name_devices_in_any_order(ranks: Pools, which: str) -> None:
     array, num_axes = ORDERS[which]

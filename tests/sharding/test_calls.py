@@ -179,7 +179,7 @@ def wrong_calls(form: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_call_is_that_of_one_device(ranks: Pools, form: str) -> None:
     assert ranks[2].run(wrong_calls, form) == [[], []]

@@ -89,7 +89,7 @@ def planned(build: Built, **options: Any) -> sharding.ShardingPlan:
     return sharding.plan(*build, cores(2), mesh={"a": 2}, recompute=False, **options)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way", [*FAST, *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS if way not in FAST)]
 )

@@ -27,6 +27,7 @@ def planned(num_devices: int, annotated: bool, num_layers: int = 3) -> sharding.
     return sharding.plan(model, batch, cluster, hints, mesh={"devices": num_devices})
 
 
+@pytest.mark.slow
 def test_experts_go_over_experts_and_tokens_over_groups_unprompted_and_as_annotated():
     found, asked = planned(8, annotated=False), planned(8, annotated=True)
     assert found.parameters == asked.parameters

@@ -90,7 +90,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MODULES)
 def test_alike_layers_in_place(name: str) -> None:
     torch.manual_seed(0)

@@ -108,7 +108,7 @@ WRITES = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", READS | WRITES)
 def test_any_positions(name: str) -> None:
     torch.manual_seed(len(name))
@@ -116,7 +116,7 @@ def test_any_positions(name: str) -> None:
     check_at_random(Of(function, first, second), tuple(inputs()), cases=5)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", READS | WRITES)
 def test_positions_in_a_dimension_that_is_split(name: str) -> None:
     """Options that split what is read or written are drawn where there are any."""

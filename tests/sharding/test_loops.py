@@ -44,6 +44,7 @@ def _ring(option: AxisOption) -> bool:
     return option.exchange is not None and option.exchange.kind == "ring"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))]
 )

@@ -184,7 +184,7 @@ def test_an_applied_module_stays_of_its_dtype_and_on_its_device():
         assert each.to("cpu", torch.float32) is each
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["mesh", "program", "draws", "names", "shards", "_programs"])
 def test_a_submodule_with_a_name_that_an_applied_module_has(name: str):
     class Named(nn.Module):

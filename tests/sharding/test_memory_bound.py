@@ -90,7 +90,7 @@ def memory_on_ranks(hints: str, share: float) -> tuple[int, int, int]:
     return live.peak, limit, plan.micro_batches
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("hints", "share"), [("DDP", 1.07), ("FSDP", 0.75), ("none", 0.75)])
 def test_a_step_takes_no_more_memory_than_there_is(ranks: Pools, hints: str, share: float):
     for peak, limit, micro_batches in ranks[2].run(memory_on_ranks, hints, share):

@@ -286,6 +286,7 @@ class Wide(nn.Module):
         return x.square().mean()
 
 
+@pytest.mark.slow
 def test_a_plan_without_room_is_made_in_micro_batches_and_says_so(tmp_path: Any):
     model, sample = Wide(), (torch.randn(4096, 16),)
     whole = sharding.plan(model, sample, cores(1))

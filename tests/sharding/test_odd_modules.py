@@ -243,7 +243,7 @@ def alike(found: Tensor, expected: Tensor) -> bool:
     )
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MODULES)
 def test_it_equals_one_device(ranks: Pools, name: str) -> None:
     for hinted in (False, True):

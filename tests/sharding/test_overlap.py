@@ -221,7 +221,7 @@ def on_ranks(num_ranks: int, is_last: bool) -> tuple[list[str], Any]:
     return wrong, [each.kind for each in plan.collectives].count("all_to_all")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_results_are_those_of_one_device(ranks: Pools, num_ranks: int, is_last: bool):

@@ -84,7 +84,7 @@ def on_one(module: nn.Module, sample: tuple[Tensor, ...], draws: Draws) -> Any:
     return run_program(program, module, sample, OneDevice(draws=draws))  # type: ignore[arg-type]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [Dropped, Drawn, Distributions])
 def test_any_layout_draws_the_same(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)

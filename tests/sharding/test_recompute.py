@@ -220,7 +220,7 @@ def with_shared_activation() -> Encoder:
 LAYERS = {"layers.0", "layers.1", None}
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("module", "blocks"),
     [
@@ -279,6 +279,7 @@ def test_a_shared_activation_belongs_to_the_layer_that_calls_it() -> None:
     assert [node.meta[BLOCK] for node in nodes] == ["layers.0", "layers.1"]
 
 
+@pytest.mark.slow
 def test_operators_beside_the_layers_are_not_recomputed() -> None:
     """Neither in a module nor in the only member of a list."""
     for build in (deep, member):

@@ -225,6 +225,7 @@ def _as_folder(file: Path) -> None:
     file.mkdir()
 
 
+@pytest.mark.slow
 def test_a_torn_checkpoint_is_refused_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

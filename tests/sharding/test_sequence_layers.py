@@ -59,6 +59,7 @@ def sample() -> tuple[Tensor, Tensor]:
     return torch.randn(3, 5, 6, dtype=D), documents
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pairing", "window", "has_sinks"),
     [pytest.param("half", None, False, marks=pytest.mark.slow), ("interleaved", 3, True)],

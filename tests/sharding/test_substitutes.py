@@ -55,7 +55,7 @@ def bags(seed: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Bags(num_rows, **options).to(D), (index, *others)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(30))
 def test_bags_of_embeddings(seed: int) -> None:
     module, sample = bags(seed)
@@ -98,7 +98,7 @@ class Counts(nn.Module):
         return (counts * self.scale).square().sum(), x.histc(self.bins, *self.bounds), x.histc(self.bins)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(10))
 def test_counts_in_bins(seed: int) -> None:
     draw = random.Random(seed)
@@ -125,7 +125,7 @@ class GroupedProducts(nn.Module):
         return torch.ops.transformers.grouped_mm_fallback(hidden, self.second, ends).square().sum()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(12))
 def test_grouped_products(seed: int) -> None:
     """Groups of any sizes, some of them empty, and rows behind the last group."""
@@ -207,6 +207,7 @@ class Branches(nn.Module):
         return (one * other).sum()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch.cond's own, on one device
 @pytest.mark.parametrize("threshold", [-1e9, 1e9], ids=["the first", "the second"])
 def test_a_branch_that_the_data_choose(threshold: float) -> None:

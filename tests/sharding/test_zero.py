@@ -68,7 +68,7 @@ def held_on_ranks(mesh: dict[str, int], hints: str) -> dict[str, int]:
     }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("hints", HINTS)
 @pytest.mark.parametrize("mesh", SLOW_BUT_FOR_TWO_AXES, ids=str)
 def test_a_rank_has_its_share_of_states_as_predicted(ranks: Pools, mesh: dict[str, int], hints: str):

@@ -107,7 +107,7 @@ def test_parameters_are_narrowed_once_a_step(optimizer: OptimizerSpec) -> None:
         assert narrowings.count == len(often)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_kept_copies_change_no_loss_and_no_gradient(optimizer: OptimizerSpec, recompute: str) -> None:

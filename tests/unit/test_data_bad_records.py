@@ -118,6 +118,7 @@ def test_bad_records_are_skipped_up_to_a_share(corpus: str, tmp_path: Path) -> N
     assert error.value.problems[-1].path == "data.max_bad_share"
 
 
+@pytest.mark.slow
 def test_what_a_template_refuses_is_skipped_likewise(tmp_path: Path) -> None:
     good, bad = {"messages": TURNS}, {"messages": [*TURNS, TURNS[1]]}
     rows = [json.dumps(bad if at in (3, 4, 17) else good).encode() for at in range(30)]

@@ -114,6 +114,7 @@ def test_each_conversation_lies_whole_in_one_row_with_what_a_plain_reading_says(
         assert np.array_equal(found.train.label_counts(VOCABULARY), counts)
 
 
+@pytest.mark.slow
 def test_parquet_holds_the_same_as_lines(tmp_path: Path):
     rng = random.Random(3)
     rows = [chats.conversation(rng, STRUCTURES["chatml"]) for _ in range(30)]

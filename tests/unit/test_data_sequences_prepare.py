@@ -188,6 +188,7 @@ print(json.dumps({"said": said, "key": prepared.key, "rows": rows.hexdigest()}))
 """
 
 
+@pytest.mark.slow
 def test_of_processes_that_start_at_once_one_builds_and_all_see_the_same(spec, tmp_path):
     processes = [
         subprocess.Popen(
