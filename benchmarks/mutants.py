@@ -1,0 +1,269 @@
+"""Mutation test: `python -m benchmarks.mutants`.
+
+Random small faults (a comparison, an operator, a constant or a condition is changed) are put into the code that decides
+what is computed and what happens to jobs, one at a time, in a copy of the repository; a fault is killed if a test that
+concerns it fails. Test files are chosen by the names they mention: the changed function, its class and its module, then
+the folder's own. Printed and recorded: the share that is killed, by folder, and the faults that survive.
+"""
+
+import argparse
+import ast
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pydantic  # noqa: F401  what most tests import is imported once, before the fork
+import pytest
+import torch  # noqa: F401
+
+from benchmarks import results
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("moe/routing", "moe/dispatch", "moe/parallel", "moe/train", "service/control")
+FALLBACKS = {
+    "moe": ("tests/unit/test_moe_layer.py", "tests/unit/test_train_loop.py", "tests/parity/test_pitfalls.py"),
+    "service": (
+        "tests/service/test_api.py",
+        "tests/service/test_lifecycle.py",
+        "tests/service/test_store.py",
+    ),
+}
+MAX_TEST_FILES = 8
+TEST_SECONDS = 150
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
+    ast.Mod: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One small fault."""
+
+    path: str
+    line: int
+    change: str
+    names: tuple[str, ...]
+    """Function, class and module, as tests may name them."""
+    source: str
+    """The module with the fault."""
+
+
+def points(path: Path) -> Iterator[tuple[int, str]]:
+    """(number of the node, change) of all single faults of a module."""
+    tree = ast.parse(path.read_text())
+    parents = _parents(tree)
+    for number, node in enumerate(ast.walk(tree)):
+        if _is_in_body(node, parents):
+            yield from ((number, change) for change in _changes(node))
+
+
+def build(path: Path, number: int, change: str) -> Mutant:
+    """Build the module with one fault."""
+    tree = ast.parse(path.read_text())
+    node = next(islice(ast.walk(tree), number, None))
+    names = (*_names(node, _parents(tree)), path.stem)
+    _apply(node, change)
+    relative = path.relative_to(ROOT).as_posix()
+    return Mutant(relative, getattr(node, "lineno", 0), change, names, ast.unparse(tree))
+
+
+def _parents(tree: ast.Module) -> dict[ast.AST, ast.AST]:
+    return {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+
+
+def _is_in_body(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    """Whether a node is code of a function, no annotation, decorator or message."""
+    in_function = False
+    while node in parents:
+        parent = parents[node]
+        if isinstance(parent, ast.Raise | ast.JoinedStr | ast.Assert | ast.arg | ast.AnnAssign):
+            return False
+        if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
+            if node not in parent.body:
+                return False
+            in_function = True
+        node = parent
+    return in_function
+
+
+def _changes(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
+        yield "comparison"
+    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        yield "operator"
+    elif isinstance(node, ast.BoolOp):
+        yield "and/or"
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield "not"
+    elif isinstance(node, ast.If | ast.IfExp | ast.While):
+        yield "condition"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int):
+        yield "constant"
+
+
+def _apply(node: ast.AST, change: str) -> None:
+    if isinstance(node, ast.Compare) and change == "comparison":
+        node.ops[0] = COMPARISONS[type(node.ops[0])]()
+    elif isinstance(node, ast.BinOp):
+        node.op = OPERATORS[type(node.op)]()
+    elif isinstance(node, ast.BoolOp):
+        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+    elif isinstance(node, ast.UnaryOp):
+        node.op = ast.UAdd()  # `not x` becomes `+bool(x)`, its opposite
+        node.operand = ast.Call(ast.Name("bool", ast.Load()), [node.operand], [])
+    elif isinstance(node, ast.If | ast.IfExp | ast.While):
+        node.test = ast.UnaryOp(ast.Not(), node.test)
+    elif isinstance(node, ast.Constant):
+        node.value = not node.value if isinstance(node.value, bool) else node.value + 1
+    ast.fix_missing_locations(node)
+
+
+def _names(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[str]:
+    while node in parents:
+        node = parents[node]
+        if (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            and node.name != "__init__"
+        ):
+            yield node.name
+
+
+def test_files(mutant: Mutant, texts: dict[str, str]) -> list[str]:
+    """Test files that concern a fault, those that name it most first."""
+    dotted = mutant.path.removesuffix(".py").replace("/", ".")
+
+    def weight(text: str) -> float:
+        named = [bool(re.search(rf"\b{re.escape(name)}\b", text)) for name in mutant.names]
+        return 4 * (dotted in text) + sum(named) + named[0]
+
+    weights = {path: weight(text) for path, text in texts.items()}
+    likely = [path for path in sorted(weights, key=lambda path: -weights[path]) if weights[path] >= 2]
+    fallbacks = [path for path in FALLBACKS[mutant.path.partition("/")[0]] if path in texts]
+    return list(dict.fromkeys([*likely[:MAX_TEST_FILES], *fallbacks]))
+
+
+def outcome(mutant: Mutant, copied_root: Path, files: list[str]) -> str:
+    """`killed` if a test fails with the fault, `survived` if all pass, or `timed out`."""
+    target = copied_root / mutant.path
+    before = target.read_text()
+    target.write_text(mutant.source)
+    try:
+        child = os.fork()  # torch and the test tools are imported already
+        if child == 0:
+            try:
+                os._exit(_run_tests(copied_root, files))
+            finally:
+                os._exit(pytest.ExitCode.INTERNAL_ERROR)
+        return _wait(child)
+    finally:
+        target.write_text(before)
+
+
+def _run_tests(copied_root: Path, files: list[str]) -> int:
+    os.setsid()  # what the tests start ends with them
+    os.chdir(copied_root)
+    os.environ["PYTHONPATH"] = str(copied_root)
+    sys.path.insert(0, str(copied_root))
+    silent = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(silent, descriptor)
+    options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", str(TEST_SECONDS)]
+    return int(pytest.main([*options, *files]))
+
+
+def _wait(child: int) -> str:
+    deadline = time.monotonic() + TEST_SECONDS
+    code: int | None = None
+    while code is None and time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    if code is None:
+        os.waitpid(child, 0)
+        return "timed out"
+    if code == pytest.ExitCode.INTERNAL_ERROR:
+        raise RuntimeError(f"the tests could not be run: {code}")
+    return "survived" if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else "killed"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--number", type=int, default=200, help="faults to try (200)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no fault after this time")
+    parser.add_argument("--seed", type=int, default=40)
+    parser.add_argument(
+        "--out", type=Path, help="write the result to this file instead of benchmarks/results"
+    )
+    arguments = parser.parse_args()
+    modules = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+    all_points = [(path, *point) for path in modules for point in points(path)]
+    sample = random.Random(arguments.seed).sample(all_points, min(arguments.number, len(all_points)))
+    texts = {
+        path.relative_to(ROOT).as_posix(): path.read_text()
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+    }
+    outcomes: list[dict[str, Any]] = []
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copied_root = Path(folder) / "shardyard"
+        shutil.copytree(
+            ROOT, copied_root, ignore=shutil.ignore_patterns(".venv*", ".git", "__pycache__", "runs")
+        )
+        for path, number, change in sample:
+            if time.monotonic() - began > arguments.seconds:
+                break
+            mutant = build(path, number, change)
+            files = test_files(mutant, texts)
+            verdict = outcome(mutant, copied_root, files)
+            outcomes.append(
+                {
+                    "path": mutant.path,
+                    "line": mutant.line,
+                    "change": mutant.change,
+                    "outcome": verdict,
+                    "tests": files,
+                }
+            )
+            print(f"{verdict:9} {mutant.path}:{mutant.line} {mutant.change}", flush=True)
+    counts = {
+        folder: Counter(entry["outcome"] for entry in outcomes if entry["path"].startswith(folder))
+        for folder in FOLDERS
+    }
+    for folder, count in counts.items():
+        print(
+            f"{folder:16} {count['killed']:3} of {sum(count.values()):3} killed, {count['timed out']} timed out"
+        )
+    killed = sum(count["killed"] for count in counts.values())
+    print(f"{killed} of {len(outcomes)} killed")
+    record = {"counts": counts, "survivors": [entry for entry in outcomes if entry["outcome"] != "killed"]}
+    if arguments.out:
+        arguments.out.write_text(json.dumps(record, indent=1))
+    else:
+        results.write("mutants", record)
+
+
+if __name__ == "__main__":
+    main()
