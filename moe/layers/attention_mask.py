@@ -75,8 +75,8 @@ class AttentionMask:
 
     def mask(self, num_queries: int, num_keys: int, device: torch.device | str) -> Tensor:
         """bool `[B or 1, 1, N or 1, L]`, True where a query attends to a key."""
-        if self.keys is not None:
-            return self.keys[:, None, None]
+        if (visible_keys := self.keys) is not None:
+            return self.once("keys", lambda: visible_keys[:, None, None])
 
         def make() -> Tensor:
             keys = torch.arange(num_keys, device=device)

@@ -40,7 +40,9 @@ class PassRows:
         return replace(self.draws, ids=self.shares.take(self.draws.ids.reshape(-1)))
 
     def within(self, label: str) -> "PassRows":
-        """The same rows, with `label` as the layer's name in errors of collectives."""
+        """The same rows, with `label` as the layer's name in errors of collectives, if there are any."""
+        if self.shares.group is None:
+            return self
         return replace(self, shares=replace(self.shares, label=label))
 
     def rotate(self, x: Tensor, pairing: Pairing) -> Tensor:
@@ -66,7 +68,9 @@ class SequencePass:
     """Probability of dropout of embeddings and sub-layer outputs."""
 
     def within(self, layer: int) -> "SequencePass":
-        """Copy that names the layer in errors of collectives."""
+        """The same pass, with the layer's name in errors of collectives, if there are any."""
+        if self.rows.shares.group is None:
+            return self
         return replace(self, rows=self.rows.within(f"layer {layer}"))
 
     def drop(self, x: Tensor, layer: int, purpose: Purpose) -> Tensor:
