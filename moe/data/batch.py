@@ -28,6 +28,6 @@ class GlobalBatch(ABC):
         """(index of the first row in the batch, rows) of groups `first_group` up to, not including, `stop_group`."""
         if not 0 <= first_group <= stop_group <= self.num_groups:
             group_range = f"groups {first_group} to {stop_group}"
-            raise ValueError(f"{group_range} are not among the {self.num_groups} of step {self.step}")
+            raise ValueError(f"{group_range} are outside the {self.num_groups} groups of step {self.step}")
         first_row = first_group * self.rows_per_group
         return first_row, self.rows[first_row : stop_group * self.rows_per_group]

@@ -42,7 +42,7 @@ class Cache:
         except FileNotFoundError:
             return False
         if wrong:
-            self._report(f"building {place.name} anew: {wrong}")
+            self._report(f"rebuilding {place.name}: {wrong}")
         return not wrong
 
     def _build(self, place: Path, build: Callable[[Path], None]) -> None:

@@ -21,7 +21,7 @@ class DataFile:
 
     def unreadable(self, error: Exception, where: str = "") -> SpecError:
         """Error of a file that is damaged or gone."""
-        return self.broken("unreadable", f"cannot be read: {error}", "make the file whole again", where)
+        return self.broken("unreadable", f"cannot be read: {error}", "repair the file", where)
 
 
 def locate_files(

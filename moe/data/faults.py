@@ -77,7 +77,7 @@ class Faults:
             code, rule, first = kind.first.code, kind.first.rule, kind.first
             if key == ("", ""):
                 code = "bad_records"
-                rule = f"{rule}, which is one of {kind.count:,} further faults"
+                rule = f"{rule}, one of {kind.count:,} further faults"
             elif kind.count > 1:
                 ellipsis = ["..."] if kind.count > 1 + len(kind.examples) else []
                 also = f": also {', '.join([*kind.examples, *ellipsis])}" if kind.examples else ""
@@ -86,8 +86,8 @@ class Faults:
         if self.skips:
             share = self.num_bad / max(1, self.num_records)
             rule = (
-                f"is less than the share of unusable records: {self.num_bad:,} of "
-                f"{self.num_records:,} ({share:.3g})"
+                f"is below the share of unusable records: {self.num_bad:,} of {self.num_records:,} "
+                f"({share:.3g})"
             )
             yield Problem(
                 "bad_records",
@@ -97,7 +97,7 @@ class Faults:
                 "correct the records, or raise this share",
             )
         elif self.num_bad > 1:
-            rule = f"has {self.num_bad:,} records that are unusable, of {self.num_records:,} looked at"
+            rule = f"has {self.num_bad:,} unusable records among {self.num_records:,} examined"
             yield Problem(
-                "bad_records", "data", None, rule, "correct them, or skip them by data.on_bad: skip"
+                "bad_records", "data", None, rule, "correct them, or skip them with data.on_bad: skip"
             )

@@ -37,9 +37,9 @@ _BINARY: tuple[tuple[bytes, str], ...] = (
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
     (b"Rar!\x1a\x07", "a RAR archive"), (b"%PDF-", "a PDF document"), (b"SQLite format 3\x00", "an SQLite database"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file"), (b"\x93NUMPY", "a NumPy array"), (b"Obj\x01", "an Avro file"),
-    (b"\x04\x22\x4d\x18", "an LZ4 file, which is not read"), (b"\x80\x02", "a Python pickle"),
+    (b"\x04\x22\x4d\x18", "an LZ4 file, which is not supported"), (b"\x80\x02", "a Python pickle"),
     (b"\x80\x03", "a Python pickle"), (b"\x80\x04", "a Python pickle"), (b"\x80\x05", "a Python pickle"),
-    (b"version https://git-lfs.github.com/spec/", "a Git LFS pointer in the place of the file"),
+    (b"version https://git-lfs.github.com/spec/", "a Git LFS pointer instead of the file"),
 )  # fmt: skip
 _ENCODINGS = (
     (codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -70,5 +70,5 @@ def no_text(head: bytes) -> tuple[ProblemCode, str, str] | None:
             remedy = "download the file itself: git lfs pull" if "LFS" in kind else "name text, or unpack it"
             return "wrong_type", f"is {kind}, not text", remedy
     if head[1:2] == b"\0" or head[:1] == b"\0":
-        return "invalid_encoding", "has NUL bytes where text begins, as UTF-16 has them", "save it as UTF-8"
+        return "invalid_encoding", "starts with NUL bytes, like UTF-16 text", "save it as UTF-8"
     return None

@@ -13,7 +13,7 @@ from moe.spec import ProblemCode, SpecError
 _CHUNK_BYTES = 1 << 18
 _HEAD_BYTES = 1 << 12
 _SPACE = " \t\r\n"
-_ONE_A_LINE = "write one JSON object a line"
+_ONE_A_LINE = "write one JSON object per line"
 
 
 class JsonRow(NamedTuple):
@@ -83,8 +83,8 @@ def _of_lines(lines: Lines) -> Iterator[tuple[str, object, int]]:
             continue
         if opening is not None:
             if line.lstrip()[0] in '"}':
-                rule = "is one JSON object over several lines, not one on each"
-                remedy = "write one JSON object a line, or one array of them"
+                rule = "is a JSON object over several lines, not one per line"
+                remedy = "write one JSON object per line, or one array of objects"
                 raise lines.file.broken("invalid_syntax", rule, remedy)
             yield f", line {opening[0]}", opening[1], len(opening[1])
             opening = None
@@ -146,12 +146,12 @@ class _Items:
             self._at += 1
             if self._next(file, to_text) == "]":
                 raise self._broken(
-                    "invalid_syntax", "is followed by a comma and no other item", "remove the comma"
+                    "invalid_syntax", "is followed by a comma but no other item", "remove the comma"
                 )
         elif self._next(file, to_text) != "]":
             rule = "is followed by neither a comma nor the end of the array"
             raise self._broken(
-                "invalid_syntax", rule, "write the array anew: json.dump(list_of_objects, file)"
+                "invalid_syntax", rule, "write the array again: json.dump(list_of_objects, file)"
             )
 
     def _value(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> tuple[object, int]:
@@ -168,7 +168,7 @@ class _Items:
                 raise self._broken("invalid_syntax", f"is not JSON: {error}", "correct it") from None
             if not self._has_more or len(self._text) - self._at > self._max_item_bytes:
                 raise self._broken(
-                    "invalid_syntax", f"is not JSON: {why}", "write the array anew, with all of its items"
+                    "invalid_syntax", f"is not JSON: {why}", "write the array again, with all items"
                 )
             self._read(file, to_text)
 
@@ -185,7 +185,7 @@ class _Items:
             num_spaces += len(self._text)
             if num_spaces > self._max_item_bytes:
                 rule = f"is followed by more than {self._max_item_bytes} bytes of white space"
-                raise self._broken("too_large", rule, "write the array anew, without it")
+                raise self._broken("too_large", rule, "write the array again, without it")
             self._read(file, to_text)
 
     def _read(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> None:

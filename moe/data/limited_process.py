@@ -33,13 +33,13 @@ def answer_of(module: str, request: bytes, *, timeout_s: float, memory_bytes: in
             command, input=request, capture_output=True, timeout=timeout_s, env=environment, check=False
         )
     except subprocess.TimeoutExpired:
-        raise NoAnswer(f"takes longer than {timeout_s:g} s") from None
+        raise NoAnswer(f"exceeds its time limit of {timeout_s:g} s") from None
     if process.returncode:
         message = process.stderr[-_SAID_BYTES:].decode(errors="replace").strip().rpartition("\n")[2]
         how = (
             f"signal {-process.returncode}" if process.returncode < 0 else f"exit status {process.returncode}"
         )
-        raise NoAnswer(f"ends the process that reads it ({how}{': ' + message if message else ''})")
+        raise NoAnswer(f"crashes its reader ({how}{': ' + message if message else ''})")
     return process.stdout
 
 

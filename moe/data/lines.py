@@ -25,7 +25,7 @@ class Lines:
         limit_bytes: int | None = None,
         *,
         max_line_bytes: int = MAX_LINE_BYTES,
-        remedy: str = "write one pair a line",
+        remedy: str = "write one pair per line",
         faults: Faults | None = None,
     ) -> None:
         self.file = file

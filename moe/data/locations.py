@@ -169,7 +169,7 @@ class Locator:
             raise
         except (ImportError, ValueError) as error:
             code: ProblemCode = "not_installed" if isinstance(error, ImportError) else "unreadable"
-            remedy = "install what it names" if isinstance(error, ImportError) else _REMEDY
+            remedy = "install the missing package" if isinstance(error, ImportError) else _REMEDY
             raise SpecError(Problem(code, place, pattern, f"cannot be opened: {error}", remedy)) from None
         return locations or self._raise_not_found(place, pattern)
 
@@ -183,12 +183,12 @@ class Locator:
         self._num_names += 1
         if self._num_names > self._max_names:
             rule = (
-                f"makes the service look at more than {self._max_names:,} names, those in links and what came "
-                "before it among them"
+                f"makes the service examine more than {self._max_names:,} names, including links and "
+                "earlier patterns"
             )
             raise SpecError(
                 Problem(
-                    "too_large", place, pattern, rule, "put the files in a folder of their own, or name them"
+                    "too_large", place, pattern, rule, "move the files to a folder of their own, or list them"
                 )
             )
 
@@ -268,7 +268,7 @@ def _fits(pattern: str, name: str) -> bool:
 def _parse(place: str, pattern: str, roots: Sequence[str] | None) -> tuple[str, str]:
     """(protocol, path) by our own rules. fsspec parses only what they accept."""
     if "\0" in pattern or "::" in pattern:
-        rule = "must not hold a NUL" if "\0" in pattern else "must not be a chain of URLs ('::')"
+        rule = "must not contain NUL" if "\0" in pattern else "must not be a chain of URLs ('::')"
         raise SpecError(Problem("invalid_value", place, pattern, rule, _REMEDY))
     url = _URL.match(pattern)
     protocol, path = (url["protocol"], url["path"]) if url else ("file", pattern)
@@ -278,12 +278,14 @@ def _parse(place: str, pattern: str, roots: Sequence[str] | None) -> tuple[str, 
             Problem("invalid_value", place, pattern, "must be an absolute path or a URL", _root_remedy(roots))
         )
     if any(part == ".." for part in re.split(r"[/\\]", path if protocol == "file" else unquote(path))):
-        raise SpecError(Problem("not_allowed", place, pattern, "must not hold '..'", _REMEDY))
+        raise SpecError(Problem("not_allowed", place, pattern, "must not contain '..'", _REMEDY))
     if protocol != "file":
         return protocol, path
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if len(parts) > links.MAX_PARTS:
-        raise SpecError(Problem("too_large", place, pattern, _TOO_DEEP, "put the files less deep"))
+        raise SpecError(
+            Problem("too_large", place, pattern, _TOO_DEEP, "move the files to a less deep folder")
+        )
     return protocol, "/" + "/".join(parts)
 
 
@@ -301,8 +303,8 @@ def _outside(place: str, pattern: str, roots: Sequence[str]) -> SpecError:
 
 
 def _outward(place: str, pattern: str, link: str, roots: Sequence[str]) -> SpecError:
-    rule = f"meets a link that leads out of the folders that this service may read: {link}"
-    remedy = f"remove that link, put what it leads to under {' or '.join(roots)}, or name the other files"
+    rule = f"contains a link that leads out of the folders that this service may read: {link}"
+    remedy = f"remove the link, move its target below {' or '.join(roots)}, or list the other files"
     return SpecError(Problem("not_allowed", place, pattern, rule, remedy))
 
 
@@ -312,7 +314,8 @@ def _root_remedy(roots: Sequence[str] | None) -> str:
     if not roots:
         return "start the service with --data-root FOLDER, and put the file there"
     return (
-        f"put it under {' or '.join(roots)}, or start the service with --data-root FOLDER for its folder, too"
+        f"move it below {' or '.join(roots)}, or start the service with --data-root FOLDER for "
+        "its folder, too"
     )
 
 
@@ -321,9 +324,7 @@ def _missing(place: str, pattern: str, error: OSError) -> SpecError:
         return NoFile(Problem("not_found", place, pattern, "does not exist", "check its spelling"))
     if isinstance(error, IsADirectoryError) or error.errno == errno.EINVAL:
         kind = "a folder" if isinstance(error, IsADirectoryError) else "not a regular file"
-        return NoFile(
-            Problem("wrong_type", place, pattern, f"is {kind}", "name a file, or files by a pattern with *")
-        )
+        return NoFile(Problem("wrong_type", place, pattern, f"is {kind}", "name a file, or a pattern with *"))
     reason = error.strerror or str(error)
     if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
         return SpecError(
@@ -332,7 +333,7 @@ def _missing(place: str, pattern: str, error: OSError) -> SpecError:
                 place,
                 pattern,
                 reason,
-                "put the files less deep, or name what the links lead to",
+                "move the files to a less deep folder, or name the links' targets",
             )
         )
     return SpecError(

@@ -49,15 +49,15 @@ def find_or_build(
     def fill(empty: Path) -> None:
         build(empty)
         if current_key() != key:
-            remedy = "leave its files alone until the run has begun, and submit it again"
-            raise SpecError(Problem("changed", "data", None, "was changed while it was read", remedy))
+            remedy = "leave its files unchanged until the run starts, and submit it again"
+            raise SpecError(Problem("changed", "data", None, "changed while it was read", remedy))
 
     def fill_from_shared(empty: Path) -> None:
         assert shared_dir is not None
         try:
             shared_folder = Cache(shared_dir, report).find_or_build(key, fill)
         except OSError as error:  # such as a home that is read-only
-            report(f"{shared_dir} cannot be used ({error.strerror}): building {key} for {cache_dir} alone")
+            report(f"cannot use {shared_dir} ({error.strerror}): building {key} in {cache_dir}")
             fill(empty)
         else:
             link(shared_folder, empty)

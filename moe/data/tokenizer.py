@@ -204,7 +204,7 @@ def _read(text: str) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises this and nothing narrower
-        raise ValueError(f"a tokenizer.json cannot be read: {error}") from None
+        raise ValueError(f"not a valid tokenizer.json: {error}") from None
 
 
 def _prefix_ids(bpe: tokenizers.Tokenizer) -> list[int]:

@@ -54,9 +54,7 @@ def read_documents(task: TaskSpec, folder: Path) -> TaskDocuments:
     if task.num_fewshot > (num_others := len(examples) - num_alike):
         rule = f"must be at most the {num_others:,} other documents of the split {task.fewshot_split}"
         raise SpecError(
-            Problem(
-                "out_of_range", "num_fewshot", task.num_fewshot, rule, "lower it, or give it more documents"
-            )
+            Problem("out_of_range", "num_fewshot", task.num_fewshot, rule, "lower it, or add documents")
         )
     return TaskDocuments(documents, examples)
 
@@ -80,7 +78,7 @@ class _Line:
             value.encode()
         except UnicodeEncodeError:
             raise self.error(
-                "invalid_encoding", f"has half a character in {column!r}", "remove the lone surrogate"
+                "invalid_encoding", f"has half of a surrogate pair in {column!r}", "remove the lone surrogate"
             ) from None
         return value
 
@@ -105,8 +103,8 @@ def _split(task: TaskSpec, split: str, folder: Path) -> tuple[TaskDocument, ...]
     for path in task.dataset_kwargs.paths(split):
         place = f"{_PLACE}.{split}"
         if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "://" in path:
-            rule = "must be a path relative to the file of tasks, and stay in its folder"
-            raise SpecError(Problem("not_allowed", place, path, rule, "put the file beside it"))
+            rule = "must be a path below the task file's folder"
+            raise SpecError(Problem("not_allowed", place, path, rule, "put the file beside the task file"))
         for location in Locator([str(folder)]).locate(place, f"{folder}/{path}"):
             lines = Lines(DataFile(place, location), remedy="shorten it")
             document_lines += [
@@ -117,7 +115,7 @@ def _split(task: TaskSpec, split: str, folder: Path) -> tuple[TaskDocument, ...]
     if not document_lines:
         paths = ", ".join(task.dataset_kwargs.paths(split))
         raise SpecError(
-            Problem("empty", f"{_PLACE}.{split}", paths, "has no document", "write one JSON object a line")
+            Problem("empty", f"{_PLACE}.{split}", paths, "has no documents", "write one JSON object per line")
         )
     columns = dict.fromkeys(column for line in document_lines for column in line.values)
     _refuse_words(task, tuple(columns))
@@ -134,7 +132,7 @@ def _refuse_words(task: TaskSpec, columns: Sequence[str]) -> None:
             continue
         template = Template.parse(source)
         problems += [
-            Problem("not_found", key, name, "is no column of the documents", remedy)
+            Problem("not_found", key, name, "is not a column of the documents", remedy)
             for name in template.columns
             if name not in columns
         ]
@@ -143,7 +141,7 @@ def _refuse_words(task: TaskSpec, columns: Sequence[str]) -> None:
             key in ("doc_to_target", "doc_to_choice") or (key == "doc_to_text" and _WORD.fullmatch(source))
         )  # fmt: skip
         if says_nothing:
-            problems.append(Problem("not_found", key, source, "is no column of the documents", remedy))
+            problems.append(Problem("not_found", key, source, "is not a column of the documents", remedy))
     if problems:
         raise SpecError(problems)
 
@@ -157,7 +155,7 @@ def _document(task: TaskSpec, line: _Line, columns: Container[str]) -> TaskDocum
         assert isinstance(task.doc_to_target, str)
         target = _text(task.doc_to_target, line, columns)
         if not target and task.output_type != "generate_until":
-            raise line.error("empty", "has an empty target (doc_to_target)", "give it some text")
+            raise line.error("empty", "has an empty target (doc_to_target)", "add text")
     return TaskDocument(
         _text(task.doc_to_text, line, columns), target, choices, _text(task.description, line, columns)
     )
@@ -183,7 +181,7 @@ def _choices(task: TaskSpec, line: _Line, columns: Container[str]) -> tuple[str,
     else:
         choices = tuple(line.render(Template.parse(choice_template)) for choice_template in source)
     if len(choices) < 2 or not all(choices):
-        raise line.error("invalid_value", f"has the choices {list(choices)!r}, and must have two or more, none empty",
+        raise line.error("invalid_value", f"has the choices {list(choices)!r}; it must have at least two, none empty",
                            "add what is missing")  # fmt: skip
     return choices
 
@@ -204,7 +202,10 @@ def _index(task: TaskSpec, line: _Line, columns: Container[str], choices: Sequen
         return value
     if isinstance(value, str) and value in choices:
         return choices.index(value)
-    rule = f"has the target {value!r} (doc_to_target), which is neither one of its {len(choices)} choices nor an index"
+    rule = (
+        f"has the target {value!r} (doc_to_target), which is neither one of its {len(choices)} "
+        "choices nor an index"
+    )
     code: ProblemCode = "out_of_range" if type(value) is int else "wrong_type"
     code = "not_a_choice" if isinstance(value, str) else code
     raise line.error(code, rule, f"use 0 to {len(choices) - 1}, or the choice's text")

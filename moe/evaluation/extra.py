@@ -24,7 +24,5 @@ def require_harness() -> None:
     Raises HarnessMissing.
     """
     if find_spec("lm_eval") is None:
-        raise HarnessMissing(
-            f"tasks are evaluated with lm-evaluation-harness, which is not installed: {INSTALL}"
-        )
+        raise HarnessMissing(f"evaluation requires lm-evaluation-harness, which is not installed: {INSTALL}")
     os.environ.update(_OFFLINE)

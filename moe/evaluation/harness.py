@@ -48,9 +48,9 @@ def evaluate(
                 log_samples=False,
             )  # fmt: skip
         except OverflowError:
-            rule = "is beyond what a number holds: the texts are too unlikely for this model"
+            rule = "overflows: the texts are too unlikely for this model"
             raise SpecError(
-                Problem("not_finite", "metric_list", "perplexity", rule, "ask for bits_per_byte instead")
+                Problem("not_finite", "metric_list", "perplexity", rule, "use bits_per_byte instead")
             ) from None
     return TaskScores(tuple(row for task in tasks for row in _rows(task, results)), model.num_cut)
 
@@ -87,7 +87,7 @@ class HarnessModel(LM):
 
 def _require_room(max_tokens: int, tasks: Sequence[EvaluationTask]) -> None:
     """Raise SpecError, before any computation, for tasks whose answers leave no room for a prompt."""
-    rule = f"must be below {max_tokens:,}, the tokens of the texts that the model was trained on"
+    rule = f"must be below {max_tokens:,}, the length of the texts that the model was trained on"
     problems = [
         Problem(
             "out_of_range",

@@ -34,9 +34,7 @@ def read_tasks(path: str | Path) -> tuple[EvaluationTask, ...]:
     entries = content if isinstance(content, list) else [content]
     if not 0 < len(entries) <= _MAX_TASKS:
         rule = f"must have 1 to {_MAX_TASKS:,} tasks"
-        raise SpecError(
-            Problem("out_of_range", path.name, len(entries), rule, "write one, or a list of them")
-        )
+        raise SpecError(Problem("out_of_range", path.name, len(entries), rule, "write one task, or a list"))
     places = [f"{path.name}: " + (f"[{at}]." if content is entries else "") for at in range(len(entries))]
     specs, problems = list[TaskSpec](), list[Problem]()
     for place, entry in zip(places, entries, strict=True):
@@ -45,7 +43,7 @@ def read_tasks(path: str | Path) -> tuple[EvaluationTask, ...]:
         except SpecError as error:
             problems += _at(place, error.problems)
     names = [spec.task for spec in specs]
-    problems += [Problem("duplicate", path.name, name, "stands for two tasks", "give each a name of its own")
+    problems += [Problem("duplicate", path.name, name, "names two tasks", "use different names")
                  for name in sorted({name for name in names if names.count(name) > 1})]  # fmt: skip
     if problems:
         raise SpecError(problems)
@@ -64,8 +62,8 @@ def _spec(entry: Any) -> TaskSpec:
             Problem("wrong_type", "", entry, "must be a task: a mapping of keys", "write its keys")
         )
     fields = TaskSpec.model_fields
-    rule = "is no key of a task here: tasks are data, and run no code"
-    remedy = f"omit it; there are {', '.join(fields)}"
+    rule = "is not a supported key: tasks are data and run no code"
+    remedy = f"omit it; keys are {', '.join(fields)}"
     if unknown := [
         Problem("unknown_key", str(key), value, rule, remedy)
         for key, value in entry.items()
@@ -102,8 +100,8 @@ def _refuse_tags(path: Path) -> None:
                         "unsupported",
                         f"{path.name}, line {line}",
                         tag,
-                        "is a tag, and tasks are data: none is followed",
-                        "remove it, and write what it stands for",
+                        "is a tag, which tasks may not have",
+                        "replace it with plain data",
                     )
                 )
     except (yaml.YAMLError, ValueError) as error:

@@ -86,14 +86,14 @@ class GenerationKwargs(Spec):
     @model_validator(mode="after")
     def _as_ours(self) -> "GenerationKwargs":
         if self.do_sample is not None and self.do_sample != (self.temperature > 0):
-            rule = f"says otherwise than temperature (={self.temperature:g})"
+            rule = f"contradicts temperature (={self.temperature:g})"
             raise SpecError(
                 Problem(
                     "conflict",
                     "do_sample",
                     self.do_sample,
                     rule,
-                    "omit it: any temperature above 0 draws",
+                    "omit it: any temperature above 0 samples",
                 )
             )
         self.spec("")
@@ -219,7 +219,7 @@ class TaskSpec(Spec):
                         "not_applicable",
                         "doc_to_choice",
                         self.doc_to_choice,
-                        f"says nothing with output_type: {kind}",
+                        f"does not apply to output_type: {kind}",
                         "omit it, or use multiple_choice",
                     )
                 )
@@ -239,7 +239,7 @@ class TaskSpec(Spec):
                     "not_applicable",
                     "generation_kwargs",
                     None,
-                    f"says nothing with output_type: {kind}",
+                    f"does not apply to output_type: {kind}",
                     "omit it, or use generate_until",
                 )
             )
@@ -250,7 +250,7 @@ class TaskSpec(Spec):
                     "not_applicable",
                     field_name,
                     getattr(self, field_name),
-                    "says nothing of whole texts (loglikelihood_rolling)",
+                    "does not apply to whole texts (loglikelihood_rolling)",
                     "omit it; doc_to_target is the text",
                 )
             )
@@ -266,20 +266,20 @@ class TaskSpec(Spec):
                         "not_a_choice",
                         f"{place}.metric",
                         metric.metric,
-                        f"is no metric of {self.output_type} here",
+                        f"is not a metric of {self.output_type}",
                         f"use one of {', '.join(metrics)}",
                     )
                 )
                 continue
             for name, usual in zip(("aggregation", "higher_is_better"), metrics[metric.metric], strict=True):
                 if (setting := getattr(metric, name)) not in (None, usual):
-                    rule = f"must be {usual!r} of {metric.metric}"
+                    rule = f"must be {usual!r} for {metric.metric}"
                     problems.append(Problem("unsupported", f"{place}.{name}", setting, rule, "omit it"))
             if metric.metric != "exact_match" and (metric.ignore_case or metric.ignore_punctuation):
                 problems.append(Problem("unsupported", place, metric.metric, "ignores neither case nor punctuation",
-                                        "leave ignore_case and ignore_punctuation out"))  # fmt: skip
+                                        "omit ignore_case and ignore_punctuation"))  # fmt: skip
         names = [metric.metric for metric in self.metric_list or ()]
-        problems += [Problem("duplicate", "metric_list", name, "stands twice", "leave one out")
+        problems += [Problem("duplicate", "metric_list", name, "occurs twice", "omit one")
                      for name in sorted({name for name in names if names.count(name) > 1})]  # fmt: skip
         return problems
 

@@ -14,8 +14,8 @@ FILTERS: Mapping[str, Callable[[str], str]] = {
     "trim": str.strip,
     "upper": str.upper,
 }
-RULE = f"must be text with columns in it, {{{{column}}}} or {{{{column | FILTER}}}} (FILTER: {', '.join(FILTERS)})"
-REMEDY = "write a column of the data files for what is to be computed"
+RULE = f"must be text with columns, {{{{column}}}} or {{{{column | FILTER}}}} (FILTER: {', '.join(FILTERS)})"
+REMEDY = "add computed values as a column of the data files"
 
 _OPENING = re.compile(r"\{[{%#]")
 _SUBSTITUTION = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)((?:\s*\|\s*[a-z]+)*)\s*\}\}")

@@ -87,8 +87,8 @@ def save_checkpoint_as_folder(
     if isinstance(spec.model, ModuleModelSpec):
         raise CheckpointError(not_ours(checkpoint, spec.model))
     if not isinstance(spec.model, LanguageModelSpec):
-        rule = f"holds a {spec.model.kind} model; only language models have a form in the Hugging Face format"
-        raise CheckpointError(f"{checkpoint.url} {rule}: export it in our own")
+        rule = f"holds a {spec.model.kind} model; only language models have a Hugging Face format"
+        raise CheckpointError(f"{checkpoint.url} {rule}: export it in the shardyard format")
     source: TensorSource = CheckpointSource(checkpoint)
     origin = _origin(checkpoint, spec.model, roots)
     files = {
@@ -105,8 +105,8 @@ def save_checkpoint_as_folder(
             source = FolderBeneath(source, spec.model, roots)
         source = MergedSource(source, spec.model)
     elif merge:
-        rule = "has no adapters that could be merged"
-        raise CheckpointError(f"{checkpoint.url} {rule}: its weights are written as they are without")
+        rule = "has no adapters to merge"
+        raise CheckpointError(f"{checkpoint.url} {rule}: export without merging")
     save_folder(
         spec.model, source, target, origin=origin,
         dtype=_DTYPES.get(spec.train.dtype, torch.bfloat16), facts=_facts(spec, step),

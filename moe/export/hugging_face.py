@@ -72,7 +72,9 @@ def save_hf(
     load_record = getattr(model, "hugging_face", None)
     if spec is None and load_record is None:
         raise SpecError(
-            Problem("missing", "spec", None, "is required of a model that load_hf has not loaded", "give it")
+            Problem(
+                "missing", "spec", None, "is required for a model that was not loaded by load_hf", "pass it"
+            )
         )
     if load_record is not None and spec is None:
         save_folder(

@@ -39,7 +39,7 @@ def save_exported(trained_model: TrainedModel, folder: str | Path) -> Path:
     """
     folder = expand_home(folder).absolute()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ExportError(f"{folder} is there already; name a new folder")
+        raise ExportError(f"{folder} already exists; name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(draft, ignore_errors=True)
@@ -66,13 +66,13 @@ def load_exported(folder: str | Path, device: torch.device | str = "cpu") -> Tra
     """Load a model that `save_exported` wrote. Raises ExportError for other folders."""
     folder = Path(folder)
     if not is_exported(folder):
-        raise ExportError(f"{folder} holds no exported model: it needs {CONFIG} and {WEIGHTS}")
+        raise ExportError(f"{folder} holds no exported model: it has no {CONFIG} and {WEIGHTS}")
     try:
         config = json.loads((folder / CONFIG).read_text())
         version = config["version"]
     except (ValueError, KeyError, TypeError):
         raise ExportError(
-            f"{folder} holds another tool's model: its {CONFIG} names no version of ours"
+            f"{folder} holds another tool's model: its {CONFIG} has no shardyard version"
         ) from None
     if version != FORMAT_VERSION:
         raise ExportError(f"{folder} has version {version!r}; this release reads {FORMAT_VERSION}")

@@ -79,28 +79,29 @@ def _fill_beneath(task: Task[Any, Any], model: nn.Module, layout: Layout, checkp
         task.check_base(files_of(checkpoint), None)
         task.begin(model, layout, None)
     except SpecError as error:
-        raise CheckpointError(f"{checkpoint.url} has an adapter alone, and {error}") from error
+        raise CheckpointError(f"{checkpoint.url} has only an adapter, and {error}") from error
 
 
 def not_ours(checkpoint: Folder, spec: ModuleModelSpec) -> str:
     return (
-        f"{checkpoint.url} is of a user's own module (model.build={spec.build!r}), whose code is not called here; load "
-        "its weights with torch: torch.distributed.checkpoint.load(tensors, checkpoint_id=FOLDER) fills the tensors of "
-        "a module's state_dict(), each under its name with 'model.' before it, as examples/recommender/score.py does"
+        f"{checkpoint.url} is of a user's module (model.build={spec.build!r}), whose code is "
+        "not run here; load its weights with torch: torch.distributed.checkpoint.load(tensors, "
+        "checkpoint_id=FOLDER) fills a module's state_dict(), each name prefixed with "
+        "'model.', as in examples/recommender/score.py"
     )
 
 
 def verify_checkpoint(checkpoints: Folder, name: str) -> markers.Marker:
-    rule = "must be a committed, undamaged checkpoint"
+    rule = "must be a committed, intact checkpoint"
     try:
         marker = markers.read(checkpoints, name)
         if (fault := markers.fault(checkpoints, marker)) is None:
             return marker
     except FileNotFoundError:
-        fault = f"it has no marker {name}{markers.SUFFIX} beside it"
+        fault = f"it has no marker {name}{markers.SUFFIX}"
     except ValueError as error:
         fault = str(error)
-    committed_names = ", ".join(markers.list_committed(checkpoints)) or "none there"
+    committed_names = ", ".join(markers.list_committed(checkpoints)) or "none"
     raise CheckpointError(
         f"{checkpoints.url_of(name)} {rule}, but {fault}; committed in that folder: {committed_names}"
     )

@@ -11,7 +11,7 @@ from moe.spec.adapter import AdapterSpec
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 KIND = "LORA"
-AGAIN = "use an adapter of this model, or say in `adapter` what that one is"
+AGAIN = "use an adapter of this model, or describe that one in `adapter`"
 _DEFAULTS: Mapping[str, Any] = {
     "bias": "none", "fan_in_fan_out": False, "use_dora": False, "modules_to_save": None, "layers_to_transform": None,
     "layers_pattern": None, "rank_pattern": {}, "alpha_pattern": {}, "lora_bias": False, "megatron_config": None,
@@ -102,6 +102,6 @@ def misfits(config: Mapping[str, Any], adapter: AdapterSpec, where: str) -> Iter
             "unsupported",
             f"{where}:init_lora_weights",
             init,
-            "changes the weights beneath it, which are not those here",
-            "convert it to a plain adapter, as PEFT can when it saves one",
+            "changes the base weights",
+            "convert it to a plain adapter, as PEFT can when saving",
         )

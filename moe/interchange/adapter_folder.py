@@ -31,10 +31,10 @@ class AdapterFolder:
         self._config, self._digest = folder.config(CONFIG)
         self._says, self._holds = folder.path(CONFIG), folder.path(WEIGHTS)
         if not folder.has(WEIGHTS):
-            rule, remedy = f"has no {WEIGHTS}", "name a folder that PEFT has saved an adapter in"
+            rule, remedy = f"has no {WEIGHTS}", "name a folder with an adapter saved by PEFT"
             if folder.has(PICKLE):
-                rule += f", but a pickle ({PICKLE}), which is never loaded: it runs whatever code is in it"
-                remedy = "save it as safetensors where you trust it"
+                rule += f", but a pickle ({PICKLE}), which can run code and is never loaded"
+                remedy = "if you trust it, save it as safetensors"
             raise SpecError(Problem("not_found", place, self.url, rule, remedy))
         self.location = folder.find(WEIGHTS)
         self.tensors = {
@@ -50,13 +50,15 @@ class AdapterFolder:
         folder."""
         if adapter.get("from_config") not in (None, self._digest):
             raise SpecError(Problem("changed",
-                self._place, self.url, f"has another {CONFIG} than the one that the other fields were filled in from",
-                f"write {place}: {{from: FOLDER}} and nothing else",
+                self._place, self.url, f"has another {CONFIG} than the one the other fields came from",
+                f"write only {place}: {{from: FOLDER}}",
             ))  # fmt: skip
         if (kind := self._config.get("peft_type")) != KIND:
-            rule = f"must be {KIND!r}: nothing else is an adapter here"
+            rule = f"must be {KIND!r}, the only supported kind"
             raise SpecError(
-                Problem("unsupported", f"{self._says}:peft_type", kind, rule, "name the folder of one")
+                Problem(
+                    "unsupported", f"{self._says}:peft_type", kind, rule, "name the folder of a LoRA adapter"
+                )
             )
         fields = {name: self._value(*key_and_kinds) for name, key_and_kinds in _FIELDS.items()}
         problems = [
@@ -116,9 +118,13 @@ class AdapterFolder:
 
     def not_finite(self, name: str) -> Problem:
         """Problem of a tensor with infinite or NaN values."""
-        rule = "holds values that are infinite or no numbers"
+        rule = "contains infinite or NaN values"
         return Problem(
-            "not_finite", f"{self._holds}:{name}", None, rule, "get the file again, or train the adapter anew"
+            "not_finite",
+            f"{self._holds}:{name}",
+            None,
+            rule,
+            "download the file again, or retrain the adapter",
         )
 
     def parts(self, spec: LanguageModelSpec, family: Family) -> dict[str, Half]:
@@ -132,7 +138,9 @@ class AdapterFolder:
         if type(value) not in kinds:
             rule = "must be true or false" if bool in kinds else "must be a number"
             raise SpecError(
-                Problem("wrong_type", f"{self._says}:{key}", value, rule, "get the file again, or correct it")
+                Problem(
+                    "wrong_type", f"{self._says}:{key}", value, rule, "download the file again, or correct it"
+                )
             )
         return value
 
@@ -166,13 +174,11 @@ class AdapterFolder:
 
     def _of_another_base(self) -> Iterator[Problem]:
         if not self.tensors:
-            yield Problem(
-                "empty", self._place, self.url, "has an adapter of no matrix", "name another folder"
-            )
+            yield Problem("empty", self._place, self.url, "has no adapter matrices", "name another folder")
         yield from map(self._left_over, self.tensors)
 
     def _left_over(self, name: str) -> Problem:
-        rule = "is no part of the adapter that this model has"
+        rule = "is not part of this model's adapter"
         return Problem("unknown_key", f"{self._holds}:{name}", list(self.tensors[name].shape), rule, AGAIN)
 
 
@@ -212,6 +218,6 @@ def _other_targets(
     chosen_matrices = {name for name in matrices if any(matches(pattern, name) for pattern in targets)}
     unlike = sorted(chosen_matrices ^ adapted_matrices)
     if unlike:
-        difference = "chosen beside it" if unlike[0] in chosen_matrices else "not chosen"
-        rule = f"must choose what the folder has an adapter of, and {unlike[0]} is {difference}"
+        difference = "also a target" if unlike[0] in chosen_matrices else "not a target"
+        rule = f"must match the folder's adapter, but {unlike[0]} is {difference}"
         yield Problem("mismatch", place, list(targets), rule, "omit it")

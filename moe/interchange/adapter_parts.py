@@ -107,13 +107,13 @@ def their_tensors(spec: LanguageModelSpec, family: Family) -> set[str]:
 
 
 def _inexpressible(name: str, family: Family) -> Problem:
-    rule = f"has an adapter that PEFT's format has otherwise for a {family.model_types[0]}"
+    rule = f"cannot be stored in PEFT's format for a {family.model_types[0]}"
     return Problem(
         "unsupported",
         "adapter.targets",
         name,
         rule,
-        "omit it of targets, or merge the adapter into the weights",
+        "remove it from targets, or merge the adapter into the weights",
     )
 
 

@@ -36,8 +36,8 @@ def with_added_tokens(tokenizer: bytes, beside: Mapping[str, bytes], place: str)
         vocabulary.add(token)
     for file, id, text in declarations.ids:
         if text and (actual_id := vocabulary.ids.get(text)) != id:
-            rule = f"has the id {id} there, and {actual_id} in tokenizer.json"
-            remedy = "get both files again from where the model came from"
+            rule = f"has the id {id} here but {actual_id} in tokenizer.json"
+            remedy = "download both files again"
             raise SpecError(Problem("conflict", f"{place}/{file}", text, rule, remedy))
     if vocabulary.tokens_in_order == before:
         return tokenizer
@@ -156,11 +156,13 @@ class _TokenDeclarations:
 def _entries(decoder: Any, place: str) -> Iterable[tuple[int, _Token]]:
     if not isinstance(decoder, dict):
         raise SpecError(
-            Problem("wrong_type", place, None, "has an added_tokens_decoder that is no object", "correct it")
+            Problem(
+                "wrong_type", place, None, "has an added_tokens_decoder that is not an object", "correct it"
+            )
         )
     for key, value in decoder.items():
         if not key.isdecimal() or not isinstance(value, dict) or not isinstance(value.get("content"), str):
-            rule = "must be a token's id, with an object that has its content"
+            rule = "must be a token id with an object that has its content"
             raise SpecError(Problem("wrong_type", f"{place}:added_tokens_decoder", key, rule, "correct it"))
         yield int(key), _token(value)
 

@@ -14,18 +14,18 @@ def model_card(
     """`README.md` of a model: what it is, what is said of its training, and what reads it."""
     lines = [
         *_head("transformers", facts.get("name", "A language model")),
-        f"- Began with: {_beginning(origin)}",
-        f"- Parameters: {spec.num_parameters():,}, of which a token uses {spec.num_active_parameters():,}",
-        f"- Layers: {spec.num_layers}, of width {spec.model_dim}",
+        f"- Started from: {_beginning(origin)}",
+        (f"- Parameters: {spec.num_parameters():,}, {spec.num_active_parameters():,} active per token"),
+        f"- Layers: {spec.num_layers}, model dimension {spec.model_dim}",
     ]
     if spec.moe is not None:
         lines.append(f"- Experts: {spec.moe.num_experts} in each of {len(spec.moe_layers)} layers, "
-                     f"{spec.moe.experts_per_token} for each token")  # fmt: skip
+f"{spec.moe.experts_per_token} per token")  # fmt: skip
     if origin is not None and origin.untrained:
         lines.append(
-            f"- Not trained, and unchanged: {len(origin.untrained)} tensors of heads that predict further tokens"
+            f"- Not trained, unchanged: {len(origin.untrained)} tensors of heads that predict further tokens"
         )
-    return _text([*lines, f"- Read by: {readers(spec, family)}"], facts)
+    return _text([*lines, f"- Loads in: {readers(spec, family)}"], facts)
 
 
 def adapter_card(
@@ -41,9 +41,9 @@ def adapter_card(
     parameters = bool(config["target_parameters"])
     lines = [
         *_head("peft", facts.get("name", "An adapter of a language model"), "lora"),
-        f"- Lies beside: {_beginning(origin)}",
+        f"- Base: {_beginning(origin)}",
         f"- Rank: {spec.adapter.rank}, scale {spec.adapter.scale:g}, on {', '.join(targets)}",
-        f"- Read by: {adapter_readers(spec, family, parameters)}",
+        f"- Loads in: {adapter_readers(spec, family, parameters)}",
     ]
     return _text(lines, facts)
 

@@ -83,7 +83,7 @@ def catalog(folder: HubFolder) -> Catalog:
         )
         if name in by_name:
             folder_catalog.problems.append(Problem("duplicate", f"{folder.path(entry.file)}:{entry.name}", None,
-                                          f"lies in {by_name[name].file}, too", "remove one of them"))  # fmt: skip
+                                          f"is in {by_name[name].file}, too", "remove one of them"))  # fmt: skip
         if not _IGNORED.fullmatch(name):
             by_name[name] = entry
     for tensor in _pair_with_scales(by_name, folder_catalog.description.quantization, folder_catalog):
@@ -139,7 +139,10 @@ def _pair_with_scales(
                 into.problems.append(_misfit(into, "dtype_mismatch", entry, entry.dtype, rule))
                 continue
             if len(entry.shape) != 2 or scales.shape != grid or scales.dtype not in PLAIN:
-                rule = f"of scales {list(grid)}, one for each {block[0]} by {block[1]} of its {list(entry.shape)}"
+                rule = (
+                    f"with scales {list(grid)}, one per {block[0]} by {block[1]} block of its "
+                    f"{list(entry.shape)}"
+                )
                 into.problems.append(_misfit(into, "shape_mismatch", entry, list(scales.shape), rule))
                 continue
             used_names |= {name, f"{name}_scale_inv"}
@@ -159,5 +162,5 @@ def _misfit(into: Catalog, code: ProblemCode, entry: HeaderEntry, value: object,
         f"{into.folder.path(entry.file)}:{entry.name}",
         value,
         f"must be {rule}",
-        "use the folder as its authors published it",
+        "use the folder as published",
     )

@@ -99,8 +99,8 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
             "unknown_key",
             f"{place}:{key}",
             config[key],
-            f"is no key that is known of model_type {family.model_types[0]}",
-            "remove it from config.json if it changes nothing of what the model computes",
+            f"is not a known key of model_type {family.model_types[0]}",
+            "if it does not change what the model computes, remove it from config.json",
         )
         for key in sorted(config.keys() - known_keys(family))
         if config[key] is not None
@@ -149,13 +149,16 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in BY_TYPE:
         raise SpecError(Problem("unsupported", f"{place}:model_type", kind, f"must be one of {', '.join(BY_TYPE)}",
-                                "use a model of these families"))  # fmt: skip
+                                "use a model of one of these families"))  # fmt: skip
     return BY_TYPE[kind]
 
 
 def _notes(config: Mapping[str, Any]) -> Iterator[str]:
     if config.get("auto_map"):
-        yield "auto_map names Python code in the folder, which is never run: our own model of this type is used"
+        yield (
+            "auto_map names Python code in the folder, which is never run: this library's model of "
+            "this type is used"
+        )
 
 
 def _nest(fields: Fields) -> dict[str, Any]:
@@ -233,7 +236,7 @@ def build_config(
             return config
         has_layers = (spec.moe is None) == (not any(path.startswith("moe.") for path in _fields_of(family)))
         problem = Problem(
-            "unsupported", "model", family.model_types[0], f"cannot say it: {'; '.join(unlike)}"
+            "unsupported", "model", family.model_types[0], f"cannot express the model: {'; '.join(unlike)}"
         )
         reasons.append((not has_layers, len(unlike), problem))
     nearest = [problem for _, _, problem in sorted(reasons, key=lambda reason: reason[:2])]
@@ -243,9 +246,8 @@ def build_config(
                 "unsupported",
                 "model",
                 None,
-                "is one that no supported family of Hugging Face models has, so it cannot be written in "
-                "their format",
-                "change what the nearest of them below cannot say, or export it in our own format",
+                "matches no supported Hugging Face family, so it cannot be exported in their format",
+                "change what the nearest family cannot express, or export in the shardyard format",
             ),
             *nearest,
         ]
@@ -305,10 +307,8 @@ def _update_origin(spec: LanguageModelSpec, origin_config: Mapping[str, Any], dt
             changes["max_position_embeddings"] = longest
         config |= changes
     if unlike := list(differences(spec, config)):
-        rule = f"is no longer one that {config['model_type']} can say: {'; '.join(unlike)}"
-        raise SpecError(
-            Problem("unsupported", "model", None, rule, "leave out what was written beside `from`")
-        )
+        rule = f"can no longer be expressed as {config['model_type']}: {'; '.join(unlike)}"
+        raise SpecError(Problem("unsupported", "model", None, rule, "remove the fields beside `from`"))
     return _for_any_release(config, spec, family, dtype)
 
 

@@ -93,8 +93,8 @@ def _expand(
                 "conflict",
                 f"{place}.preset",
                 model["preset"],
-                "stands beside `from`, which says the same",
-                "leave one of them out",
+                "conflicts with `from`, which determines it",
+                "omit one of them",
             )
         )
     model = {**model, "from": folder_of(model["from"])}
@@ -104,8 +104,8 @@ def _expand(
         if model["from_config"] != digest:
             raise SpecError(Problem("changed",
                 f"{place}.from", model["from"],
-                f"has another {CONFIG} than the one that the other fields of {place} were filled in from",
-                f"write {place}: {{from: FOLDER}}, with what is to be otherwise and nothing else",
+                f"has another {CONFIG} than the one the other fields of {place} came from",
+                f"write only {place}: {{from: FOLDER}} and the fields to change",
             ))  # fmt: skip
         return dict(model)
     file = folder.path(CONFIG)
@@ -123,8 +123,11 @@ def _expand(
             raise SpecError(problems) from None
     if is_trained and description.asks_router_loss and not _says(model, "moe.aux_coefficient"):
         raise SpecError(Problem("unsupported",
-            f"{file}:output_router_logits", True, "asks for a loss over all layers together, which is none of ours",
-            f"say how the router is balanced, {place}: {{from: FOLDER, moe: {{aux_coefficient: 0.01}}}}, or 0 for not",
+            f"{file}:output_router_logits", True, "uses a loss over all layers together, which is not supported",
+            (
+f"set the balancing loss, {place}: {{from: FOLDER, moe: {{aux_coefficient: 0.01}}}}, or "
+"0 for none"
+),
         ))  # fmt: skip
     provenance = {"ignored_keys": description.ignored_keys, "from_config": digest}
     if model.get("upcycle") is not None:

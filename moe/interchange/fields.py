@@ -156,7 +156,7 @@ class Scale(Field):
         return {self.their_key: float(spec.attention.score_scale)}
 
 
-_DENSE = "a model without experts is of another model_type"
+_DENSE = "a model without experts has another model_type"
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class SharedExpertCount(Field):
     def read(self, config: Reading) -> Fields:
         number, width = config.get("n_shared_experts", int), config.get("moe_intermediate_size", int)
         if number is not None and number < 1:
-            config.refuse("n_shared_experts", number, "must be 1 or more", code="out_of_range")
+            config.refuse("n_shared_experts", number, "must be at least 1", code="out_of_range")
         return {"moe.shared_hidden_dim": number * width if number and width else None}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
@@ -256,7 +256,7 @@ class Windows(Field):
             }
         layers = self._layers(config, on and window is not None)
         if layers and window is None:
-            rule = f"has {SLIDING}, and no sliding_window is in use"
+            rule = f"has {SLIDING}, but no sliding_window is in use"
             config.refuse("layer_types", None, rule, "correct config.json", code="requires")
         number = config.get("num_hidden_layers", int) or 0
         short = {tuple(range(number)): "all", tuple(range(0, number, 2)): "even", (): "even"}
@@ -312,9 +312,7 @@ class LinearLayers(Field):
         full = set(range(number)) - set(_of_type(config, number, LINEAR))
         interval = min(full) + 1 if full else number + 1
         if full != set(range(interval - 1, number, interval)):
-            config.refuse(
-                "layer_types", None, "must have full attention in every n-th layer, and in no other"
-            )
+            config.refuse("layer_types", None, "must have full attention in every n-th layer and only there")
         elif interval == 1:
             config.refuse("layer_types", None, "leave no layer with linear attention")
         return {"full_attention_every": interval}
@@ -341,7 +339,7 @@ class EveryLayer(Field):
             not isinstance(entries, list) or any(not json_equal(entry, self.entry) for entry in entries)
         ):
             config.refuse(
-                self.their_key, None, f"must be {self.entry!r} for every layer: nothing else is supported"
+                self.their_key, None, f"must be {self.entry!r} for every layer; nothing else is supported"
             )
         return {}
 

@@ -20,7 +20,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 _BIAS = "feed_forward.moe.router_bias"
 _FEW_EXPERTS = 100_000
 """Number of experts whose tensors can all be named within a second."""
-_REMEDY = "use the folder as its authors published it, and leave out what was written beside `from`"
+_REMEDY = "use the folder as published, and remove the fields beside `from`"
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def fit(spec: LanguageModelSpec, folder_catalog: Catalog) -> Fit:
                     "unknown_key",
                     tensor.name,
                     list(tensor.shape),
-                    f"is no part of a {family.model_types[0]}",
+                    f"does not belong to a {family.model_types[0]}",
                     _REMEDY,
                 )
             )
@@ -129,7 +129,7 @@ def fit(spec: LanguageModelSpec, folder_catalog: Catalog) -> Fit:
     result.extra_head_tensors = tuple(sorted(untrained_names))
     problems += [
         folder_catalog.problem(
-            "unknown_key", name, "is no tensor that this model has", _REMEDY, list(tensors[name].shape)
+            "unknown_key", name, "is not a tensor of this model", _REMEDY, list(tensors[name].shape)
         )
         for name in sorted(set(tensors) - used_names - untrained_names)
     ]
@@ -151,7 +151,9 @@ def _check_size(spec: LanguageModelSpec, catalog: Catalog) -> None:
         return
     num_matrices = sum(math.prod(tensor.shape[:-2]) for tensor in catalog.tensors.values())
     if num_experts > num_matrices:
-        rule = f"would have {num_experts:,} experts in all its layers, and the folder has {num_matrices:,} matrices"
+        rule = (
+            f"would have {num_experts:,} experts in all layers, but the folder has {num_matrices:,} matrices"
+        )
         raise SpecError(Problem("mismatch", catalog.folder.path(CONFIG), None, rule, _REMEDY))
 
 
@@ -165,13 +167,13 @@ def _once(problems: list[Problem]) -> Iterator[Problem]:
 
 
 def _missing(catalog: Catalog, tensor: ExpectedTensor, names: list[str]) -> Iterator[Problem]:
-    tie_hint = " (a model that ties it to the embedding says tie_word_embeddings)" if LM_HEAD in names else ""
+    tie_hint = " (a model that ties it to the embedding sets tie_word_embeddings)" if LM_HEAD in names else ""
     for name in names:
         if name not in catalog.tensors:
             yield catalog.problem(
                 "missing",
                 name,
-                f"is missing, of which {tensor.name} {list(tensor.shape)} is made{tie_hint}",
+                f"is missing; {tensor.name} {list(tensor.shape)} needs it{tie_hint}",
                 _REMEDY,
             )
 
@@ -182,7 +184,7 @@ def _misshapen(
     for piece in pieces:
         for name in piece.names():
             if (shape := catalog.tensors[name].shape) != piece.their_side.shape:
-                usage = f"of which {tensor.name} {list(tensor.shape)} is made"
+                usage = f"for {tensor.name} {list(tensor.shape)}"
                 rule = f"must have the shape {list(piece.their_side.shape)}, {usage}"
                 yield catalog.problem("shape_mismatch", name, rule, _REMEDY, list(shape))
 

@@ -16,8 +16,8 @@ def entries(file: str, location: Location, place: str) -> list[HeaderEntry]:
                 raise ValueError(f"{entry.name!r} has the dtype {entry.dtype!r}, which is not known")
     except (ValueError, OSError) as error:
         code: ProblemCode = "unreadable" if isinstance(error, OSError) else "corrupt"
-        remedy = "get the file again from where the model came from"
+        remedy = "download the file again"
         raise SpecError(
-            Problem(code, place, str(location), f"cannot be read as {file}: {error}", remedy)
+            Problem(code, place, str(location), f"is not a valid {file}: {error}", remedy)
         ) from None
     return tensor_entries

@@ -38,7 +38,7 @@ class HubFolder:
         if "*" in url:
             raise SpecError(
                 Problem(
-                    "invalid_value", place, url, "must name one folder, without *", "name the model's own"
+                    "invalid_value", place, url, "must name one folder, without *", "name the model's folder"
                 )
             )
         self._locator = Locator(roots)
@@ -86,7 +86,7 @@ class HubFolder:
                                     "check its permissions")) from None  # fmt: skip
         if len(content) > max_bytes:
             raise SpecError(Problem("too_large", self.place, self.path(name), f"has more than {max_bytes:,} bytes",
-                                    "use the file that the model came with"))  # fmt: skip
+                                    "use the model's original file"))  # fmt: skip
         return content
 
     def read_json(self, name: str, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
@@ -97,15 +97,15 @@ class HubFolder:
         try:
             value = json.loads(content, parse_constant=_no_number)
             if not isinstance(value, dict):
-                raise ValueError(f"it holds no object but {type(value).__name__}")
+                raise ValueError(f"it holds a {type(value).__name__}, not an object")
         except (ValueError, RecursionError) as error:
             raise SpecError(
                 Problem(
                     "invalid_syntax",
                     self.place,
                     self.path(name),
-                    f"is no JSON that can be read: {error}",
-                    "get the file again from where the model came from",
+                    f"is not valid JSON: {error}",
+                    "download the file again",
                 )
             ) from None
         return value
@@ -126,19 +126,19 @@ class HubFolder:
         files = {location.path.rpartition("/")[2]: location for location in self.glob("*.safetensors")}
         if not files:
             pickle = next((name for name in _PICKLES if self.has(name)), None)
-            rule = "has no weights: no *.safetensors"
+            rule = "has no weights (*.safetensors)"
             remedy = "name a folder with a model's weights"
             if pickle is not None:
-                rule += f", but pickles ({pickle}), which are never loaded: they run whatever code is in them"
-                remedy = "convert them to safetensors where you trust them"
+                rule += f", but pickles ({pickle}), which can run code and are never loaded"
+                remedy = "if you trust them, convert them to safetensors"
             raise SpecError(Problem("not_found", self.place, self.url, rule, remedy))
         self._require_few(len(files))
         return files
 
     def _require_few(self, num_files: int) -> None:
         if num_files > MAX_FILES:
-            rule = f"has weights in {num_files:,} files, and may have {MAX_FILES:,}"
-            raise SpecError(Problem("too_large", self.place, self.url, rule, "write it in larger shards"))
+            rule = f"has weights in {num_files:,} files; the limit is {MAX_FILES:,}"
+            raise SpecError(Problem("too_large", self.place, self.url, rule, "save it in larger shards"))
 
     def _read_index(self) -> Iterator[str]:
         """Names of files that the index names."""
@@ -146,7 +146,9 @@ class HubFolder:
         where = index.get("weight_map")
         if not isinstance(where, dict) or not where:
             raise SpecError(
-                Problem("corrupt", self.place, self.path(INDEX), "has no weight_map", "get the file again")
+                Problem(
+                    "corrupt", self.place, self.path(INDEX), "has no weight_map", "download the file again"
+                )
             )
         for tensor, name in where.items():
             if not isinstance(name, str) or not _SHARD.fullmatch(name):
@@ -155,13 +157,12 @@ class HubFolder:
                         "corrupt",
                         self.place,
                         self.path(INDEX),
-                        f"says that {tensor!r} lies in {name!r}, which "
-                        "is no .safetensors file of this folder",
-                        "get the file again",
+                        f"places {tensor!r} in {name!r}, which is not a .safetensors file of this folder",
+                        "download the file again",
                     )
                 )
             yield name
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no number that JSON has")
+    raise ValueError(f"{text} is not a JSON number")

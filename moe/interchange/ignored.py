@@ -38,20 +38,20 @@ GENERATION = frozenset({
 })  # fmt: skip
 """Generation settings, which transformers 4 kept in this file and 5 omits. They are carried through."""
 
-_LENGTH = "positions have no bound of their own here; data.max_tokens says how long a sequence is"
+_LENGTH = "positions are not limited here; data.max_tokens limits sequences"
 _TRAINER = "another trainer's note"
-_MEMORY = "the plan says what is recomputed"
-_LOSS = "a loss of other trainers; moe.aux_coefficient and moe.z_coefficient say ours"
-_TOKENIZER = "the tokenizer's own files say it, and no layout depends on a side of padding"
-_DROPOUT = "attention drops nothing in training here"
+_MEMORY = "the plan decides recomputation"
+_LOSS = "another trainer's loss; moe.aux_coefficient and moe.z_coefficient set this one's"
+_TOKENIZER = "the tokenizer's files decide it, and no layout depends on the side of padding"
+_DROPOUT = "attention has no dropout here"
 
 REASONS: Mapping[str, str] = {
     "attention_dropout": _DROPOUT,
-    "output_router_logits": "transformers' loss over all layers together; moe.aux_coefficient says ours",
+    "output_router_logits": "transformers' loss over all layers together; moe.aux_coefficient sets this one's",
     "router_aux_loss_coef": _LOSS, "router_z_loss_coef": _LOSS, "aux_loss_alpha": _LOSS, "seq_aux": _LOSS,
     "aux_loss_coef": _LOSS, "z_loss_coef": _LOSS,
     "unsloth_version": _TRAINER, "unsloth_fixed": _TRAINER, "unsloth_tiled_mlp": _TRAINER,
-    "neftune_noise_alpha": "no noise is added to embeddings in training here",
+    "neftune_noise_alpha": "no noise is added to embeddings here",
     "gradient_checkpointing": _MEMORY, "gradient_checkpointing_kwargs": _MEMORY, "use_reentrant": _MEMORY,
     "max_sequence_length": _LENGTH, "max_seq_length": _LENGTH, "max_seq_len": _LENGTH, "seq_length": _LENGTH,
     "seq_len": _LENGTH, "n_ctx": _LENGTH, "model_max_length": _LENGTH, "tokenizer_model_max_length": _LENGTH,
@@ -59,10 +59,10 @@ REASONS: Mapping[str, str] = {
     "tokenizer_padding_side": _TOKENIZER, "padding_side": _TOKENIZER, "tokenizer_truncation_side": _TOKENIZER,
     "bos_token": _TOKENIZER, "eos_token": _TOKENIZER, "pad_token": _TOKENIZER, "unk_token": _TOKENIZER,
     "classifier_dropout": "there is no classifier", "score_bias": "there is no classifier",
-    "pretraining_tp": "how products are cut up elsewhere; the plan says it here",
-    "ep_size": "how experts are split elsewhere; the plan says it here",
-    "license": "a note of its author", "license_name": "a note of its author", "model_name": "a note of its author",
-    "base_model": "a note of its author", "base_model_name_or_path": "a note of its author",
+    "pretraining_tp": "another library's split of products; the plan decides it here",
+    "ep_size": "another library's split of experts; the plan decides it here",
+    "license": "its author's note", "license_name": "its author's note", "model_name": "its author's note",
+    "base_model": "its author's note", "base_model_name_or_path": "its author's note",
 }  # fmt: skip
 """Keys with any value, and why it does not matter here."""
 

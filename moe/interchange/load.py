@@ -24,7 +24,7 @@ from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.form import SCALES
 from moe.spec.parameter import Slices
 
-_AGAIN = "get the file again from where the model came from"
+_AGAIN = "download the file again"
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterato
             continue
         within = extent(parameter.part, layout)
         is_whole = coding is not None or tuple(parameter.part.shape) == shapes[name]
-        assert is_whole, f"{parameter.name} is not as its spec says"
+        assert is_whole, f"{parameter.name} does not match its spec"
         assert tuple(end - first for first, end in within) == tuple(parameter.local.shape), parameter.name
         origin = tuple(first for first, _ in within)
         yield _TensorPart(name, parameter.local.detach(), origin, coding, of_scales)
@@ -184,9 +184,7 @@ class _ReadRecord:
         # Both ends are NaN where any is: a hundred times as quick as a look at each.
         if block.numel() == 0 or all(isfinite(float(end)) for end in torch.aminmax(block)):
             return
-        problem = self._catalog.problem(
-            "not_finite", name, "holds values that are infinite or no numbers", _AGAIN
-        )
+        problem = self._catalog.problem("not_finite", name, "contains infinite or NaN values", _AGAIN)
         if problem not in self.problems:
             self.problems.append(problem)
 
@@ -199,8 +197,8 @@ def _check_tied(folder_catalog: Catalog, weights: TensorReader, part: _TensorPar
         within = ((begin, min(begin + step, first + rows)), (column, column + width))
         if not torch.equal(weights.read(LM_HEAD, within), weights.read(EMBEDDING, within)):
             yield folder_catalog.problem("mismatch", LM_HEAD,
-                                f"must be {EMBEDDING}, as tie_word_embeddings says, and is another",
-                                "write `tie_embeddings: false` beside `from`, which keeps both")  # fmt: skip
+                                f"must equal {EMBEDDING}, as tie_word_embeddings requires",
+                                "to keep both, set `tie_embeddings: false` beside `from`")  # fmt: skip
             return
 
 
@@ -211,7 +209,11 @@ def each_told(folder: str, look: Callable[[], list[Problem]]) -> list[Problem]:
     except OSError as error:
         return [
             Problem(
-                "unreadable", folder, None, f"cannot be read: {error}", "mend the storage, or its permissions"
+                "unreadable",
+                folder,
+                None,
+                f"cannot be read: {error}",
+                "repair the storage or its permissions",
             )
         ]
 
@@ -220,10 +222,10 @@ def _notes(fit_result: Fit, spec: LanguageModelSpec) -> Iterator[str]:
     if spec.upcycle is not None and spec.moe is not None:
         experts, experts_per_token = spec.moe.num_experts, spec.moe.experts_per_token
         layers = f"{len(spec.moe_layers)} of its {spec.num_layers} feed-forward layers"
-        yield f"{layers} become {experts} experts each, of which a token takes {experts_per_token}"
+        yield f"{layers} become {experts} experts each, {experts_per_token} per token"
     if fit_result.extra_head_tensors:
         first = fit_result.extra_head_tensors[0]
         yield (
-            f"{len(fit_result.extra_head_tensors)} tensors of heads that predict further tokens ({first} and others) "
-            "are not trained: an export has them unchanged"
+            f"{len(fit_result.extra_head_tensors)} tensors of heads that predict further tokens "
+            f"(such as {first}) are not trained; exports copy them unchanged"
         )

@@ -30,9 +30,9 @@ def mixture(description: ConfigDescription, job_model: Mapping[str, Any], place:
     """
     model, place = place, f"{place}.upcycle"
     if (name := description.family.model_types[0]) not in ("llama", "qwen3"):
-        rule = f"is for a llama or a qwen3, and this folder has a {name}, which has experts already"
+        rule = f"requires a llama or qwen3, but this folder has a {name}, which already has experts"
         raise SpecError(
-            Problem("conflict", place, None, rule, "leave upcycle out, or name another folder by from")
+            Problem("conflict", place, None, rule, "omit upcycle, or name another folder by from")
         )
     upcycle = _upcycle(job_model["upcycle"], place)
     dense = {key: value for key, value in description.model_fields.items() if key != "ffn_dim"}
@@ -46,7 +46,7 @@ def mixture(description: ConfigDescription, job_model: Mapping[str, Any], place:
     reasons = []
     for form in FORMS if upcycle.form is None else (upcycle.form,):
         if form in _ALWAYS_SHARED and not upcycle.shared_slices:
-            rule = "has shared experts in every model, and shared_slices is 0"
+            rule = "always has shared experts, but shared_slices is 0"
             reasons.append(
                 Problem("conflict", f"{place}.form", form, rule, "raise shared_slices, or use another form")
             )
@@ -66,8 +66,8 @@ def mixture(description: ConfigDescription, job_model: Mapping[str, Any], place:
                 "unsupported",
                 f"{place}.form",
                 form,
-                f"cannot say what a {name} becomes: {'; '.join(unlike)}",
-                "change what it cannot say, or use another form",
+                f"cannot express an upcycled {name}: {'; '.join(unlike)}",
+                "change what it cannot express, or use another form",
             )
         )
     raise SpecError(reasons)
@@ -89,7 +89,7 @@ def _of_another_function(
     before = meaning(was)
     for path, value in meaning(becomes).items():
         if value != before.get(path):
-            rule = f"makes another function of the folder's model, where it is {before.get(path)!r}"
+            rule = f"changes the function of the folder's model, where it is {before.get(path)!r}"
             yield Problem("mismatch", f"{model}.{path}", value, rule, "omit it beside upcycle")
 
 

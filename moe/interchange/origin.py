@@ -90,8 +90,8 @@ class Origin:
         """The record of which `read` gives the files. Raises SpecError for another release's."""
         record = json.loads(read(RECORD))
         if record.get("version") != _VERSION:
-            raise SpecError(Problem("wrong_version", RECORD, record.get("version"), f"must be of version {_VERSION}",
-                                    "export with the release that has written it"))  # fmt: skip
+            raise SpecError(Problem("wrong_version", RECORD, record.get("version"), f"must have version {_VERSION}",
+                                    "export with the release that wrote it"))  # fmt: skip
         return cls(
             record["url"], record["config"], record["dtype"], record["dtypes"], tuple(record["untrained"]),
             record["keeps_tied"], {path: read(name) for path, name in record["files"].items()}, record.get("digest"),

@@ -39,5 +39,5 @@ def quantization_of(config: Any, place: str, family: Family) -> tuple[Quantizati
         return None, Problem(
             "invalid_value", f"{place}.weight_block_size", block, "must be two numbers", _REMEDY
         )
-    rule = "must be fp8 in blocks, or mxfp4 of gpt_oss: no other is decoded"
+    rule = "must be fp8 in blocks, or mxfp4 of gpt_oss; no other is supported"
     return None, Problem("unsupported", f"{place}.quant_method", method, rule, _REMEDY)

@@ -21,8 +21,8 @@ class Reading:
         for alias, key in aliases.items():
             if alias in config:
                 if key in config and config[key] != config[alias]:
-                    rule = f"differs from {key} (={config[key]!r}), which is the same"
-                    self.refuse(alias, config[alias], rule, "leave one of them", code="conflict")
+                    rule = f"differs from {key} (={config[key]!r}), its alias"
+                    self.refuse(alias, config[alias], rule, "remove one of them", code="conflict")
                 self._values[key] = config[alias]
 
     def has(self, key: str) -> bool:
@@ -51,7 +51,7 @@ class Reading:
         try:
             return kind(value)
         except OverflowError:
-            rule = "is larger than any number that a model computes with"
+            rule = "is too large"
             self.refuse(key, None, rule, "correct config.json", code="out_of_range")
             return None
 
@@ -68,8 +68,8 @@ class Reading:
         if value is not None and not any(
             json_equal(value, allowed_value) for allowed_value in allowed_values
         ):
-            choices = " or ".join(map(repr, allowed_values)) or "left out"
-            self.refuse(key, value, f"must be {choices}: nothing else is supported", REMEDY)
+            choices = " or ".join(map(repr, allowed_values)) or "omitted"
+            self.refuse(key, value, f"must be {choices}; nothing else is supported", REMEDY)
 
 
 def json_equal(left: Any, right: Any) -> bool:

@@ -30,7 +30,7 @@ def adapter_readers(spec: LanguageModelSpec, family: Family, parameters: bool) -
     them, which PEFT has known since 0.17, and not modules alone."""
     reasons = list(unlike_older(spec, family))
     if parameters:
-        reasons.append("it stores experts in other tensors than those that this adapter targets")
+        reasons.append("it stores experts in other tensors than those this adapter targets")
     peft = f"PEFT {'from 0.17 on ' if parameters else ''}(compared with {PEFT})"
     if not reasons:
         return f"{peft} on transformers 5 and 4 (compared with {CURRENT} and {OLDER})"
@@ -43,10 +43,12 @@ def unlike_older(spec: LanguageModelSpec, family: Family) -> Iterator[str]:
     if name in _UNKNOWN_TO_OLDER:
         yield f"it has no {name}"
     if name == "qwen2_moe" and any(spec.window_of(layer) for layer in range(spec.num_layers)):
-        yield "it takes the window of some layers for that of all"
+        yield "it applies the window of some layers to all"
     if name == "deepseek_v2" and spec.attention.rope.sharpening != 1:
-        yield "it leaves out YaRN's factor of the scores (mscale_all_dim)"
+        yield "it lacks YaRN's factor of the scores (mscale_all_dim)"
     if name == "gpt_oss" and spec.moe is not None:
         swiglu = spec.moe.activation_alpha, spec.moe.activation_limit
         if swiglu != _SWIGLU:
-            yield f"it has a SwiGLU of alpha {_SWIGLU[0]} and limit {_SWIGLU[1]}, whatever config.json says"
+            yield (
+                f"its SwiGLU always has alpha {_SWIGLU[0]} and limit {_SWIGLU[1]}, whatever config.json says"
+            )

@@ -71,7 +71,7 @@ class Rope(Field):
         if kind != "default":
             rope["scaling"] = self._scaling(config, where, str(kind), parameters)
         elif foreign := sorted(parameters.keys() - _OF_ANY - _LENGTH - {"factor"}):
-            rule = "says nothing without a rope_type"
+            rule = "has no effect without a rope_type"
             config.refuse(f"{where}.{foreign[0]}", parameters[foreign[0]], rule, code="not_applicable")
         return {"attention.rope": {key: value for key, value in rope.items() if value is not None}}
 
@@ -87,7 +87,7 @@ class Rope(Field):
                 config.refuse(
                     f"{key}.{layer_kinds[0]}",
                     None,
-                    "gives a kind of layer positions of its own: not supported",
+                    "has its own positions per kind of layer, which is not supported",
                 )
                 return key, {}
             return key, dict(parameters)
@@ -101,7 +101,7 @@ class Rope(Field):
             return rotary_dim / head if rotary_dim and head else None
         if self.fraction is None and fraction not in (None, 1):
             config.refuse(
-                "partial_rotary_factor", fraction, "must be 1: models of this type turn all channels"
+                "partial_rotary_factor", fraction, "must be 1: models of this type rotate all channels"
             )
             return None
         if fraction is None:
@@ -122,13 +122,14 @@ class Rope(Field):
         self, config: Reading, where: str, kind: str, parameters: dict[str, Any]
     ) -> dict[str, Any] | None:
         if kind not in _SCALED:
-            config.refuse(f"{where}.rope_type", kind, f"must be default, {', '.join(_SCALED)}: "
-                          "no other is supported")  # fmt: skip
+            config.refuse(
+                f"{where}.rope_type", kind, f"must be default, {', '.join(_SCALED)}; no other is supported"
+            )
             return None
         field_by_key = _SCALED[kind]
         for key in sorted(parameters.keys() - field_by_key.keys() - _OF_ANY - _LENGTH):
             if parameters[key] is not None:
-                rule = f"is no key of the rope_type {kind}"
+                rule = f"is not a key of the rope_type {kind}"
                 config.refuse(f"{where}.{key}", parameters[key], rule, code="unknown_key")
         for key in _REQUIRED[kind]:
             if parameters.get(key) is None:

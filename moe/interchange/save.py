@@ -129,7 +129,7 @@ def write_folder(
             "target",
             str(target),
             f"cannot be written: {error}",
-            "make room, or name another folder",
+            "free some space, or name another folder",
         )
         if source.is_collective:  # the others wait for each other's reads, and for ours
             _take_part(source, shards, counting_source.num_read)
@@ -149,9 +149,9 @@ def _whence(origin: Origin, roots: Sequence[str] | None) -> Catalog:
     try:
         folder_catalog = catalog(HubFolder(origin.url, roots))
     except SpecError as error:
-        rule = f"must still be readable: {len(origin.untrained)} tensors that were not trained are copied from it"
+        rule = f"must still be readable: {len(origin.untrained)} untrained tensors are copied from it"
         raise SpecError(
-            [Problem("not_found", "model.from", origin.url, rule, "bring it back"), *error.problems]
+            [Problem("not_found", "model.from", origin.url, rule, "restore it"), *error.problems]
         ) from None
     if missing_names := [name for name in origin.untrained if name not in folder_catalog.tensors]:
         raise SpecError(
@@ -160,7 +160,7 @@ def _whence(origin: Origin, roots: Sequence[str] | None) -> Catalog:
                 "model.from",
                 origin.url,
                 f"no longer holds {missing_names[0]}",
-                "bring back what it was",
+                "restore its original content",
             )
         )
     return folder_catalog
@@ -344,14 +344,14 @@ def _check_target(target: str | Path) -> Iterator[Problem]:
             "not_allowed",
             "target",
             str(target),
-            "is a link, in whose place no folder can be put",
+            "is a link, which a folder cannot replace",
             "name a new folder",
         )
         return
     else:
         is_taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
     if is_taken:
-        yield Problem("already_exists", "target", str(target), "is there already", "name a new folder")
+        yield Problem("already_exists", "target", str(target), "already exists", "name a new folder")
 
 
 @contextmanager

@@ -40,8 +40,8 @@ def faults(folder_catalog: Catalog, reader: TensorReader, rank: int, num_ranks: 
     record = folder_catalog.folder.read_json(SEALS, MAX_INDEX_BYTES)
     if record.get("version") != VERSION or not isinstance(record.get("crc32"), dict):
         return [Problem("wrong_version", folder_catalog.folder.path(SEALS), record.get("version"),
-                        f"must be of version {VERSION}",
-                        "remove it: then nothing is held against it")] if rank == 0 else []  # fmt: skip
+                        f"must have version {VERSION}",
+                        "remove it to skip the check")] if rank == 0 else []  # fmt: skip
     crcs, problems = record["crc32"], []
     for name, entry in _share(folder_catalog, rank, num_ranks):
         expected_crc, at, crc = crcs.get(name), 0, 0
@@ -58,8 +58,8 @@ def faults(folder_catalog: Catalog, reader: TensorReader, rank: int, num_ranks: 
             at = end
         if f"{crc:08x}" != expected_crc:
             problems.append(folder_catalog.problem("corrupt", name,
-                                          "does not have the checksum of what was written: its bytes changed",
-                                          f"write it anew; or, if you have changed it, remove {SEALS}",
+                                          "has changed since it was written: its checksum differs",
+                                          f"write it again; or, if you changed it, remove {SEALS}",
                                           f"{crc:08x}"))  # fmt: skip
     return problems
 

@@ -50,8 +50,8 @@ def tokenizer_json(url: str, roots: Sequence[str] | None = None) -> bytes:
     }
     exported_files = export_tokenizer(files, folder.url)
     if JSON not in exported_files:
-        raise SpecError(Problem("not_found", folder.place, folder.url, f"has no {JSON}, and no {TIKTOKEN}",
-                                "add the tokenizer that the model came with"))  # fmt: skip
+        raise SpecError(Problem("not_found", folder.place, folder.url, f"has neither {JSON} nor {TIKTOKEN}",
+                                "add the model's tokenizer"))  # fmt: skip
     return exported_files[JSON]
 
 
@@ -76,8 +76,8 @@ def export_tokenizer(files: Mapping[str, bytes], place: str = "model.from") -> d
     try:
         exported_files[JSON] = of_tiktoken(exported_files.pop(TIKTOKEN), special_tokens(config)).encode()
     except ValueError as error:
-        raise SpecError(Problem("invalid_syntax", f"{place}/{TIKTOKEN}", None, f"is no tiktoken file: {error}",
-                                "use the file that the model came with")) from None  # fmt: skip
+        raise SpecError(Problem("invalid_syntax", f"{place}/{TIKTOKEN}", None, f"is not a valid tiktoken file: {error}",
+                                "use the model's original file")) from None  # fmt: skip
     return exported_files
 
 
@@ -86,7 +86,7 @@ def _object(content: bytes, place: str) -> dict[str, Any]:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise SpecError(
-            Problem("invalid_syntax", place, None, f"is no JSON: {error}", "correct it")
+            Problem("invalid_syntax", place, None, f"is not valid JSON: {error}", "correct it")
         ) from None
     return value if isinstance(value, dict) else {}
 
@@ -117,12 +117,12 @@ def ranks_of(content: bytes) -> dict[bytes, int]:
             raise ValueError(f"line {number} is not a token in base64 and its rank") from None
         if len(token) > MAX_TOKEN_BYTES:
             raise ValueError(
-                f"line {number} is a token of {len(token):,} bytes, and must have at most {MAX_TOKEN_BYTES}"
+                f"line {number} is a token of {len(token):,} bytes; the limit is {MAX_TOKEN_BYTES}"
             )
     if sorted(ranks.values()) != list(range(len(ranks))) or any(
         bytes([byte]) not in ranks for byte in range(256)
     ):
-        raise ValueError("its ranks must count tokens from 0, all single bytes among them")
+        raise ValueError("its ranks must number tokens from 0 and include all single bytes")
     return ranks
 
 

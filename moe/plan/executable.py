@@ -48,7 +48,7 @@ def refusal(plan: Plan) -> Problem | None:
 
 def cannot_be_run(features: Sequence[str], path: str = "parallel") -> Problem:
     """Problem of a plan, or of a job with no runnable layout."""
-    return Problem("not_runnable", path, None, f"asks for what cannot be run yet: {', '.join(features)}",
+    return Problem("not_runnable", path, None, f"uses features that cannot be run yet: {', '.join(features)}",
                    "omit it, or only plan it: shardyard plan")  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def figure_of(plan: Plan) -> "Figure":
                 "not_applicable",
                 "module",
                 None,
-                "has no layouts to draw side by side",
+                "has no layouts to draw",
                 "draw it with --module",
             )
         )

@@ -52,12 +52,18 @@ class Placement(Spec):
         if len({axis.startswith("expert") for axis in axes}) > 1:
             problems.append(
                 Problem(
-                    "conflict", place, axes, "are axes of two meshes", "use those of experts, or the others"
+                    "conflict", place, axes, "mixes axes of two meshes", "use the expert axes, or the others"
                 )
             )
         if any(axis in FSDP_AXES for axis in axes[:-1]):
             problems.append(
-                Problem("conflict", place, axes, "split what FSDP has cut up", "put FSDP's axis last")
+                Problem(
+                    "conflict",
+                    place,
+                    axes,
+                    "splits dimensions that FSDP has already sharded",
+                    "put FSDP's axis last",
+                )
             )
         if problems:
             raise SpecError(problems)
@@ -81,7 +87,7 @@ class Placements:
                         "duplicate",
                         "placements",
                         placement.parameter,
-                        f"is there twice in shape {list(placement.shape)}",
+                        f"occurs twice in shape {list(placement.shape)}",
                         "remove one of them",
                     )
                 )
@@ -94,8 +100,8 @@ class Placements:
             if (placement := self._of.get(key)) is not None:
                 self._unused_keys.discard(key)
                 return placement
-        raise SpecError(Problem("missing", "placements", path, f"is placed nowhere in shape {list(shape)}",
-                                "add a placement of that parameter and shape"))  # fmt: skip
+        raise SpecError(Problem("missing", "placements", path, f"has no placement in shape {list(shape)}",
+                                "add a placement of this parameter and shape"))  # fmt: skip
 
     def check_used(self) -> None:
         """Raise SpecError for placements of no parameter."""
@@ -104,7 +110,7 @@ class Placements:
                 "not_found",
                 "placements",
                 name,
-                f"is no parameter of the model in shape {list(shape)}",
+                f"is not a parameter of the model in shape {list(shape)}",
                 "remove it, or correct its path or shape",
             )
             for name, shape in sorted(self._unused_keys)

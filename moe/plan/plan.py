@@ -281,7 +281,7 @@ class Plan(Spec):
                     "degrees.tensor",
                     of.tensor,
                     f"times context (={of.context}) must divide the ranks of a stage (={in_stage})",
-                    "use a divisor of them",
+                    "use one of its divisors",
                 )
             )
         elif (replica_ranks := in_stage // of.tensor) % of.fsdp:
@@ -290,15 +290,15 @@ class Plan(Spec):
                     "not_divisible",
                     "degrees.fsdp",
                     of.fsdp,
-                    f"must divide the data and context ranks (={replica_ranks}), those "
-                    f"of a stage (={in_stage}) over tensor (={of.tensor})",
-                    "use a divisor of them",
+                    f"must divide the data and context ranks (={replica_ranks}): a stage's (={in_stage}) "
+                    f"without tensor (={of.tensor})",
+                    "use one of their divisors",
                 )
             )
         if of.data % of.expert_fsdp:
             problems.append(
                 Problem("not_divisible", "degrees.expert_fsdp", of.expert_fsdp, f"must divide data (={of.data})",
-                        "use a divisor of it")
+                        "use one of its divisors")
             )  # fmt: skip
         per_node = options.ranks_per_node
         if per_node and (of.expert * of.expert_tensor) % per_node:
@@ -310,7 +310,10 @@ class Plan(Spec):
         elif per_node and per_node % of.expert_tensor:
             problems.append(
                 Problem("not_divisible", "options.ranks_per_node", per_node,
-                        f"must be a multiple of expert_tensor (={of.expert_tensor}): an expert lives on a node",
+                        (
+f"must be a multiple of expert_tensor (={of.expert_tensor}), since an expert stays on "
+"one node"
+),
                         "use a smaller expert_tensor degree")
             )  # fmt: skip
         if problems:

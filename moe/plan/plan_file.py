@@ -76,8 +76,8 @@ def load(path: str | Path) -> Plan:
                     "invalid_syntax",
                     name,
                     None,
-                    "is no plan",
-                    "name a file that `shardyard plan --save` or --json wrote",
+                    "is not a plan",
+                    "name a file written by `shardyard plan` with --save or --json",
                 )
             ) from None
         if isinstance(data := json.loads(text), dict) and {"stored", "considered"} < data.keys():
@@ -86,8 +86,8 @@ def load(path: str | Path) -> Plan:
                     "wrong_type",
                     name,
                     None,
-                    "is the plan of a module alone",
-                    "name that of a job, which --save wrote",
+                    "is the plan of a module",
+                    "name the plan of a job, written by --save",
                 )
             ) from None
         raise SpecError(
@@ -101,7 +101,7 @@ def require_same(stored_plan: Plan, now: Plan, name: str) -> None:
         parts_in_words = " and another ".join(parts)
         raise SpecError(
             Problem(
-                "mismatch", name, None, f"was made for another {parts_in_words}", "plan anew, and keep that"
+                "mismatch", name, None, f"was made for another {parts_in_words}", "plan again and save that"
             )
         )
 
@@ -110,7 +110,7 @@ def differences(plan: Plan, now: Plan) -> list[str]:
     """Names of the inputs that differ."""
     origin, current = plan.made_for, now.made_for
     if origin is None:
-        return ["planner, which told nothing of what it planned for"]
+        return ["planner, which did not record its inputs"]
     parts = [part for part in MadeFor.model_fields if getattr(origin, part) != getattr(current, part)]
     parts += ["profile"] * (plan.profile != now.profile)
     return parts + ["software"] * (plan.software != now.software)

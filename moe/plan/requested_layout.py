@@ -24,7 +24,7 @@ def parse_layout(text: str, place: str) -> Layout:
                     "invalid_syntax",
                     place,
                     text,
-                    "must name fields of parallel, each with its value",
+                    "must list fields of parallel with values",
                     f"write it as {_EXAMPLE}",
                 )
             )
@@ -35,14 +35,12 @@ def parse_layout(text: str, place: str) -> Layout:
                     "unknown_key",
                     f"{place}: {name}",
                     value,
-                    "is no field of parallel",
+                    "is not a field of parallel",
                     f"use one of {fields}",
                 )
             )
         if name in layout:
-            raise SpecError(
-                Problem("duplicate", f"{place}: {name}", value, "is given twice", "leave one out")
-            )
+            raise SpecError(Problem("duplicate", f"{place}: {name}", value, "is given twice", "omit one"))
         layout[name] = _value(value)
     return layout
 
@@ -61,7 +59,7 @@ def layout_to_ask(plan: Plan) -> Layout:
                 "not_applicable",
                 "module",
                 None,
-                "has a layout that parallel cannot ask for",
+                "has a layout that parallel cannot express",
                 "give a job's plan",
             )
         )

@@ -201,7 +201,7 @@ def software_of(
                     "not_applicable",
                     "software",
                     name,
-                    "says nothing of devices whose host time was measured with them",
+                    "does not apply to devices whose host times were measured",
                     "omit it, or plan for GPUs",
                 )
             )

@@ -118,7 +118,7 @@ class AdapterSpec(Spec):
         """Problems with a model of these parameters, by name and shape."""
         target_shapes = {name: shape for name, shape in names.items() if self.chooses(name)}
         if self.targets == ():
-            yield Problem("empty", "targets", [], "must choose some matrix", "name one, or omit it")
+            yield Problem("empty", "targets", [], "must name at least one matrix", "add one, or omit it")
         for index, pattern in enumerate(self.targets or ()):
             if not any(matches(pattern, name) for name in target_shapes):
                 kinds = dict.fromkeys(starred(name) for name in names if _MATRIX.search(name))
@@ -126,7 +126,7 @@ class AdapterSpec(Spec):
                     "not_found",
                     f"targets[{index}]",
                     pattern,
-                    "is the name of no matrix that an adapter can lie beside",
+                    "is not a matrix that adapters apply to",
                     f"use one of {', '.join(kinds)}",
                 )
         for name in target_shapes:
@@ -136,7 +136,7 @@ class AdapterSpec(Spec):
                     "conflict",
                     "targets",
                     list(self.targets or ()),
-                    f"have {name} and not {partner}, and both share A",
+                    f"has {name} without {partner}, and both share A",
                     "name both, as *.experts.* does, or neither",
                 )
                 break
@@ -147,7 +147,7 @@ class AdapterSpec(Spec):
                 "rank",
                 self.rank,
                 f"must be at most the smaller side (={limit}) of {smallest}, {list(target_shapes[smallest])}",
-                "lower it, or leave that out of targets",
+                "lower it, or remove that matrix from targets",
             )
 
 
@@ -180,14 +180,14 @@ def base_in_words(parameters: Iterable[Parameter], width: int) -> str:
     rest = [parameter for parameter in frozen_parameters if parameter.form == "full"]
     full = f"float{8 * width}, {sum(kept_bytes(parameter, width) for parameter in rest):,} bytes"
     if not matrices:
-        return f"the base is kept in {full}"
+        return f"the base is stored in {full}"
     num_bytes, number = (
         sum(kept_bytes(parameter, width) for parameter in matrices),
         sum(parameter.numel for parameter in matrices),
     )
     return (
-        f"the base's matrices are kept in {matrices[0].form}, {number:,} weights in {num_bytes:,} bytes, "
-        f"all else of it in {full}"
+        f"the base's matrices are stored in {matrices[0].form}, {number:,} weights in "
+        f"{num_bytes:,} bytes, the rest of it in {full}"
     )
 
 

@@ -50,9 +50,7 @@ def _exact(number: int) -> int:
 
 def _encodable(text: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise RuleError(
-            "invalid_encoding", "must be text that UTF-8 can hold", "remove the lone surrogates in it"
-        )
+        raise RuleError("invalid_encoding", "must be valid UTF-8", "remove its lone surrogates")
     return text
 
 

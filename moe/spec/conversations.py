@@ -17,7 +17,7 @@ def _day(text: str) -> str:
     try:
         return datetime.date.fromisoformat(text).isoformat()
     except ValueError:
-        raise RuleError("invalid_value", "must be a day", "write it as 2026-11-26") from None
+        raise RuleError("invalid_value", "must be a date", "write it as 2026-11-26") from None
 
 
 _MAX_ARGUMENTS_CHARS = 10_000
@@ -32,11 +32,11 @@ Argument = Annotated[Text, Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_]
 def _own_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     for name in arguments:
         if name in RESERVED:
-            raise RuleError("not_allowed", f"must leave {name!r} to the conversations", "omit it")
+            raise RuleError(
+                "not_allowed", f"must not set {name!r}, which comes from the conversations", "omit it"
+            )
     if any("\ud800" <= character <= "\udfff" for character in json.dumps(arguments, ensure_ascii=False)):
-        raise RuleError(
-            "invalid_encoding", "must be text that UTF-8 can hold", "remove the lone surrogates in it"
-        )
+        raise RuleError("invalid_encoding", "must be valid UTF-8", "remove its lone surrogates")
     if len(json.dumps(arguments)) > _MAX_ARGUMENTS_CHARS:
         raise RuleError("too_large", f"must have at most {_MAX_ARGUMENTS_CHARS:,} characters", "shorten them")
     return arguments

@@ -86,7 +86,7 @@ class ParallelTextSpec(BadRecordsFields, _CorpusSpec):
         for pair in self.files:
             if pair.source == pair.target:
                 raise RuleError(
-                    "duplicate", f"names {pair.source!r} as both source and target", "name two files"
+                    "duplicate", f"has {pair.source!r} as both source and target", "name two files"
                 )
         return self
 

@@ -44,8 +44,8 @@ class GenerationSpec(Spec):
                     "not_applicable",
                     "num_beams",
                     self.num_beams,
-                    f"says nothing where tokens are drawn (temperature is {self.temperature})",
-                    "leave one of them out",
+                    f"has no effect on sampling (temperature is {self.temperature})",
+                    "omit one of them",
                 )
             )
         if self.num_beams == 1 and self.length_penalty != _LENGTH_PENALTY:
@@ -54,15 +54,15 @@ class GenerationSpec(Spec):
                     "not_applicable",
                     "length_penalty",
                     self.length_penalty,
-                    "says nothing without a search",
-                    "ask for several beams, 4 for instance, or omit it",
+                    "has no effect without beam search",
+                    "set several beams, such as 4, or omit it",
                 )
             )
         of_draws = {"top_k": None, "top_p": 1.0, "seed": 0}
         options = [name for name, default in of_draws.items() if getattr(self, name) != default]
         if options and not self.temperature:
-            rule = "says nothing where no token is drawn (temperature is 0)"
-            remedy = "give a temperature, 1 for instance, or omit it"
+            rule = "has no effect on greedy decoding (temperature is 0)"
+            remedy = "set a temperature, such as 1, or omit it"
             problems += [
                 Problem("not_applicable", name, getattr(self, name), rule, remedy) for name in options
             ]

@@ -33,7 +33,7 @@ def _labels(labels: dict[str, str]) -> dict[str, str]:
             raise RuleError(
                 "invalid_value",
                 "must have keys and values of at most 63 letters, digits, '.', '_', '/' and '-', "
-                "beginning and ending with a letter or digit",
+                "starting and ending with a letter or digit",
                 "rename them",
             )
     return labels
@@ -84,14 +84,12 @@ class JobSpec(Spec):
             return values
         model = values.get("model")
         if (kind := kind_of(model)) != "language" and not (isinstance(model, dict) and "from" in model):
-            raise SpecError(Problem("not_applicable", "adapter", None, f"is nothing for a {kind} model",
+            raise SpecError(Problem("not_applicable", "adapter", None, f"does not apply to a {kind} model",
                                     "omit it, or use a language model"))  # fmt: skip
         fields = model if isinstance(model, dict) else model.model_dump(exclude_unset=True)  # type: ignore[union-attr]
         if fields.get("adapter") is not None:
             raise SpecError(
-                Problem(
-                    "duplicate", "adapter", None, "is there twice, beside model and in it", "leave one out"
-                )
+                Problem("duplicate", "adapter", None, "is given twice, beside model and in it", "omit one")
             )
         rest = {name: value for name, value in values.items() if name != "adapter"}
         return {**rest, "model": {**fields, "adapter": values["adapter"]}}
@@ -136,7 +134,7 @@ class JobSpec(Spec):
             "not_applicable",
             "data.corpus",
             self.data.corpus,
-            "is random tokens, with nothing to learn from",
+            "is random tokens, which teach nothing",
             "use packages or documents, or only plan it: shardyard plan",
         )
 
@@ -147,12 +145,12 @@ class JobSpec(Spec):
         if not isinstance(self.model, LanguageModelSpec) or self.model.from_folder is not None:
             return None
         if self.model.adapter is not None:
-            rule = "is required beside an adapter, which is trained beside weights that are there"
-            remedy = "name the folder of a model, leave adapter out, or only plan it: shardyard plan"
+            rule = "is required with an adapter, which needs pretrained weights"
+            remedy = "name a model's folder, omit adapter, or only plan it: shardyard plan"
             return Problem("missing", "model.from", None, rule, remedy)
         if isinstance(self.data, ConversationsSpec):
-            rule = f"is required for the corpus {self.data.corpus}, which its chat template writes"
-            remedy = "name the folder of a model that has one, or only plan it: shardyard plan"
+            rule = f"is required for the corpus {self.data.corpus}, which needs its chat template"
+            remedy = "name the folder of a model with a chat template, or only plan it: shardyard plan"
             return Problem("missing", "model.from", None, rule, remedy)
         return None
 
@@ -234,7 +232,7 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
                 "not_applicable",
                 "data.corpus",
                 job.data.corpus,
-                f"is nothing for a {job.model.kind} model",
+                f"does not apply to a {job.model.kind} model",
                 f"use {fits}",
             )
         )
@@ -251,8 +249,8 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
                 "out_of_range",
                 where,
                 group_tokens,
-                f"must hold one pair of the longest kind, 2 x data.max_tokens (={smallest})",
-                f"use {smallest} or more, or a data.max_tokens of {group_tokens // 2} or less",
+                f"must hold one pair of the longest sequences, 2 x data.max_tokens (={smallest})",
+                f"use {smallest} or more, or a data.max_tokens of at most {group_tokens // 2}",
             )
         )
     return problems + _problems_of_degrees(job)
@@ -261,11 +259,11 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
 def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
     """A user's module needs module batches, and takes no settings of computation or precision."""
     if not isinstance(job.data, ModuleDataSpec):
-        yield Problem("not_applicable", "data.corpus", job.data.corpus, "is nothing for a module model",
-                      "use module, with the function that gives its batches")  # fmt: skip
+        yield Problem("not_applicable", "data.corpus", job.data.corpus, "does not apply to a module model",
+                      "use corpus module, with the function that returns batches")  # fmt: skip
         return
     if not isinstance(job.model, ModuleModelSpec):
-        yield Problem("not_applicable", "model.kind", job.model.kind, "has no use for a module's batches",
+        yield Problem("not_applicable", "model.kind", job.model.kind, "cannot use a module's batches",
                       "use kind module, or another corpus")  # fmt: skip
         return
     train, default = job.train, TrainSpec(num_steps=job.train.num_steps)
@@ -276,8 +274,8 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
                 "not_applicable",
                 f"train.{name}",
                 plain_value,
-                "is for models of this library to heed, and not for a user's module",
-                "omit it: the module's own code says it",
+                "does not apply to a user's module",
+                "omit it: the module's own code decides it",
             )
     for name in type(job.parallel).model_fields:
         if (value := getattr(job.parallel, name)) != getattr(ParallelSpec(), name):
@@ -285,8 +283,8 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
                 "not_applicable",
                 f"parallel.{name}",
                 value,
-                "is for models of this library, and not for a user's module",
-                "omit it: its layout is planned from what it computes",
+                "does not apply to a user's module",
+                "omit it: the layout follows from the module's graph",
             )
 
 
@@ -307,13 +305,17 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
                 "not_found",
                 f"train.freeze[{index}]",
                 pattern,
-                "is the name of none of the model's parameters",
+                "matches no parameter of the model",
                 f"use one of {', '.join(kinds)}",
             )
     trained_names = (parameter.name for parameter in table if not parameter.frozen)
     if all(any(matches(pattern, name) for pattern in job.train.freeze) for name in trained_names):
         yield Problem(
-            "empty", "train.freeze", list(job.train.freeze), "leaves nothing to train", "freeze less"
+            "empty",
+            "train.freeze",
+            list(job.train.freeze),
+            "leaves nothing to train",
+            "freeze fewer parameters",
         )
 
 
@@ -327,7 +329,7 @@ def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
                 "not_applicable",
                 f"train.evaluation.{name}",
                 value,
-                f"is nothing for a {job.model.kind} model",
+                f"does not apply to a {job.model.kind} model",
                 f"use {name.replace(foreign_field, own_field)}",
             )
 
@@ -352,8 +354,7 @@ def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
             "missing",
             "adapter",
             None,
-            "is required for the corpus preference: the model beneath it is the one that "
-            "answers are compared with",
+            "is required for the corpus preference: answers are compared with the base model",
             "add one, as in adapter: {rank: 16}",
         )
     if is_preference and job.label_smoothing:
@@ -361,7 +362,7 @@ def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
             "not_applicable",
             "train.label_smoothing",
             job.label_smoothing,
-            "is nothing for the corpus preference",
+            "does not apply to the corpus preference",
             "omit it",
         )
     if not is_preference and job.train.preference_beta is not None:
@@ -369,7 +370,7 @@ def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
             "not_applicable",
             "train.preference_beta",
             job.train.preference_beta,
-            "is for the corpus preference alone",
+            "applies only to the corpus preference",
             "omit it",
         )
 
@@ -381,7 +382,10 @@ def _problems_of_sequences(job: JobSpec) -> list[Problem]:
     if group_tokens % max_tokens:
         problems.append(
             Problem("not_divisible", "model.moe.group_tokens", group_tokens,
-                    f"must be a multiple of data.max_tokens (={max_tokens}): groups hold whole sequences",
+                    (
+f"must be a multiple of data.max_tokens (={max_tokens}), since groups hold whole "
+"sequences"
+),
                     f"use {max_tokens * max(1, group_tokens // max_tokens)}")
         )  # fmt: skip
     if group_tokens == max_tokens and batch_tokens % max_tokens:
@@ -407,7 +411,7 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
                 "parallel.expert",
                 expert,
                 "must be 1 for a model without experts",
-                "omit it, or give the model a moe part",
+                "omit it, or add model.moe",
             )
         )
     if expert is not None and moe is not None and moe.num_experts % expert:
@@ -436,7 +440,7 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
                     "parallel",
                     " x ".join(f"{axis} {degree}" for axis, degree in degrees.items()),
                     f"must multiply to the number of workers (={workers}), not {num_ranks}",
-                    f"use resources.num_workers {num_ranks}, or leave one degree out",
+                    f"use resources.num_workers {num_ranks}, or omit one degree",
                 )
             )
     return problems

@@ -15,7 +15,7 @@ from moe.spec.parameter_counts import Counted
 
 MAX_CODE_CHARS = 255
 MAX_OPTIONS_CHARS = 100_000
-CODE_REMEDY = "name one function of an importable module, as in mypackage.model:build"
+CODE_REMEDY = "name one function of an importable module, such as mypackage.model:build"
 
 
 def is_code(text: str) -> bool:
@@ -43,7 +43,7 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
         if not _is_name(name):
             raise RuleError(
-                "invalid_value", f"must have names of arguments as keys, and {name!r} is none", "rename it"
+                "invalid_value", f"must have argument names as keys, and {name!r} is not one", "rename it"
             )
     return _plain_values(options)
 
@@ -52,11 +52,11 @@ def _plain_values(options: dict[str, Any]) -> dict[str, Any]:
     if any(not _is_plain(value) for value in _values(options)):
         raise RuleError(
             "wrong_type",
-            "must hold what JSON can: text, finite numbers, true, false, null, lists and mappings with text as keys",
-            "write it so",
+            ("must be JSON: text, finite numbers, true, false, null, lists, and mappings with text keys"),
+            "use only these",
         )
     if len(json.dumps(options)) > MAX_OPTIONS_CHARS:
-        raise RuleError("too_large", f"must have at most {MAX_OPTIONS_CHARS:,} characters", "write less")
+        raise RuleError("too_large", f"must have at most {MAX_OPTIONS_CHARS:,} characters", "shorten them")
     return options
 
 
@@ -130,7 +130,7 @@ class ModuleModelSpec(Counted):
                 "unsupported",
                 "model.kind",
                 self.kind,
-                "has no dimensions that are known: it is planned from what it computes",
+                "has no known dimensions: it is planned from its graph",
                 "submit the job, or use `shardyard plan --module`",
             )
         )
@@ -142,7 +142,7 @@ class ModuleModelSpec(Counted):
                 "unsupported",
                 "model.kind",
                 self.kind,
-                "has no table of parameters: it is planned from what it computes",
+                "has no table of parameters: it is planned from its graph",
                 "submit the job, or use `shardyard plan --module`",
             )
         )
@@ -164,7 +164,7 @@ class ModuleDataSpec(Spec):
                 "unsupported",
                 "data.corpus",
                 self.corpus,
-                "has no lengths that are known: its batches are the module's own",
+                "has no known lengths: its batches come from the module's code",
                 "use the module's own code",
             )
         )

@@ -94,12 +94,12 @@ class MoESpec(Spec):
     def _problems(self) -> Iterator[Problem]:
         yield from self.routing.problems(self.num_experts)
         if self.shared_gate and self.shared_hidden_dim is None:
-            yield Problem("requires", "shared_gate", True, "needs shared experts to weigh",
-                          "give shared_hidden_dim, or omit it")  # fmt: skip
+            yield Problem("requires", "shared_gate", True, "requires shared experts",
+                          "set shared_hidden_dim, or omit it")  # fmt: skip
         if self.activation != "swiglu_clamped":
             for name in ("activation_alpha", "activation_limit"):
                 if (value := getattr(self, name)) != type(self).model_fields[name].default:
-                    yield Problem("not_applicable", name, value, f"is nothing that {self.activation} has",
+                    yield Problem("not_applicable", name, value, f"does not apply to the activation {self.activation}",
                                   "omit it, or use the activation swiglu_clamped")  # fmt: skip
 
     if not TYPE_CHECKING:  # typed code reads `routing`

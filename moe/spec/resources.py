@@ -37,11 +37,11 @@ class ResourcesSpec(Spec):
         if has_range and self.num_workers is not None:
             raise RuleError(
                 "conflict",
-                "names num_workers and a range",
-                "leave min_workers and max_workers out, or num_workers",
+                "has both num_workers and a range",
+                "omit min_workers and max_workers, or num_workers",
             )
         if has_range and (self.min_workers is None or self.max_workers is None):
-            raise RuleError("missing", "names half a range", "give both min_workers and max_workers")
+            raise RuleError("missing", "has half a range", "set both min_workers and max_workers")
         if (
             self.min_workers is not None
             and self.max_workers is not None
@@ -112,27 +112,27 @@ class ParallelSpec(Spec):
         if self.overlap and self.recompute == "full":
             raise RuleError(
                 "conflict",
-                "has overlap (=True) with recompute (='full'), which computes whole blocks again at once",
-                "use recompute selective, or leave overlap out",
+                "has overlap (=True) with recompute (='full'), which recomputes whole blocks at once",
+                "use recompute selective, or omit overlap",
             )
         if self.overlap and (self.num_chunks or 1) > 1:
             raise RuleError(
                 "conflict",
-                f"has overlap (=True) with num_chunks (={self.num_chunks}), and exchanges hide behind one thing only",
-                "leave one of them out",
+                f"has overlap (=True) and num_chunks (={self.num_chunks}), two ways to hide exchanges",
+                "omit one of them",
             )
         if self.overlap and self.expert == self.expert_tensor == 1:
             raise RuleError(
                 "not_applicable",
-                "has overlap (=True) where expert and expert_tensor are 1 and no rows travel",
-                "leave overlap out",
+                "has overlap (=True), but no rows travel: expert and expert_tensor are 1",
+                "omit overlap",
             )
         if self.overlap and (self.pipeline or 1) > 1 and self.virtual_stages == 1:
             raise RuleError(
                 "conflict",
-                f"has overlap (=True) with virtual_stages (=1) in a pipeline (={self.pipeline}), whose micro-batches "
-                "take turns between virtual stages",
-                "use 2 or more, or leave overlap out",
+                f"has overlap (=True) in a pipeline (={self.pipeline}) with virtual_stages (=1), but "
+                "overlap alternates micro-batches of virtual stages",
+                "use 2 or more, or omit overlap",
             )
         return self
 
@@ -142,13 +142,13 @@ class ParallelSpec(Spec):
             raise RuleError(
                 "not_applicable",
                 f"has virtual_stages (={self.virtual_stages}) with pipeline (=1), which has no stages",
-                "raise pipeline, or leave virtual_stages out",
+                "raise pipeline, or omit virtual_stages",
             )
         if self.sharding is not None and self.fsdp == self.expert_fsdp == 1:
             raise RuleError(
                 "not_applicable",
-                f"has sharding (={self.sharding!r}) where fsdp and expert_fsdp are 1 and nothing is cut up",
-                "raise one of them, or leave sharding out",
+                f"has sharding (={self.sharding!r}), but nothing is sharded: fsdp and expert_fsdp are 1",
+                "raise one of them, or omit sharding",
             )
         return self
 

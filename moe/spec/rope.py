@@ -101,14 +101,14 @@ class RopeSpec(Spec):
         if dim % 2 or not dim:
             raise RuleError(
                 "not_divisible",
-                f"head_dim (={head_dim}) times fraction (={self.fraction}) must be an even number, and 2 at least, and "
-                f"is {dim}",
+                f"head_dim (={head_dim}) times fraction (={self.fraction}) must be even and at least 2, "
+                f"not {dim}",
                 "change one of them",
             )
         if dim == 2 and isinstance(self.scaling, DynamicScaling):
             raise RuleError(
                 "out_of_range",
-                "dynamic scaling needs 4 rotated dimensions at least, and there are 2",
+                "dynamic scaling requires at least 4 rotated dimensions, not 2",
                 "use linear scaling",
             )
         return dim

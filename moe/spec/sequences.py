@@ -52,13 +52,11 @@ class SourceSpec(Spec):
         if self.format is None:
             formats = {format_of(path) for path in self.paths}
             if len(formats) > 1 or None in formats:
-                rule = "is required where the names of the paths do not say it"
+                rule = "is required unless file names imply it"
                 if len(formats - {None}) > 1:
-                    rule = f"is required where the paths say several ({', '.join(sorted(filter(None, formats)))})"
+                    rule = f"is required if paths imply several ({', '.join(sorted(filter(None, formats)))})"
                 raise SpecError(
-                    Problem(
-                        "missing", "format", None, rule, "write jsonl, text or parquet, one for each source"
-                    )
+                    Problem("missing", "format", None, rule, "write jsonl, text or parquet, one per source")
                 )
         if self.file_format == "text" and self.column != "text":
             raise SpecError(
@@ -66,7 +64,7 @@ class SourceSpec(Spec):
                     "not_applicable",
                     "column",
                     self.column,
-                    "says nothing of text files, each a document as it is",
+                    "does not apply to text files, which are one document each",
                     "omit it, or name the format",
                 )
             )
@@ -118,7 +116,7 @@ class DocumentsSpec(BadRecordsFields, SequencesFields):
                         "duplicate",
                         f"sources[{index}].name",
                         name,
-                        "is what the report calls all of them together",
+                        "is reserved for the total in reports",
                         "rename it",
                     )
                 )
@@ -128,8 +126,8 @@ class DocumentsSpec(BadRecordsFields, SequencesFields):
                         "duplicate",
                         f"sources[{index}].name",
                         name,
-                        f"is the name of sources[{names.index(name)}] too",
-                        "rename one, or put their paths into one source",
+                        f"is also the name of sources[{names.index(name)}]",
+                        "rename one, or merge their paths into one source",
                     )
                 )
         return self

@@ -142,7 +142,7 @@ class TrainSpec(Spec):
             raise RuleError(
                 "out_of_range",
                 f"has profile.from_step (={self.profile.from_step}) after num_steps (={self.num_steps})",
-                "lower it, or leave profile out",
+                "lower it, or omit profile",
             )
         return self
 

@@ -37,8 +37,8 @@ class TranslationModelSpec(Counted):
     share_vocabulary: StrictBool = True
     """One tokenizer and one embedding table for both sides, also used as the output projection."""
     dropout: Fraction = 0.1
-    """Of embeddings and sub-layer outputs. Attention probabilities have none: fused attention cannot key its draws by
-    position."""
+    """Dropout of embeddings and sub-layer outputs. Attention probabilities have none: fused attention cannot key its
+    draws by position."""
     moe: MoESpec | None = None
     """MoE layer in place of every `moe_every`-th feed-forward layer. None: a dense model."""
     moe_every: Count = 2
@@ -58,25 +58,25 @@ class TranslationModelSpec(Counted):
             raise RuleError(
                 "mismatch",
                 f"needs moe.model_dim (={self.moe.model_dim}) equal to model_dim (={self.model_dim})",
-                "leave moe.model_dim out",
+                "omit moe.model_dim",
             )
         if self.moe is not None and self.moe_every > max(self.num_encoder_layers, self.num_decoder_layers):
             raise RuleError(
                 "empty",
                 f"has no layer with experts: moe_every (={self.moe_every}) exceeds both stacks",
-                "lower moe_every or leave moe out",
+                "lower moe_every or omit moe",
             )
         if self.moe is not None and (problem := self.moe.routing.not_causal()) is not None:
             raise SpecError(replace(problem, path=f"moe.{problem.path}"))
         if self.share_vocabulary and self.source_vocab_size != self.target_vocab_size:
             raise RuleError(
                 "mismatch",
-                f"shares one vocabulary, so source_vocab_size (={self.source_vocab_size}) must "
-                f"equal target_vocab_size (={self.target_vocab_size})",
+                f"shares one vocabulary, so source_vocab_size (={self.source_vocab_size}) must equal "
+                f"target_vocab_size (={self.target_vocab_size})",
                 "make them equal or set share_vocabulary: false",
             )
         if self.moe is not None and self.dense_twin_ffn_dim is not None:
-            raise RuleError("conflict", "has both moe and dense_twin_ffn_dim", "leave one of them out")
+            raise RuleError("conflict", "has both moe and dense_twin_ffn_dim", "omit one of them")
         return self
 
     @property

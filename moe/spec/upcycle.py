@@ -12,7 +12,7 @@ from moe.spec.routers.router import GatedTopKSpec
 
 MixtureFamily = Literal["mixtral", "qwen3_moe", "qwen2_moe", "granitemoe", "granitemoeshared", "glm4_moe"]
 
-_ANEW = "write model: {from: FOLDER, upcycle: {...}}, without the fields that these fill in"
+_ANEW = "write model: {from: FOLDER, upcycle: {...}}, without the fields that these determine"
 
 
 class UpcycleSpec(Spec):
@@ -51,10 +51,10 @@ class UpcycleSpec(Spec):
                           f"must be at most num_experts (={self.num_experts})", "lower it")  # fmt: skip
         if self.shared_slices >= self.granularity:
             yield Problem("out_of_range", "shared_slices", self.shared_slices,
-                          f"must be below granularity (={self.granularity}), or no slice is left for experts",
+                          f"must be below granularity (={self.granularity}), to leave slices for experts",
                           "lower it, or raise granularity")  # fmt: skip
         elif self.experts_per_token * self.routed_slices == 1:
-            rule = "leaves a token one expert, whose weight is 1 whatever its score, so that no router is ever trained"
+            rule = "gives a token one expert, with weight 1 whatever its score, so the router never learns"
             yield Problem(
                 "out_of_range", "experts_per_token", 1, rule, "use 2 or more, or a higher granularity"
             )
@@ -68,7 +68,7 @@ class UpcycleSpec(Spec):
         """Yield problems with a dense model of these sizes."""
         if ffn_dim % self.granularity:
             fits = max(number for number in range(1, self.granularity) if ffn_dim % number == 0)
-            rule = f"must divide the hidden width of the dense layers (={ffn_dim})"
+            rule = f"must divide the hidden dimension of the dense layers (={ffn_dim})"
             yield Problem(
                 "not_divisible",
                 "granularity",
@@ -103,23 +103,21 @@ class UpcycleSpec(Spec):
         expected_fields |= {"expert_bias": False, "logit_bias": False, "num_expert_groups": 1}
         expected_fields.setdefault("shared_hidden_dim", None)
         if not isinstance(moe.routing, GatedTopKSpec):
-            rule = (
-                "must be softmax_topk or sigmoid_topk, whose weights of a token's experts add up to the same"
-            )
+            rule = "must be softmax_topk or sigmoid_topk, whose weights per token have a constant sum"
             yield Problem("unsupported", "moe.router", moe.routing.router, f"{rule} for all tokens", _ANEW)
             return
         for name, value in expected_fields.items():
             if (actual := getattr(moe, name)) != value:
-                yield Problem("mismatch", f"moe.{name}", actual, f"must be {value}, as upcycle has it", _ANEW)
+                yield Problem("mismatch", f"moe.{name}", actual, f"must be {value}, as set by upcycle", _ANEW)
         if not (moe.routing.renormalizes or getattr(moe.routing, "softmax", None) == "after_topk"):
-            rule = "leaves the sum of a token's weights to its scores, and the dense model's layers weigh 1"
+            rule = "leaves the sum of a token's weights to its scores, but the dense layers weigh 1"
             yield Problem("unsupported", "moe.renormalize_gates", False, rule, _ANEW)
         layers = list(range(self.every - 1, num_layers, self.every))
         if list(moe_layers) != layers:
-            rule = f"must leave experts in the layers {layers}, as upcycle.every (={self.every}) has it"
+            rule = f"must put experts in the layers {layers}, as set by upcycle.every (={self.every})"
             yield Problem("mismatch", "moe_every", list(moe_layers), rule, _ANEW)
         if ffn_dim is not None and moe.hidden_dim * self.granularity != ffn_dim:
-            rule = f"must be ffn_dim (={ffn_dim}) by upcycle.granularity (={self.granularity})"
+            rule = f"must be ffn_dim (={ffn_dim}) divided by upcycle.granularity (={self.granularity})"
             yield Problem("mismatch", "moe.hidden_dim", moe.hidden_dim, rule, _ANEW)
 
     def experts_factor(self, moe: MoESpec) -> float:

@@ -105,7 +105,7 @@ class Folder:
 
         Raises FileNotFoundError, Outside, and FileTooLarge, before reading, for more than `max_bytes`.
         """
-        fault = FileTooLarge(f"{path} has more than {max_bytes:,} bytes, which no run writes there")
+        fault = FileTooLarge(f"{path} has more than {max_bytes:,} bytes, too many for a run's file")
         if self.is_local:
             with self.open(path) as file:
                 last = os.fstat(file.fileno()).st_size

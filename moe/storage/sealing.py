@@ -61,5 +61,5 @@ def fault(folder: Folder, path: str, size_bytes: int, sha256: str, label: str | 
     except OSError as error:
         return UnreadableStorage(f"{label} cannot be read: {error}")
     if digest.hexdigest() != sha256:
-        return f"{label} does not have the checksum of what was written"
+        return f"the checksum of {label} differs from the written one"
     return None

@@ -75,7 +75,7 @@ def train(
     require_same_data(data)
     require_all_groups(task.spec, plan, layout)
     spec, folder = task.spec, Folder.of_job(storage)
-    with doing("loading", "building of the model"):
+    with doing("loading", "building the model"):
         state = TrainState.build(task, layout)
     checkpointer = Checkpointer(
         folder.below(markers.FOLDER),
@@ -90,11 +90,11 @@ def train(
     if layout.rank == 0:
         _warn_of_the_router(spec, recorder)
         _tell_what_is_trained(spec, recorder)
-    with doing("loading", "loading of weights"):
+    with doing("loading", "loading weights"):
         num_done = _resume(state, data, checkpointer, recorder, roots)
         if layout.rank == 0:
             recorder.record_resume(num_done, checkpointer.last_committed)
-    with doing("loading", "measuring of the experts' arithmetic"):
+    with doing("loading", "timing expert backends"):
         layers = state.moe_layers.local_layers.values()
         expert_costs.decide(layers, layout.device, state.dtype, folder, cache / "experts")
     batches = BatchesAhead(task.batches(data, plan, layout))
@@ -117,7 +117,7 @@ def train(
             trained_s += time.perf_counter() - began
             record = _with_timing(result.record, time.perf_counter() - began, batches.waited_s)
             if _is_due(num_done, spec.train.evaluation.every_steps):
-                with doing("evaluation", f"evaluation after step {num_done}"):
+                with doing("evaluation", f"evaluating after step {num_done}"):
                     record = replace(record, held_out=task.held_out_losses(state.model, layout, data))
             if layout.rank == 0:
                 recorder.metric(record)
@@ -136,7 +136,9 @@ def train(
         batches.close()
         profile.close()
 
-    with doing("evaluation", "evaluation of the finished model"):
+    if layout.rank == 0:
+        recorder.log("info", "evaluating the finished model")
+    with doing("evaluation", "evaluating the finished model"):
         report = task.evaluate(state.model, layout, data)
     if isinstance(report, ModuleReport):
         report = replace(report, num_steps=num_done)  # fewer than requested if `max_duration` ran out
@@ -166,10 +168,14 @@ def require_same_data(data: PreparedData) -> None:
     """
     keys = sorted(set(plain_collectives.all_gather_json(data.key)))
     if len(keys) > 1:
-        rule = f"is not the same for every worker (prepared as {' and as '.join(keys)}): it was changed meanwhile"
+        rule = f"differs between workers (prepared as {' and as '.join(keys)}): it changed meanwhile"
         raise SpecError(
             Problem(
-                "changed", "data", None, rule, "leave its files alone while a run begins, and submit it again"
+                "changed",
+                "data",
+                None,
+                rule,
+                "leave its files unchanged while a run starts, and submit it again",
             )
         )
 
@@ -179,7 +185,7 @@ def require_all_groups(spec: JobSpec, plan: Plan, layout: Layout) -> None:
     batch_groups, number = plan.options.micro_batch_groups, plan.options.num_micro_batches
     groups = -(-spec.num_groups // layout.data_ranks)
     if batch_groups * number < groups:
-        rule = f"times micro_batch_groups (={batch_groups}) must be at least the {groups} groups that a data rank has"
+        rule = f"times micro_batch_groups (={batch_groups}) must cover the {groups} groups of a data rank"
         raise SpecError(
             Problem(
                 "out_of_range",
@@ -244,11 +250,11 @@ def _resume(
     values_changed(state.parameters)
     if marker is None:
         if spec.start_from is not None:
-            rule = f"is where this run begins, and its copy in {checkpointer.url} is gone or damaged"
-            remedy = "resume the job when its storage is whole again, or submit it anew"
+            rule = f"is where this run starts, but its copy in {checkpointer.url} is gone or damaged"
+            remedy = "resume the job when its storage is intact again, or submit it anew"
             raise SpecError(Problem("not_found", "start_from.job", spec.start_from.job, rule, remedy))
         if checkpointer.passed_over and layout.rank == 0:
-            recorder.log("warning", "no whole checkpoint: the run begins anew at step 0")
+            recorder.log("warning", "no complete checkpoint: the run starts over at step 0")
         if not state.task.kept_elsewhere():
             notes = state.task.begin(state.model, layout, roots)
         notes = (*notes, *state.task.begin_trained(state.model, layout, roots))

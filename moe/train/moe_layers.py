@@ -39,7 +39,7 @@ class MoELayers:
                 isinstance(module, MoELayer)
                 and self.local_layers.setdefault(module.layer, module) is not module
             ):
-                raise ValueError(f"two MoE layers have the number {module.layer}; give each its own")
+                raise ValueError(f"two MoE layers have the number {module.layer}; number them differently")
         facts_by_rank = plain_collectives.all_gather_json(
             [vars(LayerFacts.from_layer(layer)) for layer in self.local_layers.values()]
         )

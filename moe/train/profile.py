@@ -53,9 +53,7 @@ class StepProfile:
                 profiler.export_chrome_trace(str(path))
                 self._folder.write(f"{FOLDER}/{name}", gzip.compress(path.read_bytes()))
         except (OSError, RuntimeError) as error:
-            self._recorder.log(
-                "warning", f"the trace of steps {self._first} to {self._last} is lost: {error}"
-            )
+            self._recorder.log("warning", f"lost the trace of steps {self._first} to {self._last}: {error}")
             return
         if self._layout.rank == 0:
             message = f"traced steps {self._first} to {self._last}: {self._folder.url_of(FOLDER)}"

@@ -5,6 +5,7 @@ for all devices, although a link out of a node that more devices share would be 
 """
 
 import logging
+import sys
 import time
 from typing import Any
 
@@ -110,4 +111,7 @@ class _Rank:
 
 
 if __name__ == "__main__":
-    print(CALIBRATION_MARK + measure_cluster().model_dump_json())
+    try:
+        print(CALIBRATION_MARK + measure_cluster().model_dump_json())
+    except NoRoom as error:
+        sys.exit(str(error))  # the last line of the log, which the control plane quotes

@@ -145,7 +145,7 @@ def test_a_template_that_is_none_or_several_is_refused_at_its_place(tmp_path: Pa
     folder = base_folder(tmp_path / "hub", published("qwen3"))
     for name in ("a.jinja", "b.jinja"):
         (tmp_path / name).write_text("{% if %}")
-    for named, rule in ((f"{tmp_path}/*.jinja", "names 2 files"), (f"{tmp_path}/a.jinja", "is no template"),
+    for named, rule in ((f"{tmp_path}/*.jinja", "names 2 files"), (f"{tmp_path}/a.jinja", "is not a valid template"),
                         (f"{tmp_path}/c.jinja", "does not exist")):  # fmt: skip
         spec = JobSpec.parse(expand(job(folder, [ROW], tmp_path / "data", chat_template=named), None))
         with pytest.raises(SpecError, match=rf"data\.chat_template.*{rule}"):
@@ -156,13 +156,16 @@ def test_a_corpus_whose_answers_end_in_nothing_is_warned_of(tmp_path: Path):
     folder = base_folder(tmp_path / "hub", "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
     spec = JobSpec.parse(expand(job(folder, [ROW], tmp_path / "data"), None))
     (warning,) = build_task(spec).check_data([str(tmp_path)])
-    assert warning.startswith("nothing that is learned ends in a token that ends a text")
+    assert warning.startswith("no learned text ends in a token that ends generation")
 
 
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
-        ({"template_arguments": {"messages": []}}, "must leave 'messages' to the conversations"),
+        (
+            {"template_arguments": {"messages": []}},
+            "must not set 'messages', which comes from the conversations",
+        ),
         ({"template_arguments": {"a b": 1}}, "a b"),
         ({"template_arguments": {"a": ["\ud800"]}}, "lone surrogates"),
         ({"template_arguments": {"a": "x" * 10_001}}, "at most 10,000 characters"),

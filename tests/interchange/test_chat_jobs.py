@@ -88,9 +88,9 @@ CHAT = {"corpus": "chat", "paths": ["/data/*.jsonl"]}
     [
         ({"data": {"corpus": "preference"}}, "adapter is required for the corpus preference"),
         ({"data": {"corpus": "preference"}, "adapter": {"rank": 2}, "train": {"label_smoothing": 0.1}},
-         "train.label_smoothing (=0.1) is nothing for the corpus preference"),
-        ({"train": {"preference_beta": 0.2}}, "train.preference_beta (=0.2) is for the corpus preference alone"),
-        ({"data": {"date": "tomorrow"}}, "data.chat.date (='tomorrow') must be a day; write it as 2026-11-26"),
+         "train.label_smoothing (=0.1) does not apply to the corpus preference"),
+        ({"train": {"preference_beta": 0.2}}, "train.preference_beta (=0.2) applies only to the corpus preference"),
+        ({"data": {"date": "tomorrow"}}, "data.chat.date (='tomorrow') must be a date; write it as 2026-11-26"),
         ({"data": {"held_out": 0.5}}, "data.chat.held_out (=0.5)"),
         ({"data": {"paths": []}}, "data.chat.paths"),
         ({"data": {"sources": []}}, "data.chat.sources"),

@@ -38,7 +38,7 @@ def test_a_checkpoints_tensors_are_written_as_the_hub_has_them(family: str, tmp_
     card = (tmp_path / "out" / "README.md").read_text()
     assert "# translate" in card
     assert "- Steps: 3 of 4" in card
-    assert f"- Began with: the weights of `{folder.name}`" in card
+    assert f"- Started from: the weights of `{folder.name}`" in card
 
 
 @pytest.fixture(scope="module", params=sorted(tiny.CONFIGS))

@@ -65,7 +65,7 @@ def test_a_folder_is_trained_and_given_back(tmp_path: Path):
     assert (tmp_path / "out" / "additional_chat_templates" / "tools.jinja").is_file()
     card = (tmp_path / "out" / "README.md").read_text()
     assert "- Steps: 2 of 2" in card
-    assert "- Began with: the weights of `hub`" in card
+    assert "- Started from: the weights of `hub`" in card
     assert str(tmp_path) not in card, "where data and weights lie is the operator's business"
 
 
@@ -154,13 +154,13 @@ def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp
     card = (tmp_path / "adapter" / "README.md").read_text()
     for line in (
         "library_name: peft",
-        "- Lies beside: the weights of `hub`",
+        "- Base: the weights of `hub`",
         "- Steps: 4 of 4",
-        "- Read by: PEFT ",
+        "- Loads in: PEFT ",
     ):
         assert line in card
     assert str(tmp_path) not in card
-    assert "- Read by: transformers 5 and 4 " in (tmp_path / "merged" / "README.md").read_text()
+    assert "- Loads in: transformers 5 and 4 " in (tmp_path / "merged" / "README.md").read_text()
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokens = torch.arange(4, 24)[None]
     with torch.no_grad():
@@ -314,7 +314,7 @@ def test_a_model_from_nothing_says_how_long_its_texts_were(tmp_path: Path):
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["model_type"], config["max_position_embeddings"]) == ("mixtral", spec.data.max_tokens)
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "- Began with: random weights" in card
+    assert "- Started from: random weights" in card
     assert '"paths": ["*.py"]' in card
     assert str(tmp_path) not in card
 
@@ -322,7 +322,7 @@ def test_a_model_from_nothing_says_how_long_its_texts_were(tmp_path: Path):
 def test_a_model_of_no_family_is_told_before_it_is_trained(tmp_path: Path):
     for moe, told in (
         (MIXTRAL, ""),
-        ({**MIXTRAL, "activation": "relu"}, "nearest is mixtral, which cannot say it: "),
+        ({**MIXTRAL, "activation": "relu"}, "nearest is mixtral, which cannot express the model: "),
     ):
         spec = language_job(documents(tmp_path / "data"), model={"moe": moe}).model
         assert isinstance(spec, LanguageModelSpec)

@@ -107,18 +107,20 @@ def test_dtypes_are_those_of_the_dense_folder(hub: Callable[..., Path], tmp_path
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str, str]] = {
     "a granularity that does not divide": (
-        "llama", {}, {"num_experts": 4, "granularity": 3}, "model.upcycle.granularity", "hidden width of the dense"),
+        "llama", {}, {"num_experts": 4, "granularity": 3}, "model.upcycle.granularity", "hidden dimension "
+                                                            "of the dense"),
     "layers beyond the last": ("llama", {}, {"num_experts": 4, "every": 4}, "model.upcycle.every", "number of layers"),
     "more copies a token than there are": (
         "llama", {}, {"num_experts": 4, "experts_per_token": 5}, "model.upcycle.experts_per_token", "at most"),
     "one expert a token": (
-        "llama", {}, {"num_experts": 4, "experts_per_token": 1}, "model.upcycle.experts_per_token", "ever trained"),
+        "llama", {}, {"num_experts": 4, "experts_per_token": 1}, "model.upcycle.experts_per_token",
+        "router never learns"),
     "no slice left": ("llama", {}, {"num_experts": 4, "granularity": 2, "shared_slices": 2},
                       "model.upcycle.shared_slices", "below granularity"),
     "no number of experts": ("llama", {}, {}, "model.upcycle.num_experts", "is required"),
     "another key": ("llama", {}, {"num_experts": 4, "copies": 2}, "model.upcycle.copies", "is not a key"),
     "another form": ("llama", {}, {"num_experts": 4, "form": "gpt_oss"}, "model.upcycle.form", "must be 'mixtral'"),
-    "a mixture already": ("mixtral", {}, {"num_experts": 4}, "model.upcycle", "has experts already"),
+    "a mixture already": ("mixtral", {}, {"num_experts": 4}, "model.upcycle", "already has experts"),
     "too many experts": ("llama", {}, {"num_experts": 999_999, "granularity": 2}, "model.moe.num_experts", "1000000"),
     "head norms in a Mixtral": ("qwen3", NO_WINDOWS, {"num_experts": 4, "form": "mixtral"}, "model.upcycle.form",
                                 "attention.query_key_norm (='head') would be None"),
@@ -158,14 +160,14 @@ def job(folder: Path, upcycle: Any, **model: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("beside", "path", "words"),
     [
-        ({"moe": {"num_experts": 6}}, "model.moe.num_experts", "must be 4, as upcycle has it"),
+        ({"moe": {"num_experts": 6}}, "model.moe.num_experts", "must be 4, as set by upcycle"),
         ({"moe": {"top_k": 1}}, "model.moe.top_k", "must be 2"),
         ({"moe": {"hidden_dim": 11, "shared_hidden_dim": 3}}, "model.moe.shared_hidden_dim", "must be None"),
         ({"moe": {"renormalize_gates": False}}, "model.moe.renormalize_gates", "to its scores"),
         ({"moe": {"router": "switch_top1"}}, "model.moe.router", "softmax_topk or sigmoid_topk"),
         ({"moe": {"expert_bias": True}}, "model.moe.expert_bias", "must be False"),
         ({"moe_every": 2, "ffn_dim": 40}, "model.moe_every", "in the layers [0, 1, 2]"),
-        ({"adapter": {"rank": 2}}, "model.adapter", "cannot lie beside"),
+        ({"adapter": {"rank": 2}}, "model.adapter", "cannot apply to a mixture"),
     ],
 )
 def test_fields_beside_it_that_make_another_function_are_refused(
@@ -285,7 +287,7 @@ def test_a_job_is_planned_trained_resumed_without_its_folder_and_given_back(tmp_
             TrainedModel.load(str(stored)).model(tokens),
         )
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
-    assert "4 for each token" in (tmp_path / "out" / "README.md").read_text()
+    assert "4 per token" in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -303,7 +305,7 @@ def test_what_makes_another_function_of_the_dense_model_is_refused(
 ) -> None:
     folder = tiny.folder_of(tiny.theirs("llama", attention_bias=False), tmp_path / "dense")
     given = {"from": str(folder), "upcycle": {"num_experts": 4}}
-    with pytest.raises(SpecError, match="makes another function of the folder's model") as found:
+    with pytest.raises(SpecError, match="changes the function of the folder's model") as found:
         expand_model({**given, **beside}, None)
     assert path in {problem.path for problem in found.value.problems}
     same = {

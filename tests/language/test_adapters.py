@@ -248,7 +248,7 @@ def test_texts_go_on_as_a_whole_pass_has_it(attention: str) -> None:
         ({"peft_type": "IA3"}, "unsupported", "adapter_config.json:peft_type (='IA3') must be 'LORA' here"),
         ({"use_dora": True}, "unsupported", "adapter_config.json:use_dora (=True) must be False here"),
         ({"rank_pattern": {"q_proj": 1}}, "unsupported", "adapter_config.json:rank_pattern"),
-        ({"init_lora_weights": "pissa"}, "unsupported", "init_lora_weights (='pissa') changes the weights beneath it"),
+        ({"init_lora_weights": "pissa"}, "unsupported", "init_lora_weights (='pissa') changes the base weights"),
     ],
 )  # fmt: skip
 def test_an_adapter_of_another_kind_is_refused(

@@ -119,5 +119,5 @@ def test_experts_of_one_shape_multiply_alike_wherever_they_are(ranks: Pools, tmp
 
 
 def test_layers_of_one_number_are_refused() -> None:
-    with pytest.raises(ValueError, match="two MoE layers have the number 4; give each its own"):
+    with pytest.raises(ValueError, match="two MoE layers have the number 4; number them differently"):
         MoELayers(nn.ModuleList([model_of([4]), model_of([4])]))

@@ -92,9 +92,9 @@ def test_what_is_placed_nowhere_or_is_none_is_named() -> None:
     (problem,) = problems_of(planned[:-1])
     assert (problem.path, problem.value) == ("placements", "decoder_norm.weight")
     (problem,) = problems_of((*planned, Placement(parameter="nobody.weight", shape=(3,))))
-    assert (problem.value, problem.rule) == ("nobody.weight", "is no parameter of the model in shape [3]")
+    assert (problem.value, problem.rule) == ("nobody.weight", "is not a parameter of the model in shape [3]")
     (problem,) = problems_of((*planned, Placement(parameter="encoder.*.norm.weight", shape=(9, 9))))
-    assert problem.rule == "is no parameter of the model in shape [9, 9]"
+    assert problem.rule == "is not a parameter of the model in shape [9, 9]"
     split = [
         each.model_copy(update={"splits": (("tensor", 0),)}) for each in planned if "norm" in each.parameter
     ]
@@ -108,7 +108,7 @@ def test_what_is_placed_nowhere_or_is_none_is_named() -> None:
     with pytest.raises(SpecError, match=r"placements\.encoder\.0\.norm\.weight\.splits"):
         build_model(MODEL, layout)
     (problem,) = problems_of((*planned, planned[0]))
-    assert problem.rule.startswith("is there twice")
+    assert problem.rule.startswith("occurs twice")
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_what_is_placed_nowhere_or_is_none_is_named() -> None:
     [
         ((("tensor", 2),), "must be a dimension of the shape"),
         ((("tensor", 0), ("tensor", 1)), "names an axis twice"),
-        ((("tensor", 0), ("expert_fsdp", 0)), "are axes of two meshes"),
-        ((("fsdp", 0), ("tensor", 1)), "split what FSDP has cut up"),
+        ((("tensor", 0), ("expert_fsdp", 0)), "mixes axes of two meshes"),
+        ((("fsdp", 0), ("tensor", 1)), "splits dimensions that FSDP has already sharded"),
     ],
 )
 def test_splits_that_are_none_are_refused(splits: tuple[tuple[str, int], ...], rule: str) -> None:

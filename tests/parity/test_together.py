@@ -108,7 +108,7 @@ def test_ranks_that_read_other_content_do_not_train(ranks: Pools) -> None:
     assert ranks[2].run(prepared_as, ["one", "one"]) == ["", ""]
     told = ranks[2].run(prepared_as, ["one", "another"])
     assert told[0] == told[1]
-    assert told[0].startswith("data is not the same for every worker (prepared as another and as one)")
+    assert told[0].startswith("data differs between workers (prepared as another and as one)")
 
 
 def asked_in_vain() -> str:

@@ -135,7 +135,7 @@ def test_checkpoints_are_what_their_markers_on_storage_say(plane: ControlPlane) 
     assert [(item["step"], item["fault"]) for item in items] == [
         (50, None),
         (100, None),
-        (150, "its marker is torn"),
+        (150, "its marker is incomplete"),
     ]
     assert (items[0]["num_files"], items[0]["size_bytes"], items[0]["num_workers"]) == (2, 7, 2)
     assert items[0]["path"] == str(folder / "step-00000050.a1.g0")

@@ -77,7 +77,9 @@ def test_a_post_of_answers_that_end_in_nothing_is_warned_of_in_its_log(
         plane.await_state(answer.json()["id"], "cancelled", "failed")
         told = [event.data for event in plane.events(answer.json()["id"]) if event.kind == "log"]
         warnings = [each["message"] for each in told if each.get("level") == "warning"]
-        assert any("nothing that is learned ends in a token" in each for each in warnings) == warns
+        assert (
+            any("no learned text ends in a token that ends generation" in each for each in warnings) == warns
+        )
 
 
 def test_without_roots_there_is_the_services_own_corpus_and_no_other(plane: ControlPlane) -> None:

@@ -276,7 +276,7 @@ def test_another_tools_model_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     done = shardyard("translate", tmp_path, "Haus")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "holds another tool's model: its config.json names no version of ours" in done.stderr
+    assert "holds another tool's model: its config.json has no shardyard version" in done.stderr
     done = shardyard("translate", tmp_path / "none", "Haus")
     assert (done.returncode, f"{tmp_path / 'none'} does not exist" in done.stderr) == (2, True)
 

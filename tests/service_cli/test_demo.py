@@ -67,7 +67,7 @@ def test_from_one_command_to_a_translation(tmp_path: Path) -> None:
     assert (exported.returncode, exported.stdout[: len(str(folder))]) == (0, str(folder)), exported.stderr
     assert shardyard("translate", folder, "Speichern").stdout == translated.stdout
     again = shardyard("export", *command[1].split()[1:], folder)
-    assert (again.returncode, "is there already" in again.stderr) == (2, True)
+    assert (again.returncode, "already exists" in again.stderr) == (2, True)
 
 
 @pytest.mark.slow

@@ -60,11 +60,11 @@ def test_it_goes_on_from_a_text_as_the_options_say(storage: Path) -> None:
 
 def test_options_are_named_as_they_are_typed(tmp_path: Path) -> None:
     for given, said in (
-        (["--top-k", "3"], "--top-k (=3) says nothing where no token is drawn"),
-        (["--seed", "3"], "--seed (=3) says nothing where no token is drawn"),
-        (["--length-penalty", "1"], "--length-penalty (=1.0) says nothing without a search"),
+        (["--top-k", "3"], "--top-k (=3) has no effect on greedy decoding (temperature is 0)"),
+        (["--seed", "3"], "--seed (=3) has no effect on greedy decoding (temperature is 0)"),
+        (["--length-penalty", "1"], "--length-penalty (=1.0) has no effect without beam search"),
         (["--beams", "100"], "--beams (=100) must be less than or equal to 64"),
-        (["--beams", "4", "--temperature", "1"], "--beams (=4) says nothing where tokens are drawn"),
+        (["--beams", "4", "--temperature", "1"], "--beams (=4) has no effect on sampling (temperature is"),
     ):
         done = shardyard("generate", tmp_path, "x", *given)
         assert (done.returncode, done.stdout) == (2, "")
@@ -137,7 +137,7 @@ def test_translations_by_a_search(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["translation"] == trained.generate(["ein Wort"], spec)[0]
     done = shardyard("translate", tmp_path / "storage", "ein Wort", "--length-penalty=1")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--length-penalty (=1.0) says nothing without a search" in done.stderr
+    assert "--length-penalty (=1.0) has no effect without beam search" in done.stderr
 
 
 @pytest.mark.sample(1)

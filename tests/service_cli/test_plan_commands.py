@@ -140,7 +140,10 @@ def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
     assert "on               pool old, 2 nodes of 8 a100-80" in done.stdout
     assert re.search(r"money +12\.00 +per hour, 0\.0\d+ per million tokens, 0\.0\d+ for the run", done.stdout)
     assert re.search(r"pool new: 2 workers would take .* a million tokens\), [\d.]+% dearer", done.stdout)
-    assert "pool single cannot hold it: resources (='2 workers') must be at most the devices" in done.stdout
+    assert (
+        "pool single cannot hold it: resources (='2 workers') must be at most the number of devices"
+        in done.stdout
+    )
     fastest = json.loads(shardyard("plan", EXAMPLE, *on, "--json").stdout)
     assert (fastest["pool"], fastest["money"]["per_hour"]) == ("new", 26)
     kept.write_text(json.dumps(fastest))
@@ -160,9 +163,9 @@ def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
     file.write_text(POOLS.replace(", price_per_hour: 3}", "}"))
     unpriced = shardyard("plan", EXAMPLE, *on, "--goal=cost")
     assert unpriced.returncode == 2
-    assert "cluster.pools[2].price_per_hour is required of pool single" in unpriced.stderr
+    assert "cluster.pools[2].price_per_hour is required for pool single" in unpriced.stderr
     module = shardyard("plan", "--module=a:b", "--sample=a:c", *on)
-    assert (module.returncode, "give one pool's facts as the cluster" in module.stderr) == (2, True)
+    assert (module.returncode, "describe one pool as the cluster" in module.stderr) == (2, True)
 
 
 def test_prices_and_goals_of_imagined_clusters() -> None:
@@ -229,8 +232,10 @@ def test_a_kept_plan_says_what_it_was_made_for(tmp_path: Path) -> None:
     ("facts", "told"),
     [
         ("pools:\n- {name: a, num_nodes: 1, devices_per_node: 1}\ndevice: cpu\n",
-         "cluster.device (='cpu') tells of one kind of nodes, beside pools; move it into each pool"),
-        ("num_nodes: 1\ndevices_per_node: 8\ndevice: abacus\n", "cluster.device (='abacus') is not a device type"),
+         "cluster.device (='cpu') applies to one kind of nodes, "
+         "but there are pools; move it into the pools it applies to"),
+        ("num_nodes: 1\ndevices_per_node: 8\ndevice: abacus\n", "cluster.device (='abacus') "
+                                                            "is not a known device type"),
         ("num_nodes: 0\ndevices_per_node: 8\n", "cluster.num_nodes (=0) must be greater than 0"),
         ("num_nodes: 1\ndevices_per_node: 8\ncolour: red\n", "cluster.colour (='red') is not a key"),
         ("num_nodes: 2\ndevices_per_node: 8\ndevice: tpu-v3\ntorus: [3, 4]\n", "cluster.torus"),

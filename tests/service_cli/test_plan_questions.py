@@ -79,7 +79,7 @@ def test_a_layout_that_cannot_be_is_refused_with_what_lacks(tmp_path: Path) -> N
         "expert=3": "--explain-against: model.moe.num_experts (=8) must be divisible by parallel.expert (=3)",
         "tensor=2,context=2": "must multiply to the number of workers (=2)",
         "tensor=two": "--explain-against: parallel.tensor (='two')",
-        "colour=2": "--explain-against: colour (='2') is no field of parallel; use one of expert, data",
+        "colour=2": "--explain-against: colour (='2') is not a field of parallel; use one of expert, data",
         ",".join(["tensor=1"] * 100): "--explain-against: tensor (='1') is given twice",
         "tensor": "is neither a layout nor an existing file; write it as tensor=2,expert=8",
     }.items():
@@ -200,7 +200,7 @@ def test_a_job_file_may_be_named_diff(tmp_path: Path) -> None:
         (["--fit"], "--fit needs a cluster"),
         (["--what-if=experts=8"], "--what-if needs a cluster"),
         (["--explain-against=nonsense"], "is neither a layout nor an existing file"),
-        (["--explain-against=colour=2"], "is no field of parallel"),
+        (["--explain-against=colour=2"], "is not a field of parallel"),
         (["--against=missing.json"], "missing.json: No such file or directory"),
         (["--what-if=experts=8", "--fit"], "--what-if prints a table of plans; omit --fit"),
         (["--fit", "--num-workers=2"], "--fit chooses the number of workers"),
@@ -237,7 +237,7 @@ def test_a_modules_plan_is_none_to_compare(tmp_path: Path) -> None:
     done = shardyard("plan", "diff", of_job, of_module)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "shardyard: module.json is the plan of a module alone; name that of a job, which --save wrote\n"
+        "shardyard: module.json is the plan of a module; name the plan of a job, written by --save\n"
     )
 
 

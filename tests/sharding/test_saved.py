@@ -329,10 +329,10 @@ def test_what_does_not_fit_is_all_named(tmp_path: Path):
             refuse()
         said = {each.path: each.rule for each in error.value.problems}
         assert said == {
-            "0.weight": "must have the shape [7, 4] that it has here",
-            "0.bias": "must have the shape [7] that it has here",
-            "2.weight": "of shape [2, 7] must be in the checkpoint, and is not",
-            "seen": "of shape [2] must be in the checkpoint, and is not",
+            "0.weight": "must have the shape [7, 4] ",
+            "0.bias": "must have the shape [7] ",
+            "2.weight": "of shape [2, 7] is missing from the checkpoint",
+            "seen": "of shape [2] is missing from the checkpoint",
             "1.weight": "is in the checkpoint, and not in the module",
             "1.bias": "is in the checkpoint, and not in the module",
         }

@@ -85,11 +85,11 @@ def test_a_plan_says_how_the_base_is_kept_and_its_bytes() -> None:
     num_bytes = sum(lines * (length // 2 + 4) for lines, length in matrices)
     others = 2 * 100 * 64 + (2 * 3 + 1) * 64 + 3 * (64 + 32 + 32 + 2 * 16) + 2 * (64 * 4 + 64)
     assert (
-        f"the base's matrices are kept in nf4, {number:,} weights in {num_bytes:,} bytes, "
-        f"all else of it in float32, {4 * others:,} bytes"
+        f"the base's matrices are stored in nf4, {number:,} weights in {num_bytes:,} bytes, "
+        f"the rest of it in float32, {4 * others:,} bytes"
     ) in plan.reasons
     wide = plan_job(JobSpec.parse({**JOB, "adapter": {"rank": 2}}), cluster)
-    assert f"the base is kept in float32, {4 * (number + others):,} bytes" in wide.reasons
+    assert f"the base is stored in float32, {4 * (number + others):,} bytes" in wide.reasons
     assert plan.memory.parameters < wide.memory.parameters
     assert [each.parameters for each in plan.blocks] == [each.parameters for each in wide.blocks]
 
@@ -111,11 +111,14 @@ def test_scale(adapter: dict[str, Any], scale: float) -> None:
         ({"rank": 33}, r"(?<!model\.)adapter\.rank \(=33\) must be at most the smaller side \(=32\) of layers\.0\."),
         ({"rank": 0}, r"(?<!model\.)adapter\.rank \(=0\)"),
         ({"rank": 2, "base": "int4"}, r"(?<!model\.)adapter\.base \(='int4'\).*'bfloat16', 'int8' or 'nf4'"),
-        ({"rank": 2, "targets": []}, r"(?<!model\.)adapter\.targets \(=\[\]\) must choose some matrix"),
+        ({"rank": 2, "targets": []}, r"(?<!model\.)adapter\.targets \(=\[\]\) must name at least one matrix"),
         ({"rank": 2, "targets": ["*.attention.*", "*.mlp.*"]},
-         r"(?<!model\.)adapter\.targets\[1\] \(='\*\.mlp\.\*'\) is the name of no matrix .*layers\.\*\..*\.router"),
-        ({"rank": 2, "targets": ["*.router"]}, r"follows the loads, and no adapter holds that; set "),
-        ({"rank": 2, "targets": ["*norm*"]}, r"(?<!model\.)adapter\.targets\[0\] .* is the name of no matrix"),
+         r"(?<!model\.)adapter\.targets\[1\] \(='\*\.mlp\.\*'\) is not "
+         r"a matrix that adapters apply to .*layers\.\*\..*\.router"),
+        ({"rank": 2, "targets": ["*.router"]}, r"whose selection bias follows the loads, "
+                                               r"which adapters do not store; set "),
+        ({"rank": 2, "targets": ["*norm*"]}, r"(?<!model\.)adapter\.targets\[0\] .* "
+                                             r"is not a matrix that adapters apply to"),
         ({"rank": 2, "targets": ["*.experts.w_gate"]}, r"and not layers\.1\.feed_forward\.moe\.experts\.w_in"),
         ({"rank": 2, "targets": ["layers.1.*", "*.experts.w_in"]}, r"and not layers\.2\.feed_forward\..*\.w_gate"),
     ],

@@ -102,32 +102,34 @@ def test_a_call_without_arguments_has_none():
         ({"messages": "x"}, "has 'messages' that is a string, not a list"),
         ({"messages": ["x"]}, "has messages[0] that is a string, not an object"),
         ({"messages": [{"content": "x"}]}, "has messages[0] with the keys 'content', and no 'role'"),
-        ({"messages": [{"role": "narrator", "content": "x"}]}, "of the role 'narrator', which is not known"),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, "with the unknown role 'narrator'"),
         ({"messages": [USER, {"role": "assistant"}]}, "has messages[1] with no 'content'"),
         ({"messages": [USER, {"role": "assistant", "content": 3}]}, "with content that is a number, not text"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a part of type 'image' in its content"),
         ({"messages": [USER]}, "has no message of the role assistant"),
         ({"messages": [USER, {**ANSWER, "weight": 0}]}, "has no message of the role assistant"),
-        ({"messages": [USER, {**ANSWER, "tool_calls": [{"function": {}}]}]}, "a call of a tool that has no name"),
-        ({"messages": [USER, {**ANSWER, "tool_calls": [{"name": "f", "arguments": "{"}]}]}, "that is no JSON object"),
+        ({"messages": [USER, {**ANSWER, "tool_calls": [{"function": {}}]}]}, "with a tool call without a name"),
+        ({"messages": [USER, {**ANSWER, "tool_calls": [{"name": "f", "arguments": "{"}]}]}, "which is not "
+                                                            "a JSON object"),
         ({"messages": [USER, {**ANSWER, "loss": False}]}, "has no message of the role assistant"),
         ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, "has messages[1].weight that is 0.5, not 0 or 1"),
         ({"messages": [USER, {**ANSWER, "weight": "0"}]}, "has messages[1].weight that is '0', not 0 or 1"),
         ({"prompt": "q", "completion": "a", "label": False}, "has label false: its answer must not be learned"),
         ({"messages": [USER, ANSWER], "label": False}, "has label false: its answer must not be learned"),
         ({"messages": [USER, ANSWER], "kto_tag": False}, "has kto_tag false: its answer must not be learned"),
-        ({"messages": [USER, ANSWER], "tools": ["x"]}, "has tools[0], that is no JSON object"),
+        ({"messages": [USER, ANSWER], "tools": ["x"]}, "tools[0]"),
         ({"messages": [USER, ANSWER], "tools": [1]}, "has tools[0] that is a number, not an object"),
         ({"instruction": "q"}, "and no 'output'"),
         ({"prompt": "q"}, "and no 'completion'"),
         ({"instruction": 3, "output": "a"}, "has 'instruction' that is a number"),
-        ({"instruction": "q", "output": "a", "history": ["x"]}, "has a 'history' that is no list"),
+        ({"instruction": "q", "output": "a", "history": ["x"]}, "has a 'history' that is not a "
+                                                            "list of question and answer pairs"),
         ({"messages": [USER, ANSWER], "tools": 3}, "has 'tools' that is a number"),
-        ({"messages": [USER, ANSWER], "tools": "[1,"}, "has 'tools', that is no JSON list"),
-        ({"messages": [USER, called("[1]")]}, "with arguments of a tool that are a list"),
-        ({"messages": [USER, called(5)]}, "with arguments of a tool that are a number"),
-        ({"messages": [USER, ANSWER], "images": ["a.png"]}, "has images, and text alone is read"),
-        ({"messages": [{**USER, "image": "a.png"}, ANSWER]}, "has messages[0].image, and text alone is read"),
+        ({"messages": [USER, ANSWER], "tools": "[1,"}, "has 'tools', which is not a JSON list"),
+        ({"messages": [USER, called("[1]")]}, "with tool arguments that are a list"),
+        ({"messages": [USER, called(5)]}, "with tool arguments that are a number"),
+        ({"messages": [USER, ANSWER], "images": ["a.png"]}, "has images, but only text is supported"),
+        ({"messages": [{**USER, "image": "a.png"}, ANSWER]}, "has messages[0].image, but only text is supported"),
         ({"messages": [USER, {**ANSWER, "thinking": ["x"]}]}, "has 'messages[1].thinking' that is a list, not text"),
         ({"messages": [USER, ANSWER], "chat_template_kwargs": [1]}, "has 'chat_template_kwargs' that is a list"),
         ({"messages": [USER, ANSWER], "chat_template_kwargs": {"messages": []}}, "with 'messages', which the record"),
@@ -162,12 +164,18 @@ def test_pairs_are_read_as_users_have_them(row: dict[str, Any]):
     ("row", "rule"),
     [
         ({"prompt": "q", "chosen": "a"}, "and no 'rejected'"),
-        ({"chosen": "a", "rejected": "b"}, "begin with another message each"),
-        ({"chosen": [USER, ANSWER], "rejected": [{"role": "user", "content": "z"}, OTHER]}, "begin with another"),
-        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "has a 'chosen' that is its 'rejected'"),
-        ({"prompt": "q", "chosen": [USER], "rejected": "a"}, "one begins with a question and the other answers"),
-        ({"prompt": "q", "chosen": [USER, ANSWER], "rejected": [OTHER]}, "one begins with a question"),
-        ({"prompt": "q", "chosen": [OTHER], "rejected": [USER, ANSWER]}, "one begins with a question"),
+        ({"chosen": "a", "rejected": "b"}, "has a 'chosen' and a 'rejected' that start "
+                                           "with different messages, and no prompt"),
+        ({"chosen": [USER, ANSWER], "rejected": [{"role": "user", "content": "z"}, OTHER]}, "has a 'chosen' and a "
+                                                            "'rejected' that start "
+                                                            "with different messages, and no prompt"),
+        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "has the same 'chosen' and 'rejected'"),
+        ({"prompt": "q", "chosen": [USER], "rejected": "a"}, "has a 'chosen' and a 'rejected' of "
+                                                            "which only one starts with a question"),
+        ({"prompt": "q", "chosen": [USER, ANSWER], "rejected": [OTHER]}, "has a 'chosen' and a 'rejected' of "
+                                                            "which only one starts with a question"),
+        ({"prompt": "q", "chosen": [OTHER], "rejected": [USER, ANSWER]}, "has a 'chosen' and a 'rejected' of "
+                                                            "which only one starts with a question"),
     ],
 )  # fmt: skip
 def test_a_record_that_is_no_pair_is_refused(row: dict[str, Any], rule: str):
@@ -192,7 +200,7 @@ def test_whole_conversations_of_a_pair_are_not_put_behind_their_prompt_again():
     assert chosen.num_given == 2
     with pytest.raises(UnreadableRecord) as found:
         pair_of({**whole, "prompt": "another"})
-    assert "begins with another message" in found.value.rule
+    assert "has a 'chosen' or 'rejected' that starts with other messages than its prompt" in found.value.rule
     with pytest.raises(UnreadableRecord) as found:
         pair_of({"messages": [USER, ANSWER], "chosen": "a", "rejected": "b"})
     assert "end with an answer" in found.value.rule
@@ -208,4 +216,4 @@ def test_a_system_prompt_beside_messages_stands_before_them():
         assert list(conversation_of(row).messages) == [system, USER, ANSWER]
     with pytest.raises(UnreadableRecord) as found:
         conversation_of({"messages": [system, USER, ANSWER], "system": "t"})
-    assert "has a 'system' and a message of the role system" in found.value.rule
+    assert "has both 'system' and a message of the role system" in found.value.rule

@@ -118,19 +118,20 @@ def test_an_answer_may_be_left_out_by_its_weight():
     ("source", "rule"),
     [
         ("{{ raise_exception('not so') }}", "refuses it: not so"),
-        ("{{ 'a' * 3000000000 }}", "takes more memory than a template may"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes longer than 0.5 s"),
+        ("{{ 'a' * 3000000000 }}", "exceeds a template's memory limit"),
+        ("{% for i in range(99999) %}{% for j in "
+         "range(99999) %}{% endfor %}{% endfor %}", "exceeds its time limit of 0.5 s"),
         ("{{ messages.append(1) }}", "fails: access to attribute 'append'"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "fails: access to attribute '__class__'"),
         ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "fails: access to attribute '__init__'"),
         ("{% include '/etc/passwd' %}", "fails: no loader"),
         ("{{ messages[7].content }}", "fails: "),
-        ("{{ messages[0].content }}", "renders nothing for the answers"),
+        ("{{ messages[0].content }}", "renders nothing for a conversation's answers"),
         ("{{ add_generation_prompt }}{% for m in messages %}{{ m.content }}{% endfor %}"
          "{{ '!' if add_generation_prompt }}",
-         "renders another text before an answer"),
+         "renders different text before an answer than its generation prompt"),
         ("{% generation %}{% endgeneration %}", "marks nothing"),
-        ("{% for m in messages %}{{ m.content * 9000000 }}{% endfor %}", "writes more than 16777216 characters"),
+        ("{% for m in messages %}{{ m.content * 9000000 }}{% endfor %}", "renders more than 16777216 characters"),
     ],
 )  # fmt: skip
 def test_a_template_that_fails_is_refused_with_what_it_did(
@@ -152,7 +153,7 @@ def test_a_template_may_end_the_process_that_reads_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr("moe.data.conversations.template.TIMEOUT_S", 3.0)
     # One operation of integers that no signal interrupts.
     found = refusal("{{ (10 ** 9) ** (10 ** 9) }}", ROW)
-    assert found.rule == "takes longer than 3 s, when it writes this conversation"
+    assert found.rule == "exceeds its time limit of 3 s, rendering this conversation"
 
 
 def test_a_template_that_never_ends_is_given_up_in_bounded_time(monkeypatch: pytest.MonkeyPatch):
@@ -168,7 +169,7 @@ def test_a_template_that_never_ends_is_given_up_in_bounded_time(monkeypatch: pyt
     monkeypatch.setattr("moe.data.conversations.template.answer_of", noted)
     (found,) = template_of("{{ (10 ** 9) ** (10 ** 9) }}").render_rows([conversation_of(ROW)] * 500)
     assert isinstance(found, UnreadableRecord)
-    assert "when it writes this conversation or one of" in found.rule
+    assert "rendering this conversation or one of" in found.rule
     assert len(limits) > 1
     assert sum(limits) <= 2 * 2.0
 
@@ -177,7 +178,7 @@ def test_a_date_that_nobody_gave_is_asked_for():
     template = ChatTemplate({"default": STRUCTURES["llama"].source}, {"bos_token": "<s>"})
     (found,) = template.render_rows([conversation_of(ROW)])
     assert isinstance(found, UnreadableRecord)
-    assert found.rule == "asks for the date, and data.date has none"
+    assert found.rule == "uses the date, but data.date is not set"
 
 
 def test_templates_are_found_where_tokenizers_keep_them():
@@ -257,7 +258,7 @@ def test_conversations_of_which_one_ends_the_process_are_told_apart(monkeypatch:
     # What ends a process by itself takes long, or memory that a busy machine may not have.
     def ending(module: str, given: bytes, **limits: float) -> bytes:
         if b'"bad"' in given:
-            raise NoAnswer("ends the process that reads it")
+            raise NoAnswer("crashes its reader")
         return answer_of(module, given, **limits)  # type: ignore[arg-type]
 
     monkeypatch.setattr("moe.data.conversations.template.answer_of", ending)

@@ -183,8 +183,9 @@ def test_a_layout_asks_for_the_plan_that_it_is_of() -> None:
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("tensor", "write it as tensor=2"), ("tensor=", "write it as tensor=2"), ("colour=2", "is no field of parallel"),
-     ("auto=measured", "is no field of parallel"), ("tensor=2,tensor=4", "is given twice")],
+    [("tensor", "write it as tensor=2"), ("tensor=", "write it as tensor=2"), ("colour=2", "is not a field "
+                                                            "of parallel"),
+     ("auto=measured", "is not a field of parallel"), ("tensor=2,tensor=4", "is given twice")],
 )  # fmt: skip
 def test_layouts_that_say_nothing_are_refused(text: str, told: str) -> None:
     with pytest.raises(SpecError, match=told):

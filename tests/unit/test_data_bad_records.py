@@ -86,7 +86,7 @@ def test_every_kind_of_bad_record_is_told_where_a_job_is_posted(
         assert sum(re.search(rf"{re.escape(place)}\b", each) is not None for each in told) == 1, (place, told)
     assert all("1 of 4 alike" in each for each in told[:-1])
     assert f"{4 * len(bad):,} records" in told[-1]
-    assert f"of {num_before + 1 + 4 * len(bad):,} looked at" in told[-1]
+    assert f"of {num_before + 1 + 4 * len(bad):,} examined" in told[-1]
 
 
 @pytest.mark.sample(2)

@@ -94,7 +94,7 @@ def test_system_catalogs_are_read_english_ones_left_out_and_damaged_ones_reporte
     (folder / "csb" / "LC_MESSAGES" / "app.mo").write_bytes(b"broken")
     corpus = Catalogs(CatalogsSpec(corpus="catalogs", sources=("system",)), system_folder=folder)
     assert {pair.lang for pair in corpus.pairs()} == {"pl", "pl_PL", "sr@latin"}
-    assert corpus.facts()["unreadable"] == ["system/csb/LC_MESSAGES/app.mo is cut short"]
+    assert corpus.facts()["unreadable"] == ["system/csb/LC_MESSAGES/app.mo is truncated"]
 
 
 def test_the_fingerprint_follows_content_and_only_the_languages_read(tmp_path):

@@ -319,7 +319,8 @@ def test_a_model_of_chats_is_told_what_it_learns(tmp_path: Path):
         prepared(chat(tmp_path / "data"), tmp_path, name, report=said.append)
     told = "\n".join(said)
     assert (
-        "the assistant's, found by the text that each answer adds; conversations cut at 512 tokens: 0" in told
+        "the assistant's, found by the text that each answer adds; conversations truncated at 512 tokens: 0"
+        in told
     )
     assert "the assistant's, found by the template's generation marks" in told
 
@@ -338,8 +339,11 @@ def test_what_is_written_otherwise_or_not_read_is_counted_and_said(tmp_path: Pat
         "thoughts": 0, "contents": 0, "openings": 0, "calls": 0}  # fmt: skip
     assert found.stats["unread"] == ["id", "source"]
     told = "\n".join(said)
-    assert "1 of 2 conversations are learned in 2 rows, up to one for each answer" in told
-    assert "keys of the records that are not read: 'id', 'source'" in told
+    assert (
+        "1 of 2 conversations are learned in 2 rows, up to one per answer, since "
+        "the chat template changes earlier answers once more messages follow" in told
+    )
+    assert "ignored keys of records: 'id', 'source'" in told
     assert (found.stats["answers"], found.stats["closed"], found.stats["closers"]) == (3, 3, [4])
     assert found.ends == {1, 4}
 
@@ -367,5 +371,5 @@ def test_pairs_that_are_alike_up_to_the_cut_are_left_out_and_counted(tmp_path: P
         chat(tmp_path / "data", corpus="preference", max_tokens=80), tmp_path, report=said.append
     )
     assert (found.train.num_documents, found.stats["alike"], found.stats["cut"]) == (1, 1, 1)
-    assert "cut at 40 tokens: 1, left out because no answer remained: 0" in "\n".join(said)
-    assert "pairs left out because their answers are alike up to the cut: 1" in "\n".join(said)
+    assert "truncated at 40 tokens: 1, left out without an answer: 0" in "\n".join(said)
+    assert "pairs left out because their truncated answers are equal: 1" in "\n".join(said)

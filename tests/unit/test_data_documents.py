@@ -101,7 +101,7 @@ def test_a_file_that_two_sources_name_is_the_first_one_s(tmp_path):
         ("[1, 2]", "line 2') is a list, not an object"),
         (
             {"text": None},
-            "line 2') has a 'text' that is null, not text; put a string there, or leave the line out",
+            "line 2') has a 'text' that is null, not text; write a string, or remove the line",
         ),
         (b"\xff", "line 2') is not UTF-8 text at byte 1 of the line; save the file as UTF-8"),
     ],
@@ -118,17 +118,17 @@ def test_a_broken_line_is_named_with_its_file_and_number(tmp_path, line, message
 def test_json_lines_without_the_key_name_file_line_and_the_keys_there_are(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"content": "x", "id": 1}])
     assert told(documents({"paths": [path]}), tmp_path) == (
-        f"data.sources[0].column (='text') is not a key of {path}, line 1, which has 'content', 'id'; use one of those"
+        f"data.sources[0].column (='text') is not a key of {path}, line 1, which has 'content', 'id'; use one of these"
     )
 
 
 def test_parquet_without_the_column_names_file_and_the_columns_there_are(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", content=["x"], id=[1])
     assert told(documents({"paths": [path]}), tmp_path) == (
-        f"data.sources[0].column (='text') is not a column of {path}, which has 'content', 'id'; use one of those"
+        f"data.sources[0].column (='text') is not a column of {path}, which has 'content', 'id'; use one of these"
     )
     error = told(documents({"paths": [path], "column": "id"}), tmp_path)
-    assert f"is a column of int64 in {path}, not of text; name a column of strings" in error
+    assert f"is a column of int64 in {path}, not text; name a column of strings" in error
 
 
 def test_a_row_without_text_is_named(tmp_path):

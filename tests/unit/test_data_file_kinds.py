@@ -83,12 +83,13 @@ def _zip(content: bytes) -> bytes:
 OTHERS: dict[str, tuple[bytes, ProblemCode, str]] = {
     "utf-16": (LINES.decode().encode("utf-16"), "invalid_encoding", "is UTF-16 text, not UTF-8"),
     "utf-16-be": (b"\xfe\xff" + LINES.decode().encode("utf-16-be"), "invalid_encoding", "is UTF-16 text"),
-    "utf-16 without a mark": (LINES.decode().encode("utf-16-le"), "invalid_encoding", "has NUL bytes"),
+    "utf-16 without a mark": (LINES.decode().encode("utf-16-le"), "invalid_encoding", "starts with NUL bytes, "
+                                                            "like UTF-16 text"),
     "utf-32": (LINES.decode().encode("utf-32"), "invalid_encoding", "is UTF-32 text"),
     "latin-1": (LINES.decode().encode("latin-1"), "invalid_encoding", "is not UTF-8 text at byte 13 of the"),
     "zip": (_zip(LINES), "wrong_type", "is a Zip archive"),
     "a pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "wrong_type", "is a Git LFS pointer"),
-    "nul": (b"\0" * 100, "invalid_encoding", "has NUL bytes"),
+    "nul": (b"\0" * 100, "invalid_encoding", "starts with NUL bytes, like UTF-16 text"),
 }  # fmt: skip
 
 
@@ -151,7 +152,7 @@ def test_an_array_is_read_as_its_items(seed: int, tmp_path: Path, monkeypatch: p
         ('[{"text": "a"} {"text": "b"}]', ", item 1", "is followed by neither"),
         ("[", ", item 1", "is not JSON"),
         ('["text"]', ", item 1", "is a string, not an object"),
-        ('{\n  "text": "a"\n}', "", "is one JSON object over several lines"),
+        ('{\n  "text": "a"\n}', "", "is a JSON object over several lines, not one per line"),
     ],
 )
 def test_mistakes_of_an_array_are_told_by_item(text: str, where: str, rule: str, tmp_path: Path) -> None:

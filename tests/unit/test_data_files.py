@@ -68,12 +68,15 @@ def test_columns_have_the_names_that_the_spec_gives(tmp_path):
         ("null", "line 2') is null, not an object"),
         ({**GOOD, "source": None}, "line 2') has a 'source' that is null, not text"),
         ({**GOOD, "target": 3}, "line 2') has a 'target' that is a number, not text"),
-        ({**GOOD, "lang": ""}, "line 2') has a 'lang' (='') that is no language code"),
+        ({**GOOD, "lang": ""}, "line 2') has a 'lang' (='') that is not a language code"),
         (
             '{"source": "Haus", "target": "house", "lang": "\\ud800"}',
-            "line 2') has a 'lang' (='\\ud800') that is no language code",
+            "line 2') has a 'lang' (='\\ud800') that is not a language code",
         ),
-        ({**GOOD, "lang": "\x1b[31mde"}, "line 2') has a 'lang' (='\\x1b[31mde') that is no language code"),
+        (
+            {**GOOD, "lang": "\x1b[31mde"},
+            "line 2') has a 'lang' (='\\x1b[31mde') that is not a language code",
+        ),
         ("[" * 100_000, "line 2') is not JSON"),
         ("x" * (2 << 20), "line 2') is longer than 1048576 bytes"),
     ],

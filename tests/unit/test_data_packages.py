@@ -96,8 +96,8 @@ def test_a_distribution_that_is_not_installed_is_named():
     with refused("not_installed", "data.corpus", "packages") as error:
         Packages((Distribution("not-installed-here"),), ()).check()
     assert str(error.value) == (
-        "data.corpus (='packages') needs the distribution not-installed-here, which is not installed here; install it "
-        "on every node (pip install not-installed-here), or train on documents of your own"
+        "data.corpus (='packages') requires the distribution not-installed-here, which is not installed; install it "
+        "on every node (pip install not-installed-here), or train on your own documents"
     )
 
 

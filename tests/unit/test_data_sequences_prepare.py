@@ -76,7 +76,7 @@ def test_rows_hold_the_documents(spec, tmp_path):
     assert train["waste"] <= 0.02
     assert sum(train["rows_of"].values()) == train["rows"] == found.train.num_rows
     assert said == describe(found.stats)
-    assert said[0].startswith(f"prepared {found.train.num_documents} documents to train on")
+    assert said[0].startswith(f"prepared {found.train.num_documents} documents for training (")
 
 
 def test_what_is_built_is_found_again(spec, tmp_path):

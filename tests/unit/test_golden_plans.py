@@ -74,7 +74,7 @@ def test_a_plan_of_when_language_models_could_not_be_run_is_not_run() -> None:
         refused = refusal(plan)
         assert plan.profile == "peer"
         assert refused is not None
-        assert refused.rule == "asks for what cannot be run yet: language models, the layout of a peer"
+        assert refused.rule == "uses features that cannot be run yet: language models, the layout of a peer"
     now = Plan.model_validate_json(kept("deepseek-v3-1024-h100").read_text())
     assert now.profile == "ours"
     assert refusal(now) is None

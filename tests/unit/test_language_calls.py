@@ -106,13 +106,14 @@ def test_texts_go_on_within_their_room_from_where_they_begin() -> None:
          r"full_attention_every \(=1\) leaves no layer with linear_attention"),
         ({"dense_layers": [2]}, r"dense_layers \(=2\) must be below num_layers \(=2\)"),
         ({"attention": {**HEADS, "windowed_layers": "all"}},
-         r"attention.windowed_layers \(='all'\) says nothing without window"),
+         r"attention.windowed_layers \(='all'\) has no effect without window"),
         ({"attention": {**HEADS, "window": 3, "windowed_layers": [0, 2]}},
          r"attention.windowed_layers \(=2\) must be below num_layers \(=2\)"),
         ({"moe": {"num_experts": 4, "hidden_dim": 12, "router": "expert_choice"}},
-         r"moe.router \(='expert_choice'\) lets later tokens decide .* or say moe.later_tokens_choose_too: accepted"),
-        ({"moe": None, "moe_every": 2}, r"moe_every \(=2\) says nothing without moe"),
-        ({"moe": None, "first_dense_layers": 1}, r"first_dense_layers \(=1\) says nothing without moe"),
+         r"moe.router \(='expert_choice'\) lets later tokens influence the experts of earlier ones, but this "
+         r"model's decoder is causal .* use another router, or set moe.later_tokens_choose_too: accepted"),
+        ({"moe": None, "moe_every": 2}, r"moe_every \(=2\) has no effect without moe"),
+        ({"moe": None, "first_dense_layers": 1}, r"first_dense_layers \(=1\) has no effect without moe"),
     ],
 )  # fmt: skip
 def test_fields_that_do_not_fit_each_other_are_refused(fields: dict, told: str) -> None:

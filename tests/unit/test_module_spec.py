@@ -31,7 +31,7 @@ def test_a_job_of_a_module_is_read_and_written() -> None:
         job.model.build = "m:g"  # type: ignore[union-attr, misc]
 
 
-REMEDY = "; name one function of an importable module, as in mypackage.model:build"
+REMEDY = "; name one function of an importable module, such as mypackage.model:build"
 
 
 @pytest.mark.parametrize(
@@ -59,35 +59,36 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another corpus": (
         {"data": {"corpus": "catalogs"}},
-        "data.corpus (='catalogs') is nothing for a module model; use module, with the function that gives its batches",
+        "data.corpus (='catalogs') does not apply to a module model; "
+        "use corpus module, with the function that returns batches",
     ),
     "another model": (
         {"model": {"preset": "gshard-tiny"}},
-        "model.kind (='translation') has no use for a module's batches; use kind module, or another corpus",
+        "model.kind (='translation') cannot use a module's batches; use kind module, or another corpus",
     ),
     "no argument's name": (
         {"model": {"kind": "module", "build": "a:b", "options": {"x y": 1}}},
-        "model.options must have names of arguments as keys, and 'x y' is none; rename it",
+        "model.options must have argument names as keys, and 'x y' is not one; rename it",
     ),
     "no number": (
         {"model": {"kind": "module", "build": "a:b", "options": {"x": [{"y": float("inf")}]}}},
-        "model.options must hold what JSON can: text, finite numbers, true, false, null, lists and mappings with text "
-        "as keys; write it so",
+        "model.options must be JSON: text, finite numbers, true, false, null, lists, and mappings with text "
+        "keys; use only these",
     ),
     "tokens": (
         {"train": {"num_steps": 3, "batch_tokens": 128}},
-        "train.batch_tokens (=128) is for models of this library to heed, and not for a user's module; "
-        "omit it: the module's own code says it",
+        "train.batch_tokens (=128) does not apply to a user's module; "
+        "omit it: the module's own code decides it",
     ),
     "held-out sets": (
         {"train": {"num_steps": 3, "evaluation": {"every_steps": 1}}},
-        "train.evaluation is for models of this library to heed, and not for a user's module; "
-        "omit it: the module's own code says it",
+        "train.evaluation does not apply to a user's module; "
+        "omit it: the module's own code decides it",
     ),
     "degrees": (
         {"parallel": {"expert": 2}},
-        "parallel.expert (=2) is for models of this library, and not for a user's module; "
-        "omit it: its layout is planned from what it computes",
+        "parallel.expert (=2) does not apply to a user's module; "
+        "omit it: the layout follows from the module's graph",
     ),
 }  # fmt: skip
 

@@ -91,7 +91,7 @@ def test_all_patterns_of_a_corpus_together_look_at_so_many_names_and_no_more(tmp
         locator.locate("data.paths[3]", f"{tmp_path}/*/*none*")
     (problem,) = caught.value.problems
     assert problem.path == "data.paths[3]"
-    assert "look at more than 50 names" in problem.rule
+    assert "makes the service examine more than 50 names" in problem.rule
 
 
 @pytest.mark.parametrize("pattern", ["{dots}*.jsonl", "*/{deep}x.jsonl", "*/{dots}sub/*.jsonl"])

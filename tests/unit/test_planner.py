@@ -190,12 +190,13 @@ def test_exchanges_overlap_where_blocks_are_interrupted_for_them() -> None:
 @pytest.mark.parametrize(
     ("parallel", "said"),
     [
-        ({"pipeline": 64}, "parallel.pipeline (=64) needs 64 runs of layers, where layers, embeddings and head are 63; "
+        ({"pipeline": 64}, "parallel.pipeline (=64) needs 64 runs of layers, "
+                           "but layers, embeddings and head are only 63; "
                            "use at most 63 stages"),
-        ({"pipeline": 32, "overlap": True}, "parallel.pipeline (=32) needs 64 runs of layers, 2 a stage, where layers, "
-                                            "embeddings and head are 63; use at most 31 stages"),
-        ({"pipeline": 4, "virtual_stages": 40}, "parallel.pipeline (=4) needs 160 runs of layers, 40 a stage, where "
-                                                "layers, embeddings and head are 63; use at most 1 stages"),
+        ({"pipeline": 32, "overlap": True}, "parallel.pipeline (=32) needs 64 runs of layers, 2 a stage, but layers, "
+                                            "embeddings and head are only 63; use at most 31 stages"),
+        ({"pipeline": 4, "virtual_stages": 40}, "parallel.pipeline (=4) needs 160 runs of layers, 40 a stage, but "
+                                                "layers, embeddings and head are only 63; use at most 1 stages"),
     ],
 )  # fmt: skip
 def test_a_pipeline_of_more_stages_than_layers_is_refused(parallel: dict[str, Any], said: str) -> None:
@@ -339,7 +340,7 @@ def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
     for of_peer in (plan_as_peer(spec, cluster), plan_as_peer(translation(2), h100s(1))):
         assert of_peer.not_yet[0] == "the layout of a peer"
         assert all(each.not_yet[0] == "the layout of a peer" for each in of_peer.runners_up)
-    with pytest.raises(SpecError, match="asks for what cannot be run yet: the layout of a peer"):
+    with pytest.raises(SpecError, match="uses features that cannot be run yet: the layout of a peer"):
         plan_as_peer(spec, cluster, to_run=True)
     candidate = candidate_of(Degrees(expert=8, data=2, tensor=2, fsdp=8), 1, 16, "parameters")
     of = {name: MemoryModel(spec, cluster, profile).estimate(candidate) for name, profile in PROFILES.items()}

@@ -108,7 +108,7 @@ def test_a_synthetic_corpus_is_planned_and_never_trained(config: Path) -> None:
         ({}, {"rank": 16}, "train.dtype and adapter.base are left out", "write train.dtype: bfloat16 and adapter.base"),
         ({"dtype": "float32"}, {"rank": 16}, "adapter.base is left out", "write adapter.base: bfloat16, which 2 wo"),
         ({"dtype": "float32"}, {"rank": 16, "base": "float32"}, "", "write adapter.base: bfloat16, which 2 workers"),
-        ({}, None, "train.dtype is left out", "train adapters in place of all weights, adapter: {rank: 16, base: bf"),
+        ({}, None, "train.dtype is left out", "train adapters instead of all weights, adapter: {rank: 16, base: bf"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_float32_that_nobody_wrote(
@@ -158,10 +158,13 @@ def test_conversations_are_planned_for_a_preset() -> None:
 @pytest.mark.parametrize(
     ("model", "data", "beside", "rule"),
     [
-        ({"preset": "mixtral-8x7b"}, DOCUMENTS, {"adapter": {"rank": 4}}, "is required beside an adapter"),
-        ({"preset": "mixtral-8x7b", "adapter": {"rank": 4}}, CHAT, {}, "is required beside an adapter"),
+        ({"preset": "mixtral-8x7b"}, DOCUMENTS, {"adapter": {"rank": 4}}, "is required with an adapter, "
+                                                            "which needs pretrained weights"),
+        ({"preset": "mixtral-8x7b", "adapter": {"rank": 4}}, CHAT, {}, "is required with an adapter, "
+                                                            "which needs pretrained weights"),
         ({"preset": "mixtral-8x7b"}, CHAT, {}, "is required for the corpus chat"),
-        ({"preset": "mixtral-8x7b"}, PREFERENCE, {"adapter": {"rank": 4}}, "is required beside an adapter"),
+        ({"preset": "mixtral-8x7b"}, PREFERENCE, {"adapter": {"rank": 4}}, "is required with an adapter, "
+                                                            "which needs pretrained weights"),
         ({"from": ""}, CHAT, {"adapter": {"rank": 4}}, "has no weights"),
     ],
 )  # fmt: skip

@@ -54,12 +54,12 @@ def test_the_format_that_is_written_counts() -> None:
     [
         (
             {"paths": ["/a/*"]},
-            "data.sources[0].format is required where the names of the paths do not say it; "
-            "write jsonl, text or parquet, one for each source",
+            "data.sources[0].format is required unless file names imply it; "
+            "write jsonl, text or parquet, one per source",
         ),
         (
             {"paths": ["/a/b.txt", "/a/b.jsonl"]},
-            "data.sources[0].format is required where the paths say several (jsonl, text)",
+            "data.sources[0].format is required if paths imply several (jsonl, text)",
         ),
         (
             {**SOURCE, "weight": 0.0},
@@ -71,11 +71,11 @@ def test_the_format_that_is_written_counts() -> None:
         ),
         (
             {**SOURCE, "name": "all"},
-            "data.sources[0].name (='all') is what the report calls all of them together",
+            "data.sources[0].name (='all') is reserved for the total in reports",
         ),
         (
             {"paths": ["/a.txt"], "column": "body"},
-            "data.sources[0].column (='body') says nothing of text files, each a document as it is",
+            "data.sources[0].column (='body') does not apply to text files, which are one document each",
         ),
         ({**SOURCE, "paths": []}, "data.sources[0].paths"),
         ({**SOURCE, "name": "../x"}, "data.sources[0].name (='../x')"),

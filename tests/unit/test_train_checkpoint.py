@@ -116,9 +116,9 @@ def test_a_damaged_one_is_named_and_passed_over_and_later_removed(tmp_path):
     assert resumed.checkpointer.restore().step == 1
     assert resumed.values() == {1.0}
     assert resumed.warnings() == [
-        "checkpoint step-00000003.a1.g0 passed over for the one before it: __0_0.distcp does not have the "
-        "checksum of what was written",
-        "checkpoint step-00000002.a1.g0 passed over for the one before it: its marker is torn",
+        "skipped checkpoint step-00000003.a1.g0 for an earlier one: "
+        "the checksum of __0_0.distcp differs from the written one",
+        "skipped checkpoint step-00000002.a1.g0 for an earlier one: its marker is incomplete",
     ]
     # They do not count among those kept, and go when there is a newer one.
     resumed.save(4)
@@ -140,8 +140,8 @@ def test_one_that_cannot_be_read_is_passed_over_and_stays_until_there_are_enough
     resumed = Run(tmp_path, keep=3, group=1)
     assert resumed.checkpointer.restore().step == 1
     first, second = resumed.warnings()
-    assert "step-00000003.a1.g0 passed over for the one before it: __0_0.distcp cannot be read: " in first
-    assert "step-00000002.a1.g0 passed over for the one before it: its marker cannot be read: " in second
+    assert "step-00000003.a1.g0 for an earlier one: __0_0.distcp cannot be read: " in first
+    assert "step-00000002.a1.g0 for an earlier one: its marker cannot be read: " in second
     unreadable = ["step-00000003.a1.g0", "step-00000002.a1.g0"]  # and may be whole
     resumed.save(4, 5)
     newer = ["step-00000005.a1.g1", "step-00000004.a1.g1"]
@@ -156,7 +156,7 @@ def test_where_none_can_be_read_the_run_does_not_begin_anew(tmp_path):
         put_a_directory_in_place_of(tmp_path / f"step-0000000{step}.a1.g0" / "__0_0.distcp")
     run = Run(tmp_path, group=1)
     with pytest.raises(
-        CheckpointError, match=r"step-00000002\.a1\.g0: __0_0\.distcp cannot be read.*mend the storage"
+        CheckpointError, match=r"step-00000002\.a1\.g0: __0_0\.distcp cannot be read.*repair the storage"
     ):
         run.checkpointer.restore()
     assert run.committed() == ["step-00000002.a1.g0", "step-00000001.a1.g0"]
@@ -207,7 +207,7 @@ def test_a_failed_save_is_logged_and_training_goes_on_but_the_last_one_must_succ
 
     (tmp_path / "storage" / "step-00000004.a1.g0").write_text("again")
     with pytest.raises(
-        CheckpointError, match=r"step-00000004\.a1\.g0 .* must be written before the run ends"
+        CheckpointError, match=r"step-00000004\.a1\.g0 .* could not be written before the run ended"
     ):
         run.save(4)
     assert run.committed()[0] == "step-00000003.a1.g0"
@@ -250,7 +250,7 @@ def test_every_tensor_that_is_not_there_or_has_another_shape_is_named(tmp_path):
         ("model.v", None),
     ]
     assert "must have the shape [5, 3]" in str(caught.value)
-    assert "of shape [4, 3] must be in the checkpoint, and is not" in str(caught.value)
+    assert "of shape [4, 3] is missing from the checkpoint" in str(caught.value)
 
 
 class _Harm:
@@ -276,7 +276,7 @@ def test_a_sealed_checkpoint_that_no_run_has_written_is_refused_in_words(tmp_pat
         Run(tmp_path, group=1).checkpointer.restore()
     (problem,) = caught.value.problems
     assert problem.path == f"{tmp_path}/{name}"
-    assert problem.rule.startswith("is no checkpoint that a run has written: ")
+    assert problem.rule.startswith("is not a checkpoint written by a run: ")
     assert "\n" not in problem.rule
     if b"harm" in content and path == ".metadata":
         assert "holds no builtins.print" in problem.rule
@@ -387,5 +387,5 @@ def test_killed_in_the_middle_of_a_save_the_one_before_it_counts(tmp_path):
 
 
 def test_its_error_crosses_processes():
-    error = pickle.loads(pickle.dumps(CheckpointError("step-00000001.a1.g0 must be written")))
-    assert (type(error), str(error)) == (CheckpointError, "step-00000001.a1.g0 must be written")
+    error = pickle.loads(pickle.dumps(CheckpointError("step-00000001.a1.g0 could not be written")))
+    assert (type(error), str(error)) == (CheckpointError, "step-00000001.a1.g0 could not be written")

@@ -143,13 +143,14 @@ def test_an_exported_model_is_the_model(trained, translator, tmp_path):
     ("path", "alter", "why"),
     [
         (TOKENIZER, lambda path: os.truncate(path, MAX_READ_BYTES + 1), "has more than 268,435,456 bytes"),
-        (TOKENIZER, lambda path: path.write_bytes(b"garbage"), r"a tokenizer\.json cannot be read: "),
+        (TOKENIZER, lambda path: path.write_bytes(b"garbage"), r"not a valid tokenizer\.json: "),
         (TOKENIZER, lambda path: path.write_bytes(b"\xff"), "can't decode byte 0xff"),
         (TOKENIZER, lambda path: path.unlink(), r"tokenizer\.source\.json"),
-        ("spec.json", lambda path: path.write_bytes(b"[" * 200_000), "must hold a spec that this release reads"),
-        ("spec.json", lambda path: path.write_bytes(b"{}"), "must hold a spec that this release reads"),
+        ("spec.json", lambda path: path.write_bytes(b"[" * 200_000), "must hold a spec that this "
+                                                            "release can read, but"),
+        ("spec.json", lambda path: path.write_bytes(b"{}"), "must hold a spec that this release can read, but"),
         ("spec.json", lambda path: path.unlink(), r"spec\.json"),
-        (".metadata", lambda path: path.write_bytes(b"garbage"), "is no checkpoint that a run has written"),
+        (".metadata", lambda path: path.write_bytes(b"garbage"), "is not a checkpoint written by a run"),
     ],
 )  # fmt: skip
 def test_a_checkpoint_that_is_no_run_s_is_refused_in_words(trained, tmp_path, path, alter, why):
@@ -171,7 +172,7 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half(trained, tmp_path,
     model = TrainedModel.load(f"{trained[2]}/checkpoints/step-00000080.a1.g0")
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine").touch()
-    with pytest.raises(ExportError, match="is there already; name a new folder"):
+    with pytest.raises(ExportError, match="already exists; name a new folder"):
         save_exported(model, tmp_path / "there")
     with pytest.raises(ExportError, match=r"holds no exported model: it needs config\.json"):
         load_exported(tmp_path / "there")
@@ -201,9 +202,7 @@ def test_the_translator_refuses_what_is_not_whole(trained, tmp_path, translator)
     for source in folder.iterdir():
         if source.is_file():
             (tmp_path / source.name).write_bytes(source.read_bytes())
-    with pytest.raises(
-        CheckpointError, match=r"must be a committed, undamaged checkpoint, but .* is missing"
-    ):
+    with pytest.raises(CheckpointError, match=r"must be a committed, intact checkpoint, but .* is missing"):
         load_trained(f"{tmp_path}/step-00000080.a1.g0")
 
 

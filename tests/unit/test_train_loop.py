@@ -143,8 +143,8 @@ def test_a_run_says_that_its_router_is_never_trained(data, cache, tmp_path):
         warnings = [log["message"] for log in recorder.logs if log["level"] == "warning"]
         assert len(warnings) == said
         assert all(
-            warning.startswith("model.moe.renormalize_gates (=True) makes the weight of a token's one choice")
-            and warning.endswith("so that the router is never trained")
+            warning.startswith("model.moe.renormalize_gates (=True) gives a token's only expert")
+            and warning.endswith("so the router never learns")
             for warning in warnings
         )
 
@@ -154,7 +154,9 @@ def test_with_none_whole_a_run_begins_anew_and_says_so(data, cache, tmp_path):
     (tmp_path / "checkpoints/step-00000004.a1.g0.commit.json").write_text("{")
     outcome, recorder = run(job(data), tmp_path, cache, group=1, control=RequestAfter("pause", 1))
     assert (outcome.kind, outcome.step) == ("paused", 1)
-    assert "no whole checkpoint: the run begins anew at step 0" in [log["message"] for log in recorder.logs]
+    assert "no complete checkpoint: the run starts over at step 0" in [
+        log["message"] for log in recorder.logs
+    ]
 
 
 def test_the_step_that_is_told_is_that_of_the_checkpoint_that_was_loaded(data, cache, tmp_path):
@@ -177,7 +179,7 @@ def test_a_run_that_starts_from_a_checkpoint_never_begins_anew(data, cache, tmp_
     (problem,) = caught.value.problems
     assert (problem.path, problem.value) == ("start_from.job", "job-abc")
     assert (
-        problem.rule == f"is where this run begins, and its copy in {tmp_path}/checkpoints is gone or damaged"
+        problem.rule == f"is where this run starts, but its copy in {tmp_path}/checkpoints is gone or damaged"
     )
 
 
@@ -258,7 +260,7 @@ def test_divergence_names_step_place_and_last_good_checkpoint(data, cache, tmp_p
 def test_a_run_whose_last_checkpoint_cannot_be_written_fails(data, cache, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "step-00000002.a1.g0").write_text("in the way")
-    with pytest.raises(CheckpointError, match="must be written before the run ends"):
+    with pytest.raises(CheckpointError, match="could not be written before the run ended"):
         run(job(data, train={"num_steps": 2}), tmp_path, cache)
 
 
@@ -293,7 +295,7 @@ def test_what_changes_the_course_is_refused_and_what_does_not_is_taken(data, cac
     assert [problem.path for problem in raised.value.problems] == [
         "train.optimizer.weight_decay", "train.schedule.decay", "train.label_smoothing", "train.clip_norm",
     ]  # fmt: skip
-    assert "must be what the checkpoint in this storage was trained with (=0.1)" in str(raised.value)
+    assert "must match the checkpoint in this storage (=0.1)" in str(raised.value)
 
 
 def test_a_checkpoint_from_before_a_field_was_there_is_the_same_run(data, cache, tmp_path, undisturbed):

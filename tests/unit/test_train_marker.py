@@ -78,7 +78,7 @@ def test_faults_are_named(folder):
     folder.write(path, whole[:-5])
     assert markers.fault(folder, made) == "__0_0.distcp has 6995 bytes instead of 7000"
     folder.write(path, whole[:100] + b"X" + whole[101:])
-    assert markers.fault(folder, made) == "__0_0.distcp does not have the checksum of what was written"
+    assert markers.fault(folder, made) == "the checksum of __0_0.distcp differs from the written one"
     assert markers.fault(folder, made, ["spec.json"]) is None
     folder.remove(path)
     assert markers.fault(folder, made) == "__0_0.distcp is missing"
@@ -111,7 +111,7 @@ def test_a_file_that_grows_is_read_no_further_than_what_was_sealed(folder, monke
 def test_a_marker_under_another_name_is_refused(folder):
     made = commit(folder)
     folder.write("step-00000099.a1.g0.commit.json", made.to_bytes())
-    with pytest.raises(ValueError, match=r"its marker is that of step-00000050\.a1\.g0"):
+    with pytest.raises(ValueError, match=r"its marker belongs to step-00000050\.a1\.g0"):
         markers.read(folder, "step-00000099.a1.g0")
 
 

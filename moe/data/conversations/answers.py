@@ -65,11 +65,12 @@ class Texts:
         text = self._going_on(at, prompt)
         if text is None:
             rule = (
-                f"renders another text before an answer than its generation prompt (messages[{at}], "
-                f"{_parting(prompt, transcript)}), so that the assistant's part cannot be found"
+                f"renders different text before an answer than its generation prompt (messages[{at}], "
+                f"{_parting(prompt, transcript)}), so the assistant's text cannot be located"
             )
             raise UnreadableRecord(
-                rule, "mark that part by {% generation %} in a template, and name it by data.chat_template"
+                rule,
+                ("mark the answers with {% generation %} in a template, and name it by data.chat_template"),
             )
         return AnswerSpan(at, text, len(prompt))
 

@@ -14,7 +14,7 @@ from moe.data.conversations.generation_marks import GenerationMarks
 
 MAX_CHARS = 1 << 24
 """Bound on the text of one conversation."""
-SHORTER = "cut it into several conversations, or correct the template"
+SHORTER = "split it into several conversations, or correct the template"
 
 
 class _TemplateRefusal(Exception):
@@ -40,7 +40,9 @@ class JinjaTemplate:
         except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
             line = getattr(error, "lineno", None)
             where = f", at line {line}" if line else ""
-            raise UnreadableRecord(f"is no template: {_error_text(error)}{where}", "correct it") from None
+            raise UnreadableRecord(
+                f"is not a valid template: {_error_text(error)}{where}", "correct it"
+            ) from None
 
     @property
     def has_marks(self) -> bool:
@@ -73,13 +75,13 @@ class JinjaTemplate:
         except UnreadableRecord:
             raise
         except MemoryError:
-            raise UnreadableRecord("takes more memory than a template may", "correct it") from None
+            raise UnreadableRecord("exceeds a template's memory limit", "correct it") from None
         except Exception as error:  # whatever an expression of it does
             raise UnreadableRecord(
                 f"fails: {_error_text(error)}", "correct the template, or the record"
             ) from None
         if len(text) > MAX_CHARS:
-            raise UnreadableRecord(f"writes more than {MAX_CHARS} characters", SHORTER)
+            raise UnreadableRecord(f"renders more than {MAX_CHARS} characters", SHORTER)
         return self._marks.strip_marks(text) if self.has_marks else RenderedText(text, ())
 
     def _renders_only_parts(self) -> bool:
@@ -95,7 +97,7 @@ class JinjaTemplate:
 
     def _strftime(self, form: str) -> str:
         if self._date is None:
-            raise UnreadableRecord("asks for the date, and data.date has none", "write data.date")
+            raise UnreadableRecord("uses the date, but data.date is not set", "set data.date")
         return datetime.datetime.fromisoformat(self._date).strftime(form)
 
 

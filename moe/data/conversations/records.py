@@ -52,10 +52,10 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
     _refuse_media(row)
     messages = _prompt(row)
     if messages is None:
-        raise UnreadableRecord(f"has {_describe_keys(row)}, and none of {_KEYS}", "name them so")
+        raise UnreadableRecord(f"has {_describe_keys(row)}, but none of {_KEYS}", "rename its keys")
     for key in REJECTED:
         if row.get(key) is False:
-            raise UnreadableRecord(f"has {key} false: its answer must not be learned", "leave the record out")
+            raise UnreadableRecord(f"has {key} false: its answer must not be learned", "remove the record")
     answer = _answer_key(row)
     if answer is not None:
         messages = [*messages, *_answer(row[answer], answer)]
@@ -68,7 +68,7 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
     for key in _PAIR:
         if _is_missing(row, key):
             raise UnreadableRecord(
-                f"has {_describe_keys(row)}, and no {key!r}", "give both, chosen and rejected"
+                f"has {_describe_keys(row)}, but no {key!r}", "add both chosen and rejected"
             )
     _refuse_media(row)
     prompt = _prompt(row) or []
@@ -77,18 +77,18 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
     if all(are_whole):
         prompt, ends = [], _whole(prompt, ends)
     elif any(are_whole):
-        rule = "has a 'chosen' and a 'rejected' of which one begins with a question and the other answers"
-        raise UnreadableRecord(rule, "give both whole, or both as answers")
+        rule = "has a 'chosen' and a 'rejected' of which only one starts with a question"
+        raise UnreadableRecord(rule, "include the question in both, or in neither")
     elif prompt and prompt[-1]["role"] == ASSISTANT:
-        rule = "has messages that end with an answer, and a 'chosen' and a 'rejected' behind it"
-        raise UnreadableRecord(rule, "leave that answer out, or give each with all that goes before it")
+        rule = "has messages that end with an answer, followed by 'chosen' and 'rejected'"
+        raise UnreadableRecord(rule, "remove that answer, or include all earlier messages in both")
     num_given = len(prompt)
     if not prompt:
         num_given = _alike(*ends)
         if not num_given:
             raise UnreadableRecord(
-                "has a 'chosen' and a 'rejected' that begin with another message each, and no prompt",
-                "put what both answer to before them, or under 'prompt'",
+                "has a 'chosen' and a 'rejected' that start with different messages, and no prompt",
+                "start both with the common messages, or put these under 'prompt'",
             )
     tools, arguments = _tools(row), _arguments(row)
     chosen_conversation, rejected_conversation = (
@@ -96,7 +96,7 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
         for key, end in zip(_PAIR, ends, strict=True)
     )
     if chosen_conversation == rejected_conversation:
-        raise UnreadableRecord("has a 'chosen' that is its 'rejected'", "leave the record out")
+        raise UnreadableRecord("has the same 'chosen' and 'rejected'", "remove the record")
     return chosen_conversation, rejected_conversation
 
 
@@ -109,8 +109,8 @@ def _whole(prompt: Sequence[Message], ends: Sequence[list[Message]]) -> list[lis
             first_turn
             and [message for message in end if message["role"] not in _INSTRUCTING][:1] != first_turn
         ):
-            rule = "has a prompt, and a 'chosen' or 'rejected' that begins with another message"
-            raise UnreadableRecord(rule, "give the answers alone, or leave the prompt out")
+            rule = "has a 'chosen' or 'rejected' that starts with other messages than its prompt"
+            raise UnreadableRecord(rule, "give only the answers, or remove the prompt")
     return [end if end[0]["role"] in _INSTRUCTING else [*head, *end] for end in ends]
 
 
@@ -139,7 +139,7 @@ def _answer_key(row: Mapping[str, Any]) -> str | None:
     key = "output" if not _is_missing(row, "instruction") else "completion"
     if _is_missing(row, key):
         raise UnreadableRecord(
-            f"has {_describe_keys(row)}, and no {key!r}", "add the answer, or leave the record out"
+            f"has {_describe_keys(row)}, but no {key!r}", "add the answer, or remove the record"
         )
     return key
 
@@ -160,7 +160,7 @@ def _with_system(row: Mapping[str, Any], messages: list[Message]) -> list[Messag
     """The messages, preceded by the record's separate system prompt, if there is one."""
     system = _system(row)
     if system and messages and messages[0]["role"] == "system":
-        raise UnreadableRecord("has a 'system' and a message of the role system", "leave one of them out")
+        raise UnreadableRecord("has both 'system' and a message of the role system", "remove one of them")
     return [*system, *messages]
 
 
@@ -171,7 +171,7 @@ def _history(row: Mapping[str, Any]) -> Iterable[Message]:
         not isinstance(turn, Sequence) or isinstance(turn, str) or len(turn) != 2 for turn in turns
     ):
         raise UnreadableRecord(
-            "has a 'history' that is no list of questions, each with its answer", "write [[q, a], ...]"
+            "has a 'history' that is not a list of question and answer pairs", "write [[q, a], ...]"
         )
     for question, answer in turns:
         yield {"role": "user", "content": _text(question, "history")}
@@ -228,7 +228,7 @@ def _message(raw_message: Any, place: str) -> tuple[Message, bool]:
             _call(call, place) for call in _list(fields["tool_calls"], f"{place}.tool_calls")
         ]
     elif content is None:
-        raise UnreadableRecord(f"has {place} with no 'content'", "say what is said, or leave the message out")
+        raise UnreadableRecord(f"has {place} without 'content'", "add the text, or remove the message")
     return {"role": role, "content": content or "", **fields}, is_call
 
 
@@ -241,14 +241,12 @@ def _role(fields: dict[str, Any], place: str) -> str:
         fields["content"] = fields.pop("value")
     if role is None:
         raise UnreadableRecord(
-            f"has {place} with {_describe_keys(fields)}, and no 'role' nor 'from'", "say who speaks"
+            f"has {place} with {_describe_keys(fields)}, but no 'role' or 'from'", "add the role"
         )
     speaker = role.strip().lower() if isinstance(role, str) else None
     if speaker not in _SPEAKERS:
         choices = ", ".join(dict.fromkeys((*ROLES, *_SPEAKERS)))
-        raise UnreadableRecord(
-            f"has {place} of the role {role!r:.60}, which is not known", f"use one of {choices}"
-        )
+        raise UnreadableRecord(f"has {place} with the unknown role {role!r:.60}", f"use one of {choices}")
     return _SPEAKERS[speaker]
 
 
@@ -269,7 +267,7 @@ def _content(content: Any, place: str) -> tuple[str | None, str]:
         return content, ""
     if isinstance(content, bytes) or not isinstance(content, Sequence):
         raise UnreadableRecord(
-            f"has {place} with content that is {kind_of(content)}, not text", "put a string there"
+            f"has {place} with content that is {kind_of(content)}, not text", "write a string"
         )
     texts, thoughts = list[str](), list[str]()
     for part in content:
@@ -283,8 +281,8 @@ def _content(content: Any, place: str) -> tuple[str | None, str]:
             thoughts.append(text or "")
         else:
             description = f"a part of type {kind!r:.60}" if kind is not None else "a part without a type"
-            raise UnreadableRecord(f"has {place} with {description} in its content, and text alone is read",
-                             "leave the record out, or write its text alone")  # fmt: skip
+            raise UnreadableRecord(f"has {place} with {description} in its content, but only text is supported",
+                             "remove the record, or keep only its text")  # fmt: skip
     return "".join(texts), "".join(thoughts)
 
 
@@ -292,12 +290,10 @@ def _call(raw_call: Any, place: str) -> dict[str, Any]:
     """A tool call. Its arguments stay an object or JSON text, as in the record: `CallForms` converts them to what the
     template takes."""
     if not isinstance(raw_call, Mapping):
-        raise UnreadableRecord(
-            f"has {place} with a call of a tool that is {kind_of(raw_call)}", "write an object"
-        )
+        raise UnreadableRecord(f"has {place} with a tool call that is {kind_of(raw_call)}", "write an object")
     function = raw_call.get("function", raw_call)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise UnreadableRecord(f"has {place} with a call of a tool that has no name", "name the function")
+        raise UnreadableRecord(f"has {place} with a tool call without a name", "name the function")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str) and not arguments.strip():
         arguments = {}
@@ -305,9 +301,7 @@ def _call(raw_call: Any, place: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         read = _object(arguments, f"{place}, arguments of {function['name']!r:.60}")
     if not isinstance(read, Mapping):
-        raise UnreadableRecord(
-            f"has {place} with arguments of a tool that are {kind_of(read)}", "write an object"
-        )
+        raise UnreadableRecord(f"has {place} with tool arguments that are {kind_of(read)}", "write an object")
     function_call = {**function, "arguments": arguments}
     fields = {name: value for name, value in raw_call.items() if value is not None}
     return {"type": "function", **fields, "function": function_call} if "function" in raw_call else {
@@ -316,7 +310,7 @@ def _call(raw_call: Any, place: str) -> dict[str, Any]:
 
 def _parse_calls(content: str | None, place: str) -> list[Any]:
     """Tool calls that ShareGPT's records have as text."""
-    calls = _object(content or "", f"{place}, the function that is called")
+    calls = _object(content or "", f"{place}, the called function")
     return calls if isinstance(calls, list) else [calls]
 
 
@@ -326,7 +320,7 @@ def _object(text: str, subject: str, kind: str = "object") -> Any:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict | list):
-        raise UnreadableRecord(f"has {subject}, that is no JSON {kind}", "write one")
+        raise UnreadableRecord(f"has {subject}, which is not a JSON {kind}", "write one")
     return value
 
 
@@ -334,7 +328,7 @@ def _refuse_media(fields: Mapping[str, Any], place: str = "") -> None:
     """Raise UnreadableRecord for pictures or sounds, without which the text would mean something else."""
     for name in MEDIA:
         if fields.get(name):
-            raise UnreadableRecord(f"has {place}{name!s}, and text alone is read", "leave the record out")
+            raise UnreadableRecord(f"has {place}{name!s}, but only text is supported", "remove the record")
 
 
 def _arguments(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -351,7 +345,7 @@ def _arguments(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     for name in arguments:
         if name in RESERVED:
             raise UnreadableRecord(
-                f"has {ARGUMENTS!r} with {name!r}, which the record itself says", "omit it"
+                f"has {ARGUMENTS!r} with {name!r}, which the record itself sets", "omit it"
             )
     return arguments or None
 
@@ -385,7 +379,7 @@ def _list(value: Any, key: str) -> list[Any]:
 
 def _text(value: Any, key: str) -> str:
     if not isinstance(value, str):
-        raise UnreadableRecord(f"has {key!r} that is {kind_of(value)}, not text", "put a string there")
+        raise UnreadableRecord(f"has {key!r} that is {kind_of(value)}, not text", "write a string")
     return value
 
 
@@ -406,7 +400,7 @@ def _require_answer(conversation: Conversation, key: str | None = None) -> Conve
         rule = f"{'has' if key is None else f'has a {key!r} with'} no message of the role {ASSISTANT}"
         if any(message["role"] == ASSISTANT for message in conversation.messages[conversation.num_given :]):
             rule += " with a weight other than 0"
-        raise UnreadableRecord(f"{rule}, which alone is learned", "leave the record out")
+        raise UnreadableRecord(f"{rule}, the only role that is learned", "remove the record")
     return conversation
 
 

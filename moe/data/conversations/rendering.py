@@ -52,7 +52,7 @@ def _answers(request: Mapping[str, Any]) -> list[dict[str, Any]]:
             break
         except _TooLong:
             answers.append(
-                {"rule": f"takes longer than {request['seconds_each']:g} s for it", "remedy": SHORTER}
+                {"rule": f"exceeds its time limit of {request['seconds_each']:g} s", "remedy": SHORTER}
             )
             break
         finally:

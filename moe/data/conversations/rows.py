@@ -85,7 +85,7 @@ class RowWriter:
             _add(rows, answer)
         if not rows:
             raise refusal or UnreadableRecord(
-                "renders nothing for the answers of a conversation", "correct the template"
+                "renders nothing for a conversation's answers", "correct the template"
             )
         texts_of_rows = [row[-1].text for row in rows]
         if whole.startswith(texts_of_rows[-1]):
@@ -167,7 +167,7 @@ class RowWriter:
         spans = tuple((begin, end) for begin, end in spans if begin < end)
         if not spans:
             raise UnreadableRecord(
-                "marks nothing of a conversation with answers", "put them between generation marks"
+                "marks nothing in a conversation with answers", "wrap the answers in {% generation %} marks"
             )
         text, closed_spans, last = marked_text.text, [], len(conversation.messages) - 1
         for begin, end in spans:
@@ -187,7 +187,10 @@ class RowWriter:
         prefix = self._render_marked(conversation, num_given).text if num_given else ""
         is_after = all(learn_flags[place] for place, at in enumerate(answers) if at >= num_given)
         if not num_given or not is_after or not marked_text.text.startswith(prefix):
-            rule = f"marks {len(marked_text.spans)} spans for {len(answers)} answers, some of which must not be learned"
+            rule = (
+                f"marks {len(marked_text.spans)} spans for {len(answers)} answers, some of which must "
+                "not be learned"
+            )
             raise UnreadableRecord(rule, "mark each answer once")
         return tuple((begin, end) for begin, end in marked_text.spans if begin >= len(prefix))
 
@@ -240,7 +243,7 @@ def _left_out(message: Message, answer: AnswerSpan, at: int, texts: Texts) -> li
         if answer_text.count(name) < names.count(name):
             rule = f"drops a call of the tool {name!r:.60} from an answer (messages[{at}])"
             raise UnreadableRecord(
-                rule, "remove the record, or name a template that renders calls by data.chat_template"
+                rule, "remove the record, or name a template that renders tool calls by data.chat_template"
             )
     thoughts, content = split_thoughts(message)
     if thoughts.strip() and thoughts.strip() not in answer_text:

@@ -27,7 +27,7 @@ TIMEOUT_S, MEMORY_BYTES = 120.0, 1 << 30
 SECONDS_EACH = 20.0
 """CPU time for one conversation."""
 _DEFAULT, _TOOLS = "default", "tool_use"
-_SHORTER = "cut it into several conversations, or correct the template"
+_SHORTER = "split it into several conversations, or correct the template"
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ChatTemplate:
             ):
                 sources = sources or _sources(raw_templates)
         if not sources:
-            rule = "has no chat template, which says how a conversation is written"
+            rule = "has no chat template"
             raise SpecError(
                 Problem(
                     "missing", PLACE, None, rule, "name one by data.chat_template, or use corpus documents"
@@ -97,7 +97,7 @@ class ChatTemplate:
                     "unsupported",
                     "chat",
                     None,
-                    f"cannot be: the model's chat template {outcome.rule}",
+                    f"is invalid: the model's chat template {outcome.rule}",
                     outcome.remedy,
                 )
             )
@@ -130,10 +130,10 @@ class ChatTemplate:
                                timeout_s=min(TIMEOUT_S, deadline - began), memory_bytes=MEMORY_BYTES)  # fmt: skip
         except (NoAnswer, RecursionError) as error:
             if len(conversations) == 1 or time.monotonic() >= deadline - 1:
-                subject = "this conversation" + f" or one of {len(conversations) - 1} behind it" * (
+                subject = "this conversation" + f" or one of the {len(conversations) - 1} after it" * (
                     len(conversations) > 1
                 )
-                yield UnreadableRecord(f"{error}, when it writes {subject}", _SHORTER)
+                yield UnreadableRecord(f"{error}, rendering {subject}", _SHORTER)
                 return
             middle = len(conversations) // 2
             for half in (conversations[:middle], conversations[middle:]):

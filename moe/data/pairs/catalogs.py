@@ -118,7 +118,7 @@ def _package_folder(package: str) -> Path:
                 "not_installed",
                 "data.sources",
                 "pip",
-                f"needs the package {package}",
+                f"requires the package {package}",
                 f"install it: pip install {package}",
             )
         )

@@ -10,12 +10,12 @@ from moe.spec import PairsSpec
 
 RULES = {
     "empty": "a side is empty",
-    "unprintable": "control characters, or signs of a broken decoding",
+    "unprintable": "control characters, or signs of broken decoding",
     "untranslated": "the text equals its translation",
     "placeholders": "format fields or mark-up differ between the sides",
-    "length_ratio": "one side is many times as long as the other",
-    "duplicate": "the same pair came before",
-    "too_long": "more tokens than data.max_tokens on a side",
+    "length_ratio": "one side is many times longer than the other",
+    "duplicate": "duplicate of an earlier pair",
+    "too_long": "more tokens than data.max_tokens on one side",
     "rare_language": "its language has fewer pairs than data.min_pairs_per_language",
 }
 """In the order in which they are applied: a pair counts for the first that it breaks."""

@@ -35,7 +35,7 @@ def require_languages(
         near = [name for name in sorted(available) if name.partition("_")[0] == base]
         near = near or get_close_matches(lang, sorted(available), n=3, cutoff=0.5)
         choices = ", ".join(near) if near else _join_names(sorted(available))
-        remedy = f"use one of {choices}" if choices else "leave data.languages out"
+        remedy = f"use one of {choices}" if choices else "omit data.languages"
         problems.append(Problem("not_a_choice", f"data.languages[{index}]", lang, rule, remedy))
     if problems:
         raise SpecError(problems)

@@ -14,20 +14,21 @@ def describe(stats: dict[str, Any]) -> list[str]:
     if stats.get("bad"):
         lines.append(f"  {stats['bad']:,} left out: unusable (data.on_bad: skip)")
     if stats.get("unreadable"):
-        lines.append(f"  {len(stats['unreadable']):,} catalogs could not be read")
+        lines.append(f"  {len(stats['unreadable']):,} unreadable catalogs")
     sizes = [sum(lang[part] for part in pairs) for lang in langs.values()]
     lines.append(
-        f"{len(langs)} languages, {sum(size >= 500 for size in sizes)} of them with 500 pairs or more; "
-        f"{stats['distinct_targets']:,} distinct translations"
+        f"{len(langs)} languages, {sum(size >= 500 for size in sizes)} of them with at least "
+        f"500 pairs; {stats['distinct_targets']:,} distinct translations"
     )
     lines.append(
-        f"{pairs['train']:,} pairs to train on; held out: {pairs['unseen']:,} whose translation is in no "
-        f"language's training, {pairs['seen']:,} whose translation is there in another language"
+        f"{pairs['train']:,} pairs for training; held out: {pairs['unseen']:,} whose English is "
+        f"in no language's training, {pairs['seen']:,} whose English is in another language's "
+        "training"
     )
     tokens = stats["train_tokens"]
     lines.append(
         f"{tokens['source'] / max(1, pairs['train']):.1f} source and "
-        f"{tokens['target'] / max(1, pairs['train']):.1f} target tokens a pair, "
+        f"{tokens['target'] / max(1, pairs['train']):.1f} target tokens per pair, "
         f"{tokens['source'] + tokens['target']:,} in all"
     )
     return lines

@@ -44,11 +44,11 @@ def _read_mo(content: bytes) -> Iterator[tuple[str, str]]:
         order = "<" if struct.unpack_from("<I", content)[0] == _MAGIC else ">"
         magic, _, num_entries, messages_at, translations_at = struct.unpack_from(f"{order}5I", content)
         if magic != _MAGIC:
-            raise UnreadableCatalog("does not begin as a compiled catalog does")
+            raise UnreadableCatalog("is not a compiled catalog")
         messages = struct.unpack_from(f"{order}{2 * num_entries}I", content, messages_at)
         translations = struct.unpack_from(f"{order}{2 * num_entries}I", content, translations_at)
     except struct.error:
-        raise UnreadableCatalog("is cut short") from None
+        raise UnreadableCatalog("is truncated") from None
     charset = "utf-8"
     for index in range(num_entries):
         length, start = messages[2 * index : 2 * index + 2]
@@ -56,7 +56,7 @@ def _read_mo(content: bytes) -> Iterator[tuple[str, str]]:
         translated_length, translated_start = translations[2 * index : 2 * index + 2]
         translation = content[translated_start : translated_start + translated_length]
         if len(message) != length or len(translation) != translated_length:
-            raise UnreadableCatalog("is cut short")
+            raise UnreadableCatalog("is truncated")
         if not message:
             charset = _charset(translation)
         try:

@@ -84,14 +84,14 @@ class JsonlPairs(PairCorpus):
             if column not in row.values:
                 column_names = ", ".join(map(repr, row.values)) if row.values else "no columns at all"
                 rule = f"is not a column of {lines.file.location}{row.where}, which has {column_names}"
-                raise SpecError(Problem("not_found", f"data.{field}", column, rule, "use one of those"))
+                raise SpecError(Problem("not_found", f"data.{field}", column, rule, "use one of these"))
             value = row.values[column]
             if not isinstance(value, str):
                 rule = f"has a {column!r} that is {kind_of(value)}, not text"
-                remedy = "put a string there, or leave the line out"
+                remedy = "write a string, or remove the line"
                 raise lines.file.broken("wrong_type", rule, remedy, row.where)
             values.append(value)
         if not LANGUAGE_CODE.fullmatch(values[0]):
-            rule = f"has a {self._data.lang_column!r} (={values[0][:40]!r}) that is no language code"
+            rule = f"has a {self._data.lang_column!r} (={values[0][:40]!r}) that is not a language code"
             raise lines.file.broken("invalid_value", rule, LANGUAGE_CODE_REMEDY, row.where)
         return Pair(*values)

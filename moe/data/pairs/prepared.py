@@ -232,7 +232,7 @@ def _statistics(
 
 def _nothing_left(cleaner: Cleaner) -> SpecError:
     counts = ", ".join(f"{rule} {count}" for rule, count in cleaner.drop_counts.items() if count)
-    rule = "has no pairs left to train on" + (f" (left out: {counts})" if counts else "")
+    rule = "has no pairs left for training" + (f" (left out: {counts})" if counts else "")
     return SpecError(
-        Problem("empty", "data", f"{cleaner.read} pairs read", rule, "give it more text, or relax its rules")
+        Problem("empty", "data", f"{cleaner.read} pairs read", rule, "add text, or relax its rules")
     )

@@ -18,7 +18,7 @@ KEYS = (
 )  # fmt: skip
 """Columns of Parquet files that are read."""
 _ONE_OF = ("messages", "conversations", "instruction", "prompt", "chosen")
-_SHORTER = "cut it into several conversations"
+_SHORTER = "split it into several conversations"
 
 
 class ConversationRecord(NamedTuple):
@@ -51,8 +51,8 @@ def require_conversations(file: DataFile, types: Mapping[str, str]) -> None:
     """Raise SpecError unless a Parquet file with columns of these types has one with conversations."""
     if not any(key in types for key in _ONE_OF):
         column_names = ", ".join(map(repr, types)) if types else "no columns at all"
-        rule = f"has {column_names}, and none of {', '.join(_ONE_OF)}"
-        raise file.broken("missing", rule, "name its columns so")
+        rule = f"has {column_names}, but none of {', '.join(_ONE_OF)}"
+        raise file.broken("missing", rule, "rename its columns")
 
 
 def _without_nulls(value: Any) -> Any:

@@ -40,8 +40,9 @@ _MAX_CHECKED_FILES = 16
 _READ, _MAX_UNREAD = frozenset(KEYS), 20
 """Keys of records that are read, and the number of other keys in a report."""
 _ENDLESS = (
-    "nothing that is learned ends in a token that ends a text, so that the model would never learn to stop: name that "
-    "token by eos_token_id in the folder's generation_config.json, or a template that writes one by data.chat_template"
+    "no learned text ends in a token that ends generation, so the model would never learn "
+    "to stop; name that token by eos_token_id in the folder's generation_config.json, or a "
+    "template that renders one by data.chat_template"
 )
 _MAX_REFUSED = 10
 """Refused conversations after which the share is checked at each further one, since each costs a process."""
@@ -101,7 +102,7 @@ class Conversations(DocumentCorpus):
         for file in line_files:
             entries = list(self._entries([file], faults, CHECK_BYTES // len(line_files)))
             if not entries and not faults.num_bad:
-                raise file.broken("empty", "has no records", "give it some, or omit it")
+                raise file.broken("empty", "has no records", "add some, or omit it")
             sample_entries += (
                 entries[:_CHECKED] if len(sample_entries) < _CHECKED * _MAX_CHECKED_FILES else []
             )
@@ -147,7 +148,7 @@ class Conversations(DocumentCorpus):
         faults.require_none()
         if not counts["conversations"]:
             places = ", ".join(str(file.location) for file in self._files[:3])
-            raise SpecError(Problem("empty", "data.paths", places, "has no records", "give it some"))
+            raise SpecError(Problem("empty", "data.paths", places, "has no records", "add some"))
 
     def facts(self) -> dict[str, object]:
         ways_text = " or ".join(_WAYS[way] for way in sorted(self._ways))
@@ -211,10 +212,11 @@ class Conversations(DocumentCorpus):
             return rendering
         if not self._is_pair or len(rendering.rows) == 1:
             return None
-        rule = f"renders as {len(rendering.rows)} rows, since it renders earlier answers differently once more follow"
-        return UnreadableRecord(
-            rule, "let 'chosen' and 'rejected' be one answer each, behind the same messages"
+        rule = (
+            f"renders as {len(rendering.rows)} rows, since its earlier answers change once more "
+            "messages follow"
         )
+        return UnreadableRecord(rule, "make 'chosen' and 'rejected' one answer each, after the same messages")
 
     def _is_held_out(self, conversation: Conversation) -> bool:
         prompt = json.dumps(conversation.messages[: conversation.first_answer], sort_keys=True, default=str)

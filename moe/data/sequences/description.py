@@ -6,14 +6,14 @@ from typing import Any
 from moe.data.conversations.conversation import NOTES
 
 REASONS = {
-    "empty": "nothing in them but white space",
+    "empty": "only white space",
     "bad": "unusable records (data.on_bad: skip)",
     "not_utf8": "not UTF-8 text",
-    "generated": "say that they were generated",
-    "too_large": "too large to be written by hand",
+    "generated": "marked as generated",
+    "too_large": "too large to be handwritten",
     "table": "data rather than source",
-    "near_duplicate": "half of their lines or more in others",
-    "held_out_near_duplicate": "held out, but half of their lines or more in what is trained on",
+    "near_duplicate": "at least half of their lines in others",
+    "held_out_near_duplicate": "held out, but with at least half of their lines in training",
 }
 
 
@@ -23,16 +23,16 @@ def _of_conversations(stats: dict[str, Any]) -> Iterator[str]:
     if counts["apart"]:
         yield (
             f"{counts['apart']:,} of {counts['conversations']:,} conversations are learned in "
-            f"{counts['rows_apart']:,} rows, up to one for each answer, since the chat template renders earlier "
-            "answers differently once more messages follow"
+            f"{counts['rows_apart']:,} rows, up to one per answer, since the chat template changes "
+            "earlier answers once more messages follow"
         )
     yield from (f"{counts[name]:,} {words}" for name, words in NOTES.items() if counts[name])
     if stats["unread"]:
-        yield f"keys of the records that are not read: {', '.join(map(repr, stats['unread']))[:400]}"
+        yield f"ignored keys of records: {', '.join(map(repr, stats['unread']))[:400]}"
     if not stats["closed"] and stats["answers"]:
         yield "warning: no answer ends in a token that stops generation, so the model never learns to stop"
     elif stats["closers"]:
-        yield f"answers are closed by tokens {stats['closers']}, which now also stop the model's generation"
+        yield f"answers end in tokens {stats['closers']}, which now also stop generation"
 
 
 def describe(stats: dict[str, Any]) -> list[str]:
@@ -41,29 +41,30 @@ def describe(stats: dict[str, Any]) -> list[str]:
     num_bytes = sum(source_stats["bytes"] for source_stats in held_out)
     files = f"{stats['files']:,} file{'' if stats['files'] == 1 else 's'}"
     lines = [
-        f"prepared {train['documents']:,} documents to train on ({train['bytes'] / 1e6:.1f} MB) and "
-        f"{sum(source_stats['documents'] for source_stats in held_out):,} held out ({num_bytes / 1e6:.1f} MB),"
-        f" of {files}, in {sum(stats['seconds'].values()):.1f} s"
+        f"prepared {train['documents']:,} documents for training ({train['bytes'] / 1e6:.1f} "
+        f"MB) and {sum(source_stats['documents'] for source_stats in held_out):,} held out "
+        f"({num_bytes / 1e6:.1f} MB), from {files}, in {sum(stats['seconds'].values()):.1f} s"
     ]
     lines += [
         f"  {count:,} left out: {REASONS[reason]}" for reason, count in stats["left_out"].items() if count
     ]
     lines.append(
-        f"{train['tokens']:,} tokens, {train['bytes'] / train['tokens']:.2f} bytes each, in {train['rows']:,} "
-        f"sequences of {stats['max_tokens']}, of which {100 * train['waste']:.2f}% is padding"
+        f"{train['tokens']:,} tokens, {train['bytes'] / train['tokens']:.2f} bytes each, in "
+        f"{train['rows']:,} sequences of {stats['max_tokens']}, with "
+        f"{100 * train['waste']:.2f}% padding"
     )
     if "learned_by" in stats:
         max_tokens = stats["max_tokens"] // stats["num_each"]
         lines[-1] = (
-            f"{train['tokens']:,} tokens in {train['rows']:,} sequences of {stats['max_tokens']}, of which "
-            f"{100 * train['waste']:.2f}% is padding"
+            f"{train['tokens']:,} tokens in {train['rows']:,} sequences of {stats['max_tokens']}, "
+            f"with {100 * train['waste']:.2f}% padding"
         )
         lines.append(
-            f"{train['targets']:,} of them are learned: the assistant's, found by {stats['learned_by']}; "
-            f"conversations cut at {max_tokens} tokens: {stats['cut']:,}, left out because no answer remained: "
-            f"{stats['nothing_left']:,}"
+            f"{train['targets']:,} of them are learned: the assistant's, found by "
+            f"{stats['learned_by']}; conversations truncated at {max_tokens} tokens: "
+            f"{stats['cut']:,}, left out without an answer: {stats['nothing_left']:,}"
         )
         lines += _of_conversations(stats)
         if stats["alike"]:
-            lines.append(f"pairs left out because their answers are alike up to the cut: {stats['alike']:,}")
+            lines.append(f"pairs left out because their truncated answers are equal: {stats['alike']:,}")
     return lines

@@ -51,8 +51,8 @@ class DocumentFiles(DocumentCorpus):
             place = f"data.sources[{index}]"
             files = locate_files(self._locator, f"{place}.paths", source.paths, seen_locations)
             if not files:
-                rule = "names only files that sources before it name too"
-                raise SpecError(Problem("duplicate", f"{place}.paths", None, rule, "leave the source out"))
+                rule = "names only files of earlier sources"
+                raise SpecError(Problem("duplicate", f"{place}.paths", None, rule, "remove the source"))
             files_by_reader.append((reader_of(source, place), files))
         return files_by_reader
 
@@ -101,7 +101,7 @@ class DocumentFiles(DocumentCorpus):
                 places = ", ".join(str(file.location) for file in files[:3])
                 rule = "has no documents with text"
                 raise SpecError(
-                    Problem("empty", f"data.sources[{index}].paths", places, rule, "give it text, or omit it")
+                    Problem("empty", f"data.sources[{index}].paths", places, rule, "add text, or omit it")
                 )
 
         faults.require_none()

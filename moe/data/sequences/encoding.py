@@ -105,7 +105,7 @@ def _encode_or_raise(encode: Callable[[], list[T]], chunk: Sequence[SourceDocume
         if type(error).__name__ != "PanicException":  # which the library raises, and gives no name to
             raise
         sources = ", ".join(sorted({document.source for document in chunk}))
-        rule = f"breaks on a document of {sources}: {error}"
+        rule = f"fails on a document of {sources}: {error}"
         raise SpecError(
             Problem("unsupported", "model.tokenizer", None, rule, "use another tokenizer")
         ) from None

@@ -14,7 +14,7 @@ from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES
 from moe.data.sequences.parquet_files import TEXT_TYPES, open_parquet
 from moe.spec import Problem, ProblemCode, SourceSpec, SpecError
 
-_SHORTER = "cut it into several documents"
+_SHORTER = "split it into several documents"
 
 
 class FormatReader(ABC):
@@ -48,10 +48,10 @@ class JsonlReader(FormatReader):
     def _problem(self, file: DataFile, row: JsonRow, value: object) -> SpecError:
         if self._column in row.values:
             rule = f"has a {self._column!r} that is {kind_of(value)}, not text"
-            return file.broken("wrong_type", rule, "put a string there, or leave the line out", row.where)
+            return file.broken("wrong_type", rule, "write a string, or remove the line", row.where)
         key_names = ", ".join(map(repr, row.values)) if row.values else "no keys at all"
         rule = f"is not a key of {file.location}{row.where}, which has {key_names}"
-        return SpecError(Problem("not_found", self._place, self._column, rule, "use one of those"))
+        return SpecError(Problem("not_found", self._place, self._column, rule, "use one of these"))
 
 
 class PlainText(FormatReader):
@@ -73,7 +73,7 @@ class PlainText(FormatReader):
             raise file.unreadable(error) from None
         if len(content) > MAX_DOCUMENT_BYTES:
             raise file.broken(
-                "too_large", f"is longer than {MAX_DOCUMENT_BYTES} bytes", "cut it into several files"
+                "too_large", f"is longer than {MAX_DOCUMENT_BYTES} bytes", "split it into several files"
             )
         if (reason := no_text(content[:HEAD_BYTES])) is not None:
             raise file.broken(*reason)
@@ -128,7 +128,7 @@ class Parquet(FormatReader):
             )
         code: ProblemCode = "invalid_encoding" if value.is_valid else "wrong_type"
         kind = "not UTF-8" if value.is_valid else f"{kind_of(None)}, not text"
-        rule, remedy = f"has a {self._column!r} that is {kind}", "put a string there, or leave the row out"
+        rule, remedy = f"has a {self._column!r} that is {kind}", "write a string, or remove the row"
         return file.broken(code, rule, remedy, f", row {row}")
 
     def require_column(self, file: DataFile, types: dict[str, str]) -> None:
@@ -136,9 +136,9 @@ class Parquet(FormatReader):
         if self._column not in types:
             column_names = ", ".join(map(repr, types)) if types else "no columns at all"
             rule = f"is not a column of {file.location}, which has {column_names}"
-            raise SpecError(Problem("not_found", self._place, self._column, rule, "use one of those"))
+            raise SpecError(Problem("not_found", self._place, self._column, rule, "use one of these"))
         if types[self._column] not in TEXT_TYPES:
-            rule = f"is a column of {types[self._column]} in {file.location}, not of text"
+            rule = f"is a column of {types[self._column]} in {file.location}, not text"
             raise SpecError(
                 Problem("wrong_type", self._place, self._column, rule, "name a column of strings")
             )

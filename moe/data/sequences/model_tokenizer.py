@@ -49,9 +49,7 @@ class ModelTokenizer:
 
     def __post_init__(self) -> None:
         if TOKENIZER not in self.files or any("/" in name or name in _KEPT for name in self.files):
-            raise ValueError(
-                f"the files of a tokenizer are {TOKENIZER} and what lies beside it, not {list(self.files)}"
-            )
+            raise ValueError(f"a tokenizer needs {TOKENIZER}, not only {list(self.files)}")
 
     @classmethod
     def of_files(cls, files: Mapping[str, bytes]) -> "ModelTokenizer":
@@ -111,7 +109,7 @@ def require_usable(tokenizer: ModelTokenizer, vocab_size: int, sample: Sequence[
             memory_bytes=MEMORY_BYTES,
         )
     except NoAnswer as error:
-        raise _refusal(tokenizer, f"{error}, when it encodes text") from None
+        raise _refusal(tokenizer, f"{error}, encoding text") from None
     result = json.loads(answer)
     if "problem" in result:
         raise _refusal(tokenizer, result["problem"])
@@ -120,7 +118,7 @@ def require_usable(tokenizer: ModelTokenizer, vocab_size: int, sample: Sequence[
     for name in ("eos_id", "bos_id"):
         id = getattr(tokenizer, name)
         if id is not None and not 0 <= id < num_ids:
-            raise _refusal(tokenizer, f"has {num_ids} ids, and {name} {id} is none of them")
+            raise _refusal(tokenizer, f"has {num_ids} ids, which do not include {name} {id}")
 
 
 def _added_tokens(tokenizer: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -104,14 +104,14 @@ def files_of(distribution: Distribution) -> Iterator[SourceFile]:
     try:
         paths = metadata.distribution(distribution.name).files
     except metadata.PackageNotFoundError:
-        raise _missing(distribution.name, "which is not installed here") from None
+        raise _missing(distribution.name, "which is not installed") from None
     if not paths:
-        raise _missing(distribution.name, "which does not say what it has installed (no RECORD)")
+        raise _missing(distribution.name, "which has no list of installed files (RECORD)")
     source_paths = sorted(
         (path.as_posix(), path) for path in paths if _is_source(distribution, path.as_posix())
     )
     if not source_paths:
-        raise _missing(distribution.name, "which has no Python source here")
+        raise _missing(distribution.name, "which has no Python source")
     for name, path in source_paths:
         yield SourceFile(distribution.name, name, Path(str(path.locate())))
 
@@ -142,6 +142,6 @@ def reason_against(text: str) -> str | None:
 
 def _missing(name: str, rule: str) -> SpecError:
     return SpecError(
-        Problem("not_installed", "data.corpus", "packages", f"needs the distribution {name}, {rule}",
-                f"install it on every node (pip install {name}), or train on documents of your own")
+        Problem("not_installed", "data.corpus", "packages", f"requires the distribution {name}, {rule}",
+                f"install it on every node (pip install {name}), or train on your own documents")
     )  # fmt: skip

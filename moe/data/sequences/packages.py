@@ -106,6 +106,6 @@ def _read(file: SourceFile) -> bytes:
     try:
         return file.path.read_bytes()
     except OSError as error:
-        rule = f"cannot read {file.path}, which {file.distribution} has installed: {error.strerror or error}"
-        remedy = f"install it anew: pip install --force-reinstall --no-deps {file.distribution}"
+        rule = f"cannot read {file.path} of {file.distribution}: {error.strerror or error}"
+        remedy = f"reinstall it: pip install --force-reinstall --no-deps {file.distribution}"
         raise SpecError(Problem("unreadable", "data.corpus", "packages", rule, remedy)) from None

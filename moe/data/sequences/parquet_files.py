@@ -44,7 +44,7 @@ def open_parquet(file: DataFile, require_columns: RequireColumns) -> Iterator[An
 
 
 def _unreadable(file: DataFile, reason: object) -> SpecError:
-    return file.broken("unreadable", f"cannot be read as Parquet: {reason}", "write the file anew")
+    return file.broken("unreadable", f"cannot be read as Parquet: {reason}", "write the file again")
 
 
 def check_columns(require_columns: RequireColumns, files: Sequence[DataFile]) -> None:
@@ -81,10 +81,10 @@ def _footer(file: DataFile) -> bytes:
             tail = raw.read(8)
             num_bytes = int.from_bytes(tail[:4], "little") + 8
             if len(tail) < 8 or tail[4:] != b"PAR1" or num_bytes + 4 > end:
-                raise file.broken("corrupt", "is not a Parquet file", "write it anew, or name its format")
+                raise file.broken("corrupt", "is not a Parquet file", "write it again, or set its format")
             if num_bytes > MAX_DOCUMENT_BYTES:
                 raise file.broken(
-                    "too_large", f"has a footer of {num_bytes} bytes", "write it anew, with fewer row groups"
+                    "too_large", f"has a footer of {num_bytes} bytes", "write it again, with fewer row groups"
                 )
             raw.seek(end - num_bytes)
             return raw.read(num_bytes)

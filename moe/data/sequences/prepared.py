@@ -107,7 +107,7 @@ def prepare(
     report = report or (lambda message: None)
     corpus = build(data, roots, tokenizer)
     if tokenizer is None and vocab_size < SMALLEST_VOCABULARY:
-        rule = "is less than the special tokens and bytes that a tokenizer begins with"
+        rule = "is less than the special tokens and bytes of a new tokenizer"
         raise SpecError(
             Problem(
                 "out_of_range", "model.vocab_size", vocab_size, rule, f"use {SMALLEST_VOCABULARY} or more"
@@ -242,8 +242,8 @@ def _write(
             else:
                 counts["nothing_left"] += 1
         if empty := [name for name in names if not train.num_documents(name)]:
-            rule = f"leaves nothing to train on of {', '.join(empty)}"
-            remedy = "give more documents, or lower data.held_out"
+            rule = f"leaves nothing for training of {', '.join(empty)}"
+            remedy = "add documents, or lower data.held_out"
             if counts["nothing_left"]:
                 rule += f": {counts['nothing_left']} have no answer within data.max_tokens (={max_tokens})"
                 remedy = "raise data.max_tokens"

@@ -126,7 +126,7 @@ class SequenceStore:
     def text(self, index: int) -> bytes:
         """Text of a document in UTF-8. Only stores of held-out documents have it."""
         if self._texts is None:
-            raise ValueError("this store keeps no text: only held-out ones do")
+            raise ValueError("this store has no text: only held-out stores do")
         return bytes(self._texts[index].tobytes())
 
     def texts(self, max_bytes: int | None = None) -> Iterator[bytes]:
@@ -214,7 +214,7 @@ class StoreWriter:
     def _place_of(self, source: str) -> int:
         index = self._sources.index(source)
         if any(self._lengths[index + 1 :]):
-            raise ValueError(f"a document of {source} comes after those of another source")
+            raise ValueError(f"a document of {source} follows those of another source")
         return index
 
     def _add_text(self, text: bytes) -> None:

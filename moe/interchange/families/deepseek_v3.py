@@ -26,7 +26,7 @@ SIGMOID = always(
 
 FURTHER_TOKENS = dict.fromkeys(
     ("num_nextn_predict_layers", "num_mtp_layers"),
-    "heads that predict further tokens are carried through, and not trained",
+    "heads that predict further tokens are copied unchanged, not trained",
 )
 
 DEEPSEEK_V3 = Family(

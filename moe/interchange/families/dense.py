@@ -22,7 +22,7 @@ LLAMA = Family(
         Key("intermediate_size", "ffn_dim"),
     ),
     only={"use_qk_norm": (False,)},
-    unused_keys={"is_llama_config": "a note of its author"},
+    unused_keys={"is_llama_config": "its author's note"},
     tensors=(*STACK, *ATTENTION, *DENSE),
 )  # fmt: skip
 

@@ -46,7 +46,7 @@ MINIMAX_M2 = Family(
         **dict.fromkeys(("use_mtp", "num_mtp_modules", "mtp_transformer_layers"), FURTHER_TOKENS["num_mtp_layers"]),
         **dict.fromkeys(
             ("shared_moe_mode", "mlp_intermediate_size", "layernorm_linear_attention_beta"),
-            "it is about layers that this type has none of",
+            "it concerns layers that this type lacks",
         ),
     },
     aliases={"num_experts": "num_local_experts"},

@@ -39,7 +39,7 @@ QWEN3_MOE = Family(
         *AUXILIARY,
     ),
     only={"qkv_bias": (False,), "shared_expert_intermediate_size": (0,), "use_qk_norm": (True,)},
-    unused_keys={"max_window_layers": "a window is on all layers, or on none"},
+    unused_keys={"max_window_layers": "all layers have a window, or none"},
     aliases={"num_local_experts": "num_experts"},
     tensors=(
         *STACK,

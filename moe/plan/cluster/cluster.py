@@ -126,20 +126,26 @@ class Cluster(Spec):
     def _problems(self) -> list[Problem]:
         problems = []
         if self.device_facts is None and self.device not in DEVICES:
-            problems.append(Problem("not_a_choice", "device", self.device, "is not a device type that is known here",
-                                    f"use one of {', '.join(DEVICES)}; or "
-                                    f"give its facts in place of a name: {FACTS}"))  # fmt: skip
+            problems.append(Problem("not_a_choice", "device", self.device, "is not a known device type",
+                                    f"use one of {', '.join(DEVICES)}; or describe the device: {FACTS}"))  # fmt: skip
         elif self.calibration is not None and self.calibration.device != self.device_type.kind:
             kind = self.device_type.kind
             problems.append(Problem("mismatch", "calibration.device", self.calibration.device,
-                                    f"must be what a {self.device} is (={kind!r})",
+                                    f"must be that of a {self.device} (={kind!r})",
                                     "use a calibration of such devices, or omit it"))  # fmt: skip
         if self.torus is not None and self.torus[0] * self.torus[1] != self.num_devices:
-            problems.append(Problem("mismatch", "torus", self.torus, f"must have as many places as there are devices "
-                                    f"(={self.num_devices})", "correct its sides or the number of nodes"))  # fmt: skip
+            problems.append(
+                Problem(
+                    "mismatch",
+                    "torus",
+                    self.torus,
+                    f"must have as many places as devices (={self.num_devices})",
+                    "correct its sides or the number of nodes",
+                )
+            )
         if self.torus is not None and len(self.links or ()) > 1:
             problems.append(
-                Problem("unsupported", "links", None, "must be of one level on a torus", "give one")
+                Problem("unsupported", "links", None, "must have one level on a torus", "use one level")
             )
         for index, (inner, outer) in enumerate(zip(self.links or (), (self.links or ())[1:], strict=False)):
             if outer.devices <= inner.devices or outer.devices % inner.devices:
@@ -149,7 +155,7 @@ class Cluster(Spec):
         if self.links and self.links[-1].devices < self.num_devices:
             problems.append(Problem("out_of_range", f"links[{len(self.links) - 1}].devices", self.links[-1].devices,
                                     f"must be at least the number of devices (={self.num_devices})",
-                                    "add the level that joins all"))  # fmt: skip
+                                    "add the outermost level"))  # fmt: skip
         return problems
 
     @property
@@ -312,8 +318,8 @@ def of_several_kinds() -> Problem:
         "unsupported",
         "cluster.pools",
         None,
-        "are several kinds of nodes, and a module is planned for one kind",
-        "give one pool's facts as the cluster",
+        "has several pools, and a module is planned for one",
+        "describe one pool as the cluster",
     )
 
 

@@ -48,15 +48,21 @@ class Pools(Spec):
         names = [pool.name for pool in self.pools]
         if not names:
             raise SpecError(
-                Problem("empty", "pools", None, "must have one at least", "add it, or give one kind of nodes")
+                Problem(
+                    "empty",
+                    "pools",
+                    None,
+                    "must have at least one pool",
+                    "add it, or describe one kind of nodes",
+                )
             )
         if problems := [
             Problem(
                 "duplicate",
                 f"pools[{index}].name",
                 name,
-                "is the name of another pool too",
-                "give each its own",
+                "is also the name of another pool",
+                "use different names",
             )
             for index, name in enumerate(names)
             if name in names[:index]
@@ -81,12 +87,12 @@ def cluster_of(fields: Any) -> Cluster | Pools:
     if flat := [key for key in fields if key in Cluster.model_fields]:
         raise SpecError(
             Problem("conflict", f"cluster.{key}", None if isinstance(fields[key], dict | list) else fields[key],
-                    "tells of one kind of nodes, beside pools", "move it into each pool that it is true of")
+                    "applies to one kind of nodes, but there are pools", "move it into the pools it applies to")
             for key in flat
         )  # fmt: skip
     if "between" in fields:
         raise SpecError(
-            Problem("unsupported", "cluster.between", None, "joins pools, and a job stays inside one pool",
+            Problem("unsupported", "cluster.between", None, "links pools, but a job runs in one pool",
                     "omit it")
         )  # fmt: skip
     try:

@@ -32,7 +32,7 @@ class LayoutChoices:
                     "out_of_range",
                     "parallel.pipeline",
                     pipeline,
-                    f"needs {runs}, where layers, embeddings and head are {self._num_units}",
+                    f"needs {runs}, but layers, embeddings and head are only {self._num_units}",
                     f"use at most {self._num_units // per_stage} stages",
                 )
             )

@@ -109,7 +109,7 @@ def fit_pools(spec: JobSpec, pools: Pools, query: PlanQuery = PlanQuery()) -> tu
 
 def no_smallest() -> Problem:
     """Problem of a job that no number of nodes holds."""
-    return Problem("does_not_fit", "resources", f"{MAX_NODES:,} nodes", "do not hold the model",
+    return Problem("does_not_fit", "resources", f"{MAX_NODES:,} nodes", "cannot hold the model",
                    "use devices with more memory, smaller groups or a smaller model")  # fmt: skip
 
 
@@ -174,7 +174,7 @@ def _check_room(spec: JobSpec, cluster: Cluster, num_workers: int | None) -> Non
                 "out_of_range",
                 place,
                 number_of(least, "worker"),
-                f"must be at most the devices (={cluster.num_devices})",
+                f"must be at most the number of devices (={cluster.num_devices})",
                 "use a larger pool, or fewer workers",
             )
         )
@@ -185,7 +185,7 @@ def _check_prices(pools: Pools, goal: Goal | None) -> None:
         return
     if problems := [
         Problem("missing", f"cluster.pools[{index}].price_per_hour", None,
-                f"is required of pool {pool.name}, where pools are compared by cost", "add it, or use goal time")
+                f"is required for pool {pool.name}, since pools are compared by cost", "add it, or use goal time")
         for index, pool in enumerate(pools.pools)
         if pool.cluster.price_per_hour is None
     ]:  # fmt: skip

@@ -32,12 +32,13 @@ def does_not_fit(lacking: Lacking, fewest: FewestWorkers, narrow: str | None, ad
     num_workers = lacking.candidate.degrees.num_workers
     workers, hold = number_of(num_workers, "worker"), "holds" if num_workers == 1 else "hold"
     rule = (
-        f"must hold the model, but a device would need {size_of(total)} of {size_of(usable)} usable{caveat}, "
-        f"{size_of(total - usable)} too much; {size_of(kinds[largest])} of it is {largest}"
+        f"must hold the model, but a device would need {size_of(total)} of {size_of(usable)} "
+        f"usable{caveat}, {size_of(total - usable)} too much; the largest part is {largest}, "
+        f"{size_of(kinds[largest])}"
     )
     if lacking.unwritten:
         verb = "is" if len(lacking.unwritten) == 1 else "are"
-        rule += f"; {' and '.join(lacking.unwritten)} {verb} left out: float32 by default"
+        rule += f"; {' and '.join(lacking.unwritten)} {verb} not set: float32 by default"
     by_dtype, by_adapter = (
         None if change is None else f"{change}, which {workers} {hold}" for change in (narrow, adapter)
     )
@@ -49,7 +50,7 @@ def would_hold(fewest: FewestWorkers) -> str:
     """Remedy: cluster sizes of this kind that hold the job."""
     if fewest.in_any_layout is None:
         return (
-            "no number of workers would do: use devices with more memory, smaller groups or a smaller model"
+            "no number of workers is enough: use devices with more memory, smaller groups or a smaller model"
         )
     alternatives = "devices with more memory, or a smaller model"
     if fewest.to_run is None:

@@ -58,7 +58,9 @@ def _adapter_remedies(spec: JobSpec, *, has_bfloat16: bool) -> Iterator[Remedy]:
             continue
         for new_spec, beside in dtypes:
             if adapter is None:
-                change = f"train adapters in place of all weights, adapter: {{rank: {_RANK}, base: {base}}}{beside}"
+                change = (
+                    f"train adapters instead of all weights, adapter: {{rank: {_RANK}, base: {base}}}{beside}"
+                )
             else:
                 change = f"write adapter.base: {base}{beside}"
             yield Remedy(_with_adapter(new_spec, adapter, base), change)

@@ -197,8 +197,8 @@ class LayoutSearch:
         if not shapes:
             raise SpecError(
                 Problem("not_divisible", "parallel.dispatch", "hierarchical",
-                        f"needs nodes of as many ranks (={self.cluster.devices_per_node}) to divide expert groups, "
-                        "with whole experts on each", "omit it, or use other degrees")
+                        f"requires node sizes (={self.cluster.devices_per_node}) that divide expert groups, "
+"with whole experts on each node", "omit it, or use other degrees")
             )  # fmt: skip
         return shapes
 
@@ -223,7 +223,7 @@ class LayoutSearch:
             return placeable
         raise SpecError(
             Problem("requires", "parallel.sharding", self.spec.parallel.sharding,
-                    "needs an fsdp or expert_fsdp degree beyond 1 that it cuts up over", "omit it, or those")
+                    "requires an fsdp or expert_fsdp degree above 1", "omit it, or raise one of them")
         )  # fmt: skip
 
     def plan_of(self, candidate: Candidate) -> Plan:
@@ -342,7 +342,7 @@ def _check_dtype(spec: JobSpec, cluster: Cluster) -> None:
     dtypes = cluster.traits.dtypes
     if spec.train.dtype not in dtypes:
         raise SpecError(
-            Problem("unsupported", "train.dtype", spec.train.dtype, f"is nothing that a {cluster.device} computes in",
+            Problem("unsupported", "train.dtype", spec.train.dtype, f"is not supported by {cluster.device}",
                     f"use one of {', '.join(dtypes)}")
         )  # fmt: skip
 

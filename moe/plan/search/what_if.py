@@ -53,7 +53,7 @@ def parse_axes(text: str) -> dict[str, list[str]]:
                     "invalid_syntax",
                     "--what-if",
                     text,
-                    f"must name {', '.join(AXES)}, each with one or more values",
+                    f"must set {', '.join(AXES)}, each to one or more values",
                     "write it as experts=128,256,nodes=64",
                 )
             )
@@ -77,8 +77,8 @@ def parse_axes(text: str) -> dict[str, list[str]]:
                 "out_of_range",
                 "--what-if",
                 text,
-                f"is {cells} plans, and must be at most {MAX_CELLS}",
-                "leave some out",
+                f"makes {cells} plans; the limit is {MAX_CELLS}",
+                "remove some",
             )
         )
     return values_by_axis
@@ -93,8 +93,8 @@ def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequ
     """
     if isinstance(cluster, Pools) and (of_nodes := [axis for axis in axes if axis in _CLUSTER]):
         raise SpecError(
-            Problem("conflict", "--what-if", of_nodes[0], "is of one kind of nodes, and the cluster has pools",
-                    "omit it, or give one pool's facts as the cluster")
+            Problem("conflict", "--what-if", of_nodes[0], "applies to one kind of nodes, but the cluster has pools",
+                    "omit it, or describe one pool as the cluster")
         )  # fmt: skip
     cells = []
     query = replace(request.query, top=1)
@@ -133,7 +133,7 @@ def _set(fields: dict[str, Any], path: Sequence[str], value: Any) -> None:
         fields = fields.setdefault(part, {})
         if fields is None:
             raise SpecError(
-                Problem("unknown_key", ".".join(path), value, "is nothing that this model has", "omit it")
+                Problem("unknown_key", ".".join(path), value, "does not apply to this model", "omit it")
             )
     fields[last] = value
 

@@ -61,7 +61,7 @@ class GroupedQueryAttentionSpec(Spec):
                     "num_kv_heads",
                     self.num_kv_heads,
                     f"must divide num_heads (={self.num_heads})",
-                    "use a divisor of it",
+                    "use one of its divisors",
                 )
             )
         if self.window is None and self.windowed_layers != "even":
@@ -70,8 +70,8 @@ class GroupedQueryAttentionSpec(Spec):
                     "not_applicable",
                     "windowed_layers",
                     self.windowed_layers,
-                    "says nothing without window",
-                    "say how far these layers look back, or omit it",
+                    "has no effect without window",
+                    "set the window of these layers, or omit it",
                 )
             )
         problems += _problems_of_rope(self.rope, self.head_dim)
@@ -147,7 +147,7 @@ class LatentAttentionSpec(Spec):
     """Rank of the queries' latent. None: queries are projected directly."""
     key_value_rank: Count
     head_dim: Count
-    """Of queries and keys per head, without the rotary part."""
+    """Dimension of queries and keys per head, without the rotary part."""
     rope_dim: Count
     """Dimension of the rotary part: one per query head, one shared by all key heads."""
     value_dim: Count
@@ -160,7 +160,7 @@ class LatentAttentionSpec(Spec):
         problems: list[Problem] = []
         if self.rope.fraction != 1:
             problems.append(Problem("unsupported", "rope.fraction", self.rope.fraction, "must be 1 in latent attention",
-                                    "say by rope_dim how much of a head turns"))  # fmt: skip
+                                    "set the rotated dimensions of a head by rope_dim"))  # fmt: skip
         problems += _problems_of_rope(self.rope, self.rope_dim)
         if problems:
             raise SpecError(problems)

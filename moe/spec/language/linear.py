@@ -30,7 +30,7 @@ class LinearAttentionSpec(Spec):
         if self.num_value_heads % self.num_key_heads:
             raise SpecError(
                 Problem("not_divisible", "num_value_heads", self.num_value_heads,
-                        f"must be a multiple of num_key_heads (={self.num_key_heads})", "use one")
+                        f"must be a multiple of num_key_heads (={self.num_key_heads})", "use a multiple")
             )  # fmt: skip
         return self
 

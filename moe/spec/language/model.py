@@ -106,7 +106,7 @@ class LanguageModelSpec(Counted):
                                     f"must equal model_dim (={self.model_dim})", "omit it"))  # fmt: skip
         if self.moe is not None and not self.moe_layers:
             problems.append(Problem("empty", "moe_every", self.moe_every, "leaves no layer with experts",
-                                    "lower it or first_dense_layers, or leave moe out"))  # fmt: skip
+                                    "lower it or first_dense_layers, or omit moe"))  # fmt: skip
         if self.moe is not None and (problem := self.moe.routing.not_causal()) is not None:
             problems.append(replace(problem, path=f"moe.{problem.path}"))
         if self.ffn_dim is None and len(self.moe_layers) < self.num_layers:
@@ -120,7 +120,7 @@ class LanguageModelSpec(Counted):
                     "full_attention_every",
                     1,
                     "leaves no layer with linear_attention",
-                    "say how many layers there are to each with full attention; Qwen3-Next has 4",
+                    "set how many layers there are per full-attention layer; Qwen3-Next has 4",
                 )
             )
         layer_lists = [("dense_layers", self.dense_layers)]
@@ -135,46 +135,46 @@ class LanguageModelSpec(Counted):
                         path,
                         beyond[0],
                         f"must be below num_layers (={self.num_layers})",
-                        "layers are counted from 0",
+                        "count layers from 0",
                     )
                 )
         if self.moe is None:
             for name, default in (("moe_every", 1), ("first_dense_layers", 0), ("dense_layers", ())):
                 if (value := getattr(self, name)) != default:
                     problems.append(
-                        Problem("not_applicable", name, value, "says nothing without moe", "omit it")
+                        Problem("not_applicable", name, value, "has no effect without moe", "omit it")
                     )
         if self.linear_attention is None and self.full_attention_every > 1:
             problems.append(Problem("not_applicable", "full_attention_every", self.full_attention_every,
-                                    "says nothing without linear_attention", "omit it"))  # fmt: skip
+                                    "has no effect without linear_attention", "omit it"))  # fmt: skip
         return problems or [*self._problems_of_upcycling(), *self._problems_of_adapter()]
 
     def _problems_of_upcycling(self) -> Iterator[Problem]:
         if self.upcycle is None:
             return
         if self.from_folder is None:
-            rule = "needs a dense model to begin with"
-            yield Problem("requires", "upcycle", None, rule, "name its folder by from, or leave upcycle out")
+            rule = "requires a dense model to start from"
+            yield Problem("requires", "upcycle", None, rule, "name its folder by from, or omit upcycle")
         elif self.moe is None:
-            rule = "has no moe beside it, and says how there come to be experts"
+            rule = "excludes moe: it creates the experts itself"
             yield Problem(
                 "requires",
                 "upcycle",
                 None,
                 rule,
-                "write model: {from: FOLDER, upcycle: {...}} and nothing else",
+                "write only model: {from: FOLDER, upcycle: {...}}",
             )
         else:
             layers = self.moe_layers
             yield from self.upcycle.problems_of_mixture(self.moe, layers, self.num_layers, self.ffn_dim)
         if self.adapter is not None:
-            rule = "cannot lie beside a mixture that is made as the job begins: no folder holds what is beneath it"
+            rule = "cannot apply to a mixture created when the job starts: no folder has its base"
             yield Problem(
                 "conflict",
                 "adapter",
                 None,
                 rule,
-                "export the mixture, and name that folder by from; or leave one out",
+                "export the mixture and name that folder by from, or omit one",
             )
 
     def _problems_of_adapter(self) -> Iterator[Problem]:
@@ -185,7 +185,7 @@ class LanguageModelSpec(Counted):
             yield replace(problem, path=f"adapter.{problem.path}")
         routers = [name for name in names if name.endswith(".router") and self.adapter.chooses(name)]
         if routers and self.moe is not None and self.moe.routing.bias_rate:
-            rule = f"have {routers[0]}, whose selection bias follows the loads, and no adapter holds that"
+            rule = f"has {routers[0]}, whose selection bias follows the loads, which adapters do not store"
             yield Problem(
                 "unsupported", "adapter.targets", self.adapter.targets, rule, "set moe.bias_update_rate to 0"
             )

@@ -58,7 +58,7 @@ def router_spec(given: Any) -> Any:
         )
     if foreign := sorted(given.keys() - ROUTERS[name].model_fields.keys()):
         raise SpecError(
-            Problem("unknown_key", field, given[field], f"is no field of the router {name}",
+            Problem("unknown_key", field, given[field], f"is not a field of the router {name}",
                     f"omit it, or use {' or '.join(_owners(field))}")
             for field in foreign
         )  # fmt: skip

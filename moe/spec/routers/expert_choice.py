@@ -36,8 +36,8 @@ class ExpertChoiceSpec(RouterSpec):
 
     def problems(self, num_experts: int) -> Iterator[Problem]:
         if self.capacity_factor is None:
-            yield Problem("wrong_type", "capacity_factor", None, "must be a number where experts choose",
-                          "give the experts that serve a token on average")  # fmt: skip
+            yield Problem("wrong_type", "capacity_factor", None, "must be a number for expert choice",
+                          "set the mean number of experts per token")  # fmt: skip
 
     def not_causal(self) -> Problem | None:
         if self.later_tokens_choose_too == "accepted":
@@ -46,6 +46,6 @@ class ExpertChoiceSpec(RouterSpec):
             "unsupported",
             "router",
             self.router,
-            "lets later tokens decide which experts an earlier one gets, and this model's decoder is causal",
-            "use another router, or say moe.later_tokens_choose_too: accepted",
+            ("lets later tokens influence the experts of earlier ones, but this model's decoder is causal"),
+            "use another router, or set moe.later_tokens_choose_too: accepted",
         )

@@ -16,20 +16,20 @@ Scope = Literal["group", "sequence", "global_batch"]
 CapacityFactor = Annotated[
     NonNegative | None,
     Field(
-        description="Multiplies K·S/E (`gshard_top2` and `expert_choice`: S/E): the rows that one expert takes of "
-        "one group of S tokens. None is dropless. `expert_choice` needs a number: how many experts serve a token on "
-        "average."
+        description="Scales K·S/E (`gshard_top2` and `expert_choice`: S/E), the rows per expert and group "
+        "of S tokens. None: dropless. `expert_choice` requires a number: the mean number of "
+        "experts per token."
     ),
 ]
-MinCapacity = Annotated[CountOrZero, Field(description="The least that an expert takes.")]
+MinCapacity = Annotated[CountOrZero, Field(description="Minimum capacity of an expert.")]
 AuxCoefficient = Annotated[NonNegative, Field(description="Weight of the load-balancing loss.")]
-TopK = Annotated[Count, Field(description="K, the experts that a token chooses.")]
+TopK = Annotated[Count, Field(description="K, experts per token.")]
 BiasUpdateRate = Annotated[
     NonNegative,
     Field(
-        description="By how much an expert's bias, which counts for the choice and not for the weight, rises after a "
-        "step that left it below the mean load, and falls after one above it (arXiv 2408.15664, Algorithm 1). 0 leaves "
-        "it as it is, where `selection_bias` keeps one."
+        description="Step of the selection bias, which affects the choice but not the weight: raised for "
+        "experts below the mean load, lowered above it (arXiv 2408.15664, Algorithm 1). 0 "
+        "keeps a `selection_bias` fixed."
     ),
 ]
 
@@ -190,7 +190,7 @@ class GatedTopKSpec(BalancedSpec):
         groups, per_token = self.num_expert_groups, self.expert_groups_per_token
         if num_experts % groups:
             yield Problem("not_divisible", "num_expert_groups", groups, f"must divide num_experts (={num_experts})",
-                          "use a divisor of it")  # fmt: skip
+                          "use one of its divisors")  # fmt: skip
         elif per_token > groups:
             yield Problem(
                 "out_of_range",
@@ -201,14 +201,20 @@ class GatedTopKSpec(BalancedSpec):
             )
         elif self.top_k > (standing := per_token * (num_experts // groups)) and self.top_k <= num_experts:
             yield Problem("out_of_range", "top_k", self.top_k,
-                          f"must be at most the {standing} experts of expert_groups_per_token (={per_token}) groups",
+                          (
+f"must be at most the {standing} experts of expert_groups_per_token (={per_token}) "
+"groups"
+),
                           "lower it, or raise expert_groups_per_token")  # fmt: skip
         if self.selection_bias is False and self.bias_update_rate:
             yield Problem(
                 "conflict",
                 "selection_bias",
                 False,
-                f"must not be false where a bias follows the loads (bias_update_rate={self.bias_update_rate})",
+                (
+                    "must not be false with a bias that follows the loads "
+                    f"(bias_update_rate={self.bias_update_rate})"
+                ),
                 "omit it, or use a bias_update_rate of 0",
             )
 
@@ -224,8 +230,8 @@ def unlearnable(field: str, value: object, instead: str) -> Problem:
         "out_of_range",
         field,
         value,
-        "makes the weight of a token's one choice (top_k is 1) the same whatever its score, so that the router is "
-        "never trained",
+        "gives a token's only expert (top_k is 1) the same weight whatever its score, so the "
+        "router never learns",
         f"use {instead}, or a top_k of 2 or more",
     )
 

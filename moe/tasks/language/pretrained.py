@@ -37,7 +37,7 @@ def model_tokenizer(
     files = export_tokenizer(origin.files, PLACE)
     if JSON not in files:
         raise SpecError(Problem("not_found", PLACE, spec.from_folder, f"has no {JSON}, which says what its tokens are",
-                                "add the tokenizer that the model came with"))  # fmt: skip
+                                "add the model's tokenizer"))  # fmt: skip
     ends, begins = _ids_of(origin, "eos"), _ids_of(origin, "bos")
     if not ends:
         raise SpecError(Problem("missing", PLACE, spec.from_folder, "names no token that ends a text",

@@ -31,7 +31,7 @@ class TextScorer:
                     "that the model was trained on"
                 )
                 code: ProblemCode = "too_large" if continuation else "empty"
-                remedy = "shorten it" if continuation else "give it some text"
+                remedy = "shorten it" if continuation else "add text"
                 raise SpecError(Problem(code, "continuation", text, rule, remedy))
         num_cut = sum(
             len(context) + len(continuation) - 1 > self._max_tokens for context, continuation in token_pairs

@@ -103,12 +103,12 @@ class Checkpointer:
                 unreadable.append(f"{name}: {fault}")
             else:
                 self._passed_over.add(name)
-            self._log("warning", f"checkpoint {name} passed over for the one before it: {fault}")
+            self._log("warning", f"skipped checkpoint {name} for an earlier one: {fault}")
         if unreadable:
             raise CheckpointError(
-                f"no checkpoint in {self._folder.url} can be resumed from, and some may be whole but cannot be "
-                f"read ({'; '.join(unreadable)}): the run does not begin anew over them; mend the storage or its "
-                "permissions, or use another storage to train anew"
+                f"no checkpoint in {self._folder.url} can be resumed from, and some may be intact but "
+                f"unreadable ({'; '.join(unreadable)}), so training does not start over; repair the "
+                "storage or its permissions, or use another storage to start over"
             )
         return None
 
@@ -125,13 +125,13 @@ class Checkpointer:
         if self._saving is not None:
             self._log(
                 "warning",
-                f"step {step} waits for the checkpoint of step {self._saving.step}, still being written; "
-                "save less often or use faster storage",
+                f"step {step} waits for the checkpoint of step {self._saving.step}, which is still "
+                "being written; save less often or use faster storage",
             )
             self._finish()
         began = time.perf_counter()
         name = markers.name_of(step, self._attempt, self._group)
-        with doing("checkpoint", f"copying of checkpoint {name}"):
+        with doing("checkpoint", f"copying checkpoint {name}"):
             if self._writer is None:
                 self._writer = ShardWriter(self._tensors)
             self._writer.stage()
@@ -185,8 +185,8 @@ class Checkpointer:
         if self._last_step() != step:
             name = markers.name_of(step, self._attempt, self._group)
             raise CheckpointError(
-                f"checkpoint {name} (={self._folder.url_of(name)}) must be written before the run ends, and "
-                "was not: the log says why; make room or fix the storage, then resume"
+                f"checkpoint {name} (={self._folder.url_of(name)}) could not be written before the run "
+                "ended; the log says why; free some space or fix the storage, then resume"
             )
 
     def _log(self, level: Level, message: str) -> None:
@@ -201,7 +201,7 @@ class Checkpointer:
     def _finish(self) -> None:
         """Complete the save in progress, waiting for the slowest rank in each phase."""
         while self._saving is not None:
-            with doing("checkpoint", f"waiting for checkpoint {self._saving.marker_name} to be written"):
+            with doing("checkpoint", f"waiting for checkpoint {self._saving.marker_name}"):
                 self._saving.current.wait()
                 num_done, num_failed = plain_collectives.all_reduce_sum(*self.vote())
                 self.advance(int(num_done), int(num_failed))
@@ -267,7 +267,7 @@ class Checkpointer:
             for path in paths:
                 self._folder.remove(path)
         except OSError as error:
-            self._recorder.log("warning", f"{paths[-1]} cannot be removed: {error}")
+            self._recorder.log("warning", f"cannot remove {paths[-1]}: {error}")
             return False
         return True
 
@@ -285,7 +285,7 @@ def _read_marker(folder: Folder, name: str) -> tuple[dict[str, Any] | None, tupl
     try:
         return markers.read(folder, name).model_dump(mode="json"), None
     except FileNotFoundError:
-        fault = "its marker is gone"
+        fault = "its marker is missing"
     except OSError as error:
         fault = UnreadableStorage(f"its marker cannot be read: {error}")
     except ValueError as error:

@@ -50,9 +50,7 @@ def _checked_blocks(checkpoints: Folder, path: str, seal: FileSeal) -> Iterator[
                 digest.update(block)
                 size_bytes += len(block)
                 if size_bytes > seal.size_bytes:
-                    raise DamagedCheckpoint(
-                        f"{path} has more than the {seal.size_bytes} bytes that were written"
-                    )
+                    raise DamagedCheckpoint(f"{path} has more than its {seal.size_bytes} written bytes")
                 yield block
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{path} is missing") from None
@@ -61,4 +59,4 @@ def _checked_blocks(checkpoints: Folder, path: str, seal: FileSeal) -> Iterator[
     if size_bytes != seal.size_bytes:
         raise DamagedCheckpoint(f"{path} has {size_bytes} bytes instead of {seal.size_bytes}")
     if digest.hexdigest() != seal.sha256:
-        raise DamagedCheckpoint(f"{path} does not have the checksum of what was written")
+        raise DamagedCheckpoint(f"the checksum of {path} differs from the written one")

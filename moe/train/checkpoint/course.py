@@ -35,8 +35,8 @@ def spec_of(checkpoint: Folder) -> JobSpec:
                 "wrong_version",
                 "storage",
                 checkpoint.url,
-                f"must hold a spec that this release reads, but {error}",
-                "resume with the release that began the run, or use another storage",
+                f"must hold a spec that this release can read, but {error}",
+                "resume with the release that started the run, or use another storage",
             )
         ) from None
 
@@ -47,7 +47,7 @@ def other_course(before: JobSpec, now: JobSpec) -> list[Problem]:
     Attempts may differ in length (`train.num_steps`, over which the schedule is stretched), evaluation, placement,
     workers and name, but in nothing that changes the steps in between.
     """
-    rule = "must be what the checkpoint in this storage was trained with"
+    rule = "must match the checkpoint in this storage"
     return [
         Problem(
             "conflict", path, value, f"{rule} (={_format_value(then)})", "use another storage for another run"
@@ -62,14 +62,14 @@ def other_state(before: JobSpec, now: JobSpec) -> list[Problem]:
     The new job may have other steps, batches, learning rates, schedule, seed, layout and workers, and freeze more
     parameters, but not train parameters without optimizer state.
     """
-    rule = "must be what the checkpoint that this job starts from was trained with"
+    rule = "must match the checkpoint that this job starts from"
     differences = [
         Problem(
             "conflict",
             path,
             value,
             f"{rule} (={_format_value(then)})",
-            "keep that, or leave start_from out to train anew",
+            "keep it, or omit start_from to train from scratch",
         )
         for path, then, value in _all_differences(_STATE, before, now)
         if path not in _FREE and not path.startswith(_LAYOUT)
@@ -91,9 +91,9 @@ def _without_moments(before: JobSpec, now: JobSpec) -> Iterator[Problem]:
     )
     if thawed_kinds:
         yield Problem("conflict", "train.freeze", list(now.train.freeze),
-                      "must have what was frozen in the checkpoint that this job starts from "
-                      f"({', '.join(thawed_kinds)}): the optimizer remembers nothing of it",
-                      "freeze it too, or export that model and begin with its weights alone: model.from")  # fmt: skip
+                      "must include what was frozen in the checkpoint that this job starts from "
+f"({', '.join(thawed_kinds)}), which has no optimizer state",
+                      "freeze it too, or export that model and start from its weights: model.from")  # fmt: skip
 
 
 def _all_differences(

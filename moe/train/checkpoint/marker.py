@@ -66,9 +66,9 @@ class Marker(Frozen):
             digest = body.pop("sha256")
             marker = cls.model_validate(body)
         except (ValueError, KeyError, AttributeError, TypeError, ValidationError, RecursionError) as error:
-            raise ValueError("its marker is torn") from error
+            raise ValueError("its marker is incomplete") from error
         if digest != _digest(body):
-            raise ValueError("its marker was altered")
+            raise ValueError("its marker was modified")
         return marker
 
 
@@ -102,7 +102,7 @@ def read(checkpoints: Folder, name: str) -> Marker:
     """Read a checkpoint's marker. Raises ValueError if it is torn, altered or another checkpoint's."""
     marker = Marker.from_bytes(checkpoints.read(name + SUFFIX, 0, MAX_BYTES + 1))
     if marker.name != name:
-        raise ValueError(f"its marker is that of {marker.name}")
+        raise ValueError(f"its marker belongs to {marker.name}")
     return marker
 
 

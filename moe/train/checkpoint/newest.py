@@ -19,7 +19,7 @@ def newest_whole(storage: Folder) -> str:
             return checkpoints.url_of(name)
         faults.append(f"{name}: {fault}")
     if faults:
-        raise NoCheckpoint(f"no checkpoint under {checkpoints.url} is whole\n" + "\n".join(faults))
+        raise NoCheckpoint(f"no checkpoint under {checkpoints.url} is complete\n" + "\n".join(faults))
     raise NoCheckpoint(f"there is no committed checkpoint under {checkpoints.url} yet")
 
 

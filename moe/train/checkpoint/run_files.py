@@ -14,7 +14,7 @@ from moe.train.checkpoint.course import SPEC, other_course, other_state, spec_of
 
 PLAN, RUN, TOKENIZERS = "plan.json", "run.json", "tokenizers"
 
-_AS_BEFORE = "bring back the files and package versions of before, or use another storage to train anew"
+_AS_BEFORE = "restore the previous files and package versions, or use another storage to train from scratch"
 
 
 def run_files(spec: JobSpec, plan: Plan, data: PreparedData) -> dict[str, bytes]:
@@ -87,14 +87,17 @@ def _other_data(data: PreparedData, checkpoint: Folder) -> list[Problem]:
     """Problems of data that changed under the same spec: a rewritten file, an upgraded package."""
     key, key_then = data.key, json.loads(checkpoint.read(RUN))["data"].get("prepared")
     if key_then not in (key, None):  # absent in the earliest checkpoints
-        rule = f"is prepared as {key}, but the checkpoint in this storage was trained on {key_then}: it has changed"
+        rule = (
+            f"has changed: it is prepared as {key}, but the checkpoint in this storage was trained "
+            f"on {key_then}"
+        )
         return [Problem("changed", "data", None, rule, _AS_BEFORE)]
     return [
         Problem(
             "changed",
             "data",
             None,
-            f"gives other tokens than the {path} in this storage's checkpoint",
+            f"tokenizes differently from the {path} in this storage's checkpoint",
             _AS_BEFORE,
         )
         for path, content in _below_tokenizers(data.tokenizer_files()).items()

@@ -229,14 +229,14 @@ class _PlainUnpickler(pickle.Unpickler):
         if (module, name) == ("builtins", "getattr"):
             return _enum_member
         if name not in _PLAIN.get(module, ()):
-            raise pickle.UnpicklingError(f"a checkpoint's metadata holds no {module}.{name}")
+            raise pickle.UnpicklingError(f"a checkpoint's metadata cannot contain {module}.{name}")
         return super().find_class(module, name)
 
 
 def _enum_member(kind: Any, name: str) -> Enum:
     """Enum member as pickled by Python 3.11.0 to 3.11.3, rejecting any other use of `getattr`."""
     if not (isinstance(kind, type) and issubclass(kind, Enum)):
-        raise pickle.UnpicklingError(f"a checkpoint's metadata holds no {name} of {kind!r}")
+        raise pickle.UnpicklingError(f"a checkpoint's metadata cannot contain {name} of {kind!r}")
     return kind[name]
 
 
@@ -270,7 +270,7 @@ class _PlainReader(FsspecReader):
         with _in_words(str(self.path)), self.fs.create_stream(self._get_metadata_path(), "rb") as stream:
             metadata: Metadata = _PlainUnpickler(stream).load()
             if not isinstance(metadata, Metadata):
-                raise pickle.UnpicklingError(f"a checkpoint's metadata is no {type(metadata).__name__}")
+                raise pickle.UnpicklingError(f"a checkpoint's metadata is not a {type(metadata).__name__}")
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
@@ -290,9 +290,9 @@ def _in_words(url: str) -> Iterator[None]:
         if isinstance(error, OSError) and not isinstance(error, confined.Outside):
             raise
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        remedy = "use another checkpoint: nothing of this one was executed"
+        remedy = "use another checkpoint; nothing in this one was executed"
         raise SpecError(
-            Problem("corrupt", url, None, f"is no checkpoint that a run has written: {reason}", remedy)
+            Problem("corrupt", url, None, f"is not a checkpoint written by a run: {reason}", remedy)
         ) from error
 
 
@@ -304,19 +304,17 @@ def _tensors_in(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
 def _misfits(
     stored_tensors: Mapping[str, TensorStorageMetadata], tensors: Mapping[str, Tensor | TensorPiece]
 ) -> Iterator[Problem]:
-    remedy = "use the model and the optimizer that the checkpoint was written with"
+    remedy = "use the model and optimizer that wrote the checkpoint"
     for name, tensor in tensors.items():
         shape = list(tensor.shape)
         if name not in stored_tensors:
-            yield Problem(
-                "missing", name, None, f"of shape {shape} must be in the checkpoint, and is not", remedy
-            )
+            yield Problem("missing", name, None, f"of shape {shape} is missing from the checkpoint", remedy)
         elif stored_tensors[name].size != tensor.shape:
             yield Problem(
                 "shape_mismatch",
                 name,
                 list(stored_tensors[name].size),
-                f"must have the shape {shape} that it has here",
+                f"must have the shape {shape} of the model",
                 remedy,
             )
 

@@ -1,5 +1,6 @@
 """`calibrate`: measures devices and links, for the planner."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -35,6 +36,8 @@ def calibrate(
         if again or state_dir is not None:
             raise Misuse("--again and --state-dir apply to this machine; omit them with --cluster")
         with connect(url) as client:
+            if holders := ", ".join(entry["job_id"] for entry in client.cluster()["held"]):
+                print(f"measuring beside {holders}; waits up to 120 s for free CPUs or GPUs", file=sys.stderr)
             calibration = client.calibrate()
     elif url is not None:
         raise Misuse("--url names a control plane; add --cluster to measure its cluster")

@@ -5,9 +5,10 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
-from moe.spec import MAX_SPEC_BYTES, SpecError, parse_text
+from moe.spec import MAX_SPEC_BYTES, Problem, SpecError, parse_text
+from moe.spec.errors import in_words
 from service.control.api.guard import media_type
-from service.control.errors import BodyTooLarge, MalformedRequest
+from service.control.errors import BodyTooLarge, Invalid, MalformedRequest
 from service.wire.events import MAX_BATCH_BYTES
 
 QUICK_BYTES = 20_000
@@ -40,6 +41,21 @@ async def _batch_body(request: Request) -> bytes:
     return await read_bounded(request, MAX_BATCH_BYTES)
 
 
+async def _no_body(request: Request) -> None:
+    """Raises Invalid for a body with content, on routes that take none."""
+    body = await read_bounded(request, QUICK_BYTES)
+    content = parse(body, "json") if body.strip() else None
+    if content is None or content == {}:
+        return
+    remedy = "remove it: this route takes no body"
+    problems = (
+        [Problem("unknown_key", key, value, "is not a known key", remedy) for key, value in content.items()]
+        if isinstance(content, dict)
+        else [Problem("wrong_type", "body", None, "must be empty", "send no body")]
+    )
+    raise Invalid(in_words(problems, "; "), problems)
+
+
 def parse(body: bytes, format: str) -> Any:
     """Parse into plain data. Raises MalformedRequest with line and column."""
     try:
@@ -51,4 +67,5 @@ def parse(body: bytes, format: str) -> Any:
 
 
 SpecBody = Annotated[Any, Depends(_spec_body)]
+NoBody = Annotated[None, Depends(_no_body)]
 BatchBody = Annotated[bytes, Depends(_batch_body)]

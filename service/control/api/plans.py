@@ -6,12 +6,12 @@ from typing import Any
 from fastapi import APIRouter
 
 from moe.plan import plan_request
-from service.control.api.body import SpecBody
+from service.control.api.body import NoBody, SpecBody
 from service.control.api.openapi import refusals
 from service.control.api.services import ServicesDependency
 from service.control.errors import Conflict, Unavailable
 from service.control.launcher.launcher import LauncherUnavailable, LaunchRefusal
-from service.control.store.jobs import jobs_in
+from service.control.store.jobs import JobRow, jobs_in
 from service.wire.states import ACTIVE
 
 router = APIRouter(prefix="/v1", tags=["plans"])
@@ -37,7 +37,7 @@ def post_plan(body: SpecBody, services: ServicesDependency) -> dict[str, Any]:
 
 
 @router.post("/cluster/calibration", responses=refusals(Conflict))
-def post_calibration(services: ServicesDependency) -> dict[str, Any]:
+def post_calibration(services: ServicesDependency, _body: NoBody) -> dict[str, Any]:
     """Measures some of the cluster's devices and links for future plans, in seconds to minutes; 409 without free
     resources or during another measurement."""
     try:
@@ -45,7 +45,8 @@ def post_calibration(services: ServicesDependency) -> dict[str, Any]:
     except LauncherUnavailable as error:
         raise Unavailable(services.watch.unreachable(error)) from None
     except LaunchRefusal as error:
-        raise Conflict(str(error)) from None
+        holders = ", ".join(job.id for job in _holding_jobs(services))
+        raise Conflict(f"{error}; {holders} held its resources" if holders else str(error)) from None
 
 
 @router.get("/cluster")
@@ -55,8 +56,7 @@ def get_cluster(services: ServicesDependency) -> dict[str, Any]:
         facts = services.watch.facts(_FACTS_AGE_S)
     except LauncherUnavailable as error:
         raise Unavailable(services.watch.unreachable(error)) from None
-    with services.database.read() as tx:
-        jobs = jobs_in(tx, ACTIVE)
+    jobs = _holding_jobs(services)
     return {
         "nodes": [node.model_dump(mode="json") for node in facts.nodes],
         "num_nodes": len(facts.nodes),
@@ -64,5 +64,11 @@ def get_cluster(services: ServicesDependency) -> dict[str, Any]:
         "gpus": facts.gpus,
         "memory_bytes": sum(node.memory_bytes for node in facts.nodes),
         "calibrations": [calibration.model_dump(mode="json") for calibration in facts.calibrations],
-        "held": [{"job_id": job.id, **json.loads(job.gang)} for job in jobs if job.launch and job.gang],
+        "held": [{"job_id": job.id, **json.loads(job.gang)} for job in jobs if job.gang],
     }
+
+
+def _holding_jobs(services: ServicesDependency) -> list[JobRow]:
+    """Jobs whose gangs hold resources of the cluster."""
+    with services.database.read() as tx:
+        return [job for job in jobs_in(tx, ACTIVE) if job.launch and job.gang]

@@ -188,7 +188,7 @@ class Controller:
             if isinstance(decision, Wait):
                 return False
             if self._deduplicator.is_new(("decided", job.number), (job.attempt, job.state, decision)):
-                log.info("decided", job=job.id, attempt=job.attempt, state=job.state, decision=decision)
+                log.info("decided", job=job.id, attempt=job.attempt, state=job.state, **_to_log(decision))
             self._carry_out(job, decision)
         except LauncherUnavailable as error:
             # The decision was not carried out: a cluster may answer queries and refuse submissions.
@@ -339,6 +339,11 @@ class Controller:
         since = job.unreachable_since or int((self._reach.since or time.time()) * 1e6)
         with self._lease.change(job) as (tx, events):
             events += explain(tx, job, reason, ACTOR, {"unreachable_since": since})
+
+
+def _to_log(decision: Decision) -> dict[str, str]:
+    reason = getattr(decision, "reason", "")
+    return {"decision": type(decision).__name__.lower(), **({"reason": reason} if reason else {})}
 
 
 def _launch_of(job: JobRow) -> str:
