@@ -3,7 +3,7 @@
     config, families     their config.json and our spec, a table a family      (no torch)
     expand               a job's `model: {from: FOLDER}`, filled in             (no torch)
     pieces               which element of their tensors is which of ours        (no torch)
-    headers, stored      safetensors files: their headers; their bytes, read in parts and decoded
+    headers, tensor_reader    safetensors files: their headers; their bytes, read in parts and decoded
     fitting              whether a folder's tensors make a model, told at once
     adapter_parts, adapter_config    where PEFT has what of an adapter, and its config    (no torch)
     load, save           a folder into a placed model; a model, in parts, into a folder
