@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe.spec import Problem
+from tests.grid import num_cases
 from tests.refusals import Summary, check
 from tests.service.control_plane import ControlPlane, spec
 
@@ -215,7 +216,7 @@ def test_more_values_than_any_spec_has(plane: ControlPlane) -> None:
         )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=num_cases(30), deadline=None)
 @given(st.integers(21, 4000), st.integers(0, 80))
 def test_an_answer_is_short_however_much_is_wrong(plane: ControlPlane, num_keys: int, length: int) -> None:
     wrong = {f"{number}{'x' * length}": "y" * length for number in range(num_keys)}

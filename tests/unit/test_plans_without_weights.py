@@ -50,6 +50,7 @@ def planned(spec: JobSpec) -> Plan:
     return with_notes(plan_anywhere(spec, H100S), spec, missing_to_train(spec, None))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("data", [DOCUMENTS, CHAT, PREFERENCE])
 def test_presets_and_bare_configs_are_planned_alike(data: dict[str, Any], config: Path) -> None:
     adapter = {"adapter": ADAPTER}

@@ -10,6 +10,7 @@ from moe.plan import Cluster, Plan, PlanQuery, Pools, cluster_of, plan_anywhere,
 from moe.plan.search.pools import fit_pools
 from moe.plan.search.what_if import grid
 from moe.spec import JobSpec, ProblemCode, SpecError
+from tests.grid import num_cases
 from tests.refusals import refused, refused_for
 from tests.unit.test_money import ranged
 from tests.unit.test_spec import job
@@ -46,7 +47,7 @@ POOL = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=num_cases(15))
 @given(
     of=st.lists(POOL, min_size=1, max_size=3),
     goal=st.sampled_from([None, "time", "cost"]),

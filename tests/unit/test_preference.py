@@ -77,6 +77,7 @@ def plain(model: LanguageModel, rows: SequenceRows) -> tuple[torch.Tensor, int, 
     return loss, number, right
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_loss_and_gradients_are_those_of_the_formula(attention: str, seed: int):
