@@ -9,7 +9,7 @@ from contextlib import suppress
 from moe.data.corpus import Corpus
 from moe.data.faults import Faults, OutOfTime
 from moe.data.limited_process import take_limits
-from moe.spec import ConversationsSpec, DocumentsSpec, JsonlSpec, ParallelTextSpec, Problem, SpecError
+from moe.spec import ConversationsSpec, PairsSpec, Problem, SequencesSpec, SpecError
 
 
 def _problems(data: object, roots: Sequence[str] | None, deadline: float) -> Iterator[Problem]:
@@ -25,23 +25,20 @@ def _problems(data: object, roots: Sequence[str] | None, deadline: float) -> Ite
 
 
 def _corpus(data: object, roots: Sequence[str] | None) -> Corpus:
+    """Corpus of a spec. Conversations get an empty chat template, since their records are read but not rendered."""
     if isinstance(data, ConversationsSpec):
         from moe.data.conversations.template import ChatTemplate
         from moe.data.sequences.conversations import Conversations
 
         return Conversations(data, ChatTemplate({}, {}), roots)
-    if isinstance(data, DocumentsSpec):
-        from moe.data.sequences.documents import DocumentFiles
+    if isinstance(data, PairsSpec):
+        from moe.data.pairs import corpora
 
-        return DocumentFiles(data, roots)
-    if isinstance(data, JsonlSpec):
-        from moe.data.pairs.jsonl import JsonlPairs
+        return corpora.build(data, roots)
+    from moe.data.sequences.corpora import build
 
-        return JsonlPairs(data, roots)
-    from moe.data.pairs.parallel_text import ParallelText
-
-    assert isinstance(data, ParallelTextSpec)
-    return ParallelText(data, roots)
+    assert isinstance(data, SequencesSpec)
+    return build(data, roots)
 
 
 def _main() -> None:

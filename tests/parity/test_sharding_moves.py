@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
@@ -9,12 +10,28 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moe.plan import Cluster
-from moe.sharding.exchange.exchange import apply_moves, part_of, strip_padding
+from moe.sharding.exchange.exchange import call_of, part_of, strip_padding
 from moe.sharding.exchange.mesh import ShardingMesh
-from moe.sharding.exchange.moves import Moves
+from moe.sharding.exchange.moves import Moves, PlacementMove
 from moe.sharding.placement import WHOLE, AxisPlacement, Placements, part_shape, partial, split
 
 NUM_CASES = 150
+
+
+def apply_moves(
+    part: Tensor,
+    shape: Sequence[int],
+    placements: Placements,
+    moves: Iterable[PlacementMove],
+    mesh: ShardingMesh,
+) -> Tensor:
+    """This rank's padded part of a tensor of this shape after moves, as a program makes them."""
+    for move in moves:
+        assert placements[move.axis] == move.before
+        placements = (*placements[: move.axis], move.after, *placements[move.axis + 1 :])
+        function, *arguments = call_of(move, part_shape(shape, placements, mesh.degrees))
+        part = function(mesh, part, *arguments)
+    return part
 
 
 def _chunked(whole: Tensor, placements: Placements, mesh: ShardingMesh) -> Tensor:

@@ -1,6 +1,6 @@
 """Changes of a tensor's placement: functions on padded parts that programs call."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.exchange.moves import PlacementMove
-from moe.sharding.placement import Combine, Placements, part_shape, unpadded_shape
+from moe.sharding.placement import Combine, Placements, unpadded_shape
 
 Pending = Callable[[], Tensor]
 """A collective that has started. It is called once, waits, and returns the result."""
@@ -114,22 +114,6 @@ def padded_to(part: Tensor, shape: Sequence[int]) -> Tensor:
     """The part, padded to a shape with zeros at the ends of its dimensions."""
     for dim, size in enumerate(shape):
         part = pad_end(part, dim, size)
-    return part
-
-
-def apply_moves(
-    part: Tensor, shape: Sequence[int], placements: Placements, moves: Iterable[PlacementMove], mesh: Mesh
-) -> Tensor:
-    """This rank's padded part of a tensor of this shape after moves, which all ranks make. `part` is not changed; the
-    result may share its memory.
-
-    Raises CollectiveError if another rank does not join.
-    """
-    for move in moves:
-        assert placements[move.axis] == move.before
-        placements = (*placements[: move.axis], move.after, *placements[move.axis + 1 :])
-        function, *arguments = call_of(move, part_shape(shape, placements, mesh.degrees))
-        part = function(mesh, part, *arguments)
     return part
 
 
