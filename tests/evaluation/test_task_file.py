@@ -172,7 +172,7 @@ def test_what_is_wrong_is_told_with_its_key(
     ("row", "code", "said"),
     [
         ({"question": "Why?"}, "missing", "has no 'choices'"),
-        ({**ROWS[0], "question": "\ud800"}, "invalid_encoding", "has half a character in 'question'"),
+        ({**ROWS[0], "question": "\ud800"}, "invalid_encoding", "has half of a surrogate pair in 'question'"),
         ({**ROWS[0], "index": True}, "wrong_type", "has the target True"),
         ({**ROWS[0], "index": 99}, "out_of_range", "has the target 99"),
         ({**ROWS[0], "index": "neither"}, "not_a_choice", "has the target 'neither'"),
@@ -223,7 +223,9 @@ def test_no_tag_is_followed_and_its_line_is_told(tmp_path: Path, tag: str, key: 
     lines = [f"{name}: {json.dumps(value)}" for name, value in task().items() if name != key]
     lines = ["# of tasks"] * blank + [*lines, f"{key}: {tag} code.f"]
     (tmp_path / "tasks.yaml").write_text("\n".join(lines))
-    with pytest.raises(SpecError, match=f"tasks.yaml, line {len(lines)}.* is a tag, and tasks are data"):
+    with pytest.raises(
+        SpecError, match=f"tasks.yaml, line {len(lines)}.* is a tag, which tasks may not have"
+    ):
         read_tasks(tmp_path / "tasks.yaml")
     assert not marker.exists()
 

@@ -55,7 +55,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no function": ({"model": {"kind": "module"}}, "model.build is required; add it"),
     "unknown key": (
         {"model": {"kind": "module", "build": "a:b", "moe": {}}},
-        "model.moe (={}) is not a key that a spec has; remove it, or look up its spelling",
+        "model.moe (={}) is not a known key; remove it, or check its spelling",
     ),
     "another corpus": (
         {"data": {"corpus": "catalogs"}},
@@ -133,7 +133,7 @@ def test_settings_hold_exact_functions_alone(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("SHARDYARD_ALLOWED_CODE", '["mypackage.model:build"]')
     assert Settings().allowed_code == ("mypackage.model:build",)
     for wrong in ("mypackage.*:build", "mypackage.model", "m:f.g", "m:*", ""):
-        with pytest.raises(ValidationError, match="must hold module:function alone"):
+        with pytest.raises(ValidationError, match="must contain only module:function"):
             Settings(allowed_code=(wrong,))
 
 

@@ -63,7 +63,7 @@ def test_no_pool_alone_is_better(of: list[dict[str, Any]], goal: Any, least: int
         if pool.cluster.num_devices >= least:
             alone[pool.name] = plan_anywhere(spec, pool.cluster, PlanQuery(goal=goal))
     if not alone:
-        with pytest.raises(SpecError, match="must be at most the devices"):
+        with pytest.raises(SpecError, match="must be at most the number of devices"):
             plan_anywhere(spec, together, PlanQuery(goal=goal))
         return
     plan = plan_anywhere(spec, together, PlanQuery(goal=goal))
@@ -95,7 +95,7 @@ def test_pools_that_do_not_hold_a_job_say_why() -> None:
     assert plan.pool == "old"
     assert plan.reasons[0] == "pool old: the only one of 3 pools that holds it"
     assert plan.reasons[1] == (
-        "pool new cannot hold it: resources (='9 workers') must be at most the devices (=8); "
+        "pool new cannot hold it: resources (='9 workers') must be at most the number of devices (=8); "
         "use a larger pool, or fewer workers"
     )
     assert "pool tiny cannot hold it: resources (='16 workers') must hold the model" in plan.reasons[2]
@@ -105,7 +105,7 @@ def test_pools_that_do_not_hold_a_job_say_why() -> None:
 
 
 def test_costs_of_pools_need_prices() -> None:
-    with pytest.raises(SpecError, match=r"cluster\.pools\[1\]\.price_per_hour is required of pool new"):
+    with pytest.raises(SpecError, match=r"cluster\.pools\[1\]\.price_per_hour is required for pool new"):
         plan_anywhere(ranged(1, 4), pools(OLD, without(NEW, "price_per_hour")), PlanQuery(goal="cost"))
     alone = pools(without(NEW, "price_per_hour"))
     assert plan_anywhere(ranged(1, 4), alone, PlanQuery(goal="cost")).billed_devices == 8
@@ -156,7 +156,7 @@ def test_a_table_over_models_has_the_best_pool_of_each() -> None:
     cells = grid(request, pools(OLD, NEW), {"experts": ["8", "16"]})
     assert [cell.plan and cell.plan.pool for cell in cells] == ["old", "old"]
     with pytest.raises(
-        SpecError, match=r"--what-if \(='nodes'\) is of one kind of nodes, and the cluster has pools"
+        SpecError, match=r"--what-if \(='nodes'\) applies to one kind of nodes, but the cluster has pools"
     ):
         grid(request, pools(OLD, NEW), {"experts": ["8"], "nodes": ["2"]})
 

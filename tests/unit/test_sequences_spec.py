@@ -79,7 +79,7 @@ def test_the_format_that_is_written_counts() -> None:
         ),
         ({**SOURCE, "paths": []}, "data.sources[0].paths"),
         ({**SOURCE, "name": "../x"}, "data.sources[0].name (='../x')"),
-        ({**SOURCE, "key": "text"}, "data.sources[0].key (='text') is not a key that a spec has"),
+        ({**SOURCE, "key": "text"}, "data.sources[0].key (='text') is not a known key"),
     ],
 )
 def test_mistakes_in_a_source(source: dict[str, Any], told: str) -> None:
