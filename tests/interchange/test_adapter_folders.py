@@ -109,8 +109,9 @@ def test_a_folder_says_all_of_its_adapter(case: tuple[str, int], tmp_path: Path)
     assert names_of(beside) == names_of(written)
     model = build_model(read)
     load_adapter(str(tmp_path / "adapter"), model, read)
-    with pytest.raises(SpecError, match=r"is no part of the adapter|is missing"):
+    with pytest.raises(SpecError) as refusal:
         load_adapter(str(tmp_path / "adapter"), model, other_set(plain, adapter, matrices, names_of(written)))
+    assert {problem.code for problem in refusal.value.problems} <= {"unknown_key", "missing"}
     theirs = peft.PeftModel.from_pretrained(their_base(base), tmp_path / "adapter")
     theirs.save_pretrained(tmp_path / "again")
     assert names_of(beginning_as(base, tmp_path / "again")) == names_of(written)
@@ -239,17 +240,17 @@ def test_an_adapter_of_another_base_is_refused_with_both_shapes(tmp_path: Path) 
     assert f"{name} (=[{rows}, {width + 1}]) must have the shape [{rows}, {width}]" in str(refusal(wide))
     beyond = name.replace(".0.", ".99.")
     (problem,) = refusal({**held, beyond: held[name].clone()}).problems
-    assert f"{beyond} (=[{rows}, {width}]) is no part of the adapter" in str(problem)
+    assert f"{beyond} (=[{rows}, {width}])" in str(problem)
     assert problem.code == "unknown_key"
     halved = {each: held[each] for each in held if each != name.replace("lora_A", "lora_B")}
     assert "is missing, of shape" in str(refusal(halved))
     elsewhere = {"base_model.model.transformer.h.0.lora_A.weight": held[name]}
-    assert "is no part of the adapter" in str(refusal(elsewhere))
+    assert "unknown_key" in {problem.code for problem in refusal(elsewhere).problems}
     whole_numbers = {**held, name: torch.zeros(rows, width, dtype=torch.int64)}
     assert "must be one of F32" in str(refusal(whole_numbers))
     save_file({**held, name: held[name] / 0}, tmp_path / "adapter" / "adapter_model.safetensors")
     spec = beginning_as(base, tmp_path / "adapter")
-    with pytest.raises(SpecError, match="holds values that are infinite or no numbers"):
+    with pytest.raises(SpecError, match="infinite or NaN"):
         load_adapter(str(tmp_path / "adapter"), build_model(spec), spec)
     save_file(wide, tmp_path / "adapter" / "adapter_model.safetensors")
     with pytest.raises(SpecError, match="must have the shape"):

@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str, str]] = {
     "no slice left": ("llama", {}, {"num_experts": 4, "granularity": 2, "shared_slices": 2},
                       "model.upcycle.shared_slices", "below granularity"),
     "no number of experts": ("llama", {}, {}, "model.upcycle.num_experts", "is required"),
-    "another key": ("llama", {}, {"num_experts": 4, "copies": 2}, "model.upcycle.copies", "is not a key"),
+    "another key": ("llama", {}, {"num_experts": 4, "copies": 2}, "model.upcycle.copies", "known key"),
     "another form": ("llama", {}, {"num_experts": 4, "form": "gpt_oss"}, "model.upcycle.form", "must be 'mixtral'"),
     "a mixture already": ("mixtral", {}, {"num_experts": 4}, "model.upcycle", "already has experts"),
     "too many experts": ("llama", {}, {"num_experts": 999_999, "granularity": 2}, "model.moe.num_experts", "1000000"),

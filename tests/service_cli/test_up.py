@@ -96,7 +96,7 @@ def test_it_listens_to_other_machines_only_with_a_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("STORAGE_ROOTS", "/data", "SHARDYARD_STORAGE_ROOTS must be a list in JSON"),
+        ("STORAGE_ROOTS", "/data", "SHARDYARD_STORAGE_ROOTS must be"),
         ("STORAGE_ROOTS", '["data"]', "must be absolute paths or URLs"),
         ("HOST", "no-such-machine.invalid", "must be a name or an address of this machine"),
         (
