@@ -98,7 +98,7 @@ def test_why_workers_have_not_begun_is_told_once_and_only_if_it_is_so(tmp_path: 
     receiver.stop()
     told = [record["data"]["reason"] for record in receiver.records["driver"] if record["kind"] == "waiting"]
     assert told == [
-        "placed 1 worker of 1 CPU each; waiting for them to start",
+        "1 worker placed (1 CPU each); waiting for them to start",
         "waiting for resources for 1 worker (1 CPU each): others hold all",
     ]
 

@@ -13,7 +13,7 @@ from service.run.spool import Seals, Spool
 
 TIME = "2026-01-31T12:00:00.000000Z"
 NOTICE_BYTES = 120
-_GONE = re.compile(rb"([\d,]+) bytes of this log before here were removed: logs\.max_bytes\n")
+_GONE = re.compile(rb"([\d,]+) earlier bytes of this log were removed: logs\.max_bytes\n")
 
 
 def lines(count: int, first: int = 0) -> bytes:
