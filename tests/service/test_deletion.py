@@ -267,7 +267,7 @@ def test_a_root_that_is_not_there_is_waited_for(services: Services) -> None:
     with services.database.read() as tx:
         job = get_job(tx, job_id)
     assert job is not None
-    assert job.reason.startswith(f"cannot be deleted yet: the storage root {root} is missing; mount it")
+    assert job.reason.startswith(f"cannot be deleted yet: the storage root {root} is missing")
     away.rename(root)
     services.deletions.ask(job_id, "tester")
     step_until(services, is_gone(services, job_id))
