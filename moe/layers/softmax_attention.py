@@ -47,11 +47,11 @@ def attend(
         return queries.new_empty((*queries.shape[:3], values.shape[-1]))
     if runs_on_cpu(queries):
         return _attend_on_cpu(queries, keys, values, scale, visible, sinks)
-    if queries.dtype == torch.float64 or num_queries < QUERIES_AT_ONCE:
+    if queries.dtype == torch.float64 or num_queries < QUERIES_AT_ONCE or visible.keys is not None:
         # Flex attention compiles a kernel per shape, which does not pay off when decoding token by token.
         if sinks is not None:
             return attend_plainly(queries, keys, values, scale, visible, sinks)
-    elif visible.keys is None and (sinks is not None or visible.needs_mask(num_queries, num_keys)):
+    elif sinks is not None or visible.needs_mask(num_queries, num_keys):
         return flex_attend(queries, keys, values, scale=scale, visible=visible, sinks=sinks)
     return attend_fused(queries, keys, values, scale, visible)
 
@@ -104,9 +104,9 @@ def runs_on_cpu(x: Tensor) -> bool:
 
 
 def check_shapes(queries: Tensor, keys: Tensor, values: Tensor, visible: AttentionMask) -> None:
-    heads, of_keys = queries.shape[1], keys.shape[1]
-    if heads % of_keys:
-        raise ValueError(f"queries ({heads} heads) must have a multiple of the {of_keys} heads of keys")
+    heads, kv_heads = queries.shape[1], keys.shape[1]
+    if heads % kv_heads:
+        raise ValueError(f"queries ({heads} heads) must have a multiple of the {kv_heads} heads of keys")
     is_longer = visible.keys is None and queries.shape[2] > keys.shape[2]
     if is_longer or keys.shape[:3] != values.shape[:3]:
         raise ValueError(
@@ -168,16 +168,18 @@ def attend_in_block(
     *,
     may_tile: bool = True,
 ) -> Tensor:
-    """Outputs for a block of queries, from the keys that any of them may see. With `may_tile`, the backward pass runs
-    in tiles where that is faster."""
+    """Outputs for a block of queries, from the keys that any of them may see. With `visible.keys`, the block must be
+    all queries. With `may_tile`, the backward pass runs in tiles where that is faster."""
     if visible.keys is not None:
+        if sinks is not None:
+            return attend_plainly(queries, keys, values, scale, visible, sinks)
         return _attend_to_keys(queries, keys, values, scale, visible)
-    of_row, num_keys = queries.shape[2], keys.shape[2]
-    stop, num_queries = num_keys - of_row + block.stop, block.stop - block.start
+    row_queries, num_keys = queries.shape[2], keys.shape[2]
+    stop, num_queries = num_keys - row_queries + block.stop, block.stop - block.start
     start = stop - visible.num_keys(num_queries, stop)
     bias = None
     if visible.is_by_row:
-        bias = visible.bias(of_row, num_keys, queries.dtype, queries.device)[..., block, start:stop]
+        bias = visible.bias(row_queries, num_keys, queries.dtype, queries.device)[..., block, start:stop]
     elif visible.needs_mask(num_queries, stop - start):
         bias = visible.bias(num_queries, stop - start, queries.dtype, queries.device)
     queries = queries[:, :, block]
@@ -238,25 +240,27 @@ class _Flash(torch.autograd.Function):
         gradient = _with_dense_rows(gradients[0])
         operands = gradient, queries, keys, values, out, log_sum
         if is_causal and _pays_in_tiles(queries.shape[2]):
-            of_inputs = _of_tiles(operands, bias, scale)
+            input_gradients = _input_gradients_in_tiles(operands, bias, scale)
         else:
-            of_inputs = _of_inputs(operands, bias, scale, is_causal=is_causal)
-        of_sinks = None
+            input_gradients = _input_gradients(operands, bias, scale, is_causal=is_causal)
+        sinks_gradient = None
         if sinks is not None and ctx.needs_input_grad[3]:
             share = (sinks.to(log_sum.dtype)[:, None] - log_sum).exp_()
-            towards = (gradient.to(log_sum.dtype) * out).sum(dim=-1)
-            of_sinks = -(share * towards).sum(dim=(0, 2)).to(sinks.dtype)
-        return *of_inputs, of_sinks, None, None, None
+            dot_products = (gradient.to(log_sum.dtype) * out).sum(dim=-1)
+            sinks_gradient = -(share * dot_products).sum(dim=(0, 2)).to(sinks.dtype)
+        return *input_gradients, sinks_gradient, None, None, None
 
 
-Given = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+KernelOperands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """(gradient, queries, keys, values, outputs, log-sum-exp)"""
-OfInputs = tuple[Tensor, Tensor, Tensor]
+InputGradients = tuple[Tensor, Tensor, Tensor]
 """Gradients of queries, keys and values."""
 
 
-def _of_inputs(operands: Given, bias: Tensor | None, scale: float, *, is_causal: bool) -> OfInputs:
-    gradients: OfInputs = _FLASH_BACKWARD(*operands, 0.0, is_causal, attn_mask=bias, scale=scale)
+def _input_gradients(
+    operands: KernelOperands, bias: Tensor | None, scale: float, *, is_causal: bool
+) -> InputGradients:
+    gradients: InputGradients = _FLASH_BACKWARD(*operands, 0.0, is_causal, attn_mask=bias, scale=scale)
     return gradients
 
 
@@ -267,7 +271,7 @@ def _pays_in_tiles(num_positions: int) -> bool:
     return QUERIES_AT_ONCE < num_positions <= 4 * QUERIES_AT_ONCE
 
 
-def _of_tiles(operands: Given, bias: Tensor | None, scale: float) -> OfInputs:
+def _input_gradients_in_tiles(operands: KernelOperands, bias: Tensor | None, scale: float) -> InputGradients:
     """Input gradients of causal attention as a sum over tiles: each block of queries with its own positions, and with
     all earlier ones. Probabilities are those of full rows, since the log-sum-exp is."""
     gradient, queries, keys, values, out, log_sum = operands
@@ -281,7 +285,7 @@ def _of_tiles(operands: Given, bias: Tensor | None, scale: float) -> OfInputs:
             out[:, :, query_slice], log_sum[:, :, query_slice],
         )  # fmt: skip
         tile_bias = None if bias is None else bias[..., query_slice, key_slice]
-        parts = _of_inputs(tile, tile_bias, scale, is_causal=is_causal)
+        parts = _input_gradients(tile, tile_bias, scale, is_causal=is_causal)
         for total, part, at in zip(sums, parts, (query_slice, key_slice, key_slice), strict=True):
             total[:, :, at] += part
 
@@ -290,8 +294,8 @@ def _of_tiles(operands: Given, bias: Tensor | None, scale: float) -> OfInputs:
         add(block, block, is_causal=True)
         if start:
             add(block, slice(0, start), is_causal=False)
-    of_queries, of_keys, of_values = (total.to(queries.dtype) for total in sums)
-    return of_queries, of_keys, of_values
+    d_queries, d_keys, d_values = (total.to(queries.dtype) for total in sums)
+    return d_queries, d_keys, d_values
 
 
 def attend_fused(
@@ -326,7 +330,7 @@ def attend_plainly(
     num_queries, num_keys = queries.shape[2], keys.shape[2]
     bias = visible.bias(
         num_queries, num_keys, torch.promote_types(queries.dtype, torch.float32), queries.device
-    )
+    ).expand(-1, -1, num_queries, -1)
     if num_queries <= QUERIES_AT_ONCE:
         return _block(queries, keys, values, bias, sinks, scale)
     blocks = zip(queries.split(QUERIES_AT_ONCE, dim=2), bias.split(QUERIES_AT_ONCE, dim=2), strict=True)
@@ -344,8 +348,8 @@ def _block(
     queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, sinks: Tensor | None, scale: float
 ) -> Tensor:
     groups = keys.shape[1]
-    below_one_another = queries.unflatten(1, (groups, -1)).flatten(2, 3)
-    scores = (below_one_another @ keys.transpose(-1, -2)).to(bias.dtype) * scale
+    stacked_queries = queries.unflatten(1, (groups, -1)).flatten(2, 3)
+    scores = (stacked_queries @ keys.transpose(-1, -2)).to(bias.dtype) * scale
     scores = scores.unflatten(2, (-1, queries.shape[2])).flatten(1, 2) + bias
     if sinks is not None:
         column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:1], -1, scores.shape[2], 1)

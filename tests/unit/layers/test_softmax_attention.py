@@ -74,14 +74,18 @@ def test_outputs_and_gradients_are_the_reference_s(case: Case) -> None:
     st.integers(1, 9),
     st.integers(1, 2),
     st.sampled_from((1, 3)),
+    st.sampled_from((4, 6)),
+    st.booleans(),
     st.integers(0, 99),
 )
 def test_queries_attend_to_keys_of_another_sequence(
-    num_queries: int, num_keys: int, of_keys: int, groups: int, seed: int
+    num_queries: int, num_keys: int, of_keys: int, groups: int, width: int, has_sinks: bool, seed: int
 ) -> None:
     torch.manual_seed(seed)
-    shapes = ((groups * of_keys, num_queries, 4), (of_keys, num_keys, 4), (of_keys, num_keys, 4))
+    shapes = [(groups * of_keys, num_queries, 4), (of_keys, num_keys, 4), (of_keys, num_keys, width)]
     inputs = tuple(torch.randn(2, *shape, dtype=torch.float64) for shape in shapes)
+    if has_sinks:
+        inputs = (*inputs, torch.randn(groups * of_keys, dtype=torch.float64))
     visible_keys = torch.rand(2, num_keys) < 0.6
     visible_keys[:, 0] = True
     case = Case(inputs, AttentionMask(causal=False, keys=visible_keys))
