@@ -62,7 +62,7 @@ _NAMES = (
     "w_in_scales", "w_gate_scales", "w_out_scales",
 )  # fmt: skip
 """Parameters, in the order of `ExpertWeights.tensors`."""
-_CODED = ("w_in", "w_out", "w_gate", "w_in_scales", "w_gate_scales", "w_out_scales")
+_QUANTIZED = ("w_in", "w_out", "w_gate", "w_in_scales", "w_gate_scales", "w_out_scales")
 """Parameters that are quantized weights or their scales, if the layer is quantized."""
 
 
@@ -138,11 +138,11 @@ class Experts(nn.Module):
         # One, two, three rows by [512, 256] on one EPYC core: 46, 73, 82 us transposed, 60, 88, 113 us not. By [256,
         # 512] the reverse: 56, 82, 118 and 55, 62, 96. Two of the former side by side, transposed: 86 us for one row,
         # against 100 us for two products.
-        is_coded = self.weights.is_coded
+        is_quantized = self.weights.is_quantized
         for name, parameter in self.named_parameters():
-            if not (is_coded and name in _CODED):
+            if not (is_quantized and name in _QUANTIZED):
                 parameter.data = parameter.detach().to(dtype)
-        if is_coded:
+        if is_quantized:
             return
         firsts = [self.w_in] if self.w_gate is None else [self.w_in, self.w_gate]
         _, num_inputs, num_outputs = self.w_in.shape
@@ -159,11 +159,11 @@ class Experts(nn.Module):
     def weights(self) -> ExpertWeights:
         """All weights as stored."""
         tensors = [getattr(self, name) for name in _NAMES]
-        codings = (
-            matrix.coding if isinstance(matrix, QuantizedWeight) else None for matrix in self._in_and_out
+        schemes = (
+            matrix.scheme if isinstance(matrix, QuantizedWeight) else None for matrix in self._in_and_out
         )
         return ExpertWeights.from_tensors(
-            tensors, ExpertSettings(self._b_out_first, self.lora_scale, *codings)
+            tensors, ExpertSettings(self._b_out_first, self.lora_scale, *schemes)
         )
 
     @property

@@ -25,9 +25,9 @@ class ExpertSettings:
     """First output column of `b_out`, if each rank holds some of its entries."""
     lora_scale: float = 0.0
     """Scale of the LoRA adapters (arXiv 2106.09685)."""
-    coded_in: QuantScheme | None = None
+    in_scheme: QuantScheme | None = None
     """Quantization of `w_in` and `w_gate`, if they are quantized."""
-    coded_out: QuantScheme | None = None
+    out_scheme: QuantScheme | None = None
 
 
 @dataclass(frozen=True)
@@ -90,17 +90,17 @@ class ExpertWeights:
         return self.in_scales, self.gate_scales, self.out_scales
 
     @property
-    def is_coded(self) -> bool:
-        return self.settings.coded_in is not None
+    def is_quantized(self) -> bool:
+        return self.settings.in_scheme is not None
 
     def matrix(self, name: Matrix, dtype: torch.dtype) -> Tensor:
         """Return a matrix, dequantized to `dtype` if quantized; otherwise it must have that dtype already."""
         codes: Tensor | None = getattr(self, name)
         assert codes is not None
-        coding = self.settings.coded_out if name == "w_out" else self.settings.coded_in
-        if coding is None:
+        scheme = self.settings.out_scheme if name == "w_out" else self.settings.in_scheme
+        if scheme is None:
             return codes
-        return QuantizedWeight(codes, getattr(self, f"{name.removeprefix('w_')}_scales"), coding).dequantize(
+        return QuantizedWeight(codes, getattr(self, f"{name.removeprefix('w_')}_scales"), scheme).dequantize(
             dtype
         )
 
@@ -108,7 +108,7 @@ class ExpertWeights:
     def w_in_and_gate(self) -> Tensor | None:
         """`[E, M, 2 · H]`: `w_in` and `w_gate` as one view if they are adjacent in memory, else None."""
         up, gate = self.w_in, self.w_gate
-        if self.is_coded or gate is None or gate.stride() != up.stride():
+        if self.is_quantized or gate is None or gate.stride() != up.stride():
             return None
         ends = up.storage_offset() + up.shape[2] * up.stride(2)
         if (
@@ -123,7 +123,7 @@ class ExpertWeights:
         names: tuple[Matrix, ...] = ("w_in", "w_out", "w_gate")
         matrices = [None if getattr(self, name) is None else self.matrix(name, dtype) for name in names]
         vectors_and_adapters = (*self.own[len(names) :], *self.adapters)
-        settings = replace(self.settings, coded_in=None, coded_out=None)
+        settings = replace(self.settings, in_scheme=None, out_scheme=None)
         return self.from_tensors(
             [None if tensor is None else tensor.to(dtype) for tensor in (*matrices, *vectors_and_adapters)],
             settings,
@@ -133,7 +133,7 @@ class ExpertWeights:
         """Convert to `dtype` without gradients, using the stored narrow copies where there are any. Codes are
         unchanged."""
         unconverted = (
-            {id(tensor) for tensor in (*self.own[:3], *self.scales)} if self.is_coded else set[int]()
+            {id(tensor) for tensor in (*self.own[:3], *self.scales)} if self.is_quantized else set[int]()
         )
         return self.from_tensors(
             [
@@ -450,7 +450,7 @@ def feed_forward_reference(
     x: Tensor, scale: Tensor, weights: ExpertWeights, counts: list[int], activation: Activation
 ) -> Tensor:
     """Reference of `feed_forward`: one expert after another, in plain operations."""
-    w, outputs = weights.to(x.dtype) if weights.is_coded else weights, []
+    w, outputs = weights.to(x.dtype) if weights.is_quantized else weights, []
     for e, rows in enumerate(x.split(counts)):
         up = _add_adapter(rows, w.w_in, w.in_lora_a, w.in_lora_b, w, e) + (0 if w.b_in is None else w.b_in[e])
         gate = up

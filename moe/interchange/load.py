@@ -17,7 +17,15 @@ from moe.interchange.hub_folder import HubFolder
 from moe.interchange.pieces import ParameterPiece
 from moe.interchange.seals import faults
 from moe.interchange.tensor_reader import TensorReader
-from moe.parallel import Layout, QuantScheme, codings_of, extent, local_parameters, part_of, plain_collectives
+from moe.parallel import (
+    Layout,
+    QuantScheme,
+    extent,
+    local_parameters,
+    part_of,
+    plain_collectives,
+    quant_schemes_of,
+)
 from moe.parallel.problems import raise_on_all_ranks
 from moe.parallel.quantized import blocks, put, quantize
 from moe.spec import LanguageModelSpec, Problem, SpecError
@@ -44,14 +52,14 @@ class _TensorPart:
     name: str
     local: Tensor
     origin: tuple[int, ...]
-    coding: QuantScheme | None = None
+    scheme: QuantScheme | None = None
     of_scales: bool = False
 
     @property
     def values(self) -> Slices:
         """Rectangle of the decoded tensor that it is made of."""
         within = tuple((low, low + size) for low, size in zip(self.origin, self.local.shape, strict=True))
-        return within if self.coding is None else self.coding.values_of(within, of_scales=self.of_scales)
+        return within if self.scheme is None else self.scheme.values_of(within, of_scales=self.of_scales)
 
 
 def load_weights(
@@ -92,12 +100,12 @@ def load_weights(
         )
 
         def fill() -> list[Problem]:
-            for coding, alike in _made_together(parts):
+            for scheme, alike in _made_together(parts):
                 part, pieces = alike[0], fit_result.pieces.get(alike[0].name, ())
-                if coding is None:
+                if scheme is None:
                     fill_ours(part.local, part.origin, pieces, weights.read, reader.check)
                 else:
-                    _fill_coded(alike, coding, pieces, weights, reader)
+                    _fill_quantized(alike, scheme, pieces, weights, reader)
                 if beginning is not None:
                     beginning.finish(part.name, part.local, part.origin)
                 if fit_result.tied_twice and part.name == "embedding.weight":
@@ -113,18 +121,21 @@ def load_weights(
 
 def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterator[_TensorPart]:
     """Local parts of a model, with their place in the whole."""
-    shapes, codings = {tensor.name: tensor.shape for tensor in expected_tensors(spec)}, codings_of(model)
+    shapes, schemes = (
+        {tensor.name: tensor.shape for tensor in expected_tensors(spec)},
+        quant_schemes_of(model),
+    )
     for parameter in local_parameters(model):
-        of_scales = (name := parameter.name.removesuffix(SCALES)) in codings and name != parameter.name
-        coding = codings.get(name)
+        of_scales = (name := parameter.name.removesuffix(SCALES)) in schemes and name != parameter.name
+        scheme = schemes.get(name)
         if name not in shapes:
             continue
         within = extent(parameter.part, layout)
-        is_whole = coding is not None or tuple(parameter.part.shape) == shapes[name]
+        is_whole = scheme is not None or tuple(parameter.part.shape) == shapes[name]
         assert is_whole, f"{parameter.name} does not match its spec"
         assert tuple(end - first for first, end in within) == tuple(parameter.local.shape), parameter.name
         origin = tuple(first for first, _ in within)
-        yield _TensorPart(name, parameter.local.detach(), origin, coding, of_scales)
+        yield _TensorPart(name, parameter.local.detach(), origin, scheme, of_scales)
     for name, buffer in model.named_buffers():
         if name in shapes:
             yield _TensorPart(
@@ -136,29 +147,29 @@ def _made_together(parts: Sequence[_TensorPart]) -> Iterator[tuple[QuantScheme |
     """Codes and scales that are made of the same rectangle of a tensor; other parts one by one."""
     parts_by_key: dict[object, list[_TensorPart]] = {}
     for at, part in enumerate(parts):
-        key = at if part.coding is None else (part.name, part.values)
+        key = at if part.scheme is None else (part.name, part.values)
         parts_by_key.setdefault(key, []).append(part)
     for alike in parts_by_key.values():
-        yield alike[0].coding, alike
+        yield alike[0].scheme, alike
 
 
-def _fill_coded(
+def _fill_quantized(
     parts: Sequence[_TensorPart],
-    coding: QuantScheme,
+    scheme: QuantScheme,
     pieces: Sequence[ParameterPiece],
     weights: TensorReader,
     reader: "_ReadRecord",
 ) -> None:
     """Fill codes and scales of one rectangle of a tensor, of which a bounded block at a time is there in float32."""
-    for block in blocks(parts[0].values, coding.dim, "cpu", _order_of_reading(pieces[0])):
+    for block in blocks(parts[0].values, scheme.dim, "cpu", _order_of_reading(pieces[0])):
         first = [low for low, _ in block]
         values = torch.empty([end - low for low, end in block])
         fill_ours(values, first, pieces, weights.read, reader.check)
-        codes_and_scales = quantize(values, coding)
+        codes_and_scales = quantize(values, scheme)
         for part in parts:
             tensor = codes_and_scales[part.of_scales]
             assert tensor is not None
-            put(tensor, coding.codes_of(block, of_scales=part.of_scales), part.local, part.origin)
+            put(tensor, scheme.codes_of(block, of_scales=part.of_scales), part.local, part.origin)
 
 
 def _order_of_reading(piece: ParameterPiece) -> list[int]:

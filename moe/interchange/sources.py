@@ -14,11 +14,11 @@ from moe.interchange.tensor_reader import DTYPES, NAMES
 from moe.parallel import (
     Layout,
     QuantizedWeight,
-    codings_of,
     extent,
     local_parameters,
     part_of,
     plain_collectives,
+    quant_schemes_of,
 )
 from moe.parallel.collective import collective
 from moe.spec.form import BLOCK, SCALES
@@ -55,7 +55,7 @@ class ModelSource(TensorSource):
         }
         for name, buffer in model.named_buffers():
             self._parts_by_name[name] = buffer.detach(), extent(part_of(buffer), layout)
-        self._codings, self._rank = codings_of(model), plain_collectives.rank()
+        self._schemes, self._rank = quant_schemes_of(model), plain_collectives.rank()
         self._under_way: deque[tuple[dist.Work, Tensor]] = deque()
         parts_by_rank = plain_collectives.all_gather_json(
             {name: (within, NAMES[tensor.dtype]) for name, (tensor, within) in self._parts_by_name.items()}
@@ -69,22 +69,22 @@ class ModelSource(TensorSource):
         }
 
     def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
-        if (coding := self._codings.get(name)) is None:
+        if (scheme := self._schemes.get(name)) is None:
             return self._read_parameter(name, within, dtype)
-        of_scales = (False, True) if coding.has_scales else (False,)
-        first, end = within[coding.dim]
-        blocks = first // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, coding.length)
-        matrix = (*within[: coding.dim], blocks, *within[coding.dim + 1 :])
+        of_scales = (False, True) if scheme.has_scales else (False,)
+        first, end = within[scheme.dim]
+        blocks = first // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, scheme.length)
+        matrix = (*within[: scheme.dim], blocks, *within[scheme.dim + 1 :])
         codes, *scales = (
             self._read_parameter(
-                name + SCALES * is_scales, coding.codes_of(matrix, of_scales=is_scales), None
+                name + SCALES * is_scales, scheme.codes_of(matrix, of_scales=is_scales), None
             )
             for is_scales in of_scales
         )
         if self.is_collective and self._rank != 0:
             return codes
         quantized_matrix = QuantizedWeight(
-            codes, scales[0] if scales else None, replace(coding, length=blocks[1] - blocks[0])
+            codes, scales[0] if scales else None, replace(scheme, length=blocks[1] - blocks[0])
         )
         return _cut(quantized_matrix.dequantize(torch.float32), matrix, within)
 

@@ -72,7 +72,7 @@ class _ActivatedLinear(torch.autograd.Function):
     ) -> Tensor:
         matrix, scales = w.tensors if isinstance(w, QuantizedWeight) else (w, None)
         ctx.save_for_backward(up, gate, matrix, scales, a, b)
-        ctx.settings = adapter, activation, w.coding if isinstance(w, QuantizedWeight) else None
+        ctx.settings = adapter, activation, w.scheme if isinstance(w, QuantizedWeight) else None
         scale, dropout = adapter
         hidden_states = activation.forward(up, gate)
         y = product(
@@ -87,11 +87,11 @@ class _ActivatedLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
         up, gate, w, scales, a, b = ctx.saved_tensors
-        (scale, dropout), activation, coding = ctx.settings
+        (scale, dropout), activation, scheme = ctx.settings
         hidden_states, gate_activation = activation.recompute(up, gate)
         d_w = product(d_y.t(), hidden_states) if ctx.needs_input_grad[2] else None
-        if coding is not None:
-            w = QuantizedWeight(w, scales, coding).dequantize(d_y.dtype)
+        if scheme is not None:
+            w = QuantizedWeight(w, scales, scheme).dequantize(d_y.dtype)
         d_hidden, d_a, d_b = product(d_y, w), None, None
         if a is not None:
             d_low = product(d_y, b).mul_(scale)

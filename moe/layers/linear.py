@@ -197,15 +197,15 @@ class _QuantizedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: QuantizedWeight, is_transposed: bool) -> Tensor:
         ctx.save_for_backward(*w.tensors)
-        ctx.settings = w.coding, is_transposed
+        ctx.settings = w.scheme, is_transposed
         return (linear if is_transposed else product)(x, w.dequantize(x.dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        coding, is_transposed = ctx.settings
+        scheme, is_transposed = ctx.settings
         codes, scales = ctx.saved_tensors
-        w = QuantizedWeight(codes, scales, coding).dequantize(gradient.dtype)
+        w = QuantizedWeight(codes, scales, scheme).dequantize(gradient.dtype)
         of_x = product(_flat(gradient), w if is_transposed else w.t())
         return _in_rows_of(gradient, of_x), None, None
 

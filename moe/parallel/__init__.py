@@ -16,7 +16,6 @@ from moe.parallel.mesh import Layout
 from moe.parallel.parameters import (
     LocalParameter,
     ParameterShard,
-    codings_of,
     declare,
     extent,
     first_of,
@@ -24,6 +23,7 @@ from moe.parallel.parameters import (
     local_parameters,
     matrix_of,
     part_of,
+    quant_schemes_of,
     to_global,
 )
 from moe.parallel.quantized import QuantizedWeight, QuantScheme
@@ -43,7 +43,7 @@ __all__ = [
     "as_dtype",
     "buffers_of",
     "clip_by_global_norm",
-    "codings_of",
+    "quant_schemes_of",
     "collective",
     "declare",
     "extent",

@@ -84,20 +84,20 @@ def _begin(
 ) -> None:
     """Initialize a parameter of ones called `name`, or a part of it, keyed by (seed, path, element). Codes and scales
     are quantized from their matrix's initial values."""
-    coding = QuantScheme.from_parameter(declaration)
-    if coding is None:
+    scheme = QuantScheme.from_parameter(declaration)
+    if scheme is None:
         _draw(values, declaration, seed, path, whole, first)
         return
     of_scales, first = name.endswith(SCALES), first or [0] * values.dim()
     within = tuple((low, low + size) for low, size in zip(first, values.shape, strict=True))
-    matrix = coding.values_of(within, of_scales=of_scales)
+    matrix = scheme.values_of(within, of_scales=of_scales)
     path = path.removesuffix(SCALES)
-    for block in blocks(matrix, coding.dim, values.device.type):
+    for block in blocks(matrix, scheme.dim, values.device.type):
         block_values = torch.ones([end - low for low, end in block], device=values.device)
         _draw(block_values, declaration, seed, path, declaration.shape, [low for low, _ in block])
-        encoding = quantize(block_values, coding)[of_scales]
+        encoding = quantize(block_values, scheme)[of_scales]
         assert encoding is not None
-        put(encoding, coding.codes_of(block, of_scales=of_scales), values.data, first)
+        put(encoding, scheme.codes_of(block, of_scales=of_scales), values.data, first)
 
 
 def _draw(
@@ -125,18 +125,18 @@ def matrix_of(module: nn.Module, name: str) -> Tensor | QuantizedWeight:
     """A module's own matrix by name, plain or quantized."""
     codes: Tensor = getattr(module, name)
     declaration = _declared_in(module).get(name)
-    if declaration is None or (coding := QuantScheme.from_parameter(declaration)) is None:
+    if declaration is None or (scheme := QuantScheme.from_parameter(declaration)) is None:
         return codes
-    return QuantizedWeight(codes, getattr(module, name + SCALES, None), coding)
+    return QuantizedWeight(codes, getattr(module, name + SCALES, None), scheme)
 
 
-def codings_of(model: nn.Module) -> dict[str, QuantScheme]:
+def quant_schemes_of(model: nn.Module) -> dict[str, QuantScheme]:
     """Quantization of every quantized matrix, by path."""
     return {
-        f"{path}.{name}".removeprefix("."): coding
+        f"{path}.{name}".removeprefix("."): scheme
         for path, module in model.named_modules()
         for name, declaration in _declared_in(module).items()
-        if not name.endswith(SCALES) and (coding := QuantScheme.from_parameter(declaration)) is not None
+        if not name.endswith(SCALES) and (scheme := QuantScheme.from_parameter(declaration)) is not None
     }
 
 

@@ -85,13 +85,13 @@ class QuantizedWeight:
     codes: Tensor
     scales: Tensor | None
     """float32, one per block."""
-    coding: QuantScheme
+    scheme: QuantScheme
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the matrix."""
-        dim = self.coding.dim
-        return (*self.codes.shape[:dim], self.coding.length, *self.codes.shape[dim + 1 :])
+        dim = self.scheme.dim
+        return (*self.codes.shape[:dim], self.scheme.length, *self.codes.shape[dim + 1 :])
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor | None]:
@@ -101,34 +101,34 @@ class QuantizedWeight:
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the matrix in `dtype`, without a gradient. Values are computed in float32, or bfloat16 for that form,
         whatever `dtype` is."""
-        codes, scales, coding = self.codes.detach(), self.scales, self.coding
+        codes, scales, scheme = self.codes.detach(), self.scales, self.scheme
         if scales is None:
             return codes.to(dtype)
         matrix = torch.empty(self.shape, dtype=dtype, device=codes.device)
-        for within in blocks(_whole(self.shape), coding.dim, codes.device.type):
-            block_codes = cut(codes, coding.codes_of(within, of_scales=False))
-            scale = cut(scales.detach(), coding.codes_of(within, of_scales=True))
-            first, end = within[coding.dim]
+        for within in blocks(_whole(self.shape), scheme.dim, codes.device.type):
+            block_codes = cut(codes, scheme.codes_of(within, of_scales=False))
+            scale = cut(scales.detach(), scheme.codes_of(within, of_scales=True))
+            first, end = within[scheme.dim]
             values = dequantize_with_kernel(
-                block_codes, scale, form=coding.form, dim=coding.dim, length=end - first, dtype=dtype
+                block_codes, scale, form=scheme.form, dim=scheme.dim, length=end - first, dtype=dtype
             )
             if values is None:
-                values = dequantize_reference(block_codes, scale, coding, end - first)
+                values = dequantize_reference(block_codes, scale, scheme, end - first)
             cut(matrix, within).copy_(values)
         return matrix
 
 
-def quantize(values: Tensor, coding: QuantScheme) -> tuple[Tensor, Tensor | None]:
+def quantize(values: Tensor, scheme: QuantScheme) -> tuple[Tensor, Tensor | None]:
     """(codes, scales) of whole blocks of a matrix, of any float dtype."""
-    if coding.form == "bfloat16":
+    if scheme.form == "bfloat16":
         return values.to(torch.bfloat16), None
-    wide, dim = values.to(torch.float32), coding.dim
+    wide, dim = values.to(torch.float32), scheme.dim
     length = wide.shape[dim]
     scales = torch.stack([block.abs().amax(dim) for block in wide.split(BLOCK, dim)], dim)
-    if coding.form == "int8":
+    if scheme.form == "int8":
         scales = scales / _LARGEST_INT8
     over = wide / _scale_per_value(torch.where(scales == 0, 1.0, scales), dim, length)
-    if coding.form == "int8":
+    if scheme.form == "int8":
         return over.round_().clamp_(-_LARGEST_INT8, _LARGEST_INT8).to(torch.int8), scales
     halves = torch.bucketize(over, _middles(over.device), out_int32=True).to(torch.uint8)
     if length % 2:
@@ -138,15 +138,15 @@ def quantize(values: Tensor, coding: QuantScheme) -> tuple[Tensor, Tensor | None
     return (first << 4) | second, scales
 
 
-def dequantize_reference(codes: Tensor, scales: Tensor, coding: QuantScheme, length: int) -> Tensor:
+def dequantize_reference(codes: Tensor, scales: Tensor, scheme: QuantScheme, length: int) -> Tensor:
     """Dequantize to float32: `length` values along the blocks' dimension, starting at a block."""
-    if coding.form == "nf4":
+    if scheme.form == "nf4":
         pairs = _pairs(codes.device).index_select(0, codes.reshape(-1).to(torch.int32))
-        values = pairs.view(*codes.shape, 2).movedim(-1, coding.dim + 1).flatten(coding.dim, coding.dim + 1)
-        values = values.narrow(coding.dim, 0, length)
+        values = pairs.view(*codes.shape, 2).movedim(-1, scheme.dim + 1).flatten(scheme.dim, scheme.dim + 1)
+        values = values.narrow(scheme.dim, 0, length)
     else:
         values = codes.to(torch.float32)
-    return values.mul_(_scale_per_value(scales, coding.dim, length))
+    return values.mul_(_scale_per_value(scales, scheme.dim, length))
 
 
 def blocks(

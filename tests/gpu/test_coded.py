@@ -21,12 +21,12 @@ CODED: tuple[Form, ...] = ("int8", "nf4")
 def test_a_gpu_decodes_what_a_cpu_does(form: Form, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     values = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     for dim in range(len(shape)):
-        coding = QuantScheme(form, dim, shape[dim])
-        codes, scales = quantize(values, coding)
+        scheme = QuantScheme(form, dim, shape[dim])
+        codes, scales = quantize(values, scheme)
         assert scales is not None
-        there = QuantizedWeight(codes.cuda(), scales.cuda(), coding)
+        there = QuantizedWeight(codes.cuda(), scales.cuda(), scheme)
         assert torch.equal(
-            there.dequantize(dtype).cpu(), QuantizedWeight(codes, scales, coding).dequantize(dtype)
+            there.dequantize(dtype).cpu(), QuantizedWeight(codes, scales, scheme).dequantize(dtype)
         )
 
 

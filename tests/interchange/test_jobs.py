@@ -14,7 +14,7 @@ from moe.data.sequences import ModelTokenizer
 from moe.export.hub import save_checkpoint_as_folder
 from moe.export.trained_model import TrainedModel
 from moe.interchange.expand import expand
-from moe.parallel import codings_of
+from moe.parallel import quant_schemes_of
 from moe.spec import JobSpec, LanguageModelSpec, SpecError
 from moe.spec.adapter import base_in_words
 from moe.storage.folder import Folder
@@ -247,7 +247,7 @@ def test_an_adapter_above_a_narrower_base_resumes_and_is_merged_into_the_folders
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     theirs_merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
     model = TrainedModel.load(str(checkpoint)).model
-    assert {each.form for each in spec.model.parameters() if each.name in codings_of(model)} == {base}
+    assert {each.form for each in spec.model.parameters() if each.name in quant_schemes_of(model)} == {base}
     tokens = torch.arange(4, 24)[None]
     with torch.no_grad():
         ours, of_merged = model(tokens), theirs_merged(tokens, use_cache=False).logits

@@ -12,7 +12,7 @@ from moe.interchange.expand import expand_model
 from moe.interchange.origin import Origin
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
-from moe.parallel import Layout, codings_of, extent, local_parameters
+from moe.parallel import Layout, extent, local_parameters, quant_schemes_of
 from moe.spec import LanguageModelSpec, model_spec
 from moe.spec.form import SCALES
 from moe.spec.generation import GenerationSpec
@@ -64,11 +64,11 @@ def loaded(spec: LanguageModelSpec, layout: Layout | None = None) -> Any:
 def replaced_in(folder: Path, base: Form, into: Path) -> None:
     """The folder with what a form decodes in place of each matrix."""
     plain, coded = loaded(spec_of(folder, "float32")), spec_of(folder, base)
-    codings = codings_of(build_model(coded))
+    schemes = quant_schemes_of(build_model(coded))
     with torch.no_grad():
-        for name, coding in codings.items():
+        for name, scheme in schemes.items():
             each = plain.get_parameter(name)
-            each.copy_(through_codes(each, base, coding.dim))
+            each.copy_(through_codes(each, base, scheme.dim))
     whole = coded.model_copy(update={"adapter": None})
     origin = Origin.of_folder(str(folder), whole, None)
     save_folder(whole, ModelSource(plain), into, origin=origin, dtype=torch.float64)
@@ -143,11 +143,11 @@ def parts_of(degrees: Degrees, spec: LanguageModelSpec) -> dict[str, Any]:
     """(place in the whole, values) of this rank's part of each parameter that is kept as codes or scales."""
     layout = Layout.build(degrees.plan(4))
     model = loaded(spec, layout)
-    codings = codings_of(model)
+    schemes = quant_schemes_of(model)
     found = {
         each.name: (extent(each.part, layout), each.local.detach().clone())
         for each in local_parameters(model)
-        if each.name.removesuffix(SCALES) in codings
+        if each.name.removesuffix(SCALES) in schemes
     }
     layout.close()
     return found

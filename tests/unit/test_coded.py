@@ -65,15 +65,15 @@ def test_what_is_decoded_is_what_the_definition_says(
     values *= 10.0 ** data.draw(st.integers(-20, 20))
     if data.draw(st.booleans()):
         values[torch.rand(values.shape, generator=generator) < 0.9] = 0.0  # also whole blocks
-    coding = QuantScheme(form, dim, length)
-    found = QuantizedWeight(*quantize(values, coding), coding)
+    scheme = QuantScheme(form, dim, length)
+    found = QuantizedWeight(*quantize(values, scheme), scheme)
     assert found.shape == tuple(values.shape)
     decoded = found.dequantize(torch.float32)
     assert torch.equal(decoded, through_codes(values, form, dim))
     assert torch.equal(found.dequantize(torch.float64), decoded.double())
     for narrow in (torch.bfloat16, torch.float16):
         assert torch.equal(found.dequantize(narrow), decoded.to(narrow))
-    again = QuantizedWeight(*quantize(decoded, coding), coding).dequantize(torch.float32)
+    again = QuantizedWeight(*quantize(decoded, scheme), scheme).dequantize(torch.float32)
     assert (again - decoded).abs().max() <= 1e-6 * decoded.abs().max()
 
 
@@ -86,23 +86,23 @@ def test_a_part_of_codes_is_made_of_a_part_of_the_matrix(
     shape = [data.draw(st.integers(1, 6)), data.draw(st.integers(1, 200)), data.draw(st.integers(1, 4))]
     dim, seed = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2**32))
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    coding = QuantScheme(form, dim, shape[dim])
-    whole = quantize(values, coding)[of_scales]
+    scheme = QuantScheme(form, dim, shape[dim])
+    whole = quantize(values, scheme)[of_scales]
     assert whole is not None
     within = []
     for size in whole.shape:
         first = data.draw(st.integers(0, size))
         within.append((first, data.draw(st.integers(first, size))))
-    matrix, origin = coding.values_of(tuple(within), of_scales=of_scales), [first for first, _ in within]
+    matrix, origin = scheme.values_of(tuple(within), of_scales=of_scales), [first for first, _ in within]
     part = torch.full_like(cut(whole, tuple(within)), 99)
     order = data.draw(st.permutations(range(3)))
     with pytest.MonkeyPatch.context() as patch:
         # The same code on fewer values at a time, where one part of millions would take minutes.
         patch.setitem(quantized._AT_ONCE, "cpu", data.draw(st.integers(1, 300)))
         for block in blocks(matrix, dim, "cpu", order):
-            some = quantize(cut(values, block), coding)[of_scales]
+            some = quantize(cut(values, block), scheme)[of_scales]
             assert some is not None
-            put(some, coding.codes_of(block, of_scales=of_scales), part, origin)
+            put(some, scheme.codes_of(block, of_scales=of_scales), part, origin)
     assert torch.equal(part, cut(whole, tuple(within)))
 
 
@@ -116,13 +116,13 @@ def test_there_are_kernels_for_whole_blocks(form: Form, dtype: torch.dtype) -> N
         for length in (128, 127, 65, 63, 40):
             shape = [3, 5, 2]
             shape[dim] = length
-            coding = QuantScheme(form, dim, length)
-            codes, scales = quantize(torch.randn(shape, generator=generator), coding)
+            scheme = QuantScheme(form, dim, length)
+            codes, scales = quantize(torch.randn(shape, generator=generator), scheme)
             assert scales is not None
             found = dequantize_with_kernel(codes, scales, form=form, dim=dim, length=length, dtype=dtype)
             assert (found is None) == (length != 128)
             if found is not None:
-                assert torch.equal(found, dequantize_reference(codes, scales, coding, length).to(dtype))
+                assert torch.equal(found, dequantize_reference(codes, scales, scheme, length).to(dtype))
 
 
 def test_a_library_that_does_not_come_out_right_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,9 +148,9 @@ def test_a_library_that_does_not_come_out_right_is_left_alone(monkeypatch: pytes
 def test_it_is_decoded_alike_however_much_at_a_time(
     form: Form, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    coding = QuantScheme(form, 1, 131)
+    scheme = QuantScheme(form, 1, 131)
     made = QuantizedWeight(
-        *quantize(torch.randn(7, 131, 5, generator=torch.Generator().manual_seed(1)), coding), coding
+        *quantize(torch.randn(7, 131, 5, generator=torch.Generator().manual_seed(1)), scheme), scheme
     )
     whole = made.dequantize(torch.float32)
     # The same code on fewer values at a time, where one part of millions would take minutes.
@@ -170,10 +170,10 @@ def test_a_table_says_what_is_kept(form: Form) -> None:
         for _ in range(20):
             shape = tuple(random.randint(1, 200) for _ in each)
             parameter = Parameter("w", shape, each, 1.0, frozen=True, form=form)
-            coding = QuantScheme.from_parameter(parameter)
-            assert coding is not None
-            assert each[coding.dim] == "model", "no layout cuts what shares a scale"
-            made = [one for one in quantize(torch.randn(shape), coding) if one is not None]
+            scheme = QuantScheme.from_parameter(parameter)
+            assert scheme is not None
+            assert each[scheme.dim] == "model", "no layout cuts what shares a scale"
+            made = [one for one in quantize(torch.randn(shape), scheme) if one is not None]
             table = list(kept(parameter))
             assert [one.shape for one, _ in table] == [tuple(one.shape) for one in made]
             assert [getattr(torch, str(dtype)) for _, dtype in table] == [one.dtype for one in made]
@@ -187,8 +187,8 @@ def test_a_table_says_what_is_kept(form: Form) -> None:
 def test_a_rank_without_tokens_has_no_gradient_of_them(
     form: Form, dtype: torch.dtype, rows: tuple[int, ...]
 ) -> None:
-    matrix, coding = torch.randn(64, 64), None if form == "full" else QuantScheme(form, 1, 64)
-    w = matrix if coding is None else QuantizedWeight(*quantize(matrix, coding), coding)
+    matrix, scheme = torch.randn(64, 64), None if form == "full" else QuantScheme(form, 1, 64)
+    w = matrix if scheme is None else QuantizedWeight(*quantize(matrix, scheme), scheme)
     x = torch.empty(*rows, 64, dtype=dtype, requires_grad=True)
     linear(x, w).sum().backward()
     assert x.grad is not None

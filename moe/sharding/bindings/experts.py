@@ -45,7 +45,7 @@ def run_experts(layer: MoELayer, x_TM: Tensor, choices: Choices) -> Tensor:
     assert isinstance(choices, SortedChoices)
     choice_tensors = (choices.expert, choices.weight, choices.kept)
     weights, activation = layer.experts.weights, layer.experts.activation
-    if weights.is_coded or any(adapter is not None for adapter in weights.adapters):
+    if weights.is_quantized or any(adapter is not None for adapter in weights.adapters):
         raise ValueError("experts must be captured without adapters; merge these into the weights")
     return torch.ops.shardyard.expert_feed_forward(
         x_TM, *choice_tensors, *weights.own, activation.name, activation.settings
@@ -82,12 +82,12 @@ def _begin(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> Callable[
     if b_out is not None and not mesh.is_first(hidden_axes):
         tensors[4] = torch.zeros_like(b_out)  # only one shard adds it
     experts = _OperandExperts(ExpertWeights.from_tensors(tensors), build_activation(activation, settings))
-    num_here = tensors[0].shape[0]
+    num_local_experts = tensors[0].shape[0]
     if exchange_axis is not None:
         transport = MeshRows(mesh, exchange_axis)
-        choices = SortedChoices(expert, weight, is_kept, transport.num_ranks * num_here)
+        choices = SortedChoices(expert, weight, is_kept, transport.num_ranks * num_local_experts)
         # from shapes only, so that all ranks agree
-        num_chunks = max(1, min(MAX_CHUNKS, expert.numel() // num_here // CHUNK_ROWS))
+        num_chunks = max(1, min(MAX_CHUNKS, expert.numel() // num_local_experts // CHUNK_ROWS))
         rows, scale, plan = AllToAllDispatcher(transport, num_chunks=num_chunks)(x, choices, experts)
         assert isinstance(plan.computation, ExpertExchange)
         exchange = plan.computation.with_first_sent(rows, scale)
@@ -95,7 +95,7 @@ def _begin(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> Callable[
     if expert_axes:
         expert = expert - mesh.first(num_experts, expert_axes)
         is_kept = is_kept & (expert >= 0) & (expert < mesh.valid(num_experts, expert_axes))
-    local_choices = SortedChoices(expert, weight, is_kept, num_here)
+    local_choices = SortedChoices(expert, weight, is_kept, num_local_experts)
 
     def run() -> tuple[Tensor, ...]:
         rows, scale, plan = LocalDispatcher()(x, local_choices, experts)
