@@ -15,7 +15,7 @@ class Corpus(ABC):
 
     @abstractmethod
     def check(self) -> tuple[str, ...]:
-        """Warnings about what can be seen quickly, without heavy imports. Raises SpecError."""
+        """Check what can be seen quickly, without heavy imports; return warnings. Raises SpecError."""
 
     @property
     def user_files(self) -> Sequence[Location]:
@@ -32,4 +32,4 @@ class Corpus(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, object]:
-        """Statistics of what was read: complete once the whole corpus has been."""
+        """Statistics of the records read so far; complete once the whole corpus has been read."""

@@ -13,7 +13,7 @@ class RaggedArray:
     """R rows of different lengths, laid end to end."""
 
     def __init__(self, values: NDArray[Any], starts: NDArray[np.int64]) -> None:
-        """`starts` [R + 1]: the first element of each row, and the number of elements."""
+        """`starts` `[R + 1]`: offset of each row's first element in `values`, then the number of elements."""
         self.values, self.starts = values, starts
 
     def __len__(self) -> int:
@@ -24,11 +24,11 @@ class RaggedArray:
         return self.values[start:end]
 
     def lengths(self) -> NDArray[np.int32]:
-        """[R], elements of each row."""
+        """`[R]`: number of elements of each row."""
         return np.diff(self.starts).astype(np.int32)
 
     def pad_rows(self, rows: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """Some rows as int64 [len(rows), length], with zeros after each row's end."""
+        """int64 `[len(rows), length]`: the rows of these indices, cut to `length`, with zeros after each row's end."""
         starts = self.starts
         ends = starts[rows + 1]
         positions = starts[rows][:, None] + np.arange(length)
@@ -37,7 +37,7 @@ class RaggedArray:
 
 
 def starts_of(lengths: Iterable[int]) -> NDArray[np.int64]:
-    """The first element of each of several rows that are laid end to end, and the number of elements."""
+    """int64 `[R + 1]`: offsets of R rows of these lengths that are laid end to end, then the number of elements."""
     return np.cumsum([0, *lengths], dtype=np.int64)
 
 
@@ -47,7 +47,7 @@ def map_npy(path: Path) -> NDArray[Any]:
 
 
 def map_raw(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A file of bare elements, likewise."""
+    """A file of bare elements as a plain array over a memory map."""
     if path.stat().st_size == 0:  # which cannot be mapped
         return np.zeros(0, dtype)
     return np.asarray(np.memmap(path, dtype, mode="r"))

@@ -19,7 +19,7 @@ from moe.routing import Assignments, Choices
 
 
 class DispatchPlan(ABC):
-    """Way of one call's rows through the experts and back to their tokens."""
+    """What to compute on the rows of one call, and how to return the outputs to their tokens."""
 
     computation: ExpertComputation
 
@@ -76,7 +76,8 @@ class DirectDispatcher(Dispatcher):
     def gather_rows(
         self, x: Tensor, assignments: Assignments, counts: Tensor, experts: LocalExperts
     ) -> DispatchedRows:
-        """Gather tokens `x` `[T, M]` into rows; `counts` is on the host."""
+        """Gather tokens `x` `[T, M]` into rows in the order of `assignments`, padded or copied as the experts want.
+        `counts` is the result of the method of that name, on the host."""
 
 
 def on_host(*tensors: Tensor) -> list[Tensor]:
@@ -192,7 +193,7 @@ def _part(counts: Tensor, number: int, num_chunks: int) -> Tensor:
 
 
 def _in_chunks(
-    assignments: Assignments, num_chunks: int, experts_each: int, parts_per_expert: int
+    assignments: Assignments, num_chunks: int, experts_per_rank: int, parts_per_expert: int
 ) -> Assignments:
     """Rows in send order: by chunk, rank and expert, with a copy for each part of the expert."""
     load, expert = assignments.load, assignments.expert
@@ -200,24 +201,24 @@ def _in_chunks(
     # The chunk into which `_part` puts a position: the first that ends after it.
     chunk = ((place + 1) * num_chunks - 1) // load[expert].clamp(min=1)
     part = torch.arange(parts_per_expert, device=expert.device)
-    rank = (expert // experts_each)[:, None] * parts_per_expert + part
+    rank = (expert // experts_per_rank)[:, None] * parts_per_expert + part
     key = chunk[:, None] * (load.numel() * parts_per_expert) + rank
     order = key.reshape(-1).argsort(stable=True)
     place_of_copy = torch.empty_like(order).index_copy_(
         0, order, torch.arange(order.numel(), device=order.device)
     )
     copies = place_of_copy.view(-1, parts_per_expert)
-    once = torch.arange(expert.numel(), device=expert.device)
+    row = torch.arange(expert.numel(), device=expert.device)
     original = order // parts_per_expert
-    one_each = replace(
-        assignments, token=original, rows_by_token=copies.reshape(-1), first_by_token=once * parts_per_expert
+    copies_by_row = replace(
+        assignments, token=original, rows_by_token=copies.reshape(-1), first_by_token=row * parts_per_expert
     )
     return replace(
         assignments,
         token=assignments.token[original],
         expert=expert[original],
         position=assignments.position[original],
-        weight=tokens_to_rows(assignments.weight[:, None], one_each).squeeze(1),
+        weight=tokens_to_rows(assignments.weight[:, None], copies_by_row).squeeze(1),
         rows_by_token=copies[assignments.rows_by_token].reshape(-1),
         first_by_token=assignments.first_by_token * parts_per_expert,
     )
@@ -295,15 +296,15 @@ def _sums_by_token(rows: Tensor, rows_by_token: Tensor, first_by_token: Tensor) 
 
 
 def pad(assignments: Assignments, counts: list[int], padded: list[int]) -> Assignments:
-    """Pad each expert's rows from `counts[e]` to `padded[e]` with zeros of weight zero, which affect neither outputs
-    nor gradients. `expert` and `position` still list only the kept choices."""
+    """Return `assignments` with each expert's rows padded from `counts[e]` to `padded[e]`. Padding rows have weight zero,
+    and affect neither outputs nor gradients; `expert` and `position` list only the kept choices."""
     if padded == counts:
         return assignments
     slot = slots(counts, padded, assignments.token.device)
-    fill_up = assignments.token.new_zeros(sum(padded))
+    zeros = assignments.token.new_zeros(sum(padded))
     return replace(
         assignments,
-        token=fill_up.index_copy(0, slot, assignments.token),
+        token=zeros.index_copy(0, slot, assignments.token),
         weight=assignments.weight.new_zeros(sum(padded)).index_copy(0, slot, assignments.weight),
         rows_by_token=slot[assignments.rows_by_token],
         padding_rows=padding_slots(counts, padded, assignments.token.device),

@@ -40,13 +40,14 @@ class NodePlan(DispatchPlan):
     """Rows received from each node."""
 
     def combine(self, outputs: Tensor) -> Tensor:
-        sums_here = self.within.combine(outputs)
-        return rows_to_tokens(exchange_rows(sums_here, self.received, self.sent, self.across), self.crossing)
+        node_sums = self.within.combine(outputs)
+        return rows_to_tokens(exchange_rows(node_sums, self.received, self.sent, self.across), self.crossing)
 
 
 class HierarchicalDispatcher(Dispatcher):
-    """`across` connects the ranks at the same position of each node, in node order; `within` dispatches inside this
-    node. Nodes hold equal numbers of consecutive experts. A rank receives each token of its peers at most once."""
+    """Two-stage dispatcher: between nodes by `across`, then within this node by `within`.
+
+    `across` connects the ranks at the same position of each node, in node order. Nodes hold equal numbers of consecutive experts. A rank receives each token of its peers at most once."""
 
     def __init__(self, across: AllToAll, within: DirectDispatcher) -> None:
         self.across, self.within = across, within
@@ -56,35 +57,38 @@ class HierarchicalDispatcher(Dispatcher):
         leaving = choices.load.view(self.across.num_ranks, -1)
         crossing_load = crosses.sum(1)
         arriving = self.across.exchange_counts(torch.cat((crossing_load[:, None], leaving), 1))
-        load_here = arriving[:, 1:].sum(0)
+        node_load = arriving[:, 1:].sum(0)
         host_counts, send_counts, arrivals, within = on_host(
-            choices.device_counts, crossing_load, arriving, self.within.counts(load_here)
+            choices.device_counts, crossing_load, arriving, self.within.counts(node_load)
         )
         assignments, sent_rows = choices.to_rows(host_counts.tolist()), send_counts.tolist()
         crossing, row_of_choice = once_a_node(assignments, crosses, crossing_load, sent_rows)
         sent_choices = torch.tensor(assignments.counts).view(leaving.shape).sum(1).tolist()
-        rows_here, choices_here = arrivals[:, 0], arrivals[:, 1:].sum(1)
+        num_received_rows, num_received_choices = arrivals[:, 0], arrivals[:, 1:].sum(1)
 
         # For each choice: its token's row among those sent to the node, and its expert's index there.
-        experts_each = leaving.shape[1]
-        node = assignments.expert // experts_each
+        experts_per_node = leaving.shape[1]
+        node = assignments.expert // experts_per_node
         first_row = crossing_load.cumsum(0) - crossing_load
-        choice_table = torch.stack((row_of_choice - first_row[node], assignments.expert % experts_each), 1)
-        choice_table = self.across.start(choice_table, sent_choices, choices_here.tolist()).wait()
-        weight = exchange_rows(assignments.weight, sent_choices, choices_here.tolist(), self.across)
-        rows = exchange_rows(tokens_to_rows(x, crossing), sent_rows, rows_here.tolist(), self.across)
+        choice_table = torch.stack(
+            (row_of_choice - first_row[node], assignments.expert % experts_per_node), 1
+        )
+        choice_table = self.across.start(choice_table, sent_choices, num_received_choices.tolist()).wait()
+        weight = exchange_rows(assignments.weight, sent_choices, num_received_choices.tolist(), self.across)
+        rows = exchange_rows(tokens_to_rows(x, crossing), sent_rows, num_received_rows.tolist(), self.across)
 
-        offset = (rows_here.cumsum(0) - rows_here).repeat_interleave(choices_here)
+        offset = (num_received_rows.cumsum(0) - num_received_rows).repeat_interleave(num_received_choices)
         token, expert = choice_table[:, 0] + accelerator(x.device).take(offset), choice_table[:, 1]
         order = expert.argsort(stable=True)
         local_assignments = Assignments.in_order(
-            token[order], expert[order], weight[order], torch.zeros_like(token), rows.shape[0], load_here,
+            token[order], expert[order], weight[order], torch.zeros_like(token), rows.shape[0], node_load,
             arrivals[:, 1:].sum(0).tolist(),
         )  # fmt: skip
         x, weight, plan = self.within.gather_rows(rows, local_assignments, within, experts)
-        return DispatchedRows(
-            x, weight, NodePlan(plan, plan.computation, self.across, crossing, sent_rows, rows_here.tolist())
+        node_plan = NodePlan(
+            plan, plan.computation, self.across, crossing, sent_rows, num_received_rows.tolist()
         )
+        return DispatchedRows(x, weight, node_plan)
 
     def take_traffic(self) -> Traffic:
         return self.across.take_traffic() + self.within.take_traffic()

@@ -1,4 +1,4 @@
-"""Mixture-of-experts layer: grouping, router logits, routing, dispatch."""
+"""Mixture-of-experts layer: token groups, router logits, routing, dispatch, experts, combination."""
 
 from dataclasses import replace
 from itertools import chain
@@ -94,14 +94,15 @@ class MoELayer(nn.Module):
         tokens = checked(tokens, x.device)
         check_inference("tokens.padding", tokens.padding, chain((x,), self.parameters()))
         x_TM, shape = x.reshape(-1, x.shape[-1]), x.shape[:-1]
+        x_is_shard = shares is not None
         if shares is None:
-            shares = among = SequenceShard(shape.numel(), self.tensor_group, f"MoE layer {self.layer}")
-            x_TM = among.split(x_TM)
+            shares = SequenceShard(shape.numel(), self.tensor_group, f"MoE layer {self.layer}")
+            x_TM = shares.split(x_TM)
         else:
-            shape, among = torch.Size((shares.num_tokens,)), None
-        some_padded = tokens.padding is not None
+            shape = torch.Size((shares.num_tokens,))
+        has_padding = tokens.padding is not None
         ids_GS, tokens = _in_groups(shape, tokens, self.spec.group_tokens, x.device)
-        if some_padded:
+        if has_padding:
             assert tokens.padding is not None
             padded_T = shares.take(tokens.padding.reshape(-1)[: shares.num_tokens])
             x_TM = x_TM.masked_fill(padded_T[:, None], 0.0)  # multiplied by zero, NaN and inf would remain
@@ -115,7 +116,7 @@ class MoELayer(nn.Module):
         if self.shared is not None:
             y_TM = y_TM + self.shared(x_TM, DropoutKey.from_tokens(tokens, ids_T))
         routing = replace(routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach())
-        y_TM = y_TM if among is None else among.gather_results(y_TM)
+        y_TM = y_TM if x_is_shard else shares.gather_results(y_TM)
         # Not a view to autograd, so that callers may modify it in place: FSDP's hook that gathers parameters for the
         # backward pass does not follow views. No operation that produced y has saved it.
         return torch.ops.aten._unsafe_view(y_TM, x.shape), routing
