@@ -296,8 +296,8 @@ def _sums_by_token(rows: Tensor, rows_by_token: Tensor, first_by_token: Tensor) 
 
 
 def pad(assignments: Assignments, counts: list[int], padded: list[int]) -> Assignments:
-    """Return `assignments` with each expert's rows padded from `counts[e]` to `padded[e]`. Padding rows have weight zero,
-    and affect neither outputs nor gradients; `expert` and `position` list only the kept choices."""
+    """Return `assignments` with each expert's rows padded from `counts[e]` to `padded[e]`. Padding rows have weight
+    zero, and affect neither outputs nor gradients; `expert` and `position` list only the kept choices."""
     if padded == counts:
         return assignments
     slot = slots(counts, padded, assignments.token.device)

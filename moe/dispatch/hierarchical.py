@@ -47,7 +47,9 @@ class NodePlan(DispatchPlan):
 class HierarchicalDispatcher(Dispatcher):
     """Two-stage dispatcher: between nodes by `across`, then within this node by `within`.
 
-    `across` connects the ranks at the same position of each node, in node order. Nodes hold equal numbers of consecutive experts. A rank receives each token of its peers at most once."""
+    `across` connects the ranks at the same position of each node, in node order. Nodes hold equal
+    numbers of consecutive experts. A rank receives each token of its peers at most once.
+    """
 
     def __init__(self, across: AllToAll, within: DirectDispatcher) -> None:
         self.across, self.within = across, within
