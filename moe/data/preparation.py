@@ -38,11 +38,11 @@ def find_or_build(
     cache_dir: str | Path,
     shared_dir: str | Path | None = None,
 ) -> Path:
-    """The prepared folder, found in `cache_dir` by its content key or filled there by `build`. Several processes may
-    call this at once; one of them builds. Raises SpecError if the key changes during the build.
+    """Return the prepared folder, from `cache_dir` by its content key, or filled there by `build`. Several processes
+    may call this at once; one of them builds. Raises SpecError if the key changes during the build.
 
-    `shared_dir`: a folder that several caches of this machine share. What is built is built there, once, and linked
-    into `cache_dir`.
+    `shared_dir`: a folder that several caches of this machine share. The folder is built there, once, and linked into
+    `cache_dir`.
     """
     key = current_key()
 

@@ -19,7 +19,7 @@ from moe.routing import Assignments, Choices
 
 
 class DispatchPlan(ABC):
-    """What to compute on the rows of one call, and how to return the outputs to their tokens."""
+    """Computation for the rows of one call, and return of its outputs to their tokens."""
 
     computation: ExpertComputation
 

@@ -18,5 +18,6 @@ def dropped(
 
 @overridable
 def jittered(x: Tensor, width: float, ids: Tensor, tokens: TokenContext, layer: int) -> Tensor:
-    """Multiply each entry of `x` `[T, M]` by a draw from Uniform(1 - width, 1 + width), keyed likewise."""
+    """Multiply each entry of `x` `[T, M]` by a draw from Uniform(1 - width, 1 + width), keyed as in
+    `dropped`."""
     return jitter(x, width, fold(tokens.seed, tokens.step, layer, Purpose.INPUT_JITTER), ids)

@@ -31,8 +31,8 @@ class RoutedLayer(Protocol):
 
 
 def routed_layers(model: nn.Module, what: str) -> list[RoutedLayer]:
-    """MoE layers of `model`, whose routing is to be `what`, for example "recorded". Raises ValueError if there are
-    none, and for a router that does not support replay."""
+    """MoE layers of `model`. Raises ValueError if there are none, and for a router that does not support replay;
+    `what`, "recorded" or "replayed", is for its message."""
     layers: list[RoutedLayer] = [
         module
         for module in model.modules()
@@ -52,7 +52,7 @@ def routed_layers(model: nn.Module, what: str) -> list[RoutedLayer]:
 
 
 def none_passed(what: str) -> ValueError:
-    """Error of a model whose routing was to be `what`, and that called no MoE layer."""
+    """Error of a model that called no MoE layer while its routing was `what`: "recorded" or "replayed"."""
     return ValueError(
         f"model must pass a layer of experts for its routing to be {what}, and has passed none; call the module "
         "itself, not a program that was captured of it"

@@ -49,8 +49,8 @@ class SequenceModel(nn.Module, ABC):
         """Embeddings `[t, M]` of this rank's shard of the decoder's tokens `[B, L]`, from position `begins` on."""
 
     @abstractmethod
-    def _last(self, x: Tensor) -> Tensor:
-        """Hidden states `[..., M]` to project, of the last block's output."""
+    def _final_states(self, x: Tensor) -> Tensor:
+        """Hidden states `[..., M]` to project, from the output `x` `[..., M]` of the last block."""
 
     def _rotary(self, positions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
         """Rotary table of positions int64 `[B, N]` in documents of `lengths`; None without rotary embeddings."""
@@ -80,7 +80,7 @@ class SequenceModel(nn.Module, ABC):
             x = block(x, run, cache, state.memory)
         state.num_positions, state.memory = state.num_positions + tokens.shape[1], None
         x = run.rows.shares.gather_results(x).view(*tokens.shape, x.shape[-1])[:, -1]
-        return self._project(self._last(x))
+        return self._project(self._final_states(x))
 
     def _new_state(self, num_rows: int, num_positions: int, device: torch.device) -> "DecodingState":
         # Not derived from a weight: under FSDP, tensors derived from it would be sharded too.
@@ -116,8 +116,10 @@ class SequenceModel(nn.Module, ABC):
             padding = tokens.new_zeros(tokens.shape, dtype=torch.bool)
         if padding is not None:
             padding = functional.pad(padding, (0, 0, 0, total - num_rows), value=True).view(ids.shape)
-        facts = TokenContext(ids, padding, context.step, context.seed, context.training, length, counts)
-        return SequencePass(facts, rows, self.dropout)
+        token_context = TokenContext(
+            ids, padding, context.step, context.seed, context.training, length, counts
+        )
+        return SequencePass(token_context, rows, self.dropout)
 
     def _decoding_pass(self, tokens: Tensor, state: "DecodingState") -> SequencePass:
         """Pass inputs for tokens `[B, N]` after those of `state`, without capacity limits."""
@@ -154,10 +156,9 @@ class DecodingState:
     """KV caches and other layer state of rows being decoded."""
 
     def __init__(self, caches: Sequence[LayerCache], rows: Tensor, room: int) -> None:
+        """`rows` int64 `[B]`: original row numbers. `room`: largest number of positions. Position p of row r, from the
+        row's first token, has the id r * `room` + p (`moe.routing.recorded`)."""
         self.caches, self.rows, self.room = caches, rows, room
-        """`rows` int64 `[B]`: original row numbers. Position p of row r, from the row's first token, has the id r *
-        `room` + p (`moe.routing.recorded`).
-        """
         self.first: Tensor | None = None
         """int64 `[B]`: position of each row's first token; None: 0 for all."""
         self.num_positions = 0

@@ -43,7 +43,7 @@ def made(degrees: Degrees, attention: str, number_of_prompts: int) -> Mapping[st
     here, found = layout.groups_here(number_of_prompts), {}
     for name, how in SPECS.items():
         prompts = [PROMPTS[number] for number in here]
-        texts = generate(model, prompts, how, ENDS, texts=here, together=layout.in_step)
+        texts = generate(model, prompts, how, ENDS, texts=here, process_group=layout.in_step)
         found[name] = dict(zip(here, texts, strict=True))
     layout.close()
     return found

@@ -21,7 +21,7 @@ class PairBatchPart:
     target_in: NDArray[np.int64]
     """[b, N], BOS and the target."""
     target_out: NDArray[np.int64]
-    """[b, N], the target and EOS: what is to be predicted."""
+    """[b, N], labels: the target and EOS."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class GlobalPairBatch(GlobalBatch):
     num_source_tokens: int
     """Real source tokens of the whole batch, each EOS included."""
     num_target_tokens: int
-    """Real labels of the whole batch, each EOS included: what the loss divides by."""
+    """Real labels of the whole batch, each EOS included: the divisor of the loss."""
     store: TokenStore = field(repr=False, compare=False)
 
     @property
@@ -51,8 +51,8 @@ class GlobalPairBatch(GlobalBatch):
         """The rows of groups `first_group` up to, not including, `stop_group`."""
         first_row, rows = self.rows_of(first_group, stop_group)
         target_out = self.store.pad_rows("target", rows, self.target_length)
-        # What is fed in is what is to come out, a position later: the EOS that would follow the last word is
-        # left out, so that an input row is PAD exactly where its label is.
+        # Inputs are the labels, one position later. The EOS after the last word is left out, so that an input is PAD
+        # exactly where its label is.
         target_in = np.full_like(target_out, BOS)
         target_in[:, 1:] = target_out[:, :-1]
         target_in[target_out == PAD] = PAD

@@ -6,7 +6,7 @@ from moe.data.pairs.cleaning import RULES
 
 
 def describe(stats: dict[str, Any]) -> list[str]:
-    """Lines that say what was read, what each rule left out, and what is left, from `PreparedPairs.stats`."""
+    """Lines about the pairs that were read, left out by each rule, and kept, from `PreparedPairs.stats`."""
     pairs, langs = stats["pairs"], stats["languages"]
     num_pairs = sum(pairs.values())
     lines = [f"{stats['read']:,} pairs read from {stats['files']:,} files, {num_pairs:,} kept"]

@@ -1,4 +1,4 @@
-"""From a corpus to what a run reads: cleaned, split, tokenised, stored; built once for a content."""
+"""Preparation of a corpus of pairs: cleaned, split, tokenized and stored, once for its content."""
 
 import unicodedata
 from collections import Counter, defaultdict
@@ -69,15 +69,13 @@ def prepare(
     progress: Tell | None = None,
     shared_dir: str | Path | None = None,
 ) -> PreparedPairs:
-    """The prepared corpus, found in `cache_dir` by content hash or built there.
+    """Return the prepared corpus, from `cache_dir` by content hash, or built there.
 
-    The hash covers the corpus's content, the spec's fields that matter and the vocabulary's size, so any
-    change of them builds anew; several processes may call this at once, and one of them builds. `seed`
-    chooses the held-out sets. `roots`, where given, confines the user's files as `check` does. `report` is
-    told decisions, `progress` how far it has come. Raises SpecError for a corpus that cannot be read, and for a
-    language without pairs.
-
-    `shared_dir`: as `preparation.find_or_build` has it.
+    The hash covers the corpus's content, the spec's fields with an effect, and the vocabulary's size: a change of any
+    of them builds a new one. Several processes may call this at once; one of them builds. `seed` chooses the held-out
+    sets. `roots`: folders that the user's files must be in, as in `check`. `report` receives decisions, `progress` the
+    share done. `shared_dir` as in `preparation.find_or_build`. Raises SpecError for a corpus that cannot be read, and
+    for a language without pairs.
     """
     report = report or (lambda message: None)
     corpus = build(data, roots)

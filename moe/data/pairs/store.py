@@ -42,7 +42,7 @@ class TokenStore:
         return self._ids["source"][index].astype(np.int32)
 
     def target(self, index: int) -> NDArray[np.int32]:
-        """The target's ids, EOS last, which is what a model is to predict: int32 [target_lengths[index]]."""
+        """The target's ids, EOS last, which a model learns to predict: int32 [target_lengths[index]]."""
         return self._ids["target"][index].astype(np.int32)
 
     def text(self, index: int) -> tuple[str, str, str]:

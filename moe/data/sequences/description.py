@@ -36,7 +36,7 @@ def _of_conversations(stats: dict[str, Any]) -> Iterator[str]:
 
 
 def describe(stats: dict[str, Any]) -> list[str]:
-    """Lines that say what was read, what was left out, and what is left, from `PreparedSequences.stats`."""
+    """Lines about the documents that were read, left out and kept, from `PreparedSequences.stats`."""
     train, held_out = stats["train"], stats["held_out"].values()
     num_bytes = sum(source_stats["bytes"] for source_stats in held_out)
     files = f"{stats['files']:,} file{'' if stats['files'] == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""From a corpus to what a run reads: tokenised, packed, stored; built once for a content."""
+"""Preparation of a corpus of documents: tokenized, packed and stored, once for its content."""
 
 import hashlib
 import json
@@ -96,13 +96,13 @@ def prepare(
     report: Callable[[str], None] | None = None,
     progress: Tell | None = None,
 ) -> PreparedSequences:
-    """The prepared corpus, found in `cache_dir` by content hash or built there.
+    """Return the prepared corpus, from `cache_dir` by content hash, or built there.
 
-    The hash covers the corpus's content, the spec's fields that matter, and the tokenizer: the size of its vocabulary
-    where it is learned, its files where it is given, with what lies beside them. So any change of them builds anew;
-    several processes may call this at once, and one of them builds. `roots`, where given, confines the user's files as
-    `check` does. `report` is told decisions, `progress` how far it has come. Raises SpecError for a corpus that cannot
-    be read or is empty, and for a tokenizer that cannot be used.
+    The hash covers the corpus's content, the spec's fields with an effect, and the tokenizer: the size of its
+    vocabulary if it is learned from the corpus, otherwise its files and those beside them. A change of any of these
+    builds a new one. Several processes may call this at once; one of them builds. `roots`: folders that the user's
+    files must be in, as in `check`. `report` receives decisions, `progress` the share done. Raises SpecError for a
+    corpus that cannot be read or is empty, and for a tokenizer that cannot be used.
     """
     report = report or (lambda message: None)
     corpus = build(data, roots, tokenizer)
@@ -224,20 +224,20 @@ def _write(
             name: writer(f"held_out-{at}", [name], keeps_text=True) for at, name in enumerate(corpus.held_out)
         }
         encoded_documents = encode_documents(tokenizer, documents.to_encode())
-        while together := list(islice(encoded_documents, num_each)):
-            document = together[0].document
+        while linked_documents := list(islice(encoded_documents, num_each)):
+            document = linked_documents[0].document
             store = held_out[document.source] if document.is_held_out else train
             if not has_spans:
-                store.add(document.source, together[0].ids, document.text.encode())
+                store.add(document.source, linked_documents[0].ids, document.text.encode())
                 continue
             max_ids = max_tokens // num_each + 1  # the last id is no position
-            counts["cut"] += any(len(encoded_document.ids) > max_ids for encoded_document in together)
-            together = [encoded_document.cut(max_ids) for encoded_document in together]
-            if num_each > 1 and np.array_equal(together[0].ids, together[1].ids):
+            counts["cut"] += any(len(encoded_document.ids) > max_ids for encoded_document in linked_documents)
+            linked_documents = [encoded_document.cut(max_ids) for encoded_document in linked_documents]
+            if num_each > 1 and np.array_equal(linked_documents[0].ids, linked_documents[1].ids):
                 counts["alike"] += 1
-            elif all(encoded_document.num_learned for encoded_document in together):
-                store.add_whole(document.source, together)
-                for encoded_document in together:
+            elif all(encoded_document.num_learned for encoded_document in linked_documents):
+                store.add_whole(document.source, linked_documents)
+                for encoded_document in linked_documents:
                     closers.add(encoded_document)
             else:
                 counts["nothing_left"] += 1

@@ -197,11 +197,11 @@ class StoreWriter:
             self._ids.write(np.asarray(part_ids, self._dtype).tobytes())
         self._add_text(text)
 
-    def add_whole(self, source: str, together: Sequence[EncodedDocument]) -> None:
+    def add_whole(self, source: str, linked_documents: Sequence[EncodedDocument]) -> None:
         """Append documents with spans that belong together. Raises ValueError out of the order of sources."""
         index = self._place_of(source)
         assert self._label_mask is not None
-        for document in together:
+        for document in linked_documents:
             assert document.label_mask is not None
             self._ids.write(document.ids.astype(self._dtype).tobytes())
             self._label_mask.write(
@@ -209,7 +209,7 @@ class StoreWriter:
             )  # nothing predicts the first
             self._lengths[index].append(len(document.ids) - 1)
             self._num_learned[index].append(document.num_learned)
-        self._add_text(together[0].text)
+        self._add_text(linked_documents[0].text)
 
     def _place_of(self, source: str) -> int:
         index = self._sources.index(source)

@@ -36,15 +36,15 @@ def beam_search(
     ends: Collection[int],
     *,
     max_tokens: Sequence[int] | None = None,
-    together: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> list[list[int]]:
     """Best-scoring text of each row found with `spec.num_beams` beams, without its end token.
 
     `logits` `[B, V]` are the first token's. Score: sum of token log-probabilities, including the end token, divided
     by ((5 + n) / 6)^α for n tokens. Of the best `num_beams` continuations of a row's beams, those that end become
     hypotheses; the best that do not end are the next beams. A row ends when no beam can beat its best hypothesis. At
-    `max_tokens`, the spec's or the row's own, the best beam counts as it is. Rows are independent. `together` as in
-    `one_by_one`.
+    `max_tokens`, the spec's or the row's own, the best beam counts as it is. Rows are independent.
+    `process_group` as in `one_by_one`.
     """
     num_beams, vocabulary, device = spec.num_beams, logits.shape[-1], logits.device
     limits = [min(spec.max_tokens, limit) for limit in max_tokens or [spec.max_tokens] * logits.shape[0]]
@@ -77,7 +77,7 @@ def beam_search(
             # Log-probabilities only fall, and no length has a larger divisor than `max_tokens`.
             row.has_ended = length >= row.max_tokens or score / _norm(row.max_tokens, spec) <= row.score
         if length == spec.max_tokens or not any_rank(
-            not all(row.has_ended for row in rows), device, together
+            not all(row.has_ended for row in rows), device, process_group
         ):
             break
         row_indices = torch.arange(len(rows), device=device)

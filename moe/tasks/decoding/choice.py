@@ -18,21 +18,21 @@ def choose_tokens(logits: Tensor, spec: GenerationSpec, texts: Tensor, position:
     scores = logits.to(torch.float64)
     # Shift the maximum to 0, so that a tiny temperature does not overflow.
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / spec.temperature
-    scores = scores.masked_fill(~_standing(scores, spec), -torch.inf)
+    scores = scores.masked_fill(~_eligible_tokens(scores, spec), -torch.inf)
     noise = gumbel(fold(spec.seed, position, Purpose.GENERATION), texts, logits.shape[-1])
     return (scores + noise).argmax(dim=-1)
 
 
-def _standing(scores: Tensor, spec: GenerationSpec) -> Tensor:
+def _eligible_tokens(scores: Tensor, spec: GenerationSpec) -> Tensor:
     """bool `[B, V]`: tokens within top-k and top-p; always includes the most likely one."""
     if spec.top_k is None and spec.top_p == 1:
         return torch.ones_like(scores, dtype=torch.bool)
     sorted_scores, index = scores.sort(dim=-1, descending=True, stable=True)
     places = torch.arange(scores.shape[-1], device=scores.device)
-    stands = places < (spec.top_k or scores.shape[-1])
+    is_eligible = places < (spec.top_k or scores.shape[-1])
     if spec.top_p < 1:
-        within = sorted_scores.masked_fill(~stands, -torch.inf).softmax(dim=-1)
-        stands = stands & (within.cumsum(dim=-1) - within < spec.top_p)
+        within = sorted_scores.masked_fill(~is_eligible, -torch.inf).softmax(dim=-1)
+        is_eligible = is_eligible & (within.cumsum(dim=-1) - within < spec.top_p)
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(
-        -1, index, stands.expand_as(scores).contiguous()
+        -1, index, is_eligible.expand_as(scores).contiguous()
     )

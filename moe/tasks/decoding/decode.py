@@ -1,4 +1,4 @@
-"""Decoding to the end: by beam search, or greedily or sampled one by one, as the spec says."""
+"""Decoding to the end, by the algorithm that the spec selects: greedy, sampling or beam search."""
 
 from collections.abc import Collection, Sequence
 
@@ -17,14 +17,16 @@ def decode(
     *,
     max_tokens: Sequence[int] | None = None,
     texts: Sequence[int] | None = None,
-    together: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> list[list[int]]:
     """New tokens of each row, without the token of `ends` that ended it; arguments as in `one_by_one`."""
     if spec.num_beams > 1:
-        return beam_search(steps, steps.logits, spec, ends, max_tokens=max_tokens, together=together)
+        return beam_search(
+            steps, steps.logits, spec, ends, max_tokens=max_tokens, process_group=process_group
+        )
     rows: list[list[int]] = [[] for _ in range(len(steps.logits))]
     decoding = one_by_one(
-        steps, steps.logits, spec, ends, max_tokens=max_tokens, texts=texts, together=together
+        steps, steps.logits, spec, ends, max_tokens=max_tokens, texts=texts, process_group=process_group
     )
     for new_tokens in decoding:
         for row, token in new_tokens.items():

@@ -20,14 +20,14 @@ def one_by_one(
     *,
     max_tokens: Sequence[int] | None = None,
     texts: Sequence[int] | None = None,
-    together: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> Generator[dict[int, int], Collection[int] | None, None]:
     """Yield the new token of each live row, by row number, at each position.
 
     `logits` `[B, V]` are the first token's. A token of `ends` is yielded and ends its row; so does the last of
     `spec.max_tokens`, or of the row's own `max_tokens`. The consumer may send the numbers of further rows to end.
     `texts` are the sampling keys (default: row numbers). If a forward pass needs other ranks (`Layout.in_step`), all
-    ranks of the process group `together` iterate, each with its own rows, possibly none, until all rows have ended.
+    ranks of `process_group` iterate, each with its own rows, possibly none, until all rows have ended.
     """
     numbers, device = list(range(logits.shape[0])), logits.device
     limits = max_tokens or [spec.max_tokens] * len(numbers)
@@ -38,7 +38,7 @@ def one_by_one(
         ended_rows = (yield new_tokens) or ()
         live -= {row for row, token in new_tokens.items() if token in ends or position + 1 >= limits[row]}
         live -= set(ended_rows)
-        if position + 1 == spec.max_tokens or not any_rank(bool(live), device, together):
+        if position + 1 == spec.max_tokens or not any_rank(bool(live), device, process_group):
             return
         if is_sparse(len(live), len(numbers)):
             left = [place for place, row in enumerate(numbers) if row in live]

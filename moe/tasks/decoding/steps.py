@@ -27,11 +27,11 @@ def is_sparse(num_live: int, num_rows: int) -> bool:
     return num_live < _SHARE_LEFT * num_rows
 
 
-def any_rank(flag: bool, device: torch.device, together: dist.ProcessGroup | None) -> bool:
-    """Whether `flag` is set on any rank of the process group `together`. Collective."""
-    if together is None:
+def any_rank(flag: bool, device: torch.device, process_group: dist.ProcessGroup | None) -> bool:
+    """Whether `flag` is set on any rank of `process_group`; `flag` itself without one. Collective."""
+    if process_group is None:
         return flag
     anywhere = torch.tensor(int(flag), dtype=torch.int32, device=device)
     with collective("all-reduce of who is still decoding"):
-        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=together)
+        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=process_group)
     return bool(anywhere)

@@ -250,7 +250,7 @@ def _completions(
         GenerationSpec(max_tokens=_NEW_TOKENS),
         set(data.ends),
         texts=range(own_prompts.start, own_prompts.stop),
-        together=layout.in_step,
+        process_group=layout.in_step,
     )
     tokens_by_rank: list[dict[str, Any]] = plain_collectives.all_gather_json(
         {

@@ -45,13 +45,13 @@ def generate(
     ends: Collection[int] = (),
     *,
     texts: Sequence[int] | None = None,
-    together: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> list[list[int]]:
     """Generate new tokens for each prompt, without the token of `ends` that ended it; at most `spec.max_tokens`.
 
     Handles no stop strings (see `LanguageGenerator`). Expert capacity is unlimited. Sampling is keyed by `texts`, the
     prompts' global indices (default: indices here), so that prompts split over ranks give the same tokens as one
-    process. `together` as in `one_by_one`.
+    process. `process_group` as in `one_by_one`.
 
     Under `moe.routing.recorded`, position p of this rank's prompt r is recorded at r * L + p, where L = longest
     prompt here + `spec.max_tokens`. Training on rows of L positions that begin with the prompts replays it; pad the
@@ -61,23 +61,23 @@ def generate(
     """
     _check_texts(prompts, texts)
     steps = prefill(model, prompts, spec.max_tokens)
-    return decode(steps, spec, ends, texts=texts, together=together)
+    return decode(steps, spec, ends, texts=texts, process_group=process_group)
 
 
 @torch.no_grad()
-def going_on(
+def stream_tokens(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     spec: GenerationSpec,
     ends: Collection[int] = (),
     *,
     texts: Sequence[int] | None = None,
-    together: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> collections.abc.Generator[dict[int, int], Collection[int] | None, None]:
     """Like `generate`, one token at a time, without beams: see `one_by_one`."""
     _check_texts(prompts, texts)
     steps = prefill(model, prompts, spec.max_tokens)
-    yield from one_by_one(steps, steps.logits, spec, ends, texts=texts, together=together)
+    yield from one_by_one(steps, steps.logits, spec, ends, texts=texts, process_group=process_group)
 
 
 def lay_out_for_texts(model: LanguageModel) -> None:

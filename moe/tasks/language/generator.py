@@ -17,7 +17,7 @@ from moe.records import Ending
 from moe.spec import Problem, SpecError
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding.text import TextSoFar, last_of
-from moe.tasks.language.generation import generate, going_on, lay_out_for_texts
+from moe.tasks.language.generation import generate, lay_out_for_texts, stream_tokens
 from moe.tasks.language.model import LanguageModel
 from moe.tasks.language.scoring import TextScorer
 from moe.tasks.task import Generator
@@ -168,7 +168,7 @@ class LanguageGenerator(Generator):
     def _tokens(self, prompt: list[int], spec: GenerationSpec) -> collections.abc.Iterator[int]:
         """New tokens of one prompt, including the end-of-text token."""
         if spec.num_beams == 1:
-            for new_tokens in going_on(self._model, [prompt], spec, self._ends):
+            for new_tokens in stream_tokens(self._model, [prompt], spec, self._ends):
                 yield new_tokens[0]
             return
         (tokens,) = generate(self._model, [prompt], spec, self._ends)
@@ -185,7 +185,7 @@ class LanguageGenerator(Generator):
             for row, tokens in enumerate(generate(self._model, prompts, spec, ends)):
                 pieces[row] = [so_far[row].take(token) for token in tokens]
         else:
-            decoding, stopped_rows = going_on(self._model, prompts, spec, ends, texts=numbers), None
+            decoding, stopped_rows = stream_tokens(self._model, prompts, spec, ends, texts=numbers), None
             while True:
                 try:
                     new_tokens = decoding.send(stopped_rows)

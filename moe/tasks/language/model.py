@@ -82,7 +82,7 @@ class LanguageModel(SequenceModel):
         x = self._embed(tokens, run)
         for block in self.layers:
             x = block(x, run)
-        return self._last(x)
+        return self._final_states(x)
 
     @contextmanager
     def without_adapters(self) -> Iterator[None]:
@@ -110,7 +110,7 @@ class LanguageModel(SequenceModel):
         x = functional.embedding(self.share(tokens), self.embedding.weight).to(self.compute_dtype)
         return x if self.spec.embedding_multiplier == 1 else x * self.spec.embedding_multiplier
 
-    def _last(self, x: Tensor) -> Tensor:
+    def _final_states(self, x: Tensor) -> Tensor:
         x = self.norm(x)
         return x if self.spec.logits_divisor == 1 else x / self.spec.logits_divisor
 

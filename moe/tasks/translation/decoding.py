@@ -25,16 +25,16 @@ def translate(
     max_tokens: Sequence[int] | None = None,
     *,
     texts: Sequence[int] | None = None,
-    together: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> list[list[int]]:
     """Target tokens of each row of `source` int64 `[B, L]`, without EOS; rows are independent.
 
     A row has at most `spec.max_tokens` and its own `max_tokens`, by default `longest_of` its source. `texts` and
-    `together` as in `one_by_one`.
+    `process_group` as in `one_by_one`.
     """
     if max_tokens is None:
         max_tokens = [longest_of(length) for length in (source != PAD).sum(1).tolist()]
     steps = ModelSteps(
         model, model.start(source, spec.max_tokens), torch.full_like(source[:, :1], BOS), excluded=(PAD, BOS)
     )
-    return decode(steps, spec, {EOS}, max_tokens=max_tokens, texts=texts, together=together)
+    return decode(steps, spec, {EOS}, max_tokens=max_tokens, texts=texts, process_group=process_group)

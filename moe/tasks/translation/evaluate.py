@@ -150,7 +150,7 @@ def _translate(
     )
     for number, (rows_here, batch) in enumerate(_shares(store, layout, max_pairs)):
         with doing("evaluation", f"translation of evaluation batch {number}"):
-            token_rows = translate(model, batch.source, spec, together=layout.in_step)
+            token_rows = translate(model, batch.source, spec, process_group=layout.in_step)
         if layout.index("tensor"):
             continue  # tensor ranks have the same tokens: only the first reports them
         rows.append(rows_here)

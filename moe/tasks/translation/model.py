@@ -60,7 +60,7 @@ class TranslationModel(SequenceModel):
         x = self._embed(target, run)
         for block in self.decoder:
             x = block(x, run, None, memory)
-        return self._last(x)
+        return self._final_states(x)
 
     def start(self, source: Tensor, max_tokens: int) -> DecodingState:
         """Encode `source` `[B, L]`; return a state with empty caches for up to `max_tokens` positions."""
@@ -97,5 +97,5 @@ class TranslationModel(SequenceModel):
         x = x + shares.take(positions.expand(num_rows, -1, -1).flatten(0, 1))
         return run.drop(x.to(self.compute_dtype), layer, Purpose.EMBEDDING_DROPOUT)
 
-    def _last(self, x: Tensor) -> Tensor:
+    def _final_states(self, x: Tensor) -> Tensor:
         return self.decoder_norm(x)
