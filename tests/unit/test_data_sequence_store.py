@@ -89,5 +89,5 @@ def test_documents_come_source_by_source(tmp_path):
 
     with StoreWriter(tmp_path / "x", ["a", "b"], np.dtype(np.uint16), BOS, EOS, keeps_text=False) as writer:
         writer.add("b", np.array([5]), b"")
-        with pytest.raises(ValueError, match="a document of a comes after"):
+        with pytest.raises(ValueError, match="a document of a follows"):
             writer.add("a", np.array([5]), b"")
