@@ -181,9 +181,7 @@ class MoELayer(nn.Module):
         if x.dim() == 0 or x.shape[-1] != self.spec.model_dim:
             raise ValueError(f"x {tuple(x.shape)} must end in model_dim (={self.spec.model_dim})")
         if x.device != self.router.device:
-            raise ValueError(
-                f"x (on {x.device}) must lie on {self.router.device}, as the layer does; move it"
-            )
+            raise ValueError(f"x (on {x.device}) must be on {self.router.device}, like the layer; move it")
         check_inference("x", x, chain((x,), self.parameters()))
         if not isinstance(shares, SequenceShard | None):
             raise ValueError(f"shares (={type(shares).__name__}) must be a SequenceShard, or None")
@@ -222,7 +220,7 @@ def _in_groups(
     descriptor = tokens.padding if tokens.padding is not None else tokens.ids
     if tokens.ids is not None and descriptor is not None and tokens.ids.shape != descriptor.shape:
         raise ValueError(
-            f"ids {tuple(tokens.ids.shape)} must be in the shape of padding {tuple(descriptor.shape)}"
+            f"ids {tuple(tokens.ids.shape)} must have the shape of padding {tuple(descriptor.shape)}"
         )
     in_order = descriptor is None or descriptor.shape in (shape, (num_tokens,))
     if descriptor is not None and not in_order:
@@ -230,10 +228,10 @@ def _in_groups(
         if descriptor.dim() != 2 or (is_reversed and 1 not in shape):
             remedy = "transpose them" if is_reversed else "reshape them"
             if descriptor.dim() == 2:  # rows may be groups, in another token order
-                remedy = f"give x flat, [T, M], where rows are groups, or {remedy} where they are not"
+                remedy = f"pass x flat, [T, M], if rows are groups, or {remedy} if they are not"
             raise ValueError(
-                f"ids and padding {tuple(descriptor.shape)} must be in the shape {tuple(shape)} of x without M, flat, "
-                f"or in groups [G, S]: {remedy}"
+                f"ids and padding {tuple(descriptor.shape)} must have the shape {tuple(shape)} of x "
+                f"without M, flat, or in groups [G, S]: {remedy}"
             )
         missing = descriptor.numel() - num_tokens
         if not 0 <= missing < max(1, descriptor.shape[1]) or (missing and tokens.padding is None):

@@ -110,8 +110,8 @@ def check_shapes(queries: Tensor, keys: Tensor, values: Tensor, visible: Attenti
     is_longer = visible.keys is None and queries.shape[2] > keys.shape[2]
     if is_longer or keys.shape[:3] != values.shape[:3]:
         raise ValueError(
-            f"queries {tuple(queries.shape)} must be the last positions of keys {tuple(keys.shape)}, and these lie "
-            f"where values {tuple(values.shape)} do"
+            f"queries {tuple(queries.shape)} must be the last positions of keys {tuple(keys.shape)} "
+            f"and values {tuple(values.shape)}"
         )
 
 

@@ -83,7 +83,7 @@ def _innermost_first(model: nn.Module, blocks: Mapping[str, str]) -> dict[str, s
     if unknown := [path for path in blocks if path not in modules]:
         raise SpecError(
             [
-                Problem("not_found", "blocks", path, "is no module of the model", "correct its path")
+                Problem("not_found", "blocks", path, "is not a module of the model", "correct its path")
                 for path in unknown
             ]
         )
@@ -114,8 +114,8 @@ def _gathered_twice(names: tuple[str, ...], splits: Splits) -> Iterator[Problem]
             "conflict",
             f"placements.{names[0]}.splits",
             list(splits),
-            f"must not have FSDP's axis, as {names[1]} is the same in another block",
-            "leave it whole there, or name a block that has both",
+            f"must not have FSDP's axis, since {names[1]} is shared with another block",
+            "keep it whole there, or name a block that contains both",
         )
 
 
@@ -129,7 +129,7 @@ def _buffers_without_values(model: nn.Module) -> Iterator[Problem]:
                     f"{within}.{name}".lstrip("."),
                     None,
                     "lies on the meta device and has no initial values",
-                    "make it on a device, or name it in its module's `begin_with_zeros`",
+                    "create it on a device, or name it in its module's `begin_with_zeros`",
                 )
 
 

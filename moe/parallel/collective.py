@@ -31,6 +31,6 @@ def collective(name: str) -> Iterator[None]:
         raise
     except RuntimeError as error:  # the only type that torch's backends raise
         raise CollectiveError(
-            f"{name} failed on rank {dist.get_rank()} of {dist.get_world_size()}, most often because another rank "
-            f"died or did not come in time: its log says why ({error})"
+            f"{name} failed on rank {dist.get_rank()} of {dist.get_world_size()}, most often "
+            f"because another rank died or was late; see its log ({error})"
         ) from error

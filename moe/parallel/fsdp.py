@@ -62,7 +62,7 @@ def _check_even(parameter: nn.Parameter, dim: int, axis: str, layout: Layout, pa
                 f"{path}.shape[{dim}]",
                 size,
                 f"must be divisible by the {axis} degree (={degree})",
-                "split the first dimension, which need not come out even",
+                "split the first dimension, which need not divide evenly",
             )
         )
 
@@ -89,8 +89,8 @@ def _shard(
                 "dtype_mismatch",
                 label,
                 sorted(dtypes),
-                "must have one dtype, as FSDP gathers all of it at once",
-                "convert its parameters, or leave some of them whole",
+                "must have one dtype, since FSDP gathers it in one tensor",
+                "convert its parameters, or keep some of them whole",
             )
         )
     splits = {

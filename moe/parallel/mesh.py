@@ -77,7 +77,7 @@ class Layout:
         if world_size != plan.num_workers:
             raise SpecError(Problem("mismatch", "plan.num_workers", plan.num_workers,
                                     f"must equal the number of processes (={world_size})",
-                                    "plan again for the processes there are"))  # fmt: skip
+                                    "plan again for the current number of processes"))  # fmt: skip
         options = plan.options
         return cls.over(
             plan.degrees.axes, device, options.ranks_per_node, timeout_s=timeout_s, num_chunks=options.num_chunks,

@@ -153,8 +153,8 @@ def check_splits(
     path, declaration = paths[0], _declaration(model, paths[0])
     place, of_experts = f"placements.{path}", declaration is not None and declaration.of_experts
     if model.get_parameter(path).is_meta and declaration is None:
-        yield Problem("uninitialized", path, None, "lies on the meta device and has no initial values",
-                      "declare it, or make the model on a device")  # fmt: skip
+        yield Problem("uninitialized", path, None, "is on the meta device and has no initial values",
+                      "declare it, or create the model on a device")  # fmt: skip
     dims = enumerate(declaration.dims) if declaration is not None else ()
     expected_splits = {
         (OURS.axes[kind], dim) for dim, kind in dims if layout.degree(OURS.axes.get(kind, "")) > 1
@@ -165,31 +165,32 @@ def check_splits(
             "unsupported",
             f"{place}.splits",
             sorted(own_splits),
-            "is a split of a parameter whose dimensions nothing declares",
-            "split it over fsdp alone, or declare it",
+            "splits a parameter with undeclared dimensions",
+            "split it over fsdp only, or declare it",
         )
     elif own_splits != expected_splits:
         yield Problem(
             "mismatch",
             f"{place}.splits",
             sorted(own_splits),
-            f"must be {sorted(expected_splits)}, with which its module computes",
-            "split it so; over FSDP's axis any dimension may be split",
+            f"must be {sorted(expected_splits)}, as its module requires",
+            "use these; FSDP's axis may split any dimension",
         )
     fsdp = "expert_fsdp" if of_experts else "fsdp"
     if any(axis in FSDP_AXES and axis != fsdp for axis, _ in splits):
-        description = "that counts experts" if of_experts else "that counts no experts"
+        description = "with an expert dimension" if of_experts else "without an expert dimension"
         yield Problem(
             "conflict",
             f"{place}.splits",
             list(splits),
-            f"is of a parameter {description}, and may have the axis {fsdp} alone",
+            f"belongs to a parameter {description}, which only the axis {fsdp} may split",
             f"split it over {fsdp}",
         )
     owners = {id(model.get_submodule(parameter_path.rpartition(".")[0])) for parameter_path in paths}
     if of_experts and len(owners) > 1 and fsdp in dict(splits):
-        yield Problem("conflict", f"{place}.splits", list(splits), f"must not have {fsdp}, as {paths[1]} is the same",
-                      "leave it whole on the ranks of that axis")  # fmt: skip
+        yield Problem("conflict", f"{place}.splits", list(splits),
+                      f"must not have {fsdp}, since {paths[1]} is the same parameter",
+                      "keep it whole on the ranks of that axis")  # fmt: skip
 
 
 def place(model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layout, seed: int) -> None:

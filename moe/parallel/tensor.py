@@ -46,7 +46,7 @@ class SequenceShard:
         if not isinstance(self.group, dist.ProcessGroup | None):
             raise ValueError(f"shares.group (={type(self.group).__name__}) must be a process group, or None")
         if not isinstance(self.label, str):
-            raise ValueError(f"shares.label (={self.label!r}) must be words")
+            raise ValueError(f"shares.label (={self.label!r}) must be text")
 
     @property
     def num_ranks(self) -> int:

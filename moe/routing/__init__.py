@@ -61,7 +61,7 @@ def route(
         raise ValueError(f"logits (={kind_of(logits)}) must be a dense tensor of floating-point numbers")
     if logits.dim() != 3 or logits.shape[-1] != spec.num_experts:
         raise ValueError(
-            f"logits {tuple(logits.shape)} must be [groups, tokens a group, {spec.num_experts} experts]"
+            f"logits {tuple(logits.shape)} must be [groups, tokens per group, {spec.num_experts} experts]"
         )
     tokens = checked(tokens, logits.device)
     in_groups = logits.shape[:2]
@@ -69,7 +69,7 @@ def route(
         if tensor is not None and tensor.shape not in (in_groups, (in_groups.numel(),)):
             remedy = "transpose it" if tensor.shape == in_groups[::-1] else "reshape it"
             raise ValueError(
-                f"tokens.{name} {tuple(tensor.shape)} must be in the shape {tuple(in_groups)} of logits without E, "
+                f"tokens.{name} {tuple(tensor.shape)} must have the shape {tuple(in_groups)} of logits without E, "
                 f"or flat; {remedy}"
             )
     if not is_whole(layer):
@@ -82,8 +82,8 @@ def route(
     if state.replayed is not None:
         if not router.replays:
             raise ValueError(
-                f"router (={spec.routing.router}) must let tokens choose experts, and know of replayed choices, where "
-                "state.replayed is given; leave it out"
+                f"router (={spec.routing.router}) must let tokens choose experts and support replayed "
+                "choices if state.replayed is given; omit it"
             )
         state.check_replayed((*in_groups, spec.experts_per_token), spec.num_experts)
     check_inference("logits", logits, (logits,))

@@ -35,7 +35,9 @@ def load_balancing_loss(
     if scope == "sequence" and tokens.sequence_tokens is not None:
         scope_tokens = tokens.sequence_tokens
         if probs.shape[1] % scope_tokens:
-            raise ValueError(f"groups of {probs.shape[1]} tokens are not made of sequences of {scope_tokens}")
+            raise ValueError(
+                f"groups of {probs.shape[1]} tokens must consist of whole sequences of {scope_tokens} tokens"
+            )
     by_scope, per_token = (real.numel() // max(1, scope_tokens), scope_tokens), expert.shape[-1]
     real_UL = real.view(by_scope)
     tokens_U = real_UL.sum(1).clamp(min=1).to(probs.dtype)

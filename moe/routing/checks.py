@@ -33,8 +33,8 @@ def check_inference(place: str, tensor: Tensor | None, others: Iterable[Tensor])
         return
     if any(operand.requires_grad for operand in others):
         raise ValueError(
-            f"{place} (made in inference mode) must not be given where gradients are tracked; clone it, or call "
-            "under torch.no_grad()"
+            f"{place} (created in inference mode) must not be passed while gradients are tracked; "
+            "clone it, or call under torch.no_grad()"
         )
 
 

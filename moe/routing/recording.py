@@ -39,14 +39,12 @@ def routed_layers(model: nn.Module, what: str) -> list[RoutedLayer]:
         if isinstance(module, RoutedLayer) and isinstance(module.route, Router)
     ]
     if not layers:
-        raise ValueError(
-            f"model (={type(model).__name__}) must have layers of experts for its routing to be {what}"
-        )
+        raise ValueError(f"model (={type(model).__name__}) must have MoE layers for its routing to be {what}")
     for layer in layers:
         if not layer.route.replays:
             raise ValueError(
-                f"router (={layer.spec.routing.router}, of layer {layer.layer}) must let tokens choose experts, and "
-                f"know of replayed choices, for its routing to be {what}; use another router"
+                f"router (={layer.spec.routing.router}, of layer {layer.layer}) must let tokens choose "
+                f"experts and support replayed choices for its routing to be {what}; use another router"
             )
     return layers
 
@@ -54,8 +52,8 @@ def routed_layers(model: nn.Module, what: str) -> list[RoutedLayer]:
 def none_passed(what: str) -> ValueError:
     """Error of a model that called no MoE layer while its routing was `what`: "recorded" or "replayed"."""
     return ValueError(
-        f"model must pass a layer of experts for its routing to be {what}, and has passed none; call the module "
-        "itself, not a program that was captured of it"
+        f"model must run an MoE layer for its routing to be {what}, and has run none; call the "
+        "module itself, not a captured program"
     )
 
 
@@ -87,7 +85,7 @@ class Recording(Mapping[int, Tensor]):
         by_layer = list(self.values())
         if len(widths := {rows.shape[1] for rows in by_layer}) > 1:
             raise ValueError(
-                f"experts per token (={sorted(widths)}) must be one number to be stacked; keep the layers apart"
+                f"experts per token (={sorted(widths)}) must be equal to be stacked; keep the layers separate"
             )
         longest = max(map(len, by_layer), default=0)
         return torch.stack([_longer(rows, longest) for rows in by_layer])
@@ -102,8 +100,8 @@ def _by_position(layer: int, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
     if not torch.equal(table[ids], expert):
         position = int(ids[(table[ids] != expert).any(1)][0])
         raise ValueError(
-            f"position {position} (in layer {layer}) must choose the same experts whenever it is recorded; give each "
-            "token its own place in the batch, tokens.ids, or record each call by itself"
+            f"position {position} (in layer {layer}) must choose the same experts each time it is "
+            "recorded; give each token its own position, tokens.ids, or record each call separately"
         )
     return table
 
@@ -118,7 +116,7 @@ def merged_recordings(*recordings: Mapping[int, Tensor]) -> dict[int, Tensor]:
         earlier, later = _longer(before, longest), _longer(rows, longest)
         if bool(((earlier != later) & (earlier >= 0) & (later >= 0)).any()):
             raise ValueError(
-                f"layer {layer} must have one choice of each position; merge recordings of one batch"
+                f"layer {layer} must have one choice per position; merge recordings of one batch"
             )
         result[layer] = torch.maximum(earlier, later)
     return dict(sorted(result.items()))
@@ -198,14 +196,14 @@ def _by_layer(recording: Mapping[int, Tensor] | Tensor, layers: list[RoutedLayer
     if isinstance(recording, Tensor):
         if recording.dim() != 3 or len(recording) != len(numbers):
             raise ValueError(
-                f"recording {tuple(recording.shape)} must be [{len(numbers)} layers, T, K], for the model has experts "
-                f"in the layers {numbers}; give a mapping by their numbers where it has more"
+                f"recording {tuple(recording.shape)} must be [{len(numbers)} layers, T, K], for the MoE "
+                f"layers {numbers}; pass a mapping by their numbers if it has more"
             )
         return dict(zip(numbers, recording, strict=True))
     if missing := [number for number in numbers if number not in recording]:
         raise ValueError(
-            f"recording (of the layers {sorted(recording)}) must have the choices of every layer of the model that has "
-            f"experts, and those of {missing} are missing; record the whole model"
+            f"recording (of the layers {sorted(recording)}) must have the choices of every MoE "
+            f"layer, but those of {missing} are missing; record the whole model"
         )
     return {number: recording[number] for number in numbers}
 
@@ -221,14 +219,14 @@ def _check(layer: RoutedLayer, rows: Tensor) -> None:
         raise ValueError(f"{place} (={kind_of(rows)}) must be a dense tensor of whole numbers; convert it")
     if rows.dim() != 2 or rows.shape[1] != spec.experts_per_token:
         raise ValueError(
-            f"{place} {tuple(rows.shape)} must be [positions, {spec.experts_per_token} experts of each], as the "
-            "layer chooses them; replay what a model of the same routers chose"
+            f"{place} {tuple(rows.shape)} must be [positions, {spec.experts_per_token} experts per "
+            "position], as in the layer; replay choices of a model with the same routers"
         )
     unknown = rows >= spec.num_experts
     if bool(unknown.any()):
         raise ValueError(
-            f"{place} (has {int(rows[unknown][0])}) must have numbers of experts below {spec.num_experts}; replay "
-            "what a model of as many experts chose"
+            f"{place} (has {int(rows[unknown][0])}) must have expert numbers below "
+            f"{spec.num_experts}; replay choices of a model with as many experts"
         )
     num_chosen = (rows >= 0).sum(1)
     twice = rows.sort(1).values.diff(dim=1).eq(0).any(1) & (num_chosen > 0)
@@ -236,8 +234,8 @@ def _check(layer: RoutedLayer, rows: Tensor) -> None:
     if bool((wrong := twice | is_partial).any()):
         position = int(wrong.nonzero()[0])
         raise ValueError(
-            f"{place}[{position}] (={rows[position].tolist()}) must be different experts, or -1 for all where the "
-            "layer is to choose; correct it"
+            f"{place}[{position}] (={rows[position].tolist()}) must be different experts, or all -1 "
+            "to let the layer choose; correct it"
         )
 
 
@@ -256,8 +254,8 @@ class _ReplayingRouter(Router[RouterSpec]):
         num_rows = len(self._rows)
         if bool((beyond := real & ((ids < 0) | (ids >= num_rows))).any()):
             raise ValueError(
-                f"tokens.ids (has {int(ids[beyond][0])}) must be below {num_rows}, the positions that "
-                f"recording[{layer}] has; record the whole batch, or give ids that count within it"
+                f"tokens.ids (has {int(ids[beyond][0])}) must be below {num_rows}, the number of "
+                f"positions of recording[{layer}]; record the whole batch, or pass ids within it"
             )
         if num_rows:
             choices = self._rows[torch.where(real, ids, 0)].to(torch.int64).masked_fill(~real[..., None], -1)

@@ -57,9 +57,7 @@ class TokenContext:
                     f"tokens.{name} (={kind_of(tensor)}) must be a dense tensor of {dtype}; convert it"
                 )
             if tensor.device != device:
-                raise ValueError(
-                    f"tokens.{name} (on {tensor.device}) must lie on {device}, as x does; move it"
-                )
+                raise ValueError(f"tokens.{name} (on {tensor.device}) must be on {device}, like x; move it")
         for name, number in (("step", self.step), ("seed", self.seed)):
             if not is_whole(number) and not (name == "step" and _is_scalar(number)):
                 raise ValueError(f"tokens.{name} (={number!r}) must be a whole number")
@@ -120,7 +118,7 @@ class RoutingState:
         """Raise ValueError for a field that does not fit `num_experts` or `device`."""
         if self.replayed is not None and self.replayed.device != device:
             raise ValueError(
-                f"state.replayed (on {self.replayed.device}) must lie on {device}, as logits do; move it"
+                f"state.replayed (on {self.replayed.device}) must be on {device}, like logits; move it"
             )
         for name, tensor in (("bias", self.bias), ("last_load", self.last_load)):
             if tensor is None:
@@ -129,11 +127,11 @@ class RoutingState:
                 raise ValueError(f"state.{name} (={kind_of(tensor)}) must be a dense tensor of real numbers")
             if tensor.shape != (num_experts,):
                 raise ValueError(
-                    f"state.{name} {tuple(tensor.shape)} must have a number for each of {num_experts} experts"
+                    f"state.{name} {tuple(tensor.shape)} must have one value per expert, {num_experts} in all"
                 )
             if tensor.device != device:
                 raise ValueError(
-                    f"state.{name} (on {tensor.device}) must lie on {device}, as logits do; move it"
+                    f"state.{name} (on {tensor.device}) must be on {device}, like logits; move it"
                 )
 
     def check_replayed(self, shape: tuple[int, ...], num_experts: int) -> None:
@@ -146,11 +144,12 @@ class RoutingState:
             )
         if choices.shape != shape:
             raise ValueError(
-                f"state.replayed {tuple(choices.shape)} must be {shape}: groups, tokens of each, experts of each token"
+                f"state.replayed {tuple(choices.shape)} must be {shape}: groups, tokens per group, "
+                "experts per token"
             )
         if bool((choices >= num_experts).any()):
             raise ValueError(
-                f"state.replayed (has {int(choices.max())}) must have numbers of experts below {num_experts}"
+                f"state.replayed (has {int(choices.max())}) must have expert numbers below {num_experts}"
             )
 
 

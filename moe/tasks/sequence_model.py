@@ -170,8 +170,8 @@ class DecodingState:
         """Raise ValueError for tokens that `SequenceModel.extend` refuses."""
         if tokens.dim() != 2 or tokens.shape[0] != len(self.rows) or not tokens.shape[1]:
             raise ValueError(
-                f"tokens {tuple(tokens.shape)} must be a position at least of each of the {len(self.rows)} rows that "
-                "the state has, [B, N]"
+                f"tokens {tuple(tokens.shape)} must have at least one position for each of the state's "
+                f"{len(self.rows)} rows, [B, N]"
             )
         if padding is not None and padding.shape != tokens.shape:
             raise ValueError(
@@ -179,14 +179,14 @@ class DecodingState:
             )
         if self.num_positions + tokens.shape[1] > self.room:
             raise ValueError(
-                f"tokens {tuple(tokens.shape)} must fit behind {self.num_positions} positions in the room "
-                f"(={self.room}) that the state has; give start() as many as are to come"
+                f"tokens {tuple(tokens.shape)} must fit after {self.num_positions} positions in the "
+                f"state's room (={self.room}); give start() enough for all tokens"
             )
         if padding is not None:
             is_elsewhere = padding if self.num_positions else padding[:, 1:] & ~padding[:, :-1]
             if bool(is_elsewhere.any()):
                 raise ValueError(
-                    "padding must lie before the first token of each row, in the first call alone; put it there"
+                    "padding must precede the first token of each row, in the first call only; put it there"
                 )
 
     def take_rows(self, rows: Tensor) -> None:

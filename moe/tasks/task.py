@@ -141,7 +141,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
         """Model without a job, for exported folders. Raises SpecError for kinds without export."""
         raise SpecError(
             Problem(
-                "unsupported", "model.kind", spec.kind, "is not built without a job", "load its checkpoint"
+                "unsupported", "model.kind", spec.kind, "cannot be built without a job", "load its checkpoint"
             )
         )
 
@@ -153,7 +153,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
         for kinds that generate nothing.
         """
         raise SpecError(
-            Problem("unsupported", "model", None, "generates nothing", "load its weights with torch alone")
+            Problem("unsupported", "model", None, "cannot generate", "load its weights with torch")
         )
 
     @abstractmethod

@@ -276,7 +276,7 @@ def of_rank(degrees: Degrees, job: JobSpec) -> dict[str, torch.Tensor]:
     model = task.build_model(layout)
     task.begin(model, layout, None)
     assert task.begin_trained(model, layout, None) == (
-        f"goes on from the adapter of {job.model.adapter.from_folder}",
+        f"continues from the adapter of {job.model.adapter.from_folder}",
     )
     alone = task.build_model(Layout.single())
     task.begin_trained(alone, Layout.single(), None)
@@ -340,7 +340,7 @@ def test_a_job_goes_on_from_an_adapter_and_resumes_without_its_folder(tmp_path: 
     before, after = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("adapter", "same"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert any("goes on from the adapter of" in line["message"] for line in unmoved.logs)
+    assert any("continues from the adapter of" in line["message"] for line in unmoved.logs)
 
     _, undisturbed = run(spec, tmp_path / "whole", tmp_path / "cache")
     assert course(undisturbed)[0]["loss"] == course(unmoved)[0]["loss"], (

@@ -116,7 +116,7 @@ def test_a_folder_is_trained_on_with_its_router_frozen(
     spec = example("train-on", 4, data=data)
     job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(folder)}})
     said = [line["message"] for line in job.logs()]
-    assert any(f"begins with the weights of {folder}" in line for line in said)
+    assert any(f"starts from the weights of {folder}" in line for line in said)
     assert any(
         "of all 1,411,840 weights are trained; frozen: layers.*.feed_forward.moe.router" in line
         for line in said
@@ -195,7 +195,7 @@ def test_a_job_goes_on_from_the_adapter_of_another(
     job = trained(plane.client, {**spec, "adapter": {"from": str(adapter)}})
     shown = job.data["spec"]["model"]["adapter"]
     assert (shown["rank"], shown["alpha"], shown["from"]) == (4, 8.0, str(adapter))
-    assert any(f"goes on from the adapter of {adapter}" in line["message"] for line in job.logs())
+    assert any(f"continues from the adapter of {adapter}" in line["message"] for line in job.logs())
     assert losses(job)[1] < losses(first)[1], "the same batch, seen by what was trained"
     with pytest.raises(ApiError, match=r"adapter\.rank \(=8\) must be 4, as .* says; omit it"):
         plane.client.submit({**spec, "adapter": {"from": str(adapter), "rank": 8}})

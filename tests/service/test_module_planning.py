@@ -100,7 +100,7 @@ def test_one_that_takes_too_much_memory_is_told_so() -> None:
 def test_what_its_code_raises_is_told_with_the_line() -> None:
     assert "cannot be planned: KeyError: 'no such layer' (users_module.py:" in fault("raises")
     assert "crashed the process that plans it (exit status 3): giving up" in fault("exits")
-    assert "gives a int, and must give a torch.nn.Module" in fault("gives_a_number")
+    assert "must return a torch.nn.Module, not int" in fault("gives_a_number")
     with pytest.raises(SpecError, match=r"users_module.py:\d+ \(='Reader'\) must not read a tensor's values"):
         planned("reads_values")
 

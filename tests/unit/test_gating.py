@@ -231,7 +231,7 @@ def test_no_tokens_at_all() -> None:
 
 
 def test_logits_for_other_experts_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(2, 3, 5\) must be \[groups, tokens a group, 4 experts\]"):
+    with pytest.raises(ValueError, match=r"\(2, 3, 5\) must be \[groups, tokens per group, 4 experts\]"):
         route(torch.randn(2, 3, 5), spec_of(4))
 
 

@@ -25,7 +25,7 @@ from tests.unit.test_routing_mistakes import distributed, in_inference_mode
         (
             torch.zeros(24, 6),
             TokenContext(torch.zeros(2, 12, dtype=torch.int64), torch.zeros(24, dtype=torch.bool)),
-            "must be in the shape of padding",
+            "must have the shape of padding",
         ),
     ],
 )
@@ -50,7 +50,7 @@ def test_shapes_that_are_neither_groups_nor_those_of_x_are_refused(
 ) -> None:
     """The same number of tokens may be others."""
     tokens = TokenContext(padding=torch.zeros(of_padding, dtype=torch.bool))
-    shapes = f"{of_padding} must be in the shape {of_x} of x without M"
+    shapes = f"{of_padding} must have the shape {of_x} of x without M"
     with pytest.raises(ValueError, match=rf"{re.escape(shapes)}.*: {remedy} them$"):
         layer_of()(torch.randn(*of_x, 6, dtype=torch.float64), tokens)
 
@@ -149,13 +149,13 @@ def test_what_a_layer_cannot_take_is_a_value_error_in_words(
         *((swapped, None, shares, rf"shares\.{field} \(=.*\) must be ") for field, shares in [
             ("num_tokens", SequenceShard("x")), ("num_tokens", SequenceShard(True)), ("group", SequenceShard(6, "x")),
         ]),
-        (in_inference_mode, None, None, "x .* must not be given where gradients are tracked; clone it"),
+        (in_inference_mode, None, None, "x .* must not be passed while gradients are tracked; clone it"),
         (torch.clone, TokenContext(padding=in_inference_mode(torch.ones(4, 6).bool())), None,
-         r"tokens\.padding .* must not be given where gradients are tracked; clone it"),
+         r"tokens\.padding .* must not be passed while gradients are tracked; clone it"),
         (torch.clone, TokenContext(torch.arange(24).view(4, 6).t()), None,
-         r"ids and padding \(6, 4\) must be in the shape \(4, 6\) of x without M, .*: give x flat, \[T, M\], where "
-         r"rows are groups, or transpose them where they are not$"),
-        (torch.clone, TokenContext(padding=torch.ones(6, 4).bool()), None, r"\(6, 4\) must be in the shape \(4, 6\)"),
+         r"ids and padding \(6, 4\) must have the shape \(4, 6\) of x without M, .*: pass x flat, \[T, M\], if "
+         r"rows are groups, or transpose them if they are not$"),
+        (torch.clone, TokenContext(padding=torch.ones(6, 4).bool()), None, r"\(6, 4\) must have the shape \(4, 6\)"),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_in_words(of_x: Any, tokens: Any, shares: Any, told: str) -> None:
@@ -182,8 +182,10 @@ def test_inference_mode_takes_its_own_tensors() -> None:
         assert layer(x, tokens)[0].shape == x.shape
     layer.requires_grad_(False)
     assert layer(x, tokens)[0].shape == x.shape
-    with pytest.raises(ValueError, match=r"tokens\.padding .* must not be given where gradients are tracked"):
+    with pytest.raises(
+        ValueError, match=r"tokens\.padding .* must not be passed while gradients are tracked"
+    ):
         layer(x.clone().requires_grad_(), tokens)
     layer.experts.requires_grad_(True)
-    with pytest.raises(ValueError, match=r"x .* must not be given where gradients are tracked"):
+    with pytest.raises(ValueError, match=r"x .* must not be passed while gradients are tracked"):
         layer(x, tokens)

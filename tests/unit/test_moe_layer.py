@@ -295,7 +295,7 @@ def test_what_a_layer_returns_may_be_changed_in_place(coefficient: float) -> Non
 def test_sequences_that_groups_cut_through_are_refused() -> None:
     layer = routed("softmax_topk", aux_scope="sequence")
     assert layer(torch.randn(4, 4, 6, dtype=torch.float64))[1].aux_loss > 0
-    with pytest.raises(ValueError, match="groups of 8 tokens are not made of sequences of 12"):
+    with pytest.raises(ValueError, match="groups of 8 tokens must consist of whole sequences of 12"):
         layer(torch.randn(4, 12, 6, dtype=torch.float64))
 
 

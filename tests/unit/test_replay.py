@@ -185,17 +185,17 @@ def test_what_cannot_be_recorded_or_replayed_is_refused() -> None:
         ),
         (
             {**good, 4: recording[4][:, :1]},
-            r"recording\[4\] \(16, 1\) must be \[positions, 2 experts of each\]",
+            r"recording\[4\] \(16, 1\) must be \[positions, 2 experts per position\]",
         ),
         (
             {**good, 1: recording[1].double()},
             r"recording\[1\] \(=torch.float64\) must be .* whole numbers; convert",
         ),
-        ({**good, 1: recording[1] + 4}, r"recording\[1\] \(has \d\) must have numbers of experts below 4"),
+        ({**good, 1: recording[1] + 4}, r"recording\[1\] \(has \d\) must have expert numbers below 4"),
         ({**good, 1: recording[1] * 0}, r"recording\[1\]\[0\] \(=\[0, 0\]\) must be different experts"),
         (
             {**good, 1: recording[1].clamp(max=0) - recording[1].clamp(max=1)},
-            r"recording\[1\]\[\d+\] .* -1 for all",
+            r"recording\[1\]\[\d+\] .* all -1",
         ),
     ]
     for given_, message in refused:
@@ -204,10 +204,10 @@ def test_what_cannot_be_recorded_or_replayed_is_refused() -> None:
     other = MoESpec(router="expert_choice", num_experts=4, model_dim=6, hidden_dim=2)
     within: list[tuple[Any, Any, Any]] = [
         (replayed(model, {layer: rows[:9] for layer, rows in good.items()}), lambda: model(x),
-         r"tokens.ids \(has 9\) must be below 9, .* recording\[1\] has; record"),
-        (replayed(nn.Linear(2, 2), good), dict, "must have layers of experts for its routing to be replayed"),
-        (recorded(model), dict, "must pass a layer of experts for its routing to be recorded"),
-        (replayed(model, good), dict, "must pass a layer of experts for its routing to be replayed"),
+         r"tokens.ids \(has 9\) must be below 9, .* recording\[1\]; record"),
+        (replayed(nn.Linear(2, 2), good), dict, "must have MoE layers for its routing to be replayed"),
+        (recorded(model), dict, "must run an MoE layer for its routing to be recorded"),
+        (replayed(model, good), dict, "must run an MoE layer for its routing to be replayed"),
         (recorded(MoELayer(other)), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
         (replayed(MoELayer(other), good), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
         (recorded(model), lambda: capture(model, (x,)), "must not be captured while its routing is recorded"),
@@ -219,7 +219,7 @@ def test_what_cannot_be_recorded_or_replayed_is_refused() -> None:
         model(x)
         model(-x)
     with pytest.raises(
-        ValueError, match=r"position \d+ \(in layer 1\) must choose the same experts whenever"
+        ValueError, match=r"position \d+ \(in layer 1\) must choose the same experts each time"
     ):
         twice[1]
     spec = model.first.spec
@@ -227,7 +227,7 @@ def test_what_cannot_be_recorded_or_replayed_is_refused() -> None:
     for chosen, message in (
         (torch.zeros(1, 5, 3, dtype=torch.int64), r"state.replayed \(1, 5, 3\) must be \(1, 5, 2\)"),
         (torch.zeros(1, 5, 2), r"state.replayed \(=torch.float32\) must be a dense tensor of torch.int64"),
-        (torch.full((1, 5, 2), 4), r"state.replayed \(has 4\) must have numbers of experts below 4"),
+        (torch.full((1, 5, 2), 4), r"state.replayed \(has 4\) must have expert numbers below 4"),
     ):
         with pytest.raises(ValueError, match=message):
             route(logits, spec, state=RoutingState(replayed=chosen))

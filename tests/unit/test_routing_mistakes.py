@@ -26,7 +26,7 @@ SPECS = {router: MoESpec(router=router, num_experts=4, model_dim=8, hidden_dim=8
         (
             torch.zeros(2, 3, 4),
             TokenContext(torch.arange(5)),
-            r"tokens.ids \(5,\) must be in the shape \(2, 3\)",
+            r"tokens.ids \(5,\) must have the shape \(2, 3\)",
         ),
         (
             torch.zeros(2, 3, 4),
@@ -84,11 +84,13 @@ def test_tensors_of_inference_mode_are_routed_where_no_gradient_is_asked_for(rou
         found = route(scores, SPECS[router], tokens).assignments
         assert torch.equal(found.token, expected.assignments.token)
         assert torch.equal(found.weight, expected.assignments.weight)
-    with pytest.raises(ValueError, match=r"tokens\.padding .* must not be given where gradients are tracked"):
+    with pytest.raises(
+        ValueError, match=r"tokens\.padding .* must not be passed while gradients are tracked"
+    ):
         route(logits.requires_grad_(), SPECS[router], tokens)
     with torch.inference_mode():
         logits = torch.randn(2, 3, 4, requires_grad=True)
-    with pytest.raises(ValueError, match=r"logits .* must not be given where gradients are tracked"):
+    with pytest.raises(ValueError, match=r"logits .* must not be passed while gradients are tracked"):
         route(logits, SPECS[router])
 
 

@@ -121,7 +121,7 @@ class _Measuring:
         context = BatchContext(training=False, rows_per_group=1)
         sums = [0.0, 0.0, 0.0]
         for number, rows in enumerate(_rows(store, self.layout, max_sequences)):
-            with doing("evaluation", f"loss of evaluation batch {number}"):
+            with doing("evaluation", f"evaluating batch {number}"):
                 batch = SequencesBatch.from_part(store.rows(rows), context, self.layout)
                 sums = [total + float(value) for total, value in zip_longest(sums, of(batch), fillvalue=0.0)]
         return list(plain_collectives.all_reduce_sum(*sums))

@@ -20,7 +20,9 @@ def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]], max_tokens: 
     """
     for row, prompt in enumerate(prompts):
         if not prompt:
-            raise ValueError(f"prompts[{row}] must have a token at least; begin it with that of a document")
+            raise ValueError(
+                f"prompts[{row}] must have at least one token; start it with the token that begins documents"
+            )
         if not 0 <= min(prompt) <= max(prompt) < model.spec.vocab_size:
             wrong = next(token for token in prompt if not 0 <= token < model.spec.vocab_size)
             raise ValueError(
@@ -94,5 +96,5 @@ def lay_out_for_texts(model: LanguageModel) -> None:
 def _check_texts(prompts: Sequence[Sequence[int]], texts: Sequence[int] | None) -> None:
     if texts is not None and len(texts) != len(prompts):
         raise ValueError(
-            f"texts (={len(texts)} numbers) must be as many as prompts (={len(prompts)}); give one of each"
+            f"texts (={len(texts)} numbers) must be as many as prompts (={len(prompts)}); pass one per prompt"
         )

@@ -93,7 +93,7 @@ class LanguageGenerator(Generator):
         """
         room = self.max_tokens - spec.max_tokens
         if room < 1:
-            rule = f"must be below {self.max_tokens:,}, the tokens of the texts that the model was trained on"
+            rule = f"must be below {self.max_tokens:,}, the length of the texts that the model was trained on"
             raise SpecError(Problem("out_of_range", "max_tokens", spec.max_tokens, rule, "lower it"))
         prompts = self._tokenizer.prompts(texts)
         num_cut = sum(len(prompt) > room for prompt in prompts)
@@ -142,8 +142,8 @@ class LanguageGenerator(Generator):
         try:
             return ChatTemplate.of_files(self._template_files, datetime.now(UTC).date().isoformat())
         except SpecError:
-            rule = "needs a chat template, and the model has none"
-            remedy = "omit it, to go on from the text as it is"
+            rule = "requires a chat template, but the model has none"
+            remedy = "omit it to continue the text unchanged"
             raise SpecError(Problem("missing", "chat", True, rule, remedy)) from None
 
     def _encode_prompt(self, text: str, *, chat: bool) -> list[int]:
@@ -156,10 +156,10 @@ class LanguageGenerator(Generator):
         if len(ids) > self.max_tokens:
             num_written = 0 if chat else len(self._tokenizer.prefix_ids)
             rule = (
-                f"has {len(ids) - num_written:,} tokens, and must have at most {self.max_tokens - num_written:,}, as "
-                "many as the texts that the model was trained on"
+                f"must have at most {self.max_tokens - num_written:,} tokens, not "
+                f"{len(ids) - num_written:,}: the model was trained on texts of that length"
             )
-            raise SpecError(Problem("too_large", "prompt", None, rule, "leave out its beginning"))
+            raise SpecError(Problem("too_large", "prompt", None, rule, "shorten it at its beginning"))
         return ids
 
     def _following(self, prompt: list[int], spec: GenerationSpec) -> TextSoFar:

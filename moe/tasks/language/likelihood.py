@@ -78,13 +78,13 @@ class _LikelihoodRow:
     ) -> "_LikelihoodRow":
         if not context or not continuation:
             raise ValueError(
-                f"pairs[{number}] must have a token at least in its context and in its continuation; begin a context "
-                "with the token of a document"
+                f"pairs[{number}] must have at least one token in its context and one in its "
+                "continuation; start a context with the token that begins documents"
             )
         if len(continuation) > max_tokens:
             raise ValueError(
-                f"pairs[{number}] has a continuation of {len(continuation):,} tokens, more than max_tokens "
-                f"(={max_tokens:,}); cut it in several"
+                f"pairs[{number}] has a continuation of {len(continuation):,} tokens, more than "
+                f"max_tokens (={max_tokens:,}); split it"
             )
         read = [*context, *continuation[:-1]][-max_tokens:]
         return cls(number, read, continuation)

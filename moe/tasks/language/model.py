@@ -117,7 +117,7 @@ class LanguageModel(SequenceModel):
     def _document_pass(self, tokens: Tensor, context: BatchContext) -> SequencePass:
         """Pass inputs for `tokens` `[B, L]`, whose rows hold one or several documents."""
         if tokens.dim() != 2:
-            raise ValueError(f"tokens {tuple(tokens.shape)} must be [B, L]; give a row for each sequence")
+            raise ValueError(f"tokens {tuple(tokens.shape)} must be [B, L]; pass a row per sequence")
         num_rows, length = tokens.shape
         documents = context.documents
         if documents is not None and documents.shape != tokens.shape:

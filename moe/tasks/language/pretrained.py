@@ -36,11 +36,11 @@ def model_tokenizer(
     origin = replace(Origin.of_folder(spec.from_folder, spec, roots), digest=digest)
     files = export_tokenizer(origin.files, PLACE)
     if JSON not in files:
-        raise SpecError(Problem("not_found", PLACE, spec.from_folder, f"has no {JSON}, which says what its tokens are",
+        raise SpecError(Problem("not_found", PLACE, spec.from_folder, f"has no {JSON}, which defines its tokens",
                                 "add the model's tokenizer"))  # fmt: skip
     ends, begins = _ids_of(origin, "eos"), _ids_of(origin, "bos")
     if not ends:
-        raise SpecError(Problem("missing", PLACE, spec.from_folder, "names no token that ends a text",
+        raise SpecError(Problem("missing", PLACE, spec.from_folder, "has no token that ends a text",
                                 f"add eos_token_id to its config.json or {GENERATION}"))  # fmt: skip
     return ModelTokenizer(
         {**origin.to_files(), JSON: files[JSON]}, ends[0], begins[0] if begins else None, tuple(ends[1:])
@@ -62,7 +62,7 @@ def with_template(
 
 
 def _template_file(place: str, roots: Sequence[str] | None) -> bytes:
-    where, remedy = "data.chat_template", "name one file of jinja, as a folder's chat_template.jinja is"
+    where, remedy = "data.chat_template", "name one Jinja file, such as a folder's chat_template.jinja"
     locations = Locator(roots).locate(where, place)
     if len(locations) > 1:
         raise SpecError(Problem("invalid_value", where, place, f"names {len(locations)} files", remedy))
@@ -98,11 +98,9 @@ def base_digest(
     digest = digest_of(spec.from_folder, roots)
     then = Origin.of_files(checkpoint_files.__getitem__).digest if RECORD in checkpoint_files else None
     if then not in (None, digest):
-        rule = f"has weights of the digest {digest}, and this adapter was trained beside those of {then}"
+        rule = f"has weights with digest {digest}, but this adapter was trained on those with digest {then}"
         raise SpecError(
-            Problem(
-                "mismatch", PLACE, spec.from_folder, rule, "bring back the folder that the job began with"
-            )
+            Problem("mismatch", PLACE, spec.from_folder, rule, "restore the folder that the job started from")
         )
     return digest
 
@@ -118,7 +116,7 @@ def load(
 
     assert spec.from_folder is not None
     load_result = load_weights(spec.from_folder, model, spec, layout, roots=roots, seed=seed)
-    return (f"begins with the weights of {spec.from_folder}", *load_result.notes)
+    return (f"starts from the weights of {spec.from_folder}", *load_result.notes)
 
 
 def check_trained_adapter(spec: LanguageModelSpec, roots: Sequence[str] | None) -> None:
@@ -142,7 +140,7 @@ def load_trained_adapter(
     if spec.adapter is None or (folder := spec.adapter.from_folder) is None:
         return ()
     load_adapter(folder, model, spec, layout, roots=roots, place=ADAPTER_PLACE)
-    return (f"goes on from the adapter of {folder}",)
+    return (f"continues from the adapter of {folder}",)
 
 
 def of_no_family(spec: LanguageModelSpec) -> tuple[str, ...]:
@@ -151,9 +149,7 @@ def of_no_family(spec: LanguageModelSpec) -> tuple[str, ...]:
         build_config(spec, None, "float32")
     except SpecError as error:
         _, nearest, *_ = error.problems
-        rule = (
-            "no family of Hugging Face models has this one, so that an export in their format will be refused"
-        )
+        rule = "matches no Hugging Face family, so it cannot be exported in their format"
         return (f"{rule}; nearest is {nearest.value}, which {nearest.rule}",)
     return ()
 
@@ -176,8 +172,8 @@ def _ids_of(origin: Origin, role: str) -> list[int]:
 def _ids(value: Any, file: str, key: str) -> list[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(type(token_id) is not int or token_id < 0 for token_id in ids):
-        raise SpecError(Problem("wrong_type", f"{PLACE}/{file}:{key}", value, "must be a token's id, or a list of some",
-                                f"correct {file}"))  # fmt: skip
+        raise SpecError(Problem("wrong_type", f"{PLACE}/{file}:{key}", value,
+                                "must be a token id, or a list of token ids", f"correct {file}"))  # fmt: skip
     return ids
 
 

@@ -27,8 +27,8 @@ class TextScorer:
         for (_, text), (_, continuation) in zip(pairs, token_pairs, strict=True):
             if not 0 < len(continuation) <= self._max_tokens:
                 rule = (
-                    f"has {len(continuation):,} tokens, and must have 1 to {self._max_tokens:,}, as many as the texts "
-                    "that the model was trained on"
+                    f"must have 1 to {self._max_tokens:,} tokens, not {len(continuation):,}: the model was "
+                    "trained on texts of that length"
                 )
                 code: ProblemCode = "too_large" if continuation else "empty"
                 remedy = "shorten it" if continuation else "add text"

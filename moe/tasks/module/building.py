@@ -42,7 +42,7 @@ def call_builder(
         module = function(**options)
     if not isinstance(module, nn.Module):
         raise SpecError(
-            Problem("wrong_type", path, code, f"gives a {type(module).__name__}, and must give a torch.nn.Module",
+            Problem("wrong_type", path, code, f"must return a torch.nn.Module, not {type(module).__name__}",
                     "return the module from it")
         )  # fmt: skip
     return module

@@ -34,9 +34,7 @@ def _not_allowed(functions: dict[str, str], allowed_code: Collection[str]) -> It
     )
     for path, code in functions.items():
         if code not in allowed_code:
-            yield Problem(
-                "not_allowed", path, code, "is none of the functions that may be called here", remedy
-            )
+            yield Problem("not_allowed", path, code, "is not an allowed function", remedy)
 
 
 def import_function(code: str, path: str) -> Callable[..., Any]:
@@ -56,11 +54,11 @@ def import_function(code: str, path: str) -> Callable[..., Any]:
         ) from error
     except AttributeError as error:
         raise SpecError(
-            Problem("not_found", path, code, f"is not there: {error}", "correct the function's name")
+            Problem("not_found", path, code, f"does not exist: {error}", "correct the function's name")
         ) from error
     except Exception as error:
         rule = f"cannot be imported: {type(error).__name__}: {error}"
         raise SpecError(Problem("user_code", path, code, rule, "correct the module")) from error
     if not callable(function):
-        raise SpecError(Problem("wrong_type", path, code, "is no function", "name what is to be called"))
+        raise SpecError(Problem("wrong_type", path, code, "is not a function", "name a function or class"))
     return function

@@ -31,7 +31,7 @@ def loss_and_numbers(output: Any, code: str) -> tuple[Tensor, dict[str, Tensor]]
         case _:
             raise _output_error(code, f"returns a {type(output).__name__} without a loss")
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise _output_error(code, "returns a loss that is no scalar")
+        raise _output_error(code, "returns a loss that is not a scalar")
     numbers = {
         str(name): value.detach()
         for name, value in other_outputs.items()
@@ -45,5 +45,5 @@ def loss_and_numbers(output: Any, code: str) -> tuple[Tensor, dict[str, Tensor]]
 
 
 def _output_error(code: str, rule: str) -> SpecError:
-    remedy = f"return the loss, or a dict of it as {LOSS!r} and of at most {MAX_NUMBERS} scalars beside it"
-    return SpecError(Problem("unsupported", "model.build", code, f"gives a module that {rule}", remedy))
+    remedy = f"return the loss, or a dict with it as {LOSS!r} and at most {MAX_NUMBERS} other scalars"
+    return SpecError(Problem("unsupported", "model.build", code, f"returns a module that {rule}", remedy))

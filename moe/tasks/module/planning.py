@@ -36,7 +36,7 @@ def check_optimizer(optimizer: OptimizerSpec, plan: sharding.ShardingPlan) -> No
         if "S(" in placements:
             raise SpecError(
                 Problem("unsupported", "train.optimizer.name", optimizer.name,
-                        f"has statistics of whole tensors, and {name} is split ({placements})",
+                        f"has statistics of whole tensors, but {name} is split ({placements})",
                         "use adamw, or one worker")
             )  # fmt: skip
 

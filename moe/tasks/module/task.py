@@ -100,8 +100,8 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
                     "missing",
                     "plan.module",
                     None,
-                    "is what a module is laid out by, and is not there",
-                    "plan anew",
+                    "is required for a module's layout",
+                    "plan again",
                 )
             )
         plan = sharding.ShardingPlan.from_json(layout.module.plan)

@@ -121,7 +121,7 @@ def _losses(
     """Losses of the model, and of the unigram model if given, over all ranks' rows."""
     sums = torch.zeros(3, dtype=torch.float64)  # nats of the model, nats of the unigram model, tokens
     for number, (_, batch) in enumerate(_shares(store, layout, max_pairs)):
-        with doing("evaluation", f"loss of evaluation batch {number}"):
+        with doing("evaluation", f"evaluating batch {number}"):
             nll = loss_of(model, batch, smoothing=0.0).nll
         target_out = model.share(batch.target_out)
         labels = target_out[target_out != PAD].cpu().numpy()
@@ -149,7 +149,7 @@ def _translate(
         GenerationSpec().model_copy(update={"max_tokens": max_tokens}),
     )
     for number, (rows_here, batch) in enumerate(_shares(store, layout, max_pairs)):
-        with doing("evaluation", f"translation of evaluation batch {number}"):
+        with doing("evaluation", f"translating evaluation batch {number}"):
             token_rows = translate(model, batch.source, spec, process_group=layout.in_step)
         if layout.index("tensor"):
             continue  # tensor ranks have the same tokens: only the first reports them

@@ -68,8 +68,8 @@ class Translator(Generator):
                     "not_applicable",
                     "chat",
                     True,
-                    "is nothing for a translation model",
-                    "use a language model that has a template",
+                    "does not apply to a translation model",
+                    "use a language model with a chat template",
                 )
             )
         source_ids = [
