@@ -159,7 +159,7 @@ def test_a_damaged_store_is_built_anew_and_the_same(spec, tmp_path, damage):
     old = Sampler(first.train, spec).batch(3).part(0, 2).source
     damage(first.folder)
     again, said = run(spec, tmp_path / "cache")
-    assert said[0].startswith(f"building {first.folder.name} anew: ")
+    assert said[0].startswith(f"rebuilding {first.folder.name}: ")
     before, after = (
         json.loads(digests)["files"],
         json.loads((again.folder / "complete.json").read_text())["files"],
