@@ -212,8 +212,8 @@ def test_nothing_changes_a_finished_job(plane: ControlPlane, action: str) -> Non
     job = plane.await_state(plane.post()["id"], "succeeded")
     answer = plane.http.post(f"/v1/jobs/{job['id']}/{action}")
     done = "cancelled" if action == "cancel" else "paused" if action == "pause" else "resumed"
-    resumable = "only a paused, failed or cancelled job can be resumed"
-    subject = resumable if action == "resume" else "only an unfinished job can be"
+    resumable = "only a paused, failed or cancelled job"
+    subject = resumable if action == "resume" else "only an unfinished job"
     assert answer.status_code == 409
     assert answer.json()["detail"] == f"{job['id']} has succeeded; {subject} can be {done}"
     assert plane.job(job["id"]) == job

@@ -83,7 +83,7 @@ def test_a_run_that_waits_for_a_place_says_so(run: Run) -> None:
     assert run.plane.job(run.id)["state"] == "starting"
     started = {"kind": "started", "time": "2026-01-31T11:00:09Z", "data": {"group": 0, "workers": [{}, {}]}}
     run.send(0, started)
-    assert run.plane.await_state(run.id, "running")["reason"].startswith("worker group 0 runs")
+    assert run.plane.await_state(run.id, "running")["reason"].startswith("worker group 0 is running")
     run.end()
     told = [event.data for event in run.plane.events(run.id) if event.data.get("reason") == reason]
     assert [event.get("state", event.get("level")) for event in told] == ["warning", "starting"]
@@ -146,7 +146,7 @@ def test_what_the_run_says_of_itself_moves_its_job(run: Run) -> None:
     loaded = {"kind": "resumed", "time": "2026-01-31T11:00:10Z",
               "data": {"group": 1, "num_workers": 2, "step": 7, "checkpoint": "step-7"}}  # fmt: skip
     run.send(0, started)
-    assert run.plane.await_state(run.id, "running")["reason"] == "worker group 0 runs on 2 workers"
+    assert run.plane.await_state(run.id, "running")["reason"] == "worker group 0 is running on 2 workers"
     run.send(0, recovering, writer="driver")
     assert "worker 1 died" in run.plane.await_state(run.id, "recovering")["reason"]
     run.send(0, again, writer="group-1")
@@ -268,7 +268,7 @@ OTHER_AGES = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "1999-12
 @pytest.mark.parametrize("time", OTHER_AGES)
 def test_a_time_of_another_age_is_refused(run: Run, time: str) -> None:
     answer = run.send(0, {**metric(1), "time": time})
-    assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "records.0.time")
+    assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "records[0].time")
     assert run.send(0, metric(1)).status_code == 200
 
 

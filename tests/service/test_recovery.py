@@ -96,7 +96,7 @@ def test_what_runs_is_adopted_and_what_is_gone_waits_for_somebody(own_plane: Con
     own_plane.start()
     await_that(lambda: len(own_plane.http.get("/v1/jobs").json()["items"]) == 2)
     own_plane.await_state(gone["id"], "paused")
-    assert "'resume' goes on from its beginning" in own_plane.job(gone["id"])["reason"]
+    assert "'resume' continues from its beginning" in own_plane.job(gone["id"])["reason"]
     own_plane.await_state(runs["id"], "running")
     assert own_plane.job(runs["id"])["dashboard_url"]
     hold.unlink()

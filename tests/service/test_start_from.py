@@ -97,11 +97,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
      'must match the checkpoint that this job starts from (="adamw")'),
     ({"train": {**TRAIN, "dtype": "bfloat16"}}, "train.dtype",
      'must match the checkpoint that this job starts from (="float32")'),
-    ({"model": {"preset": "gshard-tiny", "ffn_dim": 128}}, "model.ffn_dim", "must be what"),
+    ({"model": {"preset": "gshard-tiny", "ffn_dim": 128}}, "model.ffn_dim", "must match"),
     ({"model": {"preset": "gshard-tiny", "source_vocab_size": 3000, "target_vocab_size": 3000}},
-     "model.source_vocab_size", "must be what"),
-    ({"data": {"corpus": "catalogs", "languages": ["de", "fr"]}}, "data.languages", "must be what"),
-    ({"data": {"corpus": "catalogs", "max_tokens": 64}}, "data.max_tokens", "must be what"),
+     "model.source_vocab_size", "must match"),
+    ({"data": {"corpus": "catalogs", "languages": ["de", "fr"]}}, "data.languages", "must match"),
+    ({"data": {"corpus": "catalogs", "max_tokens": 64}}, "data.max_tokens", "must match"),
     ({"start_from": {"job": "job-aaaaaaaaaaaa"}}, "start_from.job", "is not a job of yours"),
 ]  # fmt: skip
 
