@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from moe.layers.attention_mask import AttentionMask
 from moe.layers.flex_attention import flex_attend
+from moe.layers.linear import uses_own_dtype
 from moe.overrides import overridable
-from moe.parallel.accelerator import accelerator, multiplies
+from moe.parallel.accelerator import accelerator
 
 QUERIES_AT_ONCE = 256
 """Queries per block with sliding windows, and where scores are materialized."""
@@ -119,7 +120,7 @@ def _attend_on_cpu(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask, sinks: Tensor | None
 ) -> Tensor:
     dtype = queries.dtype
-    if not multiplies(dtype, queries.device):
+    if not uses_own_dtype(queries):
         # Forward and backward of [4, 8, 512, 64] with 2 key heads, on one EPYC core without bfloat16 instructions: 708
         # ms by the bfloat16 kernel, 135 by the float32 kernel with conversions.
         queries, keys, values = (tensor.float() for tensor in (queries, keys, values))

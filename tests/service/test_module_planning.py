@@ -92,7 +92,7 @@ def test_one_that_takes_too_long_is_ended_with_all_that_it_started(
 
 def test_one_that_takes_too_much_memory_is_told_so() -> None:
     said = fault("eats", PlanningLimits(60.0, 2 << 30))
-    assert said.startswith("needs more memory than planning may have (=2,147,483,648 bytes)")
+    assert said.startswith("needs more memory than planning may use (=2,147,483,648 bytes)")
     assert "SHARDYARD_PLANNING_MEMORY_BYTES" in said
 
 

@@ -150,10 +150,10 @@ def test_what_the_run_says_of_itself_moves_its_job(run: Run) -> None:
     run.send(0, recovering, writer="driver")
     assert "worker 1 died" in run.plane.await_state(run.id, "recovering")["reason"]
     run.send(0, again, writer="group-1")
-    assert run.plane.await_state(run.id, "running")["reason"] == "worker group 1 runs on 2 workers"
+    assert run.plane.await_state(run.id, "running")["reason"] == "worker group 1 is running on 2 workers"
     run.send(1, loaded, writer="group-1")
     await_that(
-        lambda: run.plane.job(run.id)["reason"] == "worker group 1 runs on 2 workers, from step 7",
+        lambda: run.plane.job(run.id)["reason"] == "worker group 1 is running on 2 workers, from step 7",
         lambda: str(run.plane.job(run.id)),
     )
     assert run.plane.job(run.id)["failures"] == 1

@@ -65,7 +65,7 @@ def test_a_running_job_is_cancelled_first_where_that_was_said(plane: ControlPlan
     refused = f"shardyard: {job_id} is running; only a finished or paused job can be deleted; use --cancel"
     for asked in ([], ["--yes"]):  # nobody is asked about what is not done
         told = shardyard("delete", job_id, *asked, url=plane.url)
-        assert (told.returncode, told.stderr) == (1, f"{refused} first\n")
+        assert (told.returncode, told.stderr) == (1, f"{refused} to cancel it first\n")
     done = shardyard("delete", job_id, "--yes", "--cancel", url=plane.url)
     assert (done.returncode, done.stdout) == (0, f"{job_id} is deleted\n")
 

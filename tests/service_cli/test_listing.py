@@ -126,7 +126,7 @@ def test_steps_are_shown_with_whole_figures(columns: int | None) -> None:
     else:
         assert max(map(cell_len, lines[:3])) <= columns
         assert "TIME" not in lines[0]
-        assert " ".join(lines[3:]).startswith("without TIME, ATTEMPT")
+        assert " ".join(lines[3:]).startswith("left out TIME, ATTEMPT")
 
 
 def columns_of(drawn: list[tuple[str, int, int | None]]) -> list[Column]:

@@ -237,7 +237,7 @@ def test_a_kept_plan_says_what_it_was_made_for(tmp_path: Path) -> None:
         ("num_nodes: 1\ndevices_per_node: 8\ndevice: abacus\n", "cluster.device (='abacus') "
                                                             "is not a known device type"),
         ("num_nodes: 0\ndevices_per_node: 8\n", "cluster.num_nodes (=0) must be greater than 0"),
-        ("num_nodes: 1\ndevices_per_node: 8\ncolour: red\n", "cluster.colour (='red') is not a key"),
+        ("num_nodes: 1\ndevices_per_node: 8\ncolour: red\n", "cluster.colour (='red') is not a known key"),
         ("num_nodes: 2\ndevices_per_node: 8\ndevice: tpu-v3\ntorus: [3, 4]\n", "cluster.torus"),
         ("num_nodes: 2\ndevices_per_node: 8\ndevice: h100\nlinks:\n- {devices: 8, bytes_per_s: 4.0e11, latency_s: 0}\n",
          "cluster.links[0].devices (=8) must be at least the number of devices (=16)"),
@@ -259,7 +259,7 @@ def test_this_machine_is_measured_once_by_each_method(tmp_path: Path) -> None:
     file.write_text(older.model_dump_json())
     first = shardyard("calibrate", place)
     assert first.returncode == 0, first.stderr
-    assert re.search(r"float32 products +[\d,]+ GFLOP/s a core *\n", first.stdout)
+    assert re.search(r"float32 matrix products +[\d,]+ GFLOP/s a core *\n", first.stdout)
     assert re.search(r"within a node +[\d.,]+ GB/s *\n", first.stdout)
     kept = file.read_bytes()
     assert json.loads(kept)["method"] > older.method
@@ -279,7 +279,7 @@ def test_what_is_neither_a_file_nor_a_job_is_said_to_be_neither(plane: ControlPl
 def test_a_cluster_is_measured_by_its_control_plane(plane: ControlPlane) -> None:
     done = shardyard("calibrate", "--cluster", url=plane.url)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"machine +a stand-in *\nfloat32 products +1 GFLOP/s a core *\n", done.stdout)
+    assert re.search(r"machine +a stand-in *\nfloat32 matrix products +1 GFLOP/s a core *\n", done.stdout)
     assert "omit them with --cluster" in shardyard("calibrate", "--cluster", "--again").stderr
     assert "add --cluster to measure its cluster" in shardyard("calibrate", f"--url={plane.url}").stderr
     (plane.launcher.folder / "no-room").touch()
@@ -299,7 +299,7 @@ def test_a_preset_is_planned_with_an_adapter_and_the_plan_says_what_a_run_needs(
     done = shardyard("plan", file, *on, url="http://127.0.0.1:1")
     assert done.returncode == 0, done.stderr
     (needed,) = re.findall(r"^missing +(.*?) *$", done.stdout, re.MULTILINE)
-    assert needed.startswith("model.from is required beside an adapter")
+    assert needed.startswith("model.from is required with an adapter")
     of_dtype, of_base = re.findall(r"^by default +(.*?) *$", done.stdout, re.MULTILINE)
     assert of_dtype.startswith("float32: train.dtype is left out")
     assert of_base.startswith("float32: adapter.base is left out")

@@ -35,8 +35,8 @@ def gpu(share: float | None, used: int) -> dict[str, Any]:
 def test_each_rank_has_a_row_and_without_gpus_nothing_is_said_of_any() -> None:
     of_run = run(rank(0), rank(1, "all-reduce of gradients", silent_s=25.0))
     assert shown(of_run) == [
-        "0 step 12 for 0:02 heard 0:01 ago node-a:100",
-        "1 all-reduce of gradients for 0:02 heard 0:25 ago node-a:101",
+        "0 step 12 for 0:02 last seen 0:01 ago node-a:100",
+        "1 all-reduce of gradients for 0:02 last seen 0:25 ago node-a:101",
     ]
     assert gpu_use(of_run) == ""
 

@@ -114,13 +114,13 @@ def test_scale(adapter: dict[str, Any], scale: float) -> None:
         ({"rank": 2, "targets": []}, r"(?<!model\.)adapter\.targets \(=\[\]\) must name at least one matrix"),
         ({"rank": 2, "targets": ["*.attention.*", "*.mlp.*"]},
          r"(?<!model\.)adapter\.targets\[1\] \(='\*\.mlp\.\*'\) is not "
-         r"a matrix that adapters apply to .*layers\.\*\..*\.router"),
+         r"a matrix that adapters apply to; use one of .*layers\.\*\..*\.router"),
         ({"rank": 2, "targets": ["*.router"]}, r"whose selection bias follows the loads, "
                                                r"which adapters do not store; set "),
         ({"rank": 2, "targets": ["*norm*"]}, r"(?<!model\.)adapter\.targets\[0\] .* "
                                              r"is not a matrix that adapters apply to"),
-        ({"rank": 2, "targets": ["*.experts.w_gate"]}, r"and not layers\.1\.feed_forward\.moe\.experts\.w_in"),
-        ({"rank": 2, "targets": ["layers.1.*", "*.experts.w_in"]}, r"and not layers\.2\.feed_forward\..*\.w_gate"),
+        ({"rank": 2, "targets": ["*.experts.w_gate"]}, r"without layers\.1\.feed_forward\.moe\.experts\.w_in"),
+        ({"rank": 2, "targets": ["layers.1.*", "*.experts.w_in"]}, r"without layers\.2\.feed_forward\..*\.w_gate"),
     ],
 )  # fmt: skip
 def test_what_an_adapter_cannot_be_is_told_in_words(adapter: dict[str, Any], words: str) -> None:

@@ -97,13 +97,13 @@ def test_a_call_without_arguments_has_none():
 @pytest.mark.parametrize(
     ("row", "rule"),
     [
-        ({}, "has no keys, and none of messages"),
-        ({"text": "x"}, "has the keys 'text', and none of messages"),
+        ({}, "has no keys, but none of messages"),
+        ({"text": "x"}, "has the keys 'text', but none of messages"),
         ({"messages": "x"}, "has 'messages' that is a string, not a list"),
         ({"messages": ["x"]}, "has messages[0] that is a string, not an object"),
-        ({"messages": [{"content": "x"}]}, "has messages[0] with the keys 'content', and no 'role'"),
+        ({"messages": [{"content": "x"}]}, "has messages[0] with the keys 'content', but no 'role'"),
         ({"messages": [{"role": "narrator", "content": "x"}]}, "with the unknown role 'narrator'"),
-        ({"messages": [USER, {"role": "assistant"}]}, "has messages[1] with no 'content'"),
+        ({"messages": [USER, {"role": "assistant"}]}, "has messages[1] without 'content'"),
         ({"messages": [USER, {"role": "assistant", "content": 3}]}, "with content that is a number, not text"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a part of type 'image' in its content"),
         ({"messages": [USER]}, "has no message of the role assistant"),
@@ -119,8 +119,8 @@ def test_a_call_without_arguments_has_none():
         ({"messages": [USER, ANSWER], "kto_tag": False}, "has kto_tag false: its answer must not be learned"),
         ({"messages": [USER, ANSWER], "tools": ["x"]}, "tools[0]"),
         ({"messages": [USER, ANSWER], "tools": [1]}, "has tools[0] that is a number, not an object"),
-        ({"instruction": "q"}, "and no 'output'"),
-        ({"prompt": "q"}, "and no 'completion'"),
+        ({"instruction": "q"}, "but no 'output'"),
+        ({"prompt": "q"}, "but no 'completion'"),
         ({"instruction": 3, "output": "a"}, "has 'instruction' that is a number"),
         ({"instruction": "q", "output": "a", "history": ["x"]}, "has a 'history' that is not a "
                                                             "list of question and answer pairs"),
@@ -163,7 +163,7 @@ def test_pairs_are_read_as_users_have_them(row: dict[str, Any]):
 @pytest.mark.parametrize(
     ("row", "rule"),
     [
-        ({"prompt": "q", "chosen": "a"}, "and no 'rejected'"),
+        ({"prompt": "q", "chosen": "a"}, "but no 'rejected'"),
         ({"chosen": "a", "rejected": "b"}, "has a 'chosen' and a 'rejected' that start "
                                            "with different messages, and no prompt"),
         ({"chosen": [USER, ANSWER], "rejected": [{"role": "user", "content": "z"}, OTHER]}, "has a 'chosen' and a "

@@ -85,7 +85,7 @@ def test_every_kind_of_bad_record_is_told_where_a_job_is_posted(
     for place in places:
         assert sum(re.search(rf"{re.escape(place)}\b", each) is not None for each in told) == 1, (place, told)
     assert all("1 of 4 alike" in each for each in told[:-1])
-    assert f"{4 * len(bad):,} records" in told[-1]
+    assert f"{4 * len(bad):,} unusable records" in told[-1]
     assert f"of {num_before + 1 + 4 * len(bad):,} examined" in told[-1]
 
 
@@ -149,7 +149,7 @@ def test_rows_of_parquet_are_looked_at_likewise(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"text": values}), tmp_path / "a.parquet")
     problems = look(spec_of("documents", tmp_path / "a.parquet"), tmp_path)
     assert problems[0].value == f"{tmp_path}/a.parquet, row 2"
-    assert "3 records" in problems[-1].rule
+    assert "3 unusable records" in problems[-1].rule
     assert (
         look(spec_of("documents", tmp_path / "a.parquet", on_bad="skip", max_bad_share=0.6), tmp_path) == ()
     )

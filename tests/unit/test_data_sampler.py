@@ -170,7 +170,7 @@ def test_groups_that_a_batch_does_not_have_are_refused(tmp_path):
     batch = Sampler(store_of(tmp_path / "x", [(3, 3)], ["de"]), spec(num_groups=3)).batch(5)
     assert len(batch.part(2, 2).source) == 0
     for groups in ((2, 1), (-1, 2), (0, 4)):
-        with pytest.raises(ValueError, match="are outside the 3 of step 5"):
+        with pytest.raises(ValueError, match="are outside the 3 groups of step 5"):
             batch.part(*groups)
 
 

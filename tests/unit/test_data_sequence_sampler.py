@@ -132,7 +132,7 @@ def test_groups_that_a_batch_does_not_have_are_refused():
     batch = SequenceSampler(store(3), spec(rows=3)).batch(5)
     assert len(batch.part(2, 2).tokens) == 0
     for groups in ((2, 1), (-1, 2), (0, 4)):
-        with pytest.raises(ValueError, match="are outside the 3 of step 5"):
+        with pytest.raises(ValueError, match="are outside the 3 groups of step 5"):
             batch.part(*groups)
 
 

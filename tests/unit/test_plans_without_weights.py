@@ -58,7 +58,7 @@ def test_presets_and_bare_configs_are_planned_alike(data: dict[str, Any], config
         planned(spec_of(model, data, **adapter))
         for model in ({"preset": "mixtral-8x7b"}, {"from": str(config.parent)}, {"from": str(config)})
     )
-    assert of_preset.missing[0].startswith("model.from is required beside an adapter")
+    assert of_preset.missing[0].startswith("model.from is required with an adapter")
     renamed = config.rename(config.parent / "mixtral-8x7b.json")
     of_renamed = planned(spec_of({"from": str(renamed)}, data, **adapter))
     assert of_renamed.missing[0].startswith(f"model.from (={str(renamed)!r}) has no weights")

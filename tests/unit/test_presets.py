@@ -70,7 +70,7 @@ def test_fields_beside_a_preset_override_it_at_any_depth() -> None:
         ({"first_dense_layers": 2}, r"ffn_dim is required where layers have no experts"),
         ({"full_attention_every": 4}, r"full_attention_every \(=4\) has no effect without linear_attention"),
         ({"moe_every": 100}, r"moe_every \(=100\) leaves no layer with experts"),
-        ({"colour": "red"}, r"colour \(='red'\) is not a key"),
+        ({"colour": "red"}, r"colour \(='red'\) is not a known key"),
     ],
     ids=str,
 )

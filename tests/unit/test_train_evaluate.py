@@ -174,7 +174,7 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half(trained, tmp_path,
     (tmp_path / "there" / "mine").touch()
     with pytest.raises(ExportError, match="already exists; name a new folder"):
         save_exported(model, tmp_path / "there")
-    with pytest.raises(ExportError, match=r"holds no exported model: it needs config\.json"):
+    with pytest.raises(ExportError, match=r"holds no exported model: it has no config\.json"):
         load_exported(tmp_path / "there")
     monkeypatch.setattr(Tokenizers, "save", fail)  # a disk that is full by then
     with pytest.raises(OSError, match="full"):
@@ -196,7 +196,7 @@ def test_translates_any_text(translator):
 def test_the_translator_refuses_what_is_not_whole(trained, tmp_path, translator):
     folder = trained[2] / "checkpoints"
     with pytest.raises(
-        CheckpointError, match=r"no marker step-00000070\.a1\.g0\.commit\.json .*: step-00000080"
+        CheckpointError, match=r"no marker step-00000070\.a1\.g0\.commit\.json; .*: step-00000080"
     ):
         load_trained(f"{folder}/step-00000070.a1.g0")
     for source in folder.iterdir():
