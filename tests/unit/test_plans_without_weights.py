@@ -106,10 +106,10 @@ def test_a_synthetic_corpus_is_planned_and_never_trained(config: Path) -> None:
 @pytest.mark.parametrize(
     ("train", "adapter", "unwritten", "remedy"),
     [
-        ({}, {"rank": 16}, "train.dtype and adapter.base are left out", "write train.dtype: bfloat16 and adapter.base"),
-        ({"dtype": "float32"}, {"rank": 16}, "adapter.base is left out", "write adapter.base: bfloat16, which 2 wo"),
+        ({}, {"rank": 16}, "train.dtype and adapter.base are not set", "write train.dtype: bfloat16 and adapter.base"),
+        ({"dtype": "float32"}, {"rank": 16}, "adapter.base is not set", "write adapter.base: bfloat16, which 2 wo"),
         ({"dtype": "float32"}, {"rank": 16, "base": "float32"}, "", "write adapter.base: bfloat16, which 2 workers"),
-        ({}, None, "train.dtype is left out", "train adapters instead of all weights, adapter: {rank: 16, base: bf"),
+        ({}, None, "train.dtype is not set", "train adapters instead of all weights, adapter: {rank: 16, base: bf"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_float32_that_nobody_wrote(
