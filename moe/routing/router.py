@@ -33,7 +33,8 @@ class TokenContext:
     """Metadata of the tokens of a call. Defaults: positions in order, no padding, step 0, seed 0, training."""
 
     ids: Tensor | None = None
-    """int64: each token's position in the global batch, the key of its random choices. `[G, S]`, the shape of x without
+    """int64: each token's place in the global batch, the key of its random choices; not its position in a sequence, and
+    another number in decoding. `[G, S]`, the shape of x without
     its last dimension, or flat; the reversed shape is refused as ambiguous, unless a side is 1."""
     padding: Tensor | None = None
     """bool, True for padding, in the shape of `ids`."""

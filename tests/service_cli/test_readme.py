@@ -102,7 +102,8 @@ def test_the_table_of_commands_has_all_and_their_options() -> None:
         options = set(re.findall(r"(?<!\S)`?\[?(--[\w-]+)", row))
         for name in names if len(names) == 1 else ():
             _check(name, options)
-    assert named == {name for name, command in CLI.commands.items() if not command.hidden}
+    shown = {name for name, command in CLI.commands.items() if not command.hidden}
+    assert named == shown, "docs/cli.md needs a row for each command"
 
 
 @pytest.mark.parametrize("document", EVERY)

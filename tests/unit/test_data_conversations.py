@@ -250,7 +250,7 @@ GOOD = {"prompt": "q", "completion": "a"}
     ("rows", "rule"),
     [
         ([GOOD, {"messages": [{"role": "user", "content": "q"}]}], r"a\.jsonl, line 2'\) has no message of the role"),
-        ([GOOD, GOOD, {"messages": [{"role": "x", "content": "q"}]}], r"line 3'\) has messages\[0\] with the unknown role 'x'"),
+        ([GOOD, GOOD, {"messages": [{"role": "x", "content": "q"}]}], r"messages\[0\] with the unknown role 'x'"),
         ([GOOD, {"text": "x"}], r"line 2'\) has the keys 'text', but none of messages"),
         ([GOOD, {"messages": [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]}],
          r"line 2'\) has a conversation that the chat template of model.from refuses it: roles must take turns"),
