@@ -53,7 +53,7 @@ class Wording:
         golden = self.golden.get(test)
         if golden is not None and not self.is_written:
             assert messages == golden[: len(messages)], (
-                "the wording changed: look at it, and write it: `pytest --write-messages FILE`, or `make messages` for all"
+                "the wording changed: look at it, then `pytest --write-messages FILE`, or `make messages` for all"
             )
 
     def write(self, tests: Collection[str]) -> None:

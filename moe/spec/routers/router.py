@@ -95,7 +95,8 @@ class RouterSpec(Spec):
     def never_trained(self) -> Problem | None:
         """Problem of the field that keeps the router from learning: a choice that always weighs 1 has no gradient.
 
-        None if it learns, or has nothing to learn. Not an error by itself: some published models have such routers, trained otherwise.
+        None if it learns, or has nothing to learn. Not an error by itself: some published models have such routers,
+        trained otherwise.
         """
         return None
 
