@@ -41,7 +41,7 @@ class FeedForwardBlock(nn.Module):
         return self.dense(x_norm, run.rows.shares, run.rows.draws)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Causal or full self-attention, cross-attention if it has one, and feed-forward, each with a norm before it and a
     residual. A token that an MoE layer drops keeps only its residual."""
 
@@ -100,6 +100,7 @@ class Block(nn.Module):
         if isinstance(cache, EncoderDecoderCache) and cache.memory is not None:
             return cache.memory
         assert memory is not None, "cross-attention needs the encoder's output"
+        assert run.rows.rotary is None, "the encoder's positions are not those of the rows"
         keys_values = cross_attention.keys_values(memory, run.rows)
         if isinstance(cache, EncoderDecoderCache):
             cache.memory = keys_values

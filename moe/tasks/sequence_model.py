@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers.attention_mask import AttentionMask
-from moe.layers.block import Block
+from moe.layers.block import TransformerBlock
 from moe.layers.cache import LayerCache
 from moe.layers.linear import linear
 from moe.layers.sequence import PassRows, SequencePass
@@ -41,7 +41,7 @@ class SequenceModel(nn.Module, ABC):
         """`[V, M]`: output projection, possibly tied to the decoder's token embedding."""
 
     @abstractmethod
-    def _decoder_blocks(self) -> Iterator[Block]:
+    def _decoder_blocks(self) -> Iterator[TransformerBlock]:
         """Blocks that predict tokens, in order."""
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """Blocks of a language model: attention is grouped-query, latent or linear, as its spec says."""
 
-from moe.layers.block import Attention, Block, FeedForwardBlock
+from moe.layers.block import Attention, TransformerBlock, FeedForwardBlock
 from moe.layers.delta_net import GatedDeltaNet
 from moe.layers.feed_forward import FeedForward
 from moe.layers.grouped_query import GroupedQueryAttention
@@ -11,14 +11,14 @@ from moe.spec import LanguageModelSpec
 from moe.spec.language import GroupedQueryAttentionSpec
 
 
-def build_block(spec: LanguageModelSpec, layer: int) -> Block:
+def build_block(spec: LanguageModelSpec, layer: int) -> TransformerBlock:
     """Decoder block number `layer`, without values."""
     feed_forward: FeedForward | MoELayer
     if spec.moe is not None and layer in spec.moe_layers:
         feed_forward = MoELayer(spec.moe, layer)
     else:
         feed_forward = FeedForward(spec.ffn_activation)
-    return Block(
+    return TransformerBlock(
         layer,
         build_norm(spec),
         _attention(spec, layer),

@@ -11,7 +11,7 @@ from torch.nn import functional
 from moe.experts import Experts
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.attention_mask import AttentionMask
-from moe.layers.block import Block
+from moe.layers.block import TransformerBlock
 from moe.layers.linear import Linear
 from moe.layers.moe import MoELayer
 from moe.layers.rotary import rotary_table
@@ -103,7 +103,7 @@ class LanguageModel(SequenceModel):
         """State with empty caches for `num_positions` positions, prompts included."""
         return self._new_state(num_rows, num_positions, self.embedding.weight.device)
 
-    def _decoder_blocks(self) -> Iterator[Block]:
+    def _decoder_blocks(self) -> Iterator[TransformerBlock]:
         return iter(self.layers)  # type: ignore[arg-type]
 
     def _embed(self, tokens: Tensor, run: SequencePass, begins: int = 0) -> Tensor:

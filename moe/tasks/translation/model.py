@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from moe.data.tokenizer import PAD
 from moe.layers.attention_mask import AttentionMask
-from moe.layers.block import Block
+from moe.layers.block import TransformerBlock
 from moe.layers.norm import LayerNorm
 from moe.layers.position import sinusoids
 from moe.layers.sequence import PassRows, SequencePass
@@ -83,7 +83,7 @@ class TranslationModel(SequenceModel):
             x = block(x, run)
         return run.rows.shares.gather_rows(self.encoder_norm(x)), mask
 
-    def _decoder_blocks(self) -> Iterator[Block]:
+    def _decoder_blocks(self) -> Iterator[TransformerBlock]:
         return iter(self.decoder)  # type: ignore[arg-type]
 
     def _embed(self, tokens: Tensor, run: SequencePass, begins: int = 0) -> Tensor:
