@@ -1,6 +1,6 @@
 """Blocks of a language model: attention is grouped-query, latent or linear, as its spec says."""
 
-from moe.layers.block import Attention, TransformerBlock, FeedForwardBlock
+from moe.layers.block import Attention, FeedForwardBlock, TransformerBlock
 from moe.layers.delta_net import GatedDeltaNet
 from moe.layers.feed_forward import FeedForward
 from moe.layers.grouped_query import GroupedQueryAttention

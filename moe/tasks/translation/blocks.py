@@ -1,6 +1,6 @@
 """Blocks of a translation model: encoder blocks attend to all real positions, decoder blocks also to the encoder."""
 
-from moe.layers.block import TransformerBlock, FeedForwardBlock
+from moe.layers.block import FeedForwardBlock, TransformerBlock
 from moe.layers.feed_forward import FeedForward
 from moe.layers.grouped_query import GroupedQueryAttention
 from moe.layers.moe import MoELayer
