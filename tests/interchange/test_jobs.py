@@ -193,7 +193,9 @@ def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp
         TrainedModel.load,
         lambda path: save_checkpoint_as_folder(path, tmp_path / "later", merge=True),
     ):
-        with pytest.raises((CheckpointError, SpecError), match=r"this adapter was trained on those with digest"):
+        with pytest.raises(
+            (CheckpointError, SpecError), match=r"this adapter was trained on those with digest"
+        ):
             use(str(checkpoint))
     save_checkpoint_as_folder(str(checkpoint), tmp_path / "again")
     folder.rename(tmp_path / "elsewhere")
