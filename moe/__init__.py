@@ -3,8 +3,8 @@
 Shape suffixes of names and comments:
 
     B rows (sentences)   L source length   N target length   V vocabulary
-    G groups             S tokens a group  T tokens          M model dimension
-    E experts            C capacity        K experts a token H expert hidden dimension
+    G token groups       S tokens per group T tokens         M model dimension
+    E experts            C capacity        K experts per token H expert hidden dimension
 
 Names are imported lazily (PEP 562), so that `moe.spec` and `moe.plan` load without torch.
 """
