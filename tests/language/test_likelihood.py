@@ -115,8 +115,8 @@ def test_a_whole_text_is_minus_the_sum_of_its_losses() -> None:
 @pytest.mark.parametrize(
     ("pair", "said"),
     [
-        (([], [1]), "must have a token at least in its context"),
-        (([1], []), "must have a token at least in its context"),
+        (([], [1]), "must have at least one token in its context"),
+        (([1], []), "must have at least one token in its context"),
         (([1], [2, 3, 4]), r"a continuation of 3 tokens, more than max_tokens \(=2\)"),
     ],
 )
