@@ -13,7 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from moe.layers.linear import uses_own_dtype
 from moe.layers.nll import smoothed_nll
+from moe.overrides import overriding
 from moe.parallel import Layout, forget_gradients, keep_buffers, local_parameters
 from moe.plan import Cluster, Degrees
 from moe.plan.candidate import RECOMPUTES, Candidate, Options, Recompute
@@ -193,7 +195,9 @@ def measured(model: TranslationModelSpec | LanguageModelSpec, dtype: str, recomp
         rows_per_group = max(1, moe.group_tokens // 2 // LENGTH) if moe else 1
         tracker = PeakTracker()
         tracker.track_external(built)
-        with EvenRouting(rows_each, num_experts), tracker:
+        # as where there are bfloat16 instructions
+        own_dtype = overriding({uses_own_dtype: lambda x: True})
+        with own_dtype, EvenRouting(rows_each, num_experts), tracker:
             for micro_batch in range(2):
                 if micro_batch:  # room for all gradients is there from here on
                     forget_gradients(held)
