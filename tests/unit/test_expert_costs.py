@@ -54,6 +54,7 @@ def test_large_experts_are_measured_in_fewer_rounds(monkeypatch: pytest.MonkeyPa
     num_backends = 2 + len(NARROW)
 
     def measured(limit: float) -> int:
+        # fewer operations than a machine is measured with: the number of rows is the subject, not the time
         monkeypatch.setattr(measurement, "_FLOPS_MEASURED", {"cpu": limit})
         with FlopCounterMode(display=False) as counted:
             assert set(measure(w_in)) == {"segments", "batched"} | NARROW
