@@ -72,6 +72,7 @@ class Effects:
         draws = random.getstate(), np.random.get_state()
         first, second = Constants(), Constants()
         modules_before = set(sys.modules)
+        gc.unfreeze()  # `gc` does not list frozen objects, among which there may be caches and closures
         try:
             with self._watching(), first:
                 run()

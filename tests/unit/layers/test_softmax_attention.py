@@ -13,7 +13,9 @@ from torch import Tensor
 from moe.layers import softmax_attention
 from moe.layers.attention_mask import AttentionMask
 from moe.layers.flex_attention import flex_attend
-from moe.layers.softmax_attention import attend, attend_reference
+from moe.layers.linear import uses_own_dtype
+from moe.layers.softmax_attention import attend, attend_plainly, attend_reference
+from moe.overrides import overriding
 from tests.unit.layers.gradients import outputs_and_gradients
 
 
@@ -100,7 +102,7 @@ def test_in_blocks_of_queries(case: Case, at_once: int) -> None:
 
 
 def plainly(queries: Tensor, keys: Tensor, values: Tensor, **asked: Any) -> Tensor:
-    return softmax_attention.attend_plainly(queries, keys, values, **asked)
+    return attend_plainly(queries, keys, values, **asked)
 
 
 @given(case=cases(), at_once=st.integers(1, 5))
@@ -126,12 +128,8 @@ def test_flex_attention_gives_the_reference_s_outputs(case: Case) -> None:
 def test_bfloat16_is_no_worse_than_plain_operations(case: Case, has_instructions: bool) -> None:
     narrow = torch.bfloat16
     exact, plain = case.run(attend_reference, given=narrow), case.run(attend_reference, narrow, narrow)
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # torch's kernel of narrow numbers runs without them too, only slower
-        patch.setattr(
-            softmax_attention, "multiplies", lambda dtype, device: dtype != narrow or has_instructions
-        )
+    # torch's bfloat16 kernel also runs without the instructions, only slower.
+    with overriding({uses_own_dtype: lambda x: x.dtype != narrow or has_instructions}):
         ours = case.run(attend, narrow, narrow)
     biggest = max(float(each.norm()) for each in exact)
     for one, other, true in zip(ours, plain, exact, strict=True):
