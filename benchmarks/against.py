@@ -141,9 +141,7 @@ def main() -> None:
     asked = parser.parse_args()
     commits = {
         "before": subprocess.check_output(["git", "rev-parse", asked.commit], cwd=ROOT, text=True).strip(),
-        "now": subprocess.check_output(
-            ["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True
-        ).strip(),
+        "now": subprocess.check_output(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True).strip(),
     }
     found = {}
     with checked_out(asked.commit) as before, tempfile.TemporaryDirectory() as folder:

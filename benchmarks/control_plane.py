@@ -185,9 +185,7 @@ async def flood(url: str, clients: int, num_jobs: int) -> None:
     await asyncio.gather(*(one() for _ in range(clients)))
 
 
-def follow_a_run(
-    url: str, folder: Path, process: psutil.Process, streams: int
-) -> tuple[dict[str, float], float]:
+def follow_a_run(url: str, folder: Path, process: psutil.Process, streams: int) -> tuple[dict[str, float], float]:
     """Milliseconds from handing in a step to its event at each stream that follows the job; memory meanwhile."""
     job_id, token = newest_job(url), secrets.token_hex()
     with closing(sqlite3.connect(folder / "shardyard.db")) as database, database:

@@ -32,16 +32,12 @@ def main() -> None:
     for degrees in LAYOUTS:
         print(f"A layer of experts, {degrees}")
         for router, fields in ROUTERS.items():
-            spec = MoESpec(
-                **{"num_experts": 4, "model_dim": 16, "hidden_dim": 24, "group_tokens": 32, **fields}
-            )
+            spec = MoESpec(**{"num_experts": 4, "model_dim": 16, "hidden_dim": 24, "group_tokens": 32, **fields})
             found = pools[degrees.workers].run(waits_of_layer, spec, degrees)[0]
             layers.append({"layout": str(degrees), "router": router, **found})
             forward, backward = (sum(found[name].values()) for name in ("forward", "backward"))
             capacity = "no capacity" if spec.routing.capacity(32, 4) is None else "a capacity"
-            print(
-                f"  {router:{width}} {capacity:11} {forward} forward, {backward} backward{_dense_ranks(found)}"
-            )
+            print(f"  {router:{width}} {capacity:11} {forward} forward, {backward} backward{_dense_ranks(found)}")
     steps: list[dict[str, Any]] = []
     for degrees in STEPS:
         waits, num_micro_batches = pools[degrees.workers].run(

@@ -253,13 +253,7 @@ def main(gigabytes: float = 0.5) -> None:
         assert isinstance(told, dict)
         print(f"\n{what}, {num_bytes / 1e9:.2f} GB")
         for name, value in told.items():
-            shown = (
-                value
-                if isinstance(value, list)
-                else f"{value:,.2f}"
-                if value < 1e4
-                else f"{value / 1e6:,.0f} MB"
-            )
+            shown = value if isinstance(value, list) else f"{value:,.2f}" if value < 1e4 else f"{value / 1e6:,.0f} MB"
             print(f"  {name:34} {shown}")
     print(f"\nlimits: {RATE_LIMIT} of the plain loop, {MEMORY_LIMIT_BYTES / 1e6:,.0f} MB beyond the part")
     results.write("interchange", figures)

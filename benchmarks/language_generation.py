@@ -14,18 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.decoders import (
-    CONFIG,
-    Case,
-    Found,
-    Round,
-    Side,
-    in_turns,
-    our_spec,
-    ratio,
-    save_weights,
-    their_model,
-)
+from benchmarks.decoders import CONFIG, Case, Found, Round, Side, in_turns, our_spec, ratio, save_weights, their_model
 
 PROMPT_TOKENS, NEW_TOKENS = 32, 64
 BATCHES = (1, 8)
@@ -118,9 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
-    parser.add_argument(
-        "--threads", type=int, nargs="+", default=sorted({len(os.sched_getaffinity(0)), 1})[::-1]
-    )
+    parser.add_argument("--threads", type=int, nargs="+", default=sorted({len(os.sched_getaffinity(0)), 1})[::-1])
     asked, found = parser.parse_args(), []
     shape = {
         "config": CONFIG, "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS, "rounds": asked.rounds,

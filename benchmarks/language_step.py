@@ -15,18 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.decoders import (
-    CONFIG,
-    Case,
-    Found,
-    Round,
-    Side,
-    in_turns,
-    our_spec,
-    ratio,
-    save_weights,
-    their_model,
-)
+from benchmarks.decoders import CONFIG, Case, Found, Round, Side, in_turns, our_spec, ratio, save_weights, their_model
 
 ROWS, LENGTH = 4, 512
 LEARNING_RATE, CLIP_NORM = 1e-4, 1.0
@@ -141,12 +130,9 @@ def compared(
         "dtype": dtype,
         "threads": num_threads,
         "sides": {name: _figures(found[name], peaks[name]) for name in sides},
-        "ratio": ratio(
-            [each.seconds for each in found["transformers"]], [each.seconds for each in found["shardyard"]]
-        ),
+        "ratio": ratio([each.seconds for each in found["transformers"]], [each.seconds for each in found["shardyard"]]),
         "ratio_by_processor": ratio(
-            [each.processor_s for each in found["transformers"]],
-            [each.processor_s for each in found["shardyard"]],
+            [each.processor_s for each in found["transformers"]], [each.processor_s for each in found["shardyard"]]
         ),
         "memory_ratio": peaks["shardyard"] / peaks["transformers"],
     }
@@ -187,9 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument(
-        "--threads", type=int, nargs="+", default=sorted({len(os.sched_getaffinity(0)), 1})[::-1]
-    )
+    parser.add_argument("--threads", type=int, nargs="+", default=sorted({len(os.sched_getaffinity(0)), 1})[::-1])
     parser.add_argument("--adapter-rank", type=int)
     asked, found = parser.parse_args(), []
     settings = () if asked.adapter_rank is None else (asked.adapter_rank,)

@@ -193,9 +193,7 @@ def _narrowing(layer: MoELayer, x: Tensor) -> float:
     return time.perf_counter() - began
 
 
-def compare(
-    shape: Shape, dtype: torch.dtype, device: torch.device, num_rounds: int = ROUNDS
-) -> dict[str, Any]:
+def compare(shape: Shape, dtype: torch.dtype, device: torch.device, num_rounds: int = ROUNDS) -> dict[str, Any]:
     difference = check(replace(shape, tokens=min(shape.tokens, MAX_CHECKED)), device)
     x = tokens(shape, dtype, device)
     parts, layer, absent = contenders(shape, x)
@@ -227,9 +225,7 @@ def compare(
             "parts_ms": shares(layer, x), "not_installed": absent}  # fmt: skip
 
 
-def timed(
-    parts: list[Contender], rounds: Iterable[Tensor], gradients: dict[str, Tensor]
-) -> dict[str, list[float]]:
+def timed(parts: list[Contender], rounds: Iterable[Tensor], gradients: dict[str, Tensor]) -> dict[str, list[float]]:
     """By name, the seconds of each round, in which all take its tokens, each time another one first."""
     times: dict[str, list[float]] = {part.name: [] for part in parts}
     for turn, x in enumerate(rounds):
@@ -247,9 +243,7 @@ def show(found: dict[str, Any], title: str = "") -> None:
     layers = found["layers"]
     fastest = layers["limit"]["median_ms"]
     busiest = layers["shardyard"]["busiest_over_mean"]
-    print(
-        f"\n{title}{Shape(**found['shape'])}, {found['dtype']}; the busiest expert has {busiest:.2f} times the mean"
-    )
+    print(f"\n{title}{Shape(**found['shape'])}, {found['dtype']}; the busiest expert has {busiest:.2f} times the mean")
     for name, figures in layers.items():
         low, high = figures["quartiles_ms"]
         median, difference = figures["median_ms"], figures["difference"]
@@ -288,9 +282,7 @@ def on_gpu() -> None:
         show(found[-1], f"{name}: ")
         share = found[-1]["layers"]["shardyard"]["tflops_per_s"] * 1e12 / rate
         print(f"  ours at {share:.0%} of the card's rate")
-    print(
-        f"\nwritten to {results.write('layer_gpu', {'matrix_rate': rate, 'rounds': ROUNDS, 'cases': found})}"
-    )
+    print(f"\nwritten to {results.write('layer_gpu', {'matrix_rate': rate, 'rounds': ROUNDS, 'cases': found})}")
 
 
 def main() -> None:

@@ -33,9 +33,7 @@ CASES = tuple(replace(shape, tokens=shape.tokens // RANKS) for shape in SHAPES)
 """What each rank has."""
 
 
-def contenders(
-    shape: Shape, layout: Layout, x: Tensor, **fields: Any
-) -> tuple[list[Contender], MoELayer, list[str]]:
+def contenders(shape: Shape, layout: Layout, x: Tensor, **fields: Any) -> tuple[list[Contender], MoELayer, list[str]]:
     """(who takes part, our layer, who is not installed) for tokens as `x`; `fields` are of our layers' spec."""
     fields |= LIKE_DEEPSPEED if shape.activation == "relu" else shape.dropless
     found: list[Contender] = []
@@ -126,9 +124,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            context.Process(target=work, args=(rank, f"{folder}/rendezvous", theirs)) for rank in range(RANKS)
-        ]
+        processes = [context.Process(target=work, args=(rank, f"{folder}/rendezvous", theirs)) for rank in range(RANKS)]
         for process in processes:
             process.start()
         theirs.close()

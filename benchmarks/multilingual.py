@@ -101,9 +101,7 @@ def of_language(prepared: PreparedPairs, lang: str, folder: Path) -> PreparedPai
     return replace(prepared, train=part("train", prepared.train), held_out={"unseen": unseen}, stats=facts)
 
 
-def train(
-    run: Run, prepared: PreparedPairs, by_lang: dict[str, PreparedPairs], cache: Path
-) -> list[dict[str, Any]]:
+def train(run: Run, prepared: PreparedPairs, by_lang: dict[str, PreparedPairs], cache: Path) -> list[dict[str, Any]]:
     """Loss, chrF and BLEU of each language that the run has seen, every `EVERY_STEPS` steps."""
     torch.set_num_threads(1)
     langs = list(by_lang) if run.trained_on == ALL else [run.trained_on]
@@ -230,9 +228,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     for model, color in zip(MODELS, ("C0", "C1"), strict=True):
         gains = [(place, of) for place, lang in enumerate(langs) if (of := gain(found, model, lang))]
         places = [place for place, _ in gains]
-        panel.plot(
-            places, [of.chrf for _, of in gains], "o-", color=color, label=f"{model}, own model at the end"
-        )
+        panel.plot(places, [of.chrf for _, of in gains], "o-", color=color, label=f"{model}, own model at the end")
         panel.plot(
             places, [of.chrf_at_best for _, of in gains], ".:", color=color,
             label=f"{model}, own model at its best moment",

@@ -35,11 +35,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("moe/routing", "moe/dispatch", "moe/parallel", "moe/train", "service/control")
 FALLBACKS = {
     "moe": ("tests/unit/test_moe_layer.py", "tests/unit/test_train_loop.py", "tests/parity/test_pitfalls.py"),
-    "service": (
-        "tests/service/test_api.py",
-        "tests/service/test_lifecycle.py",
-        "tests/service/test_store.py",
-    ),
+    "service": ("tests/service/test_api.py", "tests/service/test_lifecycle.py", "tests/service/test_store.py"),
 }
 MAX_TEST_FILES = 8
 TEST_SECONDS = 150
@@ -139,10 +135,7 @@ def _apply(node: ast.AST, change: str) -> None:
 def _names(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[str]:
     while node in parents:
         node = parents[node]
-        if (
-            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            and node.name != "__init__"
-        ):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name != "__init__":
             yield node.name
 
 
@@ -208,30 +201,23 @@ def _wait(child: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", type=int, default=200, help="faults to try (200)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no fault after this time")
     parser.add_argument("--seed", type=int, default=40)
-    parser.add_argument(
-        "--out", type=Path, help="write the result to this file instead of benchmarks/results"
-    )
+    parser.add_argument("--out", type=Path, help="write the result to this file instead of benchmarks/results")
     arguments = parser.parse_args()
     modules = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     all_points = [(path, *point) for path in modules for point in points(path)]
     sample = random.Random(arguments.seed).sample(all_points, min(arguments.number, len(all_points)))
     texts = {
-        path.relative_to(ROOT).as_posix(): path.read_text()
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py"))
     }
     outcomes: list[dict[str, Any]] = []
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copied_root = Path(folder) / "shardyard"
-        shutil.copytree(
-            ROOT, copied_root, ignore=shutil.ignore_patterns(".venv*", ".git", "__pycache__", "runs")
-        )
+        shutil.copytree(ROOT, copied_root, ignore=shutil.ignore_patterns(".venv*", ".git", "__pycache__", "runs"))
         for path, number, change in sample:
             if time.monotonic() - began > arguments.seconds:
                 break
@@ -239,13 +225,7 @@ def main() -> None:
             files = test_files(mutant, texts)
             verdict = outcome(mutant, copied_root, files)
             outcomes.append(
-                {
-                    "path": mutant.path,
-                    "line": mutant.line,
-                    "change": mutant.change,
-                    "outcome": verdict,
-                    "tests": files,
-                }
+                {"path": mutant.path, "line": mutant.line, "change": mutant.change, "outcome": verdict, "tests": files}
             )
             print(f"{verdict:9} {mutant.path}:{mutant.line} {mutant.change}", flush=True)
     counts = {
@@ -253,9 +233,7 @@ def main() -> None:
         for folder in FOLDERS
     }
     for folder, count in counts.items():
-        print(
-            f"{folder:16} {count['killed']:3} of {sum(count.values()):3} killed, {count['timed out']} timed out"
-        )
+        print(f"{folder:16} {count['killed']:3} of {sum(count.values()):3} killed, {count['timed out']} timed out")
     killed = sum(count["killed"] for count in counts.values())
     print(f"{killed} of {len(outcomes)} killed")
     record = {"counts": counts, "survivors": [entry for entry in outcomes if entry["outcome"] != "killed"]}

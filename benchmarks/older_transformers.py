@@ -26,13 +26,7 @@ from torch import Tensor, nn
 
 TOKENS = 40
 CLOSE = 1e-8
-YARN = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "beta_fast": 4.0,
-    "beta_slow": 1.0,
-}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0, "beta_slow": 1.0}
 KINDS: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 2.5},
@@ -105,9 +99,7 @@ def write(folder: Path, family: str, config: dict[str, Any]) -> dict[str, Any]:
         if not adapted:
             save_folder(spec, ModelSource(ours), folder / "anew", dtype=torch.float64)
             save_folder(spec, ModelSource(ours), folder / "carried", origin=origin)
-            tokens = torch.tensor(
-                [[random.randrange(spec.vocab_size) for _ in range(TOKENS)] for _ in range(2)]
-            )
+            tokens = torch.tensor([[random.randrange(spec.vocab_size) for _ in range(TOKENS)] for _ in range(2)])
         else:
             _fill_adapter(ours)
             save_adapter(spec, ModelSource(ours), folder / "adapter", origin=origin, dtype=torch.float64)
@@ -142,9 +134,7 @@ def read(root: Path) -> None:
             base = folder / ("carried" if form == "adapter" else form)
             config = transformers.AutoConfig.from_pretrained(base)
             with as_double():
-                model = transformers.AutoModelForCausalLM.from_config(
-                    config, attn_implementation="eager"
-                ).double()
+                model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").double()
             weights: dict[str, Tensor] = {}
             for path in base.glob("*.safetensors"):
                 weights |= load_file(path)
@@ -181,9 +171,7 @@ def main() -> int:
         )  # fmt: skip
     found = json.loads(told.stdout.splitlines()[-1])
     for number, row in enumerate(rows):
-        row["apart"] = {
-            form: found["apart"][f"{number:03}/{form}"] for form in ("anew", "carried", "adapter")
-        }
+        row["apart"] = {form: found["apart"][f"{number:03}/{form}"] for form in ("anew", "carried", "adapter")}
     figures = {key: found[key] for key in ("transformers", "peft")} | {"tokens": TOKENS, "rows": rows}
     unexpected = 0
     for row in rows:
@@ -192,9 +180,7 @@ def main() -> int:
         unexpected += not as_said
         print(f"{row['family']:18} {row['case']:44} {worst:9.1e}  {'; '.join(row['reasons'])}"
               f"{'' if as_said else '   NOT AS SAID'}")  # fmt: skip
-    print(
-        f"transformers {found['transformers']}, PEFT {found['peft']}; {results.write('older_transformers', figures)}"
-    )
+    print(f"transformers {found['transformers']}, PEFT {found['peft']}; {results.write('older_transformers', figures)}")
     return 1 if unexpected else 0
 
 

@@ -13,13 +13,7 @@ import time
 from typing import Any
 
 from benchmarks import results
-from moe.data.sequences import (
-    PreparedSequences,
-    SequenceSampler,
-    prepare,
-    unigram_nats_per_source,
-    xz_bits_per_byte,
-)
+from moe.data.sequences import PreparedSequences, SequenceSampler, prepare, unigram_nats_per_source, xz_bits_per_byte
 from moe.spec import JobSpec, PackagesSpec
 
 VOCAB_SIZE = 4096

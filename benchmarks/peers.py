@@ -41,9 +41,7 @@ def torchtitan_moe(ours: MoELayer) -> tuple[Layer, nn.Module]:
     from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 
     spec = ours.spec
-    experts = theirs.GroupedExperts.Config(
-        dim=spec.model_dim, hidden_dim=spec.hidden_dim, num_experts=spec.num_experts
-    )
+    experts = theirs.GroupedExperts.Config(dim=spec.model_dim, hidden_dim=spec.hidden_dim, num_experts=spec.num_experts)
     dispatcher = LocalTokenDispatcher.Config(num_experts=spec.num_experts, top_k=spec.experts_per_token)
     config = theirs.MoE.Config(
         num_experts=spec.num_experts,

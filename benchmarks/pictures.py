@@ -89,10 +89,7 @@ def draw_demo() -> None:
             plane.await_ready()
             with Client(plane.url, token="") as client:
                 job = client.submit(EXAMPLE)
-                progress, is_shown = (
-                    RunProgress(job.id, job.name, job.num_steps, words_of(job).last_work),
-                    False,
-                )
+                progress, is_shown = (RunProgress(job.id, job.name, job.num_steps, words_of(job).last_work), False)
                 with closing(job.events()) as events:
                     for event in events:
                         if (notice := progress.take(event)) is not None and not is_shown:
@@ -117,9 +114,7 @@ def draw_module() -> None:
     assert isinstance(spec, TranslationModelSpec)
     sides = [torch.empty(PAIRS, TOKENS, dtype=torch.int64, device="meta") for _ in range(3)]
     cluster = Cluster(num_nodes=1, devices_per_node=8, device="h100")
-    plan = sharding.plan(
-        TranslationLoss.on_meta(spec), [*sides, torch.tensor(0)], cluster, mesh={"devices": 8}
-    )
+    plan = sharding.plan(TranslationLoss.on_meta(spec), [*sides, torch.tensor(0)], cluster, mesh={"devices": 8})
     plan.draw(FOLDER / "sharding.svg")
     print("written to docs/pictures/sharding.svg")
 

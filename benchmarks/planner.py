@@ -35,12 +35,8 @@ JOBS = {
     "sequences of a million tokens on 2,048": Job(
         {**_DEEPSEEK, "moe": {"group_tokens": 1 << 20}}, LONG, 64 << 20, 2048
     ),
-    "10,240 experts on 1,024, refused": Job(
-        {**_DEEPSEEK, "moe": {"num_experts": 10_240}}, LANGUAGE, 8192 * 4096, 1024
-    ),
-    "10,240 experts on 8,192": Job(
-        {**_DEEPSEEK, "moe": {"num_experts": 10_240}}, LANGUAGE, 8192 * 4096, 8192
-    ),
+    "10,240 experts on 1,024, refused": Job({**_DEEPSEEK, "moe": {"num_experts": 10_240}}, LANGUAGE, 8192 * 4096, 1024),
+    "10,240 experts on 8,192": Job({**_DEEPSEEK, "moe": {"num_experts": 10_240}}, LANGUAGE, 8192 * 4096, 8192),
 }
 DEVICES = (8, 64, 512, 4096, 16_384)
 """Over which mixtral-8x7b is planned at the same degrees: those that 8 devices have."""
@@ -75,18 +71,12 @@ def grown() -> list[dict[str, Any]]:
             began = time.perf_counter()
             plan_job(spec, cluster)
             taken.append(time.perf_counter() - began)
-        found.append(
-            {"search": f"mixtral-8x7b at fixed degrees on {devices:,}", "seconds": round(min(taken), 4)}
-        )
+        found.append({"search": f"mixtral-8x7b at fixed degrees on {devices:,}", "seconds": round(min(taken), 4)})
     return found
 
 
 def _job(
-    model: dict[str, Any],
-    data: dict[str, Any],
-    batch_tokens: int,
-    devices: int,
-    parallel: dict[str, int] | None = None,
+    model: dict[str, Any], data: dict[str, Any], batch_tokens: int, devices: int, parallel: dict[str, int] | None = None
 ) -> JobSpec:
     train = {"num_steps": 1, "batch_tokens": batch_tokens, "dtype": "bfloat16"}
     return JobSpec.parse({"model": model, "data": data, "train": train, "parallel": parallel or {},

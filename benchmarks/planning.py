@@ -107,10 +107,7 @@ def growth(axes: int) -> dict[str, Any]:
         found.append(
             {
                 "devices": devices,
-                **{
-                    what: round(statistics.median(run[what] for run in runs), 2)
-                    for what in ("seconds", "processor_s")
-                },
+                **{what: round(statistics.median(run[what] for run in runs), 2) for what in ("seconds", "processor_s")},
                 "all_seconds": [round(run["seconds"], 2) for run in runs],
                 "experts": runs[0]["experts"],
                 "step_ms": round(runs[0]["step_ms"], 2),

@@ -72,8 +72,7 @@ def measure(num_workers: int, plans: list[Any], cache: str) -> list[list[float]]
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(num_workers, spawn) as workers:
         texts = [plan.model_dump_json() for plan in plans]
         ranks = [
-            workers.submit(run, rank, num_workers, texts, f"{folder}/rendezvous", cache)
-            for rank in range(num_workers)
+            workers.submit(run, rank, num_workers, texts, f"{folder}/rendezvous", cache) for rank in range(num_workers)
         ]
         rounds, *_ = [rank.result() for rank in ranks]
     return rounds

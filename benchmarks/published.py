@@ -67,11 +67,7 @@ class PaperRow:
             {
                 "model": {"preset": f"gshard-{self.num_experts}e-{self.num_layers}l"},
                 "data": {"corpus": "catalogs"},
-                "train": {
-                    "num_steps": 1,
-                    "batch_tokens": self.batch_tokens,
-                    "optimizer": {"name": "adafactor"},
-                },
+                "train": {"num_steps": 1, "batch_tokens": self.batch_tokens, "optimizer": {"name": "adafactor"}},
                 "resources": {"num_workers": self.num_experts},
             }
         )
@@ -120,9 +116,7 @@ class Choice:
     def best(self) -> list[Plan]:
         """The planner's own five, of different shapes."""
         row = self.rows[0]
-        search = LayoutSearch(
-            row.job(self.asked), row.cluster, load_skew=1.0, profile="peer", software=row.software
-        )
+        search = LayoutSearch(row.job(self.asked), row.cluster, load_skew=1.0, profile="peer", software=row.software)
         ranking = search.ranking(row.num_devices, 5)
         return [search.plan_of(each.candidate) for each in ranking.fitting[:5]]
 
@@ -257,10 +251,7 @@ def table_of_choices(rows: Sequence[Row]) -> list[str]:
 
 
 def table_of_the_paper() -> list[str]:
-    lines = [
-        "| Experts, layers | published s | predicted | error | of it all-to-all |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["| Experts, layers | published s | predicted | error | of it all-to-all |", "|---|---|---|---|---|"]
     for row in PAPER:
         predicted = row.search.time.estimate(row.candidate)
         published = 1 / row.steps_per_s

@@ -38,19 +38,12 @@ class MptRow:
     @property
     def name(self) -> str:
         recompute = ", blocks computed again" if self.recomputes else ""
-        return (
-            f"mpt-{self.model}, {self.num_devices} {self.device}, micro-batch {self.micro_batch}{recompute}"
-        )
+        return f"mpt-{self.model}, {self.num_devices} {self.device}, micro-batch {self.micro_batch}{recompute}"
 
     @property
     def job(self) -> JobSpec:
         width, layers, heads = _SHAPES[self.model]
-        attention = {
-            "kind": "grouped_query",
-            "num_heads": heads,
-            "num_kv_heads": heads,
-            "head_dim": width // heads,
-        }
+        attention = {"kind": "grouped_query", "num_heads": heads, "num_kv_heads": heads, "head_dim": width // heads}
         return JobSpec.parse(
             {
                 "model": {"kind": "language", "model_dim": width, "num_layers": layers, "attention": attention,
@@ -77,9 +70,7 @@ class MptRow:
         return log(self.plan(software).predicted.step_s / published_s)
 
 
-def _rows(
-    model: str, device: str, *runs: tuple[int, int, int, bool, float], devices: int = 8
-) -> list[MptRow]:
+def _rows(model: str, device: str, *runs: tuple[int, int, int, bool, float], devices: int = 8) -> list[MptRow]:
     return [MptRow(model, device, devices, *run) for run in runs]
 
 
@@ -123,9 +114,7 @@ def table() -> list[str]:
         "|---|---|---|---|",
     ]
     for row, error in errors.items():
-        lines.append(
-            f"| {row.name} | {row.sequence_tokens:,} | {row.tokens_per_s:,.0f} | {exp(-error) - 1:+.0%} |"
-        )
+        lines.append(f"| {row.name} | {row.sequence_tokens:,} | {row.tokens_per_s:,.0f} | {exp(-error) - 1:+.0%} |")
     return lines
 
 

@@ -146,9 +146,7 @@ def titan_errors(constants: Vector, rows: Sequence[TitanRow]) -> Vector:
 
 
 def fitted_titan(rows: Sequence[TitanRow]) -> Vector:
-    found = least_squares(
-        titan_errors, _BEGIN, args=(rows,), bounds=_MOST, loss="soft_l1", f_scale=0.1, diff_step=1e-3
-    )
+    found = least_squares(titan_errors, _BEGIN, args=(rows,), bounds=_MOST, loss="soft_l1", f_scale=0.1, diff_step=1e-3)
     return np.asarray(found.x)
 
 

@@ -114,18 +114,12 @@ def table(found: list[dict[str, Any]]) -> list[str]:
             dropped = f"{statistics.fmean(drops):.1%}" if drops else "–"
             took = statistics.fmean(point["seconds"] for point in points)
             size = job(MODELS[name], 0).model.num_parameters() / 1e6
-            lines.append(
-                f"| {name} | {size:.1f} M | {at_step:,} steps | {seen} | {unseen} | {took:.0f} | {dropped} |"
-            )
+            lines.append(f"| {name} | {size:.1f} M | {at_step:,} steps | {seen} | {unseen} | {took:.0f} | {dropped} |")
     for name in names:
         curves = of_model(found, name)
-        seen, unseen = (
-            mean_and_spread([at_seconds(curve, seconds, which) for curve in curves]) for which in SETS
-        )
+        seen, unseen = (mean_and_spread([at_seconds(curve, seconds, which) for curve in curves]) for which in SETS)
         size = job(MODELS[name], 0).model.num_parameters() / 1e6
-        lines.append(
-            f"| {name} | {size:.1f} M | {seconds:.0f} seconds | {seen} | {unseen} | {seconds:.0f} | |"
-        )
+        lines.append(f"| {name} | {size:.1f} M | {seconds:.0f} seconds | {seen} | {unseen} | {seconds:.0f} | |")
     return lines
 
 
@@ -150,11 +144,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
                 losses = [[point[which] for point in group] for group in points]
                 (line,) = panel.plot(x, [statistics.fmean(each) for each in losses], label=name)
                 panel.fill_between(
-                    x,
-                    [min(each) for each in losses],
-                    [max(each) for each in losses],
-                    alpha=0.2,
-                    color=line.get_color(),
+                    x, [min(each) for each in losses], [max(each) for each in losses], alpha=0.2, color=line.get_color()
                 )
             panel.set_xlabel("steps" if along == "step" else "seconds of training")
             panel.set_title(f"{which} English")

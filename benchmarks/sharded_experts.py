@@ -55,10 +55,7 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
     draw = torch.Generator().manual_seed(rank)
     x = torch.randn(TOKENS, WIDTH, generator=draw)
     expert = torch.randint(0, RANKS * EXPERTS_HERE, (TOKENS, PER_TOKEN), generator=draw)
-    weight, kept = (
-        torch.rand(TOKENS, PER_TOKEN, generator=draw),
-        torch.ones(TOKENS, PER_TOKEN, dtype=torch.bool),
-    )
+    weight, kept = (torch.rand(TOKENS, PER_TOKEN, generator=draw), torch.ones(TOKENS, PER_TOKEN, dtype=torch.bool))
     w_in = torch.randn(EXPERTS_HERE, WIDTH, HIDDEN, generator=draw) * WIDTH**-0.5
     w_out = torch.randn(EXPERTS_HERE, HIDDEN, WIDTH, generator=draw) * HIDDEN**-0.5
     arguments: tuple[Any, ...] = (x, expert, weight, kept, w_in, w_out, None, None, None, None, "relu", [])
@@ -92,9 +89,7 @@ def measured() -> dict[int, list[tuple[float, float]]]:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         ours, theirs = context.Pipe(duplex=False)
-        processes = [
-            context.Process(target=work, args=(rank, f"{folder}/rendezvous", theirs)) for rank in range(RANKS)
-        ]
+        processes = [context.Process(target=work, args=(rank, f"{folder}/rendezvous", theirs)) for rank in range(RANKS)]
         for process in processes:
             process.start()
         theirs.close()  # so that waiting ends with them
@@ -119,9 +114,7 @@ def main() -> None:
         "waited_ms": {str(each): round(statistics.median(waits[each]), 2) for each in CHUNKS},
         "ratio": median_ratio(steps[2], steps[1]),
     }  # fmt: skip
-    print(
-        f"two chunks take {figures['ratio']} times one's; written to {results.write('sharded_experts', figures)}"
-    )
+    print(f"two chunks take {figures['ratio']} times one's; written to {results.write('sharded_experts', figures)}")
 
 
 if __name__ == "__main__":

@@ -81,9 +81,7 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
             times[key] += _timed(step, 1)
     if rank == 0:
         assert all(len(each) == 2 * LAYERS for each in parameters.values())
-        answer.send(
-            {form: {name: statistics.median(times[name, form]) for name in CONTENDERS} for form in FORMS}
-        )
+        answer.send({form: {name: statistics.median(times[name, form]) for name in CONTENDERS} for form in FORMS})
     dist.barrier()
     dist.destroy_process_group()
 
@@ -110,9 +108,7 @@ def measured() -> dict[str, dict[str, float]]:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         ours, theirs = context.Pipe()
-        processes = [
-            context.Process(target=work, args=(rank, f"{folder}/rendezvous", theirs)) for rank in range(RANKS)
-        ]
+        processes = [context.Process(target=work, args=(rank, f"{folder}/rendezvous", theirs)) for rank in range(RANKS)]
         for process in processes:
             process.start()
         theirs.close()  # so that waiting ends with them

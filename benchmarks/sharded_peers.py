@@ -74,9 +74,7 @@ class GPT(nn.Module):
 
 def cluster_of(calibration: Calibration) -> Cluster:
     """Two ranks of this machine, at measured rates."""
-    return Cluster(
-        num_nodes=1, devices_per_node=RANKS, device="cpu", memory_bytes=8 << 30, calibration=calibration
-    )
+    return Cluster(num_nodes=1, devices_per_node=RANKS, device="cpu", memory_bytes=8 << 30, calibration=calibration)
 
 
 def training_step(module: nn.Module, batch: tuple[Tensor, ...]) -> Step:
@@ -193,8 +191,7 @@ def main() -> None:
     peers = PEERS | {AUTO: fastest_peer}
     ratios = {name: median_ratio(times_ms[name], times_ms[peer]) for name, peer in peers.items()}
     ratios_by_launch = {
-        name: sorted(median_ratio(launch[name], launch[peer]) for launch in launches)
-        for name, peer in peers.items()
+        name: sorted(median_ratio(launch[name], launch[peer]) for launch in launches) for name, peer in peers.items()
     }
     for name, contender_ms in times_ms.items():
         comparison = ""

@@ -60,10 +60,7 @@ Step = Callable[[], float]
 
 
 def job(num_workers: int) -> JobSpec:
-    changes = {
-        "resources": ResourcesSpec(num_workers=num_workers),
-        "parallel": ParallelSpec(expert=num_workers),
-    }
+    changes = {"resources": ResourcesSpec(num_workers=num_workers), "parallel": ParallelSpec(expert=num_workers)}
     return read_job(EXAMPLE).model_copy(update=changes)
 
 
@@ -109,9 +106,7 @@ def by_engine(spec: JobSpec, cache: Path) -> Step:
 
 def plain(spec: JobSpec) -> TranslationLoss:
     assert isinstance(spec.model, TranslationModelSpec)
-    return TranslationLoss(
-        build_model(spec.model, seed=spec.train.seed), spec.label_smoothing, spec.train.seed
-    )
+    return TranslationLoss(build_model(spec.model, seed=spec.train.seed), spec.label_smoothing, spec.train.seed)
 
 
 def updated(module: torch.nn.Module, spec: JobSpec) -> Step:
@@ -261,11 +256,7 @@ def on_two(rank: int, folder: str, answer: Connection) -> None:
     planned, applied = by_plan(spec)
     steps = {"engine": by_engine(spec, Path(folder)), "sharding": planned}
     losses = {name: [step() for _ in range(WARM_UP)] for name, step in steps.items()}
-    found = {
-        "losses": losses,
-        **turns(steps),
-        "sent": {name: sent(each) for name, each in steps.items()},
-    }
+    found = {"losses": losses, **turns(steps), "sent": {name: sent(each) for name, each in steps.items()}}
     if rank == 0:
         answer.send(found)
     dist.barrier()
@@ -371,8 +362,7 @@ def main() -> None:
         found = measured(ranks)
         losses = found["losses"]
         assert all(
-            abs(one / another - 1) < 1e-3
-            for one, another in zip(losses[other], losses["sharding"], strict=True)
+            abs(one / another - 1) < 1e-3 for one, another in zip(losses[other], losses["sharding"], strict=True)
         ), losses
         found["memory"] = memories(ranks, (other, "sharding"))
         figures[f"{ranks}_ranks"] = found

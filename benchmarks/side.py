@@ -37,9 +37,7 @@ def _layer(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:
         with torch.no_grad():
             for parameter in layer.parameters():  # the same on both sides, whatever they are called there
                 shape, drawn = parameter.shape, torch.Generator().manual_seed(parameter.numel())
-                parameter.copy_(
-                    torch.randn(shape, generator=drawn) * shape[-2 if len(shape) > 1 else 0] ** -0.5
-                )
+                parameter.copy_(torch.randn(shape, generator=drawn) * shape[-2 if len(shape) > 1 else 0] ** -0.5)
 
         def run(number: int) -> float:
             drawn = torch.Generator().manual_seed(number)

@@ -175,10 +175,7 @@ def measure(num_workers: int, num_threads: int, cache: str) -> dict[str, Any]:
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(num_workers, spawn) as workers:
         rendezvous = f"{folder}/rendezvous"
-        ranks = [
-            workers.submit(run, rank, num_workers, num_threads, rendezvous, cache)
-            for rank in range(num_workers)
-        ]
+        ranks = [workers.submit(run, rank, num_workers, num_threads, rendezvous, cache) for rank in range(num_workers)]
         figures = [rank.result() for rank in ranks]
         return figures[0]
 

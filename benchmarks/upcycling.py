@@ -67,9 +67,7 @@ def first(folder: Path, data: PreparedSequences, cache: Path) -> None:
     save_hf(last.state.model, folder, spec=spec.model, dtype=torch.float32, files=data.tokenizer_files())
 
 
-def further(
-    name: str, folder: Path, data: PreparedSequences, cache: Path, batches_of: JobSpec
-) -> dict[str, Any]:
+def further(name: str, folder: Path, data: PreparedSequences, cache: Path, batches_of: JobSpec) -> dict[str, Any]:
     """Held-out losses of a model that goes on from the folder."""
     upcycle = UPCYCLED[name]
     begun = load_hf(folder, upcycle=None if upcycle is None else UpcycleSpec(**upcycle), seed=1)

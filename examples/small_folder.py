@@ -55,9 +55,7 @@ def make(family: str, folder: Path, cache: Path | None = None) -> LanguageModelS
         (Path(place) / "config.json").write_text(json.dumps(config))
         spec = model_spec(expand_model({"from": place}, None))
         assert isinstance(spec, LanguageModelSpec)
-        data = prepare(
-            PackagesSpec(corpus="packages"), VOCAB_SIZE - 1, cache or Path(place) / "cache", report=print
-        )
+        data = prepare(PackagesSpec(corpus="packages"), VOCAB_SIZE - 1, cache or Path(place) / "cache", report=print)
         learned = json.loads(data.tokenizer_files()["tokenizer.json"])
         save_hf(build_model(spec, seed=0), folder, spec=spec, files=_files(learned))
     ends = {name: config[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
@@ -77,8 +75,7 @@ def _files(tokenizer: dict[str, Any]) -> dict[str, bytes]:
         vocabulary[names[id]] = id
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     tokenizer["added_tokens"] = [
-        {"id": id, "content": name, **flags, "special": name in SPECIAL_TOKENS}
-        for id, name in sorted(names.items())
+        {"id": id, "content": name, **flags, "special": name in SPECIAL_TOKENS} for id, name in sorted(names.items())
     ]
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": None, "eos_token": SPECIAL_TOKENS[2],
@@ -99,9 +96,7 @@ def _published_template() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", choices=FAMILIES)
     parser.add_argument("folder", type=Path)
     chosen = parser.parse_args()

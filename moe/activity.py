@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-Phase = Literal[
-    "start", "preparation", "loading", "trials", "step", "collective", "checkpoint", "evaluation", "end"
-]
+Phase = Literal["start", "preparation", "loading", "trials", "step", "collective", "checkpoint", "evaluation", "end"]
 
 
 @dataclass(frozen=True)

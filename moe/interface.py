@@ -14,9 +14,7 @@ def listen_on(address: str) -> None:
     one: by themselves they take the one that the machine's name stands for, or the first."""
     if (interface := interface_of(address)) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        os.environ.setdefault(
-            "NCCL_SOCKET_IFNAME", f"={interface}"
-        )  # without the sign, all that begin with it
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # without the sign, all that begin with it
 
 
 def interface_of(address: str) -> str | None:

@@ -95,9 +95,7 @@ def _words(key: int, ids: Tensor, num_columns: int, first: int = 0, count: int |
     return words.mul_(-0x7935_AB95)
 
 
-def keep_mask(
-    key: int, ids: Tensor, num_columns: int, keep: float, first: int = 0, count: int | None = None
-) -> Tensor:
+def keep_mask(key: int, ids: Tensor, num_columns: int, keep: float, first: int = 0, count: int | None = None) -> Tensor:
     """bool `[*ids.shape, num_columns]`, True with probability `keep`, one row per token id; with `count`, only that
     many columns from `first` on."""
     return _words(key, ids, num_columns, first, count) < min(round(keep * 2.0**32 - 2.0**31), 2**31 - 1)

@@ -145,9 +145,7 @@ class Settings(BaseSettings):
             # Servers listen on a wildcard address; clients cannot connect to it.
             reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
             url_host = f"[{reachable}]" if ":" in reachable else reachable
-            fields["events_url"] = (
-                f"http://{url_host}:{fields.get('port') or cls.model_fields['port'].default}"
-            )
+            fields["events_url"] = f"http://{url_host}:{fields.get('port') or cls.model_fields['port'].default}"
         return fields
 
     @model_validator(mode="after")
@@ -161,8 +159,7 @@ class Settings(BaseSettings):
             raise ValueError("token must have at least 16 characters; create one with 'openssl rand -hex 32'")
         if self.token is not None and not _fits_header(self.token.get_secret_value()):
             raise ValueError(
-                "token must be printable ASCII without surrounding spaces; create one with 'openssl "
-                "rand -hex 32'"
+                "token must be printable ASCII without surrounding spaces; create one with 'openssl rand -hex 32'"
             )
         if urlsplit(self.events_url).scheme not in ("http", "https"):
             raise ValueError(f"events_url (={self.events_url!r}) must be an http or https URL")
@@ -173,9 +170,7 @@ def _at_home(path: Path) -> Path:
     try:
         return expand_home(path).absolute()
     except FileNotFoundError as error:
-        raise ValueError(
-            f"the folder {error.filename}: {error.strerror}; set SHARDYARD_STATE_DIR to another"
-        ) from None
+        raise ValueError(f"the folder {error.filename}: {error.strerror}; set SHARDYARD_STATE_DIR to another") from None
 
 
 def _fits_header(token: str) -> bool:

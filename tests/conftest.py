@@ -39,13 +39,9 @@ def scope_of(nodeid: str) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="K/N", help="of the chosen tests the K-th of N parts, by a hash of their names")
     parser.addoption(
-        "--part", metavar="K/N", help="of the chosen tests the K-th of N parts, by a hash of their names"
-    )
-    parser.addoption(
-        "--write-messages",
-        action="store_true",
-        help="write tests/golden/messages.json anew for the tests that run",
+        "--write-messages", action="store_true", help="write tests/golden/messages.json anew for the tests that run"
     )
 
 
@@ -127,13 +123,9 @@ def sort_scopes(items: list[pytest.Item]) -> None:
     """The scopes that take longest come first. The two with Ray mostly wait: others compute meanwhile."""
     for item in items:
         if item.get_closest_marker("ray") and scope_of(item.nodeid) not in ("own heads", "tests/ray"):
-            raise pytest.UsageError(
-                f"{item.nodeid} needs Ray: tests that do lie in tests/ray, or in OWN_HEADS"
-            )
+            raise pytest.UsageError(f"{item.nodeid} needs Ray: tests that do lie in tests/ray, or in OWN_HEADS")
     first = ["own heads", *SHARING]
-    items.sort(
-        key=lambda item: first.index(scope) if (scope := scope_of(item.nodeid)) in first else len(first)
-    )
+    items.sort(key=lambda item: first.index(scope) if (scope := scope_of(item.nodeid)) in first else len(first))
 
 
 @pytest.hookimpl(optionalhook=True)

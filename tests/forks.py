@@ -61,9 +61,7 @@ class Forks:
         self._requests, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())]
-            self._server = subprocess.Popen(
-                [*command, program.partition(":")[0], *modules], pass_fds=[theirs.fileno()]
-            )
+            self._server = subprocess.Popen([*command, program.partition(":")[0], *modules], pass_fds=[theirs.fileno()])
         atexit.register(self._close)
 
     def start(

@@ -51,15 +51,9 @@ def each_once(ones: Iterable[Any], others: Iterable[Any]) -> list[Any]:
 
 def numbered(each: Iterable[Any], apart: int) -> list[Any]:
     """Their numbers, called what each is the number of; one of so many in every run."""
-    return [
-        pytest.param(at, id=str(one), marks=pytest.mark.grid if at % apart else ())
-        for at, one in enumerate(each)
-    ]
+    return [pytest.param(at, id=str(one), marks=pytest.mark.grid if at % apart else ()) for at, one in enumerate(each)]
 
 
 def every(each: Iterable[Any], apart: int) -> list[Any]:
     """One of so many in every run."""
-    return [
-        pytest.param(one, id=str(one), marks=pytest.mark.grid if at % apart else ())
-        for at, one in enumerate(each)
-    ]
+    return [pytest.param(one, id=str(one), marks=pytest.mark.grid if at % apart else ()) for at, one in enumerate(each)]

@@ -3,9 +3,7 @@
 import os
 import shutil
 
-NAMELESS = (
-    "setpriv --reuid=54321 --regid=54321 --clear-groups --inh-caps=+dac_override --ambient-caps=+dac_override"
-)
+NAMELESS = "setpriv --reuid=54321 --regid=54321 --clear-groups --inh-caps=+dac_override --ambient-caps=+dac_override"
 """Runs a command as such a user; the capability lets it read this user's Python."""
 HOMES = ("HOME", "USER", "LOGNAME", "USERNAME", "LNAME")
 

@@ -40,12 +40,7 @@ def capacity_of(spec: MoESpec, group_tokens: int) -> int:
 
 
 def gate_group(
-    probs: list[list[float]],
-    padded: list[bool],
-    draws: list[float],
-    second: list[int],
-    spec: MoESpec,
-    capacity: int,
+    probs: list[list[float]], padded: list[bool], draws: list[float], second: list[int], spec: MoESpec, capacity: int
 ) -> GroupResult:
     """Algorithm 1 on one group: `probs` [S][E], `draws` [S] uniform, `second` [S] the runner-up of each token."""
     group_tokens, num_experts = len(probs), spec.num_experts

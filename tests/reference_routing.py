@@ -73,9 +73,7 @@ def capacity_of(spec: MoESpec, group_tokens: int) -> int | None:
 
 def rounding(rows: list[list[float]], padded: list[bool]) -> float:
     """How far apart rounding may bring logarithms of equal probabilities of logits in float64."""
-    largest = max(
-        (abs(x) for row, pad in zip(rows, padded, strict=True) if not pad for x in row), default=0.0
-    )
+    largest = max((abs(x) for row, pad in zip(rows, padded, strict=True) if not pad for x in row), default=0.0)
     return 64 * 2.0**-52 * (1 + largest)
 
 
@@ -84,9 +82,7 @@ def likeliest_first(values: list[float], within: float) -> list[int]:
     runs: list[list[int]] = []
     for at in sorted(range(len(values)), key=lambda at: -values[at]):
         last = values[at] if not runs else values[runs[-1][-1]]
-        if runs and (
-            last == values[at] or (values[at] > 0 and math.log(last) - math.log(values[at]) <= within)
-        ):
+        if runs and (last == values[at] or (values[at] > 0 and math.log(last) - math.log(values[at]) <= within)):
             runs[-1].append(at)
         else:
             runs.append([at])
@@ -94,10 +90,7 @@ def likeliest_first(values: list[float], within: float) -> list[int]:
 
 
 def admit(
-    spec: MoESpec,
-    choices: list[tuple[list[int], list[float]] | None],
-    capacity: int | None,
-    within: float = 0.0,
+    spec: MoESpec, choices: list[tuple[list[int], list[float]] | None], capacity: int | None, within: float = 0.0
 ) -> Kept:
     """Who finds a place, of the choices of each token (None where padded), whose weights count as equal `within` so
     much of their logarithms."""

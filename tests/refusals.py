@@ -24,8 +24,7 @@ Summary = tuple[str, str, Any]
 """(code, path, value)"""
 
 _TEMPORARY = re.compile(
-    re.escape(tempfile.gettempdir())
-    + r"/(pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?\w+?\d+|tmp[a-z0-9_]{8})\b"
+    re.escape(tempfile.gettempdir()) + r"/(pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?\w+?\d+|tmp[a-z0-9_]{8})\b"
 )
 """A temporary folder. pytest numbers those of tests, in the order in which a process runs them."""
 
@@ -58,9 +57,7 @@ class Wording:
 
     def write(self, tests: Collection[str]) -> None:
         """Write the golden file: what was recorded of the tests that ran, and what it has of others that exist."""
-        others = {
-            test: messages for test, messages in self.golden.items() if test not in tests and _exists(test)
-        }
+        others = {test: messages for test, messages in self.golden.items() if test not in tests and _exists(test)}
         text = json.dumps({**others, **self.recorded}, indent=1, ensure_ascii=False, sort_keys=True)
         GOLDEN.write_text(text + "\n")
 

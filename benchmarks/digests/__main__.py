@@ -28,9 +28,7 @@ def measure(sections: tuple[str, ...], quick: bool, contents: Path | None) -> di
                 contents.mkdir(parents=True, exist_ok=True)
                 (contents / file_name(name)).write_text(item.text + "\n")
         seconds[section] = round(time.perf_counter() - began, 1)
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude=*"], text=True, capture_output=True
-    )
+    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], text=True, capture_output=True)
     return {"commit": commit.stdout.strip(), "quick": quick, "seconds": seconds, "items": digests}
 
 
@@ -54,9 +52,7 @@ def compare(before: dict[str, Any], after: dict[str, Any], tolerance: float) -> 
     near = {
         name
         for name in unequal
-        if tolerance
-        and "numbers" in one[name]
-        and close(one[name]["numbers"], other[name]["numbers"], tolerance)
+        if tolerance and "numbers" in one[name] and close(one[name]["numbers"], other[name]["numbers"], tolerance)
     }
     lines = [f"differs: {name}" for name in unequal if name not in near]
     lines += [f"in the first alone: {name}" for name in one if name not in other]

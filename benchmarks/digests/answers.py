@@ -35,22 +35,13 @@ PLANS: dict[str, Any] = {
     "a spec": spec(),
     "elastic": {"spec": spec(resources={"min_workers": 1, "max_workers": 8}), "num_workers": 4},
     "8 H100": {"spec": spec(train={"num_steps": 5, "batch_tokens": 65536}), "cluster": H100},
-    "two pipeline stages": {
-        "spec": spec(parallel={"pipeline": 2}, resources={"num_workers": 2}),
-        "cluster": H100,
-    },
-    "a large model": {
-        "spec": spec(model={"preset": "qwen3-30b-a3b"}, data={"corpus": "synthetic"}),
-        "cluster": H100,
-    },
+    "two pipeline stages": {"spec": spec(parallel={"pipeline": 2}, resources={"num_workers": 2}), "cluster": H100},
+    "a large model": {"spec": spec(model={"preset": "qwen3-30b-a3b"}, data={"corpus": "synthetic"}), "cluster": H100},
     "an unknown key": {"spec": spec(), "clutser": {}},
     "no workers": {"spec": spec(), "num_workers": 0},
     "half a cluster": {"spec": spec(), "cluster": {"num_nodes": 1}},
     "no nodes": {"spec": spec(), "cluster": {"num_nodes": 0, "devices_per_node": 1, "memory_bytes": 1}},
-    "a byte of memory": {
-        "spec": spec(),
-        "cluster": {"num_nodes": 1, "devices_per_node": 1, "memory_bytes": 1},
-    },
+    "a byte of memory": {"spec": spec(), "cluster": {"num_nodes": 1, "devices_per_node": 1, "memory_bytes": 1}},
     "no such device": {"spec": spec(), "cluster": {**H100, "device": "abacus"}},
 }
 QUERIES = (
@@ -83,9 +74,7 @@ class Session:
             body = self._masked_body(answer.json())
         else:
             body = None if len(answer.content) > 100_000 else masked(answer.text, self._folder)
-        return Item(
-            name, {"status": answer.status_code, "headers": masked(headers, self._folder), "body": body}
-        )
+        return Item(name, {"status": answer.status_code, "headers": masked(headers, self._folder), "body": body})
 
     def _masked_body(self, body: Any) -> Any:
         if isinstance(body, Mapping) and "placements" in body and "degrees" in body:
@@ -105,9 +94,7 @@ def of_service(session: Session) -> Items:
     yield Item("GET /v1/schema", without_prose(session.plane.http.get("/v1/schema").json()))
     yield from of_api(session.plane.http.get("/openapi.json").json())
     figures = session.plane.http.get("/metrics").text.splitlines()
-    yield Item(
-        "GET /metrics", sorted({line.split("{")[0].split(" ")[0] for line in figures if line[:1] != "#"})
-    )
+    yield Item("GET /metrics", sorted({line.split("{")[0].split(" ")[0] for line in figures if line[:1] != "#"}))
 
 
 def of_bad_requests(session: Session) -> Items:
@@ -135,10 +122,7 @@ def of_jobs(session: Session) -> Items:
     """A job that trains, one that waits, and what is said of both."""
     http, plane = session.plane.http, session.plane
     headers = {"idempotency-key": "once"}
-    for name, body in (
-        ("new", spec(name="first", labels={"a": "b", "commits": "1"})),
-        ("other", spec(name="x")),
-    ):
+    for name, body in (("new", spec(name="first", labels={"a": "b", "commits": "1"})), ("other", spec(name="x"))):
         yield session.send(f"POST /v1/jobs: {name}", "POST", "/v1/jobs", json=body, headers=headers)
     first = http.get("/v1/jobs?name=first").json()["items"][0]["id"]
     plane.await_state(first, "succeeded")
@@ -146,28 +130,16 @@ def of_jobs(session: Session) -> Items:
         yield session.send(f"GET ended job{path}", "GET", f"/v1/jobs/{first}{path}")
     yield Item("events of an ended job", list(events(plane, first)))
     for action in ("cancel", "pause", "resume", "move?to=front", "generate"):
-        yield session.send(
-            f"POST ended job: {action}", "POST", f"/v1/jobs/{first}/{action}", json={"prompt": "x"}
-        )
+        yield session.send(f"POST ended job: {action}", "POST", f"/v1/jobs/{first}/{action}", json={"prompt": "x"})
     waiting = spec(name="waiting", resources={"num_workers": 900})
     yield session.send("POST /v1/jobs: waiting", "POST", "/v1/jobs", json=waiting)
     other = http.get("/v1/jobs?name=waiting").json()["items"][0]["id"]
-    for query in (
-        "",
-        "?limit=1",
-        "?count=true",
-        "?state=queued",
-        "?state=queued,succeeded",
-        "?label=a",
-        "?label=a=c",
-    ):
+    for query in ("", "?limit=1", "?count=true", "?state=queued", "?state=queued,succeeded", "?label=a", "?label=a=c"):
         yield session.send(f"GET /v1/jobs{query}", "GET", f"/v1/jobs{query}")
     yield session.send("GET waiting job: plan", "GET", f"/v1/jobs/{other}/plan")
     for action in ("move?to=front", "move?to=end", "pause", "pause", "resume", "cancel", "cancel", "resume"):
         yield session.send(f"POST waiting job: {action}", "POST", f"/v1/jobs/{other}/{action}")
-    yield session.send(
-        "start from no job", "POST", "/v1/jobs", json=spec(start_from={"job": "job-nowhere000"})
-    )
+    yield session.send("start from no job", "POST", "/v1/jobs", json=spec(start_from={"job": "job-nowhere000"}))
     yield session.send("start from a job", "POST", "/v1/jobs", json=spec(start_from={"job": first}))
     failing = plane.post(name="failing", labels={"fail": "1"}, retry={"max_failures": 0})["id"]
     plane.await_state(failing, "failed")

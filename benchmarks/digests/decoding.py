@@ -37,9 +37,7 @@ def language_texts(spec: Model) -> dict[str, list[list[int]]]:
     from moe.tasks.language import generate
 
     model = seeded(spec, 2)
-    return {
-        name: generate(model, PROMPTS, how, ENDS, texts=range(len(PROMPTS))) for name, how in SPECS.items()
-    }
+    return {name: generate(model, PROMPTS, how, ENDS, texts=range(len(PROMPTS))) for name, how in SPECS.items()}
 
 
 def translation_texts(spec: Model) -> dict[str, list[list[int]]]:
@@ -68,9 +66,7 @@ def items(quick: bool) -> Items:
         for attention in [attentions[number % len(attentions)]] if quick else attentions:
             if router == "expert choice":
                 continue  # experts would choose among later tokens
-            yield Item(
-                f"language: {attention}: {router}", language_texts(language_model(attention, **fields))
-            )
+            yield Item(f"language: {attention}: {router}", language_texts(language_model(attention, **fields)))
     for attention in ATTENTIONS:
         yield Item(f"language: {attention}: dense", language_texts(dense(language_model(attention))))
     twin = model_of().model_copy(update={"moe": None, "dense_twin_ffn_dim": 48})

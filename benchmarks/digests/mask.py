@@ -53,9 +53,4 @@ def masked_plan(plan: Mapping[str, Any]) -> Any:
         {name: value for name, value in runner_up.items() if name != "why_not"}
         for runner_up in plan.get("runners_up", ())
     ]
-    return {
-        **content,
-        "runners_up": runners_up,
-        "made_for": masked(made_for),
-        "num_reasons": len(plan["reasons"]),
-    }
+    return {**content, "runners_up": runners_up, "made_for": masked(made_for), "num_reasons": len(plan["reasons"])}

@@ -24,10 +24,7 @@ CLUSTERS = {
 JOBS: dict[str, dict[str, Any]] = {
     "gshard-tiny": {"model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"}},
     "gshard-128e-12l": {"model": {"preset": "gshard-128e-12l"}, "data": {"corpus": "catalogs"}},
-    "qwen3-30b-a3b": {
-        "model": {"preset": "qwen3-30b-a3b"},
-        "data": {"corpus": "synthetic", "max_tokens": 4096},
-    },
+    "qwen3-30b-a3b": {"model": {"preset": "qwen3-30b-a3b"}, "data": {"corpus": "synthetic", "max_tokens": 4096}},
 }
 BATCH_TOKENS = {"gshard-tiny": 8192, "gshard-128e-12l": 1 << 20, "qwen3-30b-a3b": 1 << 20}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -52,9 +49,7 @@ def of_jobs(quick: bool) -> Items:
         job, train = JOBS[name], {"num_steps": 10, "batch_tokens": BATCH_TOKENS[name]}
         for option, changes in OPTIONS.items():
             for cluster_name, cluster in CLUSTERS.items():
-                yield Item(
-                    f"{name}, {option}: {cluster_name}", planned({**job, "train": train, **changes}, cluster)
-                )
+                yield Item(f"{name}, {option}: {cluster_name}", planned({**job, "train": train, **changes}, cluster))
 
 
 def of_examples(quick: bool) -> Items:

@@ -11,15 +11,7 @@ import torch
 
 from benchmarks.digests.item import Item, Items
 from moe.spec import TrainSpec
-from tests.parity.combinations import (
-    LAYOUTS,
-    ROUTERS,
-    model_of,
-    run_on,
-    train_of,
-    train_with,
-    with_option,
-)
+from tests.parity.combinations import LAYOUTS, ROUTERS, model_of, run_on, train_of, train_with, with_option
 from tests.parity.digests import digests_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.grid import adapted
@@ -104,9 +96,7 @@ def in_float32(quick: bool) -> Iterator[Run]:
                 ("translation", model_of(**ROUTERS[router])),
                 (f"language, {attention}", language_model(attention, **ROUTERS[router])),
             ):
-                yield Run(
-                    f"float32: {kind}: {degrees}: {router}: {name}", model, train_of("float32"), degrees
-                )
+                yield Run(f"float32: {kind}: {degrees}: {router}: {name}", model, train_of("float32"), degrees)
 
 
 def others(quick: bool) -> Iterator[Run]:
@@ -138,15 +128,9 @@ def others(quick: bool) -> Iterator[Run]:
         yield Run(f"bfloat16: {router}", model, train_of("bfloat16"), one)
     for degrees in (one, two):
         called = f"all tokens to one expert: {degrees}"
-        yield Run(
-            called, model_of(capacity_factor=0.42, second_expert="all"), train_of(), degrees, collapsed=True
-        )
+        yield Run(called, model_of(capacity_factor=0.42, second_expert="all"), train_of(), degrees, collapsed=True)
     if not quick:
-        for degrees in (
-            replace(two, micro_batch_groups=3),
-            replace(two, num_chunks=3),
-            replace(two, max_rows=9),
-        ):
+        for degrees in (replace(two, micro_batch_groups=3), replace(two, num_chunks=3), replace(two, max_rows=9)):
             yield Run(f"options: {degrees}", model_of(), train_of(), degrees)
 
 

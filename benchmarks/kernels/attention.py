@@ -25,13 +25,7 @@ _LEAST_ELEMENT_S = 1e-17
 
 
 def seconds(
-    of: FusedAttention,
-    rows: Array,
-    length: Array,
-    heads: Array,
-    key_heads: Array,
-    widths: Array,
-    window: Array,
+    of: FusedAttention, rows: Array, length: Array, heads: Array, key_heads: Array, widths: Array, window: Array
 ) -> Array:
     """`FusedAttention.seconds` of arrays, causal; a window of 0 is none."""
     span = np.minimum(length, np.where(window > 0, window, length))
@@ -57,20 +51,14 @@ def errors(of: FusedAttention, table: Table) -> Array:
 def load(folder: Path, sheet: Sheet) -> tuple[Table, int]:
     """The fastest kernel of each shape, and how many were left out that took 1.3 times what a larger one did."""
     found = []
-    for latent, pattern in (
-        (False, "attention/*/*/context_attention_perf"),
-        (True, "mla/*/*/context_mla_perf"),
-    ):
+    for latent, pattern in ((False, "attention/*/*/context_attention_perf"), (True, "mla/*/*/context_mla_perf")):
         dtype = "mla_dtype" if latent else "attn_dtype"
         names = ("batch_size", "isl", "num_heads", dtype, "kv_cache_dtype", "step", "latency")
         for path in files(folder, sheet, pattern):
             more = {} if latent else {"num_key_value_heads": 0.0, "head_dim": 128.0, "window_size": 0.0}
             table = columns(path, (*names, *more), more)
             if latent:
-                table |= {
-                    "num_key_value_heads": table["num_heads"],
-                    "widths": np.full(len(table["isl"]), LATENT),
-                }
+                table |= {"num_key_value_heads": table["num_heads"], "widths": np.full(len(table["isl"]), LATENT)}
                 table["window_size"] = np.zeros(len(table["isl"]))
             else:
                 table["widths"] = 2 * table["head_dim"]
@@ -108,9 +96,7 @@ def measured(folder: Path, sheet: Sheet) -> tuple[dict[int, FusedAttention], dic
         some = take(table, table["widths"] == widths)
         if widths not in WIDTHS or len(some["isl"]) < 50:
             continue
-        error = held_out(
-            some, folds(some, ("num_heads", "num_key_value_heads")), lambda rest: fit(rest, sheet), errors
-        )
+        error = held_out(some, folds(some, ("num_heads", "num_key_value_heads")), lambda rest: fit(rest, sheet), errors)
         length, window, heads = some["isl"], some["window_size"], some["num_heads"]
         cut = (window > 0) & (window < length)
         regimes = {

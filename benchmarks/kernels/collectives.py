@@ -35,9 +35,7 @@ def load(folder: Path, sheet: Sheet, name: str) -> Table:
     found = []
     for path in files(folder, sheet, "comm/nccl/*/nccl_perf"):
         table = columns(path, ("nccl_dtype", "op_name", "num_gpus", "message_size", "latency"))
-        found.append(
-            take(table, (table["nccl_dtype"] == "half") & np.isin(table["op_name"], OPERATIONS[name]))
-        )
+        found.append(take(table, (table["nccl_dtype"] == "half") & np.isin(table["op_name"], OPERATIONS[name])))
     table = joined(found)
     of = {
         "operation": table["op_name"], "ranks": table["num_gpus"], "size": _ITEM_BYTES * table["message_size"],

@@ -31,13 +31,7 @@ _GROUPS = 4
 
 
 def seconds(
-    of: ExchangeCost,
-    tokens: Array,
-    row_bytes: Array,
-    copies: Array,
-    across: Array,
-    nodes: Array,
-    ranks: Array,
+    of: ExchangeCost, tokens: Array, row_bytes: Array, copies: Array, across: Array, nodes: Array, ranks: Array
 ) -> Array:
     """`ExchangeCost.seconds` of arrays."""
     within = (
@@ -79,9 +73,7 @@ def load(folder: Path, sheet: Sheet, release: str) -> Table:
         table = joined(raw)
         table["seconds"] = (table[f"{phase}_transmit_us"] + table[f"{phase}_notify_us"]) * 1e-6
         table = fastest(table, SHAPE)
-        shapes = zip(
-            *(table[name].astype(int) for name in ("node_num", "num_experts", "num_topk")), strict=True
-        )
+        shapes = zip(*(table[name].astype(int) for name in ("node_num", "num_experts", "num_topk")), strict=True)
         ways = np.array([routes(nodes, sheet.devices_per_node, *rest) for nodes, *rest in shapes])
         count = len(ways)
         found.append(
@@ -98,9 +90,7 @@ def load(folder: Path, sheet: Sheet, release: str) -> Table:
 def fit_within(table: Table, sheet: Sheet) -> ExchangeCost:
     link = sheet.link_bytes_per_s
     limits = [(4e-5, 1e-6, 1e-3), (0.8 * link, 2e10, link), (3.5e11, 2e10, 2e13), (5e-9, 1e-11, 2e-7)]
-    return least(
-        lambda values: ExchangeCost(*values), lambda of: errors(of, table), limits, scales=(1.0, 0.5, 2.0)
-    )
+    return least(lambda values: ExchangeCost(*values), lambda of: errors(of, table), limits, scales=(1.0, 0.5, 2.0))
 
 
 def fit_across(table: Table, within: ExchangeCost, **given: float) -> ExchangeCost:

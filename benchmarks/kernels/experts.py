@@ -14,18 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.kernels.fitting import Figures, between, by_regime, figure, folds, held_out, least, nothing
-from benchmarks.kernels.tables import (
-    Array,
-    Mask,
-    Sheet,
-    Table,
-    columns,
-    fastest,
-    files,
-    glitches,
-    joined,
-    take,
-)
+from benchmarks.kernels.tables import Array, Mask, Sheet, Table, columns, fastest, files, glitches, joined, take
 from moe.plan.cluster.kernels import GroupedExperts
 
 DTYPES = ("bfloat16", "fp8")
@@ -41,13 +30,7 @@ _LEAST_ELEMENT_S = 1e-16
 
 
 def seconds(
-    of: GroupedExperts,
-    rows: Array,
-    tokens: Array,
-    experts: Array,
-    width: Array,
-    hidden_dim: Array,
-    num_matrices: int,
+    of: GroupedExperts, rows: Array, tokens: Array, experts: Array, width: Array, hidden_dim: Array, num_matrices: int
 ) -> Array:
     """`GroupedExperts.seconds` of arrays."""
     matrices = num_matrices * width * np.ceil(hidden_dim / of.tile) * of.tile
@@ -96,9 +79,7 @@ def load(folder: Path, sheet: Sheet, dtype: str) -> tuple[Table, dict[str, Table
     own = np.array([_OWN_ROWS.search(kernel) is not None for kernel in table["kernel_source"]], bool)
     every, table = fastest(table, SHAPE), fastest(take(table, own | (table["moe_ep_size"] == 1)), SHAPE)
     have = set(_shapes(table))
-    left_out = {
-        "expert ranks, kernels of all rows": take(every, np.array([s not in have for s in _shapes(every)]))
-    }
+    left_out = {"expert ranks, kernels of all rows": take(every, np.array([s not in have for s in _shapes(every)]))}
 
     def leave(rule: str, rows: Mask) -> None:
         nonlocal table
@@ -124,13 +105,7 @@ def fit(table: Table, sheet: Sheet, dtype: str) -> GroupedExperts:
         rate, wire, start, *elements = values
         row, hidden, token = (nothing(each, _LEAST_ELEMENT_S) for each in elements)
         return GroupedExperts(
-            rate,
-            wire,
-            item_bytes=_ITEM_BYTES[dtype],
-            start_s=start,
-            row_s=row,
-            hidden_s=hidden,
-            token_s=token,
+            rate, wire, item_bytes=_ITEM_BYTES[dtype], start_s=start, row_s=row, hidden_s=hidden, token_s=token
         )
 
     element = (1e-12, _LEAST_ELEMENT_S, 1e-9)

@@ -40,10 +40,7 @@ def least(
 
     runs = [
         least_squares(
-            residuals,
-            np.clip(first + np.log(scale), low + 1e-6, high - 1e-6),
-            bounds=(low, high),
-            max_nfev=150,
+            residuals, np.clip(first + np.log(scale), low + 1e-6, high - 1e-6), bounds=(low, high), max_nfev=150
         )
         for scale in scales
     ]
@@ -62,10 +59,7 @@ def folds(table: Table, names: Sequence[str], seed: int = 0) -> NDArray[np.int64
 
 
 def held_out(
-    table: Table,
-    fold: NDArray[np.int64],
-    fit: Callable[[Table], K],
-    errors: Callable[[K, Table], Array],
+    table: Table, fold: NDArray[np.int64], fit: Callable[[Table], K], errors: Callable[[K, Table], Array]
 ) -> Array:
     """The error of each row by constants that were fitted without its fold."""
     found = np.zeros(len(fold))

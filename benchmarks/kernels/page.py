@@ -105,13 +105,8 @@ def _short(errors: _Table) -> str:
             regime: {name: each["by"][regime] for name, each in of.items() if regime in each["by"]}
             for regime in _regimes(errors, kernel, "by")
         }
-        worst = {
-            regime: max((each["error"], name) for name, each in part.items())
-            for regime, part in parts.items()
-        }
-        above = [
-            f"{regime} ({error:.3f} on {name})" for regime, (error, name) in worst.items() if error > limit
-        ]
+        worst = {regime: max((each["error"], name) for name, each in part.items()) for regime, part in parts.items()}
+        above = [f"{regime} ({error:.3f} on {name})" for regime, (error, name) in worst.items() if error > limit]
         lines += [f"- {title}: {', '.join(above)}." for _ in above[:1]]
     return "\n".join(["Above their limit, with the error of the worst device:", "", *lines])
 
@@ -123,9 +118,7 @@ def _limit(kernel: str) -> float:
 
 def _widths(errors: _Table) -> list[str]:
     """Attention's of each width that is used, the narrowest first."""
-    found = {
-        name for of in errors.values() for name in of if name.startswith("attention ") and "," not in name
-    }
+    found = {name for of in errors.values() for name in of if name.startswith("attention ") and "," not in name}
     return sorted(found, key=lambda name: (not name[10:].isdigit(), len(name), name))
 
 
@@ -161,9 +154,7 @@ def _heads(errors: _Table) -> str:
         lines.append(_line(_width(kernel), of, _limit(kernel)))
         regimes = _regimes(errors, kernel, "by")
         for regime in regimes if len(regimes) > 1 else ():
-            lines.append(
-                _line(f"– {regime}", [each and each["by"].get(regime) for each in of], _limit(kernel))
-            )
+            lines.append(_line(f"– {regime}", [each and each["by"].get(regime) for each in of], _limit(kernel)))
     untuned = [device.get("attention 192, left out") for device in errors.values()]
     lines.append(_line("*not counted: heads of 192, untuned*", untuned))
     return _table(["Attention by width of a head", "rows", *errors], lines)

@@ -80,11 +80,7 @@ def fit(table: Table, sheet: Sheet, dtype: str, begin: MatrixProducts | None = N
             for part, rows, weight in zip(parts, (inside, ~inside), (1.0, _OUTSIDE), strict=True)
         ]
     )
-    sample, peak, memory = (
-        take(table, np.concatenate(parts)),
-        sheet.flops_per_s[dtype],
-        sheet.memory_bytes_per_s,
-    )
+    sample, peak, memory = (take(table, np.concatenate(parts)), sheet.flops_per_s[dtype], sheet.memory_bytes_per_s)
     form = MatrixProducts(peak, item_bytes=_ITEM_BYTES[dtype], depth_power=_DEPTH_POWER[dtype])
     limits = [
         (0.8 * peak, 0.3 * peak, peak),

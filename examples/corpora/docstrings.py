@@ -41,12 +41,7 @@ def make(folder: Path, num_functions: int = NUM_FUNCTIONS) -> dict[Path, int]:
     folder.mkdir(parents=True, exist_ok=True)
     examples = list(islice(functions(), num_functions))
     chats = (
-        {
-            "messages": [
-                {"role": "user", "content": _PROMPT + source},
-                {"role": "assistant", "content": answer},
-            ]
-        }
+        {"messages": [{"role": "user", "content": _PROMPT + source}, {"role": "assistant", "content": answer}]}
         for source, answer in examples
     )
     preferences = (
@@ -59,9 +54,7 @@ def make(folder: Path, num_functions: int = NUM_FUNCTIONS) -> dict[Path, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     for path, number in make(parser.parse_args().folder).items():
         print(f"{path}: {number:,} records")

@@ -26,8 +26,7 @@ NUM_IMPORTED, NUM_COMMON, NUM_ANY = 256, 128, 640
 """Rows of a batch: modules that the file imports, those that some file does, and any."""
 
 STATEMENT = re.compile(
-    r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n#;]+)|import[ \t]+([^\n#;]+))",
-    re.MULTILINE,
+    r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n#;]+)|import[ \t]+([^\n#;]+))", re.MULTILINE
 )
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -67,9 +66,7 @@ def imports() -> Imports:
         pairs_UWN[at, : len(rows[file])] = torch.tensor(rows[file])
     modules_UW, names_UW = pairs_UWN[..., 0], torch.log2(1.0 + pairs_UWN[..., 1])
     digest = hashlib.sha256(repr((modules, files)).encode() + pairs_UWN.numpy().tobytes()).hexdigest()[:16]
-    return Imports(
-        files, modules, modules_UW[:, 1:], names_UW[:, 1:], modules_UW[:, 0], names_UW[:, 0], digest
-    )
+    return Imports(files, modules, modules_UW[:, 1:], names_UW[:, 1:], modules_UW[:, 0], names_UW[:, 0], digest)
 
 
 def batch(seed: int, step: int) -> Batch:

@@ -29,12 +29,7 @@ class Recommender(nn.Module):
         for table in (self.users, self.items):
             nn.init.normal_(table.weight, std=0.1)
         nn.init.zeros_(self.popularity.weight)
-        for weight, size in (
-            (self.w_in_EDH, 1),
-            (self.w_out_EHM, 1),
-            (self.gates_TDE, 1),
-            (self.towers_TM, 1),
-        ):
+        for weight, size in ((self.w_in_EDH, 1), (self.w_out_EHM, 1), (self.gates_TDE, 1), (self.towers_TM, 1)):
             nn.init.normal_(weight, std=weight.shape[size] ** -0.5)
 
     def scores(self, user_B: Tensor, others_BW: Tensor, item_B: Tensor) -> Tensor:
@@ -51,9 +46,7 @@ class Recommender(nn.Module):
         scores_BT = (tasks_BTM * self.towers_TM).sum(2)
         return scores_BT + functional.pad(self.popularity(item_B), (0, 1))
 
-    def forward(
-        self, user_B: Tensor, others_BW: Tensor, item_B: Tensor, taken_B: Tensor, amount_B: Tensor
-    ) -> Tensor:
+    def forward(self, user_B: Tensor, others_BW: Tensor, item_B: Tensor, taken_B: Tensor, amount_B: Tensor) -> Tensor:
         """The loss: cross-entropy of the first task, and the squared error of the second where an item is taken."""
         scores_BT = self.scores(user_B, others_BW, item_B)
         taken_B, amount_B = taken_B.to(scores_BT.dtype), amount_B.to(scores_BT.dtype)
@@ -78,10 +71,4 @@ def build_large() -> Recommender:
 def sample_large() -> Batch:
     """A batch of it. Values do not count."""
     user_B, item_B = torch.zeros(2, 65_536, dtype=torch.int64)
-    return (
-        user_B,
-        torch.zeros(65_536, 64, dtype=torch.int64),
-        item_B,
-        torch.zeros(65_536),
-        torch.zeros(65_536),
-    )
+    return (user_B, torch.zeros(65_536, 64, dtype=torch.int64), item_B, torch.zeros(65_536), torch.zeros(65_536))

@@ -21,9 +21,7 @@ TOP = 10
 
 def main() -> None:
     if len(sys.argv) != 2:
-        sys.exit(
-            "usage: python -m recommender.score CHECKPOINT, a folder that `shardyard checkpoints JOB` tells"
-        )
+        sys.exit("usage: python -m recommender.score CHECKPOINT, a folder that `shardyard checkpoints JOB` tells")
     known, model = imports(), build().eval()
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that it loads in one process

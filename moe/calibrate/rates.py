@@ -123,9 +123,7 @@ def measure(device: str, nodes: Sequence[int]) -> Calibration:
         if (process_group := groups.get(dist.get_rank() if groups else -1)) is not None:
             latency_s, bytes_per_s = _links(device, process_group)
             link_rates = (
-                {rate: bytes_per_s}
-                if accelerator(device).runs_ahead
-                else {rate: bytes_per_s, latency: latency_s}
+                {rate: bytes_per_s} if accelerator(device).runs_ahead else {rate: bytes_per_s, latency: latency_s}
             )
             calibration = calibration.model_copy(update=link_rates)
         if groups:

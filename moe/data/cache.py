@@ -53,9 +53,7 @@ class Cache:
         staging_folder.mkdir()
         try:
             build(staging_folder)
-            files = {
-                path.relative_to(staging_folder).as_posix(): _digest(path) for path in _files(staging_folder)
-            }
+            files = {path.relative_to(staging_folder).as_posix(): _digest(path) for path in _files(staging_folder)}
             (staging_folder / _MARKER).write_text(json.dumps({"version": 1, "files": files}, indent=1))
             if place.exists():
                 # Readers that still map the old files keep them: removal takes the names, not the pages.

@@ -7,9 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def chunks(
-    items: Iterable[T], size_of: Callable[[T], int], max_size: int, max_items: float = inf
-) -> Iterator[list[T]]:
+def chunks(items: Iterable[T], size_of: Callable[[T], int], max_size: int, max_items: float = inf) -> Iterator[list[T]]:
     """Yield lists of consecutive items. A list ends with the item that brings it to `max_size` or `max_items`."""
     chunk, size = list[T](), 0
     for item in items:

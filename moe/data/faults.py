@@ -85,19 +85,10 @@ class Faults:
             yield Problem(code, first.path, first.value, rule, first.remedy)
         if self.skips:
             share = self.num_bad / max(1, self.num_records)
-            rule = (
-                f"is below the share of unusable records: {self.num_bad:,} of {self.num_records:,} "
-                f"({share:.3g})"
-            )
+            rule = f"is below the share of unusable records: {self.num_bad:,} of {self.num_records:,} ({share:.3g})"
             yield Problem(
-                "bad_records",
-                "data.max_bad_share",
-                self._max_share,
-                rule,
-                "correct the records, or raise this share",
+                "bad_records", "data.max_bad_share", self._max_share, rule, "correct the records, or raise this share"
             )
         elif self.num_bad > 1:
             rule = f"has {self.num_bad:,} unusable records among {self.num_records:,} examined"
-            yield Problem(
-                "bad_records", "data", None, rule, "correct them, or skip them with data.on_bad: skip"
-            )
+            yield Problem("bad_records", "data", None, rule, "correct them, or skip them with data.on_bad: skip")

@@ -145,14 +145,10 @@ class _Items:
         if self._next(file, to_text) == ",":
             self._at += 1
             if self._next(file, to_text) == "]":
-                raise self._broken(
-                    "invalid_syntax", "is followed by a comma but no other item", "remove the comma"
-                )
+                raise self._broken("invalid_syntax", "is followed by a comma but no other item", "remove the comma")
         elif self._next(file, to_text) != "]":
             rule = "is followed by neither a comma nor the end of the array"
-            raise self._broken(
-                "invalid_syntax", rule, "write the array again: json.dump(list_of_objects, file)"
-            )
+            raise self._broken("invalid_syntax", rule, "write the array again: json.dump(list_of_objects, file)")
 
     def _value(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> tuple[object, int]:
         """The item that begins here, and its end."""
@@ -167,9 +163,7 @@ class _Items:
             except (RecursionError, ValueError) as error:
                 raise self._broken("invalid_syntax", f"is not JSON: {error}", "correct it") from None
             if not self._has_more or len(self._text) - self._at > self._max_item_bytes:
-                raise self._broken(
-                    "invalid_syntax", f"is not JSON: {why}", "write the array again, with all items"
-                )
+                raise self._broken("invalid_syntax", f"is not JSON: {why}", "write the array again, with all items")
             self._read(file, to_text)
 
     def _next(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> str:

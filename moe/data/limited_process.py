@@ -21,12 +21,7 @@ def answer_of(module: str, request: bytes, *, timeout_s: float, memory_bytes: in
     The process is a new interpreter without this one's environment, which holds credentials. The module must call
     `take_limits` first. Raises NoAnswer if the process exceeds a limit or fails.
     """
-    environment = {
-        "PYTHONPATH": _PLACE,
-        "RAYON_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        "LC_ALL": "C.UTF-8",
-    }
+    environment = {"PYTHONPATH": _PLACE, "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
     command = [sys.executable, "-P", "-m", module, str(memory_bytes), str(int(timeout_s) + 1)]
     try:
         process = subprocess.run(
@@ -36,9 +31,7 @@ def answer_of(module: str, request: bytes, *, timeout_s: float, memory_bytes: in
         raise NoAnswer(f"exceeds its time limit of {timeout_s:g} s") from None
     if process.returncode:
         message = process.stderr[-_SAID_BYTES:].decode(errors="replace").strip().rpartition("\n")[2]
-        how = (
-            f"signal {-process.returncode}" if process.returncode < 0 else f"exit status {process.returncode}"
-        )
+        how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit status {process.returncode}"
         raise NoAnswer(f"crashes its reader ({how}{': ' + message if message else ''})")
     return process.stdout
 

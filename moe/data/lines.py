@@ -49,9 +49,7 @@ class Lines:
                         return
                     number, num_bytes = number + 1, num_bytes + len(raw)
                     yield number, self._line(number, raw)
-                    while len(raw) > self.max_line_bytes and not raw.endswith(
-                        b"\n"
-                    ):  # the rest of a long line
+                    while len(raw) > self.max_line_bytes and not raw.endswith(b"\n"):  # the rest of a long line
                         if self.limit_bytes is not None and num_bytes >= self.limit_bytes:
                             return
                         raw = file.readline(self.max_line_bytes + 1)
@@ -73,9 +71,7 @@ class Lines:
 
     def _text(self, number: int, raw: bytes) -> str:
         if len(raw) > self.max_line_bytes:
-            raise self.broken(
-                "too_large", number, f"is longer than {self.max_line_bytes} bytes", self._remedy
-            )
+            raise self.broken("too_large", number, f"is longer than {self.max_line_bytes} bytes", self._remedy)
         if number == 1:
             raw = raw.removeprefix(_BOM)
         try:

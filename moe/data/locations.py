@@ -131,9 +131,7 @@ class Locator:
                             yield os.path.join(folder, name)
 
         locations = []
-        for name in _expand_pattern(
-            path, lambda path: self._followed_link(place, pattern, path or "/"), step
-        ):
+        for name in _expand_pattern(path, lambda path: self._followed_link(place, pattern, path or "/"), step):
             location = Location("file", name, self._root_of(name))
             with _passing_over() if "*" in path else nullcontext():
                 location.raw().close()  # a regular file, which can be read
@@ -142,9 +140,7 @@ class Locator:
 
     def _locate_remote(self, place: str, pattern: str, protocol: str, path: str) -> list[Location]:
         roots = self._roots
-        if roots is not None and not any(
-            pattern.startswith(root.rstrip("/") + "/") for root in roots if "://" in root
-        ):
+        if roots is not None and not any(pattern.startswith(root.rstrip("/") + "/") for root in roots if "://" in root):
             raise _outside(place, pattern, roots)
         try:
             filesystem = _filesystem(protocol)
@@ -154,16 +150,12 @@ class Locator:
                     yield os.path.join(folder, part)
                     return
                 with _passing_over():
-                    names = (
-                        path.rstrip("/").rpartition("/")[2] for path in filesystem.ls(folder, detail=False)
-                    )
+                    names = (path.rstrip("/").rpartition("/")[2] for path in filesystem.ls(folder, detail=False))
                     matches = [name for name in self._looked_at(place, pattern, names) if _fits(part, name)]
                     yield from (os.path.join(folder, name) for name in sorted(matches))
 
             locations = [
-                Location(protocol, name)
-                for name in _expand_pattern(path, str, step)
-                if filesystem.isfile(name)
+                Location(protocol, name) for name in _expand_pattern(path, str, step) if filesystem.isfile(name)
             ]
         except SpecError:
             raise
@@ -183,13 +175,10 @@ class Locator:
         self._num_names += 1
         if self._num_names > self._max_names:
             rule = (
-                f"makes the service examine more than {self._max_names:,} names, including links and "
-                "earlier patterns"
+                f"makes the service examine more than {self._max_names:,} names, including links and earlier patterns"
             )
             raise SpecError(
-                Problem(
-                    "too_large", place, pattern, rule, "move the files to a folder of their own, or list them"
-                )
+                Problem("too_large", place, pattern, rule, "move the files to a folder of their own, or list them")
             )
 
     def _resolve_links(self, place: str, pattern: str, path: str, below: str = "/") -> str:
@@ -236,9 +225,7 @@ class Locator:
         raise NoFile(Problem("not_found", place, pattern, rule, "check the folder and the spelling"))
 
 
-def _expand_pattern(
-    path: str, begin: Callable[[str], str], step: Callable[[str, str], Iterable[str]]
-) -> list[str]:
+def _expand_pattern(path: str, begin: Callable[[str], str], step: Callable[[str, str], Iterable[str]]) -> list[str]:
     """Paths that a pattern may match, in order; their last part need not exist. `begin` resolves what comes before the
     first part with a star; `step` lists the matches of each further part in a folder."""
     parts = path.split("/")
@@ -283,9 +270,7 @@ def _parse(place: str, pattern: str, roots: Sequence[str] | None) -> tuple[str, 
         return protocol, path
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if len(parts) > links.MAX_PARTS:
-        raise SpecError(
-            Problem("too_large", place, pattern, _TOO_DEEP, "move the files to a less deep folder")
-        )
+        raise SpecError(Problem("too_large", place, pattern, _TOO_DEEP, "move the files to a less deep folder"))
     return protocol, "/" + "/".join(parts)
 
 
@@ -313,10 +298,7 @@ def _root_remedy(roots: Sequence[str] | None) -> str:
         return _REMEDY
     if not roots:
         return "start the service with --data-root FOLDER, and put the file there"
-    return (
-        f"move it below {' or '.join(roots)}, or start the service with --data-root FOLDER for "
-        "its folder, too"
-    )
+    return f"move it below {' or '.join(roots)}, or start the service with --data-root FOLDER for its folder, too"
 
 
 def _missing(place: str, pattern: str, error: OSError) -> SpecError:
@@ -329,16 +311,10 @@ def _missing(place: str, pattern: str, error: OSError) -> SpecError:
     if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
         return SpecError(
             Problem(
-                "unreadable",
-                place,
-                pattern,
-                reason,
-                "move the files to a less deep folder, or name the links' targets",
+                "unreadable", place, pattern, reason, "move the files to a less deep folder, or name the links' targets"
             )
         )
-    return SpecError(
-        Problem("unreadable", place, pattern, f"cannot be read: {reason}", "check its permissions")
-    )
+    return SpecError(Problem("unreadable", place, pattern, f"cannot be read: {reason}", "check its permissions"))
 
 
 def _filesystem(protocol: str) -> Any:

@@ -16,9 +16,7 @@ from moe.spec.base import Spec
 _TOKENIZERS, _STATS = "tokenizers", "stats.json"
 
 
-def content_key(
-    corpus: Corpus, data: Spec, facts: Mapping[str, Any], exclude: Mapping[str, Any] | None = None
-) -> str:
+def content_key(corpus: Corpus, data: Spec, facts: Mapping[str, Any], exclude: Mapping[str, Any] | None = None) -> str:
     """Hash of everything that determines the prepared content: the corpus, the fields of its spec apart from `exclude`
     (as pydantic's), the version of the tokenizers library, and further `facts`."""
     without_effect = dict.fromkeys(fields_without_effect(data), True)

@@ -33,17 +33,11 @@ def _scan(data: BadRecordsFields, files: Sequence[Location], roots: Sequence[str
         return
     if not any(_is_longer(file, CHECK_BYTES // len(files)) for file in files):
         return
-    request: dict[str, object] = {
-        "data": data.model_dump(mode="json"),
-        "roots": None if roots is None else list(roots),
-    }
+    request: dict[str, object] = {"data": data.model_dump(mode="json"), "roots": None if roots is None else list(roots)}
     request["seconds"] = SECONDS
     try:
         answer = answer_of(
-            "moe.data.scan_process",
-            json.dumps(request).encode(),
-            timeout_s=_TIMEOUT_S,
-            memory_bytes=_MEMORY_BYTES,
+            "moe.data.scan_process", json.dumps(request).encode(), timeout_s=_TIMEOUT_S, memory_bytes=_MEMORY_BYTES
         )
     except NoAnswer:
         return  # preparation reports the cause

@@ -3,9 +3,7 @@
 import re
 import unicodedata
 
-_UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufeff\ufff0-\ufffb\ufffd-\uffff]"
-)
+_UNPRINTABLE = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufeff\ufff0-\ufffb\ufffd-\uffff]")
 
 
 def normalise(text: str) -> str:

@@ -103,9 +103,7 @@ class Tokenizer:
         return cls(_read(text), form)
 
     @classmethod
-    def of_model(
-        cls, text: str, *, bos_id: int | None, eos_id: int, start_token: str | None = None
-    ) -> "Tokenizer":
+    def of_model(cls, text: str, *, bos_id: int | None, eos_id: int, start_token: str | None = None) -> "Tokenizer":
         """Tokenizer of documents from a model's `tokenizer.json`. Without `bos_id`, its EOS also begins a document.
         `start_token`: BOS, or else EOS, as `tokenizer_config.json` names it.
 
@@ -179,13 +177,9 @@ class Tokenizer:
         """Ids of texts rendered by a chat template, in which special tokens are special."""
         are_text, processor = self._bpe.encode_special_tokens, self._bpe.post_processor
         self._bpe.encode_special_tokens = False
-        self._bpe.post_processor = (
-            None  # of which some trim spaces off offsets, and leave nothing of a run of them
-        )
+        self._bpe.post_processor = None  # of which some trim spaces off offsets, and leave nothing of a run of them
         try:
-            encodings = self._bpe.encode_batch(
-                [self._readable(text) for text in texts], add_special_tokens=False
-            )
+            encodings = self._bpe.encode_batch([self._readable(text) for text in texts], add_special_tokens=False)
         finally:
             self._bpe.encode_special_tokens, self._bpe.post_processor = are_text, processor
         return [EncodedText(encoding.ids, encoding.offsets) for encoding in encodings]

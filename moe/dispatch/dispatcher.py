@@ -73,9 +73,7 @@ class DirectDispatcher(Dispatcher):
         """int64, of any shape: counts the host needs, given `load` `[E]`, the rows leaving for each expert."""
 
     @abstractmethod
-    def gather_rows(
-        self, x: Tensor, assignments: Assignments, counts: Tensor, experts: LocalExperts
-    ) -> DispatchedRows:
+    def gather_rows(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: LocalExperts) -> DispatchedRows:
         """Gather tokens `x` `[T, M]` into rows in the order of `assignments`, padded or copied as the experts want.
         `counts` is the result of the method of that name, on the host."""
 
@@ -83,9 +81,7 @@ class DirectDispatcher(Dispatcher):
 def on_host(*tensors: Tensor) -> list[Tensor]:
     """Copy int64 tensors to the host in one synchronization."""
     host_parts = (
-        torch.cat([tensor.reshape(-1) for tensor in tensors])
-        .cpu()
-        .split([tensor.numel() for tensor in tensors])
+        torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu().split([tensor.numel() for tensor in tensors])
     )
     return [part.view(tensor.shape) for part, tensor in zip(host_parts, tensors, strict=True)]
 
@@ -96,9 +92,7 @@ class LocalDispatcher(DirectDispatcher):
     def counts(self, load: Tensor) -> Tensor:
         return load[:0]
 
-    def gather_rows(
-        self, x: Tensor, assignments: Assignments, counts: Tensor, experts: LocalExperts
-    ) -> DispatchedRows:
+    def gather_rows(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: LocalExperts) -> DispatchedRows:
         computation = experts.local_computation(assignments.counts)
         assignments = pad(assignments, assignments.counts, computation.counts)
         plan = DirectPlan(assignments, computation)
@@ -119,12 +113,7 @@ class AllToAllDispatcher(DirectDispatcher):
     """
 
     def __init__(
-        self,
-        transport: RowExchange,
-        *,
-        parts_per_expert: int = 1,
-        num_chunks: int = 1,
-        max_rows: int | None = None,
+        self, transport: RowExchange, *, parts_per_expert: int = 1, num_chunks: int = 1, max_rows: int | None = None
     ) -> None:
         self.transport, self.parts_per_expert = transport, parts_per_expert
         self.num_chunks, self.max_rows = num_chunks, max_rows
@@ -137,9 +126,7 @@ class AllToAllDispatcher(DirectDispatcher):
             return self.transport.exchange_counts(leaving)
         return self.transport.gather_counts(leaving)
 
-    def gather_rows(
-        self, x: Tensor, assignments: Assignments, counts: Tensor, experts: LocalExperts
-    ) -> DispatchedRows:
+    def gather_rows(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: LocalExperts) -> DispatchedRows:
         # Ranks hold consecutive experts, so rows sorted by expert are sorted by rank.
         leaving = self._by_rank(torch.tensor(assignments.counts))
         num_chunks, saves_rows, arriving = self.num_chunks, True, counts
@@ -192,9 +179,7 @@ def _part(counts: Tensor, number: int, num_chunks: int) -> Tensor:
     return counts * (number + 1) // num_chunks - counts * number // num_chunks
 
 
-def _in_chunks(
-    assignments: Assignments, num_chunks: int, experts_per_rank: int, parts_per_expert: int
-) -> Assignments:
+def _in_chunks(assignments: Assignments, num_chunks: int, experts_per_rank: int, parts_per_expert: int) -> Assignments:
     """Rows in send order: by chunk, rank and expert, with a copy for each part of the expert."""
     load, expert = assignments.load, assignments.expert
     place = torch.arange(expert.numel(), device=expert.device) - (load.cumsum(0) - load)[expert]
@@ -204,9 +189,7 @@ def _in_chunks(
     rank = (expert // experts_per_rank)[:, None] * parts_per_expert + part
     key = chunk[:, None] * (load.numel() * parts_per_expert) + rank
     order = key.reshape(-1).argsort(stable=True)
-    place_of_copy = torch.empty_like(order).index_copy_(
-        0, order, torch.arange(order.numel(), device=order.device)
-    )
+    place_of_copy = torch.empty_like(order).index_copy_(0, order, torch.arange(order.numel(), device=order.device))
     copies = place_of_copy.view(-1, parts_per_expert)
     row = torch.arange(expert.numel(), device=expert.device)
     original = order // parts_per_expert

@@ -36,9 +36,7 @@ class Traffic:
 
     def __add__(self, other: "Traffic") -> "Traffic":
         return Traffic(
-            self.num_bytes + other.num_bytes,
-            self.transfer_s + other.transfer_s,
-            self.waiting_s + other.waiting_s,
+            self.num_bytes + other.num_bytes, self.transfer_s + other.transfer_s, self.waiting_s + other.waiting_s
         )
 
 
@@ -79,18 +77,13 @@ class RowExchange(ABC):
 class PendingAllToAll:
     """Rows in flight over a process group."""
 
-    def __init__(
-        self, owner: "AllToAll", receive_buffer: Tensor, send_buffer: Tensor, work: dist.Work
-    ) -> None:
+    def __init__(self, owner: "AllToAll", receive_buffer: Tensor, send_buffer: Tensor, work: dist.Work) -> None:
         self._owner, self._in_flight = owner, [(receive_buffer, send_buffer, work)]
 
     def wait(self) -> Tensor:
         """Return the rows `[sum(received), ...]` in rank order. May be called once; frees the buffers."""
         receive_buffer, _send_buffer, work = self._in_flight.pop()
-        with (
-            collective(f"all-to-all of rows, {self._owner.label}"),
-            self._owner.counted(self._owner.transfer),
-        ):
+        with collective(f"all-to-all of rows, {self._owner.label}"), self._owner.counted(self._owner.transfer):
             work.wait()
         return receive_buffer
 
@@ -126,9 +119,7 @@ class AllToAll(RowExchange):
         if self._counts_time:
             self._num_bytes += (rows.shape[0] - sent[self.rank]) * rows[:1].nbytes
         with collective(f"all-to-all of rows, {self.label}"):
-            work = dist.all_to_all_single(
-                receive_buffer, rows, received, sent, group=self.group, async_op=True
-            )
+            work = dist.all_to_all_single(receive_buffer, rows, received, sent, group=self.group, async_op=True)
         assert work is not None
         return PendingAllToAll(self, receive_buffer, rows, work)
 
@@ -143,9 +134,7 @@ class AllToAll(RowExchange):
 
 class _AllToAllFunction(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: object, rows: Tensor, sent: list[int], received: list[int], transport: RowExchange
-    ) -> Tensor:
+    def forward(ctx: object, rows: Tensor, sent: list[int], received: list[int], transport: RowExchange) -> Tensor:
         ctx.settings = sent, received, transport  # type: ignore[attr-defined]
         return transport.start(rows, sent, received).wait()
 
@@ -260,19 +249,14 @@ class _ExchangeRows(torch.autograd.Function):
         settings: ExpertSettings,
         *tensors: Tensor | None,
     ) -> Tensor:
-        weights, transport = (
-            ExpertWeights.from_tensors(tensors, settings).narrow(rows.dtype),
-            exchange.transport,
-        )
+        weights, transport = (ExpertWeights.from_tensors(tensors, settings).narrow(rows.dtype), exchange.transport)
         forward_tensors: list[Tensor | None] = []
         computations: list[LocalComputation] = []
         returning: list[PendingRows] = []
         outputs: list[Tensor] = []
         first = exchange.first
         exchange = replace(exchange, first=None)  # so that the autograd context holds no rows
-        for chunk, pending in _ahead(
-            exchange.chunks, lambda chunk: _send(transport, chunk, rows, scale), first
-        ):
+        for chunk, pending in _ahead(exchange.chunks, lambda chunk: _send(transport, chunk, rows, scale), first):
             order = _ExpertOrder.from_arriving(chunk.arriving, exchange.choose_computation, rows.device)
             x, weight = order.arrange(*_unpack(pending.wait(), scale.dtype))
             y, products = forward_pass(x, weight, weights, order.computation)
@@ -313,9 +297,7 @@ class _ExchangeRows(torch.autograd.Function):
                 order = _ExpertOrder.from_arriving(chunk.arriving, exchange.choose_computation, d_out.device)
                 (x, weight), up, gate = order.arrange(*_unpack(resent.wait(), ctx.scale_dtype)), None, None
             d_y = order.to_expert_order(pending_gradient.wait())
-            d_x, d_weight = backward_pass(
-                d_y, x, weight, weights, (up, gate), order.computation, weight_gradients
-            )
+            d_x, d_weight = backward_pass(d_y, x, weight, weights, (up, gate), order.computation, weight_gradients)
             if returning:
                 row_gradients.append(returning.pop().wait())
             packed = _pack(order.to_rank_order(d_x), order.to_rank_order(d_weight))

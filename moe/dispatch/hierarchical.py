@@ -72,9 +72,7 @@ class HierarchicalDispatcher(Dispatcher):
         experts_per_node = leaving.shape[1]
         node = assignments.expert // experts_per_node
         first_row = crossing_load.cumsum(0) - crossing_load
-        choice_table = torch.stack(
-            (row_of_choice - first_row[node], assignments.expert % experts_per_node), 1
-        )
+        choice_table = torch.stack((row_of_choice - first_row[node], assignments.expert % experts_per_node), 1)
         choice_table = self.across.start(choice_table, sent_choices, num_received_choices.tolist()).wait()
         weight = exchange_rows(assignments.weight, sent_choices, num_received_choices.tolist(), self.across)
         rows = exchange_rows(tokens_to_rows(x, crossing), sent_rows, num_received_rows.tolist(), self.across)
@@ -87,9 +85,7 @@ class HierarchicalDispatcher(Dispatcher):
             arrivals[:, 1:].sum(0).tolist(),
         )  # fmt: skip
         x, weight, plan = self.within.gather_rows(rows, local_assignments, within, experts)
-        node_plan = NodePlan(
-            plan, plan.computation, self.across, crossing, sent_rows, num_received_rows.tolist()
-        )
+        node_plan = NodePlan(plan, plan.computation, self.across, crossing, sent_rows, num_received_rows.tolist())
         return DispatchedRows(x, weight, node_plan)
 
     def take_traffic(self) -> Traffic:

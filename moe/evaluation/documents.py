@@ -53,9 +53,7 @@ def read_documents(task: TaskSpec, folder: Path) -> TaskDocuments:
     num_alike = max(Counter(documents).values()) if task.fewshot_split == task.split else 0
     if task.num_fewshot > (num_others := len(examples) - num_alike):
         rule = f"must be at most the {num_others:,} other documents of the split {task.fewshot_split}"
-        raise SpecError(
-            Problem("out_of_range", "num_fewshot", task.num_fewshot, rule, "lower it, or add documents")
-        )
+        raise SpecError(Problem("out_of_range", "num_fewshot", task.num_fewshot, rule, "lower it, or add documents"))
     return TaskDocuments(documents, examples)
 
 
@@ -108,9 +106,7 @@ def _split(task: TaskSpec, split: str, folder: Path) -> tuple[TaskDocument, ...]
         for location in Locator([str(folder)]).locate(place, f"{folder}/{path}"):
             lines = Lines(DataFile(place, location), remedy="shorten it")
             document_lines += [
-                _Line(lines, number, parse_object(lines, number, line))
-                for number, line in lines
-                if line.strip()
+                _Line(lines, number, parse_object(lines, number, line)) for number, line in lines if line.strip()
             ]
     if not document_lines:
         paths = ", ".join(task.dataset_kwargs.paths(split))
@@ -156,9 +152,7 @@ def _document(task: TaskSpec, line: _Line, columns: Container[str]) -> TaskDocum
         target = _text(task.doc_to_target, line, columns)
         if not target and task.output_type != "generate_until":
             raise line.error("empty", "has an empty target (doc_to_target)", "add text")
-    return TaskDocument(
-        _text(task.doc_to_text, line, columns), target, choices, _text(task.description, line, columns)
-    )
+    return TaskDocument(_text(task.doc_to_text, line, columns), target, choices, _text(task.description, line, columns))
 
 
 def _text(source: str, line: _Line, columns: Container[str]) -> str:
@@ -202,10 +196,7 @@ def _index(task: TaskSpec, line: _Line, columns: Container[str], choices: Sequen
         return value
     if isinstance(value, str) and value in choices:
         return choices.index(value)
-    rule = (
-        f"has the target {value!r} (doc_to_target), which is neither one of its {len(choices)} "
-        "choices nor an index"
-    )
+    rule = f"has the target {value!r} (doc_to_target), which is neither one of its {len(choices)} choices nor an index"
     code: ProblemCode = "out_of_range" if type(value) is int else "wrong_type"
     code = "not_a_choice" if isinstance(value, str) else code
     raise line.error(code, rule, f"use 0 to {len(choices) - 1}, or the choice's text")

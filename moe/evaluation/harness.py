@@ -31,9 +31,7 @@ _RESAMPLINGS = 1000
 """Bootstrap resamples for standard errors without a formula, accurate to a few percent."""
 
 
-def evaluate(
-    generator: LanguageGenerator, tasks: Sequence[EvaluationTask], limit: int | None = None
-) -> TaskScores:
+def evaluate(generator: LanguageGenerator, tasks: Sequence[EvaluationTask], limit: int | None = None) -> TaskScores:
     """Scores of a model on tasks, or on the first `limit` documents of each.
 
     Raises SpecError for a task that does not fit this model.
@@ -120,9 +118,7 @@ def _harness_task(task: EvaluationTask) -> ConfigurableTask:
         "fewshot_delimiter": spec.fewshot_delimiter, "metric_list": [_metric(spec, metric) for metric in spec.metrics],
     }  # fmt: skip
     if spec.output_type == "generate_until":
-        generation_kwargs = (spec.generation_kwargs or GenerationKwargs()).model_dump(
-            mode="json", exclude_none=True
-        )
+        generation_kwargs = (spec.generation_kwargs or GenerationKwargs()).model_dump(mode="json", exclude_none=True)
         config["generation_kwargs"] = {**generation_kwargs, "until": list(spec.generation.stop)}
     harness_task = ConfigurableTask(config=config)
     harness_task.set_fewshot_seed(_FEWSHOT_SEED)

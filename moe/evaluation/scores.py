@@ -43,9 +43,7 @@ class ScoreComparison:
         """JSON value; non-finite numbers become null."""
         plain = _plain(self.score)
         if self.base is not None:
-            plain["base"] = {
-                name: value for name, value in _plain(self.base).items() if name in ("value", "stderr")
-            }
+            plain["base"] = {name: value for name, value in _plain(self.base).items() if name in ("value", "stderr")}
             plain["difference"] = _finite(self.difference)
         return plain
 

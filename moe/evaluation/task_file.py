@@ -58,16 +58,12 @@ def read_tasks(path: str | Path) -> tuple[EvaluationTask, ...]:
 
 def _spec(entry: Any) -> TaskSpec:
     if not isinstance(entry, dict):
-        raise SpecError(
-            Problem("wrong_type", "", entry, "must be a task: a mapping of keys", "write its keys")
-        )
+        raise SpecError(Problem("wrong_type", "", entry, "must be a task: a mapping of keys", "write its keys"))
     fields = TaskSpec.model_fields
     rule = "is not a supported key: tasks are data and run no code"
     remedy = f"omit it; keys are {', '.join(fields)}"
     if unknown := [
-        Problem("unknown_key", str(key), value, rule, remedy)
-        for key, value in entry.items()
-        if key not in fields
+        Problem("unknown_key", str(key), value, rule, remedy) for key, value in entry.items() if key not in fields
     ]:
         raise SpecError(unknown)
     return TaskSpec(**entry)

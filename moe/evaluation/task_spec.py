@@ -88,13 +88,7 @@ class GenerationKwargs(Spec):
         if self.do_sample is not None and self.do_sample != (self.temperature > 0):
             rule = f"contradicts temperature (={self.temperature:g})"
             raise SpecError(
-                Problem(
-                    "conflict",
-                    "do_sample",
-                    self.do_sample,
-                    rule,
-                    "omit it: any temperature above 0 samples",
-                )
+                Problem("conflict", "do_sample", self.do_sample, rule, "omit it: any temperature above 0 samples")
             )
         self.spec("")
         return self
@@ -186,9 +180,7 @@ class TaskSpec(Spec):
                 )
         if self.test_split is None and self.validation_split is None:
             problems.append(
-                Problem(
-                    "missing", "test_split", None, "is required", f"name one of data_files: {split_names}"
-                )
+                Problem("missing", "test_split", None, "is required", f"name one of data_files: {split_names}")
             )
         if self.num_fewshot and self.fewshot_split is None:
             problems.append(
@@ -208,9 +200,7 @@ class TaskSpec(Spec):
             if self.doc_to_choice is None:
                 rule = "is required with output_type: multiple_choice"
                 problems.append(
-                    Problem(
-                        "missing", "doc_to_choice", None, rule, "name a column of lists, or list the choices"
-                    )
+                    Problem("missing", "doc_to_choice", None, rule, "name a column of lists, or list the choices")
                 )
         else:
             if self.doc_to_choice is not None:

@@ -52,9 +52,7 @@ _MOST_BYTES_AT_ONCE = 1 << 30
 def _multiply_widened(x_EAR: Tensor, d_y_ERB: Tensor, into: Tensor, *, adds: bool) -> Tensor:
     """Multiply a few experts at a time, widening the products into `into`."""
     bytes_each = max(1, into[0].numel() * x_EAR.itemsize)
-    at_once = min(
-        into.shape[0], max(1, _BYTES_AT_ONCE.get(into.device.type, _MOST_BYTES_AT_ONCE) // bytes_each)
-    )
+    at_once = min(into.shape[0], max(1, _BYTES_AT_ONCE.get(into.device.type, _MOST_BYTES_AT_ONCE) // bytes_each))
     narrow = x_EAR.new_empty(at_once, *into.shape[1:])
     for first in range(0, into.shape[0], at_once):
         expert_slice = slice(first, min(first + at_once, into.shape[0]))

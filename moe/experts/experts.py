@@ -159,12 +159,8 @@ class Experts(nn.Module):
     def weights(self) -> ExpertWeights:
         """All weights as stored."""
         tensors = [getattr(self, name) for name in _NAMES]
-        schemes = (
-            matrix.scheme if isinstance(matrix, QuantizedWeight) else None for matrix in self._in_and_out
-        )
-        return ExpertWeights.from_tensors(
-            tensors, ExpertSettings(self._b_out_first, self.lora_scale, *schemes)
-        )
+        schemes = (matrix.scheme if isinstance(matrix, QuantizedWeight) else None for matrix in self._in_and_out)
+        return ExpertWeights.from_tensors(tensors, ExpertSettings(self._b_out_first, self.lora_scale, *schemes))
 
     @property
     def shape(self) -> tuple[int, ...]:

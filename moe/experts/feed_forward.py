@@ -100,9 +100,7 @@ class ExpertWeights:
         scheme = self.settings.out_scheme if name == "w_out" else self.settings.in_scheme
         if scheme is None:
             return codes
-        return QuantizedWeight(codes, getattr(self, f"{name.removeprefix('w_')}_scales"), scheme).dequantize(
-            dtype
-        )
+        return QuantizedWeight(codes, getattr(self, f"{name.removeprefix('w_')}_scales"), scheme).dequantize(dtype)
 
     @property
     def w_in_and_gate(self) -> Tensor | None:
@@ -111,10 +109,7 @@ class ExpertWeights:
         if self.is_quantized or gate is None or gate.stride() != up.stride():
             return None
         ends = up.storage_offset() + up.shape[2] * up.stride(2)
-        if (
-            gate.storage_offset() != ends
-            or gate.untyped_storage().data_ptr() != up.untyped_storage().data_ptr()
-        ):
+        if gate.storage_offset() != ends or gate.untyped_storage().data_ptr() != up.untyped_storage().data_ptr():
             return None
         return up.as_strided((*up.shape[:2], 2 * up.shape[2]), up.stride())
 
@@ -125,16 +120,13 @@ class ExpertWeights:
         vectors_and_adapters = (*self.own[len(names) :], *self.adapters)
         settings = replace(self.settings, in_scheme=None, out_scheme=None)
         return self.from_tensors(
-            [None if tensor is None else tensor.to(dtype) for tensor in (*matrices, *vectors_and_adapters)],
-            settings,
+            [None if tensor is None else tensor.to(dtype) for tensor in (*matrices, *vectors_and_adapters)], settings
         )
 
     def narrow(self, dtype: torch.dtype) -> "ExpertWeights":
         """Convert to `dtype` without gradients, using the stored narrow copies where there are any. Codes are
         unchanged."""
-        unconverted = (
-            {id(tensor) for tensor in (*self.own[:3], *self.scales)} if self.is_quantized else set[int]()
-        )
+        unconverted = {id(tensor) for tensor in (*self.own[:3], *self.scales)} if self.is_quantized else set[int]()
         return self.from_tensors(
             [
                 tensor if tensor is None or id(tensor) in unconverted else narrow(tensor, dtype)
@@ -159,9 +151,7 @@ class WeightGradients:
 
     def __init__(self, parameters: Sequence[Tensor | None], *, of_several: bool = False) -> None:
         self._buffers = [
-            None
-            if parameter is None or not parameter.requires_grad
-            else GradBuffer(parameter, of_several=of_several)
+            None if parameter is None or not parameter.requires_grad else GradBuffer(parameter, of_several=of_several)
             for parameter in parameters
         ]
         (
@@ -229,9 +219,7 @@ def forward_pass(
     narrow_hidden = hidden_states.shape[1] < x.shape[1]
     if narrow_hidden:
         hidden_states = _scale_rows(hidden_states, column, up)
-    out = computation.products.forward(
-        hidden_states, w.matrix("w_out", hidden_states.dtype), computation.counts
-    )
+    out = computation.products.forward(hidden_states, w.matrix("w_out", hidden_states.dtype), computation.counts)
     if w.out_lora_a is not None:
         _add(out, low_rank(hidden_states, w.out_lora_a, w, computation), w.out_lora_b, computation)
     if not narrow_hidden:
@@ -277,9 +265,7 @@ def backward_pass(
         is_scaled = hidden_states.shape[1] < x.shape[1]
         low = low_rank(hidden_states, w.out_lora_a, w, computation)
         _multiply(low if is_scaled else low.mul_(column), d_out, computation, gradients.out_lora_b)
-        _multiply(
-            hidden_states, d_low if is_scaled else d_low.mul_(column), computation, gradients.out_lora_a
-        )
+        _multiply(hidden_states, d_low if is_scaled else d_low.mul_(column), computation, gradients.out_lora_a)
         del low, d_low
     del hidden_states
     d_up, d_gate = computation.activation.backward(d_hidden.mul_(column), up, gate, gate_activation)
@@ -316,17 +302,13 @@ def backward_pass(
 
 def low_rank(x: Tensor, a: Tensor, w: ExpertWeights, computation: LocalComputation) -> Tensor:
     """`[n, r]`: scale · x · a[e], for rows `[n, in]` and an adapter's A `[E, in, r]`."""
-    return (
-        _of_widths(a.shape[1:], x, computation).forward(x, a, computation.counts).mul_(w.settings.lora_scale)
-    )
+    return _of_widths(a.shape[1:], x, computation).forward(x, a, computation.counts).mul_(w.settings.lora_scale)
 
 
 def _low_gradient(d_y: Tensor, b: Tensor, w: ExpertWeights, computation: LocalComputation) -> Tensor:
     """`[n, r]`: gradient of x · a[e], from the gradient of the output of an adapter's B `[E, r, out]`."""
     return (
-        _of_widths(b.shape[1:], d_y, computation)
-        .input_gradient(d_y, b, computation.counts)
-        .mul_(w.settings.lora_scale)
+        _of_widths(b.shape[1:], d_y, computation).input_gradient(d_y, b, computation.counts).mul_(w.settings.lora_scale)
     )
 
 
@@ -338,9 +320,7 @@ def _add(y: Tensor, low: Tensor, b: Tensor | None, computation: LocalComputation
 
 def _of_widths(widths: tuple[int, ...], x: Tensor, computation: LocalComputation) -> GroupedProducts:
     """The backend, or segments if it does not support these widths, such as an adapter's rank."""
-    return (
-        computation.products if computation.products.supports(x.dtype, x.device.type, widths) else _SEGMENTS
-    )
+    return computation.products if computation.products.supports(x.dtype, x.device.type, widths) else _SEGMENTS
 
 
 def _multiply(x: Tensor, d_y: Tensor, computation: LocalComputation, buffer: GradBuffer | None) -> None:
@@ -364,14 +344,10 @@ def _dot_by_row(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.linalg.vecdot(a, b)
     size = max(1, -(-a.shape[0] // _BLOCKS))
     blocks = zip(a.split(size), b.split(size), strict=True)
-    return torch.cat(
-        [torch.linalg.vecdot(a_block.to(dtype), b_block.to(dtype)) for a_block, b_block in blocks]
-    )
+    return torch.cat([torch.linalg.vecdot(a_block.to(dtype), b_block.to(dtype)) for a_block, b_block in blocks])
 
 
-def _first_products(
-    x: Tensor, w: ExpertWeights, computation: LocalComputation
-) -> tuple[Tensor, Tensor | None]:
+def _first_products(x: Tensor, w: ExpertWeights, computation: LocalComputation) -> tuple[Tensor, Tensor | None]:
     up, gate = _up_and_gate(x, w, computation)
     if w.in_lora_a is not None:
         low = low_rank(x, w.in_lora_a, w, computation)
@@ -467,6 +443,4 @@ def _add_adapter(
     x: Tensor, matrix: Tensor, a: Tensor | None, b: Tensor | None, weights: ExpertWeights, e: int
 ) -> Tensor:
     """x · (matrix + scale · a · b) of one expert."""
-    return x @ (
-        matrix[e] if a is None or b is None else matrix[e] + weights.settings.lora_scale * a[e] @ b[e]
-    )
+    return x @ (matrix[e] if a is None or b is None else matrix[e] + weights.settings.lora_scale * a[e] @ b[e])

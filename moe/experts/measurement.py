@@ -63,10 +63,7 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        platform.machine(),
-    )
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def measure(w_in: Tensor) -> Costs:
@@ -76,9 +73,7 @@ def measure(w_in: Tensor) -> Costs:
     dtype, device_type = w_in.dtype, accelerator(w_in.device).kind
     max_rows = int(_FLOPS_MEASURED[device_type] / flops_per_row / num_experts)
     able = [
-        name
-        for name, products in BACKENDS.items()
-        if products.supports(dtype, device_type, (model_dim, hidden_dim))
+        name for name, products in BACKENDS.items() if products.supports(dtype, device_type, (model_dim, hidden_dim))
     ]
     multiples = {name: BACKENDS[name].row_multiple(dtype, device_type) for name in able}
     multiple = max(multiples.values())

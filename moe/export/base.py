@@ -22,9 +22,7 @@ def base_folder(spec: ModelSpec, roots: Sequence[str] | None = None) -> str | No
     return spec.from_folder
 
 
-def load_base(
-    folder: str, max_tokens: int, dtype: str, roots: Sequence[str] | None = None
-) -> LanguageGenerator:
+def load_base(folder: str, max_tokens: int, dtype: str, roots: Sequence[str] | None = None) -> LanguageGenerator:
     """Load the pretrained base of a trained model, computing in `dtype`, for texts of up to `max_tokens`.
 
     Raises SpecError.

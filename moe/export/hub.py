@@ -149,9 +149,7 @@ def _generation(checkpoint: Folder, origin: Origin | None) -> dict[str, bytes]:
     if not (further := [id for id in closers if id not in ends]):
         return {}
     return {
-        GENERATION: (
-            json.dumps({**generation_config, "eos_token_id": [*ends, *further]}, indent=2) + "\n"
-        ).encode()
+        GENERATION: (json.dumps({**generation_config, "eos_token_id": [*ends, *further]}, indent=2) + "\n").encode()
     }
 
 

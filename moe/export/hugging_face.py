@@ -47,9 +47,7 @@ def load_hf(
 class Loadable:
     """Where and how a model was loaded."""
 
-    def __init__(
-        self, spec: LanguageModelSpec, layout: Layout, origin: Origin, notes: tuple[str, ...]
-    ) -> None:
+    def __init__(self, spec: LanguageModelSpec, layout: Layout, origin: Origin, notes: tuple[str, ...]) -> None:
         self.spec, self.layout, self.origin = spec, layout, origin
         self.notes = notes
         """Notes about the folder, for the user."""
@@ -72,9 +70,7 @@ def save_hf(
     load_record = getattr(model, "hugging_face", None)
     if spec is None and load_record is None:
         raise SpecError(
-            Problem(
-                "missing", "spec", None, "is required for a model that was not loaded by load_hf", "pass it"
-            )
+            Problem("missing", "spec", None, "is required for a model that was not loaded by load_hf", "pass it")
         )
     if load_record is not None and spec is None:
         save_folder(

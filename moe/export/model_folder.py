@@ -71,9 +71,7 @@ def load_exported(folder: str | Path, device: torch.device | str = "cpu") -> Tra
         config = json.loads((folder / CONFIG).read_text())
         version = config["version"]
     except (ValueError, KeyError, TypeError):
-        raise ExportError(
-            f"{folder} holds another tool's model: its {CONFIG} has no shardyard version"
-        ) from None
+        raise ExportError(f"{folder} holds another tool's model: its {CONFIG} has no shardyard version") from None
     if version != FORMAT_VERSION:
         raise ExportError(f"{folder} has version {version!r}; this release reads {FORMAT_VERSION}")
     spec, dtype, max_tokens = model_spec(config["model"]), config["dtype"], config["max_tokens"]

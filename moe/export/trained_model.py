@@ -49,9 +49,7 @@ class TrainedModel:
         return cls.from_checkpoint(Folder(parent or "."), name, device)
 
     @classmethod
-    def from_checkpoint(
-        cls, checkpoints: Folder, name: str, device: torch.device | str = "cpu"
-    ) -> "TrainedModel":
+    def from_checkpoint(cls, checkpoints: Folder, name: str, device: torch.device | str = "cpu") -> "TrainedModel":
         """Like `load`, for a checkpoint by name in a job's `checkpoints` folder."""
         step, checkpoint = verify_checkpoint(checkpoints, name).step, checkpoints.below(name)
         try:

@@ -48,9 +48,7 @@ def alpha_of(adapter: AdapterSpec) -> float:
     return float(adapter.rank) if adapter.alpha is None else adapter.alpha
 
 
-def _shortest_suffixes(
-    targets: Mapping[str, str], all_names: Collection[str], fewest: int | None = None
-) -> set[str]:
+def _shortest_suffixes(targets: Mapping[str, str], all_names: Collection[str], fewest: int | None = None) -> set[str]:
     """Shortest suffixes that match all `targets` and nothing else in `all_names`, as PEFT matches names.
 
     `targets` maps each name to its name within its layer, of which a suffix has at least `fewest` parts (all of them if

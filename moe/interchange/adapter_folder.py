@@ -38,8 +38,7 @@ class AdapterFolder:
             raise SpecError(Problem("not_found", place, self.url, rule, remedy))
         self.location = folder.find(WEIGHTS)
         self.tensors = {
-            entry.name: Held(entry.name, entry.shape, entry)
-            for entry in entries(WEIGHTS, self.location, place)
+            entry.name: Held(entry.name, entry.shape, entry) for entry in entries(WEIGHTS, self.location, place)
         }
 
     def filled_in(
@@ -56,19 +55,11 @@ class AdapterFolder:
         if (kind := self._config.get("peft_type")) != KIND:
             rule = f"must be {KIND!r}, the only supported kind"
             raise SpecError(
-                Problem(
-                    "unsupported", f"{self._says}:peft_type", kind, rule, "name the folder of a LoRA adapter"
-                )
+                Problem("unsupported", f"{self._says}:peft_type", kind, rule, "name the folder of a LoRA adapter")
             )
         fields = {name: self._value(*key_and_kinds) for name, key_and_kinds in _FIELDS.items()}
         problems = [
-            Problem(
-                "mismatch",
-                f"{place}.{name}",
-                adapter[name],
-                f"must be {value!r}, as {self._says} says",
-                "omit it",
-            )
+            Problem("mismatch", f"{place}.{name}", adapter[name], f"must be {value!r}, as {self._says} says", "omit it")
             for name, value in fields.items()
             if adapter.get(name) not in (None, value)
         ]
@@ -97,15 +88,11 @@ class AdapterFolder:
             if (tensor := self.tensors.get(name)) is None:
                 yield Problem("missing", where, None, f"is missing, of shape {list(shape)}", AGAIN)
             elif tensor.shape != shape:
-                yield Problem(
-                    "shape_mismatch", where, list(tensor.shape), f"must have the shape {list(shape)}", AGAIN
-                )
+                yield Problem("shape_mismatch", where, list(tensor.shape), f"must have the shape {list(shape)}", AGAIN)
             elif tensor.entry.dtype not in PLAIN:
                 yield Problem("dtype_mismatch", where, tensor.entry.dtype, f"must be one of {', '.join(PLAIN)}",
                               "convert it to float32")  # fmt: skip
-        yield from (
-            problem for name in self.tensors if name not in shapes for problem in [self._left_over(name)]
-        )
+        yield from (problem for name in self.tensors if name not in shapes for problem in [self._left_over(name)])
 
     def _problems_of(
         self, fields: Mapping[str, Any], place: str, spec: LanguageModelSpec, family: Family
@@ -120,11 +107,7 @@ class AdapterFolder:
         """Problem of a tensor with infinite or NaN values."""
         rule = "contains infinite or NaN values"
         return Problem(
-            "not_finite",
-            f"{self._holds}:{name}",
-            None,
-            rule,
-            "download the file again, or retrain the adapter",
+            "not_finite", f"{self._holds}:{name}", None, rule, "download the file again, or retrain the adapter"
         )
 
     def parts(self, spec: LanguageModelSpec, family: Family) -> dict[str, Half]:
@@ -138,9 +121,7 @@ class AdapterFolder:
         if type(value) not in kinds:
             rule = "must be true or false" if bool in kinds else "must be a number"
             raise SpecError(
-                Problem(
-                    "wrong_type", f"{self._says}:{key}", value, rule, "download the file again, or correct it"
-                )
+                Problem("wrong_type", f"{self._says}:{key}", value, rule, "download the file again, or correct it")
             )
         return value
 
@@ -208,9 +189,7 @@ def _wider(name: str) -> tuple[str, ...]:
     return starred(name), f"{layers}.{number}.*", f"{layers}.{number}.{part}.*"
 
 
-def _other_targets(
-    place: str, targets: Any, adapted_matrices: set[str], matrices: Sequence[str]
-) -> Iterator[Problem]:
+def _other_targets(place: str, targets: Any, adapted_matrices: set[str], matrices: Sequence[str]) -> Iterator[Problem]:
     """Problem of a job whose targets are not those of the folder. Malformed targets are reported when the job is
     parsed."""
     if not isinstance(targets, list | tuple) or not all(isinstance(pattern, str) for pattern in targets):

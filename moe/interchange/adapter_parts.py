@@ -80,12 +80,7 @@ def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
             wrapper_path = ".base_layer" if place.parameter == FIRST and _wraps_both(matrix, table) else ""
             tensor_name = f"{PREFIX}{place.module}{wrapper_path}.lora_{'A' if half == A else 'B'}.weight"
             adapter_halves.append(
-                Half(
-                    matrix.name + half,
-                    shape,
-                    piece(shape, our_pattern, tensor_name, their_pattern, sizes),
-                    place,
-                )
+                Half(matrix.name + half, shape, piece(shape, our_pattern, tensor_name, their_pattern, sizes), place)
             )
     owner_by_tensor: dict[str, str] = {}
     for adapter_half in adapter_halves:
@@ -109,11 +104,7 @@ def their_tensors(spec: LanguageModelSpec, family: Family) -> set[str]:
 def _inexpressible(name: str, family: Family) -> Problem:
     rule = f"cannot be stored in PEFT's format for a {family.model_types[0]}"
     return Problem(
-        "unsupported",
-        "adapter.targets",
-        name,
-        rule,
-        "remove it from targets, or merge the adapter into the weights",
+        "unsupported", "adapter.targets", name, rule, "remove it from targets, or merge the adapter into the weights"
     )
 
 

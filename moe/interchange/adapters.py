@@ -50,10 +50,7 @@ def save_adapter(
         halves_by_tensor.setdefault(half.piece.name, []).append(half)
     tensors = [
         Made(
-            name,
-            NAMES[dtype],
-            parts[0].piece.their_side.shape,
-            tuple((half.our_name, half.piece, 0) for half in parts),
+            name, NAMES[dtype], parts[0].piece.their_side.shape, tuple((half.our_name, half.piece, 0) for half in parts)
         )
         for name, parts in sorted(halves_by_tensor.items())
     ]

@@ -63,9 +63,7 @@ class _Vocabulary:
         model, added_tokens = content.get("model"), content.get("added_tokens")
         entries = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(entries, list):  # Unigram: [token, score]
-            entries = {
-                str(entry[0]): id for id, entry in enumerate(entries) if isinstance(entry, list) and entry
-            }
+            entries = {str(entry[0]): id for id, entry in enumerate(entries) if isinstance(entry, list) and entry}
         if not isinstance(entries, dict) or not isinstance(added_tokens, list):
             return None
         if not all(type(id) is int for id in entries.values()):
@@ -84,10 +82,7 @@ class _Vocabulary:
             self.ids[text] = max(self._highest_added + 1, self._num_model_tokens)
         id = self.ids[text]
         self._highest_added = max(self._highest_added, id)
-        self._by_text[text] = {
-            "id": id,
-            **{key: value for key, value in _whole(token).items() if key != "id"},
-        }
+        self._by_text[text] = {"id": id, **{key: value for key, value in _whole(token).items() if key != "id"}}
 
 
 class _TokenDeclarations:
@@ -156,9 +151,7 @@ class _TokenDeclarations:
 def _entries(decoder: Any, place: str) -> Iterable[tuple[int, _Token]]:
     if not isinstance(decoder, dict):
         raise SpecError(
-            Problem(
-                "wrong_type", place, None, "has an added_tokens_decoder that is not an object", "correct it"
-            )
+            Problem("wrong_type", place, None, "has an added_tokens_decoder that is not an object", "correct it")
         )
     for key, value in decoder.items():
         if not key.isdecimal() or not isinstance(value, dict) or not isinstance(value.get("content"), str):

@@ -48,9 +48,7 @@ class Beginning:
     def _add_noise(self, name: str, local: Tensor, origin: Sequence[int]) -> None:
         for block, first in _blocks(local, origin):
             draws = block.new_empty(block.shape)
-            init_uniform_(
-                draws, self._upcycle.noise, self._seed, f"{name}.noise", self._table[name].shape, first
-            )
+            init_uniform_(draws, self._upcycle.noise, self._seed, f"{name}.noise", self._table[name].shape, first)
             block.mul_(draws.add_(1))
 
 

@@ -8,9 +8,7 @@ from moe.interchange.releases import adapter_readers, readers
 from moe.spec import LanguageModelSpec
 
 
-def model_card(
-    spec: LanguageModelSpec, facts: Mapping[str, str], origin: Origin | None, family: Family
-) -> str:
+def model_card(spec: LanguageModelSpec, facts: Mapping[str, str], origin: Origin | None, family: Family) -> str:
     """`README.md` of a model: what it is, what is said of its training, and what reads it."""
     lines = [
         *_head("transformers", facts.get("name", "A language model")),
@@ -22,9 +20,7 @@ def model_card(
         lines.append(f"- Experts: {spec.moe.num_experts} in each of {len(spec.moe_layers)} layers, "
 f"{spec.moe.experts_per_token} per token")  # fmt: skip
     if origin is not None and origin.untrained:
-        lines.append(
-            f"- Not trained, unchanged: {len(origin.untrained)} tensors of heads that predict further tokens"
-        )
+        lines.append(f"- Not trained, unchanged: {len(origin.untrained)} tensors of heads that predict further tokens")
     return _text([*lines, f"- Loads in: {readers(spec, family)}"], facts)
 
 
@@ -49,11 +45,7 @@ def adapter_card(
 
 
 def _head(library: str, name: str, *tags: str) -> list[str]:
-    of_hub = [
-        f"library_name: {library}",
-        "pipeline_tag: text-generation",
-        *(f"tags: [{tag}]" for tag in tags),
-    ]
+    of_hub = [f"library_name: {library}", "pipeline_tag: text-generation", *(f"tags: [{tag}]" for tag in tags)]
     return ["---", *of_hub, "---", "", f"# {name}", "", "Trained with Shardyard.", ""]
 
 

@@ -63,9 +63,7 @@ class Catalog:
 def catalog(folder: HubFolder) -> Catalog:
     """Read a folder. Raises SpecError with all problems of its config, or else with all files that cannot be read."""
     config, _ = folder.config()
-    folder_catalog = Catalog(
-        folder, config, describe_config(config, folder.path(CONFIG)), folder.weight_files()
-    )
+    folder_catalog = Catalog(folder, config, describe_config(config, folder.path(CONFIG)), folder.weight_files())
     tensor_entries: list[HeaderEntry] = []
     problems: list[Problem] = []
     for file, location in folder_catalog.files.items():
@@ -78,9 +76,7 @@ def catalog(folder: HubFolder) -> Catalog:
     by_name: dict[str, HeaderEntry] = {}
     is_base_model = _is_base_model(tensor_entries)
     for entry in tensor_entries:
-        name = (
-            f"model.{entry.name}" if is_base_model and not entry.name.startswith("lm_head.") else entry.name
-        )
+        name = f"model.{entry.name}" if is_base_model and not entry.name.startswith("lm_head.") else entry.name
         if name in by_name:
             folder_catalog.problems.append(Problem("duplicate", f"{folder.path(entry.file)}:{entry.name}", None,
                                           f"is in {by_name[name].file}, too", "remove one of them"))  # fmt: skip
@@ -110,12 +106,7 @@ def _pair_with_scales(
         stem = name.removesuffix("_blocks")
         if quantization is not None and quantization.method == "mxfp4" and stem != name:
             scales = by_name.get(f"{stem}_scales")
-            if (
-                scales is None
-                or entry.dtype != "U8"
-                or scales.dtype != "U8"
-                or not _mxfp4_fits(entry, scales)
-            ):
+            if scales is None or entry.dtype != "U8" or scales.dtype != "U8" or not _mxfp4_fits(entry, scales):
                 shapes = None if scales is None else [list(entry.shape), list(scales.shape)]
                 code: ProblemCode = "missing" if scales is None else "shape_mismatch"
                 rule = f"bytes [E, rows, blocks, 16] with scales [E, rows, blocks] in {stem}_scales"
@@ -129,20 +120,12 @@ def _pair_with_scales(
             scales = by_name.get(f"{name}_scale_inv")
             block = (1, 1) if quantization is None else quantization.block
             grid = tuple(ceil(size / by) for size, by in zip(entry.shape, block, strict=False))
-            if (
-                quantization is None
-                or quantization.method != "fp8"
-                or entry.dtype != "F8_E4M3"
-                or scales is None
-            ):
+            if quantization is None or quantization.method != "fp8" or entry.dtype != "F8_E4M3" or scales is None:
                 rule = "float32, bfloat16 or float16, or float8_e4m3 in blocks of a quantization_config with scales"
                 into.problems.append(_misfit(into, "dtype_mismatch", entry, entry.dtype, rule))
                 continue
             if len(entry.shape) != 2 or scales.shape != grid or scales.dtype not in PLAIN:
-                rule = (
-                    f"with scales {list(grid)}, one per {block[0]} by {block[1]} block of its "
-                    f"{list(entry.shape)}"
-                )
+                rule = f"with scales {list(grid)}, one per {block[0]} by {block[1]} block of its {list(entry.shape)}"
                 into.problems.append(_misfit(into, "shape_mismatch", entry, list(scales.shape), rule))
                 continue
             used_names |= {name, f"{name}_scale_inv"}
@@ -158,9 +141,5 @@ def _mxfp4_fits(blocks: HeaderEntry, scales: HeaderEntry) -> bool:
 
 def _misfit(into: Catalog, code: ProblemCode, entry: HeaderEntry, value: object, rule: str) -> Problem:
     return Problem(
-        code,
-        f"{into.folder.path(entry.file)}:{entry.name}",
-        value,
-        f"must be {rule}",
-        "use the folder as published",
+        code, f"{into.folder.path(entry.file)}:{entry.name}", value, f"must be {rule}", "use the folder as published"
     )

@@ -6,14 +6,7 @@ from typing import Any
 
 from moe.interchange.families import BY_TYPE, FAMILIES
 from moe.interchange.family import Family, Fields
-from moe.interchange.ignored import (
-    BOOKKEEPING,
-    GENERATION,
-    REASONS,
-    SO_ANYWAY,
-    explain_ignored_keys,
-    refused_dropout,
-)
+from moe.interchange.ignored import BOOKKEEPING, GENERATION, REASONS, SO_ANYWAY, explain_ignored_keys, refused_dropout
 from moe.interchange.quantization import Quantization, quantization_of
 from moe.interchange.reading import Reading
 from moe.spec import LanguageModelSpec, Problem, SpecError
@@ -89,9 +82,7 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
     refused_dropout(reading)
     asks_loss = config.get("output_router_logits")
     reading.only("output_router_logits", (True, False))
-    quantization, problem = quantization_of(
-        config.get("quantization_config"), f"{place}:quantization_config", family
-    )
+    quantization, problem = quantization_of(config.get("quantization_config"), f"{place}:quantization_config", family)
     problems += [] if problem is None else [problem]
     problems += reading.problems
     problems += [
@@ -109,13 +100,7 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
         raise SpecError(problems)
     notes, passed_over = tuple(_notes(config)), tuple(explain_ignored_keys(config, _reasons(family)))
     return ConfigDescription(
-        family,
-        _nest(fields),
-        keys,
-        quantization,
-        notes,
-        passed_over,
-        bool(asks_loss) and "moe.router" in fields,
+        family, _nest(fields), keys, quantization, notes, passed_over, bool(asks_loss) and "moe.router" in fields
     )
 
 
@@ -139,9 +124,7 @@ def _read(family: Family) -> set[str]:
 def _so_anyway(family: Family) -> dict[str, tuple[Any, ...]]:
     """Keys that must have these values, as all models of a family do."""
     read = _read(family)
-    return {key: allowed_values for key, allowed_values in SO_ANYWAY.items() if key not in read} | dict(
-        family.only
-    )
+    return {key: allowed_values for key, allowed_values in SO_ANYWAY.items() if key not in read} | dict(family.only)
 
 
 def family_of(config: Mapping[str, Any], place: str) -> Family:
@@ -156,8 +139,7 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
 def _notes(config: Mapping[str, Any]) -> Iterator[str]:
     if config.get("auto_map"):
         yield (
-            "auto_map names Python code in the folder, which is never run: this library's model of "
-            "this type is used"
+            "auto_map names Python code in the folder, which is never run: this library's model of this type is used"
         )
 
 
@@ -218,9 +200,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
             yield before + key, value
 
 
-def build_config(
-    spec: LanguageModelSpec, origin_config: Mapping[str, Any] | None, dtype: str
-) -> dict[str, Any]:
+def build_config(spec: LanguageModelSpec, origin_config: Mapping[str, Any] | None, dtype: str) -> dict[str, Any]:
     """Config of a model: that of its folder, with what has changed, or without a folder a new one of the first family
     that can represent the model. Weights are written in `dtype`.
 
@@ -265,9 +245,7 @@ def anew(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
     for field in family.fields:
         config |= field.write(_with_router_defaults(spec))
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    return _for_any_release(
-        {**config, "hidden_act": "silu", **family.new_config_keys, **tokens}, spec, family, dtype
-    )
+    return _for_any_release({**config, "hidden_act": "silu", **family.new_config_keys, **tokens}, spec, family, dtype)
 
 
 def differences(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Iterator[str]:
@@ -289,9 +267,7 @@ def _reading(family: Family, config: Mapping[str, Any]) -> Reading:
 
 def _update_origin(spec: LanguageModelSpec, origin_config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     config = {key: value for key, value in origin_config.items() if key not in _NOT_CARRIED}
-    config["model_type"] = BY_TYPE[config["model_type"]].model_types[
-        0
-    ]  # which transformers knows without code
+    config["model_type"] = BY_TYPE[config["model_type"]].model_types[0]  # which transformers knows without code
     family = BY_TYPE[config["model_type"]]
     if not list(differences(spec, config)):
         return _for_any_release(config, spec, family, dtype)
@@ -312,9 +288,7 @@ def _update_origin(spec: LanguageModelSpec, origin_config: Mapping[str, Any], dt
     return _for_any_release(config, spec, family, dtype)
 
 
-def _for_any_release(
-    config: Mapping[str, Any], spec: LanguageModelSpec, family: Family, dtype: str
-) -> dict[str, Any]:
+def _for_any_release(config: Mapping[str, Any], spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
     """Config that transformers 4, transformers 5 and vLLM read alike: keys under the names that all of them know,
     positions in both forms, and keys whose absence a reader would misinterpret."""
     full_config = dict(family.constant_keys)

@@ -49,9 +49,7 @@ def fill_ours(
                     bounds = piece.their_side.bounds(block)
                     their_tensor = read(name, bounds)
                     check(name, their_tensor)
-                    source = view(
-                        their_tensor, [low for low, _ in bounds], piece.their_side, block, piece.axes
-                    )
+                    source = view(their_tensor, [low for low, _ in bounds], piece.their_side, block, piece.axes)
                     into = view(local, origin, piece.our_side, block, piece.axes)
                     copy(into, source)
                     if piece.factor != 1:
@@ -73,9 +71,7 @@ def fill_theirs(
     origin = [low for low, _ in within]
     for name, piece, box in _boxes(within, made_of):
         bounds = piece.our_side.bounds(box)
-        source = view(
-            read(name, bounds, block.dtype), [low for low, _ in bounds], piece.our_side, box, piece.axes
-        )
+        source = view(read(name, bounds, block.dtype), [low for low, _ in bounds], piece.our_side, box, piece.axes)
         copy(view(block, origin, piece.their_side, box, piece.axes), source)
 
 

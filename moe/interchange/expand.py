@@ -74,18 +74,14 @@ def _expanded_adapter(
     return {"adapter": folder.filled_in(adapter, place, (spec, family))}
 
 
-def _expand(
-    model: Mapping[str, Any], roots: Sequence[str] | None, place: str, is_trained: bool
-) -> dict[str, Any]:
+def _expand(model: Mapping[str, Any], roots: Sequence[str] | None, place: str, is_trained: bool) -> dict[str, Any]:
     """A model with what its folder says filled in.
 
     One that names no folder, or is filled in already, is returned as it is. Only `config.json` is read, under the
     `roots` (as `moe.data.locations` has them; None allows any). Raises SpecError, also for one that was filled in from
     another `config.json`.
     """
-    if not isinstance(model.get("from"), str) or (
-        model.keys() >= _WHOLE and model.get("from_config") is None
-    ):
+    if not isinstance(model.get("from"), str) or (model.keys() >= _WHOLE and model.get("from_config") is None):
         return dict(model)
     if model.get("preset") is not None:
         raise SpecError(

@@ -101,8 +101,7 @@ def in_layers(*rows: TensorRow | Iterable[TensorRow]) -> tuple[TensorRow, ...]:
     """Rows of what lies in every layer."""
     flat = [line for row in rows for line in ([row] if isinstance(row, TensorRow) else row)]
     return tuple(
-        TensorRow(LAYER + row.our_name, f"model.{LAYER}{row.their_name}", row.our_axes, row.their_axes)
-        for row in flat
+        TensorRow(LAYER + row.our_name, f"model.{LAYER}{row.their_name}", row.our_axes, row.their_axes) for row in flat
     )
 
 
@@ -135,7 +134,5 @@ class Family:
 
     def rows(self, name: str) -> list[list[TensorRow]]:
         """Rows of a parameter, by its name in the tables, in each layout."""
-        by_table = (
-            [row for row in table if row.our_name == name] for table in (self.tensors, self.fused_tensors)
-        )
+        by_table = ([row for row in table if row.our_name == name] for table in (self.tensors, self.fused_tensors))
         return [rows for rows in by_table if rows]

@@ -175,9 +175,7 @@ class SparseSteps(Field):
         if layers and step and isinstance(dense, list):
             with_experts = [at for at in range(layers) if at not in dense and (at + 1) % step == 0]
             if not with_experts:
-                key, key_value = (
-                    ("decoder_sparse_step", step) if step > layers else ("mlp_only_layers", dense)
-                )
+                key, key_value = ("decoder_sparse_step", step) if step > layers else ("mlp_only_layers", dense)
                 config.refuse(key, key_value, f"leaves no layer with experts: {_DENSE}")
             if len(with_experts) < layers:
                 fields["ffn_dim"] = config.get("intermediate_size", int)
@@ -250,10 +248,7 @@ class Windows(Field):
         on = config.get("use_sliding_window", bool) if self.has_switch else True
         window = config.get("sliding_window", int, null=None) if on else None
         if self.by == "all":
-            return {
-                "attention.window": window,
-                "attention.windowed_layers": "even" if window is None else "all",
-            }
+            return {"attention.window": window, "attention.windowed_layers": "even" if window is None else "all"}
         layers = self._layers(config, on and window is not None)
         if layers and window is None:
             rule = f"has {SLIDING}, but no sliding_window is in use"
@@ -338,9 +333,7 @@ class EveryLayer(Field):
         if entries is not None and (
             not isinstance(entries, list) or any(not json_equal(entry, self.entry) for entry in entries)
         ):
-            config.refuse(
-                self.their_key, None, f"must be {self.entry!r} for every layer; nothing else is supported"
-            )
+            config.refuse(self.their_key, None, f"must be {self.entry!r} for every layer; nothing else is supported")
         return {}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
@@ -381,11 +374,7 @@ class ExpertGroups(Field):
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         groups = value(spec, "moe.num_expert_groups") or 1
         keys = {"n_group": groups, "topk_group": value(spec, "moe.expert_groups_per_token") or 1}
-        return (
-            {**keys, "topk_method": "group_limited_greedy" if groups > 1 else "greedy"}
-            if self.method
-            else keys
-        )
+        return {**keys, "topk_method": "group_limited_greedy" if groups > 1 else "greedy"} if self.method else keys
 
 
 @dataclass(frozen=True)

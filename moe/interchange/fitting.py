@@ -67,9 +67,7 @@ def rows_of(spec: LanguageModelSpec, family: Family, name: str) -> tuple[int | N
     return layer, family.rows(LAYER + within)
 
 
-def alternatives(
-    spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor
-) -> list[tuple[ParameterPiece, ...]]:
+def alternatives(spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor) -> list[tuple[ParameterPiece, ...]]:
     """Pieces that make one of our tensors, in each layout that a folder may have, the hub's first; empty if the family
     has no such tensor."""
     layer, layouts = rows_of(spec, family, tensor.name)
@@ -77,9 +75,7 @@ def alternatives(
     return [tuple(row.piece(tensor.shape, layer, sizes) for row in rows) for rows in layouts]
 
 
-def _sources(
-    spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor
-) -> list[tuple[ParameterPiece, ...]]:
+def _sources(spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor) -> list[tuple[ParameterPiece, ...]]:
     """The same in a folder that a model begins with, which may be a dense one that it is made of."""
     dense_piece = piece_of(spec, family, tensor.name, tensor.shape)
     return alternatives(spec, family, tensor) if dense_piece is None else [(dense_piece,)]
@@ -108,8 +104,7 @@ def fit(spec: LanguageModelSpec, folder_catalog: Catalog) -> Fit:
             continue
         names = [[name for piece in pieces for name in piece.names()] for pieces in choices]
         choice = next(
-            (at for at, choice_names in enumerate(names) if all(name in tensors for name in choice_names)),
-            None,
+            (at for at, choice_names in enumerate(names) if all(name in tensors for name in choice_names)), None
         )
         if choice is None:
             problems += _missing(
@@ -128,9 +123,7 @@ def fit(spec: LanguageModelSpec, folder_catalog: Catalog) -> Fit:
     untrained_names = _extra_head_tensors(family, folder_catalog.config, set(tensors) - used_names)
     result.extra_head_tensors = tuple(sorted(untrained_names))
     problems += [
-        folder_catalog.problem(
-            "unknown_key", name, "is not a tensor of this model", _REMEDY, list(tensors[name].shape)
-        )
+        folder_catalog.problem("unknown_key", name, "is not a tensor of this model", _REMEDY, list(tensors[name].shape))
         for name in sorted(set(tensors) - used_names - untrained_names)
     ]
     problems += [
@@ -151,9 +144,7 @@ def _check_size(spec: LanguageModelSpec, catalog: Catalog) -> None:
         return
     num_matrices = sum(math.prod(tensor.shape[:-2]) for tensor in catalog.tensors.values())
     if num_experts > num_matrices:
-        rule = (
-            f"would have {num_experts:,} experts in all layers, but the folder has {num_matrices:,} matrices"
-        )
+        rule = f"would have {num_experts:,} experts in all layers, but the folder has {num_matrices:,} matrices"
         raise SpecError(Problem("mismatch", catalog.folder.path(CONFIG), None, rule, _REMEDY))
 
 
@@ -171,16 +162,11 @@ def _missing(catalog: Catalog, tensor: ExpectedTensor, names: list[str]) -> Iter
     for name in names:
         if name not in catalog.tensors:
             yield catalog.problem(
-                "missing",
-                name,
-                f"is missing; {tensor.name} {list(tensor.shape)} needs it{tie_hint}",
-                _REMEDY,
+                "missing", name, f"is missing; {tensor.name} {list(tensor.shape)} needs it{tie_hint}", _REMEDY
             )
 
 
-def _misshapen(
-    catalog: Catalog, tensor: ExpectedTensor, pieces: tuple[ParameterPiece, ...]
-) -> Iterator[Problem]:
+def _misshapen(catalog: Catalog, tensor: ExpectedTensor, pieces: tuple[ParameterPiece, ...]) -> Iterator[Problem]:
     for piece in pieces:
         for name in piece.names():
             if (shape := catalog.tensors[name].shape) != piece.their_side.shape:

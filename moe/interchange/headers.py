@@ -17,7 +17,5 @@ def entries(file: str, location: Location, place: str) -> list[HeaderEntry]:
     except (ValueError, OSError) as error:
         code: ProblemCode = "unreadable" if isinstance(error, OSError) else "corrupt"
         remedy = "download the file again"
-        raise SpecError(
-            Problem(code, place, str(location), f"is not a valid {file}: {error}", remedy)
-        ) from None
+        raise SpecError(Problem(code, place, str(location), f"is not a valid {file}: {error}", remedy)) from None
     return tensor_entries

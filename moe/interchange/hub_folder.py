@@ -11,12 +11,7 @@ from typing import Any
 from moe.data.locations import Location, Locator, NoFile
 from moe.spec import Problem, SpecError
 
-CONFIG, INDEX, SINGLE, SEALS = (
-    "config.json",
-    "model.safetensors.index.json",
-    "model.safetensors",
-    "shardyard.json",
-)
+CONFIG, INDEX, SINGLE, SEALS = ("config.json", "model.safetensors.index.json", "model.safetensors", "shardyard.json")
 MAX_CONFIG_BYTES = 1 << 24
 MAX_INDEX_BYTES = 1 << 28
 MAX_FILES = 10_000
@@ -37,9 +32,7 @@ class HubFolder:
         self.url, self.place = url.rstrip("/"), place
         if "*" in url:
             raise SpecError(
-                Problem(
-                    "invalid_value", place, url, "must name one folder, without *", "name the model's folder"
-                )
+                Problem("invalid_value", place, url, "must name one folder, without *", "name the model's folder")
             )
         self._locator = Locator(roots)
 
@@ -50,9 +43,7 @@ class HubFolder:
     def _is_config(self) -> bool:
         """Whether the URL is a model's config file under another name, such as `qwen3-30b.json`, rather than a folder.
         Files beside it are not read, since they may belong to other models."""
-        return self.url.endswith(".json") and (
-            self._is_file(self.url) or not self._is_file(f"{self.url}/{CONFIG}")
-        )
+        return self.url.endswith(".json") and (self._is_file(self.url) or not self._is_file(f"{self.url}/{CONFIG}"))
 
     def _is_file(self, path: str) -> bool:
         try:
@@ -146,9 +137,7 @@ class HubFolder:
         where = index.get("weight_map")
         if not isinstance(where, dict) or not where:
             raise SpecError(
-                Problem(
-                    "corrupt", self.place, self.path(INDEX), "has no weight_map", "download the file again"
-                )
+                Problem("corrupt", self.place, self.path(INDEX), "has no weight_map", "download the file again")
             )
         for tensor, name in where.items():
             if not isinstance(name, str) or not _SHARD.fullmatch(name):

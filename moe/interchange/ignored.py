@@ -104,9 +104,7 @@ def explain_ignored_keys(config: Mapping[str, Any], reasons: Mapping[str, str]) 
 def refused_dropout(reading: Reading) -> None:
     """Report an `attention_dropout` that is not a probability."""
     value = reading.raw("attention_dropout")
-    if value is not None and (
-        isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1
-    ):
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1):
         code: ProblemCode = "out_of_range" if type(value) in (int, float) else "wrong_type"
         rule = "must be a number from 0 to below 1"
         reading.refuse("attention_dropout", value, rule, "correct config.json", code=code)

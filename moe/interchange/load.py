@@ -17,15 +17,7 @@ from moe.interchange.hub_folder import HubFolder
 from moe.interchange.pieces import ParameterPiece
 from moe.interchange.seals import faults
 from moe.interchange.tensor_reader import TensorReader
-from moe.parallel import (
-    Layout,
-    QuantScheme,
-    extent,
-    local_parameters,
-    part_of,
-    plain_collectives,
-    quant_schemes_of,
-)
+from moe.parallel import Layout, QuantScheme, extent, local_parameters, part_of, plain_collectives, quant_schemes_of
 from moe.parallel.problems import raise_on_all_ranks
 from moe.parallel.quantized import blocks, put, quantize
 from moe.spec import LanguageModelSpec, Problem, SpecError
@@ -93,9 +85,7 @@ def load_weights(
         raise_on_all_ranks(
             each_told(
                 folder,
-                lambda: faults(
-                    folder_catalog, weights, plain_collectives.rank(), plain_collectives.world_size()
-                ),
+                lambda: faults(folder_catalog, weights, plain_collectives.rank(), plain_collectives.world_size()),
             )
         )
 
@@ -121,10 +111,7 @@ def load_weights(
 
 def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterator[_TensorPart]:
     """Local parts of a model, with their place in the whole."""
-    shapes, schemes = (
-        {tensor.name: tensor.shape for tensor in expected_tensors(spec)},
-        quant_schemes_of(model),
-    )
+    shapes, schemes = ({tensor.name: tensor.shape for tensor in expected_tensors(spec)}, quant_schemes_of(model))
     for parameter in local_parameters(model):
         of_scales = (name := parameter.name.removesuffix(SCALES)) in schemes and name != parameter.name
         scheme = schemes.get(name)
@@ -138,9 +125,7 @@ def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterato
         yield _TensorPart(name, parameter.local.detach(), origin, scheme, of_scales)
     for name, buffer in model.named_buffers():
         if name in shapes:
-            yield _TensorPart(
-                name, buffer.detach(), tuple(first for first, _ in extent(part_of(buffer), layout))
-            )
+            yield _TensorPart(name, buffer.detach(), tuple(first for first, _ in extent(part_of(buffer), layout)))
 
 
 def _made_together(parts: Sequence[_TensorPart]) -> Iterator[tuple[QuantScheme | None, list[_TensorPart]]]:
@@ -219,13 +204,7 @@ def each_told(folder: str, look: Callable[[], list[Problem]]) -> list[Problem]:
         return look()
     except OSError as error:
         return [
-            Problem(
-                "unreadable",
-                folder,
-                None,
-                f"cannot be read: {error}",
-                "repair the storage or its permissions",
-            )
+            Problem("unreadable", folder, None, f"cannot be read: {error}", "repair the storage or its permissions")
         ]
 
 

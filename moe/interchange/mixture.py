@@ -31,9 +31,7 @@ def mixture(description: ConfigDescription, job_model: Mapping[str, Any], place:
     model, place = place, f"{place}.upcycle"
     if (name := description.family.model_types[0]) not in ("llama", "qwen3"):
         rule = f"requires a llama or qwen3, but this folder has a {name}, which already has experts"
-        raise SpecError(
-            Problem("conflict", place, None, rule, "omit upcycle, or name another folder by from")
-        )
+        raise SpecError(Problem("conflict", place, None, rule, "omit upcycle, or name another folder by from"))
     upcycle = _upcycle(job_model["upcycle"], place)
     dense = {key: value for key, value in description.model_fields.items() if key != "ffn_dim"}
     ffn_dim = description.model_fields["ffn_dim"]
@@ -47,9 +45,7 @@ def mixture(description: ConfigDescription, job_model: Mapping[str, Any], place:
     for form in FORMS if upcycle.form is None else (upcycle.form,):
         if form in _ALWAYS_SHARED and not upcycle.shared_slices:
             rule = "always has shared experts, but shared_slices is 0"
-            reasons.append(
-                Problem("conflict", f"{place}.form", form, rule, "raise shared_slices, or use another form")
-            )
+            reasons.append(Problem("conflict", f"{place}.form", form, rule, "raise shared_slices, or use another form"))
             continue
         layer = {**upcycle.layer_of(ffn_dim), **_of_form(form, upcycle)}
         upcycle_fields = {**upcycle.model_dump(mode="json"), "form": form}

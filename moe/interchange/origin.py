@@ -56,13 +56,9 @@ class Origin:
     def of_catalog(cls, folder_catalog: Catalog, spec: LanguageModelSpec) -> "Origin":
         """Origin of the model of a catalogued folder."""
         fit_result = fit(spec, folder_catalog)
-        config = (
-            dict(folder_catalog.config) if spec.upcycle is None else config_of(spec, folder_catalog.config)
-        )
+        config = dict(folder_catalog.config) if spec.upcycle is None else config_of(spec, folder_catalog.config)
         dtypes = dict(_dtypes(folder_catalog, spec, fit_result, BY_TYPE[str(config["model_type"])]))
-        dtype_counts = Counter(
-            dtype for name, dtype in dtypes.items() if name not in fit_result.extra_head_tensors
-        )
+        dtype_counts = Counter(dtype for name, dtype in dtypes.items() if name not in fit_result.extra_head_tensors)
         main_dtype = dtype_counts.most_common(1)[0][0]
         other_dtypes = {name: dtype for name, dtype in dtypes.items() if dtype != main_dtype}
         return cls(
@@ -109,9 +105,7 @@ def _dtypes(
         return "BF16" if stored_tensor.is_decoded else stored_tensor.entry.dtype
 
     for tensor in expected_tensors(spec):
-        source_names = [
-            name for piece in fit_result.pieces.get(tensor.name, ())[:1] for name in piece.names()
-        ]
+        source_names = [name for piece in fit_result.pieces.get(tensor.name, ())[:1] for name in piece.names()]
         for piece in alternatives(spec, family, tensor)[0]:
             for name in piece.names():
                 if name in folder_catalog.tensors or source_names:
@@ -127,10 +121,7 @@ def _dtypes(
 def _small_files(folder: HubFolder) -> Iterator[tuple[str, bytes]]:
     for name in CARRIED:
         if folder.has(name):
-            yield (
-                name,
-                folder.read(name, MAX_CONFIG_BYTES if name.endswith("config.json") else MAX_READ_BYTES),
-            )
+            yield (name, folder.read(name, MAX_CONFIG_BYTES if name.endswith("config.json") else MAX_READ_BYTES))
     for location in folder.glob(f"{TEMPLATES}/*.jinja"):
         path = f"{TEMPLATES}/{location.path.rpartition('/')[2]}"
         yield path, folder.read(path, MAX_CONFIG_BYTES)

@@ -31,9 +31,7 @@ IN_NAME = "e"
 COPIES = "n"
 """The axis of ours that theirs may lack."""
 _TERM = re.compile(r"\([^()]*\)(?:@\d+/\d+)?|[^\s()]+")
-_PART = re.compile(
-    r"(?P<axis>[a-z]\w*)(?:@(?P<begin>\d+)/(?P<of>\d+))?|(?P<place>\d+)/(?P<places>\d+)|(?P<one>1)"
-)
+_PART = re.compile(r"(?P<axis>[a-z]\w*)(?:@(?P<begin>\d+)/(?P<of>\d+))?|(?P<place>\d+)/(?P<places>\d+)|(?P<one>1)")
 
 
 @dataclass(frozen=True)
@@ -81,9 +79,7 @@ def _term(text: str) -> DimensionFactor:
     match = _PART.fullmatch(text)
     assert match is not None, text
     if match["axis"]:
-        return DimensionFactor(
-            match["axis"], int(match["begin"] or 0), int(match["of"]) if match["of"] else None
-        )
+        return DimensionFactor(match["axis"], int(match["begin"] or 0), int(match["of"]) if match["of"] else None)
     return DimensionFactor(None, int(match["place"] or 0), int(match["places"] or 1))
 
 
@@ -100,8 +96,7 @@ class Side:
     def boxes(self, slices: Sequence[tuple[int, int]]) -> Iterator[dict[str, tuple[int, int]]]:
         """Boxes of axes that together are what the view has within a rectangle of the tensor, without overlap."""
         by_dim = [
-            list(self._along(dim, self._axes_of(dim), self.first[dim], *within))
-            for dim, within in enumerate(slices)
+            list(self._along(dim, self._axes_of(dim), self.first[dim], *within)) for dim, within in enumerate(slices)
         ]
         for dim_boxes in product(*by_dim):
             yield {axis: part for dim_box in dim_boxes for axis, part in dim_box.items()}
@@ -219,9 +214,7 @@ def piece(
     for dimension, size in zip(our_dims, our_shape, strict=True):
         if dimension.total is not None:
             continue
-        unknown = [
-            term for term in dimension.terms if term.axis and term.total is None and term.axis not in lengths
-        ]
+        unknown = [term for term in dimension.terms if term.axis and term.total is None and term.axis not in lengths]
         known_size = prod(_places(term, lengths) for term in dimension.terms if term not in unknown)
         if unknown:
             assert len(unknown) == 1, f"{our_pattern} of {list(our_shape)}"

@@ -30,14 +30,8 @@ def quantization_of(config: Any, place: str, family: Family) -> tuple[Quantizati
         return Quantization("mxfp4"), None
     if method == "fp8" and config.get("fmt", "e4m3") in ("e4m3", "float8_e4m3fn"):
         block = config.get("weight_block_size", list(FP8_BLOCK))
-        if (
-            isinstance(block, list)
-            and len(block) == 2
-            and all(type(size) is int and size > 0 for size in block)
-        ):
+        if isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block):
             return Quantization("fp8", (block[0], block[1])), None
-        return None, Problem(
-            "invalid_value", f"{place}.weight_block_size", block, "must be two numbers", _REMEDY
-        )
+        return None, Problem("invalid_value", f"{place}.weight_block_size", block, "must be two numbers", _REMEDY)
     rule = "must be fp8 in blocks, or mxfp4 of gpt_oss; no other is supported"
     return None, Problem("unsupported", f"{place}.quant_method", method, rule, _REMEDY)

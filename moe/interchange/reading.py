@@ -65,9 +65,7 @@ class Reading:
         """Note a problem if a key has a value other than these; null counts as absent."""
         allowed_values = list(allowed_values)
         value = self._values.get(key)
-        if value is not None and not any(
-            json_equal(value, allowed_value) for allowed_value in allowed_values
-        ):
+        if value is not None and not any(json_equal(value, allowed_value) for allowed_value in allowed_values):
             choices = " or ".join(map(repr, allowed_values)) or "omitted"
             self.refuse(key, value, f"must be {choices}; nothing else is supported", REMEDY)
 

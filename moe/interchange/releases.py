@@ -19,9 +19,7 @@ def readers(spec: LanguageModelSpec, family: Family) -> str:
     """The releases that read a model's export, for its card."""
     reasons = list(unlike_older(spec, family))
     if not reasons:
-        return (
-            f"transformers 5 and 4 (compared with {CURRENT} and {OLDER}), and vLLM, which reads the same keys"
-        )
+        return f"transformers 5 and 4 (compared with {CURRENT} and {OLDER}), and vLLM, which reads the same keys"
     return f"transformers 5 (compared with {CURRENT}); not transformers 4: {'; '.join(reasons)}"
 
 
@@ -49,6 +47,4 @@ def unlike_older(spec: LanguageModelSpec, family: Family) -> Iterator[str]:
     if name == "gpt_oss" and spec.moe is not None:
         swiglu = spec.moe.activation_alpha, spec.moe.activation_limit
         if swiglu != _SWIGLU:
-            yield (
-                f"its SwiGLU always has alpha {_SWIGLU[0]} and limit {_SWIGLU[1]}, whatever config.json says"
-            )
+            yield (f"its SwiGLU always has alpha {_SWIGLU[0]} and limit {_SWIGLU[1]}, whatever config.json says")

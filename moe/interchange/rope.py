@@ -85,9 +85,7 @@ class Rope(Field):
                 return key, {}
             if layer_kinds := [name for name, value in parameters.items() if isinstance(value, dict)]:
                 config.refuse(
-                    f"{key}.{layer_kinds[0]}",
-                    None,
-                    "has its own positions per kind of layer, which is not supported",
+                    f"{key}.{layer_kinds[0]}", None, "has its own positions per kind of layer, which is not supported"
                 )
                 return key, {}
             return key, dict(parameters)
@@ -100,9 +98,7 @@ class Rope(Field):
             head = config.get("head_dim", int)
             return rotary_dim / head if rotary_dim and head else None
         if self.fraction is None and fraction not in (None, 1):
-            config.refuse(
-                "partial_rotary_factor", fraction, "must be 1: models of this type rotate all channels"
-            )
+            config.refuse("partial_rotary_factor", fraction, "must be 1: models of this type rotate all channels")
             return None
         if fraction is None:
             return self.fraction
@@ -118,13 +114,9 @@ class Rope(Field):
             return self.pairing
         return "interleaved" if config.get("rope_interleave", bool, null=False) else "half"
 
-    def _scaling(
-        self, config: Reading, where: str, kind: str, parameters: dict[str, Any]
-    ) -> dict[str, Any] | None:
+    def _scaling(self, config: Reading, where: str, kind: str, parameters: dict[str, Any]) -> dict[str, Any] | None:
         if kind not in _SCALED:
-            config.refuse(
-                f"{where}.rope_type", kind, f"must be default, {', '.join(_SCALED)}; no other is supported"
-            )
+            config.refuse(f"{where}.rope_type", kind, f"must be default, {', '.join(_SCALED)}; no other is supported")
             return None
         field_by_key = _SCALED[kind]
         for key in sorted(parameters.keys() - field_by_key.keys() - _OF_ANY - _LENGTH):
@@ -135,9 +127,7 @@ class Rope(Field):
             if parameters.get(key) is None:
                 rule = f"is required by the rope_type {kind}"
                 config.refuse(f"{where}.{key}", None, rule, "add it to config.json", code="missing")
-        scaling = {
-            field: parameters[key] for key, field in field_by_key.items() if parameters.get(key) is not None
-        }
+        scaling = {field: parameters[key] for key, field in field_by_key.items() if parameters.get(key) is not None}
         if "truncate" in field_by_key and parameters.get("truncate", True) is None:
             scaling["truncate"] = False  # a null is no default, as transformers has it
         for zero in ("mscale", "mscale_all_dim"):  # which mean the same as none
@@ -147,9 +137,7 @@ class Rope(Field):
             scaling["original_tokens"] = config.get("max_position_embeddings", int)
         elif kind != "linear":
             # A key outside of the parameters is preferred to one in them, and the longest position to none.
-            original = (
-                config.raw(ORIGINAL) or parameters.get(ORIGINAL) or config.get("max_position_embeddings", int)
-            )
+            original = config.raw(ORIGINAL) or parameters.get(ORIGINAL) or config.get("max_position_embeddings", int)
             scaling["original_tokens"] = original
         return {"kind": kind, **scaling}
 
@@ -201,8 +189,4 @@ def _longest(rope: RopeSpec) -> int:
     scaling = rope.scaling
     if scaling is None or not hasattr(scaling, "original_tokens"):
         return DEFAULT_MAX_TOKENS
-    return (
-        scaling.original_tokens
-        if scaling.kind == "dynamic"
-        else int(scaling.original_tokens * scaling.factor)
-    )
+    return scaling.original_tokens if scaling.kind == "dynamic" else int(scaling.original_tokens * scaling.factor)

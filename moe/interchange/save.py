@@ -150,9 +150,7 @@ def _whence(origin: Origin, roots: Sequence[str] | None) -> Catalog:
         folder_catalog = catalog(HubFolder(origin.url, roots))
     except SpecError as error:
         rule = f"must still be readable: {len(origin.untrained)} untrained tensors are copied from it"
-        raise SpecError(
-            [Problem("not_found", "model.from", origin.url, rule, "restore it"), *error.problems]
-        ) from None
+        raise SpecError([Problem("not_found", "model.from", origin.url, rule, "restore it"), *error.problems]) from None
     if missing_names := [name for name in origin.untrained if name not in folder_catalog.tensors]:
         raise SpecError(
             Problem(
@@ -180,9 +178,7 @@ def _tensors(
     for our_tensor in expected_tensors(spec):
         for piece in alternatives(spec, family, our_tensor)[0]:
             for expert, name in enumerate(piece.names()):
-                their_tensors.setdefault(name, (piece.their_side.shape, []))[1].append(
-                    (our_tensor.name, piece, expert)
-                )
+                their_tensors.setdefault(name, (piece.their_side.shape, []))[1].append((our_tensor.name, piece, expert))
                 if our_tensor.is_buffer:
                     wide.add(name)
     if origin is not None and origin.keeps_tied and spec.tie_embeddings:
@@ -208,9 +204,7 @@ def _shards(tensors: Sequence[Made], max_bytes: int) -> list[tuple[str, list[Mad
         size += tensor.num_bytes
     if len(groups) == 1:
         return [(SINGLE, groups[0])]
-    return [
-        (f"model-{at:05}-of-{len(groups):05}.safetensors", group) for at, group in enumerate(groups, start=1)
-    ]
+    return [(f"model-{at:05}-of-{len(groups):05}.safetensors", group) for at, group in enumerate(groups, start=1)]
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[Slices]:
@@ -328,10 +322,7 @@ def beside_weights(origin: Origin | None, files: Mapping[str, bytes]) -> dict[st
     """Small files that a model and its adapters share: the tokenizer, and what is copied from the folder."""
     if origin is not None:
         return {**export_tokenizer(origin.files, origin.url), **files}
-    return {
-        **files,
-        **(learned_tokens.describe_special_tokens(files) if learned_tokens.is_learned(files) else {}),
-    }
+    return {**files, **(learned_tokens.describe_special_tokens(files) if learned_tokens.is_learned(files) else {})}
 
 
 def _check_target(target: str | Path) -> Iterator[Problem]:
@@ -341,11 +332,7 @@ def _check_target(target: str | Path) -> Iterator[Problem]:
         is_taken = bool(folder.names())
     elif (path := Path(folder.path_of(""))).is_symlink():
         yield Problem(
-            "not_allowed",
-            "target",
-            str(target),
-            "is a link, which a folder cannot replace",
-            "name a new folder",
+            "not_allowed", "target", str(target), "is a link, which a folder cannot replace", "name a new folder"
         )
         return
     else:

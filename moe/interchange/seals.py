@@ -26,10 +26,7 @@ def crc_of(block: Tensor, before: int = 0) -> int:
 
 def seals_text(crc_by_name: dict[str, int]) -> bytes:
     """Content of the file of checksums."""
-    record: dict[str, Any] = {
-        "version": VERSION,
-        "crc32": {name: f"{crc:08x}" for name, crc in crc_by_name.items()},
-    }
+    record: dict[str, Any] = {"version": VERSION, "crc32": {name: f"{crc:08x}" for name, crc in crc_by_name.items()}}
     return (json.dumps(record, indent=1) + "\n").encode()
 
 
@@ -50,10 +47,7 @@ def faults(folder_catalog: Catalog, reader: TensorReader, rank: int, num_ranks: 
         while at < entry.num_bytes:
             end = min(entry.num_bytes, at + _BLOCK_BYTES)
             crc = crc_of(
-                reader.raw(
-                    HeaderEntry(name, "U8", (entry.num_bytes,), entry.file, entry.begin), ((at, end),)
-                ),
-                crc,
+                reader.raw(HeaderEntry(name, "U8", (entry.num_bytes,), entry.file, entry.begin), ((at, end),)), crc
             )
             at = end
         if f"{crc:08x}" != expected_crc:

@@ -11,15 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moe.interchange.tensor_reader import DTYPES, NAMES
-from moe.parallel import (
-    Layout,
-    QuantizedWeight,
-    extent,
-    local_parameters,
-    part_of,
-    plain_collectives,
-    quant_schemes_of,
-)
+from moe.parallel import Layout, QuantizedWeight, extent, local_parameters, part_of, plain_collectives, quant_schemes_of
 from moe.parallel.collective import collective
 from moe.spec.form import BLOCK, SCALES
 from moe.spec.parameter import Slices
@@ -64,9 +56,7 @@ class ModelSource(TensorSource):
             {name: tuple((first, end) for first, end in within) for name, (within, _) in rank_parts.items()}
             for rank_parts in parts_by_rank
         ]
-        self._dtypes = {
-            name: DTYPES[dtype] for rank_parts in parts_by_rank for name, (_, dtype) in rank_parts.items()
-        }
+        self._dtypes = {name: DTYPES[dtype] for rank_parts in parts_by_rank for name, (_, dtype) in rank_parts.items()}
 
     def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
         if (scheme := self._schemes.get(name)) is None:
@@ -76,9 +66,7 @@ class ModelSource(TensorSource):
         blocks = first // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, scheme.length)
         matrix = (*within[: scheme.dim], blocks, *within[scheme.dim + 1 :])
         codes, *scales = (
-            self._read_parameter(
-                name + SCALES * is_scales, scheme.codes_of(matrix, of_scales=is_scales), None
-            )
+            self._read_parameter(name + SCALES * is_scales, scheme.codes_of(matrix, of_scales=is_scales), None)
             for is_scales in of_scales
         )
         if self.is_collective and self._rank != 0:
@@ -99,9 +87,7 @@ class ModelSource(TensorSource):
 
     def _gather(self, name: str, within: Slices, dtype: torch.dtype) -> Tensor:
         """The rectangle on rank 0, each part from the first rank that has it, sent in `dtype`."""
-        parts = [
-            (common, self._transfer(name, common, rank, dtype)) for rank, common in self._owners(name, within)
-        ]
+        parts = [(common, self._transfer(name, common, rank, dtype)) for rank, common in self._owners(name, within)]
         if self._rank != 0:
             return torch.empty(0)
         if len(parts) == 1:
@@ -116,11 +102,7 @@ class ModelSource(TensorSource):
         seen_places: set[Slices] = set()
         for rank, places in enumerate(self._places):
             place = places.get(name)
-            if (
-                place is not None
-                and place not in seen_places
-                and (common := _common(place, within)) is not None
-            ):
+            if place is not None and place not in seen_places and (common := _common(place, within)) is not None:
                 seen_places.add(place)
                 yield rank, common
 
@@ -160,9 +142,7 @@ class ModelSource(TensorSource):
 
 def _common(place: Slices, within: Slices) -> Slices | None:
     """Intersection of two rectangles; None where it is empty."""
-    overlap = tuple(
-        (max(first, low), min(end, high)) for (first, end), (low, high) in zip(place, within, strict=True)
-    )
+    overlap = tuple((max(first, low), min(end, high)) for (first, end), (low, high) in zip(place, within, strict=True))
     return overlap if all(first < end for first, end in overlap) else None
 
 

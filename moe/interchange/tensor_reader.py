@@ -78,18 +78,14 @@ class TensorReader:
         packed_values = self.raw(weight.entry, (experts, rows, blocks, (0, MXFP4_BLOCK // 2)))
         exponents = self.raw(scales, (experts, rows, blocks)).to(torch.int32) - 127
         values = torch.tensor(_E2M1, dtype=torch.float32)
-        halves = torch.stack(
-            (values[(packed_values & 15).long()], values[(packed_values >> 4).long()]), dim=-1
-        )
+        halves = torch.stack((values[(packed_values & 15).long()], values[(packed_values >> 4).long()]), dim=-1)
         decoded_values = torch.ldexp(halves.flatten(-2), exponents.unsqueeze(-1)).flatten(-2)
         begin = low - blocks[0] * MXFP4_BLOCK
         return decoded_values.narrow(2, begin, high - low).transpose(1, 2)
 
     def _fp8(self, weight: Held, scales: HeaderEntry, within: Slices) -> Tensor:
         """Values times the scale of their block."""
-        blocks = [
-            (first // size, -(-end // size)) for (first, end), size in zip(within, weight.block, strict=True)
-        ]
+        blocks = [(first // size, -(-end // size)) for (first, end), size in zip(within, weight.block, strict=True)]
         factors = self.raw(scales, tuple(blocks)).to(torch.float32)
         for dim, ((first, end), size) in enumerate(zip(within, weight.block, strict=True)):
             begin = blocks[dim][0] * size

@@ -85,9 +85,7 @@ def _object(content: bytes, place: str) -> dict[str, Any]:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise SpecError(
-            Problem("invalid_syntax", place, None, f"is not valid JSON: {error}", "correct it")
-        ) from None
+        raise SpecError(Problem("invalid_syntax", place, None, f"is not valid JSON: {error}", "correct it")) from None
     return value if isinstance(value, dict) else {}
 
 
@@ -116,12 +114,8 @@ def ranks_of(content: bytes) -> dict[bytes, int]:
         except (ValueError, binascii.Error):
             raise ValueError(f"line {number} is not a token in base64 and its rank") from None
         if len(token) > MAX_TOKEN_BYTES:
-            raise ValueError(
-                f"line {number} is a token of {len(token):,} bytes; the limit is {MAX_TOKEN_BYTES}"
-            )
-    if sorted(ranks.values()) != list(range(len(ranks))) or any(
-        bytes([byte]) not in ranks for byte in range(256)
-    ):
+            raise ValueError(f"line {number} is a token of {len(token):,} bytes; the limit is {MAX_TOKEN_BYTES}")
+    if sorted(ranks.values()) != list(range(len(ranks))) or any(bytes([byte]) not in ranks for byte in range(256)):
         raise ValueError("its ranks must number tokens from 0 and include all single bytes")
     return ranks
 
@@ -139,10 +133,7 @@ def of_tiktoken(content: bytes, special: Mapping[int, str], pattern: str = PATTE
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     first = len(ranks)
-    names = [
-        special.get(token_id, f"<|reserved_token_{token_id}|>")
-        for token_id in range(first, first + NUM_SPECIAL)
-    ]
+    names = [special.get(token_id, f"<|reserved_token_{token_id}|>") for token_id in range(first, first + NUM_SPECIAL)]
     tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
     return str(tokenizer.to_str())
 
@@ -158,15 +149,9 @@ def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
 @cache
 def _characters() -> dict[int, str]:
     """The printable character that byte-level BPE has for each byte (GPT-2)."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     other_bytes = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {
-        byte: chr(256 + at) for at, byte in enumerate(other_bytes)
-    }
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(other_bytes)}
 
 
 def _text(token: bytes) -> str:

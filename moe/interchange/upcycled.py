@@ -17,9 +17,7 @@ def begins_anew(spec: LanguageModelSpec, name: str) -> bool:
     return spec.upcycle is not None and _OF_NONE.fullmatch(name) is not None
 
 
-def piece_of(
-    spec: LanguageModelSpec, family: Family, name: str, shape: Sequence[int]
-) -> ParameterPiece | None:
+def piece_of(spec: LanguageModelSpec, family: Family, name: str, shape: Sequence[int]) -> ParameterPiece | None:
     """Part of a dense layer's matrix, in the hub's layout of its family, that is one of experts or shared experts; None
     for what a dense model has, too.
 
@@ -41,6 +39,4 @@ def piece_of(
     else:
         our_pattern, their_pattern, factor = f"{copies}m h", f"{hidden_axes} m", 1.0
     (row,), *_ = family.rows(f"{LAYER}feed_forward.dense.{matrix}.weight")
-    return piece(
-        shape, our_pattern, row.name_in(int(layer)), their_pattern, {"g": upcycle.routed_slices}, factor
-    )
+    return piece(shape, our_pattern, row.name_in(int(layer)), their_pattern, {"g": upcycle.routed_slices}, factor)

@@ -37,9 +37,7 @@ class AttentionMask:
 
     def __post_init__(self) -> None:
         if self.window is not None and not (self.causal and self.window > 0):
-            raise ValueError(
-                f"window (={self.window}) must be at least 1, and requires causal attention; omit it"
-            )
+            raise ValueError(f"window (={self.window}) must be at least 1, and requires causal attention; omit it")
         if self.keys is not None and (self.causal or self.is_by_row):
             raise ValueError("keys require attention that is not causal, without documents or padding")
 

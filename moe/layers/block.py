@@ -90,11 +90,7 @@ class TransformerBlock(nn.Module):
         return EncoderDecoderCache(own)
 
     def _keys_values(
-        self,
-        cross_attention: GroupedQueryAttention,
-        run: SequencePass,
-        cache: LayerCache | None,
-        memory: Tensor | None,
+        self, cross_attention: GroupedQueryAttention, run: SequencePass, cache: LayerCache | None, memory: Tensor | None
     ) -> KeysValues:
         """Keys and values of the encoder's output, from the cache if it has them."""
         if isinstance(cache, EncoderDecoderCache) and cache.memory is not None:

@@ -173,9 +173,7 @@ def _run(
         mask = mask & (within[..., None] == within[..., None, :])
         since_start = decay_sum.masked_fill(within != before, float("-inf"))
     # Masked before the exponential: later positions and other documents would overflow, and -inf has a gradient of 0.
-    between = (
-        (decay_sum[..., None] - decay_sum[..., None, :]).to(wide).masked_fill(~mask, float("-inf")).exp()
-    )
+    between = (decay_sum[..., None] - decay_sum[..., None, :]).to(wide).masked_fill(~mask, float("-inf")).exp()
     from_start = since_start.to(wide).exp()[..., None]
     to_end = between[..., -1, :, None]
 

@@ -8,9 +8,7 @@ from moe.routing import TokenContext
 
 
 @overridable
-def dropped(
-    x: Tensor, probability: float, ids: Tensor, tokens: TokenContext, layer: int, purpose: Purpose
-) -> Tensor:
+def dropped(x: Tensor, probability: float, ids: Tensor, tokens: TokenContext, layer: int, purpose: Purpose) -> Tensor:
     """Dropout of `x` `[T, M]`: entries are zeroed with `probability` and the others scaled up, keyed by the seed and
     step of `tokens`, layer, purpose and `ids` int64 `[T]`."""
     return dropout(x, probability, fold(tokens.seed, tokens.step, layer, purpose), ids)

@@ -33,21 +33,16 @@ class FeedForward(nn.Module):
         """Return `[t, M]` for `x` `[t, M]`, this rank's share of the tokens; `draws` covers all of them."""
         x = shares.gather(x)
         if self.recompute and torch.is_grad_enabled():
-            return shares.scatter(
-                checkpoint(self._of, x, draws, use_reentrant=False, preserve_rng_state=False)
-            )
+            return shares.scatter(checkpoint(self._of, x, draws, use_reentrant=False, preserve_rng_state=False))
         return shares.scatter(self._of(x, draws))
 
     def _of(self, x: Tensor, draws: DropoutKey | None) -> Tensor:
-        if (
-            self.activation.name == "relu"
-        ):  # autograd saves hidden states once; the gradient needs nothing else
+        if self.activation.name == "relu":  # autograd saves hidden states once; the gradient needs nothing else
             return self.w_out(self.w_in(x, draws).relu_(), draws)
         gate = None if self.w_gate is None else self.w_gate(x, draws)
         out = self.w_out
         a, b = (
-            None if matrix is None else narrowed(matrix, x.dtype)
-            for matrix in (out.weight_lora_a, out.weight_lora_b)
+            None if matrix is None else narrowed(matrix, x.dtype) for matrix in (out.weight_lora_a, out.weight_lora_b)
         )
         w = factor(out, "weight", x.dtype)
         adapter = out.lora_scale, out.dropped(draws)
@@ -75,9 +70,7 @@ class _ActivatedLinear(torch.autograd.Function):
         ctx.settings = adapter, activation, w.scheme if isinstance(w, QuantizedWeight) else None
         scale, dropout = adapter
         hidden_states = activation.forward(up, gate)
-        y = product(
-            hidden_states, (w.dequantize(hidden_states.dtype) if isinstance(w, QuantizedWeight) else w).t()
-        )
+        y = product(hidden_states, (w.dequantize(hidden_states.dtype) if isinstance(w, QuantizedWeight) else w).t())
         if a is None or b is None or scale == 0:
             return y
         hidden_states = hidden_states if dropout is None else dropout.apply_to(hidden_states)

@@ -12,13 +12,7 @@ from moe.layers.attention_mask import AttentionMask
 
 
 def flex_attend(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    *,
-    scale: float,
-    visible: AttentionMask,
-    sinks: Tensor | None = None,
+    queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, visible: AttentionMask, sinks: Tensor | None = None
 ) -> Tensor:
     """`moe.layers.softmax_attention.attend` by flex attention, which skips blocks of 128 keys that no query of a block
     sees.

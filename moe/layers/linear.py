@@ -186,9 +186,7 @@ class _WideProduct(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, w = ctx.saved_tensors
         of_x, of_w = ctx.needs_input_grad
-        return _matmul_float32(gradient, w.t()) if of_x else None, _matmul_float32(
-            x.t(), gradient
-        ) if of_w else None
+        return _matmul_float32(gradient, w.t()) if of_x else None, _matmul_float32(x.t(), gradient) if of_w else None
 
 
 class _QuantizedProduct(torch.autograd.Function):

@@ -189,9 +189,7 @@ class MoELayer(nn.Module):
             return
         shares.check()
         if x.shape[:-1] != (shares.stop - shares.first,):
-            raise ValueError(
-                f"x {tuple(x.shape)} must be this rank's share [{shares.stop - shares.first}, M]"
-            )
+            raise ValueError(f"x {tuple(x.shape)} must be this rank's share [{shares.stop - shares.first}, M]")
 
     def _logits(self, x_TM: Tensor, ids_T: Tensor, tokens: TokenContext) -> Tensor:
         """Router logits `[T, E]`, at least float32."""
@@ -219,9 +217,7 @@ def _in_groups(
         sequence_tokens = shape[-1]
     descriptor = tokens.padding if tokens.padding is not None else tokens.ids
     if tokens.ids is not None and descriptor is not None and tokens.ids.shape != descriptor.shape:
-        raise ValueError(
-            f"ids {tuple(tokens.ids.shape)} must have the shape of padding {tuple(descriptor.shape)}"
-        )
+        raise ValueError(f"ids {tuple(tokens.ids.shape)} must have the shape of padding {tuple(descriptor.shape)}")
     in_order = descriptor is None or descriptor.shape in (shape, (num_tokens,))
     if descriptor is not None and not in_order:
         is_reversed = descriptor.shape == shape[::-1]
@@ -236,9 +232,7 @@ def _in_groups(
         missing = descriptor.numel() - num_tokens
         if not 0 <= missing < max(1, descriptor.shape[1]) or (missing and tokens.padding is None):
             raise ValueError(
-                f"tokens in groups {tuple(descriptor.shape)} do not describe x {(*shape, 'M')}".replace(
-                    "'", ""
-                )
+                f"tokens in groups {tuple(descriptor.shape)} do not describe x {(*shape, 'M')}".replace("'", "")
             )
         return tokens.keys(descriptor), replace(tokens, sequence_tokens=sequence_tokens)
 
@@ -251,9 +245,7 @@ def _in_groups(
     if missing:
         ids = functional.pad(ids, (0, missing))
         padding = functional.pad(padding, (0, missing), value=True)
-    context = replace(
-        tokens, ids=ids.view(in_groups), padding=padding.view(in_groups), sequence_tokens=sequence_tokens
-    )
+    context = replace(tokens, ids=ids.view(in_groups), padding=padding.view(in_groups), sequence_tokens=sequence_tokens)
     return ids.view(in_groups), context
 
 

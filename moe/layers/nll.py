@@ -26,9 +26,7 @@ def smoothed_nll(
     """
     hidden_TM, labels_T = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     real = (labels_T != nothing).nonzero().squeeze(1)
-    loss, nll = _SmoothedNLL.apply(
-        hidden_TM.index_select(0, real), table, labels_T.index_select(0, real), smoothing
-    )
+    loss, nll = _SmoothedNLL.apply(hidden_TM.index_select(0, real), table, labels_T.index_select(0, real), smoothing)
     return loss, nll
 
 
@@ -131,8 +129,7 @@ class _SmoothedNLL(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         input_gradients = (
-            None if gradient is None else _scale_gradient(gradient, gradients[0])
-            for gradient in ctx.saved_tensors
+            None if gradient is None else _scale_gradient(gradient, gradients[0]) for gradient in ctx.saved_tensors
         )
         return *input_gradients, None, None
 

@@ -10,14 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from moe.overrides import overridable
 from moe.parallel import as_dtype
-from moe.spec.rope import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    RopeScaling,
-    RopeSpec,
-    YarnScaling,
-)
+from moe.spec.rope import DynamicScaling, LinearScaling, Llama3Scaling, RopeScaling, RopeSpec, YarnScaling
 
 Pairing = Literal["half", "interleaved"]
 

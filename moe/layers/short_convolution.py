@@ -48,9 +48,7 @@ def short_convolution_reference(
     return torch.stack(out).view(x.shape)
 
 
-def convolution_cache(
-    x: Tensor, width: int, documents: Tensor | None = None, before: Tensor | None = None
-) -> Tensor:
+def convolution_cache(x: Tensor, width: int, documents: Tensor | None = None, before: Tensor | None = None) -> Tensor:
     """`[B, w - 1, c]`: the last inputs of `before` and `x` `[B, L, c]`, from which `short_convolution` continues.
     Inputs in another document than the row's last position are zeros."""
     before = x.new_zeros(x.shape[0], width - 1, x.shape[2]) if before is None else before.to(x.dtype)
@@ -68,9 +66,7 @@ def _own(documents: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tens
         return None
     num_positions = documents.shape[1]
     return tuple(
-        ((documents[:, j:] == documents[:, : num_positions - j]) & (documents[:, j:] >= 0))[..., None].to(
-            dtype
-        )
+        ((documents[:, j:] == documents[:, : num_positions - j]) & (documents[:, j:] >= 0))[..., None].to(dtype)
         for j in range(min(width, num_positions))
     )
 

@@ -26,13 +26,7 @@ _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 @overridable
 def attend(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    *,
-    scale: float,
-    visible: AttentionMask,
-    sinks: Tensor | None = None,
+    queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, visible: AttentionMask, sinks: Tensor | None = None
 ) -> Tensor:
     """Return `[B, n, N, dv]`: softmax(scale · q kᵀ) v over the keys that each query sees
     (arXiv 1706.03762, equation 1).
@@ -58,13 +52,7 @@ def attend(
 
 
 def attend_reference(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    *,
-    scale: float,
-    visible: AttentionMask,
-    sinks: Tensor | None = None,
+    queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, visible: AttentionMask, sinks: Tensor | None = None
 ) -> Tensor:
     """Reference of `attend`: a mask built pair by pair, and sinks as a softmax column."""
     rows, heads, num_queries, _ = queries.shape
@@ -140,17 +128,13 @@ def _attend_on_cpu(
     is_whole = num_queries <= QUERIES_AT_ONCE or 2 * num_visible_keys > keys.shape[2]
     at_once = num_queries if is_whole else QUERIES_AT_ONCE
     blocks = [
-        attend_in_block(
-            slice(at, min(at + at_once, num_queries)), queries, keys, values, scale, visible, sinks
-        )
+        attend_in_block(slice(at, min(at + at_once, num_queries)), queries, keys, values, scale, visible, sinks)
         for at in range(0, num_queries, at_once)
     ]
     return (blocks[0] if is_whole else torch.cat(blocks, dim=2))[..., :width]
 
 
-def _attend_to_keys(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask
-) -> Tensor:
+def _attend_to_keys(queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask) -> Tensor:
     """Attention of all queries to the keys that `visible.keys` names, without sinks."""
     mask = visible.mask(queries.shape[2], keys.shape[2], queries.device)
     return functional.scaled_dot_product_attention(
@@ -192,12 +176,7 @@ def attend_in_block(
         # repeated keys 87; with query groups stacked along the sequence, which needs a mask if causal, 67 to 82, but
         # for 2,048 positions 368 instead of 186. In bfloat16 all three take 400 to 480 ms.
         return functional.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            is_causal=is_causal,
-            scale=scale,
-            enable_gqa=queries.shape[1] != keys.shape[1],
+            queries, keys, values, is_causal=is_causal, scale=scale, enable_gqa=queries.shape[1] != keys.shape[1]
         )
     return _Flash.apply(queries, keys, values, sinks, bias, is_causal, scale)
 
@@ -258,9 +237,7 @@ InputGradients = tuple[Tensor, Tensor, Tensor]
 """Gradients of queries, keys and values."""
 
 
-def _input_gradients(
-    operands: KernelOperands, bias: Tensor | None, scale: float, *, is_causal: bool
-) -> InputGradients:
+def _input_gradients(operands: KernelOperands, bias: Tensor | None, scale: float, *, is_causal: bool) -> InputGradients:
     gradients: InputGradients = _FLASH_BACKWARD(*operands, 0.0, is_causal, attn_mask=bias, scale=scale)
     return gradients
 
@@ -299,9 +276,7 @@ def _input_gradients_in_tiles(operands: KernelOperands, bias: Tensor | None, sca
     return d_queries, d_keys, d_values
 
 
-def attend_fused(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask
-) -> Tensor:
+def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask) -> Tensor:
     """Attention on a GPU by torch's fused kernels, without sinks."""
     if visible.keys is not None:
         return _attend_to_keys(queries, keys, values, scale, visible)
@@ -319,12 +294,7 @@ def attend_fused(
 
 
 def attend_plainly(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scale: float,
-    visible: AttentionMask,
-    sinks: Tensor | None,
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask, sinks: Tensor | None
 ) -> Tensor:
     """Attention in plain operations on any device, one block of queries at a time, whose scores are recomputed in the
     backward pass."""
@@ -345,9 +315,7 @@ def attend_plainly(
     )  # fmt: skip
 
 
-def _block(
-    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, sinks: Tensor | None, scale: float
-) -> Tensor:
+def _block(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, sinks: Tensor | None, scale: float) -> Tensor:
     groups = keys.shape[1]
     stacked_queries = queries.unflatten(1, (groups, -1)).flatten(2, 3)
     scores = (stacked_queries @ keys.transpose(-1, -2)).to(bias.dtype) * scale

@@ -1,15 +1,7 @@
 """Execution of a Plan: process groups, all-to-all, sharded parameters, and gradient reduction over the mesh."""
 
 from moe.parallel.apply import apply
-from moe.parallel.buffers import (
-    GradBuffer,
-    as_dtype,
-    buffers_of,
-    keep_buffers,
-    narrow,
-    narrowed,
-    values_changed,
-)
+from moe.parallel.buffers import GradBuffer, as_dtype, buffers_of, keep_buffers, narrow, narrowed, values_changed
 from moe.parallel.collective import CollectiveError, collective
 from moe.parallel.gradients import clip_by_global_norm, forget_gradients, reduce_gradients
 from moe.parallel.mesh import Layout

@@ -140,9 +140,7 @@ def recompute(block: nn.Module) -> None:
 
     def from_its_input(*inputs: Any, **keywords: Any) -> Any:
         if torch.is_grad_enabled():
-            return checkpoint(
-                forward, *inputs, use_reentrant=False, preserve_rng_state=not by_key, **keywords
-            )
+            return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=not by_key, **keywords)
         return forward(*inputs, **keywords)
 
     block.forward = from_its_input

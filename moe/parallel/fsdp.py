@@ -22,12 +22,7 @@ from moe.spec import Problem, SpecError
 
 
 def shard_block(
-    module: nn.Module,
-    splits: Mapping[str, tuple[str, int]],
-    layout: Layout,
-    label: str,
-    *,
-    keep_gathered: bool = False,
+    module: nn.Module, splits: Mapping[str, tuple[str, int]], layout: Layout, label: str, *, keep_gathered: bool = False
 ) -> None:
     """Shard the parameters of `module` by `splits`, (FSDP axis, dimension) by path: experts' parameters separately, the
     others together. They must have been through `place`; parameters not in `splits` are unchanged.
@@ -42,9 +37,7 @@ def shard_block(
         by_axis[axis][id(module.get_parameter(path))] = dim
     if layout.group("expert_fsdp") is not None:
         for submodule in list(module.modules()):
-            if any(
-                id(parameter) in by_axis["expert_fsdp"] for parameter in submodule.parameters(recurse=False)
-            ):
+            if any(id(parameter) in by_axis["expert_fsdp"] for parameter in submodule.parameters(recurse=False)):
                 axes = ("expert_replica", "expert_fsdp")
                 _shard(submodule, by_axis["expert_fsdp"], layout, axes, f"experts of {label}")
     split_before = any("fsdp" in part_of(parameter).axes for parameter in module.parameters())
@@ -80,9 +73,7 @@ def _shard(
     are freed as soon as they are sharded."""
     axis, replicas, over = axes[1], layout.group(axes[0]), layout.group(axes[1])
     assert over is not None
-    trainable = (
-        parameter for parameter in module.parameters() if id(parameter) in dims and parameter.requires_grad
-    )
+    trainable = (parameter for parameter in module.parameters() if id(parameter) in dims and parameter.requires_grad)
     if len(dtypes := {str(parameter.dtype) for parameter in trainable}) > 1:
         raise SpecError(
             Problem(
@@ -140,12 +131,7 @@ class _AllGather(_Named):
 
 class _ReduceScatter(_Named):
     def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> dist.Work | None:
         with collective(f"reduce-scatter of gradients, {self._label}"):
             return reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)

@@ -219,6 +219,4 @@ def mesh_of(layout: Layout, axes: tuple[str, ...]) -> DeviceMesh:
     only describes placement, and has no process groups."""
     own_ranks = next(ranks for ranks in ranks_along(axes, layout.degrees) if layout.rank in ranks)
     shape = [layout.degree(axis) for axis in axes]
-    return DeviceMesh(
-        layout.device.type, torch.tensor(own_ranks).view(shape), mesh_dim_names=axes, _init_backend=False
-    )
+    return DeviceMesh(layout.device.type, torch.tensor(own_ranks).view(shape), mesh_dim_names=axes, _init_backend=False)

@@ -145,9 +145,7 @@ def _declaration(model: nn.Module, path: str) -> Parameter | None:
     return _declared_in(model.get_submodule(within)).get(name)
 
 
-def check_splits(
-    model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layout
-) -> Iterator[Problem]:
+def check_splits(model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layout) -> Iterator[Problem]:
     """Yield problems with a parameter's splits: they must be those that its declared dimensions require, plus at most
     FSDP's axis of the same mesh."""
     path, declaration = paths[0], _declaration(model, paths[0])
@@ -156,9 +154,7 @@ def check_splits(
         yield Problem("uninitialized", path, None, "is on the meta device and has no initial values",
                       "declare it, or create the model on a device")  # fmt: skip
     dims = enumerate(declaration.dims) if declaration is not None else ()
-    expected_splits = {
-        (OURS.axes[kind], dim) for dim, kind in dims if layout.degree(OURS.axes.get(kind, "")) > 1
-    }
+    expected_splits = {(OURS.axes[kind], dim) for dim, kind in dims if layout.degree(OURS.axes.get(kind, "")) > 1}
     own_splits = {split for split in splits if split[0] not in FSDP_AXES}
     if own_splits != expected_splits and declaration is None:
         yield Problem(

@@ -11,9 +11,7 @@ from moe.spec import Problem, SpecError
 def raise_on_all_ranks(problems: Iterable[Problem]) -> None:
     """Raise SpecError on every rank with the distinct problems of all ranks, in rank order. All ranks call it."""
     fields_by_rank = plain_collectives.all_gather_json([problem.to_dict() for problem in problems])
-    distinct = {
-        json.dumps(fields): Problem(**fields) for own_fields in fields_by_rank for fields in own_fields
-    }
+    distinct = {json.dumps(fields): Problem(**fields) for own_fields in fields_by_rank for fields in own_fields}
     if distinct:
         raise SpecError(distinct.values())
 

@@ -149,9 +149,7 @@ def dequantize_reference(codes: Tensor, scales: Tensor, scheme: QuantScheme, len
     return values.mul_(_scale_per_value(scales, scheme.dim, length))
 
 
-def blocks(
-    within: Slices, dim: int, device_type: str, order: Sequence[int] | None = None
-) -> Iterator[Slices]:
+def blocks(within: Slices, dim: int, device_type: str, order: Sequence[int] | None = None) -> Iterator[Slices]:
     """Yield slices that partition `within` into whole blocks along `dim`, each of about as many values as are quantized
     at a time. Dimensions are cut in the sequence of `order`."""
     at_once = _AT_ONCE.get(device_type, _AT_ONCE_ELSEWHERE)

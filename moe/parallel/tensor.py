@@ -72,9 +72,7 @@ class SequenceShard:
     def gather(self, share: Tensor) -> Tensor:
         """All-gather the shares `[t, ...]` into `[T, ...]`. The backward pass sums the gradients of all ranks
         (reduce-scatter)."""
-        return (
-            share if self.group is None else _ShardCollective.apply(share, self, _all_gather, _reduce_scatter)
-        )
+        return share if self.group is None else _ShardCollective.apply(share, self, _all_gather, _reduce_scatter)
 
     def gather_rows(self, share: Tensor) -> Tensor:
         """`gather` into rows `[B, L, ...]`."""
@@ -89,15 +87,11 @@ class SequenceShard:
     def split(self, tokens: Tensor) -> Tensor:
         """This rank's share `[t, ...]` of `tokens` `[T, ...]`, which are equal on all ranks. The backward pass
         all-gathers."""
-        return (
-            tokens if self.group is None else _ShardCollective.apply(tokens, self, _take_share, _all_gather)
-        )
+        return tokens if self.group is None else _ShardCollective.apply(tokens, self, _take_share, _all_gather)
 
     def scatter(self, parts: Tensor) -> Tensor:
         """Reduce-scatter: this rank's share `[t, ...]` of the sum of all ranks' `parts` `[T, ...]`."""
-        return (
-            parts if self.group is None else _ShardCollective.apply(parts, self, _reduce_scatter, _all_gather)
-        )
+        return parts if self.group is None else _ShardCollective.apply(parts, self, _reduce_scatter, _all_gather)
 
     def total(self, part: Tensor) -> Tensor:
         """All-reduce `part` to its sum over ranks. The backward pass sums gradients too."""

@@ -47,9 +47,7 @@ class Causes:
         """Cause for activations that only one of the plans recomputes."""
         first, second = self._options("recompute")
         if not of_hidden:
-            first, second = (
-                "none" if recompute == "selective" else recompute for recompute in (first, second)
-            )
+            first, second = ("none" if recompute == "selective" else recompute for recompute in (first, second))
         if not _points(RECOMPUTES.index(first), RECOMPUTES.index(second), is_more):
             return ""
         return "whole blocks" if "full" in (first, second) else "hidden states"
@@ -64,9 +62,7 @@ class Causes:
         return self._recompute_cause(kind, is_more)
 
     def _exchange_cause(self, kind: str, is_more: bool) -> str:
-        first, second = (
-            plan.degrees.expert * plan.degrees.expert_tensor for plan in (self._first, self._second)
-        )
+        first, second = (plan.degrees.expert * plan.degrees.expert_tensor for plan in (self._first, self._second))
         if _points(first, second, is_more):
             if first == 1:
                 return "no row leaves its rank"
@@ -75,9 +71,7 @@ class Causes:
             smaller, larger, node = min(first, second), max(first, second), self._node
             if node and smaller <= node < larger and node % smaller == 0:
                 if is_more:
-                    return (
-                        f"expert groups of {first:,} span nodes of {node:,}, those of {second:,} stay within"
-                    )
+                    return f"expert groups of {first:,} span nodes of {node:,}, those of {second:,} stay within"
                 return f"expert groups of {first:,} stay within nodes of {node:,}, those of {second:,} do not"
             return f"expert groups of {first:,} rather than {second:,}"
         if first != second:
@@ -110,9 +104,7 @@ class Causes:
                     "parameters are gathered where they are used" if gathers else "no parameters are gathered"
                 )
         elif gathers and _points(*times, is_more):
-            causes.append(
-                f"parameters are gathered for {times[0]:,} micro-batches a step rather than {times[1]:,}"
-            )
+            causes.append(f"parameters are gathered for {times[0]:,} micro-batches a step rather than {times[1]:,}")
         return ", and ".join(causes)
 
     def _send_cause(self, kind: str, is_more: bool) -> str:
@@ -134,9 +126,7 @@ class Causes:
             return _stages(stages, of_stages)
         causes = []
         if (stages, runs) != (of_stages, of_runs):
-            causes.append(
-                f"{stages:,} stages of {number_of(runs, 'run')} rather than {of_stages:,} of {of_runs:,}"
-            )
+            causes.append(f"{stages:,} stages of {number_of(runs, 'run')} rather than {of_stages:,} of {of_runs:,}")
         if times != of_times:
             causes.append(f"{number_of(times, 'micro-batch', 'es')} a step rather than {of_times:,}")
         return ", ".join(causes)
@@ -149,16 +139,10 @@ class Causes:
             return "gradients are added up whole, and not scattered"
         if first != second:
             return ""
-        ranks, of_others = (
-            plan.degrees.stage_workers // plan.degrees.tensor for plan in (self._first, self._second)
-        )
+        ranks, of_others = (plan.degrees.stage_workers // plan.degrees.tensor for plan in (self._first, self._second))
         if cause := self._of_state("gradients", is_more):
             return cause
-        return (
-            f"added up over {ranks:,} ranks rather than {of_others:,}"
-            if _points(ranks, of_others, is_more)
-            else ""
-        )
+        return f"added up over {ranks:,} ranks rather than {of_others:,}" if _points(ranks, of_others, is_more) else ""
 
     def _optimizer_cause(self, kind: str, is_more: bool) -> str:
         return self._of_state("optimizer", is_more)

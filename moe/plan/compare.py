@@ -59,9 +59,7 @@ class Comparison:
 
     @property
     def step(self) -> CostTerm:
-        return CostTerm(
-            *(fsum(getattr(term, side) for term in self.time.values()) for side in ("first", "second"))
-        )
+        return CostTerm(*(fsum(getattr(term, side) for term in self.time.values()) for side in ("first", "second")))
 
     @property
     def total(self) -> CostTerm:
@@ -81,9 +79,7 @@ class Comparison:
     def free(self) -> CostTerm:
         """Device bytes that the job leaves free."""
         usage = self.job_bytes
-        return CostTerm(
-            *(max(0, getattr(self.limit, side) - getattr(usage, side)) for side in ("first", "second"))
-        )
+        return CostTerm(*(max(0, getattr(self.limit, side) - getattr(usage, side)) for side in ("first", "second")))
 
 
 def _sum_of(terms: Mapping[str, CostTerm]) -> CostTerm:
@@ -137,9 +133,7 @@ def _terms(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str,
     return {kind: CostTerm(first[kind], second[kind]) for kind in first}
 
 
-def sentences(
-    first: Plan, second: Plan, names: Names = Names(), ranks_per_node: int | None = None
-) -> tuple[str, ...]:
+def sentences(first: Plan, second: Plan, names: Names = Names(), ranks_per_node: int | None = None) -> tuple[str, ...]:
     """Say why the first plan is predicted to be faster or slower: the largest time differences first, with causes,
     then memory and other differences. `ranks_per_node`: of their common cluster, if known."""
     comparison, first_s, second_s = compare(first, second), first.predicted.step_s, second.predicted.step_s
@@ -163,9 +157,7 @@ def sentences(
             "nothing told" if plan.money is None else amount_of(plan.money.per_million_tokens)
             for plan in (first, second)
         ]
-        lines.append(
-            f"money a million tokens: {a_million[0]} of {names.first}, {a_million[1]} of {names.second}"
-        )
+        lines.append(f"money a million tokens: {a_million[0]} of {names.first}, {a_million[1]} of {names.second}")
     for name, plan in zip(names, (first, second), strict=True):
         if plan.not_yet:
             lines.append(f"{name} cannot be run yet: {', '.join(plan.not_yet)}")
@@ -195,9 +187,7 @@ def _of_memory(comparison: Comparison) -> str:
         return ""
     kinds = {kind: -term.difference for kind, term in comparison.job_memory.items()}
     largest = max(kinds, key=lambda kind: kinds[kind] * (1 if num_bytes > 0 else -1))
-    return (
-        f"memory: {_more_bytes(num_bytes)} on the fullest device; {_more_bytes(kinds[largest])} of {largest}"
-    )
+    return f"memory: {_more_bytes(num_bytes)} on the fullest device; {_more_bytes(kinds[largest])} of {largest}"
 
 
 def _more_bytes(num_bytes: float) -> str:

@@ -111,15 +111,7 @@ class Degrees:
     @property
     def order(self) -> tuple[int, ...]:
         """Tie-breaking key: prefers the fewest splits and the widest spread of experts."""
-        return (
-            self.pipeline,
-            self.context,
-            self.tensor,
-            self.expert_tensor,
-            -self.expert,
-            self.fsdp,
-            self.expert_fsdp,
-        )
+        return (self.pipeline, self.context, self.tensor, self.expert_tensor, -self.expert, self.fsdp, self.expert_fsdp)
 
     def __str__(self) -> str:
         always = ("expert", "data")

@@ -19,12 +19,7 @@ class MoneyEstimate(Frozen):
 
 
 def money_of(
-    price_per_hour: float | None,
-    *,
-    billed_devices: int,
-    step_s: float,
-    tokens_per_step: int,
-    num_steps: int | None,
+    price_per_hour: float | None, *, billed_devices: int, step_s: float, tokens_per_step: int, num_steps: int | None
 ) -> MoneyEstimate | None:
     """Price of `billed_devices` at `price_per_hour` each; None if that is unknown."""
     if price_per_hour is None:

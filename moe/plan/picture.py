@@ -63,15 +63,7 @@ def figure_of(plan: Plan) -> "Figure":
     Raises SpecError for a module's plan, which has a single layout, and if matplotlib is not installed.
     """
     if plan.module is not None:
-        raise SpecError(
-            Problem(
-                "not_applicable",
-                "module",
-                None,
-                "has no layouts to draw",
-                "draw it with --module",
-            )
-        )
+        raise SpecError(Problem("not_applicable", "module", None, "has no layouts to draw", "draw it with --module"))
     require_matplotlib("draw")
     from matplotlib.figure import Figure
 
@@ -80,9 +72,7 @@ def figure_of(plan: Plan) -> "Figure":
     figure = Figure(figsize=(12, 2.4 + 0.17 * num_lines), layout="constrained")
     time, memory = figure.subplots(1, 2, sharey=True)
     figure.suptitle(_title(plan, len(rows)))
-    time.set_title(
-        f"seconds of a step of {plan.tokens_per_step:,} tokens (slowest pipeline stage)", fontsize=9
-    )
+    time.set_title(f"seconds of a step of {plan.tokens_per_step:,} tokens (slowest pipeline stage)", fontsize=9)
     memory.set_title("memory of the fullest device", fontsize=9)
     _draw_bars(time, TIME_COLOURS, [(row.time, row.step_s) for row in rows], seconds_of)
     _draw_bars(memory, MEMORY_COLOURS, [(row.memory, row.memory_bytes) for row in rows], _size_in_words)
@@ -183,6 +173,4 @@ def _in_words(layout: Mapping[str, bool | int | str]) -> str:
         return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
     names = sorted(layout, key=lambda name: (place(name), name))
-    return ", ".join(
-        name if layout[name] is True else f"{name}\N{NO-BREAK SPACE}{layout[name]}" for name in names
-    )
+    return ", ".join(name if layout[name] is True else f"{name}\N{NO-BREAK SPACE}{layout[name]}" for name in names)

@@ -36,33 +36,21 @@ class Placement(Spec):
         place = f"{self.parameter}.splits"
         problems = [
             Problem(
-                "out_of_range",
-                place,
-                dim,
-                f"must be a dimension of the shape (={list(self.shape)})",
-                "count from 0",
+                "out_of_range", place, dim, f"must be a dimension of the shape (={list(self.shape)})", "count from 0"
             )
             for _, dim in self.splits
             if dim >= len(self.shape)
         ]
         if len(set(axes)) < len(axes):
-            problems.append(
-                Problem("duplicate", place, axes, "names an axis twice", "split one dimension over each")
-            )
+            problems.append(Problem("duplicate", place, axes, "names an axis twice", "split one dimension over each"))
         if len({axis.startswith("expert") for axis in axes}) > 1:
             problems.append(
-                Problem(
-                    "conflict", place, axes, "mixes axes of two meshes", "use the expert axes, or the others"
-                )
+                Problem("conflict", place, axes, "mixes axes of two meshes", "use the expert axes, or the others")
             )
         if any(axis in FSDP_AXES for axis in axes[:-1]):
             problems.append(
                 Problem(
-                    "conflict",
-                    place,
-                    axes,
-                    "splits dimensions that FSDP has already sharded",
-                    "put FSDP's axis last",
+                    "conflict", place, axes, "splits dimensions that FSDP has already sharded", "put FSDP's axis last"
                 )
             )
         if problems:
@@ -146,9 +134,7 @@ class Weight:
 
     def product_numel(self, shards: ShardCounts) -> int:
         """Elements of the rank's shard at use, dequantized."""
-        return (
-            prod(self.unsharded_shape(shards)) if self.item_bytes is None else self.dequantized_numel(shards)
-        )
+        return prod(self.unsharded_shape(shards)) if self.item_bytes is None else self.dequantized_numel(shards)
 
     def dequantized_numel(self, shards: ShardCounts) -> int:
         """Elements of the rank's dequantized shard; 0 if not quantized."""
@@ -172,18 +158,14 @@ class Weight:
         return tuple((axis, dim) for axis, dim in pairs if getattr(shards, axis) > 1)
 
 
-def _local_shape(
-    shape: tuple[int, ...], splits: tuple[tuple[Axis, int], ...], shards: ShardCounts
-) -> tuple[int, ...]:
+def _local_shape(shape: tuple[int, ...], splits: tuple[tuple[Axis, int], ...], shards: ShardCounts) -> tuple[int, ...]:
     sizes = list(shape)
     for axis, dim in splits:
         sizes[dim] = -(-sizes[dim] // getattr(shards, axis))
     return tuple(sizes)
 
 
-def weights_of(
-    parameters: Iterable[Parameter], axes: Axes, frozen: Collection[str] = ()
-) -> tuple[Weight, ...]:
+def weights_of(parameters: Iterable[Parameter], axes: Axes, frozen: Collection[str] = ()) -> tuple[Weight, ...]:
     """Tensors that parameters are stored as, split over mesh axes; names in `frozen` are not trained."""
     return tuple(
         Weight(
@@ -200,9 +182,7 @@ def weights_of(
     )
 
 
-def placed(
-    parameters: Iterable[Parameter], shards: ShardCounts, axes: Axes = OURS.axes
-) -> tuple[Placement, ...]:
+def placed(parameters: Iterable[Parameter], shards: ShardCounts, axes: Axes = OURS.axes) -> tuple[Placement, ...]:
     """Placements of a table of parameters."""
     return tuple(
         Placement(parameter=weight.name, shape=weight.shape, splits=weight.splits(shards))
@@ -216,9 +196,7 @@ def placements_of(model: ModelSpec, shards: ShardCounts, axes: Axes = OURS.axes)
     distinct_blocks = {(starred(path), block): None for path, block in model.blocks()}
     for path, block in distinct_blocks:
         for weight in weights_of(block.parameters, axes):
-            blocks.setdefault((f"{path}.{weight.name}" if path else weight.name, weight), []).append(
-                block.kind
-            )
+            blocks.setdefault((f"{path}.{weight.name}" if path else weight.name, weight), []).append(block.kind)
     return tuple(
         Placement(parameter=path, shape=weight.shape, splits=weight.splits(shards), blocks=tuple(kinds))
         for (path, weight), kinds in blocks.items()

@@ -83,16 +83,10 @@ def load(path: str | Path) -> Plan:
         if isinstance(data := json.loads(text), dict) and {"stored", "considered"} < data.keys():
             raise SpecError(
                 Problem(
-                    "wrong_type",
-                    name,
-                    None,
-                    "is the plan of a module",
-                    "name the plan of a job, written by --save",
+                    "wrong_type", name, None, "is the plan of a module", "name the plan of a job, written by --save"
                 )
             ) from None
-        raise SpecError(
-            [replace(problem, path=f"{name}: {problem.path}") for problem in problems_of(error)]
-        ) from None
+        raise SpecError([replace(problem, path=f"{name}: {problem.path}") for problem in problems_of(error)]) from None
 
 
 def require_same(stored_plan: Plan, now: Plan, name: str) -> None:
@@ -100,9 +94,7 @@ def require_same(stored_plan: Plan, now: Plan, name: str) -> None:
     if parts := differences(stored_plan, now):
         parts_in_words = " and another ".join(parts)
         raise SpecError(
-            Problem(
-                "mismatch", name, None, f"was made for another {parts_in_words}", "plan again and save that"
-            )
+            Problem("mismatch", name, None, f"was made for another {parts_in_words}", "plan again and save that")
         )
 
 

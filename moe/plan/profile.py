@@ -99,12 +99,7 @@ PEER = Profile(
 """Megatron-Core, as in published runs."""
 
 TORCHTITAN = replace(
-    PEER,
-    name="torchtitan",
-    keeps_gathered_tokens=True,
-    loss_bytes=(12, 16),
-    gathers_flat=True,
-    keeps_messages=True,
+    PEER, name="torchtitan", keeps_gathered_tokens=True, loss_bytes=(12, 16), gathers_flat=True, keeps_messages=True
 )
 """torchtitan of December 2024, with FSDP2. The uncompiled loss holds log-probabilities, their gradients and the
 logits' in float32, and one more tensor under `loss_parallel`. Tensor-parallel linear layers save their gathered

@@ -35,9 +35,7 @@ def plan_request(fields: Any) -> PlanRequest:
     parts = fields if isinstance(fields, dict) and "spec" in fields else {"spec": fields}
     for key in parts:
         if key not in ("spec", "cluster", *_QUERY_KEYS):
-            raise SpecError(
-                Problem("unknown_key", key, parts[key], "is not a key of a plan request", "remove it")
-            )
+            raise SpecError(Problem("unknown_key", key, parts[key], "is not a key of a plan request", "remove it"))
     cluster = parts.get("cluster")
     return PlanRequest(
         spec=JobSpec.parse(parts["spec"]),
@@ -56,13 +54,7 @@ def _whole_number(name: str, value: Any, limit: int = 1_000_000) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 < value <= limit):
         return value
     raise SpecError(
-        Problem(
-            "out_of_range",
-            name,
-            value,
-            f"must be a whole number from 1 to {limit}",
-            "correct it or omit it",
-        )
+        Problem("out_of_range", name, value, f"must be a whole number from 1 to {limit}", "correct it or omit it")
     )
 
 

@@ -21,23 +21,13 @@ def parse_layout(text: str, place: str) -> Layout:
         if not equals or not name or not value:
             raise SpecError(
                 Problem(
-                    "invalid_syntax",
-                    place,
-                    text,
-                    "must list fields of parallel with values",
-                    f"write it as {_EXAMPLE}",
+                    "invalid_syntax", place, text, "must list fields of parallel with values", f"write it as {_EXAMPLE}"
                 )
             )
         if name not in ParallelSpec.model_fields or name == "auto":
             fields = ", ".join(field for field in ParallelSpec.model_fields if field != "auto")
             raise SpecError(
-                Problem(
-                    "unknown_key",
-                    f"{place}: {name}",
-                    value,
-                    "is not a field of parallel",
-                    f"use one of {fields}",
-                )
+                Problem("unknown_key", f"{place}: {name}", value, "is not a field of parallel", f"use one of {fields}")
             )
         if name in layout:
             raise SpecError(Problem("duplicate", f"{place}: {name}", value, "is given twice", "omit one"))
@@ -55,13 +45,7 @@ def layout_to_ask(plan: Plan) -> Layout:
     """`parallel` fields that pin a plan's layout. Raises SpecError for a module's plan, which they cannot express."""
     if plan.module is not None:
         raise SpecError(
-            Problem(
-                "not_applicable",
-                "module",
-                None,
-                "has a layout that parallel cannot express",
-                "give a job's plan",
-            )
+            Problem("not_applicable", "module", None, "has a layout that parallel cannot express", "give a job's plan")
         )
     degrees, options = plan.degrees, plan.options
     layout: Layout = {

@@ -110,13 +110,7 @@ class Software:
         usual = Overlap(self.overlap, self.exchange_overlap, self.tensor_overlap)
         lower, upper = self.overlaps or (usual, usual)
         return tuple(
-            replace(
-                self,
-                host=host,
-                overlap=of.gathers,
-                exchange_overlap=of.exchanges,
-                tensor_overlap=of.tensor,
-            )
+            replace(self, host=host, overlap=of.gathers, exchange_overlap=of.exchanges, tensor_overlap=of.tensor)
             for host, of in zip(self.ends, (upper, lower), strict=True)
         )
 
@@ -189,9 +183,7 @@ _OF_PROFILES: Mapping[ProfileName, SoftwareName] = {
 }  # fmt: skip
 
 
-def software_of(
-    name: SoftwareName | None, profile: ProfileName, layer_s: float | None, device: str = ""
-) -> Software:
+def software_of(name: SoftwareName | None, profile: ProfileName, layer_s: float | None, device: str = "") -> Software:
     """Software by name, by default the executor's, on a device type. `layer_s`: host time measured with the device
     by our executor; any other name than `ours-eager` then raises SpecError."""
     if layer_s is not None:

@@ -72,9 +72,7 @@ def _by_default(plan: Plan, place: str, value: str) -> str:
 
 def _faster(plan: Plan) -> str:
     """The fastest runner-up that cannot be run yet, if faster than a plan that can; else empty."""
-    candidates = [
-        runner_up for runner_up in plan.runners_up if runner_up.not_yet and runner_up.step_s is not None
-    ]
+    candidates = [runner_up for runner_up in plan.runners_up if runner_up.not_yet and runner_up.step_s is not None]
     if plan.not_yet or not candidates:
         return ""
     best = min(candidates, key=lambda runner_up: runner_up.step_s or 0.0)

@@ -43,11 +43,7 @@ def build_router(spec: MoESpec) -> Router[Any]:
 
 
 def route(
-    logits: Tensor,
-    spec: MoESpec,
-    tokens: TokenContext | None = None,
-    layer: int = 0,
-    state: RoutingState | None = None,
+    logits: Tensor, spec: MoESpec, tokens: TokenContext | None = None, layer: int = 0, state: RoutingState | None = None
 ) -> Routing:
     """Route tokens to experts with the router that `spec` selects.
 
@@ -60,9 +56,7 @@ def route(
     if not is_dense(logits) or not logits.is_floating_point():
         raise ValueError(f"logits (={kind_of(logits)}) must be a dense tensor of floating-point numbers")
     if logits.dim() != 3 or logits.shape[-1] != spec.num_experts:
-        raise ValueError(
-            f"logits {tuple(logits.shape)} must be [groups, tokens per group, {spec.num_experts} experts]"
-        )
+        raise ValueError(f"logits {tuple(logits.shape)} must be [groups, tokens per group, {spec.num_experts} experts]")
     tokens = checked(tokens, logits.device)
     in_groups = logits.shape[:2]
     for name, tensor in (("ids", tokens.ids), ("padding", tokens.padding)):

@@ -125,9 +125,5 @@ def _in_batch(routing: Routing, scope: Scope, tokens: TokenContext) -> tuple[Ten
     counts = tokens.batch
     if counts is None:
         return routing.aux_units.clamp(min=1), routing.num_tokens.clamp(min=1)
-    by_scope = {
-        "group": counts.num_groups,
-        "sequence": counts.num_sequences,
-        "global_batch": counts.num_tokens,
-    }
+    by_scope = {"group": counts.num_groups, "sequence": counts.num_sequences, "global_batch": counts.num_tokens}
     return by_scope[scope], counts.num_tokens

@@ -35,9 +35,7 @@ class GShardTop2(Router[GShardTop2Spec]):
             second_GS = self._runner_up(logits, probs_GSE, first_GS, tokens, key)
             expert = state.taken(torch.stack((first_GS, second_GS), -1))
             first_GS = expert[..., 0]
-            first_gate_GS, second_gate_GS = (
-                probs_GSE.gather(-1, choice).squeeze(-1) for choice in expert.split(1, -1)
-            )
+            first_gate_GS, second_gate_GS = (probs_GSE.gather(-1, choice).squeeze(-1) for choice in expert.split(1, -1))
             if spec.normalize_gates == "before_drop":
                 total_GS = first_gate_GS + second_gate_GS + 1e-9
                 first_gate_GS, second_gate_GS = first_gate_GS / total_GS, second_gate_GS / total_GS
@@ -49,9 +47,7 @@ class GShardTop2(Router[GShardTop2Spec]):
         capacity = spec.capacity(group_tokens, num_experts) if tokens.training else None
         queues = queue_up(expert, asks, num_experts)
         is_kept = is_accepted & queues.admits(capacity)
-        slots = (
-            queue_up(expert, is_kept, num_experts) if asks is not is_accepted else queues.limited(capacity)
-        )
+        slots = queue_up(expert, is_kept, num_experts) if asks is not is_accepted else queues.limited(capacity)
 
         weight = torch.where(is_kept, gate, 0.0)
         if spec.normalize_gates == "after_drop" and num_experts > 1:
@@ -63,9 +59,7 @@ class GShardTop2(Router[GShardTop2Spec]):
             balance=self._auxiliary_loss(first_GS, probs_GSE, real_GS),
         )  # fmt: skip
 
-    def _runner_up(
-        self, logits: Tensor, probs_GSE: Tensor, first_GS: Tensor, tokens: TokenContext, key: int
-    ) -> Tensor:
+    def _runner_up(self, logits: Tensor, probs_GSE: Tensor, first_GS: Tensor, tokens: TokenContext, key: int) -> Tensor:
         """Second choice of each token: the best after the first, or one sampled by Gumbel noise."""
         if self.spec.second_expert == "sampling" and tokens.training:
             noise = gumbel(fold(key, Purpose.GUMBEL), tokens.keys(logits), logits.shape[-1])
@@ -89,9 +83,7 @@ class GShardTop2(Router[GShardTop2Spec]):
         positions = max(1, group_tokens)  # padding counts, as in the released code
         density_GE = choice_counts(first_GS[..., None], real_GS, num_experts).to(probs_GSE.dtype) / positions
         proxy_GE = torch.einsum("gse,gs->ge", probs_GSE, real_GS.to(probs_GSE.dtype)) / positions
-        if (
-            self.spec.normalize_gates == "after_drop"
-        ):  # the released code's other mode excludes padding from the means
+        if self.spec.normalize_gates == "after_drop":  # the released code's other mode excludes padding from the means
             real_share = real_GS.to(probs_GSE.dtype).mean(1, keepdim=True) + 1e-6
             density_GE, proxy_GE = density_GE / real_share, proxy_GE / real_share
         scale = num_experts**2 if self.spec.aux_form == "e_squared" else 1

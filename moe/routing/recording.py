@@ -34,9 +34,7 @@ def routed_layers(model: nn.Module, what: str) -> list[RoutedLayer]:
     """MoE layers of `model`. Raises ValueError if there are none, and for a router that does not support replay;
     `what`, "recorded" or "replayed", is for its message."""
     layers: list[RoutedLayer] = [
-        module
-        for module in model.modules()
-        if isinstance(module, RoutedLayer) and isinstance(module.route, Router)
+        module for module in model.modules() if isinstance(module, RoutedLayer) and isinstance(module.route, Router)
     ]
     if not layers:
         raise ValueError(f"model (={type(model).__name__}) must have MoE layers for its routing to be {what}")
@@ -115,9 +113,7 @@ def merged_recordings(*recordings: Mapping[int, Tensor]) -> dict[int, Tensor]:
         longest = max(len(before), len(rows))
         earlier, later = _longer(before, longest), _longer(rows, longest)
         if bool(((earlier != later) & (earlier >= 0) & (later >= 0)).any()):
-            raise ValueError(
-                f"layer {layer} must have one choice per position; merge recordings of one batch"
-            )
+            raise ValueError(f"layer {layer} must have one choice per position; merge recordings of one batch")
         result[layer] = torch.maximum(earlier, later)
     return dict(sorted(result.items()))
 
@@ -210,12 +206,7 @@ def _by_layer(recording: Mapping[int, Tensor] | Tensor, layers: list[RoutedLayer
 
 def _check(layer: RoutedLayer, rows: Tensor) -> None:
     place, spec = f"recording[{layer.layer}]", layer.spec
-    if (
-        not is_dense(rows)
-        or rows.dtype.is_floating_point
-        or rows.dtype.is_complex
-        or rows.dtype == torch.bool
-    ):
+    if not is_dense(rows) or rows.dtype.is_floating_point or rows.dtype.is_complex or rows.dtype == torch.bool:
         raise ValueError(f"{place} (={kind_of(rows)}) must be a dense tensor of whole numbers; convert it")
     if rows.dim() != 2 or rows.shape[1] != spec.experts_per_token:
         raise ValueError(

@@ -54,9 +54,7 @@ class TokenContext:
             if tensor is None:
                 continue
             if not is_dense(tensor) or tensor.dtype != dtype:
-                raise ValueError(
-                    f"tokens.{name} (={kind_of(tensor)}) must be a dense tensor of {dtype}; convert it"
-                )
+                raise ValueError(f"tokens.{name} (={kind_of(tensor)}) must be a dense tensor of {dtype}; convert it")
             if tensor.device != device:
                 raise ValueError(f"tokens.{name} (on {tensor.device}) must be on {device}, like x; move it")
         for name, number in (("step", self.step), ("seed", self.seed)):
@@ -118,9 +116,7 @@ class RoutingState:
     def check(self, num_experts: int, device: torch.device) -> None:
         """Raise ValueError for a field that does not fit `num_experts` or `device`."""
         if self.replayed is not None and self.replayed.device != device:
-            raise ValueError(
-                f"state.replayed (on {self.replayed.device}) must be on {device}, like logits; move it"
-            )
+            raise ValueError(f"state.replayed (on {self.replayed.device}) must be on {device}, like logits; move it")
         for name, tensor in (("bias", self.bias), ("last_load", self.last_load)):
             if tensor is None:
                 continue
@@ -131,27 +127,20 @@ class RoutingState:
                     f"state.{name} {tuple(tensor.shape)} must have one value per expert, {num_experts} in all"
                 )
             if tensor.device != device:
-                raise ValueError(
-                    f"state.{name} (on {tensor.device}) must be on {device}, like logits; move it"
-                )
+                raise ValueError(f"state.{name} (on {tensor.device}) must be on {device}, like logits; move it")
 
     def check_replayed(self, shape: tuple[int, ...], num_experts: int) -> None:
         """Raise ValueError unless the replayed choices are int64 in `shape` `[G, S, K]`, below `num_experts`."""
         choices = self.replayed
         assert choices is not None
         if not is_dense(choices) or choices.dtype != torch.int64:
-            raise ValueError(
-                f"state.replayed (={kind_of(choices)}) must be a dense tensor of torch.int64; convert it"
-            )
+            raise ValueError(f"state.replayed (={kind_of(choices)}) must be a dense tensor of torch.int64; convert it")
         if choices.shape != shape:
             raise ValueError(
-                f"state.replayed {tuple(choices.shape)} must be {shape}: groups, tokens per group, "
-                "experts per token"
+                f"state.replayed {tuple(choices.shape)} must be {shape}: groups, tokens per group, experts per token"
             )
         if bool((choices >= num_experts).any()):
-            raise ValueError(
-                f"state.replayed (has {int(choices.max())}) must have expert numbers below {num_experts}"
-            )
+            raise ValueError(f"state.replayed (has {int(choices.max())}) must have expert numbers below {num_experts}")
 
 
 OwnSpec = TypeVar("OwnSpec", bound=RouterSpec)

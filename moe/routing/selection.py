@@ -66,9 +66,7 @@ def top_k_within(scores: Tensor, k: int, tolerance: Tensor, tie_breaker: Tensor)
         return index[..., :k]
     num_scores = scores.shape[-1]
     return top_k(
-        -_dense_ranks(scores.detach(), tolerance) * num_scores
-        - _dense_ranks(tie_breaker.detach(), tolerance),
-        k,
+        -_dense_ranks(scores.detach(), tolerance) * num_scores - _dense_ranks(tie_breaker.detach(), tolerance), k
     )
 
 

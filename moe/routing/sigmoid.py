@@ -19,9 +19,7 @@ class SigmoidTopK(Router[SigmoidTopKSpec]):
         scores_GSE = logistic(logits)
         expert, weight = self._choose(scores_GSE, state)
         probs_GSE = scores_GSE / (scores_GSE.sum(-1, keepdim=True) + 1e-20)  # eq. 19
-        balance = load_balancing_loss(
-            self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state
-        )
+        balance = load_balancing_loss(self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state)
         return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, balance)
 
     def inferred(self, logits: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:

@@ -18,9 +18,7 @@ class SoftmaxTopK(Router[SoftmaxTopKSpec]):
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         probs_GSE = logits.softmax(dim=-1)
         expert, weight = self._choose(logits, probs_GSE, state)
-        balance = load_balancing_loss(
-            self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state
-        )
+        balance = load_balancing_loss(self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state)
         return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, balance)
 
     def inferred(self, logits: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:

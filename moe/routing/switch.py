@@ -18,7 +18,5 @@ class SwitchTop1(Router[SwitchTop1Spec]):
         probs_GSE = logits.softmax(dim=-1)
         expert = state.taken(probs_GSE.argmax(dim=-1, keepdim=True))
         weight = probs_GSE.gather(-1, expert)
-        balance = load_balancing_loss(
-            self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state
-        )
+        balance = load_balancing_loss(self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state)
         return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, balance)

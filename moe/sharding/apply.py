@@ -80,9 +80,7 @@ def apply(
         raise SpecError(Problem("changed", "model", type(model).__name__, rule, "plan again"))
     ready = make_callable(captured_graph, program_of(captured_graph, plan, replicate), plan, arguments)
     tensors = tensors_of(model)
-    used_placements = {
-        id(tensor): at for name, tensor in tensors.items() if (at := ready.program.placements.get(name))
-    }
+    used_placements = {id(tensor): at for name, tensor in tensors.items() if (at := ready.program.placements.get(name))}
     whole = (WHOLE,) * len(plan.degrees)  # for tensors that the graph does not use
     placements = {name: used_placements.get(id(tensor), whole) for name, tensor in tensors.items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -99,9 +97,7 @@ def apply(
     mesh.draws.seed = seed
     device = device_of(plan.cluster)
     programs = Programs(ready, is_training, make, max_programs)
-    applied_module = Applied(
-        mesh, shapes, placements, programs, device, batch == "local", signature_of(model)
-    )
+    applied_module = Applied(mesh, shapes, placements, programs, device, batch == "local", signature_of(model))
     checkpoint_reader = None if checkpoint is None else Checkpoint.at(checkpoint)
     is_given = (lambda names, is_persistent: False) if checkpoint_reader is None else checkpoint_reader.gives
     Materialiser(applied_module, device, seed, init, is_given).fill(model)

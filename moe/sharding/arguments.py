@@ -59,9 +59,7 @@ def arguments_of(takes: Signature | None, sample: Any) -> tuple[Any, ...] | list
     return canonical(takes, *_parts(sample)) if isinstance(sample, tuple | list) else sample
 
 
-def canonical(
-    takes: Signature | None, positional: Sequence[Any], keywords: Mapping[str, Any]
-) -> tuple[Any, ...]:
+def canonical(takes: Signature | None, positional: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
     """Canonical arguments of a call: by position as far as the signature allows it, then `Keywords` with the others.
     Raises TypeError for keyword arguments that the signature does not take."""
     if takes is not None and keywords:

@@ -18,9 +18,7 @@ def operands(node: fx.Node) -> list[fx.Node]:
     return tensors
 
 
-def replace_operands(
-    node: fx.Node, new: Callable[[int, fx.Node], Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def replace_operands(node: fx.Node, new: Callable[[int, fx.Node], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments and keyword arguments with each tensor operand replaced by what a function of (number, node)
     returns."""
     number = 0

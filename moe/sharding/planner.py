@@ -106,9 +106,7 @@ def _make_plan(request: ShardingRequest) -> ShardingPlan:
         mesh=dict(best.degrees),
         digest=capture.digest,
         sample=describe(request.sample),
-        parameters={
-            name: in_words(placements[-len(axes) :]) for name, placements in program.placements.items()
-        },
+        parameters={name: in_words(placements[-len(axes) :]) for name, placements in program.placements.items()},
         options={name: [option.name for option in options] for name, options in assignment.options.items()},
         kept=sorted((name, in_words(placements)) for name, placements in assignment.kept_tensors),
         hints=dict(request.hints),
@@ -116,9 +114,7 @@ def _make_plan(request: ShardingRequest) -> ShardingPlan:
         step_s=solution.seconds,
         relaxed_s=solution.relaxed_s,
         memory=_memory(capture, assignment, costs, solution, request.optimizer_slots),
-        collectives=collectives_of(
-            program, axes if costs.loop is None else (AXIS, *axes), assignment.degrees, capture
-        ),
+        collectives=collectives_of(program, axes if costs.loop is None else (AXIS, *axes), assignment.degrees, capture),
         stored=_stored_tensors(capture),
         annotated=_annotated_placements(capture, assignment, len(axes)),
         considered=tuple(candidates),
@@ -127,9 +123,7 @@ def _make_plan(request: ShardingRequest) -> ShardingPlan:
         micro_batches=best.count,
         recompute=best.again,
         layout=best.layout,
-        loss=None
-        if request.loss is None
-        else getattr(request.loss, "__qualname__", type(request.loss).__name__),
+        loss=None if request.loss is None else getattr(request.loss, "__qualname__", type(request.loss).__name__),
     )
 
 
@@ -145,11 +139,7 @@ def _stored_tensors(capture: CapturedGraph) -> tuple[StoredTensor, ...]:
 
 
 def _memory(
-    capture: CapturedGraph,
-    assignment: Assignment,
-    costs: Costs,
-    solution: ShardingSolution,
-    optimizer_slots: int,
+    capture: CapturedGraph, assignment: Assignment, costs: Costs, solution: ShardingSolution, optimizer_slots: int
 ) -> Memory:
     parameters = trained_bytes = buffers = 0
     for node, leaf in capture.leaves.items():
@@ -163,17 +153,9 @@ def _memory(
             buffers += num_bytes
     inputs = capture.input_bytes
     largest = int(solution.largest_bytes)
-    kept_bytes = (
-        int(solution.memory_bytes) - parameters - trained_bytes * (1 + optimizer_slots) - buffers - largest
-    )
+    kept_bytes = int(solution.memory_bytes) - parameters - trained_bytes * (1 + optimizer_slots) - buffers - largest
     return Memory(
-        parameters,
-        trained_bytes,
-        trained_bytes * optimizer_slots,
-        buffers,
-        max(0, kept_bytes),
-        inputs,
-        largest,
+        parameters, trained_bytes, trained_bytes * optimizer_slots, buffers, max(0, kept_bytes), inputs, largest
     )
 
 

@@ -60,11 +60,7 @@ def _of(description: Any) -> Any:
         case {"type": kind}:
             raise SpecError(
                 Problem(
-                    "wrong_type",
-                    "sample",
-                    kind,
-                    "is nothing that a plan can keep",
-                    "give apply(..., sample=batch)",
+                    "wrong_type", "sample", kind, "is nothing that a plan can keep", "give apply(..., sample=batch)"
                 )
             )
     raise SpecError(Problem("wrong_type", "plan.sample", description, "is no batch", "plan again"))

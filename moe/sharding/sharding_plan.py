@@ -77,9 +77,7 @@ class ShardingPlan:
             "memory": asdict(self.memory),
             "collectives": [asdict(collective) for collective in self.collectives],
             "stored": [asdict(entry) for entry in self.stored],
-            "considered": [
-                asdict(candidate) | {"mesh": _pairs(candidate.mesh)} for candidate in self.considered
-            ],
+            "considered": [asdict(candidate) | {"mesh": _pairs(candidate.mesh)} for candidate in self.considered],
             "conflicts": list(self.conflicts),
             "devices": list(self.devices),
             "kept": [list(entry) for entry in self.kept],
@@ -93,9 +91,7 @@ class ShardingPlan:
             raise SpecError(Problem("corrupt", "plan", type(given).__name__, rule, "plan again"))
         plain = dict(given)
         if (version := plain.pop("version", None)) != VERSION:
-            raise SpecError(
-                Problem("wrong_version", "plan.version", version, f"must be {VERSION}", "plan again")
-            )
+            raise SpecError(Problem("wrong_version", "plan.version", version, f"must be {VERSION}", "plan again"))
         try:
             return cls(
                 **{
@@ -107,8 +103,7 @@ class ShardingPlan:
                     "collectives": tuple(Collective(**fields) for fields in plain["collectives"]),
                     "stored": tuple(StoredTensor(**fields) for fields in plain["stored"]),
                     "considered": tuple(
-                        PricedLayout(**fields | {"mesh": dict(fields["mesh"])})
-                        for fields in plain["considered"]
+                        PricedLayout(**fields | {"mesh": dict(fields["mesh"])}) for fields in plain["considered"]
                     ),
                     "conflicts": tuple(plain["conflicts"]),
                     "devices": tuple(plain.get("devices", ())),
@@ -141,9 +136,7 @@ class ShardingPlan:
                 Problem("invalid_encoding", str(path), None, f"is no UTF-8 ({error.reason})", "plan again")
             ) from None
         except (json.JSONDecodeError, RecursionError) as error:
-            raise SpecError(
-                Problem("invalid_syntax", str(path), None, f"is no JSON ({error})", "plan again")
-            ) from None
+            raise SpecError(Problem("invalid_syntax", str(path), None, f"is no JSON ({error})", "plan again")) from None
 
     def explain(self) -> str:
         """Description of the plan for people."""

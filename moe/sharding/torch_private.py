@@ -91,10 +91,7 @@ __all__ = [
 
 
 def joint_graph(
-    stack: ExitStack,
-    module: nn.Module,
-    arguments: tuple[Any, ...],
-    decompose: dict[Any, Callable[..., Any]],
+    stack: ExitStack, module: nn.Module, arguments: tuple[Any, ...], decompose: dict[Any, Callable[..., Any]]
 ) -> torch.fx.GraphModule:
     """The forward pass and the backward pass as one functional graph. `meta["desc"]` describes placeholders and
     results. Without parameters to train, it is the forward pass only."""
@@ -263,9 +260,7 @@ def after_unscaling(hook: Callable[[torch.optim.Optimizer, dict[torch.device, Te
     tensors it gets: by device, 1 if a gradient is not finite, else 0."""
     unscale: Any = GradScaler._unscale_grads_
 
-    def unscale_and_report(
-        scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
-    ) -> Any:
+    def unscale_and_report(scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         by_device = unscale(scaler, optimizer, *args, **kwargs)
         hook(optimizer, by_device)
         return by_device
@@ -295,10 +290,7 @@ def strategies(
     have the given placements, on a mesh of one axis; empty if it has no strategy, or one that changes other arguments.
     Of `arguments` and `result`, only shapes and dtypes are used."""
     propagator = DTensor._op_dispatcher.sharding_propagator
-    if (
-        operator in propagator.op_to_shape_and_stride_idx
-        or operator in propagator.op_to_scalar_shape_adjuster
-    ):
+    if operator in propagator.op_to_shape_and_stride_idx or operator in propagator.op_to_scalar_shape_adjuster:
         return []
     remaining = list(placements)
 
@@ -309,9 +301,9 @@ def strategies(
         return type(value)(map(to_spec, value)) if isinstance(value, list | tuple) else value
 
     args, kwargs = arguments
-    info = propagator.op_to_schema_info.get(
+    info = propagator.op_to_schema_info.get(operator) or propagator.op_to_schema_info_for_single_dim_strategy.get(
         operator
-    ) or propagator.op_to_schema_info_for_single_dim_strategy.get(operator)
+    )
     schema = propagator._wrap_with_op_strategy(
         OpSchema(
             operator,
@@ -333,9 +325,7 @@ def strategies(
     return [_placements_of(strategy, len(placements)) for strategy in op_strategy.strategies]
 
 
-def _placements_of(
-    strategy: Any, num_operands: int
-) -> tuple[tuple[Placement, ...], tuple[Placement | None, ...]]:
+def _placements_of(strategy: Any, num_operands: int) -> tuple[tuple[Placement, ...], tuple[Placement | None, ...]]:
     after = strategy.output_specs
     results = after if isinstance(after, tuple | list) else (after,)
     operands = strategy.input_specs if strategy.input_specs is not None else (after,) * num_operands

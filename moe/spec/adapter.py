@@ -93,9 +93,7 @@ class AdapterSpec(Spec):
 
     def chosen(self, path: str, parameters: Iterable[Parameter]) -> frozenset[str]:
         """Names of the parameters of the block at `path` that get an adapter."""
-        return frozenset(
-            parameter.name for parameter in parameters if self.chooses(f"{path}.{parameter.name}")
-        )
+        return frozenset(parameter.name for parameter in parameters if self.chooses(f"{path}.{parameter.name}"))
 
     def adapted(self, parameters: Iterable[Parameter], chosen: frozenset[str]) -> tuple[Parameter, ...]:
         """A block's parameters, frozen, with the adapters of the chosen ones."""

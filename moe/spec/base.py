@@ -33,9 +33,7 @@ class Spec(Frozen):
             except ValidationError as error:
                 raise SpecError(problems_of(error)) from None
 
-        __init__.__pydantic_base_init__ = (
-            True  # parts are validated as such, so that an error has its whole path
-        )
+        __init__.__pydantic_base_init__ = True  # parts are validated as such, so that an error has its whole path
 
 
 LARGEST_EXACT = 2**53 - 1

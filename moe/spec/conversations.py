@@ -32,9 +32,7 @@ Argument = Annotated[Text, Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_]
 def _own_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     for name in arguments:
         if name in RESERVED:
-            raise RuleError(
-                "not_allowed", f"must not set {name!r}, which comes from the conversations", "omit it"
-            )
+            raise RuleError("not_allowed", f"must not set {name!r}, which comes from the conversations", "omit it")
     if any("\ud800" <= character <= "\udfff" for character in json.dumps(arguments, ensure_ascii=False)):
         raise RuleError("invalid_encoding", "must be valid UTF-8", "remove its lone surrogates")
     if len(json.dumps(arguments)) > _MAX_ARGUMENTS_CHARS:

@@ -85,9 +85,7 @@ class ParallelTextSpec(BadRecordsFields, _CorpusSpec):
     def _apart(self) -> "ParallelTextSpec":
         for pair in self.files:
             if pair.source == pair.target:
-                raise RuleError(
-                    "duplicate", f"has {pair.source!r} as both source and target", "name two files"
-                )
+                raise RuleError("duplicate", f"has {pair.source!r} as both source and target", "name two files")
         return self
 
 
@@ -108,6 +106,4 @@ PairsSpec = CatalogsSpec | JsonlSpec | ParallelTextSpec
 """Corpora of source-target pairs."""
 SequencesSpec = PackagesSpec | DocumentsSpec | ConversationsSpec
 """Corpora of language models."""
-DataSpec = Annotated[
-    PairsSpec | SyntheticSpec | SequencesSpec | ModuleDataSpec, Field(discriminator="corpus")
-]
+DataSpec = Annotated[PairsSpec | SyntheticSpec | SequencesSpec | ModuleDataSpec, Field(discriminator="corpus")]

@@ -37,15 +37,7 @@ _MODELS: dict[str, dict[str, Any]] = {
     "gshard-tiny": _TINY,
     **{
         f"gshard-{experts}e-{layers}l": _paper(experts, layers)
-        for experts, layers in (
-            (128, 12),
-            (128, 36),
-            (512, 12),
-            (512, 36),
-            (2048, 12),
-            (2048, 36),
-            (2048, 60),
-        )
+        for experts, layers in ((128, 12), (128, 36), (512, 12), (512, 36), (2048, 12), (2048, 36), (2048, 60))
     },
     **PUBLISHED,
 }
@@ -72,9 +64,7 @@ def dimensions(name: Any) -> dict[str, Any]:
         return dict(_MODELS[name])
     if isinstance(name, str) and name.endswith("-dense") and _has_twin(name.removesuffix("-dense")):
         return _dense_twin(_MODELS[name.removesuffix("-dense")])
-    raise SpecError(
-        Problem("not_a_choice", "preset", name, "is not a preset", f"use one of {', '.join(names())}")
-    )
+    raise SpecError(Problem("not_a_choice", "preset", name, "is not a preset", f"use one of {', '.join(names())}"))
 
 
 def over(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,9 +63,7 @@ class GenerationSpec(Spec):
         if options and not self.temperature:
             rule = "has no effect on greedy decoding (temperature is 0)"
             remedy = "set a temperature, such as 1, or omit it"
-            problems += [
-                Problem("not_applicable", name, getattr(self, name), rule, remedy) for name in options
-            ]
+            problems += [Problem("not_applicable", name, getattr(self, name), rule, remedy) for name in options]
         if problems:
             raise SpecError(problems)
         return self

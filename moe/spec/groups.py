@@ -25,16 +25,10 @@ def with_group(given: Any) -> Any:
         moe_fields, expanded_moe = model.get("moe") or {}, expansion.expanded(dict(model)).get("moe")
     except SpecError:
         return given  # unknown preset: its own validator refuses it
-    if (
-        not isinstance(moe_fields, Mapping)
-        or not isinstance(expanded_moe, Mapping)
-        or "group_tokens" in moe_fields
-    ):
+    if not isinstance(moe_fields, Mapping) or not isinstance(expanded_moe, Mapping) or "group_tokens" in moe_fields:
         return given
     corpus = _part(given, "data").get("corpus")
-    max_tokens = _number(
-        given, "data", "max_tokens", SyntheticSpec if corpus == "synthetic" else SequencesFields
-    )
+    max_tokens = _number(given, "data", "max_tokens", SyntheticSpec if corpus == "synthetic" else SequencesFields)
     batch_tokens = _number(given, "train", "batch_tokens", TrainSpec)
     if max_tokens is None or batch_tokens is None:
         return given  # invalid value: its own validator refuses it

@@ -56,9 +56,7 @@ class StartFromSpec(Spec):
 class JobSpec(Spec):
     """A training job: model, data, training settings, resources. The same type in files, over HTTP and in workers."""
 
-    name: str = Field(
-        default="job", min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
-    )
+    name: str = Field(default="job", min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
     labels: Annotated[dict[str, str], AfterValidator(_labels)] = Field(default={}, max_length=32)
     model: ModelSpec
     data: DataSpec
@@ -88,9 +86,7 @@ class JobSpec(Spec):
                                     "omit it, or use a language model"))  # fmt: skip
         fields = model if isinstance(model, dict) else model.model_dump(exclude_unset=True)  # type: ignore[union-attr]
         if fields.get("adapter") is not None:
-            raise SpecError(
-                Problem("duplicate", "adapter", None, "is given twice, beside model and in it", "omit one")
-            )
+            raise SpecError(Problem("duplicate", "adapter", None, "is given twice, beside model and in it", "omit one"))
         rest = {name: value for name, value in values.items() if name != "adapter"}
         return {**rest, "model": {**fields, "adapter": values["adapter"]}}
 
@@ -311,11 +307,7 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
     trained_names = (parameter.name for parameter in table if not parameter.frozen)
     if all(any(matches(pattern, name) for pattern in job.train.freeze) for name in trained_names):
         yield Problem(
-            "empty",
-            "train.freeze",
-            list(job.train.freeze),
-            "leaves nothing to train",
-            "freeze fewer parameters",
+            "empty", "train.freeze", list(job.train.freeze), "leaves nothing to train", "freeze fewer parameters"
         )
 
 

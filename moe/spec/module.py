@@ -42,9 +42,7 @@ Code = Annotated[str, AfterValidator(_code)]
 def _options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
         if not _is_name(name):
-            raise RuleError(
-                "invalid_value", f"must have argument names as keys, and {name!r} is not one", "rename it"
-            )
+            raise RuleError("invalid_value", f"must have argument names as keys, and {name!r} is not one", "rename it")
     return _plain_values(options)
 
 

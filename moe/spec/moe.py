@@ -156,7 +156,4 @@ class MoESpec(Spec):
 
     @property
     def parameters_per_expert(self) -> int:
-        return (
-            sum(parameter.numel for parameter in self.parameters() if parameter.of_experts)
-            // self.num_experts
-        )
+        return sum(parameter.numel for parameter in self.parameters() if parameter.of_experts) // self.num_experts

@@ -72,6 +72,5 @@ def norm(name: str, width: int, dim: Dim = "none", *, one_plus: bool = False) ->
 def within(path: str, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
     """Prefix names with `path`, unless it is empty."""
     return tuple(
-        replace(parameter, name=f"{path}.{parameter.name}" if path else parameter.name)
-        for parameter in parameters
+        replace(parameter, name=f"{path}.{parameter.name}" if path else parameter.name) for parameter in parameters
     )

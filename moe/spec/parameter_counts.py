@@ -48,9 +48,7 @@ class Counted(Spec, ABC):
 
     def parameters(self) -> tuple[Parameter, ...]:
         """All parameters by path."""
-        return tuple(
-            parameter for path, block in self.blocks() for parameter in within(path, block.parameters)
-        )
+        return tuple(parameter for path, block in self.blocks() for parameter in within(path, block.parameters))
 
     def num_experts_total(self) -> int:
         return len(self.moe_layers) * self.moe.num_experts if self.moe else 0
@@ -58,9 +56,7 @@ class Counted(Spec, ABC):
     def num_parameters(self) -> int:
         """All weights."""
         blocks = Counter(block for _, block in self.blocks())
-        return sum(
-            parameter.numel * count for block, count in blocks.items() for parameter in block.parameters
-        )
+        return sum(parameter.numel * count for block, count in blocks.items() for parameter in block.parameters)
 
     def num_expert_parameters(self) -> int:
         """Weights of routed experts."""

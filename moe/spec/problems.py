@@ -39,9 +39,7 @@ def problems_of(error: ValidationError) -> list[Problem]:
 def _without_tags(location: tuple[Any, ...]) -> tuple[Any, ...]:
     """As a user writes it: `model.num_heads`, not `model.translation.num_heads`."""
     return tuple(
-        part
-        for at, part in enumerate(location)
-        if not (location[at - 1] in _TAGGED if at else part in _MODELS)
+        part for at, part in enumerate(location) if not (location[at - 1] in _TAGGED if at else part in _MODELS)
     )
 
 
@@ -70,11 +68,7 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
     if kind == "string_unicode":
         value = value if isinstance(value, str) else None
         return Problem(
-            "invalid_encoding",
-            path,
-            value,
-            "must be valid UTF-8",
-            "remove lone surrogates from it and its keys",
+            "invalid_encoding", path, value, "must be valid UTF-8", "remove lone surrogates from it and its keys"
         )
     if kind == "union_tag_invalid":
         tag = str(context["discriminator"]).strip("'")
@@ -89,14 +83,10 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
         return Problem(cause.code, path, value, cause.rule, cause.remedy)
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         also = " or the word auto" if path == "parallel" else ""
-        return Problem(
-            "wrong_type", path, value, f"must be a mapping of fields{also}", "write its fields below it"
-        )
+        return Problem("wrong_type", path, value, f"must be a mapping of fields{also}", "write its fields below it")
     if kind == "too_long" and not isinstance(value, str):
         limit = context["max_length"]
-        return Problem(
-            "too_large", path, None, f"must have at most {limit} entries", _FEWER.get(path, "remove some")
-        )
+        return Problem("too_large", path, None, f"must have at most {limit} entries", _FEWER.get(path, "remove some"))
     return Problem(code_of(kind), path, value, rule_of(entry), _REMEDIES.get(kind, _OTHERWISE))
 
 

@@ -31,13 +31,7 @@ def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
         64, 8, 64, bias=True, output_bias=True, sinks=True, window=128, rope={"base": 1.5e5, "scaling": scaling}
     )  # fmt: skip
     moe = _experts(
-        num_experts,
-        4,
-        2880,
-        softmax="after_topk",
-        activation="swiglu_clamped",
-        expert_bias=True,
-        logit_bias=True,
+        num_experts, 4, 2880, softmax="after_topk", activation="swiglu_clamped", expert_bias=True, logit_bias=True
     )
     return _language(2880, num_layers, 201_088, attention, moe, norm_eps=1e-5)
 
@@ -48,12 +42,7 @@ def _experts(num_experts: int, top_k: int, hidden_dim: int, **fields: Any) -> di
 
 
 def _language(
-    model_dim: int,
-    num_layers: int,
-    vocab_size: int,
-    attention: dict[str, Any],
-    moe: dict[str, Any],
-    **fields: Any,
+    model_dim: int, num_layers: int, vocab_size: int, attention: dict[str, Any], moe: dict[str, Any], **fields: Any
 ) -> dict[str, Any]:
     return {"kind": "language", "model_dim": model_dim, "num_layers": num_layers, "vocab_size": vocab_size,
             "attention": attention, "moe": moe, **fields}  # fmt: skip

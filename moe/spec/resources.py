@@ -36,17 +36,11 @@ class ResourcesSpec(Spec):
         has_range = self.min_workers is not None or self.max_workers is not None
         if has_range and self.num_workers is not None:
             raise RuleError(
-                "conflict",
-                "has both num_workers and a range",
-                "omit min_workers and max_workers, or num_workers",
+                "conflict", "has both num_workers and a range", "omit min_workers and max_workers, or num_workers"
             )
         if has_range and (self.min_workers is None or self.max_workers is None):
             raise RuleError("missing", "has half a range", "set both min_workers and max_workers")
-        if (
-            self.min_workers is not None
-            and self.max_workers is not None
-            and self.min_workers > self.max_workers
-        ):
+        if self.min_workers is not None and self.max_workers is not None and self.min_workers > self.max_workers:
             raise RuleError(
                 "out_of_range",
                 f"has min_workers (={self.min_workers}) above max_workers (={self.max_workers})",
@@ -181,9 +175,7 @@ class Backoff(Spec):
     def _in_order(self) -> "Backoff":
         if self.first_s > self.max_s:
             raise RuleError(
-                "out_of_range",
-                f"has first_s (={self.first_s:g}) above max_s (={self.max_s:g})",
-                "raise max_s",
+                "out_of_range", f"has first_s (={self.first_s:g}) above max_s (={self.max_s:g})", "raise max_s"
             )
         return self
 

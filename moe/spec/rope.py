@@ -73,15 +73,11 @@ class YarnScaling(Spec):
     def _check_order(self) -> "YarnScaling":
         fast, slow = self.beta_fast, self.beta_slow
         if fast < slow:
-            raise RuleError(
-                "out_of_range", f"beta_fast (={fast}) must be at least beta_slow (={slow})", "raise it"
-            )
+            raise RuleError("out_of_range", f"beta_fast (={fast}) must be at least beta_slow (={slow})", "raise it")
         return self
 
 
-RopeScaling = Annotated[
-    LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling, Field(discriminator="kind")
-]
+RopeScaling = Annotated[LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling, Field(discriminator="kind")]
 
 
 class RopeSpec(Spec):
@@ -101,15 +97,12 @@ class RopeSpec(Spec):
         if dim % 2 or not dim:
             raise RuleError(
                 "not_divisible",
-                f"head_dim (={head_dim}) times fraction (={self.fraction}) must be even and at least 2, "
-                f"not {dim}",
+                f"head_dim (={head_dim}) times fraction (={self.fraction}) must be even and at least 2, not {dim}",
                 "change one of them",
             )
         if dim == 2 and isinstance(self.scaling, DynamicScaling):
             raise RuleError(
-                "out_of_range",
-                "dynamic scaling requires at least 4 rotated dimensions, not 2",
-                "use linear scaling",
+                "out_of_range", "dynamic scaling requires at least 4 rotated dimensions, not 2", "use linear scaling"
             )
         return dim
 

@@ -32,9 +32,7 @@ def format_of(path: str) -> Format | None:
 class SourceSpec(Spec):
     """Documents from files of one format, with one weight in the mixture and one line in the report."""
 
-    name: (
-        Annotated[Text, Field(max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")] | None
-    ) = None
+    name: Annotated[Text, Field(max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")] | None = None
     """Name in the report. Default: `source-1`, `source-2`, in order."""
     paths: tuple[Place, ...] = Field(min_length=1, max_length=MAX_PLACES)
     """fsspec URLs under the service's data roots; `*` is expanded."""
@@ -113,11 +111,7 @@ class DocumentsSpec(BadRecordsFields, SequencesFields):
             if name == ALL:
                 raise SpecError(
                     Problem(
-                        "duplicate",
-                        f"sources[{index}].name",
-                        name,
-                        "is reserved for the total in reports",
-                        "rename it",
+                        "duplicate", f"sources[{index}].name", name, "is reserved for the total in reports", "rename it"
                     )
                 )
             if name in names[:index]:

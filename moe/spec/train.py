@@ -122,9 +122,7 @@ class TrainSpec(Spec):
     """Dtype of rows dispatched to experts, with a scale per 128 elements; combined rows and all gradients keep the
     compute dtype. Default: the compute dtype. Planned only."""
     evaluation: EvaluationSpec = EvaluationSpec()
-    freeze: tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...] = Field(
-        default=(), max_length=100
-    )
+    freeze: tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...] = Field(default=(), max_length=100)
     """Name patterns of parameters to freeze; `*` matches any characters, as in `*.moe.router`. A frozen router's
     selection bias is frozen too."""
 

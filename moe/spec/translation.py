@@ -90,9 +90,7 @@ class TranslationModelSpec(Counted):
     @property
     def attention(self) -> GroupedQueryAttentionSpec:
         """Multi-head attention of every layer, to its own positions or to the encoder's."""
-        return GroupedQueryAttentionSpec(
-            num_heads=self.num_heads, num_kv_heads=self.num_heads, head_dim=self.head_dim
-        )
+        return GroupedQueryAttentionSpec(num_heads=self.num_heads, num_kv_heads=self.num_heads, head_dim=self.head_dim)
 
     @property
     def heads(self) -> dict[str, int]:
@@ -148,9 +146,7 @@ class TranslationModelSpec(Counted):
         )
         dense = None if ffn_dim is None else FeedForwardDims(ffn_dim, 2)
         moe = self.moe if ffn_dim is None else None
-        return Block(
-            kind, self._of_layer(decodes, ffn_dim), attentions=attentions, feed_forward=dense, moe=moe
-        )
+        return Block(kind, self._of_layer(decodes, ffn_dim), attentions=attentions, feed_forward=dense, moe=moe)
 
     def _of_layer(self, decodes: bool, ffn_dim: int | None) -> tuple[Parameter, ...]:
         """Parameters of a layer; experts if `ffn_dim` is None."""

@@ -55,9 +55,7 @@ class UpcycleSpec(Spec):
                           "lower it, or raise granularity")  # fmt: skip
         elif self.experts_per_token * self.routed_slices == 1:
             rule = "gives a token one expert, with weight 1 whatever its score, so the router never learns"
-            yield Problem(
-                "out_of_range", "experts_per_token", 1, rule, "use 2 or more, or a higher granularity"
-            )
+            yield Problem("out_of_range", "experts_per_token", 1, rule, "use 2 or more, or a higher granularity")
 
     @property
     def routed_slices(self) -> int:
@@ -70,19 +68,11 @@ class UpcycleSpec(Spec):
             fits = max(number for number in range(1, self.granularity) if ffn_dim % number == 0)
             rule = f"must divide the hidden dimension of the dense layers (={ffn_dim})"
             yield Problem(
-                "not_divisible",
-                "granularity",
-                self.granularity,
-                rule,
-                f"use {fits}, or another divisor of it",
+                "not_divisible", "granularity", self.granularity, rule, f"use {fits}, or another divisor of it"
             )
         if self.every > num_layers:
             yield Problem(
-                "out_of_range",
-                "every",
-                self.every,
-                f"must be at most the number of layers (={num_layers})",
-                "lower it",
+                "out_of_range", "every", self.every, f"must be at most the number of layers (={num_layers})", "lower it"
             )
 
     def layer_of(self, ffn_dim: int) -> dict[str, Any]:

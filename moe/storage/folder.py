@@ -98,9 +98,7 @@ class Folder:
             return confined.open_file(self._within, self.path_of(path), links=self._links)
         return cast(IO[bytes], self.files.open(self.path_of(path), "rb"))
 
-    def read(
-        self, path: str, start: int = 0, end: int | None = None, max_bytes: int = MAX_READ_BYTES
-    ) -> bytes:
+    def read(self, path: str, start: int = 0, end: int | None = None, max_bytes: int = MAX_READ_BYTES) -> bytes:
         """Read a file, or its bytes from `start` to `end`.
 
         Raises FileNotFoundError, Outside, and FileTooLarge, before reading, for more than `max_bytes`.

@@ -36,9 +36,7 @@ def follow_links(path: str, below: str = "/", step: Callable[[], None] = lambda:
             continue
         next_path = f"{real}/{part}"
         if len(next_path) > MAX_CHARACTERS:
-            raise OSError(
-                errno.ENAMETOOLONG, f"leads to a path of more than {MAX_CHARACTERS} characters", next_path
-            )
+            raise OSError(errno.ENAMETOOLONG, f"leads to a path of more than {MAX_CHARACTERS} characters", next_path)
         if next_path.count("/") > MAX_PARTS:
             raise OSError(errno.ENAMETOOLONG, f"lies more than {MAX_PARTS} folders deep", next_path)
         try:
@@ -54,9 +52,7 @@ def follow_links(path: str, below: str = "/", step: Callable[[], None] = lambda:
         parts = _parts(target)
         num_link_parts += len(parts)
         if num_link_parts > MAX_LINK_PARTS:
-            raise OSError(
-                errno.ELOOP, f"leads through links of more than {MAX_LINK_PARTS:,} parts together", next_path
-            )
+            raise OSError(errno.ELOOP, f"leads through links of more than {MAX_LINK_PARTS:,} parts together", next_path)
         left += parts
         num_link_parts_left += len(parts)
     return real or "/"

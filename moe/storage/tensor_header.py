@@ -51,8 +51,7 @@ def read_header(stream: IO[bytes], file: str) -> list[HeaderEntry]:
     length = int.from_bytes(stream.read(8), "little")
     if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
         raise ValueError(
-            f"its header would have {length:,} bytes, and it has {size:,} in all: it is cut off, or no "
-            "safetensors file"
+            f"its header would have {length:,} bytes, and it has {size:,} in all: it is cut off, or no safetensors file"
         )
     try:
         header = json.loads(stream.read(length))

@@ -3,13 +3,7 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, assert_never
 
-from moe.spec import (
-    JobSpec,
-    LanguageModelSpec,
-    ModelSpec,
-    ModuleModelSpec,
-    TranslationModelSpec,
-)
+from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, ModuleModelSpec, TranslationModelSpec
 from moe.tasks.task import Task
 
 if TYPE_CHECKING:

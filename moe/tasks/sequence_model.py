@@ -116,9 +116,7 @@ class SequenceModel(nn.Module, ABC):
             padding = tokens.new_zeros(tokens.shape, dtype=torch.bool)
         if padding is not None:
             padding = functional.pad(padding, (0, 0, 0, total - num_rows), value=True).view(ids.shape)
-        token_context = TokenContext(
-            ids, padding, context.step, context.seed, context.training, length, counts
-        )
+        token_context = TokenContext(ids, padding, context.step, context.seed, context.training, length, counts)
         return SequencePass(token_context, rows, self.dropout)
 
     def _decoding_pass(self, tokens: Tensor, state: "DecodingState") -> SequencePass:
@@ -174,9 +172,7 @@ class DecodingState:
                 f"{len(self.rows)} rows, [B, N]"
             )
         if padding is not None and padding.shape != tokens.shape:
-            raise ValueError(
-                f"padding {tuple(padding.shape)} must have the shape of tokens {tuple(tokens.shape)}"
-            )
+            raise ValueError(f"padding {tuple(padding.shape)} must have the shape of tokens {tuple(tokens.shape)}")
         if self.num_positions + tokens.shape[1] > self.room:
             raise ValueError(
                 f"tokens {tuple(tokens.shape)} must fit after {self.num_positions} positions in the "

@@ -115,9 +115,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
         """
         return ()
 
-    def begin_trained(
-        self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None
-    ) -> Sequence[str]:
+    def begin_trained(self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None) -> Sequence[str]:
         """Load pretrained adapter weights into a new run's model, after `begin`; return notes for the user.
 
         User files must lie under `roots`. Raises SpecError on all ranks.
@@ -140,9 +138,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
     ) -> "nn.Module":
         """Model without a job, for exported folders. Raises SpecError for kinds without export."""
         raise SpecError(
-            Problem(
-                "unsupported", "model.kind", spec.kind, "cannot be built without a job", "load its checkpoint"
-            )
+            Problem("unsupported", "model.kind", spec.kind, "cannot be built without a job", "load its checkpoint")
         )
 
     @classmethod
@@ -152,9 +148,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
         `read` returns tokenizer files by name. Raises ValueError or FileNotFoundError for unreadable files, SpecError
         for kinds that generate nothing.
         """
-        raise SpecError(
-            Problem("unsupported", "model", None, "cannot generate", "load its weights with torch")
-        )
+        raise SpecError(Problem("unsupported", "model", None, "cannot generate", "load its weights with torch"))
 
     @abstractmethod
     def batches(self, data: Data, plan: "Plan", layout: "Layout") -> "Callable[[int], RankBatch[MicroBatch]]":
@@ -188,9 +182,7 @@ class Generator(ABC):
         """
 
     @abstractmethod
-    def stream(
-        self, text: str, spec: GenerationSpec | None = None
-    ) -> collections.abc.Generator[str, None, Ending]:
+    def stream(self, text: str, spec: GenerationSpec | None = None) -> collections.abc.Generator[str, None, Ending]:
         """Generate the output for one text in pieces, which join to what `generate` returns; return how it ended.
 
         Pieces may be empty, so that the consumer can stop at any token. Raises SpecError before the first piece.

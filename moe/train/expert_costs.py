@@ -16,9 +16,7 @@ FILE = "expert-costs.json"
 """Measured costs of each backend, by shape."""
 
 
-def decide(
-    layers: Collection[MoELayer], device: torch.device, dtype: torch.dtype, run: Folder, cache: Path
-) -> None:
+def decide(layers: Collection[MoELayer], device: torch.device, dtype: torch.dtype, run: Folder, cache: Path) -> None:
     """Set the measured backend costs of experts that compute in `dtype`. Collective.
 
     Each rank passes its own layers, possibly none. Costs come from the run's storage, if measured on a machine of the
@@ -43,9 +41,7 @@ def decide(
             shape_costs.append(_read_costs(run)[key])
         return shape_costs
 
-    costs = dict(
-        zip(shapes, map(from_json, plain_collectives.broadcast_from_rank0(measure_costs)), strict=True)
-    )
+    costs = dict(zip(shapes, map(from_json, plain_collectives.broadcast_from_rank0(measure_costs)), strict=True))
     for layer in layers:
         layer.experts.costs = costs[_shape(layer)]
 

@@ -170,13 +170,7 @@ def require_same_data(data: PreparedData) -> None:
     if len(keys) > 1:
         rule = f"differs between workers (prepared as {' and as '.join(keys)}): it changed meanwhile"
         raise SpecError(
-            Problem(
-                "changed",
-                "data",
-                None,
-                rule,
-                "leave its files unchanged while a run starts, and submit it again",
-            )
+            Problem("changed", "data", None, rule, "leave its files unchanged while a run starts, and submit it again")
         )
 
 
@@ -187,13 +181,7 @@ def require_all_groups(spec: JobSpec, plan: Plan, layout: Layout) -> None:
     if batch_groups * number < groups:
         rule = f"times micro_batch_groups (={batch_groups}) must cover the {groups} groups of a data rank"
         raise SpecError(
-            Problem(
-                "out_of_range",
-                "plan.options.num_micro_batches",
-                number,
-                rule,
-                f"use {-(-groups // batch_groups)}",
-            )
+            Problem("out_of_range", "plan.options.num_micro_batches", number, rule, f"use {-(-groups // batch_groups)}")
         )
 
 
@@ -223,17 +211,11 @@ def _tell_what_is_trained(spec: JobSpec, recorder: Recorder) -> None:
     share = counts[False] / sum(counts.values())
     recorder.log("info", f"{share:.2%} of all {sum(counts.values()):,} weights are trained{details}")
     if has_adapters:
-        recorder.log(
-            "info", base_in_words(spec.model.parameters(), 8 if spec.train.dtype == "float64" else 4)
-        )
+        recorder.log("info", base_in_words(spec.model.parameters(), 8 if spec.train.dtype == "float64" else 4))
 
 
 def _resume(
-    state: TrainState,
-    data: PreparedData,
-    checkpointer: Checkpointer,
-    recorder: Recorder,
-    roots: Sequence[str] | None,
+    state: TrainState, data: PreparedData, checkpointer: Checkpointer, recorder: Recorder, roots: Sequence[str] | None
 ) -> int:
     """Load the newest intact checkpoint or the initial weights; return the number of finished steps."""
     spec, layout = state.task.spec, state.layout
@@ -266,8 +248,7 @@ def _resume(
     if layout.rank == 0:
         recorder.log(
             "info",
-            f"resumed at step {marker.step} from {marker.name} of {marker.num_workers} workers "
-            f"on {layout.world_size}",
+            f"resumed at step {marker.step} from {marker.name} of {marker.num_workers} workers on {layout.world_size}",
         )
     return marker.step
 

@@ -35,17 +35,12 @@ class MoELayers:
         self.local_layers: dict[int, MoELayer] = {}
         """This rank's layers by number, in model order."""
         for module in model.modules():
-            if (
-                isinstance(module, MoELayer)
-                and self.local_layers.setdefault(module.layer, module) is not module
-            ):
+            if isinstance(module, MoELayer) and self.local_layers.setdefault(module.layer, module) is not module:
                 raise ValueError(f"two MoE layers have the number {module.layer}; number them differently")
         facts_by_rank = plain_collectives.all_gather_json(
             [vars(LayerFacts.from_layer(layer)) for layer in self.local_layers.values()]
         )
-        facts_by_number = {
-            facts["layer"]: LayerFacts(**facts) for of_rank in facts_by_rank for facts in of_rank
-        }
+        facts_by_number = {facts["layer"]: LayerFacts(**facts) for of_rank in facts_by_rank for facts in of_rank}
         self.facts = tuple(facts_by_number[number] for number in sorted(facts_by_number))
         """Facts about the layers of all ranks, by number."""
 

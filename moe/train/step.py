@@ -31,9 +31,7 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
     """
     task, layout, parameters, train = state.task, state.layout, state.parameters, state.task.spec.train
     forget_gradients(parameters)
-    totals = StepTotals(
-        state.moe_layers, batch, layout, shares_tokens=isinstance(state.model, SequenceSharded)
-    )
+    totals = StepTotals(state.moe_layers, batch, layout, shares_tokens=isinstance(state.model, SequenceSharded))
     for micro_batch in batch.micro_batches:
         with state.moe_layers.routings() as routings:
             loss = task.loss(state.model, micro_batch)

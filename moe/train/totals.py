@@ -54,9 +54,7 @@ class StepTotals:
     losses. Every rank has a row for each MoE layer of the model, zero for layers elsewhere.
     """
 
-    def __init__(
-        self, layers: MoELayers, batch: RankBatch[Any], layout: Layout, *, shares_tokens: bool
-    ) -> None:
+    def __init__(self, layers: MoELayers, batch: RankBatch[Any], layout: Layout, *, shares_tokens: bool) -> None:
         self._layers, self._batch, self._layout, self._shares_tokens = layers, batch, layout, shares_tokens
         self._losses = torch.zeros(2, dtype=torch.float64, device=layout.device)
         max_experts = max((facts.num_experts for facts in layers.facts), default=0)
@@ -111,8 +109,7 @@ class StepTotals:
             nll=nll,
             aux_loss=math.fsum(layer_record.aux_loss or 0.0 for layer_record in layer_records)
             / max(1, len(layer_records)),
-            z_loss=math.fsum(layer_record.z_loss or 0.0 for layer_record in layer_records)
-            / max(1, len(layer_records)),
+            z_loss=math.fsum(layer_record.z_loss or 0.0 for layer_record in layer_records) / max(1, len(layer_records)),
             layers=tuple(layer_records),
             tokens=self._batch.num_tokens,
             numbers={name: float(number) for name, number in self._numbers.items()} or None,

@@ -60,9 +60,7 @@ def check_python() -> Finding:
     version = platform.python_version()
     if sys.version_info < MIN_PYTHON:
         minimum = ".".join(map(str, MIN_PYTHON))
-        return Finding(
-            "Python", "fault", version, f"must be {minimum} or later; recreate the environment with it"
-        )
+        return Finding("Python", "fault", version, f"must be {minimum} or later; recreate the environment with it")
     return Finding("Python", "ok", f"{version} in {sys.prefix}")
 
 
@@ -81,9 +79,7 @@ def check_torch() -> Finding:
 def check_ray() -> Finding:
     version = _version("ray")
     if version is None:
-        return Finding(
-            "Ray", "fault", "not installed", "run 'make setup', or pip install 'ray[default,train]'"
-        )
+        return Finding("Ray", "fault", "not installed", "run 'make setup', or pip install 'ray[default,train]'")
     if not version.startswith(f"{RAY_SERIES}."):
         return Finding("Ray", "fault", version, f"must be {RAY_SERIES}; run 'make setup'")
     return Finding("Ray", "ok", version)
@@ -99,9 +95,7 @@ def check_corpus() -> Iterator[Finding]:
             "run 'make setup'",
         )
     else:
-        yield Finding(
-            "corpus", "ok", f"catalogs of pycountry {_version('pycountry')} and Django {_version('Django')}"
-        )
+        yield Finding("corpus", "ok", f"catalogs of pycountry {_version('pycountry')} and Django {_version('Django')}")
 
 
 def check_cores() -> Finding:
@@ -118,10 +112,7 @@ def check_memory() -> Finding:
     description = f"{num_bytes(available)} available"
     if available < DEMO_MEMORY_BYTES:
         return Finding(
-            "memory",
-            "note",
-            description,
-            f"the demo needs {num_bytes(DEMO_MEMORY_BYTES)}; close other programs",
+            "memory", "note", description, f"the demo needs {num_bytes(DEMO_MEMORY_BYTES)}; close other programs"
         )
     return Finding("memory", "ok", description)
 
@@ -137,35 +128,23 @@ def check_gpus() -> Finding:
     if answer.returncode != 0:
         output = (answer.stdout + answer.stderr).strip().splitlines()[:1]
         return Finding(
-            "GPUs",
-            "note",
-            "".join(output) or "nvidia-smi failed",
-            "training uses CPUs until the driver works",
+            "GPUs", "note", "".join(output) or "nvidia-smi failed", "training uses CPUs until the driver works"
         )
     names = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
     build = (_version("torch") or "").partition("+")[2]
     if names and build == "cpu":
-        return Finding(
-            "GPUs",
-            "note",
-            f"{len(names)} x {names[0]}",
-            "this torch is a CPU build; install a CUDA build",
-        )
+        return Finding("GPUs", "note", f"{len(names)} x {names[0]}", "this torch is a CPU build; install a CUDA build")
     return Finding("GPUs", "ok", f"{len(names)} x {names[0]}" if names else "none")
 
 
 def check_state_dir(state_dir: Path) -> Finding:
     existing = next(folder for folder in (state_dir, *state_dir.parents) if folder.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
-        return Finding(
-            "state", "fault", f"{existing} is not writable", "set SHARDYARD_STATE_DIR to a writable folder"
-        )
+        return Finding("state", "fault", f"{existing} is not writable", "set SHARDYARD_STATE_DIR to a writable folder")
     free = shutil.disk_usage(existing).free
     description = f"{state_dir}, {num_bytes(free)} free"
     if free < ROOMY_DISK_BYTES:
-        return Finding(
-            "state", "note", description, "checkpoints and prepared corpora go there; free some space"
-        )
+        return Finding("state", "note", description, "checkpoints and prepared corpora go there; free some space")
     return Finding("state", "ok", description)
 
 
@@ -185,17 +164,13 @@ def ask_service(url: str) -> dict[str, Any] | Exception:
         return error
 
 
-def check_control_plane(
-    settings: "Settings", url: str, service: dict[str, Any] | Exception
-) -> Iterator[Finding]:
+def check_control_plane(settings: "Settings", url: str, service: dict[str, Any] | Exception) -> Iterator[Finding]:
     from service.client import Client, ClientError
 
     if isinstance(service, Exception):
         place = f"{settings.host}:{settings.port}"
         if not _is_free(settings.host, settings.port):
-            yield Finding(
-                "port", "fault", f"{place} is in use by another program", "use 'shardyard up --port N'"
-            )
+            yield Finding("port", "fault", f"{place} is in use by another program", "use 'shardyard up --port N'")
         else:
             yield Finding("port", "ok", f"{place} is free")
         yield Finding("service", "note", str(service))
@@ -218,18 +193,12 @@ def num_usable_gpus() -> int:
         answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
     except subprocess.TimeoutExpired:
         return 0
-    return (
-        sum(line.startswith("GPU ") for line in answer.stdout.splitlines()) if answer.returncode == 0 else 0
-    )
+    return sum(line.startswith("GPU ") for line in answer.stdout.splitlines()) if answer.returncode == 0 else 0
 
 
 def available_cores() -> float:
     """Cores available to this process by affinity and cgroup quota."""
-    cores = (
-        float(len(os.sched_getaffinity(0)))
-        if hasattr(os, "sched_getaffinity")
-        else float(os.cpu_count() or 1)
-    )
+    cores = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 1)
     quota = _read(Path("/sys/fs/cgroup/cpu.max")).split()
     if len(quota) == 2 and quota[0] != "max":
         cores = min(cores, int(quota[0]) / int(quota[1]))

@@ -66,9 +66,7 @@ class ControlPlaneChild:
                     return client.healthy()
                 except ClientError:
                     time.sleep(0.1)
-        raise CommandError(
-            f"the control plane did not respond within {START_TIMEOUT_S:g} s\n{self.log_tail()}"
-        )
+        raise CommandError(f"the control plane did not respond within {START_TIMEOUT_S:g} s\n{self.log_tail()}")
 
     def log_tail(self) -> str:
         lines = self.log_path.read_text(errors="replace").splitlines()

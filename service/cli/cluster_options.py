@@ -26,12 +26,8 @@ class ClusterOptions:
         """The cluster that they describe; None if none. Raises Misuse, SpecError, OSError."""
         is_imagined = any(value is not None for value in (self.num_nodes, self.devices_per_node, self.device))
         if self.cluster is not None:
-            if is_imagined or any(
-                value is not None for value in (self.memory, self.price, self.billing_unit)
-            ):
-                raise Misuse(
-                    "--cluster describes a whole cluster; omit --num-nodes and the other cluster options"
-                )
+            if is_imagined or any(value is not None for value in (self.memory, self.price, self.billing_unit)):
+                raise Misuse("--cluster describes a whole cluster; omit --num-nodes and the other cluster options")
             from moe.plan import read_cluster
 
             return read_cluster(self.cluster)

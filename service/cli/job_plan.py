@@ -43,9 +43,7 @@ def make_plan(request: PlanRequest, cluster: Cluster | Pools | None, url: str | 
     if cluster is None:
         from service.cli.server import connect
 
-        body: dict[str, Any] = {
-            "spec": request.spec.model_dump(mode="json", exclude_unset=True),
-        }
+        body: dict[str, Any] = {"spec": request.spec.model_dump(mode="json", exclude_unset=True)}
         for name in ("top", "num_workers", "profile", "software", "goal"):
             if (value := getattr(request.query, name)) is not None:
                 body[name] = value
@@ -63,12 +61,7 @@ def depends(
     changes = sensitivity(request, _pool_of(plan, cluster), plan)
     _write(plan, output)
     if not output.as_json:
-        parts = (
-            _view(plan, where, output),
-            "",
-            Text("assumptions", "bold"),
-            sensitivity_view(plan, changes),
-        )
+        parts = (_view(plan, where, output), "", Text("assumptions", "bold"), sensitivity_view(plan, changes))
         console().print(Group(*parts))
         return
     items = [{"what": change.description, "step_s": change.step_s, "why_not": change.why_not or None,
@@ -76,9 +69,7 @@ def depends(
     print_json({"plan": plan.model_dump(mode="json"), "sensitivity": items})
 
 
-def plan_on_smallest(
-    request: PlanRequest, cluster: Cluster | Pools
-) -> tuple[PlanRequest, Cluster, tuple[Plan, str]]:
+def plan_on_smallest(request: PlanRequest, cluster: Cluster | Pools) -> tuple[PlanRequest, Cluster, tuple[Plan, str]]:
     """(request with a worker per device, smallest cluster of this kind that can run the job, (plan, where)); for
     pools, of one pool's kind. Raises SpecError if none holds the job."""
     if isinstance(cluster, Pools):
@@ -107,11 +98,7 @@ def _pool_of(plan: Plan, hardware: Cluster | Pools) -> Cluster:
 def _where(plan: Plan, hardware: Cluster | Pools) -> str:
     if isinstance(hardware, Cluster):
         cluster = hardware.at_least(plan.num_workers)
-        return (
-            _nodes(cluster)
-            if cluster == hardware
-            else f"{_nodes(cluster)}; {_nodes(hardware)} has too few devices"
-        )
+        return _nodes(cluster) if cluster == hardware else f"{_nodes(cluster)}; {_nodes(hardware)} has too few devices"
     return f"pool {plan.pool}, {_nodes(_pool_of(plan, hardware))}"
 
 
@@ -185,9 +172,7 @@ def explain(
     try:
         alternative, _ = make_plan(asking_for(request, layout, plan.num_workers), cluster, url)
     except SpecError as error:
-        raise SpecError(
-            replace(problem, path=f"{_OPTION}: {problem.path}") for problem in error.problems
-        ) from None
+        raise SpecError(replace(problem, path=f"{_OPTION}: {problem.path}") for problem in error.problems) from None
     _write(plan, output)
     if output.as_json:
         print_json(explain_json(plan, alternative, cluster))

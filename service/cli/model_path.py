@@ -35,9 +35,7 @@ def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
         if Folder(storage).names():
             return _in_folder(storage)
         looked_in.append(storage)
-    raise Misuse(
-        f"there is no job {job!r}: looked in {', '.join(looked_in)}; give its id, or its checkpoint's folder"
-    )
+    raise Misuse(f"there is no job {job!r}: looked in {', '.join(looked_in)}; give its id, or its checkpoint's folder")
 
 
 def _refuse_another_tools(path: str) -> None:

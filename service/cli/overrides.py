@@ -15,9 +15,7 @@ def apply_overrides(fields: dict[str, Any], assignments: list[str]) -> dict[str,
         path, equals, text = assignment.partition("=")
         *above, last = path.split(".")
         if not equals or not all((*above, last)):
-            raise Misuse(
-                f"--set (={assignment!r}) must be PATH=VALUE; write it as --set train.num_steps=4000"
-            )
+            raise Misuse(f"--set (={assignment!r}) must be PATH=VALUE; write it as --set train.num_steps=4000")
         place: Any = spec
         for depth, key in enumerate(above, start=1):
             if place.get(key) is None:

@@ -30,9 +30,7 @@ class Client:
     """Client of the control plane at `url`. `url` and `token` default to `SHARDYARD_URL` and `SHARDYARD_TOKEN`.
     Failures raise `ClientError`: `Unreachable`, or `ApiError` with the control plane's problems."""
 
-    def __init__(
-        self, url: str | None = None, token: str | None = None, *, patience: Patience = Patience()
-    ) -> None:
+    def __init__(self, url: str | None = None, token: str | None = None, *, patience: Patience = Patience()) -> None:
         settings = ClientSettings()
         self._connection = ServiceConnection(url or settings.url, settings.token if token is None else token)
         self._patience = patience
@@ -41,9 +39,7 @@ class Client:
     def url(self) -> str:
         return self._connection.url
 
-    def submit(
-        self, spec: "JobSpec | dict[str, Any] | str | Path", idempotency_key: str | None = None
-    ) -> Job:
+    def submit(self, spec: "JobSpec | dict[str, Any] | str | Path", idempotency_key: str | None = None) -> Job:
         """Submit a job from `spec` or from the YAML or JSON file it names. The same `idempotency_key` and spec give
         the same job; the default is a new key, with which the request is repeated if no response comes."""
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
@@ -81,9 +77,7 @@ class Client:
                 return
             left = None if left is None else left - len(page["items"])
 
-    def count_jobs(
-        self, state: str | Sequence[str] | None = None, label: str | Sequence[str] | None = None
-    ) -> int:
+    def count_jobs(self, state: str | Sequence[str] | None = None, label: str | Sequence[str] | None = None) -> int:
         """Number of jobs in one of the states and with all labels."""
         page = self._connection.get("/v1/jobs", state=state, label=label, limit=1, count=True)
         return int(page["total"])
@@ -93,9 +87,7 @@ class Client:
         from moe.plan import Plan
 
         body = _plain(spec)
-        return Plan.model_validate(
-            self._connection.post("/v1/plans", body, timeout_s=_planning_timeout_s(body))
-        )
+        return Plan.model_validate(self._connection.post("/v1/plans", body, timeout_s=_planning_timeout_s(body)))
 
     def calibrate(self) -> "Calibration":
         """Measure the cluster for future plans, in seconds to minutes. Raises ApiError (409) without free resources

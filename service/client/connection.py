@@ -47,34 +47,20 @@ class ServiceConnection:
         self._http.close()
 
     def get(self, path: str, **query: Any) -> Any:
-        return self._request(
-            "GET", path, params={name: value for name, value in query.items() if value is not None}
-        )
+        return self._request("GET", path, params={name: value for name, value in query.items() if value is not None})
 
     def post(
-        self,
-        path: str,
-        body: Any = None,
-        headers: dict[str, str] | None = None,
-        timeout_s: float = ANSWER_TIMEOUT_S,
+        self, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> Any:
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-        return self._request(
-            "POST", path, json={} if body is None else body, headers=headers, timeout=timeout
-        )
+        return self._request("POST", path, json={} if body is None else body, headers=headers, timeout=timeout)
 
     def delete(self, path: str) -> Any:
         return self._request("DELETE", path)
 
     @contextmanager
     def stream(
-        self,
-        path: str,
-        headers: dict[str, str],
-        silence_timeout_s: float,
-        *,
-        body: Any = None,
-        **query: Any,
+        self, path: str, headers: dict[str, str], silence_timeout_s: float, *, body: Any = None, **query: Any
     ) -> Iterator[Iterator[bytes]]:
         """Body of a long response as it arrives (POST if there is a `body`). Raises Unreachable after
         `silence_timeout_s` without data."""
@@ -89,16 +75,11 @@ class ServiceConnection:
             yield answer.iter_bytes()
 
     @contextmanager
-    def download(
-        self, path: str, start: int, silence_timeout_s: float
-    ) -> Iterator[tuple[int, Iterator[bytes]]]:
+    def download(self, path: str, start: int, silence_timeout_s: float) -> Iterator[tuple[int, Iterator[bytes]]]:
         """(offset of the first byte, chunks of a file); the offset is `start` if the server supports ranges."""
         timeout = httpx.Timeout(silence_timeout_s, connect=CONNECT_TIMEOUT_S)
         headers = {"accept": "*/*"} | ({"range": f"bytes={start}-"} if start else {})
-        with (
-            self._said_in_words(),
-            self._http.stream("GET", quote(path), headers=headers, timeout=timeout) as answer,
-        ):
+        with self._said_in_words(), self._http.stream("GET", quote(path), headers=headers, timeout=timeout) as answer:
             if answer.status_code == 416 and answer.headers.get("content-range") == f"bytes */{start}":
                 yield start, iter(())  # the file is complete already
                 return
@@ -133,9 +114,7 @@ class ServiceConnection:
         except httpx.ConnectError:
             raise Unreachable(self.url, refused=True) from None
         except httpx.ConnectTimeout:
-            raise Unreachable(
-                self.url, f"no connection within {CONNECT_TIMEOUT_S:g} s", refused=True
-            ) from None
+            raise Unreachable(self.url, f"no connection within {CONNECT_TIMEOUT_S:g} s", refused=True) from None
         except httpx.ReadTimeout as error:
             timeout_s = error.request.extensions.get("timeout", {}).get("read")
             raise Unreachable(self.url, f"no data for {timeout_s:g} s") from None

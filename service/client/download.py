@@ -33,11 +33,7 @@ class Downloader:
     """Downloads a job's files. The next call continues interrupted files."""
 
     def __init__(
-        self,
-        connection: ServiceConnection,
-        job_path: str,
-        folder: Path,
-        on_file: Callable[[str], None] | None = None,
+        self, connection: ServiceConnection, job_path: str, folder: Path, on_file: Callable[[str], None] | None = None
     ) -> None:
         self._connection, self._job_path = connection, job_path
         self._on_file = on_file or (lambda path: None)
@@ -107,10 +103,7 @@ class Downloader:
             if start > size_bytes:
                 start = file.seek(file.truncate(0))
             if start < size_bytes or not size_bytes:
-                with self._connection.download(f"{self._job_path}/files/{path}", start, SILENCE_S) as (
-                    at,
-                    chunks,
-                ):
+                with self._connection.download(f"{self._job_path}/files/{path}", start, SILENCE_S) as (at, chunks):
                     file.seek(file.truncate(at))
                     for chunk in chunks:
                         if file.tell() <= size_bytes:
@@ -120,9 +113,7 @@ class Downloader:
             found_bytes = file.seek(0, os.SEEK_END)
         if found_bytes != size_bytes:
             draft.unlink()
-            raise ClientError(
-                f"received {found_bytes:,} instead of {size_bytes:,} bytes of {path}; download it again"
-            )
+            raise ClientError(f"received {found_bytes:,} instead of {size_bytes:,} bytes of {path}; download it again")
         if seal is not None and _sha256(draft) != seal.sha256:
             draft.unlink()
             raise ClientError(f"the checksum of {path} is wrong; download it again")

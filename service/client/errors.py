@@ -46,9 +46,7 @@ class NotShardyard(ClientError):
 class ApiError(ClientError):
     """An error response: status, title, detail and `Problem`s."""
 
-    def __init__(
-        self, status: int, title: str, detail: str = "", problems: "tuple[Problem, ...]" = ()
-    ) -> None:
+    def __init__(self, status: int, title: str, detail: str = "", problems: "tuple[Problem, ...]" = ()) -> None:
         self.status, self.title, self.detail, self.problems = status, title, detail, problems
         super().__init__(status, title, detail, problems)
 
@@ -57,9 +55,7 @@ class ApiError(ClientError):
         """Error from an `application/problem+json` body (RFC 9457), parsed leniently."""
         errors = body.get("errors")
         problems = _problems(errors) if isinstance(errors, list) and errors else ()
-        return cls(
-            status, str(body.get("title") or f"status {status}"), str(body.get("detail") or ""), problems
-        )
+        return cls(status, str(body.get("title") or f"status {status}"), str(body.get("detail") or ""), problems)
 
     def __str__(self) -> str:
         if self.problems:

@@ -14,9 +14,7 @@ SILENCE_S = 600.0
 """Longest silence: other requests' turns, then loading a model."""
 
 
-def stream_generation(
-    connection: ServiceConnection, job_id: str, body: dict[str, Any]
-) -> Generator[str, None, Ending]:
+def stream_generation(connection: ServiceConnection, job_id: str, body: dict[str, Any]) -> Generator[str, None, Ending]:
     """Yield pieces of the text; return its `Ending`. Raises ApiError if refused or failed, Unreachable if the
     connection breaks. Closing the generator cancels the text."""
     path, headers = f"/v1/jobs/{quote(job_id, safe='')}/generate", {"accept": "text/event-stream"}

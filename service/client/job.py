@@ -88,11 +88,7 @@ class Job:
         return run if isinstance(run, dict) else None
 
     def events(
-        self,
-        last_id: int | None = None,
-        on_lost: Callable[[ClientError], None] | None = None,
-        *,
-        redone: bool = False,
+        self, last_id: int | None = None, on_lost: Callable[[ClientError], None] | None = None, *, redone: bool = False
     ) -> "Generator[Event]":
         """Every event after `last_id` (default: from the first kept one), live, until the job has ended. Survives
         broken connections without lost or duplicate events. Raises ApiError (410) if events after `last_id` are no
@@ -127,9 +123,7 @@ class Job:
         """Records of each step, in order; the newest of repeated steps. `name`: only this value. `max_points` (at
         most 10,000): thinned evenly."""
         limit = METRICS_PAGE_SIZE if max_points is None else None
-        return self._all_pages(
-            "/metrics", name=name, since_step=since_step, max_points=max_points, limit=limit
-        )
+        return self._all_pages("/metrics", name=name, since_step=since_step, max_points=max_points, limit=limit)
 
     def logs(
         self,
@@ -162,9 +156,7 @@ class Job:
 
         return Plan.model_validate(self._connection.get(self._path("/plan")))
 
-    def download(
-        self, folder: str | Path, kinds: Collection[str] | None = None, latest: bool = False
-    ) -> "Download":
+    def download(self, folder: str | Path, kinds: Collection[str] | None = None, latest: bool = False) -> "Download":
         """Download the job's files of the `kinds` `spec`, `result`, `checkpoints`, `logs` to `folder`/<job id>; with
         `latest`, only the newest checkpoint.
 

@@ -34,9 +34,7 @@ class LogQuery:
         line's time), the oldest of the newest lines."""
         query = {"grep": self.grep, "worker": self.worker, "attempt": self.attempt, "raw": self.raw}
         if self.tail is not None:
-            return query | (
-                {"tail": self.tail, "since": self.since} if first_time is None else {"since": first_time}
-            )
+            return query | ({"tail": self.tail, "since": self.since} if first_time is None else {"since": first_time})
         ago = parse_since(self.since) if self.since else None
         if isinstance(ago, timedelta):
             return query | {"since": f"{round(ago.total_seconds() + after_s) + 1}s"}

@@ -10,19 +10,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
 
-from service.control.api import (
-    docs,
-    files,
-    generate,
-    health,
-    jobs,
-    openapi,
-    plans,
-    problems,
-    records,
-    setup,
-    streams,
-)
+from service.control.api import docs, files, generate, health, jobs, openapi, plans, problems, records, setup, streams
 from service.control.api.guard import Guard
 from service.control.api.head import Head
 from service.control.api.services import Services
@@ -138,12 +126,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         starter,
         ingest,
         roots,
-        Deadlines(
-            settings.cancel_deadline_s,
-            settings.pause_deadline_s,
-            settings.lost_grace_s,
-            settings.grow_after_s,
-        ),
+        Deadlines(settings.cancel_deadline_s, settings.pause_deadline_s, settings.lost_grace_s, settings.grow_after_s),
         chores=(deletions.step, retention.step, drafts.step, SpecKeeper(database, lease, roots).step),
     )
     requests = Requests(

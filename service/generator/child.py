@@ -109,9 +109,7 @@ def _load(load: Load) -> "Generator":
             return TrainedModel.from_checkpoint(checkpoints, name).generator
         except CheckpointError as error:
             faults.append(str(error))
-    raise _CannotLoad(
-        faults[0] if faults else f"there is no committed checkpoint under {checkpoints.url} yet"
-    )
+    raise _CannotLoad(faults[0] if faults else f"there is no committed checkpoint under {checkpoints.url} yet")
 
 
 def _generate(generator: "Generator", request: TextRequest, orders: _Orders) -> Iterator[GeneratorMessage]:
@@ -124,9 +122,7 @@ def _generate(generator: "Generator", request: TextRequest, orders: _Orders) -> 
             piece = next(stream)
         except StopIteration as over:
             ending: Ending = over.value
-            yield GeneratorMessage(
-                kind="end", number=number, reason=ending.reason, num_tokens=ending.num_tokens
-            )
+            yield GeneratorMessage(kind="end", number=number, reason=ending.reason, num_tokens=ending.num_tokens)
             return
         num_pieces += 1
         if piece:
@@ -137,9 +133,7 @@ def _generate(generator: "Generator", request: TextRequest, orders: _Orders) -> 
 def _in_words(error: BaseException, load: Load) -> str:
     lines = str(error).strip().splitlines()
     words = f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
-    if load.memory_bytes is not None and (
-        isinstance(error, MemoryError) or "can't allocate memory" in str(error)
-    ):
+    if load.memory_bytes is not None and (isinstance(error, MemoryError) or "can't allocate memory" in str(error)):
         return (
             f"generation needs more memory than allowed (={load.memory_bytes:,} bytes); request "
             "fewer tokens, or ask the operator to raise SHARDYARD_GENERATION_MEMORY_BYTES"

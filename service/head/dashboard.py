@@ -35,9 +35,7 @@ class Dashboard:
     def running(self) -> bool:
         return self.process.find() is not None
 
-    def start(
-        self, environment: Mapping[str, str], folder: Path, record: Callable[["Dashboard"], None]
-    ) -> "Dashboard":
+    def start(self, environment: Mapping[str, str], folder: Path, record: Callable[["Dashboard"], None]) -> "Dashboard":
         """Start the dashboard again in `folder`; it responds later. Runs nothing until `record` has returned, and
         ends if this process dies before. Raises DashboardError."""
         with subprocess.Popen(
@@ -49,9 +47,7 @@ class Dashboard:
             assert shell.stdin is not None
             assert shell.stdout is not None
             try:
-                dashboard = replace(
-                    self, process=Process.from_psutil(psutil.Process(int(shell.stdout.readline())))
-                )
+                dashboard = replace(self, process=Process.from_psutil(psutil.Process(int(shell.stdout.readline()))))
                 record(dashboard)
                 shell.stdin.write(b"recorded\n")
             except (psutil.NoSuchProcess, ValueError, BrokenPipeError):

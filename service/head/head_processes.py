@@ -32,10 +32,7 @@ class HeadProcesses:
         nodes = tuple(
             Node(
                 node["session"],
-                *(
-                    tuple(Process(**fields) for fields in node.get(kind, ()))
-                    for kind in ("processes", "others")
-                ),
+                *(tuple(Process(**fields) for fields in node.get(kind, ())) for kind in ("processes", "others")),
             )
             for node in record.get("nodes", ())
         )

@@ -131,9 +131,7 @@ class HeadKeeper:
         match next_try(self._tries, now):
             case Try():
                 self._tries.append(now)
-                self._trouble = self._words(
-                    dead, f"and is being restarted (try {len(self._tries)} of {MAX_TRIES})"
-                )
+                self._trouble = self._words(dead, f"and is being restarted (try {len(self._tries)} of {MAX_TRIES})")
                 log.warning("restarting it", what=dead, attempt=len(self._tries), of=MAX_TRIES)
                 self._restart(dead)
             case Pause():

@@ -77,12 +77,7 @@ class LocalHead:
 
     @classmethod
     def start(
-        cls,
-        state_dir: Path | str,
-        *,
-        num_cpus: int,
-        num_gpus: int = 0,
-        timeout_s: float = START_TIMEOUT_S,
+        cls, state_dir: Path | str, *, num_cpus: int, num_gpus: int = 0, timeout_s: float = START_TIMEOUT_S
     ) -> "LocalHead":
         """Start a head with these logical resources, or return the one that runs or is starting. A signal meanwhile
         stops it. Raises LocalHeadError with the end of Ray's output if it does not come up."""
@@ -170,9 +165,7 @@ class LocalHead:
                 restore_record(state_file, before)
         return head
 
-    def add_node(
-        self, *, num_cpus: int, num_gpus: int = 0, timeout_s: float = START_TIMEOUT_S
-    ) -> "LocalHead":
+    def add_node(self, *, num_cpus: int, num_gpus: int = 0, timeout_s: float = START_TIMEOUT_S) -> "LocalHead":
         """Add a node with its own resources and address on this machine; returns the new head. Raises LocalHeadError
         with the end of Ray's and the head's output."""
         with changing(self.state_file), held_back() as signals:
@@ -215,9 +208,7 @@ class LocalHead:
 
     def dead_parts(self) -> list[str]:
         """Names of dead processes that jobs need."""
-        return sorted(
-            process.name for node in self.nodes for process in node.processes if process.find() is None
-        )
+        return sorted(process.name for node in self.nodes for process in node.processes if process.find() is None)
 
     def with_dashboard(self, timeout_s: float = START_TIMEOUT_S, abort: Sequence[int] = ()) -> "LocalHead":
         """The head with its dashboard, restarted if dead, while jobs continue. Raises LocalHeadError if it does not
@@ -273,10 +264,7 @@ class LocalHead:
     def _last_words(self) -> list[str]:
         """State of the head and last lines of its GCS."""
         lines = self.last_words()
-        return [
-            f"{'all' if self.running() else 'not all'} of the head's processes are alive; GCS log:",
-            *lines,
-        ]
+        return [f"{'all' if self.running() else 'not all'} of the head's processes are alive; GCS log:", *lines]
 
     @classmethod
     def _read(cls, state_file: Path) -> "LocalHead | None":
@@ -298,12 +286,7 @@ class LocalHead:
         dashboard = Dashboard(**dashboard_fields)
         token_path, folder = Path(record.pop("token_path")), Path(record.pop("folder"))
         return cls(
-            state_file=state_file,
-            token_path=token_path,
-            folder=folder,
-            nodes=nodes,
-            dashboard=dashboard,
-            **record,
+            state_file=state_file, token_path=token_path, folder=folder, nodes=nodes, dashboard=dashboard, **record
         )
 
     def record(self) -> None:
@@ -330,9 +313,7 @@ def _apart(node: Node, url: str, environment: dict[str, str]) -> tuple[Node, Das
     if not dashboard_processes:
         end_session(node.session)
         raise LocalHeadError("Ray's dashboard died right after its start")
-    client_processes = tuple(
-        process for process, command in commands.items() if "ray.util.client.server" in command
-    )
+    client_processes = tuple(process for process, command in commands.items() if "ray.util.client.server" in command)
     job_processes = tuple(
         process for process in node.processes if process not in (*dashboard_processes, *client_processes)
     )

@@ -65,12 +65,7 @@ class Node:
 
 
 def ray_start(
-    signals: list[int],
-    folder: Path,
-    token_path: Path,
-    *arguments: str,
-    timeout_s: float,
-    environment: dict[str, str],
+    signals: list[int], folder: Path, token_path: Path, *arguments: str, timeout_s: float, environment: dict[str, str]
 ) -> Node:
     """Run `ray start` in its own session with a `folder` below the head's; returns the processes it left. Repeated
     if Ray's agents are late. Raises LocalHeadError if it fails, times out, or a signal comes; no process is left
@@ -119,9 +114,7 @@ def end_session(session: int) -> None:
 def ray_environment(token_path: Path, head_folder: Path) -> dict[str, str]:
     """Environment of the head's processes, without another Ray's variables or the control plane's: a driver must not
     have the API's token or the database."""
-    variables = {
-        name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SHARDYARD_"))
-    }
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SHARDYARD_"))}
     return {
         **variables,
         FOLDER_VARIABLE: str(head_folder),

@@ -68,9 +68,7 @@ def in_words(action: str) -> Iterator[None]:
 
 
 @contextmanager
-def changing(
-    path: Path, abort: Sequence[int] = (), on_wait: Callable[[], None] = lambda: None
-) -> Iterator[None]:
+def changing(path: Path, abort: Sequence[int] = (), on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Lock of a record, under which its head is started, restarted and stopped. Reentrant, and released when the
     process dies. `on_wait` is called once if it is held elsewhere. Raises LocalHeadError if `abort` is filled
     meanwhile."""

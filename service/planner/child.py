@@ -67,9 +67,7 @@ def _answer(request: Request) -> PlannerAnswer:
         return _planned_module(request.module)
     except SpecError as error:
         return PlannerAnswer(
-            problems=tuple(
-                problem.to_dict() | {"value": _to_plain(problem.value)} for problem in error.problems
-            )
+            problems=tuple(problem.to_dict() | {"value": _to_plain(problem.value)} for problem in error.problems)
         )
     except _OutOfMemory as error:
         return PlannerAnswer(problems=(_too_large(request, str(error)).to_dict(),))
@@ -124,18 +122,14 @@ def _told_of(path: str, code: str) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
         raise SpecError(
-            Problem(
-                "user_code", path, code, f"cannot be planned: {words}{where}", "correct the module's code"
-            )
+            Problem("user_code", path, code, f"cannot be planned: {words}{where}", "correct the module's code")
         ) from error
 
 
 def _too_large(request: Request, words: str) -> Problem:
     path, code = _path_and_code(request)
     limit = (
-        "this machine has"
-        if request.memory_bytes is None
-        else f"planning may use (={request.memory_bytes:,} bytes)"
+        "this machine has" if request.memory_bytes is None else f"planning may use (={request.memory_bytes:,} bytes)"
     )
     return Problem("does_not_fit", path, code, f"needs more memory than {limit}: {words[:200]}",
                    "create parameters and buffers with torch's own functions, which allocate nothing "

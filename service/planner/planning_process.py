@@ -38,9 +38,7 @@ class PlanningCancellation(Exception):
     """Planning was cancelled, through no fault of the module."""
 
 
-def ask(
-    task: JobRequest | ModuleRequest, limits: PlanningLimits, *, shows_output: bool = False
-) -> PlannerAnswer:
+def ask(task: JobRequest | ModuleRequest, limits: PlanningLimits, *, shows_output: bool = False) -> PlannerAnswer:
     """Plan in a separate process. `shows_output`: the user code's output goes to standard error. A command line's
     module may be in the current folder, a job's must be installed.
 

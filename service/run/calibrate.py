@@ -54,9 +54,7 @@ def measure_cluster() -> Calibration:
     different = list(dict.fromkeys(places))
     numbers = [different.index(node) for node in places]
     device = "cuda" if all(has_gpus) else "cpu"
-    measurements = [
-        rank.measure.remote(index, numbers, addresses, port, device) for index, rank in enumerate(ranks)
-    ]
+    measurements = [rank.measure.remote(index, numbers, addresses, port, device) for index, rank in enumerate(ranks)]
     try:
         calibrations: list[Calibration] = ray.get(measurements, timeout=MEASURING_TIMEOUT_S)
     except ray.exceptions.GetTimeoutError:
@@ -68,8 +66,7 @@ def measure_cluster() -> Calibration:
 def _places(nodes: list[dict[str, Any]], resource: str) -> list[str]:
     """Node id of each worker, on the nodes with the most of a resource."""
     slots = {
-        node["NodeID"]: int(min(node["Resources"].get("CPU", 0), node["Resources"].get(resource, 0)))
-        for node in nodes
+        node["NodeID"]: int(min(node["Resources"].get("CPU", 0), node["Resources"].get(resource, 0))) for node in nodes
     }
     largest = sorted((node for node in slots if slots[node] > 0), key=lambda node: (-slots[node], node))
     return [node for node in largest[:MAX_NODES] for _ in range(min(slots[node], MAX_WORKERS_OF_A_NODE))]
@@ -93,9 +90,7 @@ class _Rank:
 
         return has_gpu()
 
-    def measure(
-        self, rank: int, nodes: list[int], addresses: list[str], port: int, device: str
-    ) -> Calibration:
+    def measure(self, rank: int, nodes: list[int], addresses: list[str], port: int, device: str) -> Calibration:
         import torch
         import torch.distributed as dist
 

@@ -23,9 +23,7 @@ def device_fault(kind: DeviceKind) -> str | None:
     if not is_built_for_gpus():
         cause = f"torch {torch.__version__} is built without them"
     else:
-        cause = (
-            f"torch {torch.__version__} sees none; CUDA_VISIBLE_DEVICES={os.getenv('CUDA_VISIBLE_DEVICES')}"
-        )
+        cause = f"torch {torch.__version__} sees none; CUDA_VISIBLE_DEVICES={os.getenv('CUDA_VISIBLE_DEVICES')}"
     return (
         f"a worker on {socket.gethostname()} was assigned a GPU but finds none: {cause}; fix "
         "its driver or torch, or train on CPUs with resources.device=cpu or gpus_per_worker=0"

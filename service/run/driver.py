@@ -165,9 +165,7 @@ class Driver:
         from service.run.worker import train_worker
 
         launch, resources = self._launch, self._launch.spec.resources
-        self._failures = GroupFailures(
-            launch, self._group_watch.take_reason if self._group_watch else lambda: ""
-        )
+        self._failures = GroupFailures(launch, self._group_watch.take_reason if self._group_watch else lambda: "")
         worker_resources = {"CPU": float(resources.cpus_per_worker)}
         if launch.gpus_per_worker:
             worker_resources["GPU"] = float(launch.gpus_per_worker)
@@ -265,8 +263,7 @@ class Driver:
             if notice.is_made_anew:
                 _log.warning("worker group died; starting another: %s", notice.reason)
                 self._recorder.record(
-                    "recovering",
-                    {"reason": notice.reason, "kind": notice.kind, "preempted": notice.preempted},
+                    "recovering", {"reason": notice.reason, "kind": notice.kind, "preempted": notice.preempted}
                 )
 
     def _limit_past_logs(self) -> None:

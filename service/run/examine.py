@@ -142,9 +142,7 @@ def _end_stopped_plain(attempt: str) -> list[dict[str, Any]]:
 
 def _stack(pid: int) -> str:
     """Python stacks of a process's threads, or why they cannot be read."""
-    program = shutil.which(
-        "py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    )
+    program = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if program is None:
         return "(no stack: py-spy is not installed)"
     try:

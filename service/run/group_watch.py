@@ -22,10 +22,7 @@ class GroupWatch:
     """Watches all ranks of a heartbeat server, by calls of `look`."""
 
     def __init__(
-        self,
-        server: HeartbeatServer,
-        examine_on: ExamineOn = examine_on,
-        limits: WatchdogLimits = WatchdogLimits(),
+        self, server: HeartbeatServer, examine_on: ExamineOn = examine_on, limits: WatchdogLimits = WatchdogLimits()
     ) -> None:
         self._server, self._examine_on, self._limits = server, examine_on, limits
         self._looked_at: dict[tuple[str, int], float] = {}
@@ -60,9 +57,7 @@ class GroupWatch:
         states = self._server.ranks()
         judgement = judge([_facts(state, now) for state in states], self._limits)
         if judgement.stuck:
-            stuck_states = [
-                state for state in states if state.rank in judgement.stuck and self._is_due(state, now)
-            ]
+            stuck_states = [state for state in states if state.rank in judgement.stuck and self._is_due(state, now)]
             self._end(stuck_states, "if_idle", judgement.reason)
             return
         for state in states:
@@ -99,9 +94,7 @@ class GroupWatch:
             processes = [(state.introduction.pid, state.introduction.created_at) for state in on_node]
             try:
                 looks = self._examine_on(node, processes, ending)
-            except (
-                Exception
-            ) as error:  # such as a node that was lost; processes elsewhere are looked at all the same
+            except Exception as error:  # such as a node that was lost; processes elsewhere are looked at all the same
                 failure = error
                 continue
             for state, look in zip(on_node, looks, strict=True):
@@ -114,9 +107,7 @@ class GroupWatch:
             return  # Ray reports it, with the cause
         cause = reason or f"no heartbeat for {state.silent_s(now):.0f} s, last in {state.beat.doing}"
         verdict = "killed; restarting the worker group" if look.ended else "left running"
-        _log.warning(
-            "%s: %s; its process %s: %s; its stack:\n%s", _name(state), cause, look, verdict, look.stack
-        )
+        _log.warning("%s: %s; its process %s: %s; its stack:\n%s", _name(state), cause, look, verdict, look.stack)
         if look.ended and not self._reason and _process(state) not in self._of_dead_groups:
             self._reason = f"rank {state.rank} was killed: {cause}; its process {look}"
 

@@ -131,9 +131,7 @@ class Heartbeat:
             self._over.wait(BEAT_INTERVAL_S)
 
     def _beat_until_broken(self) -> None:
-        with socket.create_connection(
-            (self._address.host, self._address.port), ANSWER_TIMEOUT_S
-        ) as connection:
+        with socket.create_connection((self._address.host, self._address.port), ANSWER_TIMEOUT_S) as connection:
             connection.settimeout(ANSWER_TIMEOUT_S)
             answers = connection.makefile("rb")
             connection.sendall(self._introduction.model_dump_json().encode() + b"\n")

@@ -47,9 +47,7 @@ class HeartbeatServer:
         self._num_connections = 0
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
-        self._server = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, host, 0, limit=MAX_LINE_BYTES)
-        )
+        self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, host, 0, limit=MAX_LINE_BYTES))
         port = int(self._server.sockets[0].getsockname()[1])
         self.address = HeartbeatAddress(host, port, secrets.token_hex(16))
         self._writers: set[asyncio.StreamWriter] = set()

@@ -41,9 +41,7 @@ class NewestSegments:
     def add_segment(self, name: str, data: bytes) -> None:
         """Record a sealed segment, and remove the oldest. Raises OSError."""
         self._segments.append((name, len(data), _time(data)))
-        while (
-            len(self._segments) > 1 and sum(num_bytes for _, num_bytes, _ in self._segments) > self._max_bytes
-        ):
+        while len(self._segments) > 1 and sum(num_bytes for _, num_bytes, _ in self._segments) > self._max_bytes:
             oldest, num_bytes, time = self._segments[0]
             self._folder.write(oldest, removed_line(time, self._removed_bytes + num_bytes))
             if self._notice:

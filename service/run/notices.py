@@ -7,11 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ray.train.v2._internal.execution.failure_handling import (
-    DefaultFailurePolicy,
-    FailureDecision,
-    FailurePolicy,
-)
+from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision, FailurePolicy
 from ray.train.v2._internal.execution.failure_handling.default import _is_preemption_failure
 from ray.train.v2.api.config import FailureConfig
 from ray.train.v2.api.exceptions import WorkerGroupError
@@ -98,9 +94,7 @@ def reason(errors: dict[int, Exception]) -> str:
     words_by_rank = {rank: _in_words(error) for rank, error in errors.items()}
     lost_ranks = {rank: words for rank, words in words_by_rank.items() if words is None}
     out_of_memory = {
-        rank: words
-        for rank, words in words_by_rank.items()
-        if kind_of({rank: errors[rank]}) == "out_of_memory"
+        rank: words for rank, words in words_by_rank.items() if kind_of({rank: errors[rank]}) == "out_of_memory"
     }
     if lost_ranks and not out_of_memory:
         ranks = ", ".join(str(rank) for rank in sorted(lost_ranks))

@@ -26,9 +26,7 @@ def nodes_of_gang() -> list[str]:
 
     job_id = ray.get_runtime_context().get_job_id()
     gangs = [gang for id, gang in placement_group_table().items() if id.endswith(job_id)]
-    nodes = [
-        node for gang in gangs if gang["state"] == "CREATED" for node in gang["bundles_to_node_id"].values()
-    ]
+    nodes = [node for gang in gangs if gang["state"] == "CREATED" for node in gang["bundles_to_node_id"].values()]
     return list(dict.fromkeys(nodes))
 
 
@@ -37,9 +35,7 @@ def what_lacks(demand: dict[str, int], total: dict[str, Any], free: dict[str, An
     scarce_names = [name for name, count in demand.items() if total.get(name, 0) < count]
     if scarce_names:
         return (
-            "the cluster has only "
-            + " and ".join(f"{total.get(name, 0):g} {name}s" for name in scarce_names)
-            + " now"
+            "the cluster has only " + " and ".join(f"{total.get(name, 0):g} {name}s" for name in scarce_names) + " now"
         )
     busy_names = [name for name, count in demand.items() if free.get(name, 0) < count]
     if busy_names:

@@ -76,9 +76,7 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def _tcp_store(
-    address: str, port: int, timeout_s: float, master_listen_fd: int | None = None
-) -> "dist.TCPStore":
+def _tcp_store(address: str, port: int, timeout_s: float, master_listen_fd: int | None = None) -> "dist.TCPStore":
     import torch.distributed as dist
 
     return dist.TCPStore(

@@ -32,9 +32,7 @@ class Sender:
     """Sends several writers' records in order, its own process's last. The others are of dead processes, whose
     records the control plane refuses once a newer worker group has begun."""
 
-    def __init__(
-        self, events_url: str, job_id: str, attempt: int, token: str, outboxes: Sequence[Outbox]
-    ) -> None:
+    def __init__(self, events_url: str, job_id: str, attempt: int, token: str, outboxes: Sequence[Outbox]) -> None:
         self._url = f"{events_url.rstrip('/')}/internal/v1/jobs/{job_id}/records"
         self._attempt = attempt
         self._outboxes = list(outboxes)

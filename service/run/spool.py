@@ -242,9 +242,7 @@ class Spool:
         self._newest = _OwnSegment(self._next_number, path, file)
         self._next_number += 1
         self._own.append(self._newest)
-        open_segments = [
-            segment for segment in self._own if not segment.is_sealed and not segment.is_in_memory
-        ]
+        open_segments = [segment for segment in self._own if not segment.is_sealed and not segment.is_in_memory]
         for segment in open_segments[:-MAX_HELD_FILES]:
             segment.let_go()
 

@@ -71,9 +71,9 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
         with CapturedOutput(recorder):
             kind = launch.spec.resources.trains_on(launch.gpus_per_worker)
             if faults := [fault for fault in plain_collectives.all_gather_json(device_fault(kind)) if fault]:
-                return Result(
-                    outcome="failed", step=resumed_step, message=faults[0], retryable=False
-                ).model_dump(mode="json")
+                return Result(outcome="failed", step=resumed_step, message=faults[0], retryable=False).model_dump(
+                    mode="json"
+                )
             device = device_of(kind)
             torch.set_num_threads(launch.spec.resources.cpus_per_worker)
             workers = plain_collectives.all_gather_json(
@@ -164,9 +164,7 @@ def _plan(
 
     if not launch.trials:
         return launch.plan
-    if (
-        plan_fields := plain_collectives.broadcast_from_rank0(lambda: _plain(folder.chosen_plan()))
-    ) is not None:
+    if (plan_fields := plain_collectives.broadcast_from_rank0(lambda: _plain(folder.chosen_plan()))) is not None:
         return Plan.model_validate(plan_fields)
     began = time.perf_counter()
     seconds = [

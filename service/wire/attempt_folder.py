@@ -11,9 +11,7 @@ from moe.plan import Plan
 from moe.storage.folder import Folder
 from service.wire.launch import Launch, Result
 
-_LAUNCH = re.compile(
-    r"(?P<storage>.+)/attempts/(?P<attempt>[1-9][0-9]*)/launch\.(?P<sha256>[0-9a-f]{64})\.json"
-)
+_LAUNCH = re.compile(r"(?P<storage>.+)/attempts/(?P<attempt>[1-9][0-9]*)/launch\.(?P<sha256>[0-9a-f]{64})\.json")
 """Launch names contain their SHA-256, since runs can write to the folder."""
 _NAME = re.compile(r"launch\.(?P<sha256>[0-9a-f]{64})\.json")
 MAX_LAUNCH_BYTES = 1 << 26

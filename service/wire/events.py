@@ -13,25 +13,14 @@ MAX_BATCH_BYTES = 4_000_000
 
 EventKind = Literal["state", "plan", "metric", "checkpoint", "log"]
 RecordKind = Literal[
-    "metric",
-    "checkpoint",
-    "checkpoint_failed",
-    "log",
-    "started",
-    "resumed",
-    "waiting",
-    "recovering",
-    "phase",
-    "plan",
+    "metric", "checkpoint", "checkpoint_failed", "log", "started", "resumed", "waiting", "recovering", "phase", "plan"
 ]
 Request = Literal["pause", "cancel"]
 Writer = Annotated[str, Field(pattern=r"^(driver|group-(0|[1-9][0-9]{0,5}))$")]
 """Owner of a sequence of records: `driver`, or `group-3`, rank 0 of the attempt's fourth worker group."""
 
 
-RecordTime = Annotated[
-    AwareDatetime, Field(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(2200, 1, 1, tzinfo=UTC))
-]
+RecordTime = Annotated[AwareDatetime, Field(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(2200, 1, 1, tzinfo=UTC))]
 """Time by the recorder's clock, in years that convert to every time zone."""
 
 

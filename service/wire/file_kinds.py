@@ -16,9 +16,7 @@ _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
 _OF_KIND = {
     FileKind.SPEC: re.compile(r"spec\.json"),
     FileKind.RESULT: re.compile(r"attempts/[1-9][0-9]*/result\.json"),
-    FileKind.CHECKPOINTS: re.compile(
-        rf"checkpoints/step-[0-9]{{8,}}\.a[0-9]+\.g[0-9]+(\.commit\.json|(/\.?{_NAME})+)"
-    ),
+    FileKind.CHECKPOINTS: re.compile(rf"checkpoints/step-[0-9]{{8,}}\.a[0-9]+\.g[0-9]+(\.commit\.json|(/\.?{_NAME})+)"),
     FileKind.LOGS: re.compile(r"logs/a[1-9][0-9]*\.(driver|g[0-9]+(\.rank-[0-9]+)?)/segment-[0-9]{8,}\.log"),
     FileKind.PROFILE: re.compile(r"profile/steps-[0-9]+-[0-9]+\.rank-[0-9]+\.json\.gz"),
 }

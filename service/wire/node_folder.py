@@ -59,9 +59,7 @@ def _make_one(folder: Path) -> None:
         folder.mkdir(mode=PRIVATE)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(
-            errno.ENOTDIR, "must be a folder, not a link or a file; remove it", str(folder)
-        )
+        raise NotADirectoryError(errno.ENOTDIR, "must be a folder, not a link or a file; remove it", str(folder))
     if status.st_uid != os.getuid():
         raise PermissionError(errno.EPERM, f"must belong to user {os.getuid()}; remove it", str(folder))
     if stat.S_IMODE(status.st_mode) != PRIVATE:

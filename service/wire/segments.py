@@ -12,9 +12,7 @@ from moe.storage.folder import FileTooLarge, Folder
 from service.wire.events import SealedRecord
 
 _SEGMENT = re.compile(r"segment-(\d{8,})\.(?:log|jsonl)")
-_WRITER = re.compile(
-    r"a(?P<attempt>[1-9]\d*)\.(?:(?P<driver>driver)|g(?P<group>\d+)(?:\.rank-(?P<rank>\d+))?)"
-)
+_WRITER = re.compile(r"a(?P<attempt>[1-9]\d*)\.(?:(?P<driver>driver)|g(?P<group>\d+)(?:\.rank-(?P<rank>\d+))?)")
 
 MAX_BYTES = 1 << 26
 """Most bytes read of a segment, which has a megabyte, or more if storage hung."""

@@ -46,9 +46,7 @@ def test_no_token_no_start(compose: Manifest) -> None:
 
 
 def test_only_the_api_is_published(compose: Manifest) -> None:
-    published = {
-        name: service["ports"] for name, service in compose["services"].items() if "ports" in service
-    }
+    published = {name: service["ports"] for name, service in compose["services"].items() if "ports" in service}
     (port,) = published.pop("control-plane")
     assert published == {}
     assert interpolated(port, {}) == f"127.0.0.1:8321:{Settings.model_fields['port'].default}"
@@ -91,9 +89,7 @@ def test_what_is_written_is_kept_and_shared(compose: Manifest, image: Image) -> 
 
 def test_health_is_asked_of_both(compose: Manifest, image: Image) -> None:
     assert "http://127.0.0.1:8265/api/gcs_healthz" in compose["services"]["ray-head"]["healthcheck"]["test"]
-    assert compose["services"]["control-plane"]["depends_on"] == {
-        "ray-head": {"condition": "service_healthy"}
-    }
+    assert compose["services"]["control-plane"]["depends_on"] == {"ray-head": {"condition": "service_healthy"}}
     # The control plane's check is the image's own.
     assert "/healthz" in image.last("HEALTHCHECK")
 

@@ -47,19 +47,14 @@ def dependencies(context: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     subprocess.run([venv / "bin" / "python", "-m", "pip", *tools], check=True, env=clean_environment())
     install(context, venv, "dependencies", PIP_DRY_RUN="1", PIP_REPORT=str(report))
     taken = {
-        each["metadata"]["name"]: each["metadata"]["version"]
-        for each in json.loads(report.read_text())["install"]
+        each["metadata"]["name"]: each["metadata"]["version"] for each in json.loads(report.read_text())["install"]
     }
     (packages,) = (venv / "lib").glob("python3*/site-packages")
     for name, version in taken.items():
         here = distribution(name)
-        assert here.version.split("+")[0] == version.split("+")[0], (
-            f"{name}: 'make setup' installs what is pinned"
-        )
+        assert here.version.split("+")[0] == version.split("+")[0], f"{name}: 'make setup' installs what is pinned"
         root = Path(str(here.locate_file("")))
-        for entry in {
-            file.parts[0] for file in here.files or () if file.parts[0] not in ("..", "__pycache__")
-        }:
+        for entry in {file.parts[0] for file in here.files or () if file.parts[0] not in ("..", "__pycache__")}:
             if not (packages / entry).exists():  # packages share a namespace, such as google
                 (packages / entry).symlink_to(root / entry)
     return venv, taken
@@ -120,9 +115,7 @@ def test_install_step_makes_a_whole_installation(installed: Path, image: Image) 
     command = control_plane_command(image)
     assert run_in(installed, *command, "--help")
     ray = "from importlib.metadata import entry_points as of; of(group='console_scripts')['ray'].load()()"
-    assert "2." in run_in(
-        installed, "python", "-c", ray, "--version"
-    )  # what KubeRay and the compose file call
+    assert "2." in run_in(installed, "python", "-c", ray, "--version")  # what KubeRay and the compose file call
 
 
 @pytest.mark.slow
@@ -139,11 +132,7 @@ def test_installed_control_plane_answers_its_probes(installed: Path, image: Imag
         "SHARDYARD_TOKEN": "0123456789abcdef",
         "SHARDYARD_RAY_DASHBOARD_URL": "http://127.0.0.1:9",
     }
-    command = [
-        installed / "bin" / control_plane_command(image)[0],
-        *control_plane_command(image)[1:],
-        "--port=0",
-    ]
+    command = [installed / "bin" / control_plane_command(image)[0], *control_plane_command(image)[1:], "--port=0"]
     with subprocess.Popen(
         command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -240,9 +229,7 @@ def test_everywhere_the_same_command_starts_the_control_plane(
     assert "command" not in compose["services"]["control-plane"], "the image's own"
     # Without it, `shardyard up` starts a Ray of its own beside the control plane.
     assert "SHARDYARD_RAY_DASHBOARD_URL" in compose["services"]["control-plane"]["environment"]
-    assert "SHARDYARD_RAY_DASHBOARD_URL" in {
-        e["name"] for e in rendered.pod("control-plane").container["env"]
-    }
+    assert "SHARDYARD_RAY_DASHBOARD_URL" in {e["name"] for e in rendered.pod("control-plane").container["env"]}
 
 
 def test_image_says_where_it_listens(image: Image) -> None:

@@ -42,9 +42,7 @@ def ingress_ports(rendered: Rendered, source: PodTemplate | None, target: PodTem
             continue
         for rule in policy["spec"].get("ingress", []):
             peers = rule.get("from")
-            if peers is None or (
-                source is not None and any(selects(p["podSelector"], source) for p in peers)
-            ):
+            if peers is None or (source is not None and any(selects(p["podSelector"], source) for p in peers)):
                 ports |= {str(port["port"]) for port in rule["ports"]} if "ports" in rule else {"*"}
     return ports
 
@@ -98,11 +96,7 @@ def test_ray_cluster_is_what_kuberay_knows(rendered: Rendered, ray_cluster_schem
         (["spec", "rayVersions"], "2.60.0", "'rayVersions' was unexpected"),
         (["spec", "authOptions", "mode"], "off", "'off' is not one of"),
         (["spec", "workerGroupSpecs", 0, "replicas"], "two", "is not of type 'integer'"),
-        (
-            ["spec", "headGroupSpec", "template", "spec", "containers", 0, "imagee"],
-            "x",
-            "'imagee' was unexpected",
-        ),
+        (["spec", "headGroupSpec", "template", "spec", "containers", 0, "imagee"], "x", "'imagee' was unexpected"),
     ],
 )
 def test_a_wrong_ray_cluster_is_noticed(
@@ -215,10 +209,7 @@ def test_ports_agree(rendered: Rendered) -> None:
     assert (events.hostname, events.port) == ("control-plane", port["port"])
     # KubeRay names the head's Service after the cluster.
     dashboard = urlsplit(settings["SHARDYARD_RAY_DASHBOARD_URL"] or "")
-    assert (dashboard.hostname, dashboard.port) == (
-        "ray-head-svc",
-        rendered.pod("ray-head").ports["dashboard"],
-    )
+    assert (dashboard.hostname, dashboard.port) == ("ray-head-svc", rendered.pod("ray-head").ports["dashboard"])
 
 
 def test_kubernetes_adds_no_settings_of_its_own(rendered: Rendered) -> None:
@@ -245,14 +236,8 @@ def test_everything_else_is_denied(rendered: Rendered) -> None:
 
 
 def test_the_namespace_can_talk_as_a_job_needs(rendered: Rendered) -> None:
-    control_plane, head, worker = (
-        rendered.pod(component) for component in ("control-plane", "ray-head", "ray-worker")
-    )
-    assert (
-        ingress_ports(rendered, control_plane, head)
-        == egress_ports(rendered, control_plane, head)
-        == {"dashboard"}
-    )
+    control_plane, head, worker = (rendered.pod(component) for component in ("control-plane", "ray-head", "ray-worker"))
+    assert ingress_ports(rendered, control_plane, head) == egress_ports(rendered, control_plane, head) == {"dashboard"}
     for source, target in ((head, worker), (worker, head), (worker, worker)):
         assert ingress_ports(rendered, source, target) == egress_ports(rendered, source, target) == {"*"}
     for node in (head, worker):
@@ -288,19 +273,13 @@ def test_probes_ask_what_the_service_answers(rendered: Rendered) -> None:
 def test_one_control_plane_at_a_time(rendered: Rendered) -> None:
     spec = rendered.one("Deployment", "control-plane")["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
-    assert (
-        spec["template"]["spec"]["terminationGracePeriodSeconds"]
-        > Settings.model_fields["shutdown_s"].default
-    )
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > Settings.model_fields["shutdown_s"].default
 
 
 def test_tokens_come_from_secrets_that_are_not_in_the_repository(rendered: Rendered) -> None:
     assert rendered.all("Secret") == []
     (token,) = [e for e in rendered.pod("control-plane").container["env"] if e["name"] == "SHARDYARD_TOKEN"]
-    assert token == {
-        "name": "SHARDYARD_TOKEN",
-        "valueFrom": {"secretKeyRef": {"name": "api-token", "key": "token"}},
-    }
+    assert token == {"name": "SHARDYARD_TOKEN", "valueFrom": {"secretKeyRef": {"name": "api-token", "key": "token"}}}
     auth = rendered.one("RayCluster", "ray")["spec"]["authOptions"]
     assert auth == {"mode": "token", "secretName": "ray-token"}
     (volume,) = [v for v in rendered.pod("control-plane").spec["volumes"] if v["name"] == "ray-token"]
@@ -317,9 +296,7 @@ def test_rights_are_few_and_stay_in_the_namespace(rendered: Rendered) -> None:
     (secrets,) = [rule for rule in role["rules"] if "secrets" in rule["resources"]]
     assert (secrets["verbs"], secrets["resourceNames"]) == (["get"], ["ray-token"])
     (binding,) = rendered.all("RoleBinding")
-    assert binding["subjects"] == [
-        {"kind": "ServiceAccount", "name": "control-plane", "namespace": "shardyard"}
-    ]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "control-plane", "namespace": "shardyard"}]
     accounts = {account["metadata"]["name"] for account in rendered.all("ServiceAccount")}
     assert {pod.spec["serviceAccountName"] for pod in rendered.pods()} == accounts
 

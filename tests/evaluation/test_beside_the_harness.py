@@ -53,9 +53,7 @@ def folder_with(tokenizer: dict[str, Any], folder: Path) -> Path:
         )
         library.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
     library.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **keys})
-    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **keys}))
     return folder
 
 
@@ -71,12 +69,7 @@ def test_a_text_begins_with_what_the_tokenizer_puts_there(name: str, tmp_path: P
     folder = folder_with(TOKENIZERS[name], tmp_path / "hub")
     ours = HarnessModel(load_base(str(folder), MAX_TOKENS, "float32"))
     theirs = HFLM(
-        pretrained=str(folder),
-        device="cpu",
-        dtype="float32",
-        max_length=MAX_TOKENS,
-        batch_size=1,
-        add_bos_token=None,
+        pretrained=str(folder), device="cpu", dtype="float32", max_length=MAX_TOKENS, batch_size=1, add_bos_token=None
     )
     random = Random(name)
     pairs = [

@@ -143,10 +143,7 @@ def test_a_file_means_to_us_what_it_means_to_the_harness(made: Made, tmp_path: P
     theirs = ConfigurableTask(config=config)
     theirs.set_fewshot_seed(1234)
     told = evaluator.evaluate(
-        HarnessModel(made.generator),
-        {"tasks": {config["task"]: theirs}},
-        bootstrap_iters=0,
-        log_samples=False,
+        HarnessModel(made.generator), {"tasks": {config["task"]: theirs}}, bootstrap_iters=0, log_samples=False
     )
     found = {name.removesuffix(",none"): value for name, value in told["results"][config["task"]].items()}
     assert ours.rows

@@ -20,22 +20,10 @@ from tests.refusals import refused
 
 ROWS = [
     {"question": "Who?", "choices": ["you", "me"], "index": 1, "answer": "me", "number": 2, "word": " a "},
-    {
-        "question": "When?",
-        "choices": ["now", "then", "0"],
-        "index": 0,
-        "answer": "0",
-        "number": 0.5,
-        "word": "B",
-    },
+    {"question": "When?", "choices": ["now", "then", "0"], "index": 0, "answer": "0", "number": 0.5, "word": "B"},
 ]
 FREE = {"output_type": "generate_until", "doc_to_choice": None, "doc_to_target": "answer"}
-WHOLE = {
-    "output_type": "loglikelihood_rolling",
-    "doc_to_choice": None,
-    "doc_to_text": "",
-    "doc_to_target": "word",
-}
+WHOLE = {"output_type": "loglikelihood_rolling", "doc_to_choice": None, "doc_to_text": "", "doc_to_target": "word"}
 
 
 def read(folder: Path, *entries: Any, rows: list[dict[str, Any]] | None = None) -> tuple[EvaluationTask, ...]:
@@ -60,9 +48,7 @@ def test_documents_are_filled_in(tmp_path: Path) -> None:
         task(doc_to_target="answer"), task(task="b", doc_to_target="{{index}}"), task(task="c", **FREE),
         task(task="d", **WHOLE),
     )  # fmt: skip
-    assert [each.target for each in by_text.documents.test_documents] == [1, 2], (
-        "digits of a text are a choice"
-    )
+    assert [each.target for each in by_text.documents.test_documents] == [1, 2], "digits of a text are a choice"
     assert [each.target for each in by_index.documents.test_documents] == [1, 0]
     assert [each.target for each in free.documents.test_documents] == ["me", "0"]
     assert [(each.text, each.target) for each in whole.documents.test_documents] == [("", " a "), ("", "B")]
@@ -155,9 +141,7 @@ WRONG: list[tuple[dict[str, Any], ProblemCode, str]] = [
 
 
 @pytest.mark.parametrize(("keys", "code", "path"), WRONG)
-def test_what_is_wrong_is_told_with_its_key(
-    tmp_path: Path, keys: dict[str, Any], code: ProblemCode, path: str
-) -> None:
+def test_what_is_wrong_is_told_with_its_key(tmp_path: Path, keys: dict[str, Any], code: ProblemCode, path: str) -> None:
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "link.jsonl").symlink_to("/etc/passwd")
     entry = {key: value for key, value in task(**keys).items() if value is not None}
@@ -179,9 +163,7 @@ def test_what_is_wrong_is_told_with_its_key(
         ({**ROWS[0], "choices": ["a", 1]}, "wrong_type", "has a number as 'choices', which must be text"),
     ],
 )
-def test_a_broken_document_is_told_with_its_line(
-    tmp_path: Path, row: dict[str, Any], code: str, said: str
-) -> None:
+def test_a_broken_document_is_told_with_its_line(tmp_path: Path, row: dict[str, Any], code: str, said: str) -> None:
     with pytest.raises(SpecError, match=f"data.jsonl, line 3'.*{said}") as refusal:
         read(tmp_path, task(), rows=[*ROWS, row])
     assert [problem.code for problem in refusal.value.problems] == [code]
@@ -210,11 +192,7 @@ TAGS = st.sampled_from([
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    tag=TAGS,
-    key=st.sampled_from(["doc_to_text", "task", "metric_list", "process_docs"]),
-    blank=st.integers(0, 3),
-)
+@given(tag=TAGS, key=st.sampled_from(["doc_to_text", "task", "metric_list", "process_docs"]), blank=st.integers(0, 3))
 @example("!function", "doc_to_text", 0)
 def test_no_tag_is_followed_and_its_line_is_told(tmp_path: Path, tag: str, key: str, blank: int) -> None:
     marker = tmp_path / "ran"
@@ -223,9 +201,7 @@ def test_no_tag_is_followed_and_its_line_is_told(tmp_path: Path, tag: str, key: 
     lines = [f"{name}: {json.dumps(value)}" for name, value in task().items() if name != key]
     lines = ["# of tasks"] * blank + [*lines, f"{key}: {tag} code.f"]
     (tmp_path / "tasks.yaml").write_text("\n".join(lines))
-    with pytest.raises(
-        SpecError, match=f"tasks.yaml, line {len(lines)}.* is a tag, which tasks may not have"
-    ):
+    with pytest.raises(SpecError, match=f"tasks.yaml, line {len(lines)}.* is a tag, which tasks may not have"):
         read_tasks(tmp_path / "tasks.yaml")
     assert not marker.exists()
 
@@ -237,9 +213,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    content=st.one_of(
-        st.binary(max_size=60), st.text(max_size=60).map(lambda text: text.encode("utf-8", "replace"))
-    )
+    content=st.one_of(st.binary(max_size=60), st.text(max_size=60).map(lambda text: text.encode("utf-8", "replace")))
 )
 @example(b"&a [*a]")
 @example(b"task: &a x\nother: *a")

@@ -10,14 +10,7 @@ from lm_eval.utils import apply_template, env
 
 from moe.evaluation.template import FILTERS, NotPlain, Template
 
-COLUMNS = {
-    "question": "  What is ß, {{x}}?\n",
-    "x": 3,
-    "y": 0.5,
-    "a_1": "ÉTÉ über",
-    "range": "far",
-    "is": "no",
-}
+COLUMNS = {"question": "  What is ß, {{x}}?\n", "x": 3, "y": 0.5, "a_1": "ÉTÉ über", "range": "far", "is": "no"}
 MARK = re.compile(r"\{[{%#]")
 HARMLESS = (nodes.Template, nodes.Output, nodes.TemplateData, nodes.Name, nodes.Filter)
 
@@ -66,9 +59,7 @@ def test_whatever_is_accepted_is_text_and_columns_and_renders_as_jinja_has_it(te
 
 
 @given(
-    st.text(st.sampled_from("{}%#|-. ax\r\n") | st.characters(), max_size=20).filter(
-        lambda text: not MARK.search(text)
-    )
+    st.text(st.sampled_from("{}%#|-. ax\r\n") | st.characters(), max_size=20).filter(lambda text: not MARK.search(text))
 )
 def test_text_without_a_mark_of_jinja_is_never_refused(text: str) -> None:
     template = parsed(text)

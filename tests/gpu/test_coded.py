@@ -25,9 +25,7 @@ def test_a_gpu_decodes_what_a_cpu_does(form: Form, dtype: torch.dtype, shape: tu
         codes, scales = quantize(values, scheme)
         assert scales is not None
         there = QuantizedWeight(codes.cuda(), scales.cuda(), scheme)
-        assert torch.equal(
-            there.dequantize(dtype).cpu(), QuantizedWeight(codes, scales, scheme).dequantize(dtype)
-        )
+        assert torch.equal(there.dequantize(dtype).cpu(), QuantizedWeight(codes, scales, scheme).dequantize(dtype))
 
 
 def test_kernels_run_here() -> None:

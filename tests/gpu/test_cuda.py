@@ -71,9 +71,7 @@ def test_experts_equal_the_reference(dtype: torch.dtype, backend: str) -> None:
     given = [torch.randn(shape, generator=generator).to("cuda", dtype) for shape in shapes]
     ours = [tensor.clone().requires_grad_() for tensor in given]
     exact = [tensor.double().requires_grad_() for tensor in given]
-    y = feed_forward(
-        *ours[:2], ExpertWeights(*ours[2:]), LocalComputation(counts, ACTIVATIONS["swiglu"], products)
-    )
+    y = feed_forward(*ours[:2], ExpertWeights(*ours[2:]), LocalComputation(counts, ACTIVATIONS["swiglu"], products))
     expected = feed_forward_reference(*exact[:2], ExpertWeights(*exact[2:]), counts, ACTIVATIONS["swiglu"])
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-3, "atol": 1e-3}
     scale = expected.detach().abs().max()
@@ -85,9 +83,7 @@ def test_experts_equal_the_reference(dtype: torch.dtype, backend: str) -> None:
         torch.testing.assert_close(mine.grad.double() / size, reference.grad / size, **tolerance)
 
 
-def training_step(
-    layout: Layout, dtype: torch.dtype
-) -> tuple[float, list[torch.Tensor], dict[str, torch.Tensor]]:
+def training_step(layout: Layout, dtype: torch.dtype) -> tuple[float, list[torch.Tensor], dict[str, torch.Tensor]]:
     """(loss, what routers chose, gradients by name), on the CPU."""
     model = build_model(spec_of(), layout, dtype=dtype)
     with MoELayers(model).routings() as routings:
@@ -108,8 +104,7 @@ def test_float64_training_step_is_that_of_a_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "loss_tolerance", "least_cosine"),
-    [(torch.float32, 1e-4, 0.999), (torch.bfloat16, 1e-2, 0.95)],
+    ("dtype", "loss_tolerance", "least_cosine"), [(torch.float32, 1e-4, 0.999), (torch.bfloat16, 1e-2, 0.95)]
 )
 def test_training_step_is_close_to_that_of_a_cpu(
     dtype: torch.dtype, loss_tolerance: float, least_cosine: float
@@ -121,9 +116,7 @@ def test_training_step_is_close_to_that_of_a_cpu(
     for ours, theirs in zip(experts, experts_there, strict=True):
         assert (ours == theirs).double().mean() > 0.97
     for name, gradient in gradients.items():
-        cosine = torch.cosine_similarity(
-            gradient.double().flatten(), gradients_there[name].double().flatten(), dim=0
-        )
+        cosine = torch.cosine_similarity(gradient.double().flatten(), gradients_there[name].double().flatten(), dim=0)
         assert cosine > least_cosine, name
 
 

@@ -38,15 +38,10 @@ def compare(function: Any, reference: Any, *inputs: Tensor, tolerance: float) ->
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-2), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("widths", [(64, 64), (48, 32)])
-def test_attention(
-    seen: str, has_sinks: bool, dtype: torch.dtype, tolerance: float, widths: tuple[int, int]
-) -> None:
+def test_attention(seen: str, has_sinks: bool, dtype: torch.dtype, tolerance: float, widths: tuple[int, int]) -> None:
     torch.manual_seed(0)
     wide, short = widths
-    inputs = [
-        torch.randn(2, heads, LENGTH, width, dtype=dtype)
-        for heads, width in ((4, wide), (2, wide), (2, short))
-    ]
+    inputs = [torch.randn(2, heads, LENGTH, width, dtype=dtype) for heads, width in ((4, wide), (2, wide), (2, short))]
     sinks = [torch.randn(4, dtype=dtype)] if has_sinks else []
 
     def on(device: str) -> Any:
@@ -71,10 +66,4 @@ def test_the_gated_delta_rule() -> None:
 
 def test_rms_norm() -> None:
     x, weight = torch.randn(50, 96), torch.randn(96)
-    compare(
-        lambda x, w: rms_norm(x, w, 1e-6),
-        lambda x, w: rms_norm_reference(x, w, 1e-6),
-        x,
-        weight,
-        tolerance=1e-4,
-    )
+    compare(lambda x, w: rms_norm(x, w, 1e-6), lambda x, w: rms_norm_reference(x, w, 1e-6), x, weight, tolerance=1e-4)

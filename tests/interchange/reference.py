@@ -90,9 +90,5 @@ def _experts(block: nn.Module, shared_mlp: nn.Module | None) -> dict[str, Tensor
         found["shared.gate"] = block.shared_expert_gate.weight.T
     if shared_mlp is not None:
         gate, up = shared_mlp.input_linear.weight.chunk(2)
-        found |= {
-            "shared.w_gate": gate.T,
-            "shared.w_in": up.T,
-            "shared.w_out": shared_mlp.output_linear.weight.T,
-        }
+        found |= {"shared.w_gate": gate.T, "shared.w_in": up.T, "shared.w_out": shared_mlp.output_linear.weight.T}
     return found

@@ -139,10 +139,7 @@ def test_what_is_filled_in_stays_so_until_the_config_is_another(tmp_path: Path) 
     given = {"model": {"from": str(base)}, "adapter": {"from": str(tmp_path / "adapter")}}
     roots = [str(tmp_path)]
     found = expand(given, roots)
-    assert (
-        found["adapter"].items()
-        >= {"rank": 2, "alpha": 3.0, "rank_stabilized": False, "targets": None}.items()
-    )
+    assert found["adapter"].items() >= {"rank": 2, "alpha": 3.0, "rank_stabilized": False, "targets": None}.items()
     assert expand(found, roots) == found
     inside = expand({"model": {**given["model"], "adapter": given["adapter"]}}, roots)
     assert inside["model"]["adapter"] == found["adapter"]
@@ -177,9 +174,7 @@ def mixtral_adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
         ("targets", ["*.query.*", "*.value.*", "*.output.*"]),
     ],
 )  # fmt: skip
-def test_what_is_written_beside_must_say_the_same(
-    mixtral_adapter: tuple[Path, Path], field: str, value: Any
-) -> None:
+def test_what_is_written_beside_must_say_the_same(mixtral_adapter: tuple[Path, Path], field: str, value: Any) -> None:
     base, folder = mixtral_adapter
     with refused("mismatch", f"adapter.{field}", value):
         expand({"model": {"from": str(base)}, "adapter": {"from": str(folder), field: value}}, None)
@@ -298,9 +293,7 @@ def of_rank(degrees: Degrees, job: JobSpec) -> dict[str, torch.Tensor]:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    "degrees",
-    [Degrees(expert=2, tensor=2), Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2)],
-    ids=str,
+    "degrees", [Degrees(expert=2, tensor=2), Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2)], ids=str
 )
 def test_each_rank_reads_its_own_part(ranks: Pools, degrees: Degrees, tmp_path: Path) -> None:
     folder = mixtral(tmp_path / "hub", dtype=torch.float32)
@@ -323,10 +316,7 @@ def test_a_job_goes_on_from_an_adapter_and_resumes_without_its_folder(tmp_path: 
     first = with_adapter(further(folder, tmp_path), rank=2, targets=["*.attention.*", "*.experts.*"])
     run(first, tmp_path / "first", tmp_path / "cache")
     save_checkpoint_as_folder(str(stored_in(tmp_path / "first", 4)), tmp_path / "adapter")
-    given = {
-        **further(folder, tmp_path).model_dump(mode="json"),
-        "adapter": {"from": str(tmp_path / "adapter")},
-    }
+    given = {**further(folder, tmp_path).model_dump(mode="json"), "adapter": {"from": str(tmp_path / "adapter")}}
     spec = JobSpec.parse(expand(given, None))
     still = spec.model_copy(
         update={
@@ -343,9 +333,7 @@ def test_a_job_goes_on_from_an_adapter_and_resumes_without_its_folder(tmp_path: 
     assert any("continues from the adapter of" in line["message"] for line in unmoved.logs)
 
     _, undisturbed = run(spec, tmp_path / "whole", tmp_path / "cache")
-    assert course(undisturbed)[0]["loss"] == course(unmoved)[0]["loss"], (
-        "the first loss is of the same adapter"
-    )
+    assert course(undisturbed)[0]["loss"] == course(unmoved)[0]["loss"], "the first loss is of the same adapter"
     _, fresh = run(first, tmp_path / "fresh", tmp_path / "cache")
     assert course(fresh)[0]["loss"] != course(undisturbed)[0]["loss"]
     run(spec, tmp_path / "resumed", tmp_path / "cache", control=RequestAfter("pause", 2))

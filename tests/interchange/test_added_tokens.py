@@ -14,17 +14,7 @@ from moe.data.tokenizer import Tokenizer
 from moe.interchange.tokenizer import tokenizer_json
 from moe.spec import SpecError
 
-NAMES = (
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<think>",
-    "</think>",
-    "[PAD]",
-    "<tool call>",
-    "Word",
-    "the",
-)
+NAMES = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "[PAD]", "<tool call>", "Word", "the")
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "image_token")
 TEXTS = (
     "<|im_start|>user\nthe words<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think> Word  <|endoftext|>",
@@ -35,14 +25,7 @@ TEXTS = (
 GLM = ("<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>", "<|assistant|>",
        "<|observation|>")  # fmt: skip
 """As zai-org/GLM-4.5 has them, from id 151329 on."""
-QWEN = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-)
+QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>")
 """As Qwen/Qwen3-0.6B has them, from id 151643 on."""
 
 
@@ -136,11 +119,7 @@ def test_published_tokens_are_one_id_each(names: tuple[str, ...], tmp_path: Path
                           "single_word": False, "special": True}
         for at, name in enumerate(names)
     }  # fmt: skip
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "added_tokens_decoder": decoder,
-        "eos_token": names[0],
-    }
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": decoder, "eos_token": names[0]}
     folder = written(tmp_path / "hub", made, tokenizer_config=config)
     ours = Tokenizer.of_model(tokenizer_json(str(folder)).decode(), bos_id=None, eos_id=first)
     (encoded,) = ours.encode_written(["".join(names)])
@@ -151,10 +130,7 @@ def test_published_tokens_are_one_id_each(names: tuple[str, ...], tmp_path: Path
 def test_a_tokenizer_with_all_tokens_is_kept_byte_by_byte(tmp_path: Path) -> None:
     made = library()
     made.add_special_tokens([AddedToken(name, special=True) for name in QWEN])
-    decoder = {
-        id: {"content": token.content, "special": True}
-        for id, token in made.get_added_tokens_decoder().items()
-    }
+    decoder = {id: {"content": token.content, "special": True} for id, token in made.get_added_tokens_decoder().items()}
     config = {"added_tokens_decoder": decoder, "eos_token": "<|im_end|>"}
     folder = written(tmp_path / "hub", made, tokenizer_config=config)
     assert tokenizer_json(str(folder)) == (folder / "tokenizer.json").read_bytes()

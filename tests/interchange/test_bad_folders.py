@@ -145,9 +145,7 @@ def test_a_file_that_is_cut_off_is_told_with_the_tensor_it_ends_in(keep: int, hu
         (length,) = struct.unpack("<Q", content[:8])
         end = len(content) + keep - 8 - length
         within = [
-            name
-            for name, told in _header(content).items()
-            if told["data_offsets"][0] <= end < told["data_offsets"][1]
+            name for name, told in _header(content).items() if told["data_offsets"][0] <= end < told["data_offsets"][1]
         ]
         assert f"ends within {within[0]!r}" in problem.rule
 
@@ -171,9 +169,7 @@ def _header(content: bytes) -> dict[str, Any]:
         lambda header: header.pop("model.norm.weight"),
     ],
 )
-def test_a_header_that_cannot_be_is_refused(
-    change: Callable[[dict[str, Any]], Any], hub: Callable[..., Path]
-):
+def test_a_header_that_cannot_be_is_refused(change: Callable[[dict[str, Any]], Any], hub: Callable[..., Path]):
     folder = hub("llama")
     path = folder / "model.safetensors"
     content = path.read_bytes()
@@ -186,9 +182,7 @@ def test_a_header_that_cannot_be_is_refused(
         load(folder)
 
 
-def test_a_file_that_cannot_be_read_is_not_called_corrupt(
-    hub: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_file_that_cannot_be_read_is_not_called_corrupt(hub: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
     def raw(location: Location) -> IO[bytes]:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -242,10 +236,7 @@ def test_what_is_named_as_a_small_file_and_is_none_is_not_taken_along(hub: Calla
     (folder / "LICENSE").mkdir()
     (folder / "NOTICE").symlink_to("nowhere")
     load(folder)
-    assert (
-        not {"LICENSE", "NOTICE"}
-        & Origin.of_folder(str(folder), tiny.spec_of(tiny.config_of(folder))).files.keys()
-    )
+    assert not {"LICENSE", "NOTICE"} & Origin.of_folder(str(folder), tiny.spec_of(tiny.config_of(folder))).files.keys()
 
 
 def test_float8_without_scales_and_other_quantisations_are_refused(hub: Callable[..., Path]):

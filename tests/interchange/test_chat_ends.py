@@ -79,9 +79,7 @@ def test_a_tuned_base_stops_at_what_closed_its_answers(tmp_path: Path):
     save_checkpoint_as_folder(checkpoint, tmp_path / "out")
     told = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert told == {"eos_token_id": [END_OF_TEXT, END_OF_TURN], "top_k": 20}
-    theirs, tokenizer = (
-        each.from_pretrained(tmp_path / "out") for each in (AutoModelForCausalLM, AutoTokenizer)
-    )
+    theirs, tokenizer = (each.from_pretrained(tmp_path / "out") for each in (AutoModelForCausalLM, AutoTokenizer))
     asked = tokenizer.apply_chat_template(
         ROW["messages"][:1], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
@@ -93,11 +91,7 @@ def test_a_tuned_base_stops_at_what_closed_its_answers(tmp_path: Path):
 @pytest.mark.slow
 def test_an_exported_adapter_says_what_closes_its_answers(tmp_path: Path):
     folder = base_folder(tmp_path / "hub", published("qwen3"))
-    values = {
-        **job(folder, [ROW] * 16, tmp_path / "data"),
-        "adapter": {"rank": 2},
-        "checkpoint": {"every_steps": 1},
-    }
+    values = {**job(folder, [ROW] * 16, tmp_path / "data"), "adapter": {"rank": 2}, "checkpoint": {"every_steps": 1}}
     values["train"]["num_steps"] = 1
     run(JobSpec.parse(expand(values, None)), tmp_path / "run", tmp_path / "cache")
     save_checkpoint_as_folder(newest(tmp_path / "run"), tmp_path / "out")
@@ -162,18 +156,13 @@ def test_a_corpus_whose_answers_end_in_nothing_is_warned_of(tmp_path: Path):
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
-        (
-            {"template_arguments": {"messages": []}},
-            "must not set 'messages', which comes from the conversations",
-        ),
+        ({"template_arguments": {"messages": []}}, "must not set 'messages', which comes from the conversations"),
         ({"template_arguments": {"a b": 1}}, "a b"),
         ({"template_arguments": {"a": ["\ud800"]}}, "lone surrogates"),
         ({"template_arguments": {"a": "x" * 10_001}}, "at most 10,000 characters"),
     ],
 )
-def test_arguments_that_a_template_cannot_be_given_are_refused(
-    fields: dict[str, Any], place: str, tmp_path: Path
-):
+def test_arguments_that_a_template_cannot_be_given_are_refused(fields: dict[str, Any], place: str, tmp_path: Path):
     folder = base_folder(tmp_path / "hub", published("qwen3"))
     with pytest.raises(SpecError, match=place):
         JobSpec.parse(expand(job(folder, [ROW], tmp_path / "data", **fields), None))

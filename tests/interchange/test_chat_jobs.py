@@ -96,9 +96,7 @@ CHAT = {"corpus": "chat", "paths": ["/data/*.jsonl"]}
         ({"data": {"sources": []}}, "data.chat.sources"),
     ],
 )  # fmt: skip
-def test_what_conversations_need_is_told_by_the_spec(
-    changes: dict[str, dict[str, Any]], told: str, tmp_path: Path
-):
+def test_what_conversations_need_is_told_by_the_spec(changes: dict[str, dict[str, Any]], told: str, tmp_path: Path):
     given = {
         "model": {"from": str(chat_folder(tmp_path / "hub")), "moe": {"group_tokens": 512}},
         "data": CHAT, "train": {"num_steps": 4, "batch_tokens": 1024},
@@ -122,7 +120,5 @@ def test_a_folder_without_a_template_is_refused_when_the_job_is_posted(tmp_path:
     spec = JobSpec.parse(expand(given, None))
     with refused("missing", "model.from", None):
         build_task(spec).check_data([str(tmp_path)])
-    (folder / "chat_template.jinja").write_text(
-        "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    )
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}")
     build_task(spec).check_data([str(tmp_path)])

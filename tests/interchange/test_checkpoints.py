@@ -42,9 +42,7 @@ def test_a_checkpoints_tensors_are_written_as_the_hub_has_them(family: str, tmp_
 
 
 @pytest.fixture(scope="module", params=sorted(tiny.CONFIGS))
-def loaded(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, nn.Module]:
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module]:
     """A folder of each family, and our model of it."""
     folder = tmp_path_factory.mktemp(request.param) / "hub"
     tiny.folder_of(tiny.theirs(request.param), folder, dtype=torch.float32)

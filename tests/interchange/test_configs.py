@@ -107,9 +107,7 @@ def test_what_is_not_supported_is_refused_by_name(family: str, changes: dict[str
         ("deepseek_v3", {"n_shared_experts": 0}, "out_of_range", "n_shared_experts"),
     ],
 )  # fmt: skip
-def test_the_code_says_which_rule_a_key_breaks(
-    family: str, changes: dict[str, Any], code: ProblemCode, key: str
-):
+def test_the_code_says_which_rule_a_key_breaks(family: str, changes: dict[str, Any], code: ProblemCode, key: str):
     with refused(code, f"c:{key}"):
         describe_config(config(family, **changes), "c")
 
@@ -163,11 +161,7 @@ def test_all_that_is_wrong_is_told_at_once():
         ]
     ) as raised:
         describe_config(config("llama", mlp_bias=True, hidden_act="relu", brand_new=1), "c")
-    assert [problem.path for problem in raised.value.problems] == [
-        "c:hidden_act",
-        "c:mlp_bias",
-        "c:brand_new",
-    ]
+    assert [problem.path for problem in raised.value.problems] == ["c:hidden_act", "c:mlp_bias", "c:brand_new"]
 
 
 def test_another_type_is_refused_with_those_there_are():

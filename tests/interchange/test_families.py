@@ -55,18 +55,14 @@ def test_our_tensors_are_those_of_a_plain_conversion(family: tuple[str, Path], l
 
 @pytest.mark.sample(17)
 @pytest.mark.parametrize("layout", ["hub", "fused"])
-def test_a_folder_comes_back_with_every_byte_in_the_hubs_layout(
-    family: tuple[str, Path], layout: str, tmp_path: Path
-):
+def test_a_folder_comes_back_with_every_byte_in_the_hubs_layout(family: tuple[str, Path], layout: str, tmp_path: Path):
     name, folder = family
     spec, model = loaded(folder / layout)
     origin = Origin.of_folder(str(folder / layout), spec)
     save_folder(spec, ModelSource(model), tmp_path / "out", origin=origin, max_shard_bytes=20_000)
     tiny.same_tensors(tiny.tensors_of(folder / "hub"), tiny.tensors_of(tmp_path / "out"))
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 1
-    before, after = (
-        AutoConfig.from_pretrained(each).to_dict() for each in (folder / layout, tmp_path / "out")
-    )
+    before, after = (AutoConfig.from_pretrained(each).to_dict() for each in (folder / layout, tmp_path / "out"))
     assert after == {**BY_TYPE[name].constant_keys, **before, "_name_or_path": after["_name_or_path"]}
 
 
@@ -81,9 +77,7 @@ def test_a_model_made_anew_gives_transformers_the_same_logits(family: tuple[str,
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
     assert not told["mismatched_keys"]
-    before = AutoModelForCausalLM.from_pretrained(
-        folder / "hub", dtype=torch.float32, experts_implementation="eager"
-    )
+    before = AutoModelForCausalLM.from_pretrained(folder / "hub", dtype=torch.float32, experts_implementation="eager")
     tokens = torch.arange(40).view(2, 20) % 48
     with torch.no_grad():
         expected, found = (each.eval()(tokens, use_cache=False).logits for each in (before, theirs))
@@ -137,9 +131,7 @@ ROPES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gpt_oss", "glm4_moe"])
 @pytest.mark.parametrize("rope", ROPES, ids=range(len(ROPES)))
 def test_positions_are_read_as_transformers_reads_them(name: str, rope: dict[str, Any]):
-    base = {
-        key: each for key, each in {**tiny._BASE, **tiny.CONFIGS[name]}.items() if key != "rope_parameters"
-    }
+    base = {key: each for key, each in {**tiny._BASE, **tiny.CONFIGS[name]}.items() if key != "rope_parameters"}
     theirs = AutoConfig.for_model(name, **base, **rope)
     ours = tiny.spec_of({"model_type": name, **base, **rope}).attention.rope
     told = theirs.rope_parameters

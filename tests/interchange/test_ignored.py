@@ -75,9 +75,7 @@ def test_a_loss_of_routers_needs_a_coefficient_of_the_job(folder: Path):
 
 def test_a_plan_tells_what_was_ignored(folder: Path):
     spec = JobSpec.parse(expand(job(folder, aux_coefficient=0.01), None))
-    plan = plan_anywhere(
-        spec, Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=8 * 1024**3)
-    )
+    plan = plan_anywhere(spec, Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=8 * 1024**3))
     (line,) = (each for each in plan.reasons if each.startswith("ignored of config.json: "))
     screen = StringIO()
     Console(file=screen, width=1000).print(short_plan_view(plan, "1 node"))

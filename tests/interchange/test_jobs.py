@@ -47,9 +47,7 @@ def test_a_folder_is_trained_and_given_back(tmp_path: Path):
         "resources": {"num_workers": 1}, "checkpoint": {"every_steps": 2},
     }  # fmt: skip
     run(JobSpec.parse(expand(given, None)), tmp_path / "storage", tmp_path / "cache")
-    checkpoint = next(
-        path for path in (tmp_path / "storage" / "checkpoints").glob("step-00000002*") if path.is_dir()
-    )
+    checkpoint = next(path for path in (tmp_path / "storage" / "checkpoints").glob("step-00000002*") if path.is_dir())
     save_checkpoint_as_folder(str(checkpoint), tmp_path / "out")
     before, after = tiny.tensors_of(folder), tiny.tensors_of(tmp_path / "out")
     assert {name: (each.dtype, each.shape) for name, each in before.items()} == {
@@ -70,10 +68,7 @@ def test_a_folder_is_trained_and_given_back(tmp_path: Path):
 
 
 def mixtral(
-    folder: Path,
-    tokenizer_config: dict[str, Any] | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    **changes: Any,
+    folder: Path, tokenizer_config: dict[str, Any] | None = None, dtype: torch.dtype = torch.bfloat16, **changes: Any
 ) -> Path:
     tiny.folder_of(tiny.theirs("mixtral", vocab_size=640), folder, dtype=dtype)
     (folder / "generation_config.json").unlink()
@@ -110,9 +105,7 @@ def test_a_run_goes_on_where_its_folder_is_gone_or_carries_something_else(tmp_pa
     _, of_moved = run(spec, tmp_path / "moved", tmp_path / "other cache", attempt=2)
     for each in (resumed, of_moved):
         assert course(each) == course(undisturbed)[2:]
-    (checkpoint,) = (
-        each for each in (tmp_path / "moved/checkpoints").glob("step-00000004*") if each.is_dir()
-    )
+    (checkpoint,) = (each for each in (tmp_path / "moved/checkpoints").glob("step-00000004*") if each.is_dir())
     save_checkpoint_as_folder(str(checkpoint), tmp_path / "out")
     assert (tmp_path / "out" / "LICENSE").read_text() == "as you like", "what the run began with"
     with pytest.raises(SpecError, match=r"model\.from .* does not exist"):
@@ -128,9 +121,7 @@ def stored_in(storage: Path, step: int) -> Path:
     return found
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
-)  # PEFT's own use
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT's own use
 def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp_path: Path):
     from peft import PeftModel  # takes seconds, in each process that collects this file
 
@@ -152,12 +143,7 @@ def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp
     of_adapter, of_merged = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("adapter", "merged"))
     assert of_adapter("the").input_ids == of_merged("the").input_ids == [RANKS[b"the"]]
     card = (tmp_path / "adapter" / "README.md").read_text()
-    for line in (
-        "library_name: peft",
-        "- Base: the weights of `hub`",
-        "- Steps: 4 of 4",
-        "- Loads in: PEFT ",
-    ):
+    for line in ("library_name: peft", "- Base: the weights of `hub`", "- Steps: 4 of 4", "- Loads in: PEFT "):
         assert line in card
     assert str(tmp_path) not in card
     assert "- Loads in: transformers 5 and 4 " in (tmp_path / "merged" / "README.md").read_text()
@@ -165,9 +151,7 @@ def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp
     tokens = torch.arange(4, 24)[None]
     with torch.no_grad():
         base = theirs(tokens, use_cache=False).logits
-        adapted = (
-            PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()(tokens, use_cache=False).logits
-        )
+        adapted = PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()(tokens, use_cache=False).logits
         ours = trained.model(tokens)
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
         of_merged = merged(tokens, use_cache=False).logits
@@ -189,13 +173,8 @@ def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp
     started = {**further(folder, tmp_path, 6).model_dump(mode="json"), "start_from": {"job": "job-another"}}
     with refused("mismatch", "model.from"):
         run(with_adapter(JobSpec.parse(started), rank=2), tmp_path / "started", tmp_path / "cache")
-    for use in (
-        TrainedModel.load,
-        lambda path: save_checkpoint_as_folder(path, tmp_path / "later", merge=True),
-    ):
-        with pytest.raises(
-            (CheckpointError, SpecError), match=r"this adapter was trained on those with digest"
-        ):
+    for use in (TrainedModel.load, lambda path: save_checkpoint_as_folder(path, tmp_path / "later", merge=True)):
+        with pytest.raises((CheckpointError, SpecError), match=r"this adapter was trained on those with digest"):
             use(str(checkpoint))
     save_checkpoint_as_folder(str(checkpoint), tmp_path / "again")
     folder.rename(tmp_path / "elsewhere")
@@ -204,15 +183,11 @@ def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
-)  # PEFT's own use
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT's own use
 @pytest.mark.parametrize(
     "base", [*(pytest.param(each, marks=pytest.mark.grid) for each in ("bfloat16", "int8")), "nf4"]
 )
-def test_an_adapter_above_a_narrower_base_resumes_and_is_merged_into_the_folders_own_weights(
-    tmp_path: Path, base: str
-):
+def test_an_adapter_above_a_narrower_base_resumes_and_is_merged_into_the_folders_own_weights(tmp_path: Path, base: str):
     from peft import PeftModel  # takes seconds, in each process that collects this file
 
     folder = mixtral(tmp_path / "hub", dtype=torch.float32)
@@ -228,12 +203,7 @@ def test_an_adapter_above_a_narrower_base_resumes_and_is_merged_into_the_folders
     assert isinstance(spec.model, LanguageModelSpec)
     assert base_in_words(spec.model.parameters(), 4) in [log["message"] for log in undisturbed.logs]
     with pytest.raises(SpecError, match=r"model\.adapter\.base \(='float32'\) must be what the checkpoint"):
-        run(
-            with_adapter(further(folder, tmp_path), rank=2),
-            tmp_path / "resumed",
-            tmp_path / "cache",
-            attempt=3,
-        )
+        run(with_adapter(further(folder, tmp_path), rank=2), tmp_path / "resumed", tmp_path / "cache", attempt=3)
 
     checkpoint = stored_in(tmp_path / "resumed", 4)
     save_checkpoint_as_folder(str(checkpoint), tmp_path / "merged", merge=True)
@@ -253,13 +223,9 @@ def test_an_adapter_above_a_narrower_base_resumes_and_is_merged_into_the_folders
     tokens = torch.arange(4, 24)[None]
     with torch.no_grad():
         ours, of_merged = model(tokens), theirs_merged(tokens, use_cache=False).logits
-        adapted = (
-            PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()(tokens, use_cache=False).logits
-        )
+        adapted = PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()(tokens, use_cache=False).logits
     apart = (ours - of_merged).abs().mean()
-    assert (adapted - of_merged).abs().mean() < 1e-3 * apart, (
-        "apart by what the base has lost, and by that alone"
-    )
+    assert (adapted - of_merged).abs().mean() < 1e-3 * apart, "apart by what the base has lost, and by that alone"
 
 
 EOS, BOS = len(RANKS) + 1, len(RANKS)
@@ -309,9 +275,7 @@ def test_the_tokens_that_end_a_text_are_those_of_transformers(
 def test_a_model_from_nothing_says_how_long_its_texts_were(tmp_path: Path):
     spec = language_job(documents(tmp_path / "data"), num_steps=2, model={"moe": MIXTRAL})
     run(spec, tmp_path / "storage", tmp_path / "cache")
-    (checkpoint,) = (
-        each for each in (tmp_path / "storage/checkpoints").glob("step-00000002*") if each.is_dir()
-    )
+    (checkpoint,) = (each for each in (tmp_path / "storage/checkpoints").glob("step-00000002*") if each.is_dir())
     save_checkpoint_as_folder(str(checkpoint), tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["model_type"], config["max_position_embeddings"]) == ("mixtral", spec.data.max_tokens)

@@ -124,9 +124,7 @@ def test_mxfp4_is_decoded_as_transformers_decodes_it(hub: Callable[..., Path], t
 
     def quantise(tensors: dict[str, torch.Tensor]) -> None:
         torch.manual_seed(1)
-        for name in [
-            name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))
-        ]:
+        for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
             experts, inputs, outputs = tensors.pop(name).shape
             blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
             scales = torch.randint(120, 130, (experts, outputs, inputs // 32), dtype=torch.uint8)
@@ -169,12 +167,7 @@ def test_fp8_is_multiplied_by_the_scale_of_each_block(hub: Callable[..., Path], 
             expected[name] = plain
 
     rewrite(folder, quantise)
-    quantised = {
-        "quant_method": "fp8",
-        "fmt": "e4m3",
-        "weight_block_size": [16, 8],
-        "activation_scheme": "dynamic",
-    }
+    quantised = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [16, 8], "activation_scheme": "dynamic"}
     reconfigure(folder, quantization_config=quantised)
     spec = tiny.spec_of(tiny.config_of(folder))
     model = load(folder)
@@ -187,9 +180,7 @@ def test_fp8_is_multiplied_by_the_scale_of_each_block(hub: Callable[..., Path], 
         assert torch.equal(found[each], plain.bfloat16()), each
 
 
-def test_heads_of_further_tokens_come_through_unchanged_and_are_told(
-    hub: Callable[..., Path], tmp_path: Path
-):
+def test_heads_of_further_tokens_come_through_unchanged_and_are_told(hub: Callable[..., Path], tmp_path: Path):
     for family, name in (("glm4_moe", "model.layers.3.eh_proj.weight"), ("qwen3_next", "mtp.fc.weight")):
         folder = hub(family)
         rewrite(folder, lambda tensors, name=name: tensors.update({name: torch.randn(5, 3)}))
@@ -211,10 +202,7 @@ def test_heads_of_further_tokens_come_through_unchanged_and_are_told(
 
 def test_tied_logits_may_lie_there_too_if_they_are_the_same(hub: Callable[..., Path], tmp_path: Path):
     folder = hub("qwen3")
-    rewrite(
-        folder,
-        lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}),
-    )
+    rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
     spec = tiny.spec_of(tiny.config_of(folder))
     save_folder(spec, ModelSource(load(folder)), tmp_path / "out", origin=Origin.of_folder(str(folder), spec))
     tiny.same_tensors(tiny.tensors_of(folder), tiny.tensors_of(tmp_path / "out"))
@@ -244,9 +232,7 @@ def test_names_of_a_base_model_lack_their_beginning(hub: Callable[..., Path]):
 # What is wrong with a folder.
 
 
-def test_nothing_is_left_of_an_export_that_fails_and_nothing_is_replaced(
-    hub: Callable[..., Path], tmp_path: Path
-):
+def test_nothing_is_left_of_an_export_that_fails_and_nothing_is_replaced(hub: Callable[..., Path], tmp_path: Path):
     folder = hub("llama")
     spec, model = tiny.spec_of(tiny.config_of(folder)), load(folder)
 

@@ -37,9 +37,7 @@ COPIED: dict[str, list[ParameterPiece]] = {
 """Those that are read alone."""
 
 
-def plainly(
-    pieces: list[ParameterPiece], shape: tuple[int, ...], tensors: dict[str, torch.Tensor]
-) -> torch.Tensor:
+def plainly(pieces: list[ParameterPiece], shape: tuple[int, ...], tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     """Our parameter, element by element, by the patterns' own meaning."""
     ours = torch.full(shape, torch.nan)
     for each in pieces:

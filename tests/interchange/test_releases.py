@@ -14,13 +14,7 @@ from moe.spec import LanguageModelSpec
 from moe.spec.language import RopeSpec
 from tests.interchange import tiny
 
-YARN = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "beta_fast": 8.0,
-    "beta_slow": 1.0,
-}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0, "beta_slow": 1.0}
 ROPES: list[dict[str, Any]] = [
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 2.0},
@@ -74,9 +68,7 @@ def config_of(family: str, rope: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    "rope", ROPES, ids=lambda rope: "-".join([rope["rope_type"], *map(str, list(rope)[5:])])
-)
+@pytest.mark.parametrize("rope", ROPES, ids=lambda rope: "-".join([rope["rope_type"], *map(str, list(rope)[5:])]))
 @pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
 def test_both_forms_of_positions_are_written_and_say_the_same(family: str, rope: dict[str, Any]):
     config = config_of(family, rope)
@@ -125,9 +117,7 @@ def test_experts_are_counted_under_the_name_that_every_release_knows(family: str
         ("minimax_m2", {"scoring_func": "sigmoid", "use_routing_bias": True, "rotary_dim": 4}),
     ],
 )  # fmt: skip
-def test_what_vllm_takes_for_something_else_where_it_is_missing_is_written(
-    family: str, expected: dict[str, Any]
-):
+def test_what_vllm_takes_for_something_else_where_it_is_missing_is_written(family: str, expected: dict[str, Any]):
     """transformers 5 leaves out `scoring_func`, of which vLLM then makes softmax, and `topk_method`, without which it
     has no selection bias."""
     config = tiny.config_of_family(family)
@@ -155,9 +145,7 @@ def test_a_window_that_no_layer_uses_is_switched_off():
         ("deepseek_v2", {"rope_parameters": {**YARN, "rope_theta": 1e4, "mscale": 0.7, "mscale_all_dim": 0.5}}, "YaRN"),
     ],
 )  # fmt: skip
-def test_the_card_says_what_transformers_4_computes_otherwise(
-    family: str, changes: dict[str, Any], reason: str
-):
+def test_the_card_says_what_transformers_4_computes_otherwise(family: str, changes: dict[str, Any], reason: str):
     spec = tiny.spec_of(tiny.config_of_family(family, **changes))
     assert [reason in each for each in unlike_older(spec, BY_TYPE[family])] == [True]
     assert "not transformers 4" in readers(spec, BY_TYPE[family])
@@ -178,8 +166,6 @@ def test_the_releases_on_the_card_are_those_that_were_compared():
     assert (record["versions"]["transformers"], figures["transformers"]) == (CURRENT, OLDER)
     assert figures["peft"] == PEFT
     compared = {row["family"] for row in figures["rows"]}
-    assert compared == tiny.CONFIGS.keys() - {"minimax_m2"}, (
-        "run python -m benchmarks.older_transformers FOLDER"
-    )
+    assert compared == tiny.CONFIGS.keys() - {"minimax_m2"}, "run python -m benchmarks.older_transformers FOLDER"
     for row in figures["rows"]:
         assert (max(row["apart"].values()) > 1e-8) == bool(row["reasons"]), row

@@ -16,14 +16,7 @@ from moe.interchange.load import load_weights
 from moe.interchange.origin import Origin
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
-from moe.interchange.tokenizer import (
-    NUM_SPECIAL,
-    PATTERN,
-    export_tokenizer,
-    of_tiktoken,
-    ranks_of,
-    tokenizer_json,
-)
+from moe.interchange.tokenizer import NUM_SPECIAL, PATTERN, export_tokenizer, of_tiktoken, ranks_of, tokenizer_json
 from tests.interchange import tiny
 from tests.refusals import refused
 
@@ -83,16 +76,7 @@ def test_special_tokens_have_the_ids_behind_the_files():
     assert ranks_of(FILE) == RANKS
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"!!! 0\n",
-        b"YQ==\n",
-        b"YQ== 7\n",
-        b"",
-        base64.b64encode(b"a" * 600) + b" 0\n",
-    ],
-)
+@pytest.mark.parametrize("content", [b"!!! 0\n", b"YQ==\n", b"YQ== 7\n", b"", base64.b64encode(b"a" * 600) + b" 0\n"])
 def test_another_file_is_no_tiktoken_file(content: bytes):
     with refused("invalid_syntax", "model.from/tiktoken.model", None):
         export_tokenizer({"tiktoken.model": content})
@@ -102,11 +86,7 @@ def test_a_folder_with_a_tiktoken_file_is_written_with_a_tokenizer_that_needs_no
     from transformers import AutoTokenizer
 
     folder = tiny.folder_of(tiny.theirs("deepseek_v3"), tmp_path / "kimi")
-    config = {
-        **tiny.config_of(folder),
-        "model_type": "kimi_k2",
-        "auto_map": {"AutoConfig": "code.DeepseekV3Config"},
-    }
+    config = {**tiny.config_of(folder), "model_type": "kimi_k2", "auto_map": {"AutoConfig": "code.DeepseekV3Config"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text("raise SystemExit('never run')")
     (folder / "tiktoken.model").write_bytes(FILE)

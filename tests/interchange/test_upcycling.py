@@ -27,10 +27,7 @@ from tests.refusals import refused
 from tests.unit.language_runs import documents
 from tests.unit.train_runs import RequestAfter, course, run
 
-PLAIN: dict[str, Any] = {
-    "attention_bias": False,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-}
+PLAIN: dict[str, Any] = {"attention_bias": False, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
 NO_WINDOWS = {"use_sliding_window": False, "sliding_window": None}
 
 
@@ -45,11 +42,7 @@ def spec_of(folder: Path | str, **upcycle: Any) -> LanguageModelSpec:
 
 def test_all_fields_are_filled_in_and_stay_so(hub: Callable[..., Path]) -> None:
     folder = hub("llama", **PLAIN)
-    given = {
-        "from": str(folder),
-        "upcycle": {"num_experts": 8, "granularity": 4},
-        "moe": {"group_tokens": 64},
-    }
+    given = {"from": str(folder), "upcycle": {"num_experts": 8, "granularity": 4}, "moe": {"group_tokens": 64}}
     filled_in = expand_model(given, None)
     spec = model_spec(filled_in)
     assert isinstance(spec, LanguageModelSpec)
@@ -251,9 +244,7 @@ def test_each_rank_has_its_part_and_together_they_write_the_same_folder(
 
 @pytest.mark.slow
 def test_a_job_is_planned_trained_resumed_without_its_folder_and_given_back(tmp_path: Path) -> None:
-    folder = tiny.folder_of(
-        tiny.theirs("llama", vocab_size=640, **PLAIN), tmp_path / "hub", dtype=torch.float32
-    )
+    folder = tiny.folder_of(tiny.theirs("llama", vocab_size=640, **PLAIN), tmp_path / "hub", dtype=torch.float32)
     (folder / "generation_config.json").unlink()
     (folder / "tiktoken.model").write_bytes(FILE)
     special = {str(len(RANKS) + at): {"content": name} for at, name in enumerate(["[BOS]", "[EOS]"])}
@@ -282,10 +273,7 @@ def test_a_job_is_planned_trained_resumed_without_its_folder_and_given_back(tmp_
     assert not told["unexpected_keys"]
     tokens = torch.arange(4, 24)[None]
     with torch.no_grad():
-        expected, ours = (
-            theirs.eval()(tokens, use_cache=False).logits,
-            TrainedModel.load(str(stored)).model(tokens),
-        )
+        expected, ours = (theirs.eval()(tokens, use_cache=False).logits, TrainedModel.load(str(stored)).model(tokens))
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
     assert "4 per token" in (tmp_path / "out" / "README.md").read_text()
 
@@ -308,7 +296,5 @@ def test_what_makes_another_function_of_the_dense_model_is_refused(
     with pytest.raises(SpecError, match="changes the function of the folder's model") as found:
         expand_model({**given, **beside}, None)
     assert path in {problem.path for problem in found.value.problems}
-    same = {
-        name: value for name, value in expand_model({"from": str(folder)}, None).items() if name in beside
-    }
+    same = {name: value for name, value in expand_model({"from": str(folder)}, None).items() if name in beside}
     assert expand_model({**given, **same}, None) == expand_model(given, None)

@@ -165,6 +165,4 @@ def same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 def config_of_family(family: str, **over: Any) -> dict[str, Any]:
     """A tiny model's `config.json`, as transformers writes it."""
-    return json.loads(
-        AutoConfig.for_model(family, **{**_BASE, **CONFIGS[family], **over}).to_json_string(False)
-    )
+    return json.loads(AutoConfig.for_model(family, **{**_BASE, **CONFIGS[family], **over}).to_json_string(False))

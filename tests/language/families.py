@@ -64,12 +64,8 @@ def their_model(config: dict[str, Any], seed: int = 0) -> nn.Module:
     """In float64, with attention and experts in plain operations, and no parameter at a special value."""
     torch.manual_seed(seed)
     with as_double():
-        made = transformers.AutoConfig.for_model(
-            **config, attn_implementation="eager", experts_implementation="eager"
-        )
-        model = (
-            transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager").double().eval()
-        )
+        made = transformers.AutoConfig.for_model(**config, attn_implementation="eager", experts_implementation="eager")
+        model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager").double().eval()
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for parameter in (*model.parameters(), *_saved_buffers(model)):

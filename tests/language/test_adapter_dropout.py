@@ -67,9 +67,7 @@ def with_random_b(model: LanguageModel) -> LanguageModel:
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("probability", [0.1, 0.6])
-@pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"]
-)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"])
 def test_it_is_pefts_with_our_masks(family: str, probability: float, tmp_path: Path) -> None:
     """On all that PEFT wraps as modules: attention, and the feed-forward layers of models without experts. Logits and
     every gradient, at several steps."""
@@ -97,9 +95,7 @@ def test_it_is_pefts_with_our_masks(family: str, probability: float, tmp_path: P
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True).double().train()
     every = halves(spec, BY_TYPE[family])
     names = {each.place.module: each.our_name.removesuffix(A) for each in every if each.our_name.endswith(A)}
-    wrapped = [
-        (path, each) for path, each in theirs.named_modules() if isinstance(each, peft.tuners.lora.Linear)
-    ]
+    wrapped = [(path, each) for path, each in theirs.named_modules() if isinstance(each, peft.tuners.lora.Linear)]
     assert len(wrapped) == len(names)
     for path, each in wrapped:
         assert each.lora_dropout["default"].p == probability
@@ -169,13 +165,9 @@ def test_shared_experts(activation: str, recompute: bool) -> None:
 
 def test_routers() -> None:
     """One token at a time: then what the adapter adds is a matrix, that of the token's own mask."""
-    given = language_model(
-        next(iter(ATTENTIONS)), router="softmax_topk", aux_coefficient=0.0, top_k=2
-    ).model_dump()
+    given = language_model(next(iter(ATTENTIONS)), router="softmax_topk", aux_coefficient=0.0, top_k=2).model_dump()
     adapter = {"rank": 2, "alpha": 5.0, "dropout": 0.5, "targets": ["*.router"]}
-    model = with_random_b(
-        build_model(LanguageModelSpec(**{**given, "adapter": adapter}), dtype=torch.float64)
-    )
+    model = with_random_b(build_model(LanguageModelSpec(**{**given, "adapter": adapter}), dtype=torch.float64))
     layer = model.layers[1].feed_forward.moe
     assert isinstance(layer, MoELayer)
     name = "layers.1.feed_forward.moe.router"
@@ -190,9 +182,7 @@ def test_routers() -> None:
     for at in range(40):
         added = 2.5 * (masks[at][:, None] * layer.router_lora_a.t()) @ layer.router_lora_b.t()
         plain.router.data = before + added.detach()
-        assert_close(
-            together[at], plain(x[at : at + 1], TokenContext(ids[at : at + 1], step=4, seed=SEED))[0][0]
-        )
+        assert_close(together[at], plain(x[at : at + 1], TokenContext(ids[at : at + 1], step=4, seed=SEED))[0][0])
 
 
 def test_experts_have_none() -> None:

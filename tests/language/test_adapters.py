@@ -224,9 +224,7 @@ def test_merged_weights_compute_what_adapters_beside_them_do(family: str, tmp_pa
 def test_texts_go_on_as_a_whole_pass_has_it(attention: str) -> None:
     """Token by token, with the adapters of every matrix."""
     adapter = {"rank": 3, "alpha": 5.0, "targets": ["*"]}
-    spec = LanguageModelSpec(
-        **{**language_model(attention, router="softmax_topk").model_dump(), "adapter": adapter}
-    )
+    spec = LanguageModelSpec(**{**language_model(attention, router="softmax_topk").model_dump(), "adapter": adapter})
     model = build_model(spec, seed=5, dtype=torch.float64).eval()
     with torch.no_grad():
         for name, each in model.named_parameters():
@@ -251,12 +249,8 @@ def test_texts_go_on_as_a_whole_pass_has_it(attention: str) -> None:
         ({"init_lora_weights": "pissa"}, "unsupported", "init_lora_weights (='pissa') changes the base weights"),
     ],
 )  # fmt: skip
-def test_an_adapter_of_another_kind_is_refused(
-    tmp_path: Path, change: dict[str, Any], code: str, words: str
-) -> None:
-    spec = LanguageModelSpec(
-        **{**language_model("MLA", router="softmax_topk").model_dump(), "adapter": {"rank": 2}}
-    )
+def test_an_adapter_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any], code: str, words: str) -> None:
+    spec = LanguageModelSpec(**{**language_model("MLA", router="softmax_topk").model_dump(), "adapter": {"rank": 2}})
     model = build_model(spec)
     folder = tmp_path / "adapter"
     origin = Origin("/models/base", {"model_type": "deepseek_v3"}, "F32")
@@ -269,19 +263,12 @@ def test_an_adapter_of_another_kind_is_refused(
     assert words in str(refused.value)
     assert [problem.code for problem in refused.value.problems] == [code]
     for missing in ("r", "lora_alpha", "peft_type"):
-        (folder / "adapter_config.json").write_text(
-            json.dumps({key: config[key] for key in config if key != missing})
-        )
+        (folder / "adapter_config.json").write_text(json.dumps({key: config[key] for key in config if key != missing}))
         with pytest.raises(SpecError, match=f"{missing} is missing"):
             load_adapter(str(folder), model, spec, origin=origin)
     (folder / "adapter_config.json").write_text(json.dumps(config))
     other = LanguageModelSpec(
-        **{
-            **spec.model_dump(),
-            "vocab_size": 64,
-            "model_dim": 20,
-            "moe": {**spec.moe.model_dump(), "model_dim": 20},
-        }
+        **{**spec.model_dump(), "vocab_size": 64, "model_dim": 20, "moe": {**spec.moe.model_dump(), "model_dim": 20}}
     )
     with pytest.raises(SpecError, match=r"must have the shape \[2, 20\]"):
         load_adapter(str(folder), build_model(other), other, origin=origin)

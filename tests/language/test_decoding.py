@@ -78,9 +78,7 @@ def test_any_model_goes_on_as_it_would_from_the_whole_row(data: st.DataObject) -
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_long_after_a_window_has_forgotten_the_prompt(attention: str) -> None:
     """Windows of 3, whose room of 6 is filled many times over, and two chunks of the delta rule."""
-    rows = Rows(
-        made(language_model(attention, router="softmax_topk")), [[4, 5, 6, 7, 8, 9, 10], [11], [12, 13]], 160
-    )
+    rows = Rows(made(language_model(attention, router="softmax_topk")), [[4, 5, 6, 7, 8, 9, 10], [11], [12, 13]], 160)
     for step in range(12):
         rows.go_on(torch.full((len(rows.rows), 1), 20 + step))
     rows.take([2, 0, 0])
@@ -93,17 +91,9 @@ def test_long_after_a_window_has_forgotten_the_prompt(attention: str) -> None:
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_columns_forget_what_is_behind_the_window_and_nothing_else(window: int) -> None:
     """Whatever comes at a time, the last `window` and the new ones are there, in room for twice the window."""
-    for sizes in (
-        [1] * 40,
-        [2 * window + 3, 1, 1, 1],
-        [1, 3, 2, 5, 1, 1, 4] * 4,
-        [window, window, window, 1, 1],
-    ):
+    for sizes in ([1] * 40, [2 * window + 3, 1, 1, 1], [1, 3, 2, 5, 1, 1, 4] * 4, [window, window, window, 1, 1]):
         like = torch.empty(0, dtype=torch.float64)
-        columns, every = (
-            KVCache.empty(sum(sizes), window, like, ((2,), 3)),
-            torch.zeros(2, 0, 3, dtype=torch.float64),
-        )
+        columns, every = (KVCache.empty(sum(sizes), window, like, ((2,), 3)), torch.zeros(2, 0, 3, dtype=torch.float64))
         for number, size in enumerate(sizes):
             new = torch.full((2, size, 3), float(number), dtype=torch.float64)
             every = torch.cat((every, new), 1)

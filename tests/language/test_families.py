@@ -130,11 +130,7 @@ def test_padding_changes_nothing(case: Case, tmp_path: Path, side: str) -> None:
 @pytest.mark.sample(5)
 def test_packed_documents_are_as_each_alone(case: Case) -> None:
     of, random = case
-    lengths = [
-        random.randint(1, 9),
-        70,
-        *(random.randint(1, 9) for _ in range(2)),
-    ]  # one beyond what the config knows
+    lengths = [random.randint(1, 9), 70, *(random.randint(1, 9) for _ in range(2))]  # one beyond what the config knows
     tokens = tokens_of(random, of.spec.vocab_size, 1, sum(lengths) + 2)
     numbers = [number for number, length in enumerate(lengths) for _ in range(length)] + [-1, -1]
     logits = of.ours.eval()(tokens, BatchContext(documents=torch.tensor([numbers]), training=False))
@@ -155,23 +151,14 @@ def test_the_likeliest_tokens_are_the_same(case: Case) -> None:
     for prompt, ours in zip(prompts, found, strict=True):
         with as_double():
             theirs = of.theirs.generate(
-                torch.tensor([prompt]),
-                max_new_tokens=32,
-                do_sample=False,
-                attention_mask=torch.ones(1, len(prompt)),
+                torch.tensor([prompt]), max_new_tokens=32, do_sample=False, attention_mask=torch.ones(1, len(prompt))
             )
         assert ours == theirs[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize(
     ("family", "tied"),
-    [
-        ("gpt_oss", False),
-        ("glm4_moe", False),
-        ("olmoe", False),
-        ("granitemoe", True),
-        ("granitemoeshared", True),
-    ],
+    [("gpt_oss", False), ("glm4_moe", False), ("olmoe", False), ("granitemoe", True), ("granitemoeshared", True)],
 )
 def test_a_padding_token_that_is_read_learns_here_and_not_in_transformers(
     tmp_path: Path, family: str, tied: bool
@@ -225,9 +212,7 @@ ANY = given(family=st.sampled_from(list(FAMILIES)), seed=st.integers(0, 2**32))
 AS_THEY_COME = settings(deadline=None, phases=[Phase.explicit, Phase.generate], print_blob=True)
 
 
-@settings(
-    AS_THEY_COME, max_examples=4, derandomize=True
-)  # others come in the grid: a near tie fails no change here
+@settings(AS_THEY_COME, max_examples=4, derandomize=True)  # others come in the grid: a near tie fails no change here
 @ANY
 def test_random_configurations(tmp_path_factory: pytest.TempPathFactory, family: str, seed: int) -> None:
     assert_all_equal(family, seed, tmp_path_factory.mktemp("random"))

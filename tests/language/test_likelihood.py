@@ -46,10 +46,7 @@ def require_same(found: list[Likelihood], expected: list[Likelihood]) -> None:
 @given(data=st.data())
 def test_any_model_gives_each_row_what_it_has_alone(data: st.DataObject) -> None:
     model = build_model(data.draw(language_models(Degrees()), "model"), dtype=torch.float64).eval()
-    random, max_tokens = (
-        Random(data.draw(st.integers(0, 999), "seed")),
-        data.draw(st.integers(1, 12), "max_tokens"),
-    )
+    random, max_tokens = (Random(data.draw(st.integers(0, 999), "seed")), data.draw(st.integers(1, 12), "max_tokens"))
     pairs = [
         (context, continuation[:max_tokens])
         for context, continuation in random_pairs(random, VOCABULARY, random.randint(1, 12), 9)
@@ -87,10 +84,7 @@ def test_they_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     require_same(log_likelihoods(found.ours, pairs, 64), expected)
 
 
-@given(
-    tokens=st.lists(st.integers(3, 99), max_size=40),
-    max_tokens=st.integers(1, 12),
-)
+@given(tokens=st.lists(st.integers(3, 99), max_size=40), max_tokens=st.integers(1, 12))
 def test_windows_of_a_whole_text_are_the_harness(tokens: list[int], max_tokens: int) -> None:
     theirs = [
         make_disjoint_window(pair)
@@ -101,9 +95,7 @@ def test_windows_of_a_whole_text_are_the_harness(tokens: list[int], max_tokens: 
 
 def test_a_whole_text_is_minus_the_sum_of_its_losses() -> None:
     """Of one that fits: the loss of training, token by token."""
-    model = build_model(
-        language_model("DeltaNet and gated GQA", router="softmax_topk"), dtype=torch.float64
-    ).eval()
+    model = build_model(language_model("DeltaNet and gated GQA", router="softmax_topk"), dtype=torch.float64).eval()
     tokens = [Random(5).randrange(VOCABULARY) for _ in range(40)]
     (found,) = log_likelihoods(model, list(rolling_pairs(tokens, 1, 40)), 40)
     with torch.no_grad():
@@ -121,8 +113,6 @@ def test_a_whole_text_is_minus_the_sum_of_its_losses() -> None:
     ],
 )
 def test_what_has_no_likelihood_is_refused(pair: tuple[list[int], list[int]], said: str) -> None:
-    model = build_model(
-        language_model("DeltaNet and gated GQA", router="softmax_topk"), dtype=torch.float64
-    ).eval()
+    model = build_model(language_model("DeltaNet and gated GQA", router="softmax_topk"), dtype=torch.float64).eval()
     with pytest.raises(ValueError, match=rf"pairs\[1\] .*{said}"):
         log_likelihoods(model, [([1], [1]), pair], 2)

@@ -133,9 +133,7 @@ def test_texts_are_those_of_the_dense_model(tmp_path: Path) -> None:
     dense = load_hf(tmp_path / "dense", dtype=torch.float64)
     assert isinstance(dense, LanguageModel)
     prompts = [tokens_of(Random("prompts"), of.spec.vocab_size, 1, length)[0].tolist() for length in (3, 7)]
-    first, second = (
-        generate(model, prompts, GenerationSpec(max_tokens=12)) for model in (dense.eval(), of.ours)
-    )
+    first, second = (generate(model, prompts, GenerationSpec(max_tokens=12)) for model in (dense.eval(), of.ours))
     assert first == second
 
 

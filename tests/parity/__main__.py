@@ -62,9 +62,7 @@ def compare(before: Path, after: Path) -> int:
     lines = differences(one, other)
     print(*lines, sep="\n", end="\n" * bool(lines))
     both = len({**one.digests, **other.digests})
-    print(
-        f"{both - len(lines)} of {both} trajectories are equal in every bit at {one.commit} and {other.commit}"
-    )
+    print(f"{both - len(lines)} of {both} trajectories are equal in every bit at {one.commit} and {other.commit}")
     return len(lines)
 
 

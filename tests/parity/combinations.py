@@ -25,20 +25,9 @@ LAYOUTS: dict[str, tuple[Degrees, ...]] = {
         Degrees(expert=4, fsdp=4),
         Degrees(expert=2, data=2, fsdp=4, expert_fsdp=2),
     ),
-    "expert x HSDP": (
-        Degrees(expert=2, data=2, fsdp=2),
-        Degrees(data=4, fsdp=2, expert_fsdp=2),
-    ),
-    "expert x tensor": (
-        Degrees(expert=2, tensor=2),
-        Degrees(expert=4, tensor=2),
-        Degrees(expert=2, data=2, tensor=2),
-    ),
-    "expert x expert-tensor": (
-        Degrees(expert_tensor=2),
-        Degrees(expert_tensor=4),
-        Degrees(expert=2, expert_tensor=2),
-    ),
+    "expert x HSDP": (Degrees(expert=2, data=2, fsdp=2), Degrees(data=4, fsdp=2, expert_fsdp=2)),
+    "expert x tensor": (Degrees(expert=2, tensor=2), Degrees(expert=4, tensor=2), Degrees(expert=2, data=2, tensor=2)),
+    "expert x expert-tensor": (Degrees(expert_tensor=2), Degrees(expert_tensor=4), Degrees(expert=2, expert_tensor=2)),
     "folded, three at a time": (
         Degrees(expert=2, expert_tensor=2, tensor=2, fsdp=2),
         Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2),
@@ -164,9 +153,7 @@ def run_on(ranks: Pools, degrees: Degrees, *arguments: object) -> list[dict]:
 def assert_same(records: list[dict], reference: list[dict], tolerance: float) -> None:
     for number, (ours, theirs) in enumerate(zip(records, reference, strict=True), 1):
         for layer, decisions in theirs["routing"].items():
-            assert torch.equal(ours["routing"][layer], decisions), (
-                f"routing differs, step {number} layer {layer}"
-            )
+            assert torch.equal(ours["routing"][layer], decisions), f"routing differs, step {number} layer {layer}"
         for here, there in zip(ours["layers"], theirs["layers"], strict=True):
             assert here["load"] == there["load"], "of the global batch"
             one, other = (
@@ -175,9 +162,7 @@ def assert_same(records: list[dict], reference: list[dict], tolerance: float) ->
             )
             assert one == pytest.approx(other, rel=tolerance, abs=tolerance)
         for name in ("loss", "nll", "aux_loss", "grad_norm"):
-            assert ours[name] == pytest.approx(theirs[name], rel=tolerance, abs=tolerance), (
-                f"step {number} {name}"
-            )
+            assert ours[name] == pytest.approx(theirs[name], rel=tolerance, abs=tolerance), f"step {number} {name}"
         for kind in ("gradients", "moments", "parameters", "biases"):
             if kind not in ours or kind not in theirs:
                 continue  # the last three are of the end of a run

@@ -53,10 +53,7 @@ def language_models(draw: st.DrawFn, degrees: Degrees) -> LanguageModelSpec:
         "attention": draw(_attention(degrees.tensor, num_layers)),
     }  # fmt: skip
     if num_layers > 1 and draw(_maybe):
-        fields |= {
-            "linear_attention": draw(_linear(degrees.tensor)),
-            "full_attention_every": draw(st.integers(2, 3)),
-        }
+        fields |= {"linear_attention": draw(_linear(degrees.tensor)), "full_attention_every": draw(st.integers(2, 3))}
     if draw(_maybe):
         fields |= {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_divisor": 2.0}
     if has_experts:

@@ -19,9 +19,7 @@ ALL, SOME, PAIRS = "all", "some", "pairs"
 by some labels."""
 
 
-def global_sequences(
-    num_rows: int, length: int, vocabulary: int, step_number: int, learned: str = ALL
-) -> SequenceRows:
+def global_sequences(num_rows: int, length: int, vocabulary: int, step_number: int, learned: str = ALL) -> SequenceRows:
     """The rows of a step: the first is one document (or a pair), the second and every fifth is padded at its end, and
     the others are full, or have one document less where it has no other."""
     generator = torch.Generator().manual_seed(2000 + step_number % 2)  # two batches in turn, to be learned
@@ -70,9 +68,7 @@ def rank_sequences(
         first = min(here.start + index * each, here.stop)
         of = slice(first * rows_per_group, min(first + each, here.stop) * rows_per_group)
         context = BatchContext(step_number, 5, True, of.start, rows_per_group, counts)
-        micro_batches.append(
-            SequencesBatch.from_part(SequenceRows(*(part[of] for part in rows)), context, layout)
-        )
+        micro_batches.append(SequencesBatch.from_part(SequenceRows(*(part[of] for part in rows)), context, layout))
     num_targets = int((rows.labels >= 0).sum())
     if learned == PAIRS:
         num_targets = int(((rows.documents.max(1) + 1) // 2).sum())

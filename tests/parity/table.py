@@ -43,11 +43,7 @@ def page(found: Findings) -> str:
             "",
             *_table("translation", "An encoder and a decoder: the translation model", found),
             *_table("language", "A decoder of packed documents: the language model", found),
-            *_table(
-                "adapters",
-                "Adapters of the language model, of random rank, scale, dropout and targets",
-                found,
-            ),
+            *_table("adapters", "Adapters of the language model, of random rank, scale, dropout and targets", found),
             "The kind of attention changes from cell to cell and from router to router, so that each kind is tested "
             f"with every router, every layout and every option: {'; '.join(ATTENTIONS)}.",
             "",

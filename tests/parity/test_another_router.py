@@ -60,10 +60,7 @@ def trained(degrees: Degrees, fields: dict[str, object]) -> list[dict]:
         return run(model, train_of(), degrees, Shape(), 4)
 
 
-LIMITS: tuple[dict[str, object], ...] = (
-    {"capacity_factor": 0.5, "z_coefficient": 0.01, "input_jitter": 0.1},
-    {},
-)
+LIMITS: tuple[dict[str, object], ...] = ({"capacity_factor": 0.5, "z_coefficient": 0.01, "input_jitter": 0.1}, {})
 
 
 @pytest.mark.sample(1)
@@ -85,7 +82,5 @@ def test_its_fields_are_read_and_refused_as_any_routers() -> None:
         assert "stride" in json_schema()["$defs"]["MoESpec"]["properties"]
         with refused("unknown_key", "stride", 3):
             MoESpec(router="switch_top1", stride=3, num_experts=4, model_dim=2, hidden_dim=2)
-    with refused_for(
-        [("not_a_choice", "model.moe.router", "round_robin"), ("unknown_key", "model.moe.stride", 3)]
-    ):
+    with refused_for([("not_a_choice", "model.moe.router", "round_robin"), ("unknown_key", "model.moe.stride", 3)]):
         JobSpec.parse(given)

@@ -85,9 +85,7 @@ def test_any_module_is_the_same_under_every_layout(
     each = ranks[degrees.workers].run(gradients, degrees)
     loss, expected = alone
     data_ranks = degrees.workers // degrees.tensor
-    assert sum(of_rank for of_rank, _ in each) == pytest.approx(
-        loss * degrees.workers / data_ranks, rel=1e-10
-    )
+    assert sum(of_rank for of_rank, _ in each) == pytest.approx(loss * degrees.workers / data_ranks, rel=1e-10)
     for _, found in each:
         for name, gradient in expected.items():
             torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-13)

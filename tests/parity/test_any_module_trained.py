@@ -10,14 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers import MoELayer, TokenContext
-from moe.parallel import (
-    Layout,
-    apply,
-    clip_by_global_norm,
-    forget_gradients,
-    local_parameters,
-    reduce_gradients,
-)
+from moe.parallel import Layout, apply, clip_by_global_norm, forget_gradients, local_parameters, reduce_gradients
 from moe.plan.placement import Placement
 from moe.routing import BatchCounts
 from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, OptimizerSpec
@@ -86,9 +79,7 @@ def trained(degrees: Degrees, spec: OptimizerSpec, dropout: bool) -> tuple[list[
         Placement(
             parameter=name,
             shape=each.shape,
-            splits=EXPERTS.get(
-                name.rpartition(".")[2], (("fsdp", 0),) if each.dim() and ".mixer." not in name else ()
-            ),
+            splits=EXPERTS.get(name.rpartition(".")[2], (("fsdp", 0),) if each.dim() and ".mixer." not in name else ()),
         )
         for name, each in model.named_parameters()
     ]

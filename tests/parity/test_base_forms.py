@@ -81,9 +81,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     tiny.folder_of(tiny.theirs(family, **SIZES[family]), folder / "hub", dtype=torch.float32)
     replaced_in(folder / "hub", base, folder / "replaced")
     replaced = spec_of(folder / "replaced", "float32")
-    return Case(
-        spec_of(folder / "hub", base), replaced, trained(run(replaced, train_of(), Degrees(), ROWS, 3))
-    )
+    return Case(spec_of(folder / "hub", base), replaced, trained(run(replaced, train_of(), Degrees(), ROWS, 3)))
 
 
 def trained(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -199,14 +197,10 @@ def test_bfloat16_changes_nothing_in_bfloat16_arithmetic(case: Case) -> None:
     assert case.coded.adapter is not None
     assert case.coded.from_folder is not None
     wide = spec_of(Path(case.coded.from_folder), "float32")
-    ours, theirs = (
-        trained(run(spec, train_of("bfloat16"), Degrees(), ROWS, 3)) for spec in (case.coded, wide)
-    )
+    ours, theirs = (trained(run(spec, train_of("bfloat16"), Degrees(), ROWS, 3)) for spec in (case.coded, wide))
     if case.coded.adapter.base == "bfloat16":
         assert_same(ours, theirs, 0.0)
-        assert [each["digests"]["gradients"] for each in ours] == [
-            each["digests"]["gradients"] for each in theirs
-        ]
+        assert [each["digests"]["gradients"] for each in ours] == [each["digests"]["gradients"] for each in theirs]
     else:
         assert ours[0]["loss"] != theirs[0]["loss"]
 
@@ -216,10 +210,7 @@ def test_a_model_is_written_as_it_is_decoded(case: Case, tmp_path: Path) -> None
     whole = case.coded.model_copy(update={"adapter": None})
     origin = Origin.of_folder(str(case.coded.from_folder), whole, None)
     save_folder(whole, ModelSource(model), tmp_path / "out", origin=origin, dtype=torch.float64)
-    written, expected = (
-        tiny.tensors_of(tmp_path / "out"),
-        tiny.tensors_of(Path(str(case.replaced.from_folder))),
-    )
+    written, expected = (tiny.tensors_of(tmp_path / "out"), tiny.tensors_of(Path(str(case.replaced.from_folder))))
     assert written.keys() == expected.keys()
     for name, each in expected.items():
         assert torch.equal(written[name].double(), each.double()), name

@@ -14,9 +14,7 @@ from tests.parity.gloo_ranks import Pools
 from tests.parity.test_any_module import GROUP_TOKENS, GROUPS, SPLITS
 from tests.parity.trajectory import Degrees, Whole
 
-SPEC = MoESpec(
-    num_experts=4, model_dim=8, hidden_dim=12, group_tokens=GROUP_TOKENS, router="softmax_topk", top_k=2
-)
+SPEC = MoESpec(num_experts=4, model_dim=8, hidden_dim=12, group_tokens=GROUP_TOKENS, router="softmax_topk", top_k=2)
 
 
 class Residual(nn.Module):
@@ -51,13 +49,9 @@ def gradients(degrees: Degrees, in_place: bool) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    "degrees",
-    [Degrees(data=2, fsdp=2, expert_fsdp=2), Degrees(data=2, tensor=2), Degrees(expert=2, fsdp=2)],
-    ids=str,
+    "degrees", [Degrees(data=2, fsdp=2, expert_fsdp=2), Degrees(data=2, tensor=2), Degrees(expert=2, fsdp=2)], ids=str
 )
-def test_what_a_layer_returns_may_be_changed_in_place_under_any_layout(
-    ranks: Pools, degrees: Degrees
-) -> None:
+def test_what_a_layer_returns_may_be_changed_in_place_under_any_layout(ranks: Pools, degrees: Degrees) -> None:
     changed, kept = (ranks[2].run(gradients, degrees, in_place)[0] for in_place in (True, False))
     assert changed.keys() == kept.keys()
     for name, expected in kept.items():

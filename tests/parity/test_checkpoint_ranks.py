@@ -119,13 +119,7 @@ def test_saved_by_4_ranks_loads_at_any_degree_with_its_moments(ranks, tmp_path, 
 def run_course(spec, storage, cache, group=0, stop_after=None):
     """(kind, course, warnings, steps of announced checkpoints, report) of a run on these ranks."""
     control = RequestAfter("pause", stop_after) if stop_after else None
-    outcome, recorder = run(
-        spec,
-        storage,
-        cache,
-        group=group,
-        control=control,
-    )
+    outcome, recorder = run(spec, storage, cache, group=group, control=control)
     return (
         outcome.kind,
         course(recorder),
@@ -183,11 +177,7 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(ranks, tmp_path):
 def test_a_run_goes_on_in_another_layout(ranks, tmp_path, parallel):
     """Two steps by one process, the rest and the report by several, each with parts of everything."""
     data, workers = corpus(tmp_path), parallel.get("expert_tensor", 1) * 2
-    train = {
-        "dtype": "float64",
-        "num_steps": 4,
-        "evaluation": {"every_steps": 3, "max_pairs": 6, "num_examples": 2},
-    }
+    train = {"dtype": "float64", "num_steps": 4, "evaluation": {"every_steps": 3, "max_pairs": 6, "num_examples": 2}}
     spec = job(data, workers=1, train=train)
     _, expected, *_, report = run_course(spec, f"{tmp_path}/one", tmp_path / "cache")
     found = run_course(spec, f"{tmp_path}/many", tmp_path / "cache", 0, 2)[1]

@@ -23,9 +23,7 @@ SAME = {"without": len(ROUTERS), "all": len(ROUTERS)}
 
 def findings(number: int = 1, num_parts: int = 1, commit: str = "a") -> Findings:
     names = NAMES[number - 1 :: num_parts]
-    rows = tuple(
-        Row(name, 2, SAME, {f"switch, under {name}": {"losses": "1", "routing": "2"}}) for name in names
-    )
+    rows = tuple(Row(name, 2, SAME, {f"switch, under {name}": {"losses": "1", "routing": "2"}}) for name in names)
     return Findings(commit, 3.0, rows)
 
 
@@ -72,9 +70,7 @@ def test_there_is_no_such_part(text: str) -> None:
 
 def test_the_table_says_what_differs() -> None:
     row = replace(findings().rows[1], num_same={"without": len(ROUTERS) - 2})
-    line = (
-        page(Findings("a", 1.0, (row,))).partition(NAMES[1].removeprefix("translation, "))[2].splitlines()[0]
-    )
+    line = page(Findings("a", 1.0, (row,))).partition(NAMES[1].removeprefix("translation, "))[2].splitlines()[0]
     assert line.startswith(f" | 2 | {len(ROUTERS) - 2} of {len(ROUTERS)} same: **differs** | – |")
 
 
@@ -126,9 +122,7 @@ def test_a_digest_knows_every_bit_and_no_name() -> None:
 def test_the_digests_of_a_trajectory_see_each_thing_that_it_records() -> None:
     def digests(spec_of: dict[str, object], peak_lr: float = 2.5e-3, num_steps: int = 2) -> dict[str, str]:
         optimizer = train_of().optimizer.model_copy(update={"peak_lr": peak_lr})
-        return digests_of(
-            run(model_of(**spec_of), train_of(optimizer=optimizer), Degrees(), Shape(), num_steps)
-        )
+        return digests_of(run(model_of(**spec_of), train_of(optimizer=optimizer), Degrees(), Shape(), num_steps))
 
     first = digests({})
     assert first == digests({})
@@ -140,9 +134,9 @@ def test_the_digests_of_a_trajectory_see_each_thing_that_it_records() -> None:
 
 def test_adapters_of_all_kinds_are_met_under_each_layout_that_splits_them() -> None:
     rows = [at for at, name in enumerate(NAMES) if name.startswith("adapters, ")]
-    assert {
-        name.partition(": ")[0].removeprefix("adapters, ") for name in map(NAMES.__getitem__, rows)
-    } == set(OF_ADAPTERS)
+    assert {name.partition(": ")[0].removeprefix("adapters, ") for name in map(NAMES.__getitem__, rows)} == set(
+        OF_ADAPTERS
+    )
     models = [model_of_row(at, option, router)[1] for at in rows for option in OPTIONS for router in ROUTERS]
     adapters = [model.adapter for model in models if isinstance(model, LanguageModelSpec)]
     assert len(adapters) == len(models)

@@ -49,7 +49,5 @@ def fault_with(place: str, faulty_rank: int) -> str | None:
         ("nowhere", None),
     ],
 )
-def test_a_fault_of_one_rank_is_told_to_all(
-    ranks: Pools, place: str, named: str | None, faulty_rank: int
-) -> None:
+def test_a_fault_of_one_rank_is_told_to_all(ranks: Pools, place: str, named: str | None, faulty_rank: int) -> None:
     assert ranks[2].run(fault_with, place, faulty_rank) == [named, named]

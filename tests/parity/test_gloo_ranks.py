@@ -38,9 +38,7 @@ def num_threads() -> int:
 def test_a_run_leaves_no_threads(ranks: Pools) -> None:
     """Those of process groups never sleep for long, and would slow all that comes after."""
     whole, is_sharded = Degrees(expert=4), Degrees(data=4, fsdp=2, expert_fsdp=2)
-    ranks[4].run(
-        run, model_of(), train_of(), whole, Shape(), 1
-    )  # begins autograd's threads, and needs no more groups
+    ranks[4].run(run, model_of(), train_of(), whole, Shape(), 1)  # begins autograd's threads, and needs no more groups
     before = ranks[4].run(num_threads)
     ranks[4].run(run, model_of(), train_of(), is_sharded, Shape(), 1)
     after = ranks[4].run(num_threads)

@@ -55,9 +55,7 @@ def alone(attention: str, number_of_prompts: int) -> Mapping[str, dict[int, list
 
 
 CASES = [
-    (degrees, attention)
-    for at, degrees in enumerate(LAYOUTS)
-    for attention in (*ATTENTIONS, *ATTENTIONS)[at % 4 :][:2]
+    (degrees, attention) for at, degrees in enumerate(LAYOUTS) for attention in (*ATTENTIONS, *ATTENTIONS)[at % 4 :][:2]
 ]
 
 

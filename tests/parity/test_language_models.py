@@ -16,16 +16,7 @@ from moe.spec import AdafactorSpec, AdapterSpec, LanguageModelSpec, SpecError, T
 from moe.tasks.language import build_model
 from tests.grid import each_once, num_cases, numbered
 from tests.language.families import FAMILIES, their_model
-from tests.parity.combinations import (
-    LAYOUTS,
-    OPTIONS,
-    ROUTERS,
-    assert_same,
-    run_on,
-    train_of,
-    train_with,
-    with_option,
-)
+from tests.parity.combinations import LAYOUTS, OPTIONS, ROUTERS, assert_same, run_on, train_of, train_with, with_option
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, VOCABULARY, dense, language_model
 from tests.parity.random_language import FREEZES, language_models
@@ -36,12 +27,7 @@ from tests.parity.trajectory import Degrees, Shape, Whole, batch_of, run
 ONE, FEW_STEPS = Degrees(), 2
 EVERY_LAYOUT = [degrees for family in LAYOUTS.values() for degrees in family]
 FOLDED = Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2)
-UPCYCLED_ON = (
-    Degrees(expert=2),
-    Degrees(data=2, fsdp=2, expert_fsdp=2),
-    Degrees(expert=2, expert_tensor=2),
-    FOLDED,
-)
+UPCYCLED_ON = (Degrees(expert=2), Degrees(data=2, fsdp=2, expert_fsdp=2), Degrees(expert=2, expert_tensor=2), FOLDED)
 
 
 @cache
@@ -138,9 +124,7 @@ FROZEN_ON = (
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("case", each_once((each for each in FREEZES if each), FROZEN_ON))
-def test_what_is_frozen_is_frozen_on_every_layout(
-    ranks: Pools, case: tuple[tuple[str, ...], Degrees]
-) -> None:
+def test_what_is_frozen_is_frozen_on_every_layout(ranks: Pools, case: tuple[tuple[str, ...], Degrees]) -> None:
     """Alike for trained parameters, whose gradients pass through frozen ones, and the others keep every bit."""
     freeze, degrees = case
     attention = list(ATTENTIONS)[FREEZES.index(freeze) % len(ATTENTIONS)]
@@ -169,11 +153,7 @@ def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -
     """Three steps: A has no gradient in the first, where B is zero. Experts are gated, with biases and shared ones."""
     attention = list(ATTENTIONS)[number % len(ATTENTIONS)]
     router = list(ROUTERS)[(5 * number + 1 + number // len(ROUTERS)) % len(ROUTERS)]
-    experts = {
-        "activation": ("swiglu", "relu")[number % 2],
-        "expert_bias": number % 3 == 0,
-        "shared_hidden_dim": 5,
-    }
+    experts = {"activation": ("swiglu", "relu")[number % 2], "expert_bias": number % 3 == 0, "shared_hidden_dim": 5}
     spec = adapted(attention, (0.0, 0.3)[number // 2 % 2], **{**experts, **ROUTERS[router]})
     answer = run_on(ranks, EVERY_LAYOUT[number], spec, train_of(), Shape(), 3)
     expected = reference(spec, train_of(), 3)
@@ -184,9 +164,7 @@ def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("learned", [SOME, PAIRS])
-@pytest.mark.parametrize(
-    "number", range(0, len(EVERY_LAYOUT), 5), ids=lambda number: str(EVERY_LAYOUT[number])
-)
+@pytest.mark.parametrize("number", range(0, len(EVERY_LAYOUT), 5), ids=lambda number: str(EVERY_LAYOUT[number]))
 def test_conversations_and_preferences_are_learned_alike(ranks: Pools, number: int, learned: str) -> None:
     """Some layouts have ranks without a pair, or with rows of nothing to learn. Three steps, as of adapters: before
     that both models are one."""

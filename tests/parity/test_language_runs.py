@@ -16,10 +16,7 @@ from tests.parity.language_models import ATTENTIONS
 from tests.parity.test_checkpoint_ranks import run_course
 from tests.unit.language_runs import documents, language_job
 
-TRAIN = {
-    "dtype": "float64",
-    "evaluation": {"every_steps": 3, "max_sequences_along_the_way": 5, "num_examples": 3},
-}
+TRAIN = {"dtype": "float64", "evaluation": {"every_steps": 3, "max_sequences_along_the_way": 5, "num_examples": 3}}
 ATTENTION_OF = {
     "GQA": ATTENTIONS["GQA with windows, sinks and biases"],
     "tied, normed as a whole": ATTENTIONS["GQA with norms as wide as all heads"],
@@ -90,8 +87,7 @@ def test_the_report_does_not_see_the_layout(
     """Losses by source and completions; of four data ranks two have no group to train on, and one no text."""
     for attention in ("GQA", "DeltaNet"):
         one, many = (
-            spec_of(tmp_path, number, attention, of, num_steps=1)
-            for number, of in ((1, {}), (workers, parallel))
+            spec_of(tmp_path, number, attention, of, num_steps=1) for number, of in ((1, {}), (workers, parallel))
         )
         *_, report = run_course(one, f"{tmp_path}/{attention}/one", tmp_path / "cache")
         answers = ranks[workers].run(run_course, many, f"{tmp_path}/{attention}/many", tmp_path / "cache")
@@ -105,11 +101,7 @@ FROZEN = ["*.moe.router", "embedding.*"]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "now", "workers", "parallel"),
-    [
-        ([], FROZEN, 2, {"expert": 2, "fsdp": 2}),
-        ([], FROZEN, 4, FOLDED),
-        (FROZEN[:1], FROZEN, 2, {"fsdp": 2}),
-    ],
+    [([], FROZEN, 2, {"expert": 2, "fsdp": 2}), ([], FROZEN, 4, FOLDED), (FROZEN[:1], FROZEN, 2, {"fsdp": 2})],
     ids=["then frozen, two ranks", "then frozen, four ranks", "then more of it"],
 )
 def test_a_job_that_starts_from_another(

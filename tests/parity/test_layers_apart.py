@@ -62,9 +62,7 @@ def totals(layout: Layout, stages: list[list[int]]) -> tuple[dict, dict[int, lis
     nats = torch.tensor(1.5 * len(here) * (stage == len(stages) - 1), dtype=torch.float64)
     found.add(Loss(nats, nats / 2), routings)
     record, _ = found.reduce(Signals())
-    return record.to_plain(), {
-        number: found.expert_choices(number).tolist() for number in layers.local_layers
-    }
+    return record.to_plain(), {number: found.expert_choices(number).tolist() for number in layers.local_layers}
 
 
 def totals_of_ranks(degrees: dict[str, int], stages: list[list[int]]) -> tuple[dict, dict[int, list[float]]]:
@@ -82,9 +80,7 @@ def test_totals_are_those_of_one_process_that_has_all_layers(ranks: Pools, mesh:
     numbers = sorted(number for stage in stages for number in stage)
     record, chosen = totals(Layout.single(), [numbers])
     assert [layer["layer"] for layer in record["layers"]] == numbers
-    assert [len(layer["load"]) for layer in record["layers"]] == [
-        LAYERS[number]["num_experts"] for number in numbers
-    ]
+    assert [len(layer["load"]) for layer in record["layers"]] == [LAYERS[number]["num_experts"] for number in numbers]
     of_layers = list(zip(record["layers"], numbers, strict=True))
     added = sum(LAYERS[number]["aux_coefficient"] * layer["aux_loss"] for layer, number in of_layers)
     added += sum(LAYERS[number].get("z_coefficient", 0) * layer["z_loss"] for layer, number in of_layers)
@@ -104,8 +100,7 @@ def costs(stages: list[list[int]], run: str, cache: Path) -> dict[int, dict[str,
     expert_costs.decide(layers.values(), layout.device, torch.float32, Folder(run), cache)
     layout.close()
     return {
-        number: {name: cost.per_row_s for name, cost in layer.experts.costs.items()}
-        for number, layer in layers.items()
+        number: {name: cost.per_row_s for name, cost in layer.experts.costs.items()} for number, layer in layers.items()
     }
 
 

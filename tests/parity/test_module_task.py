@@ -98,9 +98,7 @@ def test_a_module_is_trained_alike_on_any_number_of_ranks(ranks: Pools, tmp_path
 
 
 def test_batches_that_are_mappings_are_arguments_by_name(ranks: Pools, tmp_path: Path) -> None:
-    spec = JobSpec.parse(
-        job().model_dump(mode="json") | {"data": {"corpus": "module", "batches": ALLOWED[2]}}
-    )
+    spec = JobSpec.parse(job().model_dump(mode="json") | {"data": {"corpus": "module", "batches": ALLOWED[2]}})
     kind, by_name, _, report = run(planned(1, spec), f"{tmp_path}/one", spec=spec)
     _, in_order, _, report_in_order = run(planned(1, job()), f"{tmp_path}/in-order")
     assert (kind, by_name, report.loss) == ("succeeded", in_order, report_in_order.loss)
@@ -135,8 +133,7 @@ def test_whoever_loads_its_checkpoint_calls_no_code_that_it_names(tmp_path: Path
     run(planned(1, job()), f"{tmp_path}")
     (folder,) = tmp_path.glob("checkpoints/step-00000006.a1.g0")
     with pytest.raises(
-        CheckpointError,
-        match=r"is of a user's module .* whose code is not run here; load its weights with torch",
+        CheckpointError, match=r"is of a user's module .* whose code is not run here; load its weights with torch"
     ):
         TrainedModel.load(str(folder))
 

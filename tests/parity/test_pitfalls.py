@@ -38,9 +38,7 @@ def one_step(ranks: Pools, degrees: Degrees, **moe: object) -> dict:
 
 
 @pytest.mark.parametrize("degrees", SPREAD, ids=str)
-def test_01_expert_gradients_are_not_multiplied_by_the_expert_parallel_degree(
-    ranks: Pools, degrees: Degrees
-) -> None:
+def test_01_expert_gradients_are_not_multiplied_by_the_expert_parallel_degree(ranks: Pools, degrees: Degrees) -> None:
     ours, theirs = one_step(ranks, degrees), one_step(ranks, ONE)
     experts = [name for name in theirs["gradients"] if ".experts." in name]
     assert experts
@@ -53,9 +51,7 @@ def test_02_the_norm_and_the_clipping_are_the_same_on_every_rank(ranks: Pools, d
     train = train_of(clip_norm=0.05)
     theirs = run(model_of(), train, ONE, Shape(), 3)
     assert all(record["grad_norm"] > 0.05 for record in theirs), "otherwise nothing is clipped"
-    assert_same(
-        run_on(ranks, degrees, model_of(), train, Shape(), 3), theirs, 1e-10
-    )  # equal on all ranks, too
+    assert_same(run_on(ranks, degrees, model_of(), train, Shape(), 3), theirs, 1e-10)  # equal on all ranks, too
 
 
 @pytest.mark.sample(2)
@@ -75,10 +71,7 @@ def test_03_a_rank_whose_experts_get_no_tokens_hangs_nobody(ranks: Pools, degree
 def test_04_an_expert_without_tokens_has_zeros_and_its_optimizer_state_stays_true(
     ranks: Pools, degrees: Degrees
 ) -> None:
-    model, train = (
-        model_of(second_expert="all"),
-        train_of(optimizer=AdamWSpec(name="adamw", weight_decay=0.1)),
-    )
+    model, train = (model_of(second_expert="all"), train_of(optimizer=AdamWSpec(name="adamw", weight_decay=0.1)))
     theirs = run(model, train, ONE, Shape(), 3, False, True)
     assert all(layer["load"][2:] == [0, 0] for layer in theirs[0]["layers"])
     assert any(layer["load"][2:] != [0, 0] for layer in theirs[-1]["layers"]), "they come into use later"
@@ -111,12 +104,8 @@ def test_06_the_gradient_of_the_auxiliary_loss_is_its_closed_form() -> None:
     torch.testing.assert_close(layer.router.grad, x.t() @ d_logits.view(-1, num_experts))
 
 
-@pytest.mark.parametrize(
-    "degrees", [Degrees(micro_batch_groups=4), Degrees(expert=2, data=2), FOLDED], ids=str
-)
-def test_06_the_auxiliary_loss_knows_no_accumulation_and_no_data_parallel_size(
-    ranks: Pools, degrees: Degrees
-) -> None:
+@pytest.mark.parametrize("degrees", [Degrees(micro_batch_groups=4), Degrees(expert=2, data=2), FOLDED], ids=str)
+def test_06_the_auxiliary_loss_knows_no_accumulation_and_no_data_parallel_size(ranks: Pools, degrees: Degrees) -> None:
     """What it adds to the gradients of the routers is the same."""
 
     def added(layout: Degrees) -> dict[str, torch.Tensor]:
@@ -173,9 +162,7 @@ def test_09_padding_counts_in_no_loss_no_capacity_and_no_dispatch() -> None:
         assert not y.view(2, 12 + more, 6)[:, 12:].any()
     table, labels = torch.randn(9, 6, dtype=torch.float64), torch.arange(24) % 8 + 1
     nll = smoothed_nll(x.view(-1, 6), table, labels, 0.1, 0)[0]
-    longer = smoothed_nll(
-        functional.pad(x.view(-1, 6), (0, 0, 0, 5)), table, functional.pad(labels, (0, 5)), 0.1, 0
-    )[0]
+    longer = smoothed_nll(functional.pad(x.view(-1, 6), (0, 0, 0, 5)), table, functional.pad(labels, (0, 5)), 0.1, 0)[0]
     torch.testing.assert_close(longer, nll)
     for padded in found[1:]:
         for ours, theirs in zip(padded, found[0], strict=True):
@@ -184,9 +171,7 @@ def test_09_padding_counts_in_no_loss_no_capacity_and_no_dispatch() -> None:
 
 
 @pytest.mark.parametrize("degrees", [Degrees(expert=2), Degrees(expert=2, expert_tensor=2), FOLDED], ids=str)
-def test_11_the_gradient_of_the_router_is_right_under_expert_parallelism(
-    ranks: Pools, degrees: Degrees
-) -> None:
+def test_11_the_gradient_of_the_router_is_right_under_expert_parallelism(ranks: Pools, degrees: Degrees) -> None:
     ours, theirs = one_step(ranks, degrees), one_step(ranks, ONE)
     routers = [name for name in theirs["gradients"] if name.endswith("router")]
     assert len(routers) == 2
@@ -204,9 +189,7 @@ def test_12_another_expert_degree_breaks_no_checkpoint(
     ranks[4].run(save_numbered, spec, {"expert": 4}, f"{tmp_path}/saved")
     assert load_numbered(spec, {"expert": 1}, f"{tmp_path}/saved") == []
     for expert in degrees:
-        assert (
-            ranks[expert].run(load_numbered, spec, {"expert": expert}, f"{tmp_path}/saved") == [[]] * expert
-        )
+        assert ranks[expert].run(load_numbered, spec, {"expert": expert}, f"{tmp_path}/saved") == [[]] * expert
 
 
 def rows_at_once(degrees: Degrees) -> tuple[list[dict], int]:
@@ -255,9 +238,7 @@ def test_14_evaluation_drops_nothing_and_training_says_what_it_drops() -> None:
     x = torch.randn(64, 6, dtype=torch.float64)
     _, training = tight(x, TokenContext())
     assert training.dropped > 0.3
-    assert training.load.sum() == round(
-        float((1 - training.dropped - training.rejected) * training.num_choices)
-    )
+    assert training.load.sum() == round(float((1 - training.dropped - training.rejected) * training.num_choices))
     y, evaluated = tight(x, TokenContext(training=False))
     assert evaluated.dropped == evaluated.rejected == 0
     torch.testing.assert_close(y, roomy(x, TokenContext(training=False))[0])

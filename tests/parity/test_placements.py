@@ -95,15 +95,9 @@ def test_what_is_placed_nowhere_or_is_none_is_named() -> None:
     assert (problem.value, problem.rule) == ("nobody.weight", "is not a parameter of the model in shape [3]")
     (problem,) = problems_of((*planned, Placement(parameter="encoder.*.norm.weight", shape=(9, 9))))
     assert problem.rule == "is not a parameter of the model in shape [9, 9]"
-    split = [
-        each.model_copy(update={"splits": (("tensor", 0),)}) for each in planned if "norm" in each.parameter
-    ]
+    split = [each.model_copy(update={"splits": (("tensor", 0),)}) for each in planned if "norm" in each.parameter]
     norms = {each.parameter for each in split}
-    others = (
-        each
-        for each in placements_of(MODEL, plan_degrees.ShardCounts(tensor=2))
-        if each.parameter not in norms
-    )
+    others = (each for each in placements_of(MODEL, plan_degrees.ShardCounts(tensor=2)) if each.parameter not in norms)
     layout = Layout(0, 2, torch.device("cpu"), {"tensor": 2}, placements=(*split, *others))
     with pytest.raises(SpecError, match=r"placements\.encoder\.0\.norm\.weight\.splits"):
         build_model(MODEL, layout)

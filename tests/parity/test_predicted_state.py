@@ -83,11 +83,7 @@ def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, case: tuple[str
     plan, model = degrees.plan(8), model_called(name)
     for optimizer in OPTIMIZERS:
         arguments = (model, plan, optimizer)
-        each = (
-            ranks[degrees.workers].run(parts_here, *arguments)
-            if degrees.workers > 1
-            else [parts_here(*arguments)]
-        )
+        each = ranks[degrees.workers].run(parts_here, *arguments) if degrees.workers > 1 else [parts_here(*arguments)]
         predicted: Counter[tuple[str, tuple[int, ...]]] = Counter()
         for unit in units(model, OURS):
             for weight in unit.weights:
@@ -130,11 +126,7 @@ def test_of_adapters_it_has_the_bytes_that_were_predicted(ranks: Pools, number: 
     })  # fmt: skip
     plan, model = degrees.plan(8), spec.model
     assert isinstance(model, LanguageModelSpec)
-    each = (
-        ranks[degrees.workers].run(bytes_here, model, plan)
-        if degrees.workers > 1
-        else [bytes_here(model, plan)]
-    )
+    each = ranks[degrees.workers].run(bytes_here, model, plan) if degrees.workers > 1 else [bytes_here(model, plan)]
     cluster = Cluster(num_nodes=1, devices_per_node=4, device="h100")
     memory = MemoryModel(spec, cluster, OURS).estimate(Candidate(plan.degrees, plan.options))
     trained = sum(each.numel for each in model.parameters() if not each.frozen)
@@ -149,6 +141,4 @@ def test_a_model_has_as_many_weights_as_its_units() -> None:
         *map(model_called, ("even", "uneven", *ATTENTIONS)),
         *(model_spec({"preset": name}) for name in presets.names()),
     ):
-        assert model.num_parameters() == sum(
-            weight.numel for unit in units(model, OURS) for weight in unit.weights
-        )
+        assert model.num_parameters() == sum(weight.numel for unit in units(model, OURS) for weight in unit.weights)

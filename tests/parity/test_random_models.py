@@ -74,17 +74,12 @@ def test_with_one_key_queries_have_no_gradient_but_rounding(shape: Shape) -> Non
     train = train_of(optimizer=BOUNDED)
     reference = run(model_of(), train, Degrees(), shape, 6)
     nothing = [name for name, norm in reference[0]["gradients"].items() if norm < 1e-14]
-    assert any("query" in name for name in nothing), (
-        "how much rounding there is, and whether any, is the CPU's"
-    )
+    assert any("query" in name for name in nothing), "how much rounding there is, and whether any, is the CPU's"
     again = run(model_of(), train, Degrees(micro_batch_groups=1), shape, 6)
     assert_same(again, reference, 1e-10)
 
 
-TIED = {
-    "lone tokens": (Shape(rows=1, source=1, target=1), 300),
-    "equal tokens": (Shape(rows=16, source=1), 5),
-}
+TIED = {"lone tokens": (Shape(rows=1, source=1, target=1), 300), "equal tokens": (Shape(rows=16, source=1), 5)}
 """(batch, vocabulary): groups of one token each, and of tokens that are all the same one at the same position."""
 
 

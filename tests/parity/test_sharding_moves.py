@@ -19,11 +19,7 @@ NUM_CASES = 150
 
 
 def apply_moves(
-    part: Tensor,
-    shape: Sequence[int],
-    placements: Placements,
-    moves: Iterable[PlacementMove],
-    mesh: ShardingMesh,
+    part: Tensor, shape: Sequence[int], placements: Placements, moves: Iterable[PlacementMove], mesh: ShardingMesh
 ) -> Tensor:
     """This rank's padded part of a tensor of this shape after moves, as a program makes them."""
     for move in moves:
@@ -63,9 +59,7 @@ def _parts(whole: Tensor, placements: Placements, mesh: ShardingMesh, seed: int)
             value = shares[index - 1] if index else value - shares.sum(0).to(whole.dtype)
         elif each.combine is not None:
             beyond = torch.randint(0, 9, (degree, *whole.shape), generator=here)[index].to(whole.dtype)
-            value = (
-                value if index == seed % degree else value + (-beyond if each.combine == "max" else beyond)
-            )
+            value = value if index == seed % degree else value + (-beyond if each.combine == "max" else beyond)
     splits = tuple(each if each.dim is not None else WHOLE for each in placements)
     return part_of(value, splits, mesh)
 
@@ -112,9 +106,7 @@ def test_parts_after_moves_are_the_wholes(ranks, degrees):
 
 
 def refused_mesh() -> str:
-    with pytest.raises(
-        ValueError, match=r"degrees \(3,\) must multiply to the number of ranks \(=2\)"
-    ) as error:
+    with pytest.raises(ValueError, match=r"degrees \(3,\) must multiply to the number of ranks \(=2\)") as error:
         ShardingMesh.over((3,))
     return str(error.value)
 

@@ -43,11 +43,7 @@ ONE_STEP = [
     Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2, max_rows=9),
 ]
 EVERY_LAYOUT = [degrees for family in LAYOUTS.values() for degrees in family]
-FAR = [
-    Degrees(micro_batch_groups=4),
-    Degrees(expert=2),
-    Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2),
-]
+FAR = [Degrees(micro_batch_groups=4), Degrees(expert=2), Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2)]
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +120,7 @@ def test_rows_that_come_padded_change_nothing(ranks: Pools, reference: list[dict
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    "degrees", [Degrees(expert=2), Degrees(expert=4), Degrees(expert=2, data=2)], ids=str
-)
+@pytest.mark.parametrize("degrees", [Degrees(expert=2), Degrees(expert=4), Degrees(expert=2, data=2)], ids=str)
 @pytest.mark.parametrize("capacity_factor", [0.42, 8.0], ids=["a buffer of one", "a buffer for all"])
 def test_all_tokens_to_one_expert(ranks: Pools, degrees: Degrees, capacity_factor: float) -> None:
     """Ranks whose experts get nothing take part with no rows, and their gradients are zeros."""
@@ -179,9 +173,7 @@ def test_adafactor_does_not_see_the_layout(ranks: Pools, degrees: Degrees) -> No
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 @pytest.mark.parametrize(
-    "degrees",
-    [Degrees(expert=2, data=2, fsdp=4, expert_fsdp=2), Degrees(data=4, fsdp=4, expert_fsdp=4)],
-    ids=str,
+    "degrees", [Degrees(expert=2, data=2, fsdp=4, expert_fsdp=2), Degrees(data=4, fsdp=4, expert_fsdp=4)], ids=str
 )
 def test_fsdp_of_what_does_not_come_out_even(ranks: Pools, degrees: Degrees, optimizer: str) -> None:
     """17 channels and 6 experts: some ranks hold less of a parameter, and some nothing."""
@@ -253,9 +245,7 @@ def test_one_step_of_narrow_numbers(ranks: Pools, degrees: Degrees, dtype: str) 
         return torch.stack(squares).sum().sqrt().item()
 
     assert error(ours) <= 2 * error(one)
-    unit = (
-        torch.finfo(getattr(torch, dtype)).eps * exact["loss"]
-    )  # a single number's error may be nothing by chance
+    unit = torch.finfo(getattr(torch, dtype)).eps * exact["loss"]  # a single number's error may be nothing by chance
     assert abs(ours["loss"] - exact["loss"]) <= 2 * max(abs(one["loss"] - exact["loss"]), unit)
 
 
@@ -272,9 +262,7 @@ def test_one_step_of_narrow_numbers(ranks: Pools, degrees: Degrees, dtype: str) 
     ids=str,
 )
 def test_the_same_layout_is_bit_identical(ranks: Pools, degrees: Degrees) -> None:
-    first, second = (
-        run_on(ranks, degrees, model_of(), train_of("float32"), Shape(), 5, True) for _ in range(2)
-    )
+    first, second = (run_on(ranks, degrees, model_of(), train_of("float32"), Shape(), 5, True) for _ in range(2))
     for ours, theirs in zip(first, second, strict=True):
         assert ours["loss"] == theirs["loss"]
         for name, gradient in theirs["gradients"].items():

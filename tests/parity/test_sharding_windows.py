@@ -22,11 +22,7 @@ def windows_at_random(degrees: tuple[int, ...], seed: int) -> list[str]:
         axis, dim = draw.randrange(len(degrees)), draw.randrange(2)
         size = draw.choice([1, 2, 3, 5, 8])
         window = Window(
-            draw.randrange(-4, 5),
-            draw.randrange(-4, 5),
-            draw.randrange(1, 7),
-            size,
-            divisor=draw.choice([1, 1, 2, 3]),
+            draw.randrange(-4, 5), draw.randrange(-4, 5), draw.randrange(1, 7), size, divisor=draw.choice([1, 1, 2, 3])
         )
         dtype = draw.choice([torch.float64, torch.int64, torch.bool])
         shape = [3, 3]

@@ -29,9 +29,7 @@ def drawn(draws: random.Random, depth: int = 3) -> Any:
     if kind == 1:
         return draws.randrange(-(2**60), 2**60)
     if kind in (2, 3):
-        return draws.choice(
-            [0.0, -0.0, float("inf"), 5e-324, draws.random() * 10.0 ** draws.randrange(-300, 300)]
-        )
+        return draws.choice([0.0, -0.0, float("inf"), 5e-324, draws.random() * 10.0 ** draws.randrange(-300, 300)])
     if kind in (4, 5):
         return "".join(draws.choices('a "\\\n é字😀\x00', k=draws.randrange(200)))
     if kind == 6:
@@ -120,10 +118,7 @@ def asked_in_vain() -> str:
 
 
 def test_where_rank_0_fails_no_rank_waits_for_its_answer(ranks: Pools) -> None:
-    assert ranks[2].run(asked_in_vain) == [
-        "KeyError: 'answer'",
-        "RuntimeError: rank 0 failed: KeyError: 'answer'",
-    ]
+    assert ranks[2].run(asked_in_vain) == ["KeyError: 'answer'", "RuntimeError: rank 0 failed: KeyError: 'answer'"]
 
 
 def slow_answer(timeout_s: float) -> str:

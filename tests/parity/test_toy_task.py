@@ -82,9 +82,7 @@ class NextLetter(Task[Any, Rows]):
 
     def held_out_losses(self, model: nn.Module, layout: Layout, data: Any) -> HeldOutLosses:
         nll = torch.no_grad()(self.loss)(model, self._rows(999, layout, training=False)).nll
-        (nats,) = plain_collectives.all_reduce_sum(
-            float(nll) / layout.degree("tensor")
-        )  # whose ranks have the same
+        (nats,) = plain_collectives.all_reduce_sum(float(nll) / layout.degree("tensor"))  # whose ranks have the same
         return {"text": nats / (GROUPS * LENGTH)}
 
     def evaluate(self, model: nn.Module, layout: Layout, data: Any) -> Report:

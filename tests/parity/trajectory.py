@@ -109,8 +109,7 @@ def rank_batch(layout: Layout, plan: Plan, shape: Shape, vocabulary: int, step_n
     source, target_in, target_out = global_batch(shape, vocabulary, step_number)
     here = layout.groups_here(shape.groups)
     counts = [
-        BatchCounts(shape.groups, shape.groups * shape.rows, int((side != 0).sum()))
-        for side in (source, target_out)
+        BatchCounts(shape.groups, shape.groups * shape.rows, int((side != 0).sum())) for side in (source, target_out)
     ]
     micro_batches = []
     for index in range(plan.options.num_micro_batches):
@@ -147,9 +146,7 @@ def state_of(model_spec: Model, train: TrainSpec, layout: Layout, learned: str =
     if isinstance(model_spec, LanguageModelSpec) and model_spec.from_folder is not None:
         state.task.begin(state.model, layout, None)
     for layer in state.moe_layers.local_layers.values():
-        if (
-            layer.router_bias is not None and not layer.spec.routing.bias_rate
-        ):  # frozen, as a model was loaded with it
+        if layer.router_bias is not None and not layer.spec.routing.bias_rate:  # frozen, as a model was loaded with it
             layer.router_bias.copy_(torch.linspace(-0.1, 0.1, len(layer.router_bias)))
     return state
 
@@ -275,9 +272,7 @@ def run(
         gradients, plain = whole.gradients(), result.record.to_plain()
         records.append(
             {
-                **{
-                    name: plain[name] for name in ("loss", "nll", "aux_loss", "z_loss", "grad_norm", "layers")
-                },
+                **{name: plain[name] for name in ("loss", "nll", "aux_loss", "z_loss", "grad_norm", "layers")},
                 "routing": _gather_rows(
                     {layer: torch.cat(parts) for layer, parts in sorted(decisions.items())}, layout
                 ),
@@ -287,15 +282,9 @@ def run(
                 "digests": {"gradients": digest_of_tensors(gradients.values())},
             }
         )
-    left = {
-        "parameters": Whole(state.parameters, layout).of(
-            [each.local.detach().cpu() for each in state.parameters]
-        )
-    }
+    left = {"parameters": Whole(state.parameters, layout).of([each.local.detach().cpu() for each in state.parameters])}
     if isinstance(state.optimizer, torch.optim.AdamW):
-        left["moments"] = whole.of(
-            [state.optimizer.state[each.local]["exp_avg_sq"].cpu() for each in trained]
-        )
+        left["moments"] = whole.of([state.optimizer.state[each.local]["exp_avg_sq"].cpu() for each in trained])
     biases = {number: layer.router_bias for number, layer in state.moe_layers.local_layers.items()}
     left["biases"] = {str(number): bias.cpu() for number, bias in biases.items() if bias is not None}
     for kind, in_full in left.items():

@@ -102,8 +102,7 @@ WAITED_FOR = [CASES[number] for number in (1, 2, 3, 7)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case",
-    every([(signal.SIGKILL, *case) for case in CASES] + [(signal.SIGSTOP, *case) for case in WAITED_FOR], 2),
+    "case", every([(signal.SIGKILL, *case) for case in CASES] + [(signal.SIGSTOP, *case) for case in WAITED_FOR], 2)
 )
 def test_the_others_end_and_name_the_collective_the_layer_and_the_rank(
     tmp_path: Path, case: tuple[signal.Signals, Degrees, int, str, tuple[str, ...]]

@@ -18,9 +18,7 @@ from tests.procs.receiver import Receiver
 pytestmark = pytest.mark.usefixtures("node")
 
 
-def test_storage_that_cannot_be_read_does_not_end_the_watch(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_storage_that_cannot_be_read_does_not_end_the_watch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     receiver = Receiver().start()
     driver = Driver(_launch(tmp_path, receiver.url))
     folder = tmp_path / "storage" / "attempts" / "1"

@@ -57,12 +57,8 @@ def test_a_head_that_cannot_be_recorded_is_not_started(state_dir: Path, max_byte
     asked = [sys.executable, "-c", START, str(state_dir), STAND_IN, str(max_bytes)]
     # Else Python leaves what it compiles cut off where the bound is, for every later process.
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        asked, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
-    assert done.stdout == f"the Ray head cannot be started: {state_dir}/ray/{file}: File too large\n", (
-        done.stderr
-    )
+    done = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.stdout == f"the Ray head cannot be started: {state_dir}/ray/{file}: File too large\n", done.stderr
     assert started(state_dir) == 0
     assert not LocalHead.stop_recorded(state_dir)
 

@@ -48,9 +48,7 @@ def test_an_up_that_begins_while_another_ends_has_a_head_of_its_own(
         first.url()
         before = LocalHead.find(state_dir)
         first.process.terminate()
-        await_that(
-            lambda: hold.read_text() == "asked", lambda: first.log
-        )  # whether jobs run, before it stops
+        await_that(lambda: hold.read_text() == "asked", lambda: first.log)  # whether jobs run, before it stops
         with up(state_dir, program=WITHOUT_RAY) as second:
             second.await_text(WAITS)
             hold.unlink()

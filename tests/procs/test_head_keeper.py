@@ -20,17 +20,7 @@ from structlog.testing import capture_logs
 
 from service.head import keeper as head_keeper
 from service.head.dashboard import Dashboard
-from service.head.keeper import (
-    BACKOFF_S,
-    MAX_BACKOFF_S,
-    MAX_TRIES,
-    WITHIN_S,
-    GiveUp,
-    HeadKeeper,
-    Pause,
-    Try,
-    next_try,
-)
+from service.head.keeper import BACKOFF_S, MAX_BACKOFF_S, MAX_TRIES, WITHIN_S, GiveUp, HeadKeeper, Pause, Try, next_try
 from service.head.local_head import LocalHead
 from service.head.processes import Process
 from service.head.ray_start import Node

@@ -40,14 +40,7 @@ def start(server: HeartbeatServer) -> Iterator[Start]:
 
     def start(rank: int, phase: str, how: str) -> subprocess.Popen[str]:
         address = server.address
-        command = [
-            sys.executable,
-            "-m",
-            "tests.procs.beating",
-            address.host,
-            str(address.port),
-            address.secret,
-        ]
+        command = [sys.executable, "-m", "tests.procs.beating", address.host, str(address.port), address.secret]
         process = subprocess.Popen([*command, str(rank), phase, how], stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
@@ -68,9 +61,7 @@ def here(_node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> 
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    "phase", ["preparation", "loading", "step", "collective", "checkpoint", "evaluation"]
-)
+@pytest.mark.parametrize("phase", ["preparation", "loading", "step", "collective", "checkpoint", "evaluation"])
 def test_a_stopped_rank_is_named_with_its_stack_and_ended_whatever_it_does(
     phase: str, server: HeartbeatServer, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -91,9 +82,7 @@ def test_a_stopped_rank_is_named_with_its_stack_and_ended_whatever_it_does(
 
 
 @pytest.mark.slow
-def test_a_rank_that_works_is_left_alone_while_others_wait_for_it(
-    server: HeartbeatServer, start: Start
-) -> None:
+def test_a_rank_that_works_is_left_alone_while_others_wait_for_it(server: HeartbeatServer, start: Start) -> None:
     slow, waiting = start(0, "step", "computes"), start(1, "collective", "waits")
     watch = GroupWatch(server, here, LIMITS)
     await_that(lambda: max(_idle_s(server, 1), 0.0) > LIMITS.stuck_s)
@@ -125,9 +114,7 @@ def test_a_rank_that_waits_while_others_wait_for_it_says_where_and_is_ended_in_t
     assert "in wait_for_nobody" in said
 
 
-def test_a_process_that_is_resumed_before_anybody_looks_is_left_alone(
-    server: HeartbeatServer, start: Start
-) -> None:
+def test_a_process_that_is_resumed_before_anybody_looks_is_left_alone(server: HeartbeatServer, start: Start) -> None:
     process = start(0, "step", "computes")
     process.send_signal(signal.SIGSTOP)
     await_that(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
@@ -184,9 +171,7 @@ def test_a_node_that_cannot_be_reached_keeps_no_rank_of_another_from_being_exami
     watch = GroupWatch(server, examine_on, LIMITS)
     with introduced(server, rank=0, pid=frozen.pid, node="lost-node"):
         frozen.send_signal(signal.SIGSTOP)
-        await_that(
-            lambda: all(state.silent_s(time.monotonic()) > LIMITS.silent_s for state in server.ranks())
-        )
+        await_that(lambda: all(state.silent_s(time.monotonic()) > LIMITS.silent_s for state in server.ranks()))
         with pytest.raises(TimeoutError):
             watch.look()
         assert frozen.wait(DEADLINE_S) == -signal.SIGKILL
@@ -202,9 +187,7 @@ def test_a_worker_knows_for_how_long_its_driver_has_not_answered(server: Heartbe
     await_that(lambda: heartbeat.unanswered_s() > 0.3)
 
 
-def test_a_rank_that_is_ended_after_its_group_died_is_no_reason_for_a_later_death(
-    server: HeartbeatServer,
-) -> None:
+def test_a_rank_that_is_ended_after_its_group_died_is_no_reason_for_a_later_death(server: HeartbeatServer) -> None:
     with subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"]) as frozen:
         try:
             watch = GroupWatch(server, here, WatchdogLimits(silent_s=0.0))
@@ -239,13 +222,7 @@ def test_nobody_is_heard_who_does_not_know_the_secret(
 ) -> None:
     address = server.address
     stranger = b'{"secret": "", "rank": 0, "pid": 1, "created_at": 0, "node": "", "host": ""}\n{}\n'
-    for sent in (
-        stranger,
-        stranger.replace(b'""', b'"\\u00e9"', 1),
-        b"\xff\xfe\n",
-        b"[1]\n",
-        b"x" * (1 << 17),
-    ):
+    for sent in (stranger, stranger.replace(b'""', b'"\\u00e9"', 1), b"\xff\xfe\n", b"[1]\n", b"x" * (1 << 17)):
         with socket.create_connection((address.host, address.port), DEADLINE_S) as connection:
             connection.settimeout(DEADLINE_S)
             answer = b""
@@ -259,9 +236,7 @@ def test_nobody_is_heard_who_does_not_know_the_secret(
 
 
 @contextmanager
-def introduced(
-    server: HeartbeatServer, rank: int, pid: int | None = None, node: str = "this-node"
-) -> Iterator[None]:
+def introduced(server: HeartbeatServer, rank: int, pid: int | None = None, node: str = "this-node") -> Iterator[None]:
     """Within: a connection over which a process sent one heartbeat and then nothing."""
     process = psutil.Process(pid)
     introduction = Introduction(

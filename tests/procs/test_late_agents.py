@@ -17,9 +17,7 @@ from tests.procs.stand_in_ray import STAND_IN
 
 LATE = "[2026-11-27 04:54:46,591 C 1 1] (raylet) node_manager.cc:3576: Timed out waiting for file metrics_agent_port"
 BROKEN = "[2026-11-27 04:54:46,591 C 1 1] (raylet) main.cc:12: no room in /dev/shm"
-SAYING_OTHERWISE = (
-    "[2026-11-27 04:54:46,591 I 1 1] (raylet) main.cc:283: Timed out waiting for file: is no reason"
-)
+SAYING_OTHERWISE = "[2026-11-27 04:54:46,591 I 1 1] (raylet) main.cc:283: Timed out waiting for file: is no reason"
 FAILING = """
 import os, subprocess, sys
 from pathlib import Path
@@ -50,9 +48,7 @@ def failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("times", range(4))
-def test_it_is_started_again_and_nothing_is_left_of_what_failed(
-    failures: Path, tmp_path: Path, times: int
-) -> None:
+def test_it_is_started_again_and_nothing_is_left_of_what_failed(failures: Path, tmp_path: Path, times: int) -> None:
     failures.write_text("\n".join([LATE] * times))
     head = LocalHead.start(tmp_path, num_cpus=1)
     assert failures.read_text() == ""

@@ -66,18 +66,14 @@ def test_a_spool_is_sealed_within_the_limit(tmp_path: Path) -> None:
     assert _GONE.search(kept.splitlines(keepends=True)[0])
 
 
-def test_what_earlier_attempts_and_groups_logged_is_kept_to_half_the_oldest_going_first(
-    tmp_path: Path,
-) -> None:
+def test_what_earlier_attempts_and_groups_logged_is_kept_to_half_the_oldest_going_first(tmp_path: Path) -> None:
     for writer in ("a1.driver", "a1.g0.rank-0", "a2.driver", "a2.g0.rank-0", "a2.g1.rank-0"):
         folder = tmp_path / "logs" / writer
         folder.mkdir(parents=True)
         for number in range(4):
             (folder / f"segment-{number:08d}.log").write_bytes(lines(100))
     remove_oldest(str(tmp_path), attempt=2, num_dead_groups=1, max_bytes=2 * 600 * LINE_BYTES)
-    sizes = {
-        folder.name: len(stored(folder)) // (100 * LINE_BYTES) for folder in (tmp_path / "logs").iterdir()
-    }
+    sizes = {folder.name: len(stored(folder)) // (100 * LINE_BYTES) for folder in (tmp_path / "logs").iterdir()}
     assert sizes == {"a1.driver": 0, "a1.g0.rank-0": 2, "a2.driver": 4, "a2.g0.rank-0": 4, "a2.g1.rank-0": 4}
     for writer, gone in (("a1.driver", 400), ("a1.g0.rank-0", 200)):
         (said,) = _GONE.findall(stored(tmp_path / "logs" / writer))

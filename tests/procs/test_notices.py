@@ -28,16 +28,8 @@ OUT_OF_MEMORY = UserExceptionWithTraceback(torch.OutOfMemoryError("CUDA out of m
     [
         ({0: BROKEN, 1: LOST}, "lost", "rank 1 was lost: its process died"),
         ({0: BROKEN}, "error", "rank 0 failed: RuntimeError: Connection closed by peer"),
-        (
-            {0: BROKEN, 3: OUT_OF_MEMORY},
-            "out_of_memory",
-            "rank 3 failed: OutOfMemoryError: CUDA out of memory",
-        ),
-        (
-            {1: LOST, 3: OUT_OF_MEMORY},
-            "out_of_memory",
-            "rank 3 failed: OutOfMemoryError: CUDA out of memory",
-        ),
+        ({0: BROKEN, 3: OUT_OF_MEMORY}, "out_of_memory", "rank 3 failed: OutOfMemoryError: CUDA out of memory"),
+        ({1: LOST, 3: OUT_OF_MEMORY}, "out_of_memory", "rank 3 failed: OutOfMemoryError: CUDA out of memory"),
         ({0: MemoryError()}, "out_of_memory", "rank 0 failed: MemoryError: no message"),
     ],
 )

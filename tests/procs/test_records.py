@@ -199,9 +199,7 @@ def test_lines_that_a_process_prints_and_logs_are_kept_once(receiver: Receiver, 
     run.close()
     folder = SegmentFolder(Folder(storage), "logs")
     [writer] = folder.writers()
-    text = b"".join(
-        folder.read(segment, 0, segment.num_bytes) for segment in folder.segments(writer)
-    ).decode()
+    text = b"".join(folder.read(segment, 0, segment.num_bytes) for segment in folder.segments(writer)).decode()
     lines = [  # beside the sender's own, that the first batch has arrived: when that is, its thread decides
         line.split(" ", 1)[1].strip() for line in text.splitlines() if "service.run.sender:" not in line
     ]

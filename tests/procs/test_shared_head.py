@@ -97,8 +97,7 @@ def test_a_head_that_somebody_stops_is_not_started_again(state_dir: Path) -> Non
     for _ in range(3):
         keeper.look()
     assert keeper.trouble() == Trouble(
-        "its Ray head was stopped, as by 'shardyard down': restart 'shardyard up'",
-        runs_nothing=True,
+        "its Ray head was stopped, as by 'shardyard down': restart 'shardyard up'", runs_nothing=True
     )
     assert started(state_dir) == []
     other = LocalHead.start(state_dir, num_cpus=1)  # of another `up`, at another address
@@ -108,9 +107,7 @@ def test_a_head_that_somebody_stops_is_not_started_again(state_dir: Path) -> Non
     assert LocalHead.find(state_dir) == other, "only its own head is stopped, and taken off the record"
 
 
-def test_a_start_that_fails_leaves_what_was_recorded(
-    state_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_fails_leaves_what_was_recorded(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = HeadKeeper(head := LocalHead.start(state_dir, num_cpus=1))
     kill(head)
     monkeypatch.setattr(ray_start, "RAY", "raise SystemExit('no room for Ray')")
@@ -126,8 +123,7 @@ def test_what_a_killed_start_left_is_found_and_ended(state_dir: Path, tmp_path: 
     hold = tmp_path / "hold"
     hold.touch()
     starter = subprocess.Popen(
-        [sys.executable, "-c", START, str(state_dir), STAND_IN],
-        env={**os.environ, "STAND_IN_HOLD": str(hold)},
+        [sys.executable, "-c", START, str(state_dir), STAND_IN], env={**os.environ, "STAND_IN_HOLD": str(hold)}
     )
     await_that(lambda: len(started(state_dir)) == 4)  # `ray start` itself among them
     starter.send_signal(signal.SIGKILL)
@@ -152,9 +148,7 @@ def test_a_dashboard_whose_start_was_killed_before_it_was_recorded_is_not_left(s
     killed = subprocess.run([sys.executable, "-c", START_DASHBOARD, str(state_dir)], check=False)
     assert killed.returncode == -signal.SIGKILL
     core = {process.pid for process in head.nodes[0].processes}
-    await_that(
-        lambda: {process.pid for process in started(state_dir)} == core, lambda: str(started(state_dir))
-    )
+    await_that(lambda: {process.pid for process in started(state_dir)} == core, lambda: str(started(state_dir)))
     assert LocalHead.find(state_dir) == head
     assert head.with_dashboard().dashboard.running()
 

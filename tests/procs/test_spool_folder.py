@@ -130,9 +130,9 @@ def test_a_spool_that_was_removed_is_made_again_with_its_mode(node: Path, tmp_pa
     await_that(lambda: _steps(storage) == [1, 2])
     first.metric(StepRecord(3))
     base = spool_bases()[0]
-    assert [
-        oct(path.stat().st_mode & 0o777) for path in (base, *sorted(base.rglob("*"))) if path.is_dir()
-    ] == ["0o700"] * sum(path.is_dir() for path in (base, *base.rglob("*")))
+    assert [oct(path.stat().st_mode & 0o777) for path in (base, *sorted(base.rglob("*"))) if path.is_dir()] == [
+        "0o700"
+    ] * sum(path.is_dir() for path in (base, *base.rglob("*")))
     second = recorder(NOBODY, storage, "driver", attempt=2)
     second.close(patience_s=0.1)
     first.close(patience_s=0.1)
@@ -198,8 +198,5 @@ def _line(seq: int) -> bytes:
 def _steps(storage: str) -> list[int]:
     folder = SegmentFolder(Folder.of_job(storage), "metrics")
     return [
-        record.data["step"]
-        for writer in folder.writers()
-        if writer.group >= 0
-        for record in folder.records(writer)
+        record.data["step"] for writer in folder.writers() if writer.group >= 0 for record in folder.records(writer)
     ]

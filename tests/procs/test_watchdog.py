@@ -15,9 +15,7 @@ def test_a_slow_rank_that_works_is_left_alone_however_long_others_wait_for_it() 
     assert judge([AT_WORK, WAITING, replace(WAITING, rank=2, idle_s=86_400.0)], LIMITS) == Judgement()
 
 
-@pytest.mark.parametrize(
-    "phase", ["start", "preparation", "trials", "loading", "step", "checkpoint", "evaluation"]
-)
+@pytest.mark.parametrize("phase", ["start", "preparation", "trials", "loading", "step", "checkpoint", "evaluation"])
 @pytest.mark.parametrize("in_collective", [False, True])
 def test_a_rank_that_does_not_beat_is_looked_at_in_every_phase(phase: str, in_collective: bool) -> None:
     frozen = replace(AT_WORK, rank=3, phase=phase, in_collective=in_collective, silent_s=20.0)

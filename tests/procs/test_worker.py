@@ -31,12 +31,7 @@ def test_a_loss_that_is_no_number_is_a_result_after_which_nothing_is_tried_again
     )  # fmt: skip
     spool = recorder(launch.events_url, launch.storage, "g0.rank-0")
     result = _run(
-        launch,
-        AttemptFolder(launch.storage, 1),
-        group=0,
-        resumed_step=0,
-        device=torch.device("cpu"),
-        recorder=spool,
+        launch, AttemptFolder(launch.storage, 1), group=0, resumed_step=0, device=torch.device("cpu"), recorder=spool
     )
     spool.close(patience_s=0.0)
     assert (result.outcome, result.retryable) == ("failed", False)

@@ -172,10 +172,6 @@ def driver_process(job: Job) -> psutil.Process:
     folder = f"{job.storage}/attempts/{job.refresh().data['attempt']}/launch."
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
-        if (
-            "".join(command[-1:]).startswith(folder)
-            and "service.run.driver" in command
-            and "-c" not in command[:2]
-        ):
+        if "".join(command[-1:]).startswith(folder) and "service.run.driver" in command and "-c" not in command[:2]:
             return process
     raise AssertionError(f"no driver of {job.id} runs")

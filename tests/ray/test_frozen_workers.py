@@ -62,9 +62,7 @@ def test_a_worker_stopped_before_it_begins_in_a_step_and_in_the_evaluation_costs
 
 
 @pytest.mark.slow
-def test_a_stopped_driver_is_ended_also_by_a_service_that_began_after_it_was_stopped(
-    plane: ControlPlane,
-) -> None:
+def test_a_stopped_driver_is_ended_also_by_a_service_that_began_after_it_was_stopped(plane: ControlPlane) -> None:
     spec = job_spec(retry={"max_failures": 5})
     spec["train"] |= {"num_steps": 100_000}  # training goes on without a driver
     job = plane.client.submit(spec)
@@ -100,11 +98,7 @@ def _records(job: Job, attempt: int) -> dict[str, dict[str, Any]]:
     """What an attempt recorded of its start, by kind."""
     last = int(job.refresh().data["last_event_id"])
     events = itertools.takewhile(lambda event: event.id < last, job.events())
-    return {
-        event.data["record"]: event.data
-        for event in events
-        if event.attempt == attempt and "record" in event.data
-    }
+    return {event.data["record"]: event.data for event in events if event.attempt == attempt and "record" in event.data}
 
 
 def _stop(pid: int) -> float:

@@ -52,9 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
 def plane(
     head: LocalHead, cache: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ControlPlane]:
-    plane = ControlPlane(
-        head, cache, tmp_path_factory.mktemp("plane"), data_roots=f'["{folder.parent}"]'
-    ).start()
+    plane = ControlPlane(head, cache, tmp_path_factory.mktemp("plane"), data_roots=f'["{folder.parent}"]').start()
     yield plane
     plane.close()
 
@@ -118,13 +116,11 @@ def test_a_folder_is_trained_on_with_its_router_frozen(
     said = [line["message"] for line in job.logs()]
     assert any(f"starts from the weights of {folder}" in line for line in said)
     assert any(
-        "of all 1,411,840 weights are trained; frozen: layers.*.feed_forward.moe.router" in line
-        for line in said
+        "of all 1,411,840 weights are trained; frozen: layers.*.feed_forward.moe.router" in line for line in said
     )
     save_checkpoint_as_folder(checkpoint_of(job), tmp_path / "exported")
     before, after = (
-        transformers.AutoModelForCausalLM.from_pretrained(each).state_dict()
-        for each in (folder, tmp_path / "exported")
+        transformers.AutoModelForCausalLM.from_pretrained(each).state_dict() for each in (folder, tmp_path / "exported")
     )
     assert before.keys() == after.keys()
     same = {name for name in before if torch.equal(before[name], after[name])}
@@ -136,17 +132,12 @@ def test_a_folder_is_trained_on_with_its_router_frozen(
 @pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", ["fine-tune", "preference"])
-def test_a_folder_is_tuned_on_conversations(
-    name: str, plane: ControlPlane, folder: Path, tmp_path: Path
-) -> None:
+def test_a_folder_is_tuned_on_conversations(name: str, plane: ControlPlane, folder: Path, tmp_path: Path) -> None:
     docstrings.make(folder.parent / "docstrings", 300)
     spec = example(name, 6)
     paths = [path.replace("/tmp", str(folder.parent)) for path in spec["data"]["paths"]]
     spec["data"] = {**spec["data"], "paths": paths, "held_out": 0.1}
-    spec["train"]["optimizer"] = {
-        "name": "adamw",
-        "peak_lr": 1e-2,
-    }  # six steps are to change what is generated
+    spec["train"]["optimizer"] = {"name": "adamw", "peak_lr": 1e-2}  # six steps are to change what is generated
     job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(folder)}})
     said = "\n".join(str(line["message"]) for line in job.logs())
     assert "are learned: the assistant's, found by the text that each answer adds" in said
@@ -182,9 +173,7 @@ def test_a_dense_folder_becomes_a_mixture(
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_from_the_adapter_of_another(
-    plane: ControlPlane, folder: Path, data: dict[str, Any]
-) -> None:
+def test_a_job_goes_on_from_the_adapter_of_another(plane: ControlPlane, folder: Path, data: dict[str, Any]) -> None:
     spec = example("train-on", 4, data=data)
     spec["train"].pop("freeze")
     spec["model"] = {**spec["model"], "from": str(folder)}
@@ -199,9 +188,7 @@ def test_a_job_goes_on_from_the_adapter_of_another(
     assert losses(job)[1] < losses(first)[1], "the same batch, seen by what was trained"
     with pytest.raises(ApiError, match=r"adapter\.rank \(=8\) must be 4, as .* says; omit it"):
         plane.client.submit({**spec, "adapter": {"from": str(adapter), "rank": 8}})
-    with pytest.raises(
-        ApiError, match=r"adapter\.from .*lies outside the folders that this service may read"
-    ):
+    with pytest.raises(ApiError, match=r"adapter\.from .*lies outside the folders that this service may read"):
         plane.client.submit({**spec, "adapter": {"from": "/etc"}})
 
 

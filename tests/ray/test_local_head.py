@@ -23,9 +23,7 @@ START = "import sys; from service.head.local_head import LocalHead; LocalHead.st
 def test_a_second_head_lives_beside_the_first_and_ends_alone(head: LocalHead, tmp_path: Path) -> None:
     state_dir = tmp_path / ("a-long-name-" * 10)  # longer than a socket's path may be
     environment = {**os.environ, "SHARDYARD_TOKEN": "the API's, of no use to a driver"}
-    subprocess.run(
-        [sys.executable, "-c", START, str(state_dir)], check=True, timeout=DEADLINE_S, env=environment
-    )
+    subprocess.run([sys.executable, "-c", START, str(state_dir)], check=True, timeout=DEADLINE_S, env=environment)
     second = LocalHead.find(state_dir)  # its starter is gone
     assert second is not None
     try:
@@ -36,14 +34,9 @@ def test_a_second_head_lives_beside_the_first_and_ends_alone(head: LocalHead, tm
         assert stat.S_IMODE(second.folder.stat().st_mode) == 0o700
         version = f"{second.dashboard_url}/api/version"
         assert httpx.get(version, timeout=DEADLINE_S, trust_env=False).status_code == 401
-        assert (
-            httpx.get(version, timeout=DEADLINE_S, trust_env=False, headers=_bearer(token)).status_code == 200
-        )
+        assert httpx.get(version, timeout=DEADLINE_S, trust_env=False, headers=_bearer(token)).status_code == 200
         foreign = _bearer(head.token_path.read_text())
-        assert httpx.get(version, timeout=DEADLINE_S, trust_env=False, headers=foreign).status_code in (
-            401,
-            403,
-        )
+        assert httpx.get(version, timeout=DEADLINE_S, trust_env=False, headers=foreign).status_code in (401, 403)
         roots = [psutil.Process(process.pid) for node in second.nodes for process in node.processes]
         processes = [*roots, *(child for root in roots for child in root.children(recursive=True))]
         assert not [name for root in roots for name in root.environ() if name.startswith("SHARDYARD_")]

@@ -10,15 +10,7 @@ import pytest
 from service.head.local_head import LocalHead
 from service.wire.node_folder import spool_folder
 from tests.processes import DEADLINE_S, await_that
-from tests.ray.control_plane import (
-    ControlPlane,
-    FinishedJob,
-    await_checkpoint,
-    entered,
-    job_spec,
-    losses,
-    worker_group,
-)
+from tests.ray.control_plane import ControlPlane, FinishedJob, await_checkpoint, entered, job_spec, losses, worker_group
 
 
 @pytest.mark.slow

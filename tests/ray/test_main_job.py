@@ -57,11 +57,7 @@ def test_its_checkpoint_translates_in_a_new_process(undisturbed: FinishedJob) ->
     newest = undisturbed.job.checkpoints()[-1]
     folder = f"{undisturbed.job.storage}/checkpoints/{newest['name']}"
     told = subprocess.run(
-        [sys.executable, "-c", TRANSLATE, folder],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=True,
+        [sys.executable, "-c", TRANSLATE, folder], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
     translations = json.loads(told.stdout)
     assert len(translations) == 2
@@ -82,9 +78,7 @@ def test_the_job_links_to_its_page_on_the_ray_dashboard(undisturbed: FinishedJob
 @pytest.mark.parametrize("name", ["imports", "worker_group", "data", "model", "first_step"])
 def test_the_time_to_the_first_step_is_broken_down(undisturbed: FinishedJob, name: str) -> None:
     phases = {
-        event.data["name"]: event.data["seconds"]
-        for event in undisturbed.events
-        if event.data.get("record") == "phase"
+        event.data["name"]: event.data["seconds"] for event in undisturbed.events if event.data.get("record") == "phase"
     }
     assert phases[name] > 0
 

@@ -31,9 +31,7 @@ NUM_STEPS = 50
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHead]:
     """A head and a node with a GPU each (in the books, by which placement goes), where the module is found."""
-    monkeypatch.setenv(
-        "PYTHONPATH", f"{ROOT}:{ROOT / 'examples'}"
-    )  # of the nodes' processes, as an operator sets it
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'examples'}")  # of the nodes' processes, as an operator sets it
     monkeypatch.setenv(GATE, f"{tmp_path / 'gate'}")
     head = LocalHead.start(tmp_path / "head", num_cpus=4, num_gpus=1)
     yield head.add_node(num_cpus=2, num_gpus=1)

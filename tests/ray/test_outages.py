@@ -18,9 +18,7 @@ SMALL_BYTES = 200_000
 
 
 @pytest.mark.slow
-def test_training_goes_on_without_room_and_without_the_control_plane_until_it_is_cancelled(
-    plane: ControlPlane,
-) -> None:
+def test_training_goes_on_without_room_and_without_the_control_plane_until_it_is_cancelled(plane: ControlPlane) -> None:
     endless = {"num_steps": 1_000_000, "batch_tokens": 1024}  # so that it outlasts the outage on any machine
     job = plane.client.submit(job_spec(train=endless))
     events: list[Event] = []
@@ -34,8 +32,7 @@ def test_training_goes_on_without_room_and_without_the_control_plane_until_it_is
     # Of one rank: neither has a checkpoint then.
     workers[1].rlimit(psutil.RLIMIT_FSIZE, (SMALL_BYTES, before[1]))
     await_that(
-        lambda: re.search(r"the last \d+ checkpoints failed", job.refresh().reason) is not None,
-        lambda: f"{job.data}",
+        lambda: re.search(r"the last \d+ checkpoints failed", job.refresh().reason) is not None, lambda: f"{job.data}"
     )
     assert job.state == "running"
     kept = job.data["last_checkpoint"]["step"]

@@ -52,9 +52,7 @@ def test_expert_groups_stay_within_a_node(gpu_nodes: LocalHead, plane: ControlPl
 
 
 @pytest.mark.slow
-def test_gpus_that_only_the_books_have_are_not_trained_without(
-    gpu_nodes: LocalHead, plane: ControlPlane
-) -> None:
+def test_gpus_that_only_the_books_have_are_not_trained_without(gpu_nodes: LocalHead, plane: ControlPlane) -> None:
     job = plane.client.submit(job_spec(resources={"num_workers": 1}, parallel={"expert": 1}))
     assert job.wait(200).state == "failed", job.data
     assert "was assigned a GPU but finds none" in job.reason
@@ -66,9 +64,7 @@ def test_gpus_that_only_the_books_have_are_not_trained_without(
 def test_a_preempted_node_spends_no_retry(gpu_nodes: LocalHead, plane: ControlPlane) -> None:
     """The node is drained as clusters are told of a preemption, and then goes."""
     nodes = gpu_nodes.add_node(num_cpus=2, num_gpus=2)  # in place of the one that goes
-    spec = job_spec(
-        resources={"num_workers": 2, "gpus_per_worker": "auto", "device": "cpu"}, retry={"max_failures": 0}
-    )
+    spec = job_spec(resources={"num_workers": 2, "gpus_per_worker": "auto", "device": "cpu"}, retry={"max_failures": 0})
     job = plane.client.submit(spec)
     await_checkpoint(job, 10)
     pid = worker_group(job)[0]["pid"]

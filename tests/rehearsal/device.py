@@ -128,9 +128,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     arguments, keywords = tree_unflatten(inner, spec)
     found = func(*arguments, **keywords)
     for each in here:
-        assert each.shape == each.inner.shape, (
-            f"{func} has given an operand another shape, which its wrapper lacks"
-        )
+        assert each.shape == each.inner.shape, f"{func} has given an operand another shape, which its wrapper lacks"
     if to_host:
         return found
     return tree_map(lambda each: _wrapped(each, owners), found)
@@ -298,9 +296,7 @@ def register() -> torch.device:
         for name in _FILLED:
             packet, _, overload = name.partition(".")
             library.impl(
-                name.removesuffix(".default"),
-                _factory(getattr(getattr(aten, packet), overload)),
-                "PrivateUse1",
+                name.removesuffix(".default"), _factory(getattr(getattr(aten, packet), overload)), "PrivateUse1"
             )
         _reach_memory_within()
         library.impl("_copy_from", _copy_from, "PrivateUse1")

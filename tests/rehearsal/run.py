@@ -32,20 +32,13 @@ Found = dict[str, int]
 """Waits by kind and `file:line`."""
 
 
-def on_device(
-    model: TranslationModelSpec, train: TrainSpec, degrees: Degrees, shape: Shape, num_steps: int
-) -> Records:
+def on_device(model: TranslationModelSpec, train: TrainSpec, degrees: Degrees, shape: Shape, num_steps: int) -> Records:
     """Records of steps on the device."""
     return run(model, train, degrees, shape, num_steps, device=str(register()))
 
 
 def resumed(
-    model: TranslationModelSpec,
-    train: TrainSpec,
-    degrees: Degrees,
-    shape: Shape,
-    url: str,
-    on: str | None = None,
+    model: TranslationModelSpec, train: TrainSpec, degrees: Degrees, shape: Shape, url: str, on: str | None = None
 ) -> list[list[float]]:
     """Losses and norm of a second step, and the losses of an evaluation after it: of a run on the device, or `on`
     another one, that saved its first step and went on, and of one that took that up."""
@@ -100,9 +93,7 @@ def waits_of_layer(spec: MoESpec, degrees: Degrees, backend: str | None = None) 
     return {"forward": _by_line(forward), "backward": _by_line(backward)}
 
 
-def waits_of_step(
-    model: TranslationModelSpec, train: TrainSpec, degrees: Degrees, shape: Shape
-) -> tuple[Found, int]:
+def waits_of_step(model: TranslationModelSpec, train: TrainSpec, degrees: Degrees, shape: Shape) -> tuple[Found, int]:
     """(waits in a training step, its micro-batches)."""
     layout, plan = Layout.build(degrees.plan(shape.groups), register()), degrees.plan(shape.groups)
     state = state_of(model, train, layout)

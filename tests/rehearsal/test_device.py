@@ -32,12 +32,7 @@ def taken() -> list[bool]:
     device = register()
     here = torch.arange(3.0, device=device, requires_grad=True)
     index, scalar = torch.tensor([2, 0]), torch.tensor(2.0)
-    given = (
-        here * scalar,
-        here[index],
-        here.to("cpu").to(device),
-        torch.zeros(3, device=device).copy_(here.detach()),
-    )
+    given = (here * scalar, here[index], here.to("cpu").to(device), torch.zeros(3, device=device).copy_(here.detach()))
     (given[0].sum() + given[1].sum()).backward()
     assert here.grad.tolist() == [3, 2, 3]
     return [isinstance(each, RehearsalTensor) and each.device == device for each in (*given, here.grad)]

@@ -25,9 +25,7 @@ LAYERS = 2
 
 
 def spec_of(router: str) -> MoESpec:
-    return MoESpec(
-        **{"num_experts": 4, "model_dim": 16, "hidden_dim": 24, "group_tokens": 32, **ROUTERS[router]}
-    )
+    return MoESpec(**{"num_experts": 4, "model_dim": 16, "hidden_dim": 24, "group_tokens": 32, **ROUTERS[router]})
 
 
 def assert_one_wait(found: dict[str, Found]) -> None:
@@ -61,15 +59,11 @@ def test_no_backend_asks_its_device_anything_else(ranks: Pools, backend: str) ->
     ],
     ids=str,
 )
-def test_a_step_waits_in_its_layers_its_losses_and_at_its_end(
-    ranks: Pools, degrees: Degrees, passes: int
-) -> None:
+def test_a_step_waits_in_its_layers_its_losses_and_at_its_end(ranks: Pools, degrees: Degrees, passes: int) -> None:
     """Blocks that are computed again ask again; a step ends with its totals and the norm of its gradients."""
     model, train = model_of(), train_of()
     assert len(model.moe_layers) == LAYERS
-    for found, num_micro_batches in ranks[degrees.workers].run(
-        waits_of_step, model, train, degrees, Shape(groups=4)
-    ):
+    for found, num_micro_batches in ranks[degrees.workers].run(waits_of_step, model, train, degrees, Shape(groups=4)):
         by_file: dict[str, int] = {}
         for place, number in found.items():
             file = place.rpartition(", ")[2].rpartition(":")[0]

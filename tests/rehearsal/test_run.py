@@ -13,12 +13,8 @@ ALIKE: dict[str, Any] = {"rel": 1e-10, "abs": 1e-10}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("optimizer", "workers"), [pytest.param("adamw", 2, marks=pytest.mark.grid), ("adafactor", 1)]
-)
-def test_a_run_on_the_device_is_the_run_on_the_cpu(
-    ranks: Pools, tmp_path: Path, workers: int, optimizer: str
-) -> None:
+@pytest.mark.parametrize(("optimizer", "workers"), [pytest.param("adamw", 2, marks=pytest.mark.grid), ("adafactor", 1)])
+def test_a_run_on_the_device_is_the_run_on_the_cpu(ranks: Pools, tmp_path: Path, workers: int, optimizer: str) -> None:
     train = {
         "num_steps": 4, "dtype": "float64", "optimizer": {"name": optimizer, "peak_lr": 1e-2},
         "evaluation": {"max_pairs": 6, "num_examples": 2, "every_steps": 2},

@@ -6,15 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.grid import every
-from tests.parity.combinations import (
-    LAYOUTS,
-    OPTIONS,
-    ROUTERS,
-    assert_same,
-    model_of,
-    train_with,
-    with_option,
-)
+from tests.parity.combinations import LAYOUTS, OPTIONS, ROUTERS, assert_same, model_of, train_with, with_option
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, run
 from tests.rehearsal.run import on_device, resumed
@@ -35,9 +27,7 @@ CASES = [
 
 
 def test_every_family_option_and_router_is_met() -> None:
-    families = {
-        family for family, layouts in LAYOUTS.items() for degrees, _, _ in CASES if degrees in layouts
-    }
+    families = {family for family, layouts in LAYOUTS.items() for degrees, _, _ in CASES if degrees in layouts}
     assert families == LAYOUTS.keys()
     assert {option for _, option, _ in CASES} == set(OPTIONS)
     assert {router for _, _, router in CASES} == ROUTERS.keys()
@@ -45,9 +35,7 @@ def test_every_family_option_and_router_is_met() -> None:
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("case", every(CASES, 2))
-def test_steps_on_the_device_are_those_of_one_process_on_the_cpu(
-    ranks: Pools, case: tuple[Degrees, str, str]
-) -> None:
+def test_steps_on_the_device_are_those_of_one_process_on_the_cpu(ranks: Pools, case: tuple[Degrees, str, str]) -> None:
     degrees, option, router = case
     layout = with_option(degrees, option)
     assert layout is not None
@@ -60,9 +48,7 @@ def test_steps_on_the_device_are_those_of_one_process_on_the_cpu(
 RESUMED = [
     (layouts[-1], option, router)
     for layouts, option, router in zip(
-        (LAYOUTS[family] for family in LAYOUTS),
-        cycle(("Adafactor", "without")),
-        islice(cycle(ROUTERS), 1, None),
+        (LAYOUTS[family] for family in LAYOUTS), cycle(("Adafactor", "without")), islice(cycle(ROUTERS), 1, None)
     )
 ] + [(Degrees(expert=2), "all", next(iter(ROUTERS)))]
 

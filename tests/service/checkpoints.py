@@ -10,12 +10,7 @@ from moe.train.checkpoint.marker import Marker
 
 
 def commit(
-    storage: str | Path,
-    step: int,
-    *,
-    attempt: int = 1,
-    spec: dict[str, Any] | None = None,
-    size_bytes: int = 100,
+    storage: str | Path, step: int, *, attempt: int = 1, spec: dict[str, Any] | None = None, size_bytes: int = 100
 ) -> str:
     """Commits one under a job's storage, and answers with its name. `spec`: what its run was asked for."""
     folder = Folder(f"{storage}/{markers.FOLDER}")

@@ -55,12 +55,7 @@ class Sender:
             closing = self._closing.is_set()
             with self._lock:
                 batch = self._records[self._sent : self._sent + 100]
-            body = {
-                "attempt": self._launch["attempt"],
-                "writer": writer,
-                "first_seq": self._sent,
-                "records": batch,
-            }
+            body = {"attempt": self._launch["attempt"], "writer": writer, "first_seq": self._sent, "records": batch}
             try:
                 connection.request("POST", path, json.dumps(body), headers)
                 answer = connection.getresponse()
@@ -88,9 +83,7 @@ def main(path: Path) -> None:
     position = Path(launch["storage"]) / "position"  # in place of a checkpoint
     first_step = int(position.read_text()) if position.exists() else 0
     sender = Sender(launch)
-    workers = [
-        {"rank": rank, "node": "local", "device": "cpu"} for rank in range(launch["plan"]["num_workers"])
-    ]
+    workers = [{"rank": rank, "node": "local", "device": "cpu"} for rank in range(launch["plan"]["num_workers"])]
     sender.add("started", group=0, workers=workers)
     outcome = "failed" if labels.get("fail") else "succeeded"
     step = first_step

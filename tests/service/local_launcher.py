@@ -153,9 +153,7 @@ class LocalLauncher(Launcher):
         self._pid_file(submission_id).unlink()
 
     def set_reachable(self, reachable: bool) -> None:
-        (self.folder / "unreachable").unlink(missing_ok=True) if reachable else (
-            self.folder / "unreachable"
-        ).touch()
+        (self.folder / "unreachable").unlink(missing_ok=True) if reachable else (self.folder / "unreachable").touch()
 
     def end_all(self) -> None:
         """Ends every driver that still runs."""

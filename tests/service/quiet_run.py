@@ -40,13 +40,7 @@ class Run:
     ) -> httpx.Response:
         return self.plane.http.post(
             f"/internal/v1/jobs/{self.id}/records",
-            json={
-                "attempt": attempt,
-                "writer": writer,
-                "first_seq": first_seq,
-                "records": records,
-                "run": run,
-            },
+            json={"attempt": attempt, "writer": writer, "first_seq": first_seq, "records": records, "run": run},
             headers={"authorization": f"Bearer {token or self.token}"},
         )
 

@@ -13,8 +13,7 @@ from tests.service.control_plane import spec
 
 
 @pytest.mark.parametrize(
-    ("parallel", "workers"),
-    [({"data": 1}, 4), ({"data": 3}, 6), ({"expert": 4}, 4), ({"data": 2, "expert": 2}, 4)],
+    ("parallel", "workers"), [({"data": 1}, 4), ({"data": 3}, 6), ({"expert": 4}, 4), ({"data": 2, "expert": 2}, 4)]
 )
 def test_of_a_range_the_most_workers_that_the_degrees_divide_are_planned_for(
     parallel: dict[str, int], workers: int

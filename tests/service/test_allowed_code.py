@@ -23,10 +23,7 @@ def module_spec(**changes: Any) -> dict[str, Any]:
 def test_without_the_operators_word_no_function_is_taken(plane: ControlPlane, path: str) -> None:
     answer = plane.http.post(path, json=module_spec())
     assert (answer.status_code, answer.json()["type"]) == (422, "urn:shardyard:problem:invalid-spec")
-    expected = [
-        ("not_allowed", "model.build", f"{CODE}:build"),
-        ("not_allowed", "data.batches", f"{CODE}:batch"),
-    ]
+    expected = [("not_allowed", "model.build", f"{CODE}:build"), ("not_allowed", "data.batches", f"{CODE}:batch")]
     check(answer.json()["errors"], expected)
 
 
@@ -41,6 +38,4 @@ def test_one_that_is_allowed_allows_no_other(own_plane: ControlPlane) -> None:
     answer = own_plane.start().http.post("/v1/jobs", json=module_spec())
     (error,) = answer.json()["errors"]
     assert (error["path"], error["value"]) == ("data.batches", f"{CODE}:batch")
-    assert (
-        error["remedy"] == f"ask the operator to add it to SHARDYARD_ALLOWED_CODE, or use one of {CODE}:build"
-    )
+    assert error["remedy"] == f"ask the operator to add it to SHARDYARD_ALLOWED_CODE, or use one of {CODE}:build"

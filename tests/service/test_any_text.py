@@ -122,9 +122,7 @@ def test_in_any_string_of_a_body(plane: ControlPlane, job: str, posted: tuple[st
 
 
 @UNSTOPPED
-@given(
-    path=st.sampled_from(_PATHS), text=TEXT, method=st.sampled_from(["GET", "HEAD", "POST", "DELETE", "PUT"])
-)
+@given(path=st.sampled_from(_PATHS), text=TEXT, method=st.sampled_from(["GET", "HEAD", "POST", "DELETE", "PUT"]))
 def test_in_any_part_of_a_path(plane: ControlPlane, job: str, path: str, text: str, method: str) -> None:
     target = path.format(job=job, text=quote_from_bytes(text.encode(errors="surrogatepass"), safe="/"))[:8000]
     answer = _raw(plane, method, target)
@@ -229,9 +227,7 @@ def test_in_any_string_of_a_body_where_file_names_are_ascii(
         {"model": {"kind": "language", "from": "{data}/ü"}},
     ],
 )
-def test_a_name_that_the_file_system_cannot_hold_is_refused(
-    ascii_plane: ControlPlane, changes: dict[str, Any]
-) -> None:
+def test_a_name_that_the_file_system_cannot_hold_is_refused(ascii_plane: ControlPlane, changes: dict[str, Any]) -> None:
     text = json.dumps(spec(**changes)).replace("{state}", str(ascii_plane.folder / "state"))
     body = text.replace("{data}", str(ascii_plane.folder / "data"))
     for path in ("/v1/jobs", "/v1/plans"):
@@ -251,9 +247,7 @@ def test_a_command_prints_what_its_locale_cannot(plane: ControlPlane) -> None:
         assert done.stdout.isascii()
 
 
-def _raw(
-    plane: ControlPlane, method: str, target: str, headers: dict[str, bytes] | None = None
-) -> httpx.Response:
+def _raw(plane: ControlPlane, method: str, target: str, headers: dict[str, bytes] | None = None) -> httpx.Response:
     """A request whose target and headers go out as they are."""
     url = httpx.URL(plane.url).copy_with(raw_path=target.encode())
     with plane.http.stream(method, url, headers=headers) as answer:

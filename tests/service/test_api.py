@@ -35,9 +35,7 @@ def test_201_says_where_the_job_is(plane: ControlPlane) -> None:
 
 def test_yaml_is_read_too(plane: ControlPlane) -> None:
     text = yaml.safe_dump(spec(name="from-yaml"))
-    answer = plane.http.post(
-        "/v1/jobs", content=text, headers={"content-type": "application/yaml; charset=utf-8"}
-    )
+    answer = plane.http.post("/v1/jobs", content=text, headers={"content-type": "application/yaml; charset=utf-8"})
     assert (answer.status_code, answer.json()["name"]) == (201, "from-yaml")
     large = text + "#" * 1_000_000
     answer = plane.http.post("/v1/jobs", content=large, headers={"content-type": "application/yaml"})
@@ -125,9 +123,7 @@ def test_checkpoints_are_what_their_markers_on_storage_say(plane: ControlPlane) 
     folder.mkdir()
     files = {"a": FileSeal(size_bytes=3, sha256="x"), "b": FileSeal(size_bytes=4, sha256="y")}
     for step in (100, 50):
-        marker = Marker(
-            step=step, attempt=1, group=0, num_workers=2, created_at="2026-01-01T00:00:00Z", files=files
-        )
+        marker = Marker(step=step, attempt=1, group=0, num_workers=2, created_at="2026-01-01T00:00:00Z", files=files)
         (folder / (marker.name + SUFFIX)).write_bytes(marker.to_bytes())
     (folder / f"step-00000150.a1.g0{SUFFIX}").write_text("torn")
     (folder / "step-00000200.a1.g0").mkdir()  # never committed
@@ -174,8 +170,7 @@ def test_health_and_figures(plane: ControlPlane) -> None:
     lines = figures.text.splitlines()
     assert any(line.startswith('shardyard_jobs{state="succeeded"}') for line in lines)
     assert any(
-        line.startswith('shardyard_http_requests_total{method="POST",route="/v1/jobs",status="201"}')
-        for line in lines
+        line.startswith('shardyard_http_requests_total{method="POST",route="/v1/jobs",status="201"}') for line in lines
     )
     assert any(line.startswith('shardyard_records_total{kind="metric"}') for line in lines)
     assert "shardyard_controller_acting 1.0" in lines
@@ -221,9 +216,7 @@ def test_a_job_of_another_release_is_still_shown(plane: ControlPlane) -> None:
     job = plane.post(resources={"num_workers": 904})
     stored = json.dumps({**job["spec"], "invented_later": {"x": 1}, "train": {"num_steps": "all"}})
     with closing(sqlite3.connect(plane.database)) as database, database:
-        database.execute(
-            "UPDATE jobs SET spec = ?, plan = ? WHERE id = ?", (stored, '{"version": 9}', job["id"])
-        )
+        database.execute("UPDATE jobs SET spec = ?, plan = ? WHERE id = ?", (stored, '{"version": 9}', job["id"]))
     assert plane.job(job["id"])["spec"]["invented_later"] == {"x": 1}
     assert plane.http.get(f"/v1/jobs/{job['id']}/plan").json() == {"version": 9}
     assert plane.http.get("/v1/jobs").status_code == 200

@@ -28,11 +28,7 @@ FOREIGN = [
     ("a form, as browsers mark it", {"sec-fetch-site": "cross-site"}, 403),
     ("a neighbouring site", {"sec-fetch-site": "same-site"}, 403),
     ("a name made to point here", {"host": "evil.example"}, 421),
-    (
-        "a name made to point here, its own page",
-        {"host": "evil.example", "origin": "http://evil.example"},
-        421,
-    ),
+    ("a name made to point here, its own page", {"host": "evil.example", "origin": "http://evil.example"}, 421),
     ("a name that begins like ours", {"host": "127.0.0.1.evil.example"}, 421),
     ("a name with a user in it", {"host": "127.0.0.1@evil.example"}, 421),
     ("a form's content type", {"content-type": "application/x-www-form-urlencoded"}, 415),
@@ -41,9 +37,7 @@ FOREIGN = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"), [case[1:] for case in FOREIGN], ids=[case[0] for case in FOREIGN]
-)
+@pytest.mark.parametrize(("headers", "status"), [case[1:] for case in FOREIGN], ids=[case[0] for case in FOREIGN])
 def test_no_web_page_posts_a_job(plane: ControlPlane, headers: dict[str, str], status: int) -> None:
     answer = plane.http.post("/v1/jobs", json=spec(), headers=headers)
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
@@ -92,13 +86,7 @@ def test_the_page_for_people_runs_nothing(plane: ControlPlane) -> None:
     assert "//" not in page.text  # nothing from elsewhere
 
 
-PATHS = [
-    "..%2f..%2fetc%2fpasswd",
-    "%2e%2e/%2e%2e/etc/passwd",
-    "job-aaaaaaaaaaaa%2f..%2f..",
-    "..",
-    "job-aaaaaaaaaaa/",
-]
+PATHS = ["..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/etc/passwd", "job-aaaaaaaaaaaa%2f..%2f..", "..", "job-aaaaaaaaaaa/"]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -120,14 +108,7 @@ def test_a_worker_name_with_path_parts_reaches_no_file(guarded: ControlPlane) ->
         (folder / "segment-00000000.log").write_text("a line\n")
     logs = f"/v1/jobs/{job['id']}/logs"
     assert guarded.http.get(logs, params={"worker": "g0.rank-0"}).text == "a line\n"
-    for worker in (
-        "../../../spec.json",
-        "a1.g0/../..",
-        "../a1.driver",
-        "g0.rank-0/../../a1.driver",
-        "*",
-        ".",
-    ):
+    for worker in ("../../../spec.json", "a1.g0/../..", "../a1.driver", "g0.rank-0/../../a1.driver", "*", "."):
         assert guarded.http.get(logs, params={"worker": worker}).status_code == 404
 
 
@@ -258,21 +239,8 @@ def confined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]
 
 
 def test_nothing_is_served_without_the_token(guarded: ControlPlane) -> None:
-    for given in (
-        "",
-        "Bearer",
-        "Bearer wrong",
-        f"Basic {TOKEN}",
-        TOKEN,
-        f"Bearer {TOKEN}x",
-        f"Bearer {TOKEN[:-1]}",
-    ):
-        for method, path in (
-            ("GET", "/v1/jobs"),
-            ("POST", "/v1/jobs"),
-            ("GET", "/metrics"),
-            ("GET", "/v1/cluster"),
-        ):
+    for given in ("", "Bearer", "Bearer wrong", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}"):
+        for method, path in (("GET", "/v1/jobs"), ("POST", "/v1/jobs"), ("GET", "/metrics"), ("GET", "/v1/cluster")):
             answer = guarded.http.request(method, path, headers={"authorization": given})
             assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), (given, path)
     assert guarded.http.get("/v1/jobs").status_code == 200

@@ -69,9 +69,7 @@ NOT_RUNNABLE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("feature", NOT_RUNNABLE)
 @pytest.mark.parametrize("route", ["/v1/jobs", "/v1/plans"])
-def test_what_nothing_executes_is_refused_before_anything_starts(
-    plane: ControlPlane, route: str, feature: str
-) -> None:
+def test_what_nothing_executes_is_refused_before_anything_starts(plane: ControlPlane, route: str, feature: str) -> None:
     train = {"num_steps": 1, "batch_tokens": 2048}
     body = spec(**{"resources": {"num_workers": 2}, "train": train, **NOT_RUNNABLE[feature]})
     answer = plane.http.post(route, json=body)
@@ -272,9 +270,7 @@ def test_nothing_can_be_asked_of_an_unknown_job(plane: ControlPlane, action: str
     assert (answer.status_code, answer.json()["detail"]) == (404, "there is no job job-aaaaaaaaaaaa")
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", "/nothing", 404), ("DELETE", "/v1/jobs", 405)]
-)
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("DELETE", "/v1/jobs", 405)])
 def test_what_is_not_served(plane: ControlPlane, method: str, path: str, status: int) -> None:
     answer = plane.http.request(method, path)
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")

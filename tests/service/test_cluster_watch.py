@@ -67,9 +67,7 @@ def test_an_answer_is_not_given_again_after_the_cluster_was_found_out_of_reach(t
         watch.facts(PATIENCE_S)
 
 
-def test_an_answer_to_an_earlier_question_does_not_count_either(
-    launcher: HeldLauncher, tmp_path: Path
-) -> None:
+def test_an_answer_to_an_earlier_question_does_not_count_either(launcher: HeldLauncher, tmp_path: Path) -> None:
     """The question was on its way when the cluster was found to be out of reach."""
     watch = ClusterWatch(launcher, tmp_path / "cache")
     watch.facts(0.0)

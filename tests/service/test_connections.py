@@ -171,9 +171,7 @@ def test_strangers_that_take_no_answer_do_not_keep_others_out(tmp_path: Path) ->
 
             await_that(nothing_moves)
             for _ in range(4):
-                with closing(
-                    opened(plane, "GET /v1/jobs HTTP/1.1\nConnection: close\n\n", authorized=True)
-                ) as one:
+                with closing(opened(plane, "GET /v1/jobs HTTP/1.1\nConnection: close\n\n", authorized=True)) as one:
                     assert one.recv(12) == b"HTTP/1.1 200"
     finally:
         plane.close()
@@ -231,9 +229,7 @@ def test_a_flood_leaves_a_few_lines_in_the_log(hurried: ControlPlane) -> None:
         ) as connection:
             connection.recv(100)
         opened(
-            hurried,
-            "POST /v1/jobs HTTP/1.1\nContent-Type: application/json\nContent-Length: 9\n\n{",
-            authorized=True,
+            hurried, "POST /v1/jobs HTTP/1.1\nContent-Type: application/json\nContent-Length: 9\n\n{", authorized=True
         ).close()
     assert hurried.http.get("/v1/jobs").status_code == 200
     assert log.stat().st_size - before < 20_000

@@ -15,9 +15,7 @@ def losses(plane: ControlPlane, job_id: str) -> dict[int, float]:
 
 
 @pytest.mark.slow
-def test_a_failed_job_that_is_resumed_and_a_fork_have_the_losses_of_one_that_ran_through(
-    tmp_path: Path,
-) -> None:
+def test_a_failed_job_that_is_resumed_and_a_fork_have_the_losses_of_one_that_ran_through(tmp_path: Path) -> None:
     plane = ControlPlane(tmp_path / "plane", data_roots=[str(tmp_path)])
     given = job(corpus(tmp_path)).model_dump(mode="json")
 
@@ -40,9 +38,7 @@ def test_a_failed_job_that_is_resumed_and_a_fork_have_the_losses_of_one_that_ran
             done = plane.await_state(job_id, "succeeded", "failed")
             assert (done["state"], done["step"]) == ("succeeded", 8), done["reason"]
         assert losses(plane, broken) == losses(plane, through)
-        assert losses(plane, fork) == {
-            step: loss for step, loss in losses(plane, through).items() if step > 6
-        }
+        assert losses(plane, fork) == {step: loss for step, loss in losses(plane, through).items() if step > 6}
         resumed = [event.data["message"] for event in plane.events(fork) if event.kind == "log"]
         assert "resumed at step 6 from step-00000006.a0.g0 of 1 workers on 1" in resumed
     finally:

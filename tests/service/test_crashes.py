@@ -57,9 +57,7 @@ def test_killed_in_mid_run_and_in_mid_stream(own_plane: ControlPlane) -> None:
     following.join()
     assert breaks >= 3
     assert [event.id for event in followed] == list(range(1, len(followed) + 1))
-    assert [event.data["step"] for event in followed if event.kind == "metric"] == list(
-        range(1, num_steps + 1)
-    )
+    assert [event.data["step"] for event in followed if event.kind == "metric"] == list(range(1, num_steps + 1))
     assert own_plane.launcher.launches() == [f"{job['id']}-a1"]
     assert own_plane.job(job["id"])["state"] == "succeeded"
 
@@ -249,9 +247,7 @@ def test_a_cluster_that_does_not_answer_is_asked_once_a_step(tmp_path: Path) -> 
     def all_submitted() -> bool:
         services.controller.step()
         with services.database.read() as tx:
-            return all(
-                job is not None and job.launch == "submitted" for job in (get_job(tx, j.id) for j in jobs)
-            )
+            return all(job is not None and job.launch == "submitted" for job in (get_job(tx, j.id) for j in jobs))
 
     await_that(all_submitted)
     silent.silent, silent.num_asked = True, 0

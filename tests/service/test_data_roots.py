@@ -23,9 +23,7 @@ def _launched(plane: ControlPlane, job: dict[str, str]) -> Launch:
     return Launch.model_validate_json(launches(storage, 1)[0].read_bytes())
 
 
-def test_a_file_swapped_for_a_link_after_the_post_is_not_read(
-    own_plane: ControlPlane, tmp_path: Path
-) -> None:
+def test_a_file_swapped_for_a_link_after_the_post_is_not_read(own_plane: ControlPlane, tmp_path: Path) -> None:
     root, secret = tmp_path / "data", tmp_path / "secret.jsonl"
     root.mkdir()
     write_jsonl(secret, sentences(20))
@@ -63,9 +61,7 @@ def test_a_post_that_is_repeated_is_known_again_when_its_folder_says_something_e
     assert plane.http.post("/v1/jobs", json=job).json()["errors"][0]["rule"] == "does not exist"
 
 
-def test_a_post_of_answers_that_end_in_nothing_is_warned_of_in_its_log(
-    own_plane: ControlPlane, tmp_path: Path
-) -> None:
+def test_a_post_of_answers_that_end_in_nothing_is_warned_of_in_its_log(own_plane: ControlPlane, tmp_path: Path) -> None:
     source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     for template, warns in ((source, True), (source.replace("{% endfor", "<|im_end|>{% endfor"), False)):
         folder = base_folder(tmp_path / f"hub-{warns}", template)
@@ -77,18 +73,14 @@ def test_a_post_of_answers_that_end_in_nothing_is_warned_of_in_its_log(
         plane.await_state(answer.json()["id"], "cancelled", "failed")
         told = [event.data for event in plane.events(answer.json()["id"]) if event.kind == "log"]
         warnings = [each["message"] for each in told if each.get("level") == "warning"]
-        assert (
-            any("no learned text ends in a token that ends generation" in each for each in warnings) == warns
-        )
+        assert any("no learned text ends in a token that ends generation" in each for each in warnings) == warns
 
 
 def test_without_roots_there_is_the_services_own_corpus_and_no_other(plane: ControlPlane) -> None:
     assert _launched(plane, plane.post()).data_roots == ()
 
 
-def test_the_service_answers_while_a_pattern_of_many_stars_is_matched(
-    own_plane: ControlPlane, tmp_path: Path
-) -> None:
+def test_the_service_answers_while_a_pattern_of_many_stars_is_matched(own_plane: ControlPlane, tmp_path: Path) -> None:
     root = tmp_path / "data"
     root.mkdir()
     (root / ("a" * 60)).touch()

@@ -168,11 +168,7 @@ def grow(folder: Path, tree: dict[str, Any], outside: Path) -> None:
         elif kind == "file":
             path.write_text("x")
         else:
-            targets = {
-                "link to a file": outside / "file",
-                "link to a folder": outside,
-                "broken link": "nowhere",
-            }
+            targets = {"link to a file": outside / "file", "link to a folder": outside, "broken link": "nowhere"}
             path.symlink_to(targets[kind])
 
 
@@ -222,19 +218,14 @@ def test_killed_anywhere_it_goes_on_and_touches_nothing_outside(
     assert not os.path.lexists(storage)
     assert (outside / "file").read_text() == "precious"
     assert (outside / "folder").is_dir()
-    with (
-        services.database.read() as tx,
-        pytest.raises(Gone, match=f"{job_id} was deleted by user:tester at 20"),
-    ):
+    with services.database.read() as tx, pytest.raises(Gone, match=f"{job_id} was deleted by user:tester at 20"):
         find_job(tx, job_id)
     assert services.deletions.ask(job_id, "somebody else")[0].actor == "user:tester"
     shutil.rmtree(outside)
 
 
 @pytest.mark.parametrize("swapped", ["the folder", "a folder above"])
-def test_a_folder_that_was_swapped_for_a_link_is_not_followed(
-    services: Services, tmp_path: Path, swapped: str
-) -> None:
+def test_a_folder_that_was_swapped_for_a_link_is_not_followed(services: Services, tmp_path: Path, swapped: str) -> None:
     root = Path(services.settings.storage_roots[0])
     job_id, storage = cancelled_job(services, storage=str(root / "mine"))
     shutil.move(root / "mine", tmp_path / "moved")
@@ -285,9 +276,7 @@ def test_storage_that_is_no_file_system(services: Services) -> None:
     assert files.find("/jobs/team") == ["/jobs/team/other"]
 
 
-def test_a_step_takes_a_bounded_number_of_files_and_rows(
-    services: Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_takes_a_bounded_number_of_files_and_rows(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id, storage = cancelled_job(services, num_events=10)
     for number in range(5):
         Path(storage, str(number)).touch()
@@ -317,9 +306,7 @@ def test_what_a_killed_process_spooled_here_goes_too(services: Services, node: P
     assert os.listdir(base) == ["job-of-another"]
 
 
-def test_a_job_outside_the_roots_of_now_is_left_as_it_is(
-    services: Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_outside_the_roots_of_now_is_left_as_it_is(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id, storage = cancelled_job(services)
     monkeypatch.setattr(services.deletions._roots, "_roots", [("file", "/elsewhere")])
     with pytest.raises(Conflict, match="outside the storage roots of this service"):

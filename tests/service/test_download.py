@@ -90,9 +90,7 @@ def test_a_rest_of_a_file(plane: ControlPlane, job: dict[str, Any]) -> None:
     assert get(plane, job, path, range="bytes=1-2") == (200, whole)
     with closing(ServiceConnection(plane.url)) as connection:
         for start in (3_000, 3_001):
-            answer = plane.http.get(
-                f"/v1/jobs/{job['id']}/files/{path}", headers={"range": f"bytes={start}-"}
-            )
+            answer = plane.http.get(f"/v1/jobs/{job['id']}/files/{path}", headers={"range": f"bytes={start}-"})
             assert (answer.status_code, answer.headers["content-range"]) == (416, "bytes */3000")
             assert answer.json()["type"] == "urn:shardyard:problem:range-not-satisfiable"
         with connection.download(f"/v1/jobs/{job['id']}/files/{path}", 3_000, DEADLINE_S) as (at, chunks):
@@ -226,9 +224,7 @@ def test_a_job_is_fetched_once_and_goes_on_where_it_was(
         assert fault_of(folder, "step-00000005.a1.g0") is None
 
 
-def test_the_newest_checkpoint_is_the_one_that_a_run_resumes_from(
-    plane: ControlPlane, tmp_path: Path
-) -> None:
+def test_the_newest_checkpoint_is_the_one_that_a_run_resumes_from(plane: ControlPlane, tmp_path: Path) -> None:
     job = plane.await_state(plane.post()["id"], "succeeded")
     names = [commit(job["storage"], step, attempt=attempt) for step, attempt in ((3, 9), (3, 10), (2, 11))]
     with Client(plane.url) as client:
@@ -253,9 +249,7 @@ class Breaking(ServiceConnection):
         self._left = num_bytes
 
     @contextmanager
-    def download(
-        self, path: str, start: int, silence_timeout_s: float
-    ) -> Iterator[tuple[int, Iterator[bytes]]]:
+    def download(self, path: str, start: int, silence_timeout_s: float) -> Iterator[tuple[int, Iterator[bytes]]]:
         with super().download(path, start, silence_timeout_s) as (at, chunks):
             yield at, self._cut(chunks)
 

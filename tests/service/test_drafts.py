@@ -32,9 +32,7 @@ def services(tmp_path: Path) -> Iterator[Any]:
     services.database.close()
 
 
-def test_a_commit_whose_answer_was_lost_costs_no_job_its_folder(
-    services: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_whose_answer_was_lost_costs_no_job_its_folder(services: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No database here loses its answers when asked to: the transaction goes through, and then it fails."""
     write, writes = services.database.write, []
 
@@ -54,9 +52,7 @@ def test_a_commit_whose_answer_was_lost_costs_no_job_its_folder(
     assert (Path(job.storage) / "spec.json").is_file()
 
 
-def test_a_job_whose_folder_the_sweep_has_taken_is_not_stored(
-    services: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_whose_folder_the_sweep_has_taken_is_not_stored(services: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(storage: str, *_: Any) -> None:
         with services.database.write() as tx:
             finish_draft(tx, Path(storage).name)
@@ -170,9 +166,7 @@ PLACES = ("", "a", "a/b", "a/b/c", "there", "there/a")
     )
 )
 def test_however_posts_overlap_nothing_is_left_but_what_is_stored(
-    database: Database,
-    tmp_path_factory: pytest.TempPathFactory,
-    case: tuple[list[tuple[str, str]], list[int]],
+    database: Database, tmp_path_factory: pytest.TempPathFactory, case: tuple[list[tuple[str, str]], list[int]]
 ) -> None:
     """Each notes its folder, makes it and ends; those that were killed, the sweep finds."""
     posts, order = case
@@ -207,9 +201,7 @@ def test_however_posts_overlap_nothing_is_left_but_what_is_stored(
         assert all_drafts(tx) == []
 
 
-def test_a_note_of_a_folder_that_can_never_be_made_is_not_kept_for_ever(
-    database: Database, tmp_path: Path
-) -> None:
+def test_a_note_of_a_folder_that_can_never_be_made_is_not_kept_for_ever(database: Database, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with database.write() as tx:
         for number, below in enumerate(("file/job", "x" * 300 + "/job")):

@@ -66,11 +66,7 @@ def test_a_database_that_another_holds_says_unavailable(database: Database) -> N
         connection.execute("PRAGMA busy_timeout=1").close()  # type: ignore[attr-defined]
 
     database._engine.dispose()  # what it is connected by already would not hurry
-    with (
-        closing(Database(str(database.url))) as other,
-        other.write(),
-        pytest.raises(Unavailable, match="locked"),
-    ):
+    with closing(Database(str(database.url))) as other, other.write(), pytest.raises(Unavailable, match="locked"):
         grow(database, 1)
 
 
@@ -127,9 +123,7 @@ def test_a_root_is_full_until_it_has_room_for_what_it_refused(tmp_path: Path) ->
 
 def test_a_small_refusal_hides_no_large_one(tmp_path: Path) -> None:
     full = FullRoots(StorageRoots([str(tmp_path)]))
-    full.record_refusal(
-        str(tmp_path / "job-a"), Full("no room for a checkpoint"), more_than_is_free(tmp_path)
-    )
+    full.record_refusal(str(tmp_path / "job-a"), Full("no room for a checkpoint"), more_than_is_free(tmp_path))
     full.record_refusal(str(tmp_path / "job-b"), Full("no room for a spec"), 100)
     full.recheck()
     full.took(str(tmp_path / "job-c"), 100)
@@ -143,9 +137,7 @@ def test_more_than_a_disk_has_in_all_says_nothing_of_its_room(tmp_path: Path) ->
     full = FullRoots(StorageRoots([str(tmp_path)]))
     full.record_refusal(str(tmp_path / "job-a"), Full("no room for a hoax"), 1 << 60)
     assert full.fault is None
-    full.record_refusal(
-        str(tmp_path / "job-b"), Full("no room for a checkpoint"), more_than_is_free(tmp_path)
-    )
+    full.record_refusal(str(tmp_path / "job-b"), Full("no room for a checkpoint"), more_than_is_free(tmp_path))
     full.record_refusal(str(tmp_path / "job-a"), Full("no room for a hoax"), 1 << 60)
     full.recheck()
     told = full.fault
@@ -196,9 +188,7 @@ def test_a_post_that_fails_leaves_no_folder(own_plane: ControlPlane) -> None:
     state = own_plane.folder / "state"
     before = {path.relative_to(root) for path in root.rglob("*")}
     given = spec(
-        train={"num_steps": 9, "batch_tokens": 1024},
-        start_from={"job": source["id"]},
-        storage=str(root / "team/a"),
+        train={"num_steps": 9, "batch_tokens": 1024}, start_from={"job": source["id"]}, storage=str(root / "team/a")
     )
     assert own_plane.process is not None
     most = max(path.stat().st_size for path in state.glob("shardyard.db*")) + (1 << 20)
@@ -237,9 +227,7 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-def test_storage_that_is_full_is_told_and_deleting_makes_room(
-    own_plane: ControlPlane, small_disk: Path
-) -> None:
+def test_storage_that_is_full_is_told_and_deleting_makes_room(own_plane: ControlPlane, small_disk: Path) -> None:
     """The database lies elsewhere, as on Kubernetes."""
     own_plane.settings |= {"storage_roots": [str(small_disk)], "token": TOKEN}
     own_plane.http.headers["authorization"] = f"Bearer {TOKEN}"
@@ -264,9 +252,7 @@ def test_storage_that_is_full_is_told_and_deleting_makes_room(
     assert own_plane.http.get("/readyz").json()["status"] == "ready"
 
 
-def test_a_checkpoint_that_finds_no_room_is_told_until_there_is_some(
-    own_plane: ControlPlane, small_disk: Path
-) -> None:
+def test_a_checkpoint_that_finds_no_room_is_told_until_there_is_some(own_plane: ControlPlane, small_disk: Path) -> None:
     own_plane.settings |= {"storage_roots": [str(small_disk)]}
     own_plane.start()
     source = own_plane.await_state(own_plane.post()["id"], "succeeded")

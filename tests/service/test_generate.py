@@ -169,25 +169,17 @@ def test_a_job_of_another_kind_is_told_its_command(generating: Generating) -> No
     )
 
 
-def test_a_job_without_a_checkpoint_that_can_be_loaded_is_409(
-    generating: Generating, trained: Trained
-) -> None:
+def test_a_job_without_a_checkpoint_that_can_be_loaded_is_409(generating: Generating, trained: Trained) -> None:
     job_id = generating.post(trained)
     path = f"/v1/jobs/{job_id}/generate"
     answer = generating.plane.http.post(path, json={"prompt": "x"})
-    if (
-        answer.status_code != 409
-        or "has no committed checkpoint to generate with yet" not in answer.json()["detail"]
-    ):
+    if answer.status_code != 409 or "has no committed checkpoint to generate with yet" not in answer.json()["detail"]:
         pytest.fail(answer.text)
     commit(generating.plane.job(job_id)["storage"], 3, spec=trained.spec)
     answer = generating.plane.http.post(path, json={"prompt": "x"})
     assert answer.status_code == 409
     assert f"the model of {job_id} cannot be loaded" in answer.json()["detail"]
-    assert (
-        generating.plane.http.post("/v1/jobs/job-aaaaaaaaaaaa/generate", json={"prompt": "x"}).status_code
-        == 404
-    )
+    assert generating.plane.http.post("/v1/jobs/job-aaaaaaaaaaaa/generate", json={"prompt": "x"}).status_code == 404
 
 
 @pytest.mark.slow
@@ -235,9 +227,7 @@ def test_clients_that_have_gone_wait_no_more(generating: Generating) -> None:
     next(first)
     for _ in range(MAX_WAITING + 2):
         with (
-            httpx.Client(
-                base_url=generating.plane.url, timeout=httpx.Timeout(5, read=0.5), trust_env=False
-            ) as gone,
+            httpx.Client(base_url=generating.plane.url, timeout=httpx.Timeout(5, read=0.5), trust_env=False) as gone,
             pytest.raises(httpx.ReadTimeout),
         ):
             gone.post(generating.path, json=LONG)

@@ -46,19 +46,14 @@ def with_process(storage: str, use: Callable[[GeneratorProcess], Awaitable[Resul
     return asyncio.run(started())
 
 
-async def made(
-    process: GeneratorProcess, prompt: str, spec: GenerationSpec | None = None
-) -> list[GeneratorMessage]:
+async def made(process: GeneratorProcess, prompt: str, spec: GenerationSpec | None = None) -> list[GeneratorMessage]:
     return [told async for told in process.stream_messages(prompt, spec or GenerationSpec())]
 
 
 @pytest.mark.slow
 def test_texts_are_made_one_after_the_other(storage: str) -> None:
     async def use(process: GeneratorProcess) -> list[list[GeneratorMessage]]:
-        return [
-            await made(process, "ein Wort"),
-            await made(process, "ein Wort", GenerationSpec(max_tokens=2)),
-        ]
+        return [await made(process, "ein Wort"), await made(process, "ein Wort", GenerationSpec(max_tokens=2))]
 
     long, short = with_process(storage, use)
     assert [told.kind for told in long] == ["begun", "text", "end"]
@@ -118,9 +113,7 @@ asyncio.run(main())
 
 
 def test_it_has_none_of_the_services_secrets(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(
-        "SHARDYARD_TOKEN", "a-secret-of-the-service"
-    )  # as the service has it; the child is real
+    monkeypatch.setenv("SHARDYARD_TOKEN", "a-secret-of-the-service")  # as the service has it; the child is real
 
     async def use(process: GeneratorProcess) -> dict[str, str]:
         return psutil.Process(process.pid).environ()

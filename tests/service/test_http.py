@@ -33,10 +33,7 @@ def test_the_head_of_a_stream_ends(plane: ControlPlane, stream: str) -> None:
     for _ in range(2):  # on one connection: the first must leave it in order
         head = plane.http.head(f"/v1/jobs/{job['id']}/{stream}")
         assert (head.status_code, head.content) == (200, b"")
-    await_that(
-        lambda: "shardyard_event_streams 0.0" in plane.http.get("/metrics").text,
-        lambda: "its writer goes on",
-    )
+    await_that(lambda: "shardyard_event_streams 0.0" in plane.http.get("/metrics").text, lambda: "its writer goes on")
 
 
 @pytest.mark.parametrize(
@@ -48,9 +45,7 @@ def test_the_head_of_a_stream_ends(plane: ControlPlane, stream: str) -> None:
         ("HEAD", f"{ABSENT}/cancel", "POST"),
     ],
 )
-def test_allow_names_every_method_of_a_path(
-    plane: ControlPlane, method: str, path: str, allowed: str
-) -> None:
+def test_allow_names_every_method_of_a_path(plane: ControlPlane, method: str, path: str, allowed: str) -> None:
     answer = plane.http.request(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
@@ -91,9 +86,7 @@ _AROUND = st.text("@:/?#[]. a1", max_size=3)
 
 
 @given(before=_AROUND, name=_NAMED, after=_AROUND)
-def test_a_host_is_one_of_ours_and_a_port_or_refused(
-    plane: ControlPlane, before: str, name: str, after: str
-) -> None:
+def test_a_host_is_one_of_ours_and_a_port_or_refused(plane: ControlPlane, before: str, name: str, after: str) -> None:
     named = f"{before}{name}{after}"
     is_ours = re.fullmatch(r"((127\.0\.0\.1|localhost)\.?|\[::1\])(:\d*)?", named.strip().lower())
     try:

@@ -40,9 +40,7 @@ print([name for name in ("torch", "ray", "tokenizers", "pyarrow", "pandas") if n
 @pytest.mark.parametrize(
     "error",
     [
-        errors.Conflict(
-            "words", Problem("conflict", "a", 1, "b"), headers={"x": "y"}, members={"next_seq": 3}
-        ),
+        errors.Conflict("words", Problem("conflict", "a", 1, "b"), headers={"x": "y"}, members={"next_seq": 3}),
         errors.NotFound("words"),
         LauncherUnavailable("words"),
         LaunchRefusal("words"),

@@ -41,12 +41,7 @@ def test_a_result_that_no_driver_has_written_is_none(tmp_path: Path) -> None:
 
 
 def test_records_end_where_a_segment_is_no_writer_s(tmp_path: Path) -> None:
-    record = {
-        "seq": 0,
-        "kind": "metric",
-        "time": "2026-01-31T12:00:00+00:00",
-        "data": {"step": 1, "loss": 2.0},
-    }
+    record = {"seq": 0, "kind": "metric", "time": "2026-01-31T12:00:00+00:00", "data": {"step": 1, "loss": 2.0}}
     folder = tmp_path / "metrics/a1.g0"
     folder.mkdir(parents=True)
     (folder / "segment-00000000.jsonl").write_text(json.dumps(record) + "\n")

@@ -51,9 +51,7 @@ def test_a_driver_that_dies_is_followed_by_another_attempt(plane: ControlPlane) 
     done = plane.job(job["id"])
     assert (done["attempt"], done["failures"], done["step"]) == (2, 1, 5)
     reasons = [event.data["reason"] for event in plane.events(job["id"]) if event.kind == "state"]
-    assert any(
-        "ended (failed) without a result: the driver is gone; failure 1 of 3" in reason for reason in reasons
-    )
+    assert any("ended (failed) without a result: the driver is gone; failure 1 of 3" in reason for reason in reasons)
     points = plane.http.get(f"/v1/jobs/{job['id']}/metrics").json()["items"]
     assert [(point["step"], point["attempt"]) for point in points] == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2)]
 
@@ -81,10 +79,7 @@ def test_a_job_without_retries_left_fails_with_the_reason(plane: ControlPlane) -
 def test_retries_follow_the_rule_of_the_kind_and_events_say_so(plane: ControlPlane) -> None:
     retry: dict[str, Any] = {"max_failures": 3, "kinds": {"driver": {"max_failures": 0}}}
     done = plane.await_state(plane.post(labels={"die_at": "1"}, retry=retry)["id"], "failed", "succeeded")
-    assert (done["state"], "retry.kinds.driver.max_failures (=0) is exhausted" in done["reason"]) == (
-        "failed",
-        True,
-    )
+    assert (done["state"], "retry.kinds.driver.max_failures (=0) is exhausted" in done["reason"]) == ("failed", True)
     retry = {"max_failures": 0, "kinds": {"driver": {"max_failures": 1, "backoff": {"first_s": 0.5}}}}
     job = plane.post(labels={"die_at": "1"}, retry=retry)
     done = plane.await_state(job["id"], "failed", "succeeded")
@@ -126,8 +121,7 @@ def test_a_job_says_so_when_its_storage_cannot_be_read(own_plane: ControlPlane) 
     in_the_way.touch()
     own_plane.launcher.set_reachable(True)
     await_that(
-        lambda: "cannot read its storage" in own_plane.job(job["id"])["reason"],
-        lambda: str(own_plane.job(job["id"])),
+        lambda: "cannot read its storage" in own_plane.job(job["id"])["reason"], lambda: str(own_plane.job(job["id"]))
     )
     in_the_way.unlink()
     assert own_plane.await_state(job["id"], "succeeded", "failed")["state"] == "succeeded"
@@ -274,9 +268,7 @@ def test_gangs_wait_in_line_and_say_why(own_plane: ControlPlane) -> None:
     third = own_plane.post(resources={"num_workers": 1})  # would fit, and does not jump the queue
     never = own_plane.post(resources={"num_workers": 4})
     expected = f"needs 2 workers of 1 CPU each; of the cluster's 3 CPUs on 1 node, {first['id']} holds 2 CPUs"
-    await_that(
-        lambda: own_plane.job(second["id"])["reason"] == expected, lambda: str(own_plane.job(second["id"]))
-    )
+    await_that(lambda: own_plane.job(second["id"])["reason"] == expected, lambda: str(own_plane.job(second["id"])))
     assert own_plane.job(third["id"])["state"] == "queued"
     assert never["reason"] == (
         "needs 4 workers of 1 CPU each; the cluster has 3 CPUs on 1 node, room for 3 such workers"
@@ -333,12 +325,7 @@ def test_a_plan_is_shown_without_running_anything(plane: ControlPlane) -> None:
         "name": "large",
         "model": {"preset": "gshard-2048e-36l"},
         "data": {"corpus": "catalogs"},
-        "train": {
-            "num_steps": 1,
-            "batch_tokens": 4_194_304,
-            "optimizer": {"name": "adafactor"},
-            "dtype": "bfloat16",
-        },
+        "train": {"num_steps": 1, "batch_tokens": 4_194_304, "optimizer": {"name": "adafactor"}, "dtype": "bfloat16"},
         "resources": {"num_workers": 2048},
     }
     cluster = {"num_nodes": 256, "devices_per_node": 8, "device": "h100", "memory_bytes": 80 << 30}

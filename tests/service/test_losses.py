@@ -180,12 +180,7 @@ def stepped(services: Services, job_id: str) -> JobRow:
 
 
 def tell(
-    services: Services,
-    cluster: Forgetful,
-    job: JobRow,
-    kind: RecordKind,
-    data: dict[str, Any],
-    writer: str = "group-0",
+    services: Services, cluster: Forgetful, job: JobRow, kind: RecordKind, data: dict[str, Any], writer: str = "group-0"
 ) -> None:
     """Sends a record as the first of a writer of the job's attempt."""
     token = cluster.launches[-1].token.get_secret_value()

@@ -46,15 +46,11 @@ def losses(plane: ControlPlane, job_id: str) -> dict[int, float]:
     return {point["step"]: point["loss"] for point in points}
 
 
-def test_scalars_that_a_module_returns_beside_its_loss_are_recorded_with_each_step(
-    modules: ControlPlane,
-) -> None:
+def test_scalars_that_a_module_returns_beside_its_loss_are_recorded_with_each_step(modules: ControlPlane) -> None:
     train = {"num_steps": 3, "optimizer": {"name": "adamw", "peak_lr": 0.02}}
     done = modules.await_state(modules.post(**job("measured", train=train))["id"], "succeeded", "failed")
     assert done["state"] == "succeeded", done["reason"]
-    expected = [
-        float(rating_B.max() - rating_B.min()) for _, rating_B in (batch(0, step) for step in range(4))
-    ]
+    expected = [float(rating_B.max() - rating_B.min()) for _, rating_B in (batch(0, step) for step in range(4))]
     of_the_end = expected.pop()
     assert done["result"]["report"]["numbers"] == {"spread": pytest.approx(of_the_end)}
     assert done["last_metric"]["numbers"] == {"spread": pytest.approx(expected[-1])}
@@ -95,9 +91,7 @@ def test_its_plan_is_stored_and_can_be_asked_for(modules: ControlPlane) -> None:
     ("raises", "model", "cannot be planned: KeyError: 'no such layer' (users_module.py:"),
     ("reads_values", "tests/service/users_module.py:", "must not read a tensor's values: which way it goes"),
 ])  # fmt: skip
-def test_what_is_wrong_with_a_module_is_told(
-    modules: ControlPlane, build: str, place: str, rule: str
-) -> None:
+def test_what_is_wrong_with_a_module_is_told(modules: ControlPlane, build: str, place: str, rule: str) -> None:
     posted = modules.post(**job(build))
     assert posted["reason"] == "waiting for its turn; capturing and planning its module"
     answer = modules.http.post("/v1/plans", json=job(build))

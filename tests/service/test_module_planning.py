@@ -126,8 +126,7 @@ def test_it_has_none_of_the_services_secrets(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     kept = tmp_path / "environment.json"
     (tmp_path / "looks_around.py").write_text(
-        f"import json, os\nopen({str(kept)!r}, 'w').write(json.dumps(dict(os.environ)))\n"
-        f"from {CODE} import build\n"
+        f"import json, os\nopen({str(kept)!r}, 'w').write(json.dumps(dict(os.environ)))\nfrom {CODE} import build\n"
     )
     spec = JobSpec.parse({
         "model": {"kind": "module", "build": "looks_around:build"}, "data": {"corpus": "module", "batches": BATCH},

@@ -65,20 +65,13 @@ ON_H100 = {"num_nodes": 2, "devices_per_node": 8, "device": "h100"}
         {**JOB, "cluster": ON_H100, "profile": "peer", "software": "megatron-deepep", "num_workers": 8},
     ],
 )
-def test_a_plan_takes_as_long_here_as_in_the_library_and_in_a_grid(
-    plane: ControlPlane, body: dict[str, Any]
-) -> None:
+def test_a_plan_takes_as_long_here_as_in_the_library_and_in_a_grid(plane: ControlPlane, body: dict[str, Any]) -> None:
     """However many layouts are told beside it."""
     request = plan_request({"spec": spec(**RANGED), **body})
     assert request.cluster is not None
     (cell,) = grid(request, request.cluster, {"dtype": [request.spec.train.dtype]})
     local = plan_anywhere(request.spec, request.cluster, request.query)
-    for plan in (
-        posted(plane, **body),
-        posted(plane, **body, top=1),
-        posted(plane, **body, top=9),
-        cell.plan,
-    ):
+    for plan in (posted(plane, **body), posted(plane, **body, top=1), posted(plane, **body, top=9), cell.plan):
         assert plan is not None
         assert (plan.candidate, plan.predicted, plan.memory, plan.pool) == (
             local.candidate, local.predicted, local.memory, local.pool,
@@ -91,10 +84,7 @@ def test_what_a_goal_cannot_choose_is_refused(plane: ControlPlane) -> None:
         ({"goal": "fast"}, "goal"),
         ({"goal": "cost", "cluster": {"pools": unpriced}}, "cluster.pools[0].price_per_hour"),
         ({"cluster": {"pools": POOLS, "device": "cpu"}}, "cluster.device"),
-        (
-            {"cluster": {"pools": POOLS, "between": {"bytes_per_s": 1e10, "latency_s": 1e-5}}},
-            "cluster.between",
-        ),
+        ({"cluster": {"pools": POOLS, "between": {"bytes_per_s": 1e10, "latency_s": 1e-5}}}, "cluster.between"),
     ):
         answer = plane.http.post("/v1/plans", json={"spec": spec(**RANGED), **body})
         assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)

@@ -35,10 +35,7 @@ def test_a_synthetic_corpus_is_planned_on_the_cluster_at_hand(plane: ControlPlan
         assert plan.status_code == 200, plan.text
         assert [each.split()[0] for each in plan.json()["missing"]] == ["data.corpus"]
     refused = plane.http.post("/v1/jobs", json=job)
-    assert (refused.status_code, [each["path"] for each in refused.json()["errors"]]) == (
-        422,
-        ["data.corpus"],
-    )
+    assert (refused.status_code, [each["path"] for each in refused.json()["errors"]]) == (422, ["data.corpus"])
 
 
 @pytest.mark.parametrize("data", [CHAT, {"corpus": "packages"}], ids=["chat", "packages"])
@@ -49,9 +46,7 @@ def test_they_are_planned_and_not_queued(plane: ControlPlane, model: str, data: 
              "attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}}  # fmt: skip
     named = {"bare folder": {"from": str(folder)}, "bare file": {"from": f"{folder}/config.json"},
              "preset": {"preset": "mixtral-8x7b", **small}}[model]  # fmt: skip
-    job = json.loads(
-        json.dumps(spec(model=named, data=data, adapter={"rank": 4})).replace("{data}", str(folder))
-    )
+    job = json.loads(json.dumps(spec(model=named, data=data, adapter={"rank": 4})).replace("{data}", str(folder)))
     cluster = {"num_nodes": 1, "devices_per_node": 1, "device": "h100"}
     for body in (job, {"spec": job, "cluster": cluster}):
         plan = plane.http.post("/v1/plans", json=body)
@@ -66,8 +61,6 @@ def test_they_are_planned_and_not_queued(plane: ControlPlane, model: str, data: 
 
 def test_what_else_is_wrong_with_them_is_told(plane: ControlPlane) -> None:
     folder: Path = plane.data  # type: ignore[attr-defined]
-    job = spec(
-        model={"from": str(folder)}, data={"corpus": "packages"}, adapter={"rank": 4}, storage="/elsewhere"
-    )
+    job = spec(model={"from": str(folder)}, data={"corpus": "packages"}, adapter={"rank": 4}, storage="/elsewhere")
     answer = plane.http.post("/v1/plans", json=job)
     assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "storage")

@@ -93,14 +93,10 @@ WRITERS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     ("write", "planted"),
     [(write, planted) for write, places in WRITERS.values() for planted in places],
     ids=[
-        f"{what} at {planted}".replace(str(PID), "PID")
-        for what, (_, places) in WRITERS.items()
-        for planted in places
+        f"{what} at {planted}".replace(str(PID), "PID") for what, (_, places) in WRITERS.items() for planted in places
     ],
 )
-def test_nothing_is_written_through_a_link(
-    tmp_path: Path, write: Callable[[Path], object], planted: str
-) -> None:
+def test_nothing_is_written_through_a_link(tmp_path: Path, write: Callable[[Path], object], planted: str) -> None:
     storage, key, elsewhere = tmp_path / "job", tmp_path / "attempt.key", tmp_path / "elsewhere"
     key.write_text("secret")
     elsewhere.mkdir()
@@ -116,9 +112,7 @@ def test_nothing_is_written_through_a_link(
 
 
 @pytest.mark.parametrize("what", WRITERS)
-def test_nothing_is_written_where_a_job_s_own_folder_was_swapped_for_a_link(
-    tmp_path: Path, what: str
-) -> None:
+def test_nothing_is_written_where_a_job_s_own_folder_was_swapped_for_a_link(tmp_path: Path, what: str) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / "job").symlink_to(elsewhere)
@@ -167,9 +161,7 @@ def test_storage_behind_a_chain_of_links_is_refused_in_words(tmp_path: Path) -> 
         ("not_allowed", "/a/../b"),
     ],
 )
-def test_a_malformed_storage_has_another_code_than_one_outside(
-    tmp_path: Path, code: ProblemCode, asked: str
-) -> None:
+def test_a_malformed_storage_has_another_code_than_one_outside(tmp_path: Path, code: ProblemCode, asked: str) -> None:
     with refused(code, "storage", asked):
         StorageRoots([str(tmp_path)]).job_folder(asked, "job-x")
 

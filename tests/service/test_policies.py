@@ -174,10 +174,7 @@ ENDS: list[tuple[dict[str, Any], State]] = [
     ({"result": SUCCEEDED, "request": "pause", "state": State.PAUSING}, State.SUCCEEDED),
     ({"result": Result(outcome="cancelled", step=3), "request": "cancel"}, State.CANCELLED),
     ({"result": Result(outcome="paused", step=3), "request": "pause", "state": State.PAUSING}, State.PAUSED),
-    (
-        {"result": Result(outcome="paused", step=3), "request": "cancel", "state": State.PAUSING},
-        State.CANCELLED,
-    ),
+    ({"result": Result(outcome="paused", step=3), "request": "cancel", "state": State.PAUSING}, State.CANCELLED),
     ({"result": Result(outcome="failed", step=3, message="loss is nan", retryable=False)}, State.FAILED),
     ({"result": Result(outcome="failed", step=3), "failures": 3}, State.FAILED),
     ({"result": Result(outcome="failed", step=3), "request": "cancel"}, State.CANCELLED),
@@ -207,9 +204,7 @@ def test_a_recovered_job_says_all_of_what_its_driver_died_of_and_of_no_retry() -
 def test_retries_come_later_and_later_up_to_a_minute() -> None:
     waits = []
     for failures in (*range(8), 1023, 1024, 10**6):
-        decision = decide(
-            replace(RUNNING, observation=GONE, failures=failures, max_failures=2**53), DEADLINES
-        )
+        decision = decide(replace(RUNNING, observation=GONE, failures=failures, max_failures=2**53), DEADLINES)
         assert isinstance(decision, Retry)
         waits.append(decision.after_s)
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60]
@@ -288,9 +283,7 @@ def test_only_what_the_cluster_knows_of_counts_as_a_failure(facts: JobFacts) -> 
     """A cluster that was made anew knows nothing of what ran on the one before."""
     decision = decide(replace(facts, observation=Observation(status="unknown")), DEADLINES)
     assert not isinstance(decision, Retry) or decision.counts_as != "failure"
-    assert not isinstance(decision, End) or decision.stops or facts.launch is None, (
-        "it may only be out of sight"
-    )
+    assert not isinstance(decision, End) or decision.stops or facts.launch is None, "it may only be out of sight"
 
 
 @many
@@ -373,9 +366,7 @@ def test_states() -> None:
     assert all(sources(state) for state in State)
     assert sources(State.QUEUED) == RESUMABLE
     assert TRANSITIONS[State.SUCCEEDED] == {State.DELETING}
-    for (
-        state
-    ) in State:  # from everywhere there is a way to an end, and a job that has not ended can be cancelled
+    for state in State:  # from everywhere there is a way to an end, and a job that has not ended can be cancelled
         assert state in OVER or State.CANCELLED in TRANSITIONS[state]
     assert sources(State.DELETING) == {*ENDED, State.PAUSED}
 
@@ -389,21 +380,14 @@ def test_a_kind_with_a_limit_of_its_own_is_judged_by_that_alone() -> None:
     retry = RetrySpec.model_validate({"kinds": {"error": {"max_failures": 0}, "lost": {"max_failures": 9}}})
     failed = _died_of("error", retry=retry)
     assert isinstance(failed, End)
-    assert (failed.to, "retry.kinds.error.max_failures (=0) is exhausted" in failed.reason) == (
-        State.FAILED,
-        True,
-    )
+    assert (failed.to, "retry.kinds.error.max_failures (=0) is exhausted" in failed.reason) == (State.FAILED, True)
     retried = _died_of("lost", retry=retry, failures=3, failures_by_kind={"lost": 4})
     assert isinstance(retried, Retry)
     assert (retried.kind, retried.after_s) == ("lost", 16.0)
     assert "failure 5 of 9 allowed of kind lost" in retried.reason
     assert isinstance(_died_of("hung", retry=retry, failures=3), End)
     driver = decide(
-        replace(
-            RUNNING,
-            observation=GONE,
-            retry=RetrySpec.model_validate({"kinds": {"driver": {"max_failures": 0}}}),
-        ),
+        replace(RUNNING, observation=GONE, retry=RetrySpec.model_validate({"kinds": {"driver": {"max_failures": 0}}})),
         DEADLINES,
     )
     assert isinstance(driver, End)

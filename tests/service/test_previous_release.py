@@ -74,9 +74,7 @@ def resumed(spec: JobSpec, folder: Path) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_sharded_checkpoint_goes_on(
-    previous: Path, tmp_path: Path, ranks: Pools, model: str, workers: int
-) -> None:
+def test_a_sharded_checkpoint_goes_on(previous: Path, tmp_path: Path, ranks: Pools, model: str, workers: int) -> None:
     """On as many processes as wrote it, and on one."""
     shutil.copytree(previous / model / "storage", tmp_path / "storage")
     spec = put_data(tmp_path / "storage", tmp_path / CHECKPOINT, tmp_path)
@@ -106,9 +104,7 @@ def restored(previous: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (folder / "state").mkdir()
     shutil.copytree(previous / "service" / "storage", folder / "state" / "storage")
     with closing(sqlite3.connect(folder / "state" / "shardyard.db")) as database:
-        database.executescript(
-            (previous / "service" / "database.sql").read_text().replace("/FOLDER", str(folder))
-        )
+        database.executescript((previous / "service" / "database.sql").read_text().replace("/FOLDER", str(folder)))
     (checkpoint,) = folder.glob("state/storage/*/checkpoints/*.g0")
     put_data(checkpoint.parents[1], checkpoint, folder)
     plane = ControlPlane(folder, data_roots=[str(folder)]).start()

@@ -29,9 +29,7 @@ _PLACES = sorted(_places(_WHOLE), key=str)
 
 
 @given(st.lists(st.tuples(st.sampled_from(_PLACES), _ODD), min_size=1, max_size=3))
-def test_no_spec_makes_the_service_fail(
-    plane: ControlPlane, changes: list[tuple[tuple[Any, ...], Any]]
-) -> None:
+def test_no_spec_makes_the_service_fail(plane: ControlPlane, changes: list[tuple[tuple[Any, ...], Any]]) -> None:
     body = json.loads(json.dumps(_WHOLE))
     for place, value in changes:
         inner = body

@@ -91,9 +91,7 @@ def test_a_short_silence_is_no_news_and_a_long_one_is_told_with_its_beginning() 
     assert step("request 17 failed").endswith(": refused"), "reasons that change each time are not all told"
     now += REPORT_INTERVAL_S
     assert step("request 18 failed").endswith("since 2023-11-14T22:13:20Z: request 18 failed")
-    assert seen.words(reported_since=1_600_000_000).startswith(
-        "the cluster has been unreachable since 2020-09-13T"
-    )
+    assert seen.words(reported_since=1_600_000_000).startswith("the cluster has been unreachable since 2020-09-13T")
     assert step(None) == ""
     now += 100
     assert step("refused") == "", "another silence, which began just now"
@@ -155,11 +153,7 @@ def test_jobs_and_the_api_say_since_when_and_why(own_plane: ControlPlane) -> Non
     own_plane.launcher.set_reachable(False)
     waiting = own_plane.post()["id"]
     for job_id in (running, waiting):
-        await_that(
-            lambda job_id=job_id: (
-                "the cluster has been unreachable since 20" in own_plane.job(job_id)["reason"]
-            )
-        )
+        await_that(lambda job_id=job_id: "the cluster has been unreachable since 20" in own_plane.job(job_id)["reason"])
         assert own_plane.job(job_id)["reason"].endswith("Z: connection refused")
     assert own_plane.job(running)["state"] == "running"
     for command in (["ls"], ["show", running]):

@@ -43,9 +43,7 @@ def test_writers_count_each_for_itself(run: Run) -> None:
 def test_an_older_group_may_add_nothing_once_a_newer_one_has_begun(run: Run) -> None:
     run.send(0, metric(1), writer="group-0")
     assert run.send(0, writer="group-1").status_code == 200  # a heartbeat is no beginning
-    assert (
-        run.send(1, metric(2), writer="group-0").status_code == 200
-    )  # what was left of it, sent by its successor
+    assert run.send(1, metric(2), writer="group-0").status_code == 200  # what was left of it, sent by its successor
     assert run.send(0, metric(2), writer="group-1").status_code == 200
     for records in ((metric(3),), ()):
         assert run.send(2, *records, writer="group-0").status_code == 403
@@ -76,9 +74,7 @@ def test_history_is_thinned_to_what_was_asked_for(run: Run) -> None:
 
 def test_a_run_that_waits_for_a_place_says_so(run: Run) -> None:
     reason = "waiting for resources for 2 workers"
-    run.send(
-        0, {"kind": "waiting", "time": "2026-01-31T11:00:00Z", "data": {"reason": reason}}, writer="driver"
-    )
+    run.send(0, {"kind": "waiting", "time": "2026-01-31T11:00:00Z", "data": {"reason": reason}}, writer="driver")
     await_that(lambda: run.plane.job(run.id)["reason"] == reason)
     assert run.plane.job(run.id)["state"] == "starting"
     started = {"kind": "started", "time": "2026-01-31T11:00:09Z", "data": {"group": 0, "workers": [{}, {}]}}
@@ -107,8 +103,7 @@ def test_checkpoints_that_fail_are_in_the_jobs_reason_until_one_is_committed(run
     await_that(lambda: run.plane.job(run.id)["reason"] == once, lambda: str(run.plane.job(run.id)))
     run.send(3, saved(120, reason=full))
     twice = (
-        f"{runs}; the last 2 checkpoints failed, the one of step 120 with {full}; "
-        "a restart would resume from step 100"
+        f"{runs}; the last 2 checkpoints failed, the one of step 120 with {full}; a restart would resume from step 100"
     )
     await_that(lambda: run.plane.job(run.id)["reason"] == twice, lambda: str(run.plane.job(run.id)))
     job = run.plane.job(run.id)
@@ -130,9 +125,7 @@ def test_checkpoints_that_fail_are_in_the_jobs_reason_until_one_is_committed(run
     assert job["last_failed_checkpoint"]["step"] == 120
     assert figure("shardyard_job_failed_checkpoints") == 0
     run.end()
-    logged = [
-        event.data for event in run.plane.events(run.id) if event.data.get("record") == "checkpoint_failed"
-    ]
+    logged = [event.data for event in run.plane.events(run.id) if event.data.get("record") == "checkpoint_failed"]
     assert [line["message"] for line in logged] == [
         f"the checkpoint of step {step} failed: {full}" for step in (110, 120)
     ]

@@ -67,11 +67,7 @@ def test_jobs_are_recovered_with_their_ends_metrics_and_checkpoints(own_plane: C
         same = ("id", "name", "state", "labels", "spec", "storage", "attempt", "num_steps", "result", "owner")
         assert {key: now[key] for key in same} == {key: job[key] for key in same}
     listed = own_plane.http.get("/v1/jobs").json()["items"]
-    assert [job["name"] for job in listed] == [
-        "failed",
-        "ended",
-        "first",
-    ]  # in the order in which they came
+    assert [job["name"] for job in listed] == ["failed", "ended", "first"]  # in the order in which they came
     now = own_plane.job(ended["id"])
     assert (now["step"], now["last_checkpoint"]["step"]) == (5, 5)
     metrics = own_plane.http.get(f"/v1/jobs/{ended['id']}/metrics").json()["items"]
@@ -109,9 +105,7 @@ def test_what_runs_is_adopted_and_what_is_gone_waits_for_somebody(own_plane: Con
     assert f"{gone['id']}-a2" in own_plane.launcher.launches()
 
 
-def test_an_attempt_that_a_silent_cluster_turns_out_not_to_know_is_not_launched_again(
-    own_plane: ControlPlane,
-) -> None:
+def test_an_attempt_that_a_silent_cluster_turns_out_not_to_know_is_not_launched_again(own_plane: ControlPlane) -> None:
     own_plane.start()
     (own_plane.folder / "state" / "cache").mkdir(exist_ok=True)
     hold = own_plane.folder / "state" / "cache" / "here"
@@ -150,18 +144,14 @@ def test_a_job_that_failed_for_good_has_failed_again(own_plane: ControlPlane) ->
         assert now["reason"].endswith(reason.rpartition("; ")[2])
 
 
-def test_others_write_while_a_job_is_read_from_slow_storage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_write_while_a_job_is_read_from_slow_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     services = controller_on(tmp_path, LocalLauncher(tmp_path / "cluster"))
     folder = tmp_path / "state" / "jobs" / "job-aaaaaaaaaaaa"
     folder.mkdir(parents=True)
     (folder / "spec.json").write_text(json.dumps(spec()))
     (folder / "attempts" / "1").mkdir(parents=True)
     roots = StorageRoots([str(folder.parent)])
-    recovery = Recovery(
-        services.database, roots, LocalLauncher(tmp_path / "cluster"), services.ingest, "me", tmp_path
-    )
+    recovery = Recovery(services.database, roots, LocalLauncher(tmp_path / "cluster"), services.ingest, "me", tmp_path)
     wrote: list[bool] = []
 
     def slow(*_: Any) -> Iterator[Any]:  # in place of a share that hangs
@@ -200,9 +190,7 @@ def test_a_recovery_that_was_broken_off_goes_on(own_plane: ControlPlane) -> None
     await_that(lambda: not (own_plane.folder / "state" / "recovering").exists())
 
 
-def test_the_command_recovers_beside_a_running_service_and_says_what_it_cannot(
-    own_plane: ControlPlane,
-) -> None:
+def test_the_command_recovers_beside_a_running_service_and_says_what_it_cannot(own_plane: ControlPlane) -> None:
     own_plane.start()
     job = own_plane.post()
     own_plane.await_state(job["id"], "succeeded")
@@ -298,9 +286,7 @@ RUNNING, PAUSED, RECOVERING = "running", "paused", "recovering"
         (1, None, "unknown", PAUSED),
     ],
 )
-def test_where_a_job_stands(
-    standing_job: StoredJob, attempt: int, result: str | None, seen: Any, state: str
-) -> None:
+def test_where_a_job_stands(standing_job: StoredJob, attempt: int, result: str | None, seen: Any, state: str) -> None:
     outcome: Any = {"died": "failed"}.get(result or "", result)
     told = Result(outcome=outcome, step=3, retryable=result == "died") if outcome else None
     job = StoredJob(**{**vars(standing_job), "attempt": attempt, "result": told})

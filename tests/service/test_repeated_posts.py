@@ -38,11 +38,7 @@ class Posts:
         return False
 
     def post(self, **changes: object) -> tuple[JobRow, bool]:
-        given = {
-            "train": {"num_steps": 9, "batch_tokens": 1024},
-            "start_from": {"job": self.source.id},
-            **changes,
-        }
+        given = {"train": {"num_steps": 9, "batch_tokens": 1024}, "start_from": {"job": self.source.id}, **changes}
         return self.services.requests.submit(JobSpec.parse(spec(**given)), "me", "key")
 
     def num_jobs(self) -> int:

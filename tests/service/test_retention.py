@@ -92,14 +92,10 @@ def test_metrics_stay_and_no_stream_has_a_hole_however_far_it_came(
             now = stored(services, job.id)
             ids = followed(services, now, now.first_event_id - 1)
             assert ids == list(range(now.first_event_id, now.last_event_id + 1))
-            late = followed(
-                services, job, 1
-            )  # by one that has come to event 1, and is told no more than it can be
+            late = followed(services, job, 1)  # by one that has come to event 1, and is told no more than it can be
             assert late == list(range(2, 2 + len(late)))
             gone = [kind for id, kind in before if (id, kind) not in kept(services, job)]
-            assert (
-                gone == [] or "log" not in {kind for _, kind in kept(services, job)} or set(gone) == {"log"}
-            )
+            assert gone == [] or "log" not in {kind for _, kind in kept(services, job)} or set(gone) == {"log"}
         while thinning(services).step():
             pass
     now = stored(services, job.id)
@@ -124,9 +120,7 @@ def test_for_ever_unless_it_is_set_and_only_what_ended_long_ago(services: Servic
     assert len(kept(services, job)) == 5
 
 
-def test_a_stream_that_asks_for_what_is_no_longer_kept_gets_410(
-    own_plane: ControlPlane, tmp_path: Path
-) -> None:
+def test_a_stream_that_asks_for_what_is_no_longer_kept_gets_410(own_plane: ControlPlane, tmp_path: Path) -> None:
     own_plane.start()
     job_id = own_plane.post()["id"]
     own_plane.await_state(job_id, "succeeded")

@@ -83,23 +83,13 @@ def test_a_service_that_began_after_a_driver_was_stopped_finds_it_by_its_launch(
     monkeypatch.setattr(run_status, "SILENCE_S", 0.0)
     launch = launch_prefix(str(tmp_path), 2)
     # A process with a driver's command line, which sleeps instead: a real one needs a cluster.
-    command = [
-        sys.executable,
-        "-c",
-        "import time; time.sleep(600)",
-        "-m",
-        "service.run.driver",
-        f"{launch}0.json",
-    ]
+    command = [sys.executable, "-c", "import time; time.sleep(600)", "-m", "service.run.driver", f"{launch}0.json"]
     with subprocess.Popen(command) as driver:
         try:
             _stop(driver.pid)
             found = RunStatuses().silent_driver("job", 2, launch)
             assert found is not None
-            assert (found.state, found.process) == (
-                "stopped",
-                f"process {driver.pid} on {socket.gethostname()}",
-            )
+            assert (found.state, found.process) == ("stopped", f"process {driver.pid} on {socket.gethostname()}")
             assert RunStatuses().silent_driver("job", 1, launch_prefix(str(tmp_path), 1)) is None
         finally:
             driver.kill()
@@ -121,9 +111,7 @@ def test_a_service_that_began_after_a_driver_was_stopped_finds_it_by_its_launch(
 def test_only_a_driver_that_cannot_be_honest_is_ended(
     silent_s: float, state: ProcessState, stopped_s: float, unanswered_s: float, is_frozen: bool
 ) -> None:
-    driver = SilentDriver(
-        1.8e9, silent_s, state, stopped_s=stopped_s, workers_heard=True, unanswered_s=unanswered_s
-    )
+    driver = SilentDriver(1.8e9, silent_s, state, stopped_s=stopped_s, workers_heard=True, unanswered_s=unanswered_s)
     assert driver.is_frozen is is_frozen
     assert ("killed" in str(driver)) is is_frozen
 
@@ -146,9 +134,7 @@ def test_a_frozen_driver_is_stopped_then_killed_and_costs_an_attempt() -> None:
     assert decide(frozen, DEADLINES) == Stop("its driver is stopped")
     assert decide(replace(frozen, stopped_at=995.0), DEADLINES) == Wait()
     assert decide(replace(frozen, stopped_at=980.0), DEADLINES) == Stop("its driver is stopped", kills=True)
-    ended = replace(
-        frozen, stopped_at=990.0, observation=Observation(status="stopped"), driver_is_frozen=False
-    )
+    ended = replace(frozen, stopped_at=990.0, observation=Observation(status="stopped"), driver_is_frozen=False)
     decision = decide(ended, DEADLINES)
     assert isinstance(decision, Retry)
     assert (decision.kind, decision.counts_as) == ("driver", "failure")
@@ -190,6 +176,4 @@ def _stop(pid: int) -> None:
 
 def _batch(writer: str, run: RunStatus | None = None, driver_silent_s: float | None = None) -> RecordBatch:
     told = None if run is None else run.model_dump()
-    return RecordBatch(
-        attempt=1, writer=writer, first_seq=0, records=(), run=told, driver_silent_s=driver_silent_s
-    )
+    return RecordBatch(attempt=1, writer=writer, first_seq=0, records=(), run=told, driver_silent_s=driver_silent_s)

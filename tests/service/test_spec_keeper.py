@@ -16,17 +16,13 @@ from tests.service.local_launcher import LocalLauncher
 from tests.service.test_crashes import controller_on
 
 
-def test_a_removed_spec_is_written_again_and_the_job_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removed_spec_is_written_again_and_the_job_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spec_keeper, "LOOK_S", 0.0)
     cluster = LocalLauncher(tmp_path / "cluster")
     cluster.set_nodes(NODE)
     services = controller_on(tmp_path, cluster)
     try:
-        job = services.requests.submit(
-            JobSpec.parse(spec(labels={"silent": "yes", "step_ms": "60000"})), "me"
-        )[0]
+        job = services.requests.submit(JobSpec.parse(spec(labels={"silent": "yes", "step_ms": "60000"})), "me")[0]
         await_that(lambda: services.controller.step() and cluster.process(f"{job.id}-a1") is not None)
         shutil.rmtree(job.storage)
 
@@ -38,9 +34,7 @@ def test_a_removed_spec_is_written_again_and_the_job_says_so(
 
         await_that(lambda: bool(told()))
         assert len(told()) == 1
-        assert (
-            read_stored_job(StorageRoots([str(Path(job.storage).parent)]), job.storage).spec.name == "small"
-        )
+        assert read_stored_job(StorageRoots([str(Path(job.storage).parent)]), job.storage).spec.name == "small"
     finally:
         cluster.end_all()
         services.database.close()

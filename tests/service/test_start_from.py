@@ -61,20 +61,13 @@ def test_a_job_starts_with_a_copy_of_its_own(
     answer = submit(plane, source["id"], step, labels={"hold": "never"})
     assert answer.status_code == 201, answer.text
     job = answer.json()
-    assert (job["step"], job["reason"]) == (
-        taken,
-        f"starts from step {taken} of {source['id']}; waiting for its turn",
-    )
+    assert (job["step"], job["reason"]) == (taken, f"starts from step {taken} of {source['id']}; waiting for its turn")
     (copy,) = checkpoints(plane, job)
     assert (copy["name"], copy["fault"]) == (f"step-{taken:08d}.a0.g0", None)
     own = Folder(f"{job['storage']}/checkpoints")
     marker = markers.read(own, copy["name"])
     known = job["last_checkpoint"]
-    assert (known["step"], known["size_bytes"], known["time"] >= job["created_at"]) == (
-        taken,
-        marker.size_bytes,
-        True,
-    )
+    assert (known["step"], known["size_bytes"], known["time"] >= job["created_at"]) == (taken, marker.size_bytes, True)
     assert markers.fault(own, marker) is None
     original = Folder(f"{source['storage']}/checkpoints")
     assert marker.files == markers.read(original, f"step-{taken:08d}.a1.g0").files
@@ -127,9 +120,7 @@ def test_what_decides_only_the_course_may_differ(plane: ControlPlane, source: di
     assert answer.status_code == 201, answer.text
 
 
-def test_a_step_without_a_checkpoint_is_named_with_those_there_are(
-    plane: ControlPlane, source: dict[str, Any]
-) -> None:
+def test_a_step_without_a_checkpoint_is_named_with_those_there_are(plane: ControlPlane, source: dict[str, Any]) -> None:
     error = submit(plane, source["id"], 3).json()["errors"][0]
     assert (error["path"], error["value"]) == ("start_from.step", 3)
     assert error["rule"] == f"is not a committed checkpoint of {source['id']}"
@@ -196,10 +187,7 @@ def add_zeros(storage: str, name: str, size_bytes: int) -> None:
     for _ in range(size_bytes // len(block)):
         digest.update(block)
     marker = markers.read(folder, name)
-    files = {
-        **marker.files,
-        "zeros.distcp": markers.FileSeal(size_bytes=size_bytes, sha256=digest.hexdigest()),
-    }
+    files = {**marker.files, "zeros.distcp": markers.FileSeal(size_bytes=size_bytes, sha256=digest.hexdigest())}
     folder.write(name + markers.SUFFIX, marker.model_copy(update={"files": files}).to_bytes())
 
 
@@ -330,9 +318,7 @@ def test_a_job_that_is_deleted_while_it_is_copied_is_said_to_be(copies: Copies) 
     def delete() -> bool:
         if (copies.folder / "source").exists():
             with copies.database.write() as tx:
-                asked = DeletionRow(
-                    "job-source", 1, "me", "x", str(copies.folder / "source"), 0, "user:me", 0, None
-                )
+                asked = DeletionRow("job-source", 1, "me", "x", str(copies.folder / "source"), 0, "user:me", 0, None)
                 insert_deletion(tx, asked)
             shutil.rmtree(copies.folder / "source")
         return False
@@ -344,9 +330,7 @@ def test_a_job_that_is_deleted_while_it_is_copied_is_said_to_be(copies: Copies) 
 
 
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, Full), (errno.EIO, Unavailable)])
-def test_storage_that_cannot_take_it_is_told_in_words(
-    copies: Copies, number: int, error: type[ServiceError]
-) -> None:
+def test_storage_that_cannot_take_it_is_told_in_words(copies: Copies, number: int, error: type[ServiceError]) -> None:
     def fail() -> bool:
         raise OSError(number, os.strerror(number))  # as the write that follows would
 

@@ -220,14 +220,10 @@ def test_a_sample_of_steps_keeps_the_ends_and_is_spread_evenly(database: Databas
 
 def test_a_value_that_few_steps_have_is_not_thinned_away(database: Database) -> None:
     job = add_job(database)
-    given = [
-        {"step": step, "loss": 1.0, **({"bleu_%": 2.0} if step % 100 == 50 else {})} for step in range(1000)
-    ]
+    given = [{"step": step, "loss": 1.0, **({"bleu_%": 2.0} if step % 100 == 50 else {})} for step in range(1000)]
     with database.write() as tx:
         append_events(
-            tx,
-            job.number,
-            [NewEvent("metric", 1, 1, "group-0", data_text(data), data["step"]) for data in given],
+            tx, job.number, [NewEvent("metric", 1, 1, "group-0", data_text(data), data["step"]) for data in given]
         )
     points = metric_history(database, job.number, "bleu_%", 0, max_points=10)
     assert [point["step"] for point in points] == list(range(50, 1000, 100))
@@ -240,16 +236,8 @@ def test_what_plans_count_with_is_read_of_steps_of_any_release(database: Databas
     job = add_job(database)
     told: list[dict[str, Any]] = [
         {"step": 1, "step_s": 9.0, "layers": [{"layer": 1, "load": [4, 0], "max_over_mean": 2.0}]},
-        {
-            "step": 2,
-            "step_s": 0.25,
-            "layers": [{"layer": 1, "load": [3, 1], "max_over_mean": 1.5, "later": 1}],
-        },
-        {
-            "step": 3,
-            "step_s": 0.5,
-            "layers": [{"layer": 1, "load": [2, 2]}],
-        },  # of a release that had no such value
+        {"step": 2, "step_s": 0.25, "layers": [{"layer": 1, "load": [3, 1], "max_over_mean": 1.5, "later": 1}]},
+        {"step": 3, "step_s": 0.5, "layers": [{"layer": 1, "load": [2, 2]}]},  # of a release that had no such value
         {"step": 4, "step_s": None, "layers": None},
         {"step": 5, "step_s": "slow", "layers": [{"layer": "one"}]},
         {"loss": 1.0},

@@ -105,9 +105,7 @@ def test_an_idle_stream_is_pinged(own_plane: ControlPlane) -> None:
     own_plane.settings["ping_interval_s"] = 0.1
     own_plane.start()
     run = Run(own_plane)
-    with own_plane.http.stream(
-        "GET", f"/v1/jobs/{run.id}/events", headers={"last-event-id": "1000"}
-    ) as answer:
+    with own_plane.http.stream("GET", f"/v1/jobs/{run.id}/events", headers={"last-event-id": "1000"}) as answer:
         lines = answer.iter_lines()
         assert [next(lines) for _ in range(4)] == [": ping", "", ": ping", ""]
     run.end()
@@ -237,12 +235,8 @@ def test_a_stream_holds_little_of_its_job(own_plane: ControlPlane) -> None:
 
         def follow(count: int) -> int:
             for _ in range(count):
-                stream = held.enter_context(
-                    socket.create_connection(("127.0.0.1", own_plane.port), DEADLINE_S)
-                )
-                stream.sendall(
-                    f"GET /v1/jobs/{job['id']}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-                )
+                stream = held.enter_context(socket.create_connection(("127.0.0.1", own_plane.port), DEADLINE_S))
+                stream.sendall(f"GET /v1/jobs/{job['id']}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
                 assert stream.recv(12) == b"HTTP/1.1 200"
             return process.memory_info().rss
 

@@ -52,9 +52,7 @@ class Store:
         with self.database.read() as tx:
             job = get_job(tx, job_id)
             assert job is not None
-            return [
-                Event.model_validate_json(to_wire(row).json) for row in events_after(tx, job.number, 0, 1000)
-            ]
+            return [Event.model_validate_json(to_wire(row).json) for row in events_after(tx, job.number, 0, 1000)]
 
     def history(self, job_id: str) -> dict[int, Writer]:
         with self.database.read() as tx:
@@ -105,9 +103,7 @@ def test_whatever_comes_when_the_newest_is_known(
     while any(left.values()):
         attempt, group = writer = random.choice([writer for writer, steps in left.items() if steps])
         portion = [left[writer].pop(0) for _ in range(random.randint(1, len(left[writer])))]
-        records = [
-            Record(kind="metric", time=TIME, data={"step": step, "writer": writer}) for step in portion
-        ]
+        records = [Record(kind="metric", time=TIME, data={"step": step, "writer": writer}) for step in portion]
         store.ingest.take_over(job_id, attempt, f"group-{group}", taken[writer], records)
         taken[writer] += len(portion)
     events = store.events(job_id)
@@ -123,6 +119,4 @@ def test_whatever_comes_when_the_newest_is_known(
     given = list(Job(Stream(events), Patience(), {"id": job_id}).events())  # type: ignore[arg-type]
     newest = {event.data["step"]: tuple(event.data["writer"]) for event in given}
     assert newest == store.history(job_id)
-    assert newest == {
-        step: writer for writer in sorted(runs) for step in range(runs[writer][0], sum(runs[writer]))
-    }
+    assert newest == {step: writer for writer in sorted(runs) for step in range(runs[writer][0], sum(runs[writer]))}

@@ -12,13 +12,7 @@ from tests.processes import DEADLINE_S
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "service.cli.main"]
 
-IMPORTED_LATE = (
-    "moe.plan",
-    "service.cli.server",
-    "service.cli.view.jobs",
-    "service.cli.view.plan",
-    "service.client",
-)
+IMPORTED_LATE = ("moe.plan", "service.cli.server", "service.cli.view.jobs", "service.cli.view.plan", "service.client")
 """What most commands import once they are called."""
 
 
@@ -31,11 +25,7 @@ def environment(url: str | None = None, **more: str) -> dict[str, str]:
 
 
 def shardyard(
-    *arguments: str | Path,
-    url: str | None = None,
-    stdin: str = "",
-    timeout_s: float = DEADLINE_S,
-    **more: str,
+    *arguments: str | Path, url: str | None = None, stdin: str = "", timeout_s: float = DEADLINE_S, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """What the command did: exit code, output, errors."""
     words = [str(argument) for argument in arguments]

@@ -149,9 +149,7 @@ def test_wait_rides_out_an_absence_and_gives_up_in_time() -> None:
     [(200, "text/html", b"<html>router</html>"), (404, "text/html", b"no"), (200, "application/json", b"{"),
      (500, "application/json", b"{}")],
 )  # fmt: skip
-def test_another_program_at_the_port_is_told_from_a_control_plane(
-    status: int, content_type: str, body: bytes
-) -> None:
+def test_another_program_at_the_port_is_told_from_a_control_plane(status: int, content_type: str, body: bytes) -> None:
     script = Script()
     script.answer("GET", "/v1/cluster", status, body, content_type)
     with serving(script) as url, Client(url) as client, pytest.raises(NotShardyard, match="check the URL"):
@@ -159,16 +157,7 @@ def test_another_program_at_the_port_is_told_from_a_control_plane(
 
 
 @pytest.mark.parametrize(
-    "url",
-    [
-        "127.0.0.1:8321",
-        "ftp://host",
-        "http://",
-        "nonsense",
-        "http://[::1",
-        "http://host:abc",
-        "http://bü..cher",
-    ],
+    "url", ["127.0.0.1:8321", "ftp://host", "http://", "nonsense", "http://[::1", "http://host:abc", "http://bü..cher"]
 )
 def test_what_is_no_url_is_named(url: str) -> None:
     with pytest.raises(ClientError, match="is not a control plane's URL"):

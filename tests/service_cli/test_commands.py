@@ -63,14 +63,10 @@ def test_a_job_that_fails_is_exit_code_1(plane: ControlPlane, job_file: Path) ->
 def test_json_of_everything_that_prints(plane: ControlPlane, job_file: Path) -> None:
     submitted = json.loads(shardyard("submit", job_file, "--json", url=plane.url).stdout)
     job_id = submitted["id"]
-    events = [
-        json.loads(line) for line in shardyard("watch", job_id, "--json", url=plane.url).stdout.splitlines()
-    ]
+    events = [json.loads(line) for line in shardyard("watch", job_id, "--json", url=plane.url).stdout.splitlines()]
     assert [event["id"] for event in events] == list(range(1, len(events) + 1))
     assert json.loads(shardyard("show", job_id, "--json", url=plane.url).stdout)["state"] == "succeeded"
-    assert job_id in {
-        job["id"] for job in json.loads(shardyard("ls", "--json", url=plane.url).stdout)["items"]
-    }
+    assert job_id in {job["id"] for job in json.loads(shardyard("ls", "--json", url=plane.url).stdout)["items"]}
     assert json.loads(shardyard("checkpoints", job_id, "--json", url=plane.url).stdout) == {"items": []}
     assert json.loads(shardyard("plan", job_file, "--json", url=plane.url).stdout)["num_workers"] == 1
     assert shardyard("logs", job_id, "--json", url=plane.url).returncode == 0
@@ -237,9 +233,7 @@ def test_doctor_finds_what_is_there(plane: ControlPlane, tmp_path: Path) -> None
     assert findings["cluster"]["detail"] == "1 node(s), 8 CPUs, 0 GPUs"
     in_use = json.loads(shardyard("doctor", "--json", url=plane.url).stdout)["findings"]
     [state] = [finding["detail"] for finding in in_use if finding["what"] == "state"]
-    assert state.startswith(f"{plane.database.parent}, "), (
-        "of the control plane that answers, not the default"
-    )
+    assert state.startswith(f"{plane.database.parent}, "), "of the control plane that answers, not the default"
     alone = shardyard("doctor", "--state-dir", no_folder / "state", url="http://127.0.0.1:1")
     assert "is 'shardyard up' running?" in alone.stdout
 
@@ -255,9 +249,7 @@ def test_help_is_quick_and_loads_neither_torch_nor_ray() -> None:
     )
     import sys
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     listed = ("up", "submit", "ls", "show", "watch", "logs", "cancel", "pause", "resume", "move", "plan",
               "checkpoints", "translate", "generate", "evaluate", "export", "doctor")  # fmt: skip

@@ -78,10 +78,7 @@ def test_a_signal_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(job_spec()))
     with (tmp_path / "out").open("w") as out:
         running = subprocess.Popen(
-            [*COMMAND, "demo", str(file), f"--state-dir={state_dir}"],
-            stdout=out,
-            stderr=out,
-            env=environment(),
+            [*COMMAND, "demo", str(file), f"--state-dir={state_dir}"], stdout=out, stderr=out, env=environment()
         )
     await_that(lambda: len(left_behind(state_dir)) > 1, lambda: (tmp_path / "out").read_text())
     another = shardyard("demo", file, "--state-dir", state_dir)
@@ -120,9 +117,7 @@ def test_memory_is_that_of_everything_started_and_of_nothing_else(tmp_path: Path
     # Its parent ends at once: what is found of it is found by its mark.
     orphan = ["sh", "-c", '"$@" >/dev/null & echo $!', "sh", sys.executable, "-c", code]
     environment = {**os.environ, MARK: "mine"}
-    started = subprocess.run(
-        orphan, env=environment, stdout=subprocess.PIPE, check=True, start_new_session=True
-    )
+    started = subprocess.run(orphan, env=environment, stdout=subprocess.PIPE, check=True, start_new_session=True)
     marked = psutil.Process(int(started.stdout))
     try:
         await_that(ready.exists)

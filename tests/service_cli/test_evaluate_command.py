@@ -28,9 +28,7 @@ socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refused
 """
 
 
-def typed(
-    folder: Path, *arguments: str | Path, customize: str = NO_NETWORK
-) -> subprocess.CompletedProcess[str]:
+def typed(folder: Path, *arguments: str | Path, customize: str = NO_NETWORK) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, which can reach nobody."""
     (folder / "sitecustomize.py").write_text(customize)
     path = f"{folder}:{environment()['PYTHONPATH']}"
@@ -109,9 +107,7 @@ def test_an_exported_folder_on_the_example_in_words(adapted: Path, tmp_path: Pat
 def test_what_it_refuses_and_where_it_fails(adapted: Path, tmp_path: Path) -> None:
     tasks, storage = write_tasks(tmp_path), adapted / "storage"
     done = typed(tmp_path, storage, "--tasks", tasks, customize="import sys; sys.modules['lm_eval'] = None")
-    said = (
-        "evaluation requires lm-evaluation-harness, which is not installed: pip install 'shardyard[evaluate]'"
-    )
+    said = "evaluation requires lm-evaluation-harness, which is not installed: pip install 'shardyard[evaluate]'"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"shardyard: {said}\n")
 
     commit(tmp_path / "translates", 3, spec=translation_job())
@@ -119,11 +115,7 @@ def test_what_it_refuses_and_where_it_fails(adapted: Path, tmp_path: Path) -> No
     broken.write_text("task: !function code.f\n")
     for arguments, code, words in (
         (["--tasks", str(tmp_path / "none.yaml")], 2, "none.yaml: No such file or directory"),
-        (
-            ["--tasks", str(broken)],
-            2,
-            "broken.yaml, line 1 (='!function') is a tag, which tasks may not have",
-        ),
+        (["--tasks", str(broken)], 2, "broken.yaml, line 1 (='!function') is a tag, which tasks may not have"),
         (["--tasks", str(tasks), "--limit", "0"], 2, "Invalid value for '--limit': must be greater"),
         ([], 2, "'--tasks'"),
     ):

@@ -27,9 +27,7 @@ def test_a_token_that_no_request_can_carry(tmp_path: Path, command: list[str], t
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("buffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("arguments", [["schema"], ["ls"], ["ls", "--json"]])
-def test_output_that_cannot_be_written_is_said(
-    plane: ControlPlane, arguments: list[str], buffered: str
-) -> None:
+def test_output_that_cannot_be_written_is_said(plane: ControlPlane, arguments: list[str], buffered: str) -> None:
     plane.post()
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

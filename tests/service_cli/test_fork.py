@@ -43,15 +43,10 @@ def test_what_cannot_be_set_is_said_in_words(assignment: str, said: str) -> None
 
 
 def test_a_fork_has_the_spec_of_the_other_job_but_for_what_is_set(plane: ControlPlane) -> None:
-    other = plane.await_state(
-        plane.post(labels={"team": "research"}, checkpoint={"keep": 7})["id"], "succeeded"
-    )
+    other = plane.await_state(plane.post(labels={"team": "research"}, checkpoint={"keep": 7})["id"], "succeeded")
     done = shardyard("submit", "--like", other["id"], "--set", "train.num_steps=9", url=plane.url)
     assert done.returncode == 0, done.stderr
-    assert (
-        f"starts from scratch; --from-step newest starts from the last checkpoint of {other['id']}"
-        in done.stderr
-    )
+    assert f"starts from scratch; --from-step newest starts from the last checkpoint of {other['id']}" in done.stderr
     fork = plane.await_state(done.stdout.strip(), "succeeded", "failed")
     assert (fork["state"], fork["step"]) == ("succeeded", 9)
     assert fork["spec"] == {**other["spec"], "train": {**other["spec"]["train"], "num_steps": 9}}
@@ -133,9 +128,6 @@ def test_misuse_is_said_in_words(plane: ControlPlane, arguments: tuple[str, ...]
 
 def test_a_step_that_is_none_is_misuse(plane: ControlPlane) -> None:
     other = plane.await_state(plane.post()["id"], "succeeded")
-    for asked, said in (
-        ("last", "must be a step or 'newest'"),
-        ("3", "has no committed checkpoint"),
-    ):
+    for asked, said in (("last", "must be a step or 'newest'"), ("3", "has no committed checkpoint")):
         done = shardyard("submit", "--like", other["id"], "--from-step", asked, url=plane.url)
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr

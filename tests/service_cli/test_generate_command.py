@@ -50,9 +50,7 @@ def test_it_goes_on_from_a_text_as_the_options_say(storage: Path) -> None:
         "--stop=never", "--stop=ever", stdin=given,
     )  # fmt: skip
     told = json.loads(done.stdout)
-    drawn = GenerationSpec(
-        max_tokens=12, temperature=0.9, top_k=30, top_p=0.9, seed=5, stop=("never", "ever")
-    )
+    drawn = GenerationSpec(max_tokens=12, temperature=0.9, top_k=30, top_p=0.9, seed=5, stop=("never", "ever"))
     assert (told["prompt"], told["text"]) == (given, expected(storage, given, drawn))
     assert told["reason"] in ("end", "max_tokens", "stop")
     assert told["checkpoint"].startswith(str(storage))
@@ -86,16 +84,8 @@ def test_a_job_of_another_kind_is_told_its_command_before_torch_is_loaded(tmp_pa
             "translates",
             "is a translation model, which does not generate; use 'shardyard translate {} TEXT'",
         ),
-        (
-            "translate",
-            "generates",
-            "is a language model, which does not translate; use 'shardyard generate {} PROMPT'",
-        ),
-        (
-            "generate",
-            "mine",
-            "is a user's module, which no command uses; 'shardyard download {}' fetches its",
-        ),
+        ("translate", "generates", "is a language model, which does not translate; use 'shardyard generate {} PROMPT'"),
+        ("generate", "mine", "is a user's module, which no command uses; 'shardyard download {}' fetches its"),
     ):
         job = str(tmp_path / folder)
         done = subprocess.run(
@@ -129,9 +119,7 @@ def test_translations_by_a_search(tmp_path: Path) -> None:
     run(job(corpus(tmp_path), train={"num_steps": 2}), tmp_path / "storage", tmp_path / "cache")
     (checkpoint,) = (each for each in (tmp_path / "storage/checkpoints").glob("step-*2.a*") if each.is_dir())
     trained = load_trained(str(checkpoint))
-    done = shardyard(
-        "translate", tmp_path / "storage", "ein Wort", "--beams=3", "--length-penalty=1", "--json"
-    )
+    done = shardyard("translate", tmp_path / "storage", "ein Wort", "--beams=3", "--length-penalty=1", "--json")
     assert done.returncode == 0, done.stderr
     spec = GenerationSpec(max_tokens=32, num_beams=3, length_penalty=1.0)
     assert json.loads(done.stdout)["translation"] == trained.generate(["ein Wort"], spec)[0]
@@ -141,9 +129,7 @@ def test_translations_by_a_search(tmp_path: Path) -> None:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    ("format", "number"), [("huggingface", signal.SIGTERM), ("shardyard", signal.SIGINT)]
-)
+@pytest.mark.parametrize(("format", "number"), [("huggingface", signal.SIGTERM), ("shardyard", signal.SIGINT)])
 def test_an_export_that_is_broken_off_leaves_nothing(
     storage: Path, tmp_path: Path, format: str, number: signal.Signals
 ) -> None:

@@ -60,11 +60,7 @@ def test_ids_are_whole_at_any_width(columns: int) -> None:
 def test_a_pipe_gets_whole_lines() -> None:
     with serving(a_page_of_jobs()) as url:
         done = subprocess.run(
-            [*COMMAND, "ls"],
-            env=environment(url, FORCE_COLOR="1"),
-            capture_output=True,
-            text=True,
-            check=False,
+            [*COMMAND, "ls"], env=environment(url, FORCE_COLOR="1"), capture_output=True, text=True, check=False
         )
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in done.stdout.splitlines()]
     assert len(lines) == 21, "a line of labels, and one for each job"
@@ -108,11 +104,7 @@ def test_steps_are_shown_with_whole_figures(columns: int | None) -> None:
     with serving(script) as url:
         if columns is None:
             done = subprocess.run(
-                [*COMMAND, "metrics", JOB_ID],
-                env=environment(url),
-                capture_output=True,
-                text=True,
-                check=False,
+                [*COMMAND, "metrics", JOB_ID], env=environment(url), capture_output=True, text=True, check=False
             )
             lines = done.stdout.splitlines()
         else:

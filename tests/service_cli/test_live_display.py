@@ -65,11 +65,7 @@ def event(id: int, kind: str, **data: Any) -> Event:
 
 def reason(number: int) -> str:
     """Two rows at 80 columns, each of them marked."""
-    return (
-        f"first-{number} "
-        + "waits for workers that the cluster has no room for now " * 2
-        + f"second-{number}"
-    )
+    return f"first-{number} " + "waits for workers that the cluster has no room for now " * 2 + f"second-{number}"
 
 
 def states(num_states: int) -> Iterator[Event]:
@@ -127,9 +123,7 @@ def test_a_terminal_that_is_resized_shows_whole_rows_again() -> None:
     follower = LiveFollower(RunProgress("job-abcdefghijkl", "x", 100), console, 0.001)
 
     def told() -> Iterator[Event]:
-        yield from (
-            event(id, "state", state="queued", reason=f"reason-{id} " + "word " * 30) for id in (1, 2)
-        )
+        yield from (event(id, "state", state="queued", reason=f"reason-{id} " + "word " * 30) for id in (1, 2))
         yield event(3, "metric", step=1, loss=2.5)
         # As terminals that lay rows out anew: what was wider than the window goes on in the next row.
         rows = [row.rstrip() for row in terminal.screen.display[: terminal.screen.cursor.y + 1]]
@@ -156,9 +150,7 @@ def test_a_frame_fits_and_its_id_and_state_are_whole(columns: int) -> None:
     progress = RunProgress("job-abcdefghijkl", "翻訳" * 20, 4_000)
     progress.take(event(1, "state", state="recovering", reason="x"))
     layers = [{"layer": 1, "load": [0, 1, 2, 3], "rejected": 0.1, "dropped": 0.3}]
-    progress.take(
-        event(2, "metric", step=1_000, loss=2.5, nll=2.4, tokens_per_s=123_456.0, lr=1e-3, layers=layers)
-    )
+    progress.take(event(2, "metric", step=1_000, loss=2.5, nll=2.4, tokens_per_s=123_456.0, lr=1e-3, layers=layers))
     progress.take(event(3, "checkpoint", step=1_000))
     terminal = Emulated(columns)
     console = console_on(terminal, columns)
@@ -223,14 +215,7 @@ def test_show_says_how_far_the_data_is_prepared(last: str | None, expected: bool
     if last is None:
         events.append(event(3, "log", level="info", message="data took 40 s", record="phase"))
     script = Script(events=[told.model_dump(mode="json") for told in events])
-    script.job = {
-        "name": "x",
-        "state": "starting",
-        "attempt": 1,
-        "step": 0,
-        "num_steps": 100,
-        "storage": "/s",
-    }
+    script.job = {"name": "x", "state": "starting", "attempt": 1, "step": 0, "num_steps": 100, "storage": "/s"}
     script.plays = [all_then_silence]
     with serving(script) as url:
         done = shardyard("show", JOB_ID, url=url)

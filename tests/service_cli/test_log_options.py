@@ -37,10 +37,7 @@ def test_the_command(plane: ControlPlane, job_file: Path) -> None:
     assert (wrong.returncode, "query.since (='yesterday') must be a duration" in wrong.stderr) == (2, True)
     none = shardyard("logs", job_id, "--attempt", "99", "--follow", url=plane.url)
     assert (none.returncode, none.stdout) == (2, "")
-    assert (
-        none.stderr
-        == f"shardyard: {job_id} has no attempt 99: it had 1; use a lower number, or omit --attempt\n"
-    )
+    assert none.stderr == f"shardyard: {job_id} has no attempt 99: it had 1; use a lower number, or omit --attempt\n"
 
 
 def line(worker: str, second: int) -> dict:

@@ -56,9 +56,7 @@ def test_the_command(plane: ControlPlane, job_file: Path) -> None:
     table = shardyard("metrics", job_id, "--name", "loss", "--max-points", "2", url=plane.url).stdout
     assert [line.split()[0] for line in table.splitlines()] == ["STEP", "1", "5"]
     assert "TOKENS_PER_S" not in table
-    items = json.loads(shardyard("metrics", job_id, "--json", "--name", "loss", url=plane.url).stdout)[
-        "items"
-    ]
+    items = json.loads(shardyard("metrics", job_id, "--json", "--name", "loss", url=plane.url).stdout)["items"]
     assert [set(item) for item in items] == [{"step", "time", "attempt", "loss"}] * 5
     assert shardyard("metrics", job_id, "--csv", "--json", url=plane.url).returncode == 2
     assert shardyard("metrics", job_id, "--max-points", "0", url=plane.url).returncode == 2

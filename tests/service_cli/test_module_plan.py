@@ -34,8 +34,7 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path) -> None:
     assert raises.returncode == 2
     assert "raise KeyError" in raises.stderr  # the traceback, as the user's own code is at fault
     assert (
-        f"--module (='{CODE}:raises') cannot be planned: KeyError: 'no such layer' (users_module.py:"
-        in raises.stderr
+        f"--module (='{CODE}:raises') cannot be planned: KeyError: 'no such layer' (users_module.py:" in raises.stderr
     )
     prints = shardyard("plan", f"--module={CODE}:prints", sample, on, "--json")
     assert json.loads(prints.stdout)["mesh"] == [["devices", 2]]
@@ -52,21 +51,14 @@ def test_options_that_do_not_go_together_are_told_of() -> None:
     for options, words in {
         (): "give FILE, a job's id, diff and two plans, or --module",
         ("--sample=a:b",): "--sample and --hints require --module",
-        (
-            "--module=a:b",
-            "--devices-per-node=2",
-        ): "--module requires --sample, the function that returns one batch",
+        ("--module=a:b", "--devices-per-node=2"): "--module requires --sample, the function that returns one batch",
         ("--module=a:b", "--sample=a:c"): "--module needs a cluster",
         (
             "job.yaml",
             "--module=a:b",
         ): "--module accepts only --sample, cluster options, --hints, --save, --draw and --json",
         ("--module=a.b", "--sample=a:c", "--devices-per-node=2"): "--module (='a.b') must be module:function",
-        (
-            "--module=a:b",
-            "--sample=a:b.c",
-            "--devices-per-node=2",
-        ): "--sample (='a:b.c') must be module:function",
+        ("--module=a:b", "--sample=a:b.c", "--devices-per-node=2"): "--sample (='a:b.c') must be module:function",
     }.items():
         done = shardyard("plan", *options)
         assert (done.returncode, words in done.stderr) == (2, True), done.stderr

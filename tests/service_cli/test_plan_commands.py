@@ -60,9 +60,7 @@ def test_a_published_model_is_planned_on_a_laptop(tmp_path: Path) -> None:
     done = shardyard("plan", DEEPSEEK, "--full", url="http://127.0.0.1:1")
     assert done.returncode == 0, done.stderr
     assert "on                 128 nodes of 8 h100" in done.stdout
-    assert re.search(
-        r"layers\.\*\.feed_forward\.moe\.\s*experts\.w_in +256 / expert \d+ x 7,168", done.stdout
-    )
+    assert re.search(r"layers\.\*\.feed_forward\.moe\.\s*experts\.w_in +256 / expert \d+ x 7,168", done.stdout)
     request = tmp_path / "peer.yaml"
     request.write_text(f"{DEEPSEEK.read_text()}\nprofile: peer\n")
     peer = shardyard("plan", request, "--full", url="http://127.0.0.1:1")
@@ -73,10 +71,7 @@ def test_a_published_model_is_planned_on_a_laptop(tmp_path: Path) -> None:
     assert (
         done_wrong.returncode,
         "profile (='theirs') must be one of ours, peer, torchtitan, torchtitan-25.06" in done_wrong.stderr,
-    ) == (
-        2,
-        True,
-    )
+    ) == (2, True)
     assert "not yet" not in done.stdout
     assert re.search(r"layer with experts: experts +58 +654 B", done.stdout)
     assert re.search(r"the run +\d+ days +441,000 steps, 14.8 T tokens", done.stdout)
@@ -85,9 +80,7 @@ def test_a_published_model_is_planned_on_a_laptop(tmp_path: Path) -> None:
     few.write_text("num_nodes: 1\ndevices_per_node: 8\ndevice: h100\n")
     too_small = shardyard("plan", DEEPSEEK, "--cluster", few, "--num-workers=8")
     assert too_small.returncode == 2
-    assert re.search(
-        r"GiB too much; [\d.,]+ GiB of it is optimizer; use [\d,]+ workers of this kind", too_small.stderr
-    )
+    assert re.search(r"GiB too much; [\d.,]+ GiB of it is optimizer; use [\d,]+ workers of this kind", too_small.stderr)
 
 
 def test_a_grid_and_the_smallest_cluster(tmp_path: Path) -> None:
@@ -140,10 +133,7 @@ def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
     assert "on               pool old, 2 nodes of 8 a100-80" in done.stdout
     assert re.search(r"money +12\.00 +per hour, 0\.0\d+ per million tokens, 0\.0\d+ for the run", done.stdout)
     assert re.search(r"pool new: 2 workers would take .* a million tokens\), [\d.]+% dearer", done.stdout)
-    assert (
-        "pool single cannot hold it: resources (='2 workers') must be at most the number of devices"
-        in done.stdout
-    )
+    assert "pool single cannot hold it: resources (='2 workers') must be at most the number of devices" in done.stdout
     fastest = json.loads(shardyard("plan", EXAMPLE, *on, "--json").stdout)
     assert (fastest["pool"], fastest["money"]["per_hour"]) == ("new", 26)
     kept.write_text(json.dumps(fastest))
@@ -173,17 +163,12 @@ def test_prices_and_goals_of_imagined_clusters() -> None:
     assert re.search(r"money +1\.00 +per hour, ", shardyard("plan", EXAMPLE, *on, "--full").stdout)
     whole = ("--devices-per-node=8", "--price=0.5", "--full")
     assert re.search(r"money +4\.00 +per hour, ", shardyard("plan", EXAMPLE, *whole).stdout)
-    assert re.search(
-        r"money +1\.00 +per hour, ", shardyard("plan", EXAMPLE, *whole, "--billing-unit=1").stdout
-    )
+    assert re.search(r"money +1\.00 +per hour, ", shardyard("plan", EXAMPLE, *whole, "--billing-unit=1").stdout)
     fixed = json.loads(shardyard("plan", EXAMPLE, *on, "--goal=time", "--json").stdout)
     assert fixed["reasons"][1].startswith("goal time had nothing to choose: the job says it")
     for given, told in (
         (("--devices-per-node=2", "--price=much"), "--price (='much') must be an amount of money above 0"),
-        (
-            ("--billing-unit=1",),
-            "--billing-unit applies to a hypothetical cluster; add --num-nodes and --device",
-        ),
+        (("--billing-unit=1",), "--billing-unit applies to a hypothetical cluster; add --num-nodes and --device"),
         (("--price=2",), "--price applies to a hypothetical cluster; add --num-nodes and --device"),
         (("--devices-per-node=2", "--goal=fast"), "--goal (='fast') must be time or cost"),
     ):
@@ -217,9 +202,7 @@ def test_a_kept_plan_says_what_it_was_made_for(tmp_path: Path) -> None:
     kept = tmp_path / "plan.json"
     kept.write_text(first)
     assert shardyard("plan", EXAMPLE, *on, "--against", kept).returncode == 0
-    other = shardyard(
-        "plan", EXAMPLE, "--num-nodes=2", "--devices-per-node=2", "--device=cpu", "--against", kept
-    )
+    other = shardyard("plan", EXAMPLE, "--num-nodes=2", "--devices-per-node=2", "--device=cpu", "--against", kept)
     assert other.returncode == 2
     assert "was made for another cluster" in other.stderr
     kept.write_text(json.dumps({**json.loads(first), "profile": "peer"}))

@@ -113,9 +113,7 @@ def test_a_kept_plan_is_what_json_prints_and_what_against_reads(tmp_path: Path) 
 def test_two_kept_plans_are_compared(tmp_path: Path) -> None:
     two, four = tmp_path / "two.json", tmp_path / "four.json"
     shardyard("plan", EXAMPLE, *ON, f"--save={two}", url=NOWHERE)
-    four.write_text(
-        shardyard("plan", EXAMPLE, "--devices-per-node=4", "--num-workers=4", "--json", url=NOWHERE).stdout
-    )
+    four.write_text(shardyard("plan", EXAMPLE, "--devices-per-node=4", "--num-workers=4", "--json", url=NOWHERE).stdout)
     done = shardyard("plan", "diff", two, four, url=NOWHERE)
     assert done.returncode == 0, done.stderr
     for part in (rf"plan +{re.escape(str(two))}", rf"plan +{re.escape(str(four))}", "made for\n- another cluster",
@@ -148,9 +146,7 @@ def test_the_best_layouts_are_drawn(tmp_path: Path) -> None:
 
 def test_what_does_not_go_together_is_told() -> None:
     for arguments, told in {
-        (
-            "diff",
-        ): "diff compares two saved plans; write plan diff PLAN PLAN (or ./diff for a job file of that name)",
+        ("diff",): "diff compares two saved plans; write plan diff PLAN PLAN (or ./diff for a job file of that name)",
         ("diff", "a"): "diff compares two saved plans",
         ("diff", "a", "b", "c"): "diff compares two saved plans",
         ("diff", "a", "b", "--top=2"): "diff accepts only --json",
@@ -165,17 +161,8 @@ def test_what_does_not_go_together_is_told() -> None:
         ): "job-1 already has a plan: a job's id accepts only --full, --save, --draw, --url and --json",
         ("job-1", "--explain-against=tensor=2"): "job-1 already has a plan",
         (EXAMPLE, *ON, "--what-if=nodes=1,2", "--save=a"): "--what-if prints a table of plans",
-        (
-            EXAMPLE,
-            *ON,
-            "--what-if=nodes=1,2",
-            "--explain-against=tensor=2",
-        ): "--what-if prints a table of plans",
-        (
-            EXAMPLE,
-            *ON,
-            "--draw=plan.png",
-        ): "--draw plan.png writes an SVG picture; use a name that ends in .svg",
+        (EXAMPLE, *ON, "--what-if=nodes=1,2", "--explain-against=tensor=2"): "--what-if prints a table of plans",
+        (EXAMPLE, *ON, "--draw=plan.png"): "--draw plan.png writes an SVG picture; use a name that ends in .svg",
         (EXAMPLE, *ON, "--hints=a"): "--sample and --hints require --module",
         (
             "--module=a:b",
@@ -213,9 +200,7 @@ def test_a_job_file_may_be_named_diff(tmp_path: Path) -> None:
         (["--devices-per-node=2", f"--memory={400 * '9'}GB"], "memory_bytes"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_question_is_told_before_anybody_is_asked(
-    options: list[str], words: str
-) -> None:
+def test_what_is_wrong_with_a_question_is_told_before_anybody_is_asked(options: list[str], words: str) -> None:
     done = shardyard("plan", EXAMPLE, *options, url=NOWHERE)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
@@ -226,11 +211,7 @@ def test_a_modules_plan_is_none_to_compare(tmp_path: Path) -> None:
     of_module, of_job = tmp_path / "module.json", tmp_path / "job.json"
     code = "tests.service.users_module"
     kept = shardyard(
-        "plan",
-        f"--module={code}:build",
-        f"--sample={code}:sample",
-        "--devices-per-node=2",
-        f"--save={of_module}",
+        "plan", f"--module={code}:build", f"--sample={code}:sample", "--devices-per-node=2", f"--save={of_module}"
     )
     assert kept.returncode == 0, kept.stderr
     assert shardyard("plan", EXAMPLE, *ON, f"--save={of_job}", url=NOWHERE).returncode == 0
@@ -246,9 +227,7 @@ def test_a_modules_plan_is_none_to_compare(tmp_path: Path) -> None:
 
 def test_a_control_plane_plans_both(plane: ControlPlane, job_file: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
-    done = shardyard(
-        "plan", job_file, "--explain-against=expert=1", "--json", f"--save={kept}", url=plane.url
-    )
+    done = shardyard("plan", job_file, "--explain-against=expert=1", "--json", f"--save={kept}", url=plane.url)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["against"]["degrees"]["expert"] == 1

@@ -54,9 +54,7 @@ def test_what_an_older_attempt_recorded_and_comes_late_moves_nothing() -> None:
     for superseded in ("run", "step"):
         data = {"step": 3, "loss": 9.0}
         progress.take(
-            Event(
-                id=11, kind="metric", time=START, attempt=1, actor="group-0", data=data, superseded=superseded
-            )
+            Event(id=11, kind="metric", time=START, attempt=1, actor="group-0", data=data, superseded=superseded)
         )
     assert (progress.step, progress.metric, progress.seconds_left) == (10, before.metric, before.seconds_left)
 
@@ -79,11 +77,7 @@ def test_what_stays_on_the_screen() -> None:
         metric(1, 4),
         ("checkpoint", 5, {"step": 1}),
     )
-    assert notices == [
-        "state queued: waiting for its turn",
-        "state running",
-        "warning one [2Jtwo",
-    ]
+    assert notices == ["state queued: waiting for its turn", "state running", "warning one [2Jtwo"]
     assert (progress.state, progress.checkpoint_step, progress.last_event_id) == ("running", 1, 6)
 
 

@@ -77,14 +77,7 @@ def _check(name: str, given: set[str]) -> None:
 
 def test_commands_and_their_options_exist() -> None:
     commands = {document: list(_commands(document)) for document in EVERY}
-    for document in (
-        "README.md",
-        *DOCUMENTS,
-        EXAMPLE,
-        "docs/sharding.md",
-        "docs/cli.md",
-        "examples/fine-tune.yaml",
-    ):
+    for document in ("README.md", *DOCUMENTS, EXAMPLE, "docs/sharding.md", "docs/cli.md", "examples/fine-tune.yaml"):
         assert commands[document], document
     for name, *arguments in (command for found in commands.values() for command in found):
         if name == "--version" or name.isupper():  # any of them
@@ -120,11 +113,7 @@ def test_settings_exist(document: str) -> None:
     names = set(re.findall(r"\bSHARDYARD_([A-Z_]+)\b", "\n".join(_lines(document))))
     assert names, "a token at least, or code"
     of_compose = re.findall(r"\$\{SHARDYARD_(\w+)", _text("docker/compose.yaml"))
-    fields = {
-        *Settings.model_fields,
-        *(field.name for field in fields_of(ClientSettings)),
-        *map(str.lower, of_compose),
-    }
+    fields = {*Settings.model_fields, *(field.name for field in fields_of(ClientSettings)), *map(str.lower, of_compose)}
     assert {name.lower() for name in names} <= fields
 
 

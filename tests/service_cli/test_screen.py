@@ -29,27 +29,14 @@ def run_of(num_layers: int, num_experts: int) -> Script:
         ]
         told.append(
             event(
-                0,
-                "metric",
-                step=step,
-                loss=5.5 - step / 10,
-                nll=5.1,
-                lr=2.5e-3,
-                tokens_per_s=11_640.0,
-                layers=layers,
+                0, "metric", step=step, loss=5.5 - step / 10, nll=5.1, lr=2.5e-3, tokens_per_s=11_640.0, layers=layers
             )
         )
     told.append(event(0, "checkpoint", step=NUM_STEPS))
     told.append(event(0, "log", level="warning", message="\x1b[31mbeware\x1b[0m"))
-    told.append(
-        event(0, "state", state="succeeded", previous="running", reason=f"finished at step {NUM_STEPS}")
-    )
-    script = Script(
-        job={"name": "translate-100-to-english", "state": "running", "step": 0, "num_steps": NUM_STEPS}
-    )
-    script.events = [
-        event(id, each["kind"], each["attempt"], **each["data"]) for id, each in enumerate(told, start=1)
-    ]
+    told.append(event(0, "state", state="succeeded", previous="running", reason=f"finished at step {NUM_STEPS}"))
+    script = Script(job={"name": "translate-100-to-english", "state": "running", "step": 0, "num_steps": NUM_STEPS})
+    script.events = [event(id, each["kind"], each["attempt"], **each["data"]) for id, each in enumerate(told, start=1)]
 
     def play(handler: Handler, owed: list[dict]) -> None:
         for each in owed:
@@ -95,9 +82,7 @@ def test_no_terminal_gets_plain_lines() -> None:
 
 def test_a_terminal_that_cannot_draw_gets_plain_lines() -> None:
     with serving(run_of(2, 8)) as url:
-        status, written = on_a_terminal(
-            80, "watch", JOB_ID, url=url, PYTHONIOENCODING="ascii:replace", LC_ALL="C"
-        )
+        status, written = on_a_terminal(80, "watch", JOB_ID, url=url, PYTHONIOENCODING="ascii:replace", LC_ALL="C")
     assert status == 0
     assert "\x1b[2K" not in written
 
@@ -141,12 +126,7 @@ def test_a_plan_in_short_is_a_verdict_and_a_table(columns: int) -> None:
     assert [line.split()[0] for line in lines[:2]] == ["for", "fits"]
     assert len(lines) <= 45
     text = " ".join(" ".join(lines).split())
-    for words in (
-        "GiB free for the framework and its allocator",
-        "can be run yes",
-        "MFU",
-        "layouts (predicted)",
-    ):
+    for words in ("GiB free for the framework and its allocator", "can be run yes", "MFU", "layouts (predicted)"):
         assert words in text, text
 
 

@@ -26,9 +26,7 @@ QUICK = Patience(away_s=2.0, silence_s=0.3, first_pause_s=0.005, longest_pause_s
 
 def finished_job(num_events: int = 12) -> Script:
     """A job that ran and succeeded; some of its log lines hold what naive line splitting breaks on."""
-    events = [
-        event(id, "log", level="info", message=f"line {id} \u2028 \x85 é 漢") for id in range(1, num_events)
-    ]
+    events = [event(id, "log", level="info", message=f"line {id} \u2028 \x85 é 漢") for id in range(1, num_events)]
     events.append(event(num_events, "state", state="succeeded"))
     return Script(events=events, job={"state": "succeeded", "name": "x"})
 
@@ -109,9 +107,7 @@ def test_silence_counts_as_a_broken_connection() -> None:
     with serving(script) as url, Client(url, patience=QUICK) as client:
         got = [each.id for each in client.job(JOB_ID).events(on_lost=lost.append)]
     assert got == [1, 2, 3, 4, 5]
-    assert [str(error) for error in lost] == [
-        f"cannot reach {url} (no data for 0.3 s): is 'shardyard up' running?"
-    ]
+    assert [str(error) for error in lost] == [f"cannot reach {url} (no data for 0.3 s): is 'shardyard up' running?"]
 
 
 def test_a_control_plane_that_goes_and_comes_back_at_the_same_port() -> None:
@@ -198,10 +194,7 @@ def log_line(worker: str, number: int) -> dict:
 
 
 def test_log_lines_over_connections_that_break_come_once_each() -> None:
-    a, b = (
-        [log_line("g0.rank-0", number) for number in range(4)],
-        [log_line("driver", number) for number in range(3)],
-    )
+    a, b = ([log_line("g0.rank-0", number) for number in range(4)], [log_line("driver", number) for number in range(3)])
     script = Script(job={"state": "running", "name": "x"})
     script.logs = [
         (a[:2] + b[:1], False),  # broken

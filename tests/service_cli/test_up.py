@@ -33,9 +33,7 @@ def test_two_on_one_state_folder_share_its_head(state_dir: Path) -> None:
         assert second.log.endswith("another 'shardyard up' uses Ray: it is left running\n")
         assert LocalHead.find(state_dir) is not None
         done = shardyard("down", "--force", "--state-dir", state_dir)
-        assert done.stdout == "Ray stopped; a 'shardyard up' that used it is still running: end it, too\n", (
-            done.stderr
-        )
+        assert done.stdout == "Ray stopped; a 'shardyard up' that used it is still running: end it, too\n", done.stderr
         first.await_text("the Ray head was stopped from outside; leaving it stopped")
         assert first.stop() == 0
     assert with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token")) == []
@@ -72,9 +70,7 @@ def test_a_second_one_on_the_port_is_refused_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_file", [False, True])
-def test_a_data_root_that_is_no_folder_is_refused_before_anything_starts(
-    tmp_path: Path, is_file: bool
-) -> None:
+def test_a_data_root_that_is_no_folder_is_refused_before_anything_starts(tmp_path: Path, is_file: bool) -> None:
     root = tmp_path / "data"
     if is_file:
         root.touch()
@@ -99,11 +95,7 @@ def test_it_listens_to_other_machines_only_with_a_token(tmp_path: Path) -> None:
         ("STORAGE_ROOTS", "/data", "SHARDYARD_STORAGE_ROOTS must be"),
         ("STORAGE_ROOTS", '["data"]', "must be absolute paths or URLs"),
         ("HOST", "no-such-machine.invalid", "must be a name or an address of this machine"),
-        (
-            "DATABASE_URL",
-            "sqlite:////dev/null/shardyard.db",
-            "SHARDYARD_DATABASE_URL say where state is kept",
-        ),
+        ("DATABASE_URL", "sqlite:////dev/null/shardyard.db", "SHARDYARD_DATABASE_URL say where state is kept"),
         ("DATABASE_URL", "no URL", "cannot use the database"),
         ("STATE_DIR", "/dev/null/state", "SHARDYARD_STATE_DIR and"),
     ],
@@ -137,9 +129,7 @@ def test_down_where_nothing_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(1800)
-def test_training_outlives_the_control_plane_and_what_dies_of_the_head_is_started_again(
-    state_dir: Path,
-) -> None:
+def test_training_outlives_the_control_plane_and_what_dies_of_the_head_is_started_again(state_dir: Path) -> None:
     """One run for all, from its first step to the end of its Ray."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -189,8 +179,7 @@ def test_training_outlives_the_control_plane_and_what_dies_of_the_head_is_starte
         assert "the raylet of its Ray head died at 20" in job.reason
         assert "and is being restarted (try 1 of " in job.reason
         with pytest.raises(
-            ClientError,
-            match=r"the cluster has been unreachable since 20.* the raylet of its Ray head died at 20",
+            ClientError, match=r"the cluster has been unreachable since 20.* the raylet of its Ray head died at 20"
         ):
             client.cluster()
         doctor = shardyard("doctor", url=client.url)

@@ -34,9 +34,7 @@ def top2_gating(gates_GSE: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tenso
 class PaperLayer(nn.Module):
     """Algorithm 2."""
 
-    def __init__(
-        self, model_dim: int, hidden_dim: int, num_experts: int, capacity: int, annotated: bool
-    ) -> None:
+    def __init__(self, model_dim: int, hidden_dim: int, num_experts: int, capacity: int, annotated: bool) -> None:
         super().__init__()
         self.wg = nn.Parameter(torch.empty(model_dim, num_experts))
         self.wi = nn.Parameter(torch.empty(num_experts, model_dim, hidden_dim))

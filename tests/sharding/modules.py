@@ -51,9 +51,7 @@ class Recommender(nn.Module):
     """Whether an item is clicked, and how long it is watched, of users and items with tags: a table of embeddings for
     each, and a mixture of experts with a gate by task (multi-gate mixture of experts)."""
 
-    def __init__(
-        self, num_users: int, num_items: int, num_tags: int, dim: int = 6, num_experts: int = 4
-    ) -> None:
+    def __init__(self, num_users: int, num_items: int, num_tags: int, dim: int = 6, num_experts: int = 4) -> None:
         super().__init__()
         self.users, self.items = nn.Embedding(num_users, dim), nn.Embedding(num_items, dim)
         self.tags = nn.Embedding(num_tags, dim, padding_idx=0)

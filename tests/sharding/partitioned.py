@@ -141,10 +141,7 @@ def differences(
             for number, (found, whole) in enumerate(zip(outputs, expected.outputs, strict=True))
             if not _close(found, whole, tolerance)
         ]
-        for what, found, wanted in (
-            ("gradient", gradients, expected.gradients),
-            ("buffer", updates, expected.buffers),
-        ):
+        for what, found, wanted in (("gradient", gradients, expected.gradients), ("buffer", updates, expected.buffers)):
             for name, part in found.items():
                 placements, whole = program.placements[name], wanted.get(name, torch.zeros(()))
                 mine = strip_padding(part, whole.shape, placements, mesh)

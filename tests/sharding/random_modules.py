@@ -319,11 +319,7 @@ def concatenation(draw: random.Random, tensors: _Tensors, x: Tensor, there: list
 def broadcast(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor:
     count = draw.randint(1, 4)
     if x.dim() and draw.random() < 0.3:
-        return (
-            x.repeat_interleave(count, _dim(draw, x))
-            if draw.random() < 0.5
-            else x.repeat(count, *[1] * x.dim())
-        )
+        return x.repeat_interleave(count, _dim(draw, x)) if draw.random() < 0.5 else x.repeat(count, *[1] * x.dim())
     wider = [count if size == 1 else size for size in x.shape]
     return x.expand((*draw.choice([[], [count], [1]]), *wider))
 

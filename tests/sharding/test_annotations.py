@@ -100,9 +100,7 @@ def annotated_on_ranks(mesh: dict[str, int]) -> tuple[list[str], dict[str, str]]
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    "mesh", [{"data": 2, "model": 2}, {"data": 2, "model": 1}, {"data": 1, "model": 4}], ids=str
-)
+@pytest.mark.parametrize("mesh", [{"data": 2, "model": 2}, {"data": 2, "model": 1}, {"data": 1, "model": 4}], ids=str)
 def test_annotated_tensors_lie_as_asked(ranks: Pools, mesh: dict[str, int]):
     for wrong, places in ranks[math.prod(mesh.values())].run(annotated_on_ranks, mesh):
         assert wrong == []
@@ -166,10 +164,7 @@ def devices(array: Any) -> sharding.Devices:
 
 def test_arrays_that_order_devices_differently_are_refused_with_both_names() -> None:
     module, sample = annotated()
-    hints = {
-        "first.weight": devices([[3, 2], [1, 0]]),
-        "second.weight": devices([[0, 1], [2, 3]]),
-    }
+    hints = {"first.weight": devices([[3, 2], [1, 0]]), "second.weight": devices([[0, 1], [2, 3]])}
     with refused("invalid_value", "hints['second.weight']", "[[0 1]\n [2 3]]"):
         sharding.plan(module, sample, cores(4), hints, mesh={"data": 2, "model": 2})
 
@@ -223,9 +218,7 @@ def test_an_array_may_name_devices_in_any_order(ranks: Pools, which: str) -> Non
     for rank, (wrong, offsets, order) in enumerate(ranks[4].run(slices_in_any_order, array, num_axes)):
         assert wrong == []
         (at,) = np.argwhere(ids == rank)
-        assert offsets == tuple(
-            min(size * place, whole) for size, place, whole in zip(sizes, at, (7, 6), strict=True)
-        )
+        assert offsets == tuple(min(size * place, whole) for size, place, whole in zip(sizes, at, (7, 6), strict=True))
         assert sorted(order) == [0, 1, 2, 3] != list(order)
 
 
@@ -260,9 +253,7 @@ def test_an_array_that_cuts_more_dimensions_than_a_mesh_has_axes_is_refused() ->
     module.weight = nn.Parameter(torch.zeros(2, 2, 2, 2))
     module.forward = lambda x: (x * module.weight).sum()
     hints = {
-        "weight": sharding.Devices(
-            ((((0, 1), (2, 3)), ((4, 5), (6, 7))), (((8, 9), (10, 11)), ((12, 13), (14, 15))))
-        )
+        "weight": sharding.Devices(((((0, 1), (2, 3)), ((4, 5), (6, 7))), (((8, 9), (10, 11)), ((12, 13), (14, 15)))))
     }
     with refused("unsupported", "hints['weight']", "shape (2, 2, 2, 2)") as caught:
         sharding.plan(module, (torch.zeros(2, 2, 2, 2),), cores(16), hints)
@@ -375,9 +366,7 @@ def same(x: Tensor) -> Tensor:
 def test_a_manual_part_that_cannot_be_is_told_with_the_line_that_enters_it(which: str) -> None:
     placements, told = MANUAL[which]
     with pytest.raises(SpecError) as error:
-        sharding.plan(
-            Manual(sharding.manual(same, *placements)), (torch.zeros(5, 6),), cores(4), mesh={"a": 2, "b": 2}
-        )
+        sharding.plan(Manual(sharding.manual(same, *placements)), (torch.zeros(5, 6),), cores(4), mesh={"a": 2, "b": 2})
     assert str(error.value).startswith(f"{line_of('a part')} (")
     assert told in str(error.value)
 

@@ -112,9 +112,7 @@ class Compiled(nn.Module):
         return self.activation(self.linear(x)).square().sum()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf"
-)  # within torch's compiler
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # within torch's compiler
 def test_a_function_that_is_compiled_within_forward():
     module = Compiled()
     cold = applied_to(module, X)(X)

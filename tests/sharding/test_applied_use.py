@@ -169,8 +169,7 @@ def test_modes_of_submodules_do_not_change_alone():
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    "kind",
-    ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook"],
+    "kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook"]
 )
 def test_a_hook_on_a_submodule_would_not_run(kind: str):
     applied = applied_to(Normed(), X)
@@ -211,16 +210,10 @@ def test_values_that_the_program_has_cannot_be_set():
 
 def test_autocast_around_a_call():
     applied = applied_to(Normed(), X)
-    with (
-        torch.autocast("cpu", dtype=torch.bfloat16),
-        pytest.raises(RuntimeError, match=r"torch\.autocast"),
-    ):
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RuntimeError, match=r"torch\.autocast"):
         applied(X)
     loss = applied(X)
-    with (
-        torch.autocast("cpu", dtype=torch.bfloat16),
-        pytest.raises(RuntimeError, match=r"torch\.autocast"),
-    ):
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RuntimeError, match=r"torch\.autocast"):
         loss.backward()
 
 
@@ -232,9 +225,7 @@ def test_copies():
 
 
 def test_a_module_that_is_pickled():
-    with pytest.raises(
-        TypeError, match=r"an applied module cannot be pickled: .* write it with sharding\.save"
-    ):
+    with pytest.raises(TypeError, match=r"an applied module cannot be pickled: .* write it with sharding\.save"):
         pickle.dumps(applied_to(Normed(), X))
 
 
@@ -270,11 +261,7 @@ def test_a_sample_that_a_plan_cannot_keep(options: dict[Any, Any]):
             self.scale = nn.Parameter(torch.tensor(3.0))
 
         def forward(self, x: Tensor, options: dict[Any, Any]) -> Tensor:
-            return (
-                (x * self.scale * options.get(1, 1.0) * sum(options["t"])).sum()
-                if "t" in options
-                else x.sum()
-            )
+            return (x * self.scale * options.get(1, 1.0) * sum(options["t"])).sum() if "t" in options else x.sum()
 
     module = Optional()
     plan = sharding.plan(module, (X, options), cores(1), mesh={"devices": 1})

@@ -21,9 +21,7 @@ aten = torch.ops.aten
 class Attention(nn.Module):
     """`heads` of queries, `groups` of keys and values, of 4 numbers each."""
 
-    def __init__(
-        self, heads: int, groups: int, mask: tuple[int, ...] | None = None, causal: bool = False
-    ) -> None:
+    def __init__(self, heads: int, groups: int, mask: tuple[int, ...] | None = None, causal: bool = False) -> None:
         super().__init__()
         self.heads, self.groups, self.causal = heads, groups, causal
         self.q = nn.Parameter(torch.randn(6, heads * 4, dtype=D))
@@ -61,9 +59,7 @@ def test_attention(name: str) -> None:
     sample = (torch.randn(3, 5, 6, dtype=D), torch.randn(3, keys, 6, dtype=D))
     check_at_random(Attention(**CASES[name]), sample, cases=4)
     split = {"b", "k", "g", "s"}
-    check_at_random(
-        Attention(**CASES[name]), sample, cases=4, seed=1, prefer=lambda option: option.factor in split
-    )
+    check_at_random(Attention(**CASES[name]), sample, cases=4, seed=1, prefer=lambda option: option.factor in split)
 
 
 def test_its_dropout_is_refused_in_words() -> None:

@@ -53,9 +53,7 @@ def test_arguments_that_cannot_be_are_told(which: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [np.zeros(2), UserDict(y=torch.ones(2)), {1, 2}, object()],
-    ids=lambda value: type(value).__name__,
+    "value", [np.zeros(2), UserDict(y=torch.ones(2)), {1, 2}, object()], ids=lambda value: type(value).__name__
 )
 def test_values_of_a_sample_that_no_graph_takes_are_told(value: Any) -> None:
     with refusals.refused("wrong_type", "inputs.1", type(value).__name__):
@@ -64,9 +62,7 @@ def test_values_of_a_sample_that_no_graph_takes_are_told(value: Any) -> None:
 
 @pytest.mark.parametrize("model", [lambda x: x.sum(), Plain], ids=["a function", "a class"])
 def test_what_is_no_module_is_told(model: Any) -> None:
-    told = (
-        r"^model \(='(function|Plain)'\) must be an nn.Module; call its class, or put the function into one's"
-    )
+    told = r"^model \(='(function|Plain)'\) must be an nn.Module; call its class, or put the function into one's"
     with pytest.raises(SpecError, match=told):
         sharding.plan(model, BATCH, cores(1))
 
@@ -80,9 +76,7 @@ def test_what_is_no_module_is_told(model: Any) -> None:
     ],
     ids=["no program", "text for a number", "another batch"],
 )
-def test_arguments_of_apply_that_cannot_be_are_told(
-    options: dict[str, Any], code: ProblemCode, path: str
-) -> None:
+def test_arguments_of_apply_that_cannot_be_are_told(options: dict[str, Any], code: ProblemCode, path: str) -> None:
     module = nn.Linear(2, 1)
     plan = sharding.plan(module, (torch.zeros(2, 2),), cores(1), loss=mean_square, mesh={"a": 1})
     with refusals.refused(code, path, options[path]):
@@ -104,11 +98,7 @@ def test_arguments_of_apply_that_cannot_be_are_told(
     ids=["none", "syntax", "depth", "encoding", "a list", "nothing", "no keys", "a list of hints"],
 )
 def test_a_file_that_is_no_plan_is_told(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    content: bytes | None,
-    code: ProblemCode,
-    path: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, code: ProblemCode, path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if content is not None:
@@ -159,9 +149,7 @@ def test_no_smaller_cluster_has_room_than_the_one_that_is_named(seed: int) -> No
     width, nodes, each = draw.choice([8, 12, 100, 256]), draw.choice([1, 2]), draw.choice([1, 1, 2, 3])
     module = nn.Sequential(*(nn.Linear(width, width, device="meta") for _ in range(3)))
     batch = (torch.empty(16, width),)
-    whole = sum(
-        parameter.numel() * 16 for parameter in module.parameters()
-    )  # with gradients and Adam's state
+    whole = sum(parameter.numel() * 16 for parameter in module.parameters())  # with gradients and Adam's state
     room = int(whole / (nodes * each) * draw.uniform(0.2, 0.9))
     kind = cores(each, room)
     mesh = draw.choice([None, {"a": nodes * each}, {"a": nodes, "b": each}])
@@ -193,13 +181,9 @@ def test_no_smaller_cluster_has_room_than_the_one_that_is_named(seed: int) -> No
      ({"recompute": True}, "recompute (=True) needs blocks"),
      ({"hints": {f"{at}.weight": sharding.Split(0, axis=f"axis{at}") for at in range(3)}}, "name more than two mesh")],
 )  # fmt: skip
-def test_what_cannot_be_asked_for_is_told_also_where_there_is_no_room(
-    given: dict[str, Any], told: str
-) -> None:
+def test_what_cannot_be_asked_for_is_told_also_where_there_is_no_room(given: dict[str, Any], told: str) -> None:
     cluster = cores(2, ROOM // 2)
-    message = refused(
-        layers(), (torch.empty(16, 256),), cluster=cluster, loss=mean_square, **{"mesh": None} | given
-    )
+    message = refused(layers(), (torch.empty(16, 256),), cluster=cluster, loss=mean_square, **{"mesh": None} | given)
     assert told in message
 
 
@@ -228,18 +212,11 @@ def test_beyond_the_next_eight_a_cluster_is_named_below_which_there_is_no_room()
 @pytest.mark.slow
 def test_a_batch_that_takes_all_memory_is_told() -> None:
     message = refused(layers(), (torch.empty(2048, 256),), cluster=cores(4, ROOM), loss=mean_square)
-    assert (
-        "the batch, which lies whole on each device, takes 2 MiB of its 1.43 MiB; use a smaller batch"
-        in message
-    )
+    assert "the batch, which lies whole on each device, takes 2 MiB of its 1.43 MiB; use a smaller batch" in message
 
 
 def test_hints_without_room_are_told_with_their_values() -> None:
-    hints = {
-        "0.weight": sharding.Replicate(),
-        "1.weight": sharding.Split(0),
-        "2.weight": sharding.Replicate(),
-    }
+    hints = {"0.weight": sharding.Replicate(), "1.weight": sharding.Split(0), "2.weight": sharding.Replicate()}
     module = nn.Sequential(*(nn.Linear(64, 64, bias=False, device="meta") for _ in range(3)))
     with refusals.refused_for([("does_not_fit", f"hints['{at}.weight']", "Replicate()") for at in (0, 2)]):
         sharding.plan(module, (torch.empty(8, 64),), cores(4, 140_000), hints, mean_square, mesh={"a": 4})

@@ -82,9 +82,7 @@ def test_an_operator_without_a_rule_is_told_with_all_three_remedies_and_is_whole
     assert "sharding.register" in message
     assert "sharding.manual" in message
     assert "plan(..., replicate=['aten.linalg_householder_product.default'])" in message
-    plan = sharding.plan(
-        module, BATCH, cores(4), mesh=MESH, replicate=["aten.linalg_householder_product.default"]
-    )
+    plan = sharding.plan(module, BATCH, cores(4), mesh=MESH, replicate=["aten.linalg_householder_product.default"])
     name = next(each for each in plan.options if "householder" in each)
     assert plan.options[name] == ["whole", "whole"]
 
@@ -346,9 +344,7 @@ class Sparse(nn.Module):
 def test_a_sparse_gradient_is_told_with_its_remedy() -> None:
     message = refused(Sparse(), (torch.randint(0, 10, (8, 3)),))
     assert message.startswith(line_of("sparse"))
-    assert (
-        "gives a sparse tensor, which has no parts; use dense ones: of an embedding, sparse=False" in message
-    )
+    assert "gives a sparse tensor, which has no parts; use dense ones: of an embedding, sparse=False" in message
 
 
 def test_a_batch_that_asks_for_its_gradient_is_told_when_it_comes() -> None:

@@ -148,14 +148,10 @@ def local_on_ranks(mesh: dict[str, int]) -> list[str]:
             optimizer.zero_grad()
             each["loss"].backward()
             optimizer.step()
-        wrong += [
-            f"{key} {step}" for key in found if not torch.allclose(found[key], expected[key], atol=1e-10)
-        ]
+        wrong += [f"{key} {step}" for key in found if not torch.allclose(found[key], expected[key], atol=1e-10)]
     batch = batch_of(8 * dist.get_world_size(), 7)  # a rank has as many rows as the plan's whole batch
     found, expected = applied.eval()(*rows_of_rank(batch)), module.eval()(*batch)
-    wrong += [
-        f"{key} evaluated" for key in found if not torch.allclose(found[key], expected[key], atol=1e-10)
-    ]
+    wrong += [f"{key} evaluated" for key in found if not torch.allclose(found[key], expected[key], atol=1e-10)]
     sharding.close(applied)
     return wrong
 
@@ -180,10 +176,7 @@ def test_local_batches_of_other_sizes_by_rank_are_refused_on_all(ranks: Pools):
 
 
 def applied_to_mappings() -> sharding.Applied:
-    sample = {
-        "rows": torch.ones(4, 6, dtype=torch.float64),
-        "temperature": torch.ones((), dtype=torch.float64),
-    }
+    sample = {"rows": torch.ones(4, 6, dtype=torch.float64), "temperature": torch.ones((), dtype=torch.float64)}
     plan = sharding.plan(Scaled(), (sample,), cores(2), {"inputs.0": sharding.Split(0)}, mesh={"a": 2})
     return sharding.apply(Scaled(), plan, batch="local")
 
@@ -192,11 +185,7 @@ def unlike_on_ranks() -> list[str]:
     """Messages on this rank for lengths, dtypes, nesting and dimensions that differ from rank to rank."""
     applied, rank, said = applied_to_mappings(), dist.get_rank(), []
     rows, temperature = torch.ones(2, 6, dtype=torch.float64), torch.ones((), dtype=torch.float64)
-    for other in (
-        rows[:, : 6 - rank],
-        rows.to(torch.float32) if rank else rows,
-        rows[..., None] if rank else rows,
-    ):
+    for other in (rows[:, : 6 - rank], rows.to(torch.float32) if rank else rows, rows[..., None] if rank else rows):
         with pytest.raises(ValueError) as error:
             applied({"rows": other, "temperature": temperature})
         said.append(str(error.value))
@@ -253,9 +242,7 @@ def sizes_on_ranks(mesh: dict[str, int]) -> list[str]:
         applied.train()
         module.train()
         module.norm.eval()
-        wrong += [
-            f"{key} {step}" for key in found if not torch.allclose(found[key], expected[key], atol=1e-10)
-        ]
+        wrong += [f"{key} {step}" for key in found if not torch.allclose(found[key], expected[key], atol=1e-10)]
         if found["logits"].shape != expected["logits"].shape:
             wrong.append(f"shape {step}")
         if len(applied._programs._cache) > 3:
@@ -275,9 +262,7 @@ class Words(nn.Module):
         self.table, self.layer = nn.Embedding(11, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
 
     def forward(self, words: Tensor) -> Tensor:
-        return F.cross_entropy(
-            (self.layer(self.table(words)) @ self.table.weight.T).flatten(0, 1), words.flatten()
-        )
+        return F.cross_entropy((self.layer(self.table(words)) @ self.table.weight.T).flatten(0, 1), words.flatten())
 
 
 @pytest.mark.slow

@@ -75,9 +75,7 @@ def test_the_graph_is_that_of_layers_captured_one_by_one(monkeypatch: pytest.Mon
     # Nothing is faked: the reference is the product's own way with layers that differ, each captured by itself.
     monkeypatch.setattr("moe.sharding.capture.capture.find_repeats", lambda module: [])
     apart = capture(Stack(4).double(), SAMPLE)
-    kinds = [
-        sorted(str(n.target) for n in each.graph.graph.nodes if is_operator(n)) for each in (together, apart)
-    ]
+    kinds = [sorted(str(n.target) for n in each.graph.graph.nodes if is_operator(n)) for each in (together, apart)]
     assert kinds[0] == kinds[1]
     assert together.gradients.keys() == apart.gradients.keys()
     assert together.updates.keys() == apart.updates.keys()

@@ -191,11 +191,7 @@ def test_what_a_window_moves_is_counted(data):
     size, degree = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 6))
     small = st.integers(-8, 8)
     window = Window(
-        data.draw(small),
-        data.draw(small),
-        data.draw(st.integers(0, 9)),
-        size,
-        divisor=data.draw(st.integers(1, 3)),
+        data.draw(small), data.draw(small), data.draw(st.integers(0, 9)), size, divisor=data.draw(st.integers(1, 3))
     )
     part = -(-size // degree)
     lacking = [

@@ -39,9 +39,7 @@ def batch_split(captured: CapturedGraph, leaves: int | None = None) -> Assignmen
     for node in captured.graph.graph.nodes:
         if is_operator(node):
             every = rule_of(node).axis_options()
-            batch = [
-                each for each in every if each.factor is not None and rule_of(node).sizes[each.factor] == 8
-            ]
+            batch = [each for each in every if each.factor is not None and rule_of(node).sizes[each.factor] == 8]
             options[node.name] = ((batch or every)[0],)
     place = WHOLE if leaves is None else split(leaves)
     names = {node.name: (place,) for node, leaf in captured.leaves.items() if leaf.kind == "parameter"}

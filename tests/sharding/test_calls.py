@@ -123,12 +123,7 @@ FORMS: dict[str, Form] = {
         "inputs.labels",
     ),
     "a data class": (OfPair, Pair(X, Inner(Y)), [lambda m, x, y: m(Pair(x, Inner(y)))], "inputs.0"),
-    "a data class in a tuple": (
-        OfPair,
-        (Pair(X, Inner(Y)),),
-        [lambda m, x, y: m(Pair(x, Inner(y)))],
-        "inputs",
-    ),
+    "a data class in a tuple": (OfPair, (Pair(X, Inner(Y)),), [lambda m, x, y: m(Pair(x, Inner(y)))], "inputs"),
     "a named tuple": (OfRow, Row(X, Y), [lambda m, x, y: m(Row(x, y))], "inputs.0"),
     "a named tuple in order": (Ordered, Row(X, Y), [lambda m, x, y: m(x, y)], "inputs.x"),
     "a dict": (OfDict, {"x": X, "y": Y}, [lambda m, x, y: m({"y": y, "x": x})], "inputs.0"),
@@ -148,12 +143,7 @@ def wrong_calls(form: str) -> list[str]:
     module = kind().to(D)
     loss = loss_of if kind in (Hub, OfPair) else None
     plan = sharding.plan(
-        module,
-        sample,
-        cores(2),
-        {hinted: sharding.Split(0)},
-        mesh={"a": 2},
-        loss=None if loss is None else loss,
+        module, sample, cores(2), {hinted: sharding.Split(0)}, mesh={"a": 2}, loss=None if loss is None else loss
     )
     plan = sharding.ShardingPlan.from_json(json.loads(json.dumps(plan.to_json())))
     applied = sharding.apply(module, plan, sample=sample, loss=loss)
@@ -170,9 +160,7 @@ def wrong_calls(form: str) -> list[str]:
         for name, parameter in applied.named_parameters():
             gradient, shard = module.get_parameter(name).grad, applied.shard_of(name, parameter)
             assert gradient is not None
-            part = gradient[
-                tuple(slice(at, at + n) for at, n in zip(shard.offsets, shard.part.shape, strict=True))
-            ]
+            part = gradient[tuple(slice(at, at + n) for at, n in zip(shard.offsets, shard.part.shape, strict=True))]
             if not torch.allclose(shard.part.new_tensor(applied.shard_of(name, parameter.grad).part), part):
                 wrong.append(f"gradient of {name}")
     sharding.close(applied)
@@ -234,9 +222,7 @@ def test_a_loss_that_is_forgotten() -> None:
         return out.square().mean()
 
     module = nn.Linear(3, 2).to(D)
-    planned = {
-        loss: sharding.plan(module, (X,), cores(1), mesh={"a": 1}, loss=loss) for loss in (squared, None)
-    }
+    planned = {loss: sharding.plan(module, (X,), cores(1), mesh={"a": 1}, loss=loss) for loss in (squared, None)}
     for given, expected in ((squared, None), (None, squared)):
         with pytest.raises(SpecError) as caught:
             sharding.apply(module, planned[given], loss=expected)
@@ -274,11 +260,7 @@ def on_torch_mesh() -> list[Any]:
     module = Ordered().to(D)
     mesh = DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("data", "model"))
     plan = sharding.plan(
-        module,
-        (X, Y),
-        cores(4),
-        {"inputs": sharding.Split(0, axis="data"), "linear.weight": Shard(0)},
-        mesh=mesh,
+        module, (X, Y), cores(4), {"inputs": sharding.Split(0, axis="data"), "linear.weight": Shard(0)}, mesh=mesh
     )
     applied = sharding.apply(module, plan, mesh=mesh)
     equal = torch.allclose(applied(X, Y), module(X, Y), rtol=1e-12)

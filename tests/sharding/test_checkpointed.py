@@ -56,9 +56,7 @@ def nested(layers: nn.Sequential, x: Tensor) -> Tensor:
 
 
 class Deep(nn.Module):
-    def __init__(
-        self, run: Callable[[nn.Sequential, Tensor], Tensor], inside: bool, alike: bool = True
-    ) -> None:
+    def __init__(self, run: Callable[[nn.Sequential, Tensor], Tensor], inside: bool, alike: bool = True) -> None:
         super().__init__()
         self.run = run
         self.layers = nn.Sequential(*(Layer(8, inside) for _ in range(4)))
@@ -117,9 +115,7 @@ def saved_bytes(way: str) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         applied(*batch)
-    weights = {
-        each.untyped_storage().data_ptr() for each in (*module.parameters(), *applied.parameters(), *batch)
-    }
+    weights = {each.untyped_storage().data_ptr() for each in (*module.parameters(), *applied.parameters(), *batch)}
     return sum(size for pointer, size in kept.items() if pointer not in weights)
 
 
@@ -131,9 +127,7 @@ def test_a_call_keeps_less_in_memory(way: str):
 
 
 def on_ranks(way: str, recompute: bool, micro_batches: int) -> list[str]:
-    return differences(
-        lambda: built(way), {"a": 2}, steps=2, recompute=recompute, micro_batches=micro_batches
-    )[0]
+    return differences(lambda: built(way), {"a": 2}, steps=2, recompute=recompute, micro_batches=micro_batches)[0]
 
 
 @pytest.mark.sample(1)
@@ -147,9 +141,7 @@ def on_ranks(way: str, recompute: bool, micro_batches: int) -> list[str]:
         ("not alike", False, 3),
     ],
 )
-def test_losses_and_gradients_are_those_of_one_device(
-    ranks: Pools, way: str, recompute: bool, micro_batches: int
-):
+def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, way: str, recompute: bool, micro_batches: int):
     assert ranks[2].run(on_ranks, way, recompute, micro_batches) == [[], []]
 
 
@@ -158,9 +150,7 @@ def test_dropout_draws_again_what_it_drew():
     values = []
     for way in ("", "around"):
         module, batch = built(way)
-        applied = sharding.apply(
-            module.train(), sharding.plan(module, batch, cores(1), mesh={"a": 1}), seed=3
-        )
+        applied = sharding.apply(module.train(), sharding.plan(module, batch, cores(1), mesh={"a": 1}), seed=3)
         loss = applied(*batch)
         loss.backward()
         values.append([loss, *(each.grad for each in applied.parameters())])

@@ -18,9 +18,7 @@ class Made(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         made = torch.zeros(5, 7) + torch.ones_like(self.a) + torch.full((7,), 3) + torch.arange(7)
-        made = (
-            made + torch.arange(2, 9, dtype=D) + torch.arange(0.5, 4, 0.5, dtype=D) + torch.arange(14, 0, -2)
-        )
+        made = made + torch.arange(2, 9, dtype=D) + torch.arange(0.5, 4, 0.5, dtype=D) + torch.arange(14, 0, -2)
         made = made + torch.eye(5, 7) + x.new_zeros(5, 1) + torch.linspace(-1, 2, 7, dtype=D)
         made = made + torch.empty_like(self.a).fill_(2) + torch.full_like(self.a, 4) + torch.tensor(2.5)
         return self.a * made * torch.eye(5, dtype=D)[:, :1] * torch.tril(torch.ones(5, 7))
@@ -44,9 +42,7 @@ def test_each_rank_makes_its_part() -> None:
 
 
 def test_parts_are_split_where_there_is_a_way() -> None:
-    check_at_random(
-        Made(), (torch.randn(3, dtype=D),), cases=10, seed=1, prefer=lambda o: o.factor is not None
-    )
+    check_at_random(Made(), (torch.randn(3, dtype=D),), cases=10, seed=1, prefer=lambda o: o.factor is not None)
 
 
 def test_what_is_made_for_gradients_alone_is_not_kept_for_them() -> None:

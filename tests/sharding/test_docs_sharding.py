@@ -106,11 +106,7 @@ def test_tests_that_it_names_exist() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT)
     assert len(named) > 30
     defined = {
-        path: {
-            each.name
-            for each in ast.parse((ROOT / path).read_text()).body
-            if isinstance(each, ast.FunctionDef)
-        }
+        path: {each.name for each in ast.parse((ROOT / path).read_text()).body if isinstance(each, ast.FunctionDef)}
         for path in {path for path, _ in named}
     }
     assert [(path, name) for path, name in named if name not in defined[path]] == []
@@ -122,6 +118,4 @@ def test_files_and_headings_that_it_links_to_exist() -> None:
         for each in re.findall(r"^## (.*)", TEXT, re.MULTILINE)
     }
     for link in re.findall(r"\]\(([^)]+)\)", TEXT):
-        assert (
-            link.removeprefix("#") in headings if link.startswith("#") else (DOCUMENT.parent / link).exists()
-        ), link
+        assert link.removeprefix("#") in headings if link.startswith("#") else (DOCUMENT.parent / link).exists(), link

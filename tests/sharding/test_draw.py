@@ -54,9 +54,7 @@ def test_bars_are_coloured_by_placement() -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_the_picture_is_the_same_byte_for_byte_also_after_the_plan_was_saved(
-    plan: str, tmp_path: Path
-) -> None:
+def test_the_picture_is_the_same_byte_for_byte_also_after_the_plan_was_saved(plan: str, tmp_path: Path) -> None:
     sharding_plan = PLANS[plan]()
     sharding_plan.draw(tmp_path / "plan.svg")
     sharding_plan.save(tmp_path / "plan.json")

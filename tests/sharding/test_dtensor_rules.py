@@ -138,10 +138,7 @@ def test_operators_without_a_rule_run_by_dtensors() -> None:
     module, sample = Sampled(), (torch.rand(4, 3, 3, 2, dtype=torch.float64) * 2 - 1,)
     nodes = [each for each in capture(module, sample).graph.graph.nodes if is_operator(each)]
     borrowed = [each for each in nodes if rule_of(each).given]
-    assert {each.target for each in borrowed} == {
-        aten.grid_sampler_2d.default,
-        aten.grid_sampler_2d_backward.default,
-    }
+    assert {each.target for each in borrowed} == {aten.grid_sampler_2d.default, aten.grid_sampler_2d_backward.default}
     assert all(any(each.operands[0].dim == 0 for each in rule_of(node).given) for node in borrowed)
     check_at_random(module, sample, cases=20)
     check_at_random(module, sample, cases=10, seed=1, prefer=lambda option: option.name.startswith("torch's"))
@@ -174,9 +171,7 @@ class Twice(nn.Module):
 def test_a_users_operator_runs_by_the_rule_that_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = (torch.randn(5, 4, dtype=torch.float64),)
     (node,) = [each for each in capture(Twice(), sample).graph.graph.nodes if is_operator(each)]
-    with refused(
-        "no_sharding_rule", "tests/sharding/test_dtensor_rules.py:171", "shardyard_test.twice.default"
-    ):
+    with refused("no_sharding_rule", "tests/sharding/test_dtensor_rules.py:171", "shardyard_test.twice.default"):
         rule_of(node)
     monkeypatch.setattr("moe.sharding.rules.registry.RULES", dict(RULES))
     register(torch.ops.shardyard_test.twice.default, _rows)

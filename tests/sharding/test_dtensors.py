@@ -56,9 +56,7 @@ def differing(module: nn.Module, applied: sharding.Applied) -> list[str]:
             wrong.append(f"{name} is {type(parameter).__name__} {list(parameter.shape)}")
         elif not torch.allclose(parameter.full_tensor(), whole, rtol=1e-10, atol=1e-10):
             wrong.append(f"value of {name}")
-        if whole.grad is not None and not torch.allclose(
-            parameter.grad.full_tensor(), whole.grad, atol=1e-10
-        ):
+        if whole.grad is not None and not torch.allclose(parameter.grad.full_tensor(), whole.grad, atol=1e-10):
             wrong.append(f"gradient of {name}")
     return wrong
 
@@ -66,14 +64,8 @@ def differing(module: nn.Module, applied: sharding.Applied) -> list[str]:
 def trained_on_ranks(mesh: Mesh, seed: int) -> list[str]:
     """What differs from one device after steps with clipping."""
     module, applied, batch = applied_on(mesh, seed)
-    found, expected = (
-        steps(each, torch.optim.AdamW(each.parameters(), 1e-2), batch, 3) for each in (applied, module)
-    )
-    wrong = (
-        []
-        if torch.allclose(torch.tensor(found), torch.tensor(expected), rtol=1e-10)
-        else [f"{found} {expected}"]
-    )
+    found, expected = (steps(each, torch.optim.AdamW(each.parameters(), 1e-2), batch, 3) for each in (applied, module))
+    wrong = [] if torch.allclose(torch.tensor(found), torch.tensor(expected), rtol=1e-10) else [f"{found} {expected}"]
     for norm_type in (1.0, 2.0, 3.0):  # of empty shards torch itself has no largest value
         norms = [get_total_norm([p.grad for p in each.parameters() if p.grad is not None], norm_type)
                  for each in (applied, module)]  # fmt: skip
@@ -192,9 +184,7 @@ def three_axes_on_ranks(sizes: tuple[int, ...]) -> list[str]:
         whole, placements = torch.arange(float(size * 2)).view(size, 2), (split(0), split(0), split(0))
         shard = cut(whole, placements, mesh)
         part = to_program(shard, whole.shape, placements, mesh)
-        if not torch.equal(
-            part, strip_padding(part_of(whole, placements, mesh), whole.shape, placements, mesh)
-        ):
+        if not torch.equal(part, strip_padding(part_of(whole, placements, mesh), whole.shape, placements, mesh)):
             wrong.append(f"part of {size}")
         if not torch.equal(from_program(part, whole.shape, placements, mesh), shard):
             wrong.append(f"shard of {size}")

@@ -172,10 +172,7 @@ def test_one_chunk_is_exchanged_while_experts_work_on_the_other():
 
 def test_a_layer_alone_returns_its_routing():
     torch.manual_seed(0)
-    layer, x = (
-        MoELayer(MoESpec(**SIZES, num_experts=4, capacity_factor=1.0), dtype=torch.float64),
-        sample()[0],
-    )
+    layer, x = (MoELayer(MoESpec(**SIZES, num_experts=4, capacity_factor=1.0), dtype=torch.float64), sample()[0])
     captured = capture(layer, (x,))
     program = programmed(captured, drawn(captured, (2,), random.Random(0), exchanges))
     y, routing = layer(x)
@@ -218,14 +215,10 @@ def test_gradients_take_what_the_forward_pass_kept_where_both_run_alike(alike):
             name = options[rule_of(node).gradients_of.name][0].name if alike else "whole"
             options[node.name] = tuple(each for each in rule_of(node).axis_options() if each.name == name)
         elif node.target is ROUTE.target:
-            options[node.name] = tuple(
-                each for each in rule_of(node).axis_options() if each.name == "split g"
-            )
+            options[node.name] = tuple(each for each in rule_of(node).axis_options() if each.name == "split g")
     program = programmed(captured, replace(assignment, options=options))
     assert program.backward is not None
-    forward, gradients = (
-        [node.target for node in phase.graph.nodes] for phase in (program.forward, program.backward)
-    )
+    forward, gradients = ([node.target for node in phase.graph.nodes] for phase in (program.forward, program.backward))
     num_kept = forward.count(forward_kept) + forward.count(begin_forward_kept)
     assert num_kept == gradients.count(gradients_of_kept) == (2 if alike else 0)
     assert gradients.count(backward) == (0 if alike else 2)
@@ -249,16 +242,12 @@ def test_tokens_cross_twice_forward_and_twice_backward():
 
     for (counts, *rows), num_tokens in zip(on_threads((2,), sent), (16, 13), strict=True):
         assert counts == 2 * 2 * 8  # int64, of two experts on each of two ranks
-        of_row = (
-            2 * num_tokens * 8
-        )  # the width is 6; beside it what a row weighs there, or the gradient of that
+        of_row = 2 * num_tokens * 8  # the width is 6; beside it what a row weighs there, or the gradient of that
         assert rows == [7 * of_row, 6 * of_row, 6 * of_row, 7 * of_row]
 
 
 def translation_loss() -> TranslationLoss:
-    experts = MoESpec(
-        num_experts=4, model_dim=16, hidden_dim=24, capacity_factor=1.0, min_capacity=1, group_tokens=24
-    )
+    experts = MoESpec(num_experts=4, model_dim=16, hidden_dim=24, capacity_factor=1.0, min_capacity=1, group_tokens=24)
     spec = TranslationModelSpec(
         model_dim=16, num_heads=2, head_dim=8, ffn_dim=32, num_encoder_layers=2, num_decoder_layers=2,
         source_vocab_size=300, target_vocab_size=300, dropout=0.1, moe=experts,

@@ -134,14 +134,7 @@ def test_a_plan_that_was_saved_explains_itself_alike(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("num_bytes", "told"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "0.977 KiB"),
-        (1536, "1.5 KiB"),
-        (1 << 40, "1 TiB"),
-        (1023 << 20, "0.999 GiB"),
-    ],
+    [(0, "0 B"), (999, "999 B"), (1000, "0.977 KiB"), (1536, "1.5 KiB"), (1 << 40, "1 TiB"), (1023 << 20, "0.999 GiB")],
 )
 def test_bytes_have_three_digits(num_bytes: int, told: str) -> None:
     assert in_bytes(num_bytes) == told

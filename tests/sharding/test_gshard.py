@@ -86,9 +86,7 @@ def on_ranks(mesh: dict[str, int], annotated: bool) -> tuple[list[str], dict[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mesh", "annotated"),
-    [({"a": 2}, False), ({"a": 4}, False), ({"a": 2, "b": 2}, False), ({"a": 4}, True)],
-    ids=str,
+    ("mesh", "annotated"), [({"a": 2}, False), ({"a": 4}, False), ({"a": 2, "b": 2}, False), ({"a": 4}, True)], ids=str
 )
 def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, mesh: dict[str, int], annotated: bool):
     for wrong, parameters in ranks[math.prod(mesh.values())].run(on_ranks, mesh, annotated):

@@ -15,9 +15,7 @@ D = torch.float64
 class Of(nn.Module):
     """A function of two parameters and the inputs."""
 
-    def __init__(
-        self, function: Callable[..., Tensor], first: tuple[int, ...], second: tuple[int, ...]
-    ) -> None:
+    def __init__(self, function: Callable[..., Tensor], first: tuple[int, ...], second: tuple[int, ...]) -> None:
         super().__init__()
         self.function = function
         self.a, self.b = nn.Parameter(torch.randn(first, dtype=D)), nn.Parameter(torch.randn(second, dtype=D))

@@ -25,14 +25,9 @@ class Products(nn.Module):
     def __init__(self, sizes: tuple[int, int, int, int]) -> None:
         super().__init__()
         batch, rows, inner, columns = sizes
-        self.first, self.second = (
-            nn.Parameter(torch.randn(shape)) for shape in ((rows, inner), (inner, columns))
-        )
+        self.first, self.second = (nn.Parameter(torch.randn(shape)) for shape in ((rows, inner), (inner, columns)))
         self.left = nn.Parameter(torch.randn(batch, columns, rows))
-        self.bias, self.square = (
-            nn.Parameter(torch.randn(columns)),
-            nn.Parameter(torch.randn(batch, rows, rows)),
-        )
+        self.bias, self.square = (nn.Parameter(torch.randn(columns)), nn.Parameter(torch.randn(batch, rows, rows)))
 
     def forward(self) -> Tensor:
         x = torch.addmm(self.bias, self.first, self.second, beta=0.5, alpha=2.0)
@@ -45,9 +40,7 @@ def _ring(option: AxisOption) -> bool:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))]
-)
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 def test_products_of_any_size_go_round(seed):
     torch.manual_seed(seed)
     sizes = tuple(random.Random(seed).choice([2, 3, 4, 5, 7]) for _ in range(4))
@@ -68,9 +61,7 @@ def test_a_ring_moves_the_bytes_that_its_rule_says(passed):
     module = OneProduct().double().requires_grad_(False)
     captured = capture(module, ())
     (product,) = [node for node in captured.graph.graph.nodes if is_operator(node)]
-    (option,) = [
-        each for each in rule_of(product).axis_options() if each.name.endswith(f"ring, {passed} passed")
-    ]
+    (option,) = [each for each in rule_of(product).axis_options() if each.name.endswith(f"ring, {passed} passed")]
     assert option.exchange is not None
     program = programmed(captured, Assignment((4,), {}, {product.name: (option,)}))
 

@@ -49,9 +49,7 @@ class Attention(nn.Module):
 
     def forward(self, words: Tensor) -> tuple[Tensor, Tensor]:
         x = self.embedding(words[:, :-1])
-        q, k, v = (
-            each.unflatten(-1, (2, -1)).transpose(1, 2) for each in self.keys(self.norm(x)).chunk(3, -1)
-        )
+        q, k, v = (each.unflatten(-1, (2, -1)).transpose(1, 2) for each in self.keys(self.norm(x)).chunk(3, -1))
         x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         logits = self.output(x)
         total = F.cross_entropy(logits.flatten(0, 1), words[:, 1:].reshape(-1), reduction="sum")
@@ -91,9 +89,7 @@ def planned(build: Callable[[], Built], mesh: dict[str, int], micro_batches: int
     return sharding.plan(module, sample, cores(size), mesh=mesh, micro_batches=micro_batches, **options)
 
 
-def on_mesh(
-    build: Callable[[], Built], plan: sharding.ShardingPlan
-) -> tuple[list[str], list[tuple[str, int, int]]]:
+def on_mesh(build: Callable[[], Built], plan: sharding.ShardingPlan) -> tuple[list[str], list[tuple[str, int, int]]]:
     """(what is not as on one device, the collectives of the first rank)."""
     module, sample = build()
     expected = on_one_device(module, sample)
@@ -315,9 +311,7 @@ class TimeFirst(nn.Module):
 
 
 def test_a_batch_behind_another_dimension_is_told_so():
-    with pytest.raises(
-        SpecError, match=r"joins the batch with a dimension that lies before it.*keep the batch first"
-    ):
+    with pytest.raises(SpecError, match=r"joins the batch with a dimension that lies before it.*keep the batch first"):
         sharding.plan(TimeFirst(), (torch.zeros(8, 5, 4),), cores(1), micro_batches=2)
 
 

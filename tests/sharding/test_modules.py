@@ -44,40 +44,26 @@ CASES = {
     "one picture": Case(ConvolutionalNetwork, hints={"inputs.0": sharding.Split(2)}, always=(4,)),
     "recommender": Case(Recommender, (23, 16, 9), always=(2,)),
     "recommender by rows": Case(
-        Recommender,
-        (23, 16, 9),
-        dict.fromkeys(TABLES, sharding.Split(0)),
-        dict.fromkeys(TABLES, "S(0)"),
-        always=(4,),
+        Recommender, (23, 16, 9), dict.fromkeys(TABLES, sharding.Split(0)), dict.fromkeys(TABLES, "S(0)"), always=(4,)
     ),
     "recommender by experts": Case(
         Recommender,
         (23, 16, 9),
-        {
-            "experts.*.0.*": sharding.Split(0),
-            "gates.*.weight": sharding.Split(0),
-            "tags.*": sharding.Replicate(),
-        },
+        {"experts.*.0.*": sharding.Split(0), "gates.*.weight": sharding.Split(0), "tags.*": sharding.Replicate()},
         {"experts.2.0.weight": "S(0)", "gates.watch.weight": "S(0)", "tags.weight": "R"},
         always=(2,),
         on_two_axes=True,
     ),
     "uneven": Case(UnevenPerceptron, always=(4,), on_two_axes=True),
     "uneven by rows": Case(
-        UnevenPerceptron,
-        (),
-        {"layers.*.weight": sharding.Split(0)},
-        {"layers.1.weight": "S(0)"},
-        always=(2,),
+        UnevenPerceptron, (), {"layers.*.weight": sharding.Split(0)}, {"layers.1.weight": "S(0)"}, always=(2,)
     ),
     "LSTM": Case(RecurrentLanguageModel, ("LSTM",), always=(2,)),
     "GRU by batch": Case(
         RecurrentLanguageModel, ("GRU",), {"inputs": sharding.Split(0)}, always=(4,), on_two_axes=True
     ),
     "state space": Case(StateSpaceModel, always=(2,)),
-    "state space by time": Case(
-        StateSpaceModel, (), {"inputs.0": sharding.Split(1)}, always=(4,), on_two_axes=True
-    ),
+    "state space by time": Case(StateSpaceModel, (), {"inputs.0": sharding.Split(1)}, always=(4,), on_two_axes=True),
 }
 
 
@@ -124,9 +110,7 @@ def on_ranks(mesh: dict[str, int], name: str) -> tuple[list[str], sharding.Shard
     ],
     ids=str,
 )
-def test_losses_gradients_and_buffers_are_those_of_one_device(
-    ranks: Pools, name: str, mesh: dict[str, int]
-) -> None:
+def test_losses_gradients_and_buffers_are_those_of_one_device(ranks: Pools, name: str, mesh: dict[str, int]) -> None:
     for wrong, plan in ranks[math.prod(mesh.values())].run(on_ranks, mesh, name):
         assert wrong == []
         for parameter, placement in CASES[name].wanted.items():

@@ -193,9 +193,7 @@ def wrong_on_ranks(name: str, hinted: bool) -> list[str]:
     module, x = MODULES[name](), torch.randn(8, 6, dtype=D)
     if name == "integers alone":
         x = torch.randint(0, 10, (8, 3))
-    plan = sharding.plan(
-        module, (x,), cores(2), {"inputs": sharding.Split(0)} if hinted else None, mesh={"a": 2}
-    )
+    plan = sharding.plan(module, (x,), cores(2), {"inputs": sharding.Split(0)} if hinted else None, mesh={"a": 2})
     alone = copy.deepcopy(module)
     applied = sharding.apply(module, plan)
     wrong = []
@@ -207,9 +205,7 @@ def wrong_on_ranks(name: str, hinted: bool) -> list[str]:
             wrong.append(f"{found[1]} for {expected[1]}")
         for mine, theirs in zip(found[0], expected[0], strict=True):
             is_equal = alike(mine, theirs) if isinstance(theirs, Tensor) else mine == theirs
-            if not is_equal or getattr(mine, "requires_grad", False) != getattr(
-                theirs, "requires_grad", False
-            ):
+            if not is_equal or getattr(mine, "requires_grad", False) != getattr(theirs, "requires_grad", False):
                 wrong.append(f"step {step} returns {mine} for {theirs}")
         for returned in (found[0], expected[0]):
             trained = [each.sum() for each in returned if isinstance(each, Tensor) and each.requires_grad]

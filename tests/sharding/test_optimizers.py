@@ -59,11 +59,7 @@ def _drawn(name: str, draw: random.Random) -> dict[str, Any]:
     if name == "SGD" and options["momentum"]:
         options |= {"nesterov": True} if draw.random() < 0.5 else {"dampening": draw.choice((0.0, 0.3))}
     form = draw.choice(("foreach", "plain", "default", *(["fused"] if name in FUSED else [])))
-    return options | {
-        "foreach": {"foreach": True},
-        "plain": {"foreach": False},
-        "fused": {"fused": True},
-    }.get(form, {})
+    return options | {"foreach": {"foreach": True}, "plain": {"foreach": False}, "fused": {"fused": True}}.get(form, {})
 
 
 def _schedule(optimizer: Optimizer, draw: random.Random) -> Callable[[float], None]:
@@ -223,10 +219,7 @@ def test_steps_on_plain_shards_end_as_they_began_after_an_error():
 def fused_on_ranks(micro_batches: int) -> list[str]:
     """What differs from one device after fused steps on shards whose padding is cut off behind each row."""
     torch.manual_seed(0)
-    module, x = (
-        nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)).double(),
-        torch.randn(4, 5, dtype=torch.float64),
-    )
+    module, x = (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)).double(), torch.randn(4, 5, dtype=torch.float64))
     world = dist.get_world_size()
     plan = sharding.plan(
         module, (x,), cores(world), {"0.weight": sharding.Split(1)}, lambda y: y.square().sum(),
@@ -273,18 +266,14 @@ def others_on_ranks() -> dict[str, str]:
     world, outcomes = dist.get_world_size(), {}
     for name in (*OTHERS, *WITHOUT_SHARDS, "ByNorm"):
         module, batch = odd()
-        plan = sharding.plan(
-            module, batch, cores(world), {"*.weight": sharding.Split(0)}, mesh={"all": world}
-        )
+        plan = sharding.plan(module, batch, cores(world), {"*.weight": sharding.Split(0)}, mesh={"all": world})
         applied = sharding.apply(module, plan)
         pair = [_made(name, list(each.parameters())) for each in (module, applied)]
         outcomes[name] = "equal"
         for _ in range(2):
             for each, optimizer in zip((module, applied), pair, strict=True):
 
-                def closure(
-                    each: nn.Module = each, optimizer: Optimizer = optimizer, batch: Any = batch
-                ) -> Tensor:
+                def closure(each: nn.Module = each, optimizer: Optimizer = optimizer, batch: Any = batch) -> Tensor:
                     optimizer.zero_grad()
                     loss = each(*batch)
                     loss.backward()
@@ -310,9 +299,7 @@ def others_on_ranks() -> dict[str, str]:
 def test_others_equal_one_device_or_are_refused_by_torch(ranks: Pools):
     for outcomes in ranks[2].run(others_on_ranks):
         assert outcomes["ByNorm"] == "equal"
-        assert [
-            each for each in outcomes.items() if each[1] != "equal" and not each[1].startswith("refused")
-        ] == []
+        assert [each for each in outcomes.items() if each[1] != "equal" and not each[1].startswith("refused")] == []
 
 
 def whole_on_ranks() -> list[str]:

@@ -23,9 +23,7 @@ def translation(**fields: object) -> Built:
         source_vocab_size=300, target_vocab_size=300, dropout=0.1, moe=experts,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(5)
-    source, target_in, target_out = (
-        torch.randint(4, 300, (8, length), generator=generator) for length in (7, 5, 5)
-    )
+    source, target_in, target_out = (torch.randint(4, 300, (8, length), generator=generator) for length in (7, 5, 5))
     source[1, 4:] = 0
     target_out[2, 3:] = 0
     model = build_model(spec, dtype=torch.float64)
@@ -38,12 +36,7 @@ def gshard() -> Built:
 
 def softmax() -> Built:
     return translation(
-        router="softmax_topk",
-        top_k=2,
-        expert_bias=True,
-        activation="swiglu",
-        z_coefficient=0.01,
-        input_jitter=0.1,
+        router="softmax_topk", top_k=2, expert_bias=True, activation="swiglu", z_coefficient=0.01, input_jitter=0.1
     )
 
 
@@ -80,9 +73,7 @@ def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, model: str, 
 @pytest.mark.slow
 def test_the_plan_of_the_plain_module_is_that_of_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts over all devices, the rest as FSDP has it; by both models of time within five hundredths."""
-    monkeypatch.setitem(
-        CASES, "here", ("gshard-128e-12l", 1 << 15, {**CASES["8 x h100"][2], "devices_per_node": 4})
-    )
+    monkeypatch.setitem(CASES, "here", ("gshard-128e-12l", 1 << 15, {**CASES["8 x h100"][2], "devices_per_node": 4}))
     found = compared("here")
     assert found["program"] == found["planner"]
     assert found["ratio_by_planner"] <= 1.05

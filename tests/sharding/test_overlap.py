@@ -119,9 +119,7 @@ def windows(program: fx.GraphModule | None) -> list[list[fx.Node]]:
 
 
 def products_of(block: str, window: list[fx.Node]) -> int:
-    return sum(
-        node.target in PRODUCTS and (node.meta.get("block") or "").startswith(block) for node in window
-    )
+    return sum(node.target in PRODUCTS and (node.meta.get("block") or "").startswith(block) for node in window)
 
 
 def test_products_stand_between_the_begin_and_the_wait():
@@ -208,11 +206,7 @@ def test_an_operator_whose_results_nobody_takes_stays_where_it_is():
     result = graph.call_function(getitem, (graph.call_function(finish, (begun,)), 0))
     graph.output((part,))
     put_in_buckets(fx.GraphModule({}, graph), (2,))
-    assert [node.target for node in graph.nodes if node.op == "call_function"] == [
-        begin_forward,
-        finish,
-        getitem,
-    ]
+    assert [node.target for node in graph.nodes if node.op == "call_function"] == [begin_forward, finish, getitem]
     assert not result.users
 
 

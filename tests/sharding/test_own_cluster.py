@@ -33,9 +33,7 @@ def test_an_unknown_gpu_is_said_to_be_one():
     assert cluster.traits.kind == "cuda"
 
 
-@pytest.mark.parametrize(
-    ("num_gpus", "num_ranks", "shape"), [(8, 4, (1, 4)), (4, 8, (2, 4)), (8, 12, (3, 4))]
-)
+@pytest.mark.parametrize(("num_gpus", "num_ranks", "shape"), [(8, 4, (1, 4)), (4, 8, (2, 4)), (8, 12, (3, 4))])
 def test_ranks_are_spread_over_machines(num_gpus: int, num_ranks: int, shape: tuple[int, int]):
     cluster = Cluster.model_validate(cluster_of_gpus("NVIDIA H100", 79 * GIB, num_gpus, num_ranks))
     assert (cluster.num_nodes, cluster.devices_per_node) == shape

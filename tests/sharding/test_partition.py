@@ -85,8 +85,7 @@ def test_tensors_without_elements(name: str) -> None:
 
 def test_conjugates_are_exchanged_as_they_are() -> None:
     module = Of(
-        lambda z: (z.conj() @ z.mT).imag + (z.conj().imag @ z.real.t()),
-        torch.randn(4, 5, dtype=torch.complex128),
+        lambda z: (z.conj() @ z.mT).imag + (z.conj().imag @ z.real.t()), torch.randn(4, 5, dtype=torch.complex128)
     )
     check_at_random(module, (), cases=8)
 
@@ -94,9 +93,7 @@ def test_conjugates_are_exchanged_as_they_are() -> None:
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.complex128])
 def test_the_same_memory_as_another_dtype(dtype: torch.dtype) -> None:
     check_at_random(
-        Of(lambda x: x.detach().t().contiguous().view(dtype).abs().sum(1), torch.randn(6, 4, dtype=D)),
-        (),
-        cases=12,
+        Of(lambda x: x.detach().t().contiguous().view(dtype).abs().sum(1), torch.randn(6, 4, dtype=D)), (), cases=12
     )
 
 

@@ -21,9 +21,7 @@ class Slow(nn.Module):
         return self.layers(x).square().mean()
 
 
-def test_a_plan_that_takes_long_says_what_it_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_plan_that_takes_long_says_what_it_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(PlanningProgress.__init__, "__defaults__", (0.001, 0.001))
     sharding.plan(Slow(), (torch.zeros(8, 8),), cores(4))
     lines = capsys.readouterr().err.splitlines()

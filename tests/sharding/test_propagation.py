@@ -67,11 +67,7 @@ def test_a_split_batch_is_followed_to_the_loss_and_back(axes: dict[str, int]):
 
 
 def test_an_operator_between_two_hints_names_both():
-    hints = {
-        "first.weight": sharding.Split(0),
-        "second.weight": sharding.Split(0),
-        "inputs": sharding.Split(0),
-    }
+    hints = {"first.weight": sharding.Split(0), "second.weight": sharding.Split(0), "inputs": sharding.Split(0)}
     _, made = followed(hints, {"a": 2})
     assert made.conflicts
     said = {each for conflict in made.conflicts for each in (conflict.followed_hint, conflict.other_hint)}

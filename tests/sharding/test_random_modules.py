@@ -96,9 +96,7 @@ def check(recipe: Recipe, degrees: tuple[int, ...], seed: int) -> None:
     module, sample = recipe.module(), recipe.sample()
     captured = capture(module, sample)
     draw = random.Random(seed)
-    prefer = draw.choice(
-        [None, lambda option: option.factor is not None, lambda option: option.exchange is not None]
-    )
+    prefer = draw.choice([None, lambda option: option.factor is not None, lambda option: option.exchange is not None])
     assignment = drawn(captured, degrees, draw, prefer)
     wrong = wrong_results(captured, module, sample, assignment)
     assert not wrong, wrong[:2]

@@ -62,23 +62,14 @@ class Distributions(nn.Module):
         noise = noise + torch.normal(x, x.abs()) + torch.normal(0.5, x.abs()) + torch.normal(x, 2.0)
         noise = noise + torch.normal(0.0, 1.0, (5, 7), dtype=D) + like.exponential_(2.0).log()
         noise = noise + torch.empty_like(x).log_normal_(0.1, 0.2) + torch.empty_like(x).geometric_(0.3)
-        noise = (
-            noise
-            + torch.empty_like(x).cauchy_(1, 2).tanh()
-            + torch.randint(9, (5, 7))
-            + torch.randint(-3, 3, (7,))
-        )
+        noise = noise + torch.empty_like(x).cauchy_(1, 2).tanh() + torch.randint(9, (5, 7)) + torch.randint(-3, 3, (7,))
         noise = noise + torch.randint_like(x, 4) + torch.randint_like(x, -2, 9)
         return self.w * noise + F.gumbel_softmax(self.w, hard=True)
 
 
 def on_one(module: nn.Module, sample: tuple[Tensor, ...], draws: Draws) -> Any:
     captured = capture(module, sample)
-    whole = {
-        node.name: (rule_of(node).axis_options()[0],)
-        for node in captured.graph.graph.nodes
-        if is_operator(node)
-    }
+    whole = {node.name: (rule_of(node).axis_options()[0],) for node in captured.graph.graph.nodes if is_operator(node)}
     leaves = {node.name: (WHOLE,) for node in captured.leaves}
     program = programmed(captured, Assignment((1,), leaves, whole))
     return run_program(program, module, sample, OneDevice(draws=draws))  # type: ignore[arg-type]
@@ -203,7 +194,5 @@ def test_others_are_refused_in_words(function: Any) -> None:
 
     captured = capture(Other(), (torch.ones(2, 4),))
     node = next(node for node in captured.graph.graph.nodes if is_operator(node))
-    with pytest.raises(
-        SpecError, match=r"test_random_numbers.py:\d+.*would depend on the layout; make them of"
-    ):
+    with pytest.raises(SpecError, match=r"test_random_numbers.py:\d+.*would depend on the layout; make them of"):
         rule_of(node)

@@ -171,10 +171,7 @@ def test_it_is_chosen_where_nothing_else_has_room() -> None:
     found = planned(large, between)
     assert found.recompute
     assert found.memory.total <= between
-    assert [(each.recompute, each.step_s is None) for each in found.considered] == [
-        (False, True),
-        (True, False),
-    ]
+    assert [(each.recompute, each.step_s is None) for each in found.considered] == [(False, True), (True, False)]
     with pytest.raises(SpecError, match="no plan fits"):
         planned(large, between, recompute=False)
 
@@ -212,9 +209,7 @@ def numbered() -> Encoder:
 def with_shared_activation() -> Encoder:
     """Layers of two widths, which are therefore not captured as one block."""
     tanh = nn.Tanh()
-    return Encoder(
-        nn.ModuleList(nn.Sequential(nn.Linear(4, width), tanh, nn.Linear(width, 4)) for width in (4, 5))
-    )
+    return Encoder(nn.ModuleList(nn.Sequential(nn.Linear(4, width), tanh, nn.Linear(width, 4)) for width in (4, 5)))
 
 
 LAYERS = {"layers.0", "layers.1", None}
@@ -236,14 +231,8 @@ LAYERS = {"layers.0", "layers.1", None}
         (numbered(), LAYERS),
         (encoder(has_alias=True), LAYERS),
         (nn.Sequential(encoder()), {"0.layers.0", "0.layers.1", None}),
-        (
-            nn.Sequential(nn.Linear(4, 4), encoder(), nn.Linear(4, 4)),
-            {"0", "1.layers.0", "1.layers.1", "2", None},
-        ),
-        (
-            nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Sequential(encoder(), encoder())),
-            {"0", "1.0", "1.1"},
-        ),
+        (nn.Sequential(nn.Linear(4, 4), encoder(), nn.Linear(4, 4)), {"0", "1.layers.0", "1.layers.1", "2", None}),
+        (nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Sequential(encoder(), encoder())), {"0", "1.0", "1.1"}),
         (Encoder(nn.ModuleList([linears()] * 2)), {"layers.0", None}),
     ],
     ids=[
@@ -264,9 +253,7 @@ LAYERS = {"layers.0", "layers.1", None}
         "shared",
     ],
 )
-def test_blocks_are_members_of_the_outermost_list_of_layers(
-    module: nn.Module, blocks: set[str | None]
-) -> None:
+def test_blocks_are_members_of_the_outermost_list_of_layers(module: nn.Module, blocks: set[str | None]) -> None:
     captured = capture(module, (torch.zeros(4, 4),), torch.sum)
     operators = [node for node in captured.graph.graph.nodes if node.op == "call_function"]
     loss = {"sum", "expand", "full", "scalar_tensor"}
@@ -305,6 +292,4 @@ def test_experts_are_kept_within_the_backward_pass() -> None:
     experts = [node for node in captured.graph.graph.nodes if "expert_feed_forward" in node.name]
     backward = [node for node in experts if "backward" in node.name]
     assert backward
-    assert not any(
-        AGAIN in node.meta for node in experts
-    )  # its result alone is needed, by nobody in its block
+    assert not any(AGAIN in node.meta for node in experts)  # its result alone is needed, by nobody in its block

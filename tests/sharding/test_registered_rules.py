@@ -32,10 +32,7 @@ def test_an_operator_is_named_in_short_and_in_full() -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        (
-            "aten.linaer.default",
-            "replicate (='aten.linaer.default') names no operator that the module becomes",
-        ),
+        ("aten.linaer.default", "replicate (='aten.linaer.default') names no operator that the module becomes"),
         ("aten.men.default", "did you mean aten.mean.default"),
     ],
 )
@@ -93,14 +90,10 @@ def test_a_rule_of_its_tensors_is_used() -> None:
 
 @pytest.mark.parametrize("target", [doubled, torch.ops.tests.doubled, "tests.doubled"], ids=str)
 def test_a_rule_of_what_is_no_operator_is_told(target: Any) -> None:
-    with pytest.raises(
-        SpecError, match=r"must be given an operator; give it with its overload, as torch\.ops"
-    ):
+    with pytest.raises(SpecError, match=r"must be given an operator; give it with its overload, as torch\.ops"):
         sharding.register(target, lambda node: Rule(BOTH, BOTH, SIZES))
 
 
 def test_a_rule_that_is_no_function_is_told() -> None:
-    with pytest.raises(
-        SpecError, match=r"sharding\.register \(='Rule'\) must be given a function that makes a Rule"
-    ):
+    with pytest.raises(SpecError, match=r"sharding\.register \(='Rule'\) must be given a function that makes a Rule"):
         sharding.register(DOUBLED, Rule(BOTH, BOTH, SIZES))  # type: ignore[arg-type]

@@ -68,9 +68,7 @@ def test_the_program_does_not_grow_with_depth() -> None:
     for num_layers in (6, 10):
         model = captured(num_layers)
         once = classes(model, {})
-        program = PlacementProgram(
-            model, Costs(cluster, (4,)), Rules(), MemoryLimits(1 << 40), classes=once
-        ).solve()
+        program = PlacementProgram(model, Costs(cluster, (4,)), Rules(), MemoryLimits(1 << 40), classes=once).solve()
         assert program is not None
         sizes[num_layers] = program.num_variables
     assert sizes[10] < 1.01 * sizes[6]

@@ -84,9 +84,7 @@ def test_whole_dimensions(name: str) -> None:
     check_at_random(Of(FUNCTIONS[name]), (torch.randn(5, 4, 6, dtype=D),), cases=10)
 
 
-@pytest.mark.parametrize(
-    "kind", [nn.LSTM, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (nn.GRU, nn.RNN))]
-)
+@pytest.mark.parametrize("kind", [nn.LSTM, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (nn.GRU, nn.RNN))])
 def test_recurrent_layers(kind: type[nn.Module]) -> None:
     """They are written with products: torch's own operator for all of one has no parts."""
     torch.manual_seed(0)

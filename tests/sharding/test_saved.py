@@ -60,9 +60,7 @@ def _optimizer(applied: nn.Module, name: str, **options: Any) -> torch.optim.Opt
     groups = [[], []]  # type: ignore[var-annotated]
     for number, parameter in enumerate(applied.parameters()):
         groups[number % 2].append(parameter)
-    return getattr(torch.optim, name)(
-        [{"params": groups[0]}, {"params": groups[1], "weight_decay": 0.1}], **options
-    )
+    return getattr(torch.optim, name)([{"params": groups[0]}, {"params": groups[1], "weight_decay": 0.1}], **options)
 
 
 def _trained(applied: sharding.Applied, optimizer: torch.optim.Optimizer, batch: Any) -> list[float]:
@@ -76,9 +74,7 @@ def _trained(applied: sharding.Applied, optimizer: torch.optim.Optimizer, batch:
     return losses
 
 
-def saved_and_going_on(
-    mesh: Mesh, seed: int, name: str, folder: str
-) -> tuple[list[float], dict[str, Tensor]]:
+def saved_and_going_on(mesh: Mesh, seed: int, name: str, folder: str) -> tuple[list[float], dict[str, Tensor]]:
     """Losses of the steps after it was saved, and whole tensors at the end."""
     model, batch = _model()
     applied = sharding.apply(model, _plan(model, batch, mesh, seed), seed=11)
@@ -90,9 +86,7 @@ def saved_and_going_on(
     return losses, whole
 
 
-def resumed(
-    mesh: Mesh, seed: int, name: str, folder: str, from_meta: bool
-) -> tuple[list[float], dict[str, Tensor]]:
+def resumed(mesh: Mesh, seed: int, name: str, folder: str, from_meta: bool) -> tuple[list[float], dict[str, Tensor]]:
     model, batch = _model()
     if from_meta:
         with torch.device("meta"):
@@ -146,11 +140,7 @@ def bytes_read(mesh: Mesh, folder: str) -> list[tuple[int, int, int]]:
         checkpoint.fill(applied)
         whole = 8 * sum(each.numel() for each in model.parameters())
         found.append(
-            (
-                checkpoint.reader.bytes_read,
-                8 * sum(local(each).numel() for each in applied.parameters()),
-                whole,
-            )
+            (checkpoint.reader.bytes_read, 8 * sum(local(each).numel() for each in applied.parameters()), whole)
         )
         sharding.close(applied)
     return found
@@ -226,9 +216,7 @@ def _as_folder(file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_torn_checkpoint_is_refused_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_torn_checkpoint_is_refused_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moe.sharding.saved.save.secrets", SimpleNamespace(token_hex=lambda _: "0" * 8))
     for number, (tear, code) in enumerate(TORN.values()):
         folder = tmp_path / str(number)
@@ -342,10 +330,7 @@ def test_another_optimizers_state_is_refused(tmp_path: Path):
         sharding.load(applied, tmp_path / "adam", torch.optim.SGD(applied.parameters(), 0.1))
     weights = [applied.get_parameter(f"{number}.weight") for number in range(2)]
     with refused_for(
-        [
-            ("mismatch", "optimizer.param_groups[0]", "0.bias"),
-            ("mismatch", "optimizer.param_groups[0]", "1.bias"),
-        ]
+        [("mismatch", "optimizer.param_groups[0]", "0.bias"), ("mismatch", "optimizer.param_groups[0]", "1.bias")]
     ):
         sharding.load(applied, tmp_path / "adam", torch.optim.Adam(weights))
     with refused("not_found", "optimizer.param_groups[0]", [2]):
@@ -366,10 +351,7 @@ def test_state_that_no_checkpoint_keeps_is_refused_by_name(tmp_path: Path):
 
     optimizer.step(closure)  # type: ignore[arg-type]
     with refused_for(
-        [
-            ("wrong_type", "optimizer.old_dirs.0.weight", "list"),
-            ("wrong_type", "optimizer.old_stps.0.weight", "list"),
-        ]
+        [("wrong_type", "optimizer.old_dirs.0.weight", "list"), ("wrong_type", "optimizer.old_stps.0.weight", "list")]
     ):
         sharding.save(applied, tmp_path, optimizer)
     assert list(tmp_path.iterdir()) == []
@@ -378,9 +360,7 @@ def test_state_that_no_checkpoint_keeps_is_refused_by_name(tmp_path: Path):
 def test_whole_tensors_of_other_tools_are_taken_too(tmp_path: Path):
     torch.manual_seed(0)
     model = WithReset()
-    state = {
-        name: each for name, each in model.state_dict().items() if name != "second.weight"
-    }  # which is tied
+    state = {name: each for name, each in model.state_dict().items() if name != "second.weight"}  # which is tied
     safetensors.torch.save_file(state, tmp_path / "model.safetensors")
     batch = (torch.zeros(6, dtype=torch.int64), torch.zeros(6, 5))
     meta = on_meta()
@@ -388,9 +368,7 @@ def test_whole_tensors_of_other_tools_are_taken_too(tmp_path: Path):
     found = sharding.state_dict(applied)
     assert set(found) == set(model.state_dict())
     assert all(found[name].equal(each) for name, each in model.state_dict().items())
-    assert applied.get_buffer("offsets").equal(
-        torch.arange(7.0)
-    )  # no checkpoint has it: made by reset_parameters
+    assert applied.get_buffer("offsets").equal(torch.arange(7.0))  # no checkpoint has it: made by reset_parameters
 
 
 def test_files_are_those_of_the_library(tmp_path: Path):
@@ -408,9 +386,7 @@ def test_files_are_those_of_the_library(tmp_path: Path):
     assert {name: (each.dtype, each.tolist()) for name, each in read.items()} == {
         name: (each.dtype, each.tolist()) for name, each in tensors.items()
     }
-    safetensors.torch.save_file(
-        {name: each.contiguous() for name, each in tensors.items()}, tmp_path / "theirs"
-    )
+    safetensors.torch.save_file({name: each.contiguous() for name, each in tensors.items()}, tmp_path / "theirs")
     draw = random.Random(0)
     for file in ("ours", "theirs"):
         reader = tensor_file.TensorFileReader(folder)
@@ -418,9 +394,7 @@ def test_files_are_those_of_the_library(tmp_path: Path):
         for name, whole in tensors.items():
             for _ in range(20):
                 starts = [draw.randint(0, size) for size in whole.shape]
-                sizes = [
-                    draw.randint(0, size - start) for size, start in zip(whole.shape, starts, strict=True)
-                ]
+                sizes = [draw.randint(0, size - start) for size, start in zip(whole.shape, starts, strict=True)]
                 box = torch.zeros(sizes, dtype=whole.dtype)
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(tensor_file, "BLOCK_BYTES", draw.choice((1, 50, 1 << 20)))
@@ -430,13 +404,7 @@ def test_files_are_those_of_the_library(tmp_path: Path):
                 cut = tuple(slice(at, at + size) for at, size in zip(starts, sizes, strict=True))
                 assert box.equal(whole[cut])
         assert reader.bytes_read == expected_bytes
-    for content in (
-        b"",
-        b"\x02",
-        b"\xff" * 9,
-        (20).to_bytes(8, "little") + b"[]",
-        (4).to_bytes(8, "little") + b"null",
-    ):
+    for content in (b"", b"\x02", b"\xff" * 9, (20).to_bytes(8, "little") + b"[]", (4).to_bytes(8, "little") + b"null"):
         (tmp_path / "crafted").write_bytes(content)
         with pytest.raises(ValueError, match="crafted"):
             tensor_file.entries(folder, "crafted")

@@ -258,9 +258,7 @@ def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_what_a_first_import_in_forward_does_is_no_effect(late: Path) -> None:
-    late.write_text(
-        "KNOWN = []\ndef note(name):\n    KNOWN.append(name)\n    return 2\nSCALE = note('scale')\n"
-    )
+    late.write_text("KNOWN = []\ndef note(name):\n    KNOWN.append(name)\n    return 2\nSCALE = note('scale')\n")
 
     def between(module: Plain, h: Tensor) -> Tensor:
         from late import SCALE  # type: ignore[import-not-found]

@@ -25,9 +25,7 @@ def summed(outputs: tuple[Tensor, ...]) -> Tensor:
 
 
 def random_cluster(draw: random.Random) -> Cluster:
-    links = [
-        {"devices": 2, "bytes_per_s": 10 ** draw.uniform(5, 12), "latency_s": draw.choice([0.0, 1e-7, 1e-5])}
-    ]
+    links = [{"devices": 2, "bytes_per_s": 10 ** draw.uniform(5, 12), "latency_s": draw.choice([0.0, 1e-7, 1e-5])}]
     return Cluster.model_validate(cores(2).model_dump(exclude_none=True) | {"links": links})
 
 

@@ -54,11 +54,7 @@ class Small(nn.Module):
 
 
 def cluster(draw: random.Random, num_devices: int) -> Cluster:
-    link = {
-        "devices": num_devices,
-        "bytes_per_s": 10 ** draw.uniform(8, 12),
-        "latency_s": draw.choice([0, 1e-5]),
-    }
+    link = {"devices": num_devices, "bytes_per_s": 10 ** draw.uniform(8, 12), "latency_s": draw.choice([0, 1e-5])}
     return Cluster.model_validate({
         "num_nodes": 1, "devices_per_node": num_devices, "device": draw.choice(["cpu", "h100"]), "links": [link],
     })  # fmt: skip
@@ -95,9 +91,7 @@ class Plain:
         found = solved.assignment
         chosen = {
             node: next(
-                each
-                for each in self.costs.choices(node, self.rules(node))
-                if each.options == found.options[node.name]
+                each for each in self.costs.choices(node, self.rules(node)) if each.options == found.options[node.name]
             )
             for node in self.nodes
         }
@@ -170,9 +164,7 @@ class Plain:
         for each in itertools.product(*kept_ways):
             exchanged = dict(beside)
             exchanged[True] += sum(taken for is_parameter, taken, _ in each if is_parameter)
-            waited = sum(
-                max((1 - costs.overlap) * taken, taken - busy[at]) for at, taken in exchanged.items()
-            )
+            waited = sum(max((1 - costs.overlap) * taken, taken - busy[at]) for at, taken in exchanged.items())
             others = sum(taken for is_parameter, taken, _ in each if not is_parameter)
             yield seconds + others + waited, num_bytes + sum(held for *_, held in each)
 
@@ -219,9 +211,7 @@ SHARES = st.sampled_from([1.0, 0.95, 0.8])
 @example(1952, 4, True, (8,), 0.95)  # what was kept for the backward pass came from where it had never been
 @example(28, 2, True, (8,), 0.9)  # it was kept by halves
 @example(227, 5, False, (2, 2), 0.95)  # what was brought again was said to be kept beside
-def test_seconds_and_bytes_of_a_solution_are_those_of_its_assignment(
-    seed, num_operators, trained, degrees, share
-):
+def test_seconds_and_bytes_of_a_solution_are_those_of_its_assignment(seed, num_operators, trained, degrees, share):
     compare_with_its_assignment(seed, num_operators, trained, degrees, share)
 
 

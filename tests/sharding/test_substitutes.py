@@ -77,9 +77,7 @@ def test_equal_bounds_of_counts_are_those_of_the_elements(bound: float) -> None:
     assert torch.equal(histc(x, 4, bound, bound), torch.histc(x, 4, bound, bound))
 
 
-@pytest.mark.parametrize(
-    "options", [{"max_norm": 1.0}, {"sparse": True}, {"scale_grad_by_freq": True}], ids=str
-)
+@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"sparse": True}, {"scale_grad_by_freq": True}], ids=str)
 def test_bags_without_a_substitute_are_refused(options: dict[str, Any]) -> None:
     module = Bags(7, mode="sum", **options)
     with pytest.raises(SpecError) as caught:
@@ -184,9 +182,7 @@ def test_a_loop_over_experts_is_refused_with_the_form_to_write() -> None:
     with pytest.raises(SpecError) as caught:
         sharding.plan(module, (x,), cores(2), mesh={"a": 2})
     remedy = caught.value.problems[0].remedy
-    assert all(
-        part in remedy for part in ('torch.einsum("tm,emh->teh"', "scatter(1, index, weight)", "moe.MoELayer")
-    )
+    assert all(part in remedy for part in ('torch.einsum("tm,emh->teh"', "scatter(1, index, weight)", "moe.MoELayer"))
     weight, index = module.gate(x).softmax(-1).topk(2)
     gates = torch.zeros(8, 3, dtype=D).scatter(1, index, weight)
     stacked = torch.stack([expert.weight.t() for expert in module.experts])

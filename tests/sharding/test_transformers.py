@@ -91,9 +91,7 @@ def built(name: str, attention: str, num_layers: int = 2) -> Built:
     for parameter in model.parameters():  # their own beginning leaves many gradients below 1e-6
         torch.nn.init.normal_(parameter, std=0.3)
     is_float = [isinstance(each, Tensor) and each.is_floating_point() for each in batch]
-    return model.double(), tuple(
-        each.double() if wide else each for each, wide in zip(batch, is_float, strict=True)
-    )
+    return model.double(), tuple(each.double() if wide else each for each, wide in zip(batch, is_float, strict=True))
 
 
 @dataclass(frozen=True)
@@ -159,9 +157,7 @@ def on_ranks(case: Case) -> tuple[list[str], dict[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [*CASES, *(pytest.param(each, marks=pytest.mark.grid) for each in MORE)], ids=str
-)
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(each, marks=pytest.mark.grid) for each in MORE)], ids=str)
 def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, case: Case) -> None:
     for wrong, parameters in ranks[math.prod(case.mesh.values())].run(on_ranks, case):
         assert wrong == []

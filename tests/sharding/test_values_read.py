@@ -40,11 +40,7 @@ READS = {
     "a beginning": (takes_part, "takes a part", "h.index_select(0, begin + torch.arange(length))"),
     "an index to write at": (puts, "puts one", "q = q.index_copy(0, i.view(1), h.unsqueeze(0))"),
     "a bound": (cuts, "cuts", "a mask of positions in its place, as torch.arange(len(h)) < n"),
-    "ctc_loss": (
-        aligned,
-        "aligned",
-        "return the log-probabilities, and compute the loss of what the applied",
-    ),
+    "ctc_loss": (aligned, "aligned", "return the log-probabilities, and compute the loss of what the applied"),
 }
 
 
@@ -66,9 +62,7 @@ def takes_by_tensors(module: Plain, h: Tensor) -> Tensor:
 
 def test_what_is_advised_in_place_of_reading_is_planned_and_the_same() -> None:
     module = Plain(takes_by_tensors)
-    reads = Plain(
-        lambda _, h: h + h[(at := h[:, 0].argmax())] + h[at % 4 :][:2].sum(0) + h[0] + h[:at].sum(0)
-    )
+    reads = Plain(lambda _, h: h + h[(at := h[:, 0].argmax())] + h[at % 4 :][:2].sum(0) + h[0] + h[:at].sum(0))
     reads.load_state_dict(module.state_dict())
     sharding.plan(module, BATCH, cores(2), mesh=ONE_AXIS)
     applied = sharding.apply(module, sharding.plan(module, BATCH, cores(1)))
@@ -88,9 +82,7 @@ def test_a_loss_of_what_the_applied_module_returns_is_that_of_one_device() -> No
     module = Scores()
     applied = sharding.apply(module, sharding.plan(module, BATCH, cores(1)))
     for each in (module, applied):
-        functional.ctc_loss(
-            each(*BATCH), torch.tensor([[1, 2]]), torch.tensor([8]), torch.tensor([2])
-        ).backward()
+        functional.ctc_loss(each(*BATCH), torch.tensor([[1, 2]]), torch.tensor([8]), torch.tensor([2])).backward()
     assert torch.allclose(applied.get_parameter("layer.weight").grad, module.layer.weight.grad)
 
 

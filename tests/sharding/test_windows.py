@@ -28,8 +28,7 @@ def test_convolutions(num_dims, seed):
     draw = random.Random(100 * num_dims + seed)
     convolution = (F.conv1d, F.conv2d, F.conv3d)[num_dims - 1]
     kernel, stride, dilation, padding = (
-        [draw.choice(choices) for _ in range(num_dims)]
-        for choices in ((1, 2, 3), (1, 2, 3), (1, 2), (0, 1, 2))
+        [draw.choice(choices) for _ in range(num_dims)] for choices in ((1, 2, 3), (1, 2, 3), (1, 2), (0, 1, 2))
     )
     sizes = [_size_for(draw, (k - 1) * d, p) for k, d, p in zip(kernel, dilation, padding, strict=True)]
     groups, inner, outer = draw.choice([1, 1, 2, 3]), draw.choice([1, 2]), draw.choice([1, 2])
@@ -134,6 +133,4 @@ class Residual(nn.Module):
 @pytest.mark.parametrize("seed", range(2))
 def test_a_residual_network(seed):
     torch.manual_seed(seed)
-    check_at_random(
-        Residual().double(), (torch.randn(2, 3, 15, 17).double(),), cases=4, seed=seed, prefer=exchanges
-    )
+    check_at_random(Residual().double(), (torch.randn(2, 3, 15, 17).double(),), cases=4, seed=seed, prefer=exchanges)

@@ -29,9 +29,7 @@ HINTS = {"states": STATES, "states and gradients": STATES_AND_GRADIENTS, "all": 
 class Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(16, 40), nn.Tanh(), nn.Linear(40, 16)) for _ in range(2)
-        )
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 40), nn.Tanh(), nn.Linear(40, 16)) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -81,9 +79,7 @@ def differences_on_ranks(mesh: dict[str, int], hints: str, is_uneven: bool) -> l
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    "is_uneven", [pytest.param(False, marks=pytest.mark.grid), True], ids=["even", "uneven"]
-)
+@pytest.mark.parametrize("is_uneven", [pytest.param(False, marks=pytest.mark.grid), True], ids=["even", "uneven"])
 @pytest.mark.parametrize("hints", HINTS)
 @pytest.mark.parametrize("mesh", SLOW_BUT_FOR_TWO_AXES, ids=str)
 def test_results_are_those_of_one_device(ranks: Pools, mesh: dict[str, int], hints: str, is_uneven: bool):

@@ -62,9 +62,7 @@ class ThreadMesh(Mesh):
             case _:
                 return every.amin(0)
 
-    def all_to_all(
-        self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> Tensor:
+    def all_to_all(self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Tensor:
         every = self._all("all_to_all", (rows, list(send_counts)), axis)
         parts = [each.split(counts)[self.indices[axis]] for each, counts in every]
         assert [part.shape[0] for part in parts] == list(receive_counts)

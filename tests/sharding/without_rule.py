@@ -45,8 +45,6 @@ USES: dict[str, Callable[[Tensor], Any]] = {
     "replication_pad2d": lambda x: F.pad(x[None], (1, 1, 1, 1), mode="replicate"),
     "replication_pad3d": lambda x: F.pad(x[None, None], (1, 1, 1, 1, 0, 0), mode="replicate"),
     "segment_reduce": lambda x: torch.segment_reduce(x, "sum", lengths=torch.tensor([1, 3]), unsafe=True),
-    "_upsample_bilinear2d_aa_backward": lambda x: F.interpolate(
-        x[None, None], (2, 2), mode="bilinear", antialias=True
-    ),
+    "_upsample_bilinear2d_aa_backward": lambda x: F.interpolate(x[None, None], (2, 2), mode="bilinear", antialias=True),
 }
 """Each of a square of four rows."""

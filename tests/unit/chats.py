@@ -76,10 +76,7 @@ def _chatml(messages: Sequence[dict[str, Any]], tools: Sequence[Any] | None) -> 
         said = message["content"]
         for call in message.get("tool_calls", ()):
             said += f"\n<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
-        found += [
-            (f"<|im_start|>{message['role']}\n", False),
-            (f"{said}<|im_end|>\n", message["role"] == "assistant"),
-        ]
+        found += [(f"<|im_start|>{message['role']}\n", False), (f"{said}<|im_end|>\n", message["role"] == "assistant")]
     return found
 
 
@@ -156,9 +153,7 @@ _DEEPSEEK = """{%- set found = namespace(system='') %}
 
 
 def _deepseek(messages: Sequence[dict[str, Any]], _tools: object) -> Pieces:
-    found: Pieces = [
-        ("<s>" + "".join(each["content"] for each in messages if each["role"] == "system"), False)
-    ]
+    found: Pieces = [("<s>" + "".join(each["content"] for each in messages if each["role"] == "system"), False)]
     for message in messages:
         if message["role"] == "user":
             found.append((f"<|User|>{message['content']}", False))
@@ -267,8 +262,5 @@ def tokenizer_files(source: str, *, in_config: bool = False) -> dict[str, bytes]
     }  # fmt: skip
     if in_config:
         config["chat_template"] = source
-    files = {
-        "tokenizer.json": tokenizer_json().encode(),
-        "tokenizer_config.json": json.dumps(config).encode(),
-    }
+    files = {"tokenizer.json": tokenizer_json().encode(), "tokenizer_config.json": json.dumps(config).encode()}
     return files if in_config else {**files, "chat_template.jinja": source.encode()}

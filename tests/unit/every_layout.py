@@ -49,9 +49,7 @@ def every_degrees(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Deg
         "context": max(1, spec.data.max_tokens // CONTEXT_TOKENS) if language else 1,
     }
     asked = {axis: getattr(wanted, axis) for axis in most}
-    ranges = [
-        range(1, min(workers, most[axis]) + 1) if asked[axis] is None else [asked[axis]] for axis in most
-    ]
+    ranges = [range(1, min(workers, most[axis]) + 1) if asked[axis] is None else [asked[axis]] for axis in most]
     for pipeline, expert, expert_tensor, tensor, context in product(*ranges):
         data, left = divmod(workers, pipeline * expert * expert_tensor)
         stage = expert * expert_tensor * data

@@ -21,12 +21,7 @@ def documents(folder: Path) -> dict[str, Any]:
 
 
 def language_job(
-    data: dict[str, Any],
-    *,
-    num_steps: int = 4,
-    workers: int = 1,
-    model: dict[str, Any] | None = None,
-    **parts: Any,
+    data: dict[str, Any], *, num_steps: int = 4, workers: int = 1, model: dict[str, Any] | None = None, **parts: Any
 ) -> JobSpec:
     """A job of a few steps on a model of four experts a layer; `model` overrides parts of it, `train` parts of the
     training, and others are top-level parts."""

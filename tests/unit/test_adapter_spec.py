@@ -28,9 +28,7 @@ def adapted(**adapter: Any) -> LanguageModelSpec:
 
 def test_every_matrix_of_attention_and_feed_forward_layers_has_one_and_all_else_is_frozen() -> None:
     table = {each.name: each for each in adapted(rank=4).parameters()}
-    of_layer_1 = {
-        name.removeprefix("layers.1."): each for name, each in table.items() if name.startswith("layers.1.")
-    }
+    of_layer_1 = {name.removeprefix("layers.1."): each for name, each in table.items() if name.startswith("layers.1.")}
     shapes = {name: each.shape for name, each in of_layer_1.items() if not each.frozen}
     moe = "feed_forward.moe."
     assert shapes == {
@@ -157,12 +155,7 @@ def test_it_goes_beside_a_spec_that_is_made_too() -> None:
 
 
 def test_only_language_models_have_one() -> None:
-    given = {
-        **JOB,
-        "model": {"preset": "gshard-tiny"},
-        "data": {"corpus": "catalogs"},
-        "adapter": {"rank": 2},
-    }
+    given = {**JOB, "model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"}, "adapter": {"rank": 2}}
     with refused("not_applicable", "adapter", None):
         JobSpec.parse(given)
 

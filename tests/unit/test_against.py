@@ -11,14 +11,7 @@ SPEC = {"num_experts": 2, "model_dim": 4, "hidden_dim": 8, "router": "softmax_to
 
 
 def case(folder: Path) -> dict[str, Any]:
-    return {
-        "kind": "layer",
-        "spec": SPEC,
-        "tokens": 8,
-        "dtype": "float32",
-        "folder": str(folder),
-        "passes": 1,
-    }
+    return {"kind": "layer", "spec": SPEC, "tokens": 8, "dtype": "float32", "folder": str(folder), "passes": 1}
 
 
 @pytest.mark.slow

@@ -31,9 +31,7 @@ def test_a_rank_has_the_experts_that_it_holds(activation: str, bias: bool, devic
         with torch.device(device):
             layer = MoELayer(spec)
         layout = Layout(rank, world_size, torch.device("cpu"), degrees)
-        return apply(
-            layer, placed(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout
-        ).experts
+        return apply(layer, placed(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout).experts
 
     whole, half = experts_on(0, 1, {}), experts_on(1, 2, {"expert": 2})
     quarter = experts_on(3, 4, {"expert": 2, "expert_tensor": 2})
@@ -49,9 +47,7 @@ def test_what_a_rank_uses_begins_where_its_part_of_tensors_does() -> None:
     """However FSDP, which gathers it, has split it, also unevenly."""
     layout = Layout(3, 4, torch.device("cpu"), {"expert_fsdp": 2, "expert_tensor": 2})
     for dim in (0, 1):
-        part = ParameterShard(
-            torch.Size((3, M)), (("expert_tensor", 1), ("expert_fsdp", dim)), of_experts=True
-        )
+        part = ParameterShard(torch.Size((3, M)), (("expert_tensor", 1), ("expert_fsdp", dim)), of_experts=True)
         assert first_of(part, layout) == [0, M // 2]
 
 
@@ -97,11 +93,7 @@ def test_splits_that_no_module_computes_with_are_refused(
     ]
     expected = [(code, f"placements.{name}.splits", list(splits.get(name, ()))) for name in mistaken]
     with refused_for(expected):
-        apply(
-            deepcopy(layer) if made == "copied" else layer,
-            placements,
-            Layout(0, 2, torch.device("cpu"), degrees),
-        )
+        apply(deepcopy(layer) if made == "copied" else layer, placements, Layout(0, 2, torch.device("cpu"), degrees))
 
 
 @pytest.mark.parametrize("axis", ["tensor", "expert", "expert_tensor", "expert_fsdp"])
@@ -113,9 +105,7 @@ def test_what_nothing_declares_is_split_over_fsdp_alone(axis: str) -> None:
 
 def in_one_process(model: nn.Module, **blocks: str) -> nn.Module:
     placements = [Placement(parameter=name, shape=each.shape) for name, each in model.named_parameters()]
-    return apply(
-        model, placements, Layout.single(), {path.replace("_", "."): each for path, each in blocks.items()}
-    )
+    return apply(model, placements, Layout.single(), {path.replace("_", "."): each for path, each in blocks.items()})
 
 
 def test_blocks_need_not_name_the_model_and_lie_in_any_order() -> None:
@@ -144,12 +134,7 @@ def test_a_parameter_of_two_blocks_is_gathered_for_neither() -> None:
     model[1].weight = model[0].weight
     placement = Placement(parameter="0.weight", shape=(2, 2), splits=(("fsdp", 0),))
     with refused("conflict", "placements.0.weight.splits", [("fsdp", 0)]):
-        apply(
-            model,
-            [placement],
-            Layout(0, 2, torch.device("cpu"), {"fsdp": 2}),
-            {"0": "layer 0", "1": "layer 1"},
-        )
+        apply(model, [placement], Layout(0, 2, torch.device("cpu"), {"fsdp": 2}), {"0": "layer 0", "1": "layer 1"})
 
 
 @pytest.mark.parametrize("narrow_first", [True, False])

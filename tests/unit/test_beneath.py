@@ -41,10 +41,7 @@ def _grow(top: Path, files: list[str], links: list[tuple[str, str, bool]]) -> Pa
     wanted=paths | st.just("../secret/a"),
 )
 def test_it_opens_what_a_plain_open_would_if_that_lies_beneath_and_nothing_else(
-    tmp_path_factory: pytest.TempPathFactory,
-    files: list[str],
-    links: list[tuple[str, str, bool]],
-    wanted: str,
+    tmp_path_factory: pytest.TempPathFactory, files: list[str], links: list[tuple[str, str, bool]], wanted: str
 ) -> None:
     root = _grow(tmp_path_factory.mktemp("top"), files, links)
     path = root / wanted
@@ -157,10 +154,7 @@ def test_a_file_that_is_renamed_while_its_folder_is_looked_at_hides_no_other(tmp
     wanted=paths | st.just("../secret/a"),
 )
 def test_it_creates_what_it_is_asked_to_and_changes_nothing_through_a_link(
-    tmp_path_factory: pytest.TempPathFactory,
-    files: list[str],
-    links: list[tuple[str, str, bool]],
-    wanted: str,
+    tmp_path_factory: pytest.TempPathFactory, files: list[str], links: list[tuple[str, str, bool]], wanted: str
 ) -> None:
     top = tmp_path_factory.mktemp("top")
     root = _grow(top, files, links)
@@ -234,10 +228,7 @@ def test_no_folder_that_is_swapped_for_a_link_is_written_into(tmp_path: Path) ->
     gone=paths | st.just("../secret/a") | st.just("."),
 )
 def test_it_removes_what_it_is_asked_to_and_nothing_through_a_link(
-    tmp_path_factory: pytest.TempPathFactory,
-    files: list[str],
-    links: list[tuple[str, str, bool]],
-    gone: str,
+    tmp_path_factory: pytest.TempPathFactory, files: list[str], links: list[tuple[str, str, bool]], gone: str
 ) -> None:
     top = tmp_path_factory.mktemp("top")
     root = _grow(top, files, links)

@@ -11,14 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe.experts import Experts
 from moe.layers.nll import smoothed_nll
-from moe.parallel import (
-    Layout,
-    LocalParameter,
-    buffers_of,
-    forget_gradients,
-    local_parameters,
-    reduce_gradients,
-)
+from moe.parallel import Layout, LocalParameter, buffers_of, forget_gradients, local_parameters, reduce_gradients
 from moe.plan.cost.state import state_of
 from moe.plan.degrees import Degrees
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec, TranslationModelSpec
@@ -40,10 +33,7 @@ MODEL = TranslationModelSpec.model_validate(
         },
     }
 )  # fmt: skip
-OPTIMIZERS: list[OptimizerSpec] = [
-    AdamWSpec(name="adamw", peak_lr=1e-2),
-    AdafactorSpec(name="adafactor", peak_lr=1e-2),
-]
+OPTIMIZERS: list[OptimizerSpec] = [AdamWSpec(name="adamw", peak_lr=1e-2), AdafactorSpec(name="adafactor", peak_lr=1e-2)]
 NEVER_NARROWED = ("embedding", "norm", "router")
 """Tables, whose rows are narrowed; vectors of a few numbers; and what is float32 in any arithmetic."""
 
@@ -55,9 +45,7 @@ def is_narrowed(each: LocalParameter) -> bool:
 class Training:
     """A model, its optimizer and some micro-batches."""
 
-    def __init__(
-        self, optimizer: OptimizerSpec, recompute: str = "none", dtype: torch.dtype = torch.bfloat16
-    ) -> None:
+    def __init__(self, optimizer: OptimizerSpec, recompute: str = "none", dtype: torch.dtype = torch.bfloat16) -> None:
         layout = replace(Layout.single(), recompute=recompute)  # type: ignore[arg-type]
         self.layout = layout
         self.model: TranslationModel = build_model(MODEL, layout, dtype=dtype)

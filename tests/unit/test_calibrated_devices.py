@@ -27,9 +27,7 @@ def own_figures(name: str) -> dict[str, Any]:
 def seconds(kernels: Kernels) -> list[float]:
     """Of kernels of several sizes."""
     products = [each.seconds(rows, 4096, 1024) for each in kernels.products.values() for rows in (64, 8192)]
-    experts = [
-        each.seconds(rows, rows, 8, 2048, 1024, 3) for each in kernels.experts.values() for rows in (64, 8192)
-    ]
+    experts = [each.seconds(rows, rows, 8, 2048, 1024, 3) for each in kernels.experts.values() for rows in (64, 8192)]
     attention = [each.seconds(4096, 4096, 16, 4, widths) for widths, each in kernels.attention.items()]
     return [*products, *experts, *attention]
 

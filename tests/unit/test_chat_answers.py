@@ -13,9 +13,7 @@ def said(role: str, content: str, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
-def rendering(
-    source: str, *messages: dict[str, Any], ends: tuple[str, ...] = (), **arguments: Any
-) -> Rendering:
+def rendering(source: str, *messages: dict[str, Any], ends: tuple[str, ...] = (), **arguments: Any) -> Rendering:
     template = ChatTemplate({"default": source}, {"bos_token": "<s>", **arguments}, "2026-03-09", ends)
     (found,) = template.render_rows([conversation_of({"messages": list(messages)})])
     assert isinstance(found, Rendering), found
@@ -96,12 +94,8 @@ def test_an_answer_that_is_written_otherwise_later_gets_a_row_of_its_own():
         "<user>q<turn><assistant>(t)a<stop>", "<user>q<turn><assistant>a<turn><user>r<turn><assistant>b<stop>",
     ]  # fmt: skip
     assert learned(found) == [["(t)a<stop>"], ["b<stop>"]]
-    marked = RE_RENDERS.replace(
-        "{% if m.thinking", "{% if m.role == 'assistant' %}{% generation %}{% if m.thinking"
-    )
-    marked = marked.replace(
-        "'<turn>' }}", "'<turn>' }}{% endgeneration %}{% else %}{{ m.content }}<turn>{% endif %}"
-    )
+    marked = RE_RENDERS.replace("{% if m.thinking", "{% if m.role == 'assistant' %}{% generation %}{% if m.thinking")
+    marked = marked.replace("'<turn>' }}", "'<turn>' }}{% endgeneration %}{% else %}{{ m.content }}<turn>{% endif %}")
     of_marks = rendering(marked, QUESTION, thinking, MORE, LAST)
     assert [(row.text, row.spans) for row in of_marks.rows] == [(row.text, row.spans) for row in found.rows]
     only_last = rendering(RE_RENDERS, QUESTION, {**thinking, "weight": 0}, MORE, LAST)
@@ -203,9 +197,7 @@ TEXT = '{"x":  1}'
          '{"x": 1}'),
     ],
 )  # fmt: skip
-def test_arguments_of_a_call_are_given_in_the_form_that_the_template_takes(
-    writes: str, of_text: str, of_object: str
-):
+def test_arguments_of_a_call_are_given_in_the_form_that_the_template_takes(writes: str, of_text: str, of_object: str):
     source = "{% for m in messages %}" + JOINS.replace("WRITES", writes) + "{% endfor %}"
     for arguments, expected in ((TEXT, of_text), ({"x": 1}, of_object)):
         call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
@@ -287,9 +279,7 @@ def test_a_template_that_renders_only_parts_gets_parts():
 
 @pytest.mark.parametrize("read", ["reasoning_content", "thinking", "reasoning"])
 def test_an_empty_thought_hides_none_under_another_name(read: str):
-    source = "{% for m in messages %}<{{ m.role }}>{{ m['KEY'] }}|{{ m.content }}{% endfor %}".replace(
-        "KEY", read
-    )
+    source = "{% for m in messages %}<{{ m.role }}>{{ m['KEY'] }}|{{ m.content }}{% endfor %}".replace("KEY", read)
     for full, empty in (("thinking", "reasoning_content"), ("reasoning_content", "reasoning")):
         found = rendering(source, QUESTION, said("assistant", "a", **{full: "hm", empty: ""}))
         assert learned(found) == [["<assistant>hm|a"]]
@@ -298,9 +288,7 @@ def test_an_empty_thought_hides_none_under_another_name(read: str):
 def test_a_record_sets_arguments_of_the_template():
     source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '' if add_generation_prompt else kind }}"
     template = ChatTemplate({"default": source}, {"kind": "x"}, None)
-    rows = [
-        {"prompt": "q", "completion": "a", "chat_template_kwargs": given} for given in ({"kind": "y"}, None)
-    ]
+    rows = [{"prompt": "q", "completion": "a", "chat_template_kwargs": given} for given in ({"kind": "y"}, None)]
     texts = [
         each.rows[0].text
         for each in template.render_rows([conversation_of(row) for row in rows])

@@ -47,9 +47,7 @@ def theirs(name: str, row: dict[str, Any], number: int, *, asks: bool, **argumen
 
 
 def rows_of(name: str, rows: list[dict[str, Any]], **arguments: Any) -> list[tuple[RenderedText, ...]]:
-    template = ChatTemplate(
-        {"default": published(name)}, {**TOKENS, **arguments}, DATE.isoformat(), ENDS.get(name, ())
-    )
+    template = ChatTemplate({"default": published(name)}, {**TOKENS, **arguments}, DATE.isoformat(), ENDS.get(name, ()))
     found = []
     for each in template.render_rows([conversation_of(row) for row in rows]):
         assert isinstance(each, Rendering), each
@@ -73,9 +71,7 @@ def conversation(rng: random.Random, *, tools: bool, thoughts: str | None) -> di
             call = {"name": "weather", "arguments": {"place": _said(rng)}}
             calls = [{"id": "abcdefgh1", "type": "function", "function": call}]
             messages.append(think({"role": "assistant", "content": "", "tool_calls": calls}))
-            messages.append(
-                {"role": "tool", "name": "weather", "content": _said(rng), "tool_call_id": "abcdefgh1"}
-            )
+            messages.append({"role": "tool", "name": "weather", "content": _said(rng), "tool_call_id": "abcdefgh1"})
         messages.append(think({"role": "assistant", "content": _said(rng)}))
     return {"messages": messages, **({"tools": [chats.WEATHER]} if has_tools else {})}
 
@@ -117,9 +113,7 @@ def test_each_answer_is_learned_behind_what_the_model_sees_when_asked(name: str,
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    "name", ["qwen3", "glm4moe", "qwen3_5_think", "nemotron_3_nano", "lfm2_2_5_v2", "gptoss"]
-)
+@pytest.mark.parametrize("name", ["qwen3", "glm4moe", "qwen3_5_think", "nemotron_3_nano", "lfm2_2_5_v2", "gptoss"])
 def test_thoughts_are_one_thing_by_whatever_name(name: str):
     texts = set()
     for key in ("reasoning_content", "thinking", "reasoning"):
@@ -127,9 +121,7 @@ def test_thoughts_are_one_thing_by_whatever_name(name: str):
                             {"role": "assistant", "content": "a", key: "so it is"}]}  # fmt: skip
         ((text,),) = rows_of(name, [row])
         assert "so it is" in text.text
-        assert (
-            text.text.removesuffix("<|user|>") == theirs(name, row, 2, asks=False) or "<think>" in text.text
-        )
+        assert text.text.removesuffix("<|user|>") == theirs(name, row, 2, asks=False) or "<think>" in text.text
         texts.add((text.text, text.spans))
     assert len(texts) == 1
 
@@ -160,11 +152,7 @@ def test_answers_of_glm_end_in_the_role_that_speaks_next():
 def test_arguments_of_tools_are_written_alike_as_text_and_as_object(name: str):
     texts = []
     for arguments in ({"place": "größer"}, json.dumps({"place": "größer"}, ensure_ascii=False)):
-        call = {
-            "id": "abcdefgh1",
-            "type": "function",
-            "function": {"name": "weather", "arguments": arguments},
-        }
+        call = {"id": "abcdefgh1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
         row = {"tools": [chats.WEATHER], "messages": [
             {"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "name": "weather", "content": "1", "tool_call_id": "abcdefgh1"},

@@ -78,9 +78,7 @@ def test_a_record_may_set_arguments_of_the_template_and_functions():
     assert found.arguments == {"enable_thinking": False}
     assert found.tools == ({"type": "function", "function": {"name": "f"}},)
     assert conversation_of({"messages": [USER, ANSWER], "tools": ['{"name": "f"}']}).tools == ({"name": "f"},)
-    chosen, rejected = pair_of(
-        {"prompt": "q", "chosen": "a", "rejected": "b", "chat_template_kwargs": {"x": 1}}
-    )
+    chosen, rejected = pair_of({"prompt": "q", "chosen": "a", "rejected": "b", "chat_template_kwargs": {"x": 1}})
     assert chosen.arguments == rejected.arguments == {"x": 1}
 
 

@@ -26,9 +26,7 @@ from tests.unit.chats import ANSWER, DATE, OTHER, STRUCTURES, USER, Structure
 
 
 def template_of(source: str, **variables: str) -> ChatTemplate:
-    return ChatTemplate(
-        {"default": source}, {"bos_token": "<s>", "eos_token": "</s>", **variables}, DATE.isoformat()
-    )
+    return ChatTemplate({"default": source}, {"bos_token": "<s>", "eos_token": "</s>", **variables}, DATE.isoformat())
 
 
 def rows_of(found: Iterable[Rendering | UnreadableRecord]) -> list[RenderedText]:
@@ -70,9 +68,7 @@ def test_what_is_learned_is_what_a_plain_reading_says_token_by_token(name: str):
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_ids_and_marked_masks_are_those_of_transformers(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_ids_and_marked_masks_are_those_of_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     structure, rng = STRUCTURES[name], random.Random(f"theirs {name}")
     for path, content in chats.tokenizer_files(structure.source).items():
         (tmp_path / path).write_bytes(content)
@@ -81,9 +77,7 @@ def test_ids_and_marked_masks_are_those_of_transformers(
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", _Fixed)
     rows = [chats.conversation(rng, structure) for _ in range(25)]
     tokenizer = Tokenizer.of_model(chats.tokenizer_json(), bos_id=None, eos_id=1)
-    documents = [
-        SourceDocument("x", each.text, False, each.spans) for each in written(structure.source, *rows)
-    ]
+    documents = [SourceDocument("x", each.text, False, each.spans) for each in written(structure.source, *rows)]
     for row, found in zip(rows, encode_documents(tokenizer, documents), strict=True):
         told = theirs.apply_chat_template(
             row["messages"], tools=row.get("tools"), return_dict=True,
@@ -134,9 +128,7 @@ def test_an_answer_may_be_left_out_by_its_weight():
         ("{% for m in messages %}{{ m.content * 9000000 }}{% endfor %}", "renders more than 16777216 characters"),
     ],
 )  # fmt: skip
-def test_a_template_that_fails_is_refused_with_what_it_did(
-    source: str, rule: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_template_that_fails_is_refused_with_what_it_did(source: str, rule: str, monkeypatch: pytest.MonkeyPatch):
     # The same limit, reached sooner.
     monkeypatch.setattr("moe.data.conversations.template.SECONDS_EACH", 0.5)
     long = {"messages": [*ROW["messages"], *ROW["messages"]]}
@@ -186,10 +178,7 @@ def test_templates_are_found_where_tokenizers_keep_them():
     for files, sources in (
         (chats.tokenizer_files("x"), {"default": "x"}),
         (chats.tokenizer_files("x", in_config=True), {"default": "x"}),
-        (
-            {"tokenizer_config.json": json.dumps({"chat_template": named}).encode()},
-            {"default": "a", "tool_use": "b"},
-        ),
+        ({"tokenizer_config.json": json.dumps({"chat_template": named}).encode()}, {"default": "a", "tool_use": "b"}),
         ({"chat_template.json": b'{"chat_template": "c"}'}, {"default": "c"}),
     ):
         assert ChatTemplate.of_files(files).sources == sources
@@ -241,10 +230,7 @@ def test_spaces_are_learned_also_where_a_tokenizer_trims_offsets():
     plain = Tokenizer.of_model(chats.tokenizer_json(), bos_id=None, eos_id=1)
     (text,) = written(CHATML.source, {"prompt": "q", "completion": "if x:\n        return   1"})
     for one, other in zip(
-        *(
-            encode_documents(each, [SourceDocument("x", text.text, False, text.spans)])
-            for each in (trimming, plain)
-        ),
+        *(encode_documents(each, [SourceDocument("x", text.text, False, text.spans)]) for each in (trimming, plain)),
         strict=True,
     ):
         assert one.ids.tolist() == other.ids.tolist()
@@ -270,11 +256,7 @@ def test_conversations_of_which_one_ends_the_process_are_told_apart(monkeypatch:
 
 def test_answers_that_are_not_learned_may_be_marked_as_nothing():
     marks = "{% generation %}{{ m.content }}{% endgeneration %}{{ m.tool_calls | tojson if m.tool_calls }}"
-    source = (
-        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}"
-        + marks
-        + "{% else %}{{ m.content }}"
-    )
+    source = "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}" + marks + "{% else %}{{ m.content }}"
     source += "{% endif %}{% endfor %}"
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {}}]}
     prompt = [USER, call, {"role": "tool", "content": "2"}]

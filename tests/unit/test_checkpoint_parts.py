@@ -52,9 +52,7 @@ def test_no_more_is_read_than_the_rows_asked_for(tmp_path: Path, monkeypatch):
     # Fakes nothing: it notes how much each read asks for, and reads it.
     whole = Folder.read
     monkeypatch.setattr(
-        Folder,
-        "read",
-        lambda self, *args, **more: read.append(more["max_bytes"]) or whole(self, *args, **more),
+        Folder, "read", lambda self, *args, **more: read.append(more["max_bytes"]) or whole(self, *args, **more)
     )
     parts.read("matrix", ((10, 12), (0, 100)))
     assert read == [2 * 100 * 4]

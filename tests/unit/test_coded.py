@@ -50,12 +50,7 @@ def without_kernels(*_: object, **__: object) -> None:
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(others=shapes, length=lengths, form=st.sampled_from(FORMS), data=st.data())
 def test_what_is_decoded_is_what_the_definition_says(
-    monkeypatch: pytest.MonkeyPatch,
-    is_plain: bool,
-    others: list[int],
-    length: int,
-    form: Form,
-    data: st.DataObject,
+    monkeypatch: pytest.MonkeyPatch, is_plain: bool, others: list[int], length: int, form: Form, data: st.DataObject
 ) -> None:
     if is_plain:  # what decodes where the library is not installed, which it is wherever tests run
         monkeypatch.setattr(quantized, "dequantize_with_kernel", without_kernels)
@@ -78,9 +73,7 @@ def test_what_is_decoded_is_what_the_definition_says(
 
 
 @given(data=st.data(), form=st.sampled_from(FORMS), of_scales=st.booleans())
-def test_a_part_of_codes_is_made_of_a_part_of_the_matrix(
-    data: st.DataObject, form: Form, of_scales: bool
-) -> None:
+def test_a_part_of_codes_is_made_of_a_part_of_the_matrix(data: st.DataObject, form: Form, of_scales: bool) -> None:
     """Wherever it begins and ends, also within a block, block by block in any order."""
     of_scales = of_scales and form != "bfloat16"
     shape = [data.draw(st.integers(1, 6)), data.draw(st.integers(1, 200)), data.draw(st.integers(1, 4))]
@@ -145,9 +138,7 @@ def test_a_library_that_does_not_come_out_right_is_left_alone(monkeypatch: pytes
 
 @pytest.mark.parametrize("form", CODED)
 @pytest.mark.parametrize("at_once", [1, 100, 5000])
-def test_it_is_decoded_alike_however_much_at_a_time(
-    form: Form, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_decoded_alike_however_much_at_a_time(form: Form, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     scheme = QuantScheme(form, 1, 131)
     made = QuantizedWeight(
         *quantize(torch.randn(7, 131, 5, generator=torch.Generator().manual_seed(1)), scheme), scheme
@@ -161,11 +152,7 @@ def test_it_is_decoded_alike_however_much_at_a_time(
 @pytest.mark.parametrize("form", FORMS)
 def test_a_table_says_what_is_kept(form: Form) -> None:
     random = Random(form)
-    dims: list[tuple[Dim, ...]] = [
-        ("heads", "model"),
-        ("model", "hidden"),
-        ("expert", "model", "expert_hidden"),
-    ]
+    dims: list[tuple[Dim, ...]] = [("heads", "model"), ("model", "hidden"), ("expert", "model", "expert_hidden")]
     for each in dims:
         for _ in range(20):
             shape = tuple(random.randint(1, 200) for _ in each)
@@ -184,9 +171,7 @@ def test_a_table_says_what_is_kept(form: Form) -> None:
 @pytest.mark.parametrize("form", ["full", *FORMS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [(0, 5), (3, 0), (0,)])
-def test_a_rank_without_tokens_has_no_gradient_of_them(
-    form: Form, dtype: torch.dtype, rows: tuple[int, ...]
-) -> None:
+def test_a_rank_without_tokens_has_no_gradient_of_them(form: Form, dtype: torch.dtype, rows: tuple[int, ...]) -> None:
     matrix, scheme = torch.randn(64, 64), None if form == "full" else QuantScheme(form, 1, 64)
     w = matrix if scheme is None else QuantizedWeight(*quantize(matrix, scheme), scheme)
     x = torch.empty(*rows, 64, dtype=dtype, requires_grad=True)

@@ -9,9 +9,7 @@ from moe.plan.cost.collectives import Network, Ranks
 from tests.unit.test_planner import h100s
 
 
-def slow_all_to_all(
-    num_bytes: float, count: int, stride: int, per_node: int, within: float, across: float
-) -> float:
+def slow_all_to_all(num_bytes: float, count: int, stride: int, per_node: int, within: float, across: float) -> float:
     """What rank 0 sends over each kind of link, message by message; the slower kind decides."""
     inside = outside = 0.0
     for other in range(1, count):
@@ -25,20 +23,14 @@ def slow_all_to_all(
 @pytest.mark.parametrize("stride", [1, 2, 8])
 @pytest.mark.parametrize("count", [2, 4, 8, 16, 64])
 def test_an_exchange_takes_what_its_slowest_kind_of_link_takes(count: int, stride: int) -> None:
-    links = (
-        Link(devices=8, bytes_per_s=400e9, latency_s=0.0),
-        Link(devices=1024, bytes_per_s=50e9, latency_s=0.0),
-    )
+    links = (Link(devices=8, bytes_per_s=400e9, latency_s=0.0), Link(devices=1024, bytes_per_s=50e9, latency_s=0.0))
     network = Network(Cluster(num_nodes=128, devices_per_node=8, device="cpu", links=links))
     expected = slow_all_to_all(1e9, count, stride, 8, 400e9, 50e9)
     assert network.all_to_all(1e9, Ranks(count, stride)) == pytest.approx(expected)
 
 
 def test_ranks_of_a_group_in_one_node_share_its_ways_out() -> None:
-    links = (
-        Link(devices=8, bytes_per_s=400e9, latency_s=0.0),
-        Link(devices=64, bytes_per_s=50e9, latency_s=0.0),
-    )
+    links = (Link(devices=8, bytes_per_s=400e9, latency_s=0.0), Link(devices=64, bytes_per_s=50e9, latency_s=0.0))
     network = Network(Cluster(num_nodes=8, devices_per_node=8, device="cpu", links=links))
     one_a_node, all_of_them = network.gather(8e9, Ranks(8, 8)), network.gather(8e9, Ranks(64, 1))
     assert one_a_node == pytest.approx(8e9 * 7 / 8 / 50e9)
@@ -62,10 +54,7 @@ def test_a_ring_leaves_nodes_that_it_does_not_fill(per_node: int, count: int) ->
 @pytest.mark.parametrize("stride", [1, 4, 8])
 @pytest.mark.parametrize("count", [2, 8, 32])
 def test_the_steps_of_a_ring_wait_for_each_link_that_they_pass(count: int, stride: int) -> None:
-    links = (
-        Link(devices=8, bytes_per_s=1e9, latency_s=1.0),
-        Link(devices=256, bytes_per_s=1e9, latency_s=100.0),
-    )
+    links = (Link(devices=8, bytes_per_s=1e9, latency_s=1.0), Link(devices=256, bytes_per_s=1e9, latency_s=100.0))
     network = Network(Cluster(num_nodes=32, devices_per_node=8, device="cpu", links=links))
     nodes = [rank * stride // 8 for rank in range(count)]
     slow = sum(1.0 if here == there else 100.0 for here, there in itertools.pairwise(nodes))

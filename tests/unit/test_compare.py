@@ -27,10 +27,7 @@ TIMES = [kind for kind in TimeEstimate.model_fields if kind != "module_s"]
 
 
 def plan_of(
-    degrees: Degrees = Degrees(),
-    options: Options = Options(),
-    memory: dict[str, int] | None = None,
-    **seconds: float,
+    degrees: Degrees = Degrees(), options: Options = Options(), memory: dict[str, int] | None = None, **seconds: float
 ) -> Plan:
     amounts = dict.fromkeys(MemoryEstimate.model_fields, 0) | {"limit": 1 << 36} | (memory or {})
     return Plan(
@@ -92,9 +89,7 @@ def test_a_plan_beside_itself_differs_in_nothing(plan: Plan) -> None:
 
 
 @given(plans(), plans())
-def test_the_largest_differences_come_first_and_the_rest_is_told_of_together(
-    first: Plan, second: Plan
-) -> None:
+def test_the_largest_differences_come_first_and_the_rest_is_told_of_together(first: Plan, second: Plan) -> None:
     told = sentences(first, second)
     figures = [float(line.split(": ")[1].split()[0]) for line in told if " ms " in line and "predicted" not in line
                and not line.startswith(("all others", "memory"))]  # fmt: skip
@@ -142,13 +137,8 @@ def test_a_cause_is_a_fact_of_the_two_layouts(
     )
     line = sentences(first, second, ranks_per_node=8)[1]
     assert line.endswith(f": 200 ms {told}")
-    other = (
-        plan_of(**mine, **(shorter if is_more else longer)),
-        plan_of(**others, **(longer if is_more else shorter)),
-    )
-    assert sentences(*other, ranks_per_node=8)[1].endswith(
-        "less" if is_more else "more"
-    )  # no cause against the facts
+    other = (plan_of(**mine, **(shorter if is_more else longer)), plan_of(**others, **(longer if is_more else shorter)))
+    assert sentences(*other, ranks_per_node=8)[1].endswith("less" if is_more else "more")  # no cause against the facts
 
 
 def test_what_plans_were_made_for_is_told() -> None:

@@ -104,9 +104,7 @@ def counted(model: dict[str, Any], freeze: tuple[str, ...], loss_of: Loss = text
     return products.count
 
 
-BY_ARITHMETIC = Calibration(
-    machine="an imagined one", memory_bytes_per_s=1e18, half_rows=0.0, expert_half_rows=0.0
-)
+BY_ARITHMETIC = Calibration(machine="an imagined one", memory_bytes_per_s=1e18, half_rows=0.0, expert_half_rows=0.0)
 
 
 def predicted(
@@ -156,9 +154,7 @@ def test_operations_of_a_model_are_those_that_are_computed(name: str) -> None:
 def test_products_of_any_adapters_and_any_patterns(seed: int) -> None:
     draw = random.Random(seed)
     whole = draw.choice([DENSE, MIXTURE])
-    parts = (
-        ["*.attention.*", "*.experts.*", "*.shared.*"] if whole is MIXTURE else ["*.attention.*", "*.dense.*"]
-    )
+    parts = ["*.attention.*", "*.experts.*", "*.shared.*"] if whole is MIXTURE else ["*.attention.*", "*.dense.*"]
     some = draw.sample(parts, draw.randint(1, len(parts) - 1))
     if draw.random() < 0.5:
         lower = ("embedding.*", *(f"layers.{layer}.*" for layer in range(draw.randint(0, 2))))
@@ -195,9 +191,7 @@ def test_ranks_that_split_a_matrix_share_a_half_of_its_adapter(tensor: int, expe
 
     def numbers(part: Part, is_adapter: bool) -> int:
         counted = unit.matrices(tensor, part)
-        return sum(
-            each.inputs * each.outputs * count for each, count in counted if each.is_adapter == is_adapter
-        )
+        return sum(each.inputs * each.outputs * count for each, count in counted if each.is_adapter == is_adapter)
 
     assert numbers("others", False) == (2 * m * heads + 2 * m * kv) // tensor
     assert numbers("others", True) == 8 * (3 * m + (heads + 2 * kv) // tensor + heads // tensor + m)
@@ -224,9 +218,7 @@ def test_a_base_is_decoded_as_often_as_it_is_multiplied(
     model = {**MIXTURE, **ADAPTED, "adapter": {"rank": 2, "base": base}}
     counted(model, (), recompute=recompute)
     wide = {**model, "adapter": {"rank": 2}}
-    plain, coded = (
-        predicted(job(each), calibration=None, recompute=recompute).elementwise_s for each in (wide, model)
-    )
+    plain, coded = (predicted(job(each), calibration=None, recompute=recompute).elementwise_s for each in (wide, model))
     numbers = sum(each.numel() for each in decoded)
     each_s = 1 / 2e8 if base == "nf4" else 2 * 4 / 24e9
     print(f"{base}, recompute {recompute}: {numbers:,} numbers, {(coded - plain) / each_s:,.0f} predicted")
@@ -238,11 +230,8 @@ def test_preferences_take_what_is_exchanged_and_gathered_once_more() -> None:
     data = {"corpus": "preference", "paths": ["/data/pairs.jsonl"]}
     degrees = Degrees(data=4, fsdp=4, expert=2, expert_fsdp=2)
     texts, pairs = (
-        predicted(job(model, **each), degrees, sharding="parameters")
-        for each in ({"max_tokens": LENGTH}, data)
+        predicted(job(model, **each), degrees, sharding="parameters") for each in ({"max_tokens": LENGTH}, data)
     )
-    assert pairs.gather_s / texts.gather_s == pytest.approx(3 / 2, rel=0.1), (
-        "of the frozen nothing is scattered"
-    )
+    assert pairs.gather_s / texts.gather_s == pytest.approx(3 / 2, rel=0.1), "of the frozen nothing is scattered"
     assert pairs.all_to_all_s / texts.all_to_all_s == pytest.approx(6 / 4, rel=0.1)
     assert pairs.attention_s / texts.attention_s == pytest.approx(4.5 / 3.5, rel=1e-5)

@@ -44,9 +44,7 @@ GOOD: dict[str, Any] = {
 
 def spec_of(corpus: str, path: Path, **fields: Any) -> Any:
     if corpus == "documents":
-        return DocumentsSpec(
-            corpus="documents", sources=({"paths": (str(path),)},), **{"held_out": 0.0, **fields}
-        )
+        return DocumentsSpec(corpus="documents", sources=({"paths": (str(path),)},), **{"held_out": 0.0, **fields})
     if corpus == "jsonl":
         return JsonlSpec(corpus="jsonl", paths=(str(path),), **fields)
     return chat(path.parent, corpus=corpus, **fields)
@@ -72,9 +70,7 @@ def written(path: Path, *lines: bytes) -> Path:
 
 @pytest.mark.parametrize("num_before", [1, FILLING], ids=["at once", "far behind"])
 @pytest.mark.parametrize("corpus", BAD)
-def test_every_kind_of_bad_record_is_told_where_a_job_is_posted(
-    corpus: str, num_before: int, tmp_path: Path
-) -> None:
+def test_every_kind_of_bad_record_is_told_where_a_job_is_posted(corpus: str, num_before: int, tmp_path: Path) -> None:
     good = json.dumps(GOOD[corpus]).encode()
     assert len(good) * FILLING > CHECK_BYTES
     bad = BAD[corpus]
@@ -150,9 +146,7 @@ def test_rows_of_parquet_are_looked_at_likewise(tmp_path: Path) -> None:
     problems = look(spec_of("documents", tmp_path / "a.parquet"), tmp_path)
     assert problems[0].value == f"{tmp_path}/a.parquet, row 2"
     assert "3 unusable records" in problems[-1].rule
-    assert (
-        look(spec_of("documents", tmp_path / "a.parquet", on_bad="skip", max_bad_share=0.6), tmp_path) == ()
-    )
+    assert look(spec_of("documents", tmp_path / "a.parquet", on_bad="skip", max_bad_share=0.6), tmp_path) == ()
     column = pyarrow.array([TURNS, None, TURNS])
     (tmp_path / "chat").mkdir()
     pyarrow.parquet.write_table(pyarrow.table({"messages": column}), tmp_path / "chat" / "a.parquet")

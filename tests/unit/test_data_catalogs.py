@@ -20,9 +20,7 @@ def catalog(plural_forms="nplurals=2; plural=(n != 1);"):
     book.append(polib.POEntry(msgid="File", msgstr="Plik"))
     book.append(polib.POEntry(msgid="Open", msgstr="Otwarte", msgctxt="state"))
     book.append(
-        polib.POEntry(
-            msgid="%d day", msgid_plural="%d days", msgstr_plural={0: "%d dzień", 1: "%d dni", 2: "%d dnia"}
-        )
+        polib.POEntry(msgid="%d day", msgid_plural="%d days", msgstr_plural={0: "%d dzień", 1: "%d dni", 2: "%d dnia"})
     )
     book.append(polib.POEntry(msgid="Not yet", msgstr=""))
     book.append(polib.POEntry(msgid="Guessed", msgstr="Zgadnięte", flags=["fuzzy"]))
@@ -70,9 +68,7 @@ def test_big_endian_catalogs_and_other_charsets_are_read(tmp_path):
     assert list(read_catalog(tmp_path / "x.mo")) == [("Rok ł", "Year")]
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda b: b"PK" + b[2:], lambda b: b[:10], lambda b: b[:-20], lambda b: b""]
-)
+@pytest.mark.parametrize("damage", [lambda b: b"PK" + b[2:], lambda b: b[:10], lambda b: b[:-20], lambda b: b""])
 def test_a_damaged_catalog_is_named_as_such(tmp_path, damage):
     path = tmp_path / "x.mo"
     catalog().save_as_mofile(str(path))

@@ -61,11 +61,7 @@ def places(tmp_path):
         folder.mkdir()
     for allowed in (root / "ok.jsonl", root / "folder" / "secret.jsonl"):
         write_jsonl(allowed, sentences(20))
-    for secret in (
-        tmp_path / "secret.jsonl",
-        outside / "secret.jsonl",
-        tmp_path / "data-more" / "secret.jsonl",
-    ):
+    for secret in (tmp_path / "secret.jsonl", outside / "secret.jsonl", tmp_path / "data-more" / "secret.jsonl"):
         write_jsonl(secret, sentences(20))
     (root / "link.jsonl").symlink_to(outside / "secret.jsonl")
     (root / "out").symlink_to(outside)
@@ -80,10 +76,7 @@ def test_what_is_outside_is_refused_at_its_place(places, attack):
     roots = [str(places["root"])]
     for data, place in (
         (JsonlSpec(corpus="jsonl", paths=(ok, path)), "data.paths[1]"),
-        (
-            ParallelTextSpec(corpus="text", files=(TextPair(source=ok, target=path, lang="de"),)),
-            "data.files[0].target",
-        ),
+        (ParallelTextSpec(corpus="text", files=(TextPair(source=ok, target=path, lang="de"),)), "data.files[0].target"),
     ):
         with pytest.raises(SpecError) as error:
             check(data, roots)
@@ -118,9 +111,7 @@ def test_links_outside_that_lead_in_a_circle_are_not_told(places):
     (places["outside"] / "circle").symlink_to(places["outside"] / "circle")
     (places["root"] / "folder/away.jsonl").symlink_to(places["outside"] / "circle")
     with refused("not_allowed", "data.paths[0]") as caught:
-        check(
-            JsonlSpec(corpus="jsonl", paths=(f"{places['root']}/folder/away.jsonl",)), [str(places["root"])]
-        )
+        check(JsonlSpec(corpus="jsonl", paths=(f"{places['root']}/folder/away.jsonl",)), [str(places["root"])])
     (problem,) = caught.value.problems
     assert "outside the folders" in problem.rule
 
@@ -133,9 +124,7 @@ def test_preparing_is_confined_as_checking_is(places, tmp_path):
 
 @pytest.mark.parametrize("part", ["file", "folder"])
 def test_a_file_swapped_for_a_link_between_its_check_and_its_reading_is_not_read(places, part):
-    (location,) = Locator([str(places["root"])]).locate(
-        "data.paths[0]", str(places["root"] / "folder/secret.jsonl")
-    )
+    (location,) = Locator([str(places["root"])]).locate("data.paths[0]", str(places["root"] / "folder/secret.jsonl"))
     if part == "file":
         (places["root"] / "folder/secret.jsonl").unlink()
         (places["root"] / "folder/secret.jsonl").symlink_to(places["outside"] / "secret.jsonl")

@@ -16,14 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe.data.sequences import (
-    ModelTokenizer,
-    PreparedSequences,
-    SequenceSampler,
-    SequenceStore,
-    check,
-    prepare,
-)
+from moe.data.sequences import ModelTokenizer, PreparedSequences, SequenceSampler, SequenceStore, check, prepare
 from moe.data.sequences.packing import pack_whole
 from moe.parallel import Layout
 from moe.spec import ChatSpec, PreferenceSpec, SpecError
@@ -64,10 +57,7 @@ def prepared(data: Any, folder: Path, name: str = "chatml", **further: Any) -> P
 def reading(name: str, row: dict[str, Any], most: int) -> tuple[list[int], list[int], list[int]]:
     """(ids read, labels, -1 where nothing is learned, all ids) of a conversation, from a plain reading."""
     pieces = STRUCTURES[name].read(row["messages"], row.get("tools"))
-    text, learned = (
-        "".join(piece for piece, _ in pieces),
-        [is_learned for piece, is_learned in pieces for _ in piece],
-    )
+    text, learned = ("".join(piece for piece, _ in pieces), [is_learned for piece, is_learned in pieces for _ in piece])
     found = tokenizers.Tokenizer.from_str(chats.tokenizer_json()).encode(text, add_special_tokens=False)
     labels = [id if any(learned[a:b]) else -1 for id, (a, b) in zip(found.ids, found.offsets, strict=True)]
     return found.ids[:-1][:most], labels[1:][:most], found.ids
@@ -79,9 +69,7 @@ def pieces_of(store: SequenceStore) -> list[tuple[list[int], list[int]]]:
     for tokens, documents, labels in zip(*store.rows(np.arange(store.num_rows)), strict=True):
         for number in range(documents.max() + 1):
             of = documents == number
-            assert np.array_equal(np.flatnonzero(of), np.arange(of.argmax(), of.argmax() + of.sum())), (
-                "in one piece"
-            )
+            assert np.array_equal(np.flatnonzero(of), np.arange(of.argmax(), of.argmax() + of.sum())), "in one piece"
             found.append((tokens[of].tolist(), labels[of].tolist()))
         assert np.all(labels[documents < 0] == -1)
     return found
@@ -125,20 +113,14 @@ def test_parquet_holds_the_same_as_lines(tmp_path: Path):
     table = pyarrow.Table.from_pylist([{"tools": None, **row} for row in rows])
     pyarrow.parquet.write_table(table, tmp_path / "parquet" / "a.parquet")
     check(chat(tmp_path / "parquet"), [str(tmp_path)], tokenizer_of("chatml"))
-    lines, parquet = (
-        prepared(chat(tmp_path / each, max_tokens=2000), tmp_path) for each in ("lines", "parquet")
-    )
+    lines, parquet = (prepared(chat(tmp_path / each, max_tokens=2000), tmp_path) for each in ("lines", "parquet"))
     assert pieces_of(lines.train) == pieces_of(parquet.train)
 
 
 def pair(rng: random.Random) -> dict[str, Any]:
     row = chats.conversation(rng, STRUCTURES["gemma"])
     last = row["messages"].pop()
-    return {
-        "prompt": row["messages"],
-        "chosen": [last],
-        "rejected": [{**last, "content": last["content"] + " not"}],
-    }
+    return {"prompt": row["messages"], "chosen": [last], "rejected": [{**last, "content": last["content"] + " not"}]}
 
 
 def test_both_answers_of_a_pair_lie_side_by_side_the_preferred_one_first(tmp_path: Path):
@@ -156,17 +138,11 @@ def test_both_answers_of_a_pair_lie_side_by_side_the_preferred_one_first(tmp_pat
             given = [each for each in row["prompt"] if each["role"] == "assistant"]
             assert given or any(label >= 0 for label in labels)
             shown = "".join(text for text, _ in STRUCTURES["gemma"].read(row["prompt"], None))
-            head = (
-                tokenizers.Tokenizer.from_str(chats.tokenizer_json())
-                .encode(shown, add_special_tokens=False)
-                .ids
-            )
+            head = tokenizers.Tokenizer.from_str(chats.tokenizer_json()).encode(shown, add_special_tokens=False).ids
             both.append((read, [-1] * min(len(head), len(labels)) + labels[len(head) :]))
         expected.append(both)
     learned = [
-        both
-        for both in expected
-        if both[0] != both[1] and all(any(each >= 0 for each in labels) for _, labels in both)
+        both for both in expected if both[0] != both[1] and all(any(each >= 0 for each in labels) for _, labels in both)
     ]
     assert sorted(zip(pieces[::2], pieces[1::2], strict=True)) == sorted(map(tuple, learned))
     documents = found.train.rows(range(found.train.num_rows)).documents
@@ -194,9 +170,7 @@ def test_answers_to_the_same_are_held_out_together(tmp_path: Path):
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=40), st.integers(20, 60), st.sampled_from([1, 2]))
-def test_nothing_is_cut_in_packing_and_what_belongs_together_stays_so(
-    lengths: list[int], length: int, num_each: int
-):
+def test_nothing_is_cut_in_packing_and_what_belongs_together_stays_so(lengths: list[int], length: int, num_each: int):
     lengths = lengths * num_each if num_each == 2 else lengths
     length = max(length, 2 * max(lengths))
     found = pack_whole(np.array(lengths, np.int64), length, num_each)
@@ -210,8 +184,7 @@ def test_nothing_is_cut_in_packing_and_what_belongs_together_stays_so(
         assert documents == [group * num_each + at for group in groups[::num_each] for at in range(num_each)]
     # Best fit leaves no two rows that would go into one.
     filled = sorted(
-        sum(found.lengths[first:stop])
-        for first, stop in zip(found.row_starts[:-1], found.row_starts[1:], strict=True)
+        sum(found.lengths[first:stop]) for first, stop in zip(found.row_starts[:-1], found.row_starts[1:], strict=True)
     )
     assert len(filled) < 2 or filled[0] + filled[1] > length
 
@@ -277,10 +250,7 @@ def test_what_json_can_write_and_text_cannot_hold_is_learned_or_refused(tmp_path
     deep: Any = "x"
     for _ in range(sys.getrecursionlimit() - 60):
         deep = [deep]
-    row = {
-        "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
-        "tools": [deep],
-    }
+    row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "tools": [deep]}
     (tmp_path / "data" / "a.jsonl").write_text(json.dumps(row) + "\n")
     with refused("invalid_syntax", "data.paths[0]"):
         prepared(chat(tmp_path / "data"), tmp_path)
@@ -318,10 +288,7 @@ def test_a_model_of_chats_is_told_what_it_learns(tmp_path: Path):
     for name in ("chatml", "chatml, marked"):
         prepared(chat(tmp_path / "data"), tmp_path, name, report=said.append)
     told = "\n".join(said)
-    assert (
-        "the assistant's, found by the text that each answer adds; conversations truncated at 512 tokens: 0"
-        in told
-    )
+    assert "the assistant's, found by the text that each answer adds; conversations truncated at 512 tokens: 0" in told
     assert "the assistant's, found by the template's generation marks" in told
 
 
@@ -367,9 +334,7 @@ def test_pairs_that_are_alike_up_to_the_cut_are_left_out_and_counted(tmp_path: P
     same = {"prompt": "q", "chosen": "a " * 60 + "b", "rejected": "a " * 60 + "c"}
     said: list[str] = []
     write(tmp_path / "data" / "a.jsonl", [same, {"prompt": "q", "chosen": "b", "rejected": "c"}])
-    found = prepared(
-        chat(tmp_path / "data", corpus="preference", max_tokens=80), tmp_path, report=said.append
-    )
+    found = prepared(chat(tmp_path / "data", corpus="preference", max_tokens=80), tmp_path, report=said.append)
     assert (found.train.num_documents, found.stats["alike"], found.stats["cut"]) == (1, 1, 1)
     assert "truncated at 40 tokens: 1, left out without an answer: 0" in "\n".join(said)
     assert "pairs left out because their truncated answers are equal: 1" in "\n".join(said)

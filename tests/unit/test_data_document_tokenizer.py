@@ -82,9 +82,7 @@ def given_tokenizer(pattern=r"\w+|\W", **fields):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     library.train_from_iterator(
         texts(20),
-        trainers.BpeTrainer(
-            vocab_size=290, special_tokens=["<unk>"], initial_alphabet=alphabet, show_progress=False
-        ),
+        trainers.BpeTrainer(vocab_size=290, special_tokens=["<unk>"], initial_alphabet=alphabet, show_progress=False),
     )
     library.add_special_tokens([AddedToken("<|end|>", special=True), AddedToken("<|user|>", special=True)])
     content = json.dumps(json.loads(library.to_str()), indent=7).encode()
@@ -98,11 +96,7 @@ def test_a_given_tokenizer_s_special_tokens_are_out_of_a_text_s_reach():
     ids = tokenizer.encode(text)
     assert max(ids) < given.eos_id
     assert tokenizer.decode([given.eos_id, *ids, given.eos_id + 1]) == text
-    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.num_ids) == (
-        given.eos_id,
-        given.eos_id,
-        given.eos_id + 2,
-    )
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.num_ids) == (given.eos_id, given.eos_id, given.eos_id + 2)
 
 
 def test_a_tokenizer_that_can_be_used_is_no_problem():

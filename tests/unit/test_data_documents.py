@@ -99,10 +99,7 @@ def test_a_file_that_two_sources_name_is_the_first_one_s(tmp_path):
     [
         ("{broken", "line 2') is not JSON: Expecting property name"),
         ("[1, 2]", "line 2') is a list, not an object"),
-        (
-            {"text": None},
-            "line 2') has a 'text' that is null, not text; write a string, or remove the line",
-        ),
+        ({"text": None}, "line 2') has a 'text' that is null, not text; write a string, or remove the line"),
         (b"\xff", "line 2') is not UTF-8 text at byte 1 of the line; save the file as UTF-8"),
     ],
 )

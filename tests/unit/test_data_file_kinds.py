@@ -112,9 +112,7 @@ def test_parquet_under_another_name_is_told(tmp_path: Path) -> None:
         texts(tmp_path / "a.jsonl")
 
 
-@pytest.mark.parametrize(
-    "text", ["BZh is no compression\n", "PK", "ORCHESTRA", "\ufeffword", "%PD", "[", "Ob"]
-)
+@pytest.mark.parametrize("text", ["BZh is no compression\n", "PK", "ORCHESTRA", "\ufeffword", "%PD", "[", "Ob"])
 def test_text_that_begins_like_another_kind_is_text(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text)
     assert texts(tmp_path / "a.txt") == [text.removeprefix("\ufeff")]

@@ -73,10 +73,7 @@ def test_columns_have_the_names_that_the_spec_gives(tmp_path):
             '{"source": "Haus", "target": "house", "lang": "\\ud800"}',
             "line 2') has a 'lang' (='\\ud800') that is not a language code",
         ),
-        (
-            {**GOOD, "lang": "\x1b[31mde"},
-            "line 2') has a 'lang' (='\\x1b[31mde') that is not a language code",
-        ),
+        ({**GOOD, "lang": "\x1b[31mde"}, "line 2') has a 'lang' (='\\x1b[31mde') that is not a language code"),
         ("[" * 100_000, "line 2') is not JSON"),
         ("x" * (2 << 20), "line 2') is longer than 1048576 bytes"),
     ],
@@ -113,8 +110,7 @@ def test_a_cut_off_archive_is_an_error_and_no_shorter_corpus(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [("none.jsonl", "does not exist"), ("*.json", "matches no file"), ("", "is a folder")],
+    ("name", "message"), [("none.jsonl", "does not exist"), ("*.json", "matches no file"), ("", "is a folder")]
 )
 def test_a_file_that_is_not_there_is_an_error_at_its_place(tmp_path, name, message):
     path = write_jsonl(tmp_path / "a.jsonl", [GOOD])
@@ -129,9 +125,7 @@ def test_a_language_that_a_small_corpus_lacks_is_seen_before_launch(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", sentences(3))
     with refused("not_a_choice", "data.languages[1]", "qq") as error:
         check(jsonl(path, languages=("de", "qq")), [str(tmp_path)])
-    assert str(error.value) == (
-        "data.languages[1] (='qq') has no pairs in this corpus; use one of de, fr, ja, ru"
-    )
+    assert str(error.value) == ("data.languages[1] (='qq') has no pairs in this corpus; use one of de, fr, ja, ru")
 
 
 def test_check_looks_for_languages_in_the_beginning_of_a_large_corpus_only(tmp_path):

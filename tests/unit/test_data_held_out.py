@@ -33,11 +33,7 @@ pair = st.builds(
 )
 corpora = st.lists(pair, unique=True)
 choices = st.fixed_dictionaries(
-    {
-        "seed": st.integers(0, 50),
-        "messages": st.sampled_from([0, 0.2, 0.49]),
-        "pairs": st.sampled_from([0, 0.2, 0.49]),
-    }
+    {"seed": st.integers(0, 50), "messages": st.sampled_from([0, 0.2, 0.49]), "pairs": st.sampled_from([0, 0.2, 0.49])}
 )
 
 
@@ -78,9 +74,7 @@ def test_shares_are_as_asked_and_another_seed_chooses_others():
 
 def test_messages_that_differ_in_case_and_punctuation_are_held_out_together():
     messages = [
-        Pair("de", f"{index}{form}", form.format(index))
-        for index in range(200)
-        for form in ("save {}", "Save {}…")
+        Pair("de", f"{index}{form}", form.format(index)) for index in range(200) for form in ("save {}", "Save {}…")
     ]
     chosen = parts(messages, pairs=0)
     for plain, dressed in zip(messages[::2], messages[1::2], strict=True):

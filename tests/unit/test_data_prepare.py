@@ -150,9 +150,7 @@ def damage_missing(folder):
     (folder / "tokenizers" / "tokenizer.json").unlink()
 
 
-@pytest.mark.parametrize(
-    "damage", [damage_truncate, damage_flip, damage_marker, damage_no_marker, damage_missing]
-)
+@pytest.mark.parametrize("damage", [damage_truncate, damage_flip, damage_marker, damage_no_marker, damage_missing])
 def test_a_damaged_store_is_built_anew_and_the_same(spec, tmp_path, damage):
     first, _ = run(spec, tmp_path / "cache")
     digests = (first.folder / "complete.json").read_text()
@@ -160,10 +158,7 @@ def test_a_damaged_store_is_built_anew_and_the_same(spec, tmp_path, damage):
     damage(first.folder)
     again, said = run(spec, tmp_path / "cache")
     assert said[0].startswith(f"rebuilding {first.folder.name}: ")
-    before, after = (
-        json.loads(digests)["files"],
-        json.loads((again.folder / "complete.json").read_text())["files"],
-    )
+    before, after = (json.loads(digests)["files"], json.loads((again.folder / "complete.json").read_text())["files"])
     assert {name: before[name] for name in before if name != "stats.json"} == {
         name: after[name] for name in after if name != "stats.json"
     }
@@ -224,9 +219,7 @@ def test_a_builder_that_is_killed_leaves_no_lock_and_nothing_that_counts(tmp_pat
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=DEADLINE_S)
     assert any(tmp_path.glob("key.building-*"))
-    place = Cache(tmp_path, lambda message: None).find_or_build(
-        "key", lambda f: (f / "whole").write_text("all")
-    )
+    place = Cache(tmp_path, lambda message: None).find_or_build("key", lambda f: (f / "whole").write_text("all"))
     assert (place / "whole").read_text() == "all"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "key.lock"]
 
@@ -286,9 +279,7 @@ def test_the_catalogs_corpus_is_what_was_measured(catalogs):
 @pytest.mark.slow
 def test_the_catalogs_unseen_messages_are_trained_on_in_no_language(catalogs):
     _, prepared = catalogs
-    unseen = {
-        prepared.held_out["unseen"].text(i)[1].casefold() for i in range(prepared.stats["pairs"]["unseen"])
-    }
+    unseen = {prepared.held_out["unseen"].text(i)[1].casefold() for i in range(prepared.stats["pairs"]["unseen"])}
     trained = {prepared.train.text(i)[1].casefold() for i in range(prepared.stats["pairs"]["train"])}
     assert unseen
     assert not unseen & trained

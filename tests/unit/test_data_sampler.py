@@ -137,9 +137,7 @@ def test_little_of_a_batch_is_padding_and_pairs_hardly_repeat_in_it(tmp_path):
     batches = [sampler.batch(step) for step in range(1000)]
     fill = sum(batch.num_tokens for batch in batches) / sum(batch.num_positions for batch in batches)
     assert fill > 0.85
-    assert sum(len(np.unique(batch.rows)) for batch in batches) > 0.99 * sum(
-        len(batch.rows) for batch in batches
-    )
+    assert sum(len(np.unique(batch.rows)) for batch in batches) > 0.99 * sum(len(batch.rows) for batch in batches)
 
 
 def test_groups_are_mixtures_of_languages(tmp_path):
@@ -201,9 +199,7 @@ def test_a_larger_evaluation_subset_holds_the_smaller_one(tmp_path):
     store = store_of(tmp_path / "x", [(3, 3)] * 50, ["de"] * 50)
 
     def subset(max_pairs, seed=0):
-        return {
-            row for batch in evaluation_batches(store, 64, max_pairs, seed) for row in batch.rows.tolist()
-        }
+        return {row for batch in evaluation_batches(store, 64, max_pairs, seed) for row in batch.rows.tolist()}
 
     assert subset(10) < subset(20) < subset(50) == set(range(50))
     assert subset(10) != subset(10, seed=1)

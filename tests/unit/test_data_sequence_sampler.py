@@ -26,8 +26,7 @@ def store(*num_rows):
 
 def spec(weights=(1.0,), seed=0, rows=4, rows_per_group=1):
     sources = [
-        {"name": f"s{index}", "paths": [f"/x/{index}.txt"], "weight": weight}
-        for index, weight in enumerate(weights)
+        {"name": f"s{index}", "paths": [f"/x/{index}.txt"], "weight": weight} for index, weight in enumerate(weights)
     ]
     data = {"corpus": "documents", "sources": sources, "max_tokens": L}
     return job(data, seed=seed, batch_tokens=rows * L, group_tokens=rows_per_group * L)
@@ -54,10 +53,7 @@ def test_each_row_comes_once_an_epoch(num_rows, rows, seed):
 
 
 @given(
-    st.lists(
-        st.tuples(st.integers(1, 12), st.sampled_from([0.3, 0.5, 1.0, 2.0, 2.7])), min_size=1, max_size=3
-    ),
-    seeds,
+    st.lists(st.tuples(st.integers(1, 12), st.sampled_from([0.3, 0.5, 1.0, 2.0, 2.7])), min_size=1, max_size=3), seeds
 )
 def test_a_source_comes_as_often_as_its_weight_says(given_sources, seed):
     """In whole rows: less than one is missing after any epoch. None comes again before all have come as often."""
@@ -107,10 +103,7 @@ def test_parts_are_the_whole_however_groups_are_divided(num_rows, groups, rows_p
 
 def test_a_batch_is_the_same_in_groups_of_any_size():
     made = store(30)
-    rows = [
-        SequenceSampler(made, spec(rows=12, rows_per_group=size)).batch(5).rows.tolist()
-        for size in (1, 3, 12)
-    ]
+    rows = [SequenceSampler(made, spec(rows=12, rows_per_group=size)).batch(5).rows.tolist() for size in (1, 3, 12)]
     assert rows[0] == rows[1] == rows[2]
 
 

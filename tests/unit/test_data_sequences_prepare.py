@@ -50,9 +50,7 @@ def whole(store):
 
 
 def with_data(spec, **fields):
-    return type(spec).parse(
-        {**spec.model_dump(mode="json"), "data": {**spec.data.model_dump(mode="json"), **fields}}
-    )
+    return type(spec).parse({**spec.model_dump(mode="json"), "data": {**spec.data.model_dump(mode="json"), **fields}})
 
 
 def test_rows_hold_the_documents(spec, tmp_path):
@@ -70,9 +68,7 @@ def test_rows_hold_the_documents(spec, tmp_path):
     assert np.array_equal(labels, expected)
     assert found.train.num_bytes == sum(len(d.text.encode()) for d in documents if not d.is_held_out)
     train, held_out = found.stats["train"], found.stats["held_out"]
-    assert train["documents"] + held_out["code"]["documents"] + held_out["notes"]["documents"] == len(
-        documents
-    )
+    assert train["documents"] + held_out["code"]["documents"] + held_out["notes"]["documents"] == len(documents)
     assert train["waste"] <= 0.02
     assert sum(train["rows_of"].values()) == train["rows"] == found.train.num_rows
     assert said == describe(found.stats)
@@ -121,9 +117,7 @@ def test_a_given_tokenizer_is_kept_as_it_is_and_known_from_its_files_alone(spec,
     files = {**found.tokenizer_files(), **found.carried_files()}
     assert {name: files[name] for name in given.files} == given.files
     assert type(given).of_files(files) == given
-    other, _ = run(
-        spec, tmp_path, replace(given, files={**given.files, "LICENSE": b"as you like"}, ends=(9,))
-    )
+    other, _ = run(spec, tmp_path, replace(given, files={**given.files, "LICENSE": b"as you like"}, ends=(9,)))
     assert other.key == found.key, "whose tokens are the same"
     assert other.folder != found.folder
     rows = whole(found.train)
@@ -156,9 +150,7 @@ def test_a_source_of_which_all_is_held_out_is_refused(spec, tmp_path):
         run(spec, tmp_path)
 
 
-def test_a_corpus_that_changes_while_it_is_read_is_not_kept_under_the_name_of_another(
-    spec, tmp_path, monkeypatch
-):
+def test_a_corpus_that_changes_while_it_is_read_is_not_kept_under_the_name_of_another(spec, tmp_path, monkeypatch):
     """The name is a hash of what was there before."""
     read = DocumentFiles.documents
 

@@ -110,9 +110,7 @@ def test_beams_for_all_texts_find_the_best_of_all(
 @given(
     st.integers(0, 999), st.lists(st.integers(0, STATES - 1), min_size=1, max_size=6), st.data(),
 )  # fmt: skip
-def test_a_searched_row_alone_is_the_row_among_others(
-    seed: int, starts: list[int], data: st.DataObject
-) -> None:
+def test_a_searched_row_alone_is_the_row_among_others(seed: int, starts: list[int], data: st.DataObject) -> None:
     limits = data.draw(st.lists(st.integers(1, 12), min_size=len(starts), max_size=len(starts)))
     spec = GenerationSpec(max_tokens=10, num_beams=3)
     together = beam_search(table := Table(seed, 9, starts), table.logits, spec, {1}, max_tokens=limits)
@@ -140,17 +138,13 @@ def test_one_beam_without_normalisation_is_greedy_to_the_end_of_the_text() -> No
     # Nobody can ask for it: one beam is no search.
     spec = GenerationSpec(max_tokens=30).model_copy(update={"length_penalty": 0.0})
     searched = beam_search(table := Table(5, 9, starts), table.logits, spec, {2})
-    assert searched == [
-        text[:-1] if text[-1] == 2 else text for text in texts_of(Table(5, 9, starts), spec, {2})
-    ]
+    assert searched == [text[:-1] if text[-1] == 2 else text for text in texts_of(Table(5, 9, starts), spec, {2})]
 
 
 def test_a_search_ends_when_no_beam_can_score_better() -> None:
     table = Table(0, 4)
     table.table_SV[:] = torch.tensor([0.0, -9.0, -9.0, 30.0])  # it ends at once, most likely
-    assert beam_search(
-        table, table.logits, GenerationSpec(max_tokens=50, num_beams=2, length_penalty=1), {3}
-    ) == [[]]
+    assert beam_search(table, table.logits, GenerationSpec(max_tokens=50, num_beams=2, length_penalty=1), {3}) == [[]]
     assert table.num_passes == 0
 
 
@@ -164,9 +158,7 @@ def test_where_nothing_can_follow_but_the_end_the_text_is_empty() -> None:
 def test_draws_are_as_frequent_as_their_probabilities(temperature: float) -> None:
     logits = torch.tensor([1.0, -1.0, 0.3, 2.0, -3.0])
     number = 40_000
-    tokens = choose_tokens(
-        logits.expand(number, -1), GenerationSpec(temperature=temperature), torch.arange(number), 3
-    )
+    tokens = choose_tokens(logits.expand(number, -1), GenerationSpec(temperature=temperature), torch.arange(number), 3)
     frequencies = torch.bincount(tokens, minlength=5) / number
     expected = (logits / temperature).softmax(-1)
     assert torch.allclose(frequencies, expected, atol=4 * math.sqrt(0.25 / number))
@@ -193,9 +185,7 @@ def test_what_may_be_drawn_is_what_a_slow_reference_says(
     drawn = set(choose_tokens(logits, spec, torch.arange(600), 0).tolist())
     assert drawn <= standing
     likely = {
-        token
-        for token in standing
-        if math.exp(scores[token]) / sum(math.exp(scores[each]) for each in standing) > 0.05
+        token for token in standing if math.exp(scores[token]) / sum(math.exp(scores[each]) for each in standing) > 0.05
     }
     assert likely <= drawn
 
@@ -203,10 +193,7 @@ def test_what_may_be_drawn_is_what_a_slow_reference_says(
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300])
 def test_hardly_any_temperature_takes_the_likeliest(temperature: float) -> None:
     logits = torch.tensor([[-4.0, -2.0, -3.0], [5.0, 1.0, 9.0]])
-    assert choose_tokens(logits, GenerationSpec(temperature=temperature), torch.arange(2), 0).tolist() == [
-        1,
-        2,
-    ]
+    assert choose_tokens(logits, GenerationSpec(temperature=temperature), torch.arange(2), 0).tolist() == [1, 2]
 
 
 @given(st.integers(0, 99), st.lists(st.integers(0, STATES - 1), min_size=2, max_size=8), st.integers(0, 9))

@@ -60,19 +60,13 @@ def test_an_unknown_name_is_refused_with_the_facts_to_give() -> None:
 @pytest.mark.parametrize("name", UNMEASURED)
 def test_a_device_that_was_never_measured_says_so(name: str) -> None:
     device = DEVICES[name]
-    plan = plan_job(
-        language_job("olmoe-1b-7b", 64), Cluster(num_nodes=8, devices_per_node=8, device=name), top=1
-    )
+    plan = plan_job(language_job("olmoe-1b-7b", 64), Cluster(num_nodes=8, devices_per_node=8, device=name), top=1)
     assert any(f"kernels of {name} were never measured" in reason for reason in plan.reasons)
     assert plan.utilization is not None
     assert 0 < plan.utilization < 1
     peak = device.peak_flops_per_s["bfloat16"]
     assert device.kernels.products["bfloat16"].achieved_flops_per_s(8192) < 0.95 * peak
-    for number in (
-        device.memory_bytes_per_s,
-        device.kernels.ring.bytes_per_s,
-        device.across_nodes_bytes_per_s,
-    ):
+    for number in (device.memory_bytes_per_s, device.kernels.ring.bytes_per_s, device.across_nodes_bytes_per_s):
         assert 0 < number < math.inf
 
 

@@ -49,11 +49,7 @@ def test_sorted_rows_equal_the_einsums(fields: dict, training: bool) -> None:
     padding = torch.rand(2, 16) < 0.2
     tokens = TokenContext(torch.arange(32).view(2, 16), padding, training=training)
     results = []
-    cases = [
-        (LocalDispatcher(), "segments"),
-        (LocalDispatcher(), "batched"),
-        (EinsumDispatcher(16), "segments"),
-    ]
+    cases = [(LocalDispatcher(), "segments"), (LocalDispatcher(), "batched"), (EinsumDispatcher(16), "segments")]
     for dispatcher, backend in cases:
         layer.dispatch, layer.experts.costs = dispatcher, {backend: Cost(0.0, 0.0)}
         layer.zero_grad()
@@ -77,9 +73,7 @@ def test_a_token_that_no_expert_kept_is_zero() -> None:
 
 
 @given(st.integers(0, 2**31), st.integers(1, 30), st.sampled_from([1, 2, 5]), st.floats(0, 2))
-def test_rows_and_back_is_an_identity_for_each_kept_choice(
-    seed: int, tokens: int, experts: int, factor: float
-) -> None:
+def test_rows_and_back_is_an_identity_for_each_kept_choice(seed: int, tokens: int, experts: int, factor: float) -> None:
     torch.manual_seed(seed)
     spec = MoESpec(num_experts=experts, model_dim=3, hidden_dim=3, capacity_factor=factor, min_capacity=1)
     routing = route(torch.randn(1, tokens, experts, dtype=torch.float64), spec)
@@ -113,9 +107,7 @@ def test_rows_that_fill_up_weigh_nothing() -> None:
     assert [row // 7 for row in real.tolist()] == assignments.expert.tolist()
     assert torch.equal(padded.weight[real], assignments.weight)
     assert (padded.weight != 0).sum() == len(real)
-    assert sorted([*real.tolist(), *padded.padding_rows.tolist()]) == list(range(21)), (
-        "every row is one or the other"
-    )
+    assert sorted([*real.tolist(), *padded.padding_rows.tolist()]) == list(range(21)), "every row is one or the other"
     rows = torch.randn(21, 3, dtype=torch.float64)
     torch.testing.assert_close(rows_to_tokens(rows, padded), rows_to_tokens(rows[real], assignments))
 
@@ -175,8 +167,7 @@ def test_rows_and_their_weights_are_sent_together_bit_for_bit(
     num_rows: int, width: int, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
     rows, weight = (
-        torch.randn(shape).to(dtype)
-        for shape, dtype in zip([(num_rows, width), (num_rows,)], dtypes, strict=True)
+        torch.randn(shape).to(dtype) for shape, dtype in zip([(num_rows, width), (num_rows,)], dtypes, strict=True)
     )
     both = _pack(rows, weight)
     assert both.dtype == rows.dtype
@@ -193,9 +184,7 @@ def routing_of(seed: int, tokens: int, experts: int = 8, **fields: object) -> Ro
     return route(torch.randn(1, tokens, experts, dtype=torch.float64), spec)
 
 
-@given(
-    st.integers(0, 2**31), st.integers(1, 30), st.sampled_from([{}, {"router": "expert_choice"}]), st.data()
-)
+@given(st.integers(0, 2**31), st.integers(1, 30), st.sampled_from([{}, {"router": "expert_choice"}]), st.data())
 def test_the_rows_of_some_tokens_are_theirs_in_order(
     seed: int, tokens: int, fields: dict[str, object], data: st.DataObject
 ) -> None:
@@ -212,10 +201,7 @@ def test_the_rows_of_some_tokens_are_theirs_in_order(
     torch.testing.assert_close(rows_to_tokens(rows[inside], part), rows_to_tokens(rows, whole)[first:stop])
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 20), min_size=4, max_size=4), min_size=1, max_size=3),
-    st.integers(1, 60),
-)
+@given(st.lists(st.lists(st.integers(0, 20), min_size=4, max_size=4), min_size=1, max_size=3), st.integers(1, 60))
 def test_chunks_hold_everything_once_and_no_more_than_the_bound(counts: list[list[int]], bound: int) -> None:
     arriving = torch.tensor(counts)
     number = min_chunks(arriving, bound)

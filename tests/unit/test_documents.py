@@ -24,22 +24,14 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("moe", "service", "tests", "benchmarks", "examples")
 FILES = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
 """CHANGELOG.md is left out: it tells of what was."""
-DOCUMENTS = [
-    "README.md",
-    "CONTRIBUTING.md",
-    *sorted(str(each.relative_to(ROOT)) for each in ROOT.glob("docs/**/*.md")),
-]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", *sorted(str(each.relative_to(ROOT)) for each in ROOT.glob("docs/**/*.md"))]
 
 
 def unknown(text: str) -> list[str]:
     """Names of Python files between backticks that no file ends in; NAME stands for any."""
     quoted = " ".join(re.findall(r"`([^`\n]+)`", text))
     named = re.findall(r"(?<![\w./*-])[\w./]+\.py\b", quoted)
-    return [
-        name
-        for name in named
-        if "NAME" not in name and not any(f"/{path}".endswith(f"/{name}") for path in FILES)
-    ]
+    return [name for name in named if "NAME" not in name and not any(f"/{path}".endswith(f"/{name}") for path in FILES)]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -98,10 +90,7 @@ def test_presets_and_families_are_documented_as_they_are() -> None:
     assert 0.95e12 < model_spec({"preset": papers[-1]}).num_parameters() < 1.05e12
     assert {f"{name}-dense" for name in papers} <= set(names())
     table = (
-        (ROOT / "docs" / "language-models.md")
-        .read_text()
-        .partition("## Families")[2]
-        .partition("Rotary scaling")[0]
+        (ROOT / "docs" / "language-models.md").read_text().partition("## Families")[2].partition("Rotary scaling")[0]
     )
     rows = re.findall(r"^\| (.*?) \|", table, re.M)
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} - {"model_type"} == set(BY_TYPE)
@@ -132,9 +121,7 @@ def test_what_the_readme_needs_is_what_the_package_asks_for() -> None:
 
 def test_routers_and_degrees_are_documented_as_they_are() -> None:
     text = " ".join((ROOT / "docs" / "jobs.md").read_text().split())
-    (routers,) = re.findall(
-        r"`model.moe.router`\*\* is GShard's top-2 or another common router \((.*?)\)", text
-    )
+    (routers,) = re.findall(r"`model.moe.router`\*\* is GShard's top-2 or another common router \((.*?)\)", text)
     assert len(ROUTERS) == 1 + len(re.split(r", | or ", routers)), ROUTERS.keys()
     (fields,) = re.findall(r"`parallel` takes (.*?): all parallel degrees", text)
     assert set(re.findall(r"`(\w+)`", fields)) <= ParallelSpec.model_fields.keys()
@@ -160,9 +147,7 @@ def test_corpora_and_optimizers_are_documented_as_they_are() -> None:
 def test_the_readme_names_every_package() -> None:
     text = (ROOT / "README.md").read_text()
     table = text.partition("## Where things are")[2].partition("## ")[0]
-    named = {
-        name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`([\w/]+)`", row)
-    }
+    named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`([\w/]+)`", row)}
     packages = {
         path.parent.relative_to(ROOT).as_posix()
         for top in ("moe", "service")

@@ -33,14 +33,7 @@ def test_examples_are_valid_and_survive_a_round_trip(path: Path, tmp_path: Path)
 def test_the_schema_refuses_what_the_spec_refuses() -> None:
     validator = jsonschema.Draft202012Validator(json_schema())
     assert validator.is_valid(job(parallel="auto"))
-    for case in (
-        "unknown key",
-        "unknown key below",
-        "no steps",
-        "no model",
-        "no such corpus",
-        "another corpus's key",
-    ):
+    for case in ("unknown key", "unknown key below", "no steps", "no model", "no such corpus", "another corpus's key"):
         assert not validator.is_valid(WRONG[case][0]), case
 
 

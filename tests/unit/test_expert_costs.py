@@ -17,9 +17,7 @@ def test_the_cheapest_by_what_was_measured() -> None:
     assert cheapest(costs, [10, 10]) is BACKENDS["batched"]
     assert cheapest(costs, [10, 18]) is BACKENDS["batched"]  # 28.8 against 29
     assert cheapest(costs, [10, 19]) is BACKENDS["segments"]
-    assert (
-        cheapest({"segments": Cost(9.0, 9.0), "batched": Cost(0.0, 0.1)}, [1, 9, 0]) is BACKENDS["segments"]
-    )
+    assert cheapest({"segments": Cost(9.0, 9.0), "batched": Cost(0.0, 0.1)}, [1, 9, 0]) is BACKENDS["segments"]
     assert cheapest(costs, [0, 0]) is BACKENDS["segments"]
     assert cheapest({"batched": Cost(0.0, 0.1)}, [9, 0, 0, 0]) is BACKENDS["batched"], "there is no other"
     assert cheapest({}, [4, 4]) is BACKENDS["segments"]

@@ -74,18 +74,14 @@ def run(given: dict[str, torch.Tensor], dtype: torch.dtype, gradient: torch.Tens
 def assert_close(ours: dict, theirs: dict, tolerance: float, backend: str) -> None:
     for name, expected in theirs.items():
         size = 1 + (expected.abs().max() if expected.numel() else 0)
-        torch.testing.assert_close(
-            ours[name] / size, expected / size, rtol=0, atol=tolerance, msg=f"{backend}: {name}"
-        )
+        torch.testing.assert_close(ours[name] / size, expected / size, rtol=0, atol=tolerance, msg=f"{backend}: {name}")
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("counts", LOADS.values(), ids=LOADS)
-def test_every_backend_equals_the_reference(
-    counts: list[int], activation: str, bias: bool, dtype: torch.dtype
-) -> None:
+def test_every_backend_equals_the_reference(counts: list[int], activation: str, bias: bool, dtype: torch.dtype) -> None:
     given = tensors(kind_of(activation, bias), sum(counts), dtype)
     gradient = torch.randn(sum(counts), M, generator=torch.Generator().manual_seed(1)).to(dtype)
     theirs = run(
@@ -100,9 +96,7 @@ def test_every_backend_equals_the_reference(
         ours = run(given, dtype, gradient, partial(feed_forward, computation=work))
         assert_close(ours, theirs, TOLERANCES[dtype], name)
         again = run(given, dtype, gradient, partial(feed_forward, computation=replace(work, recompute=True)))
-        assert all(torch.equal(again[tensor], ours[tensor]) for tensor in ours), (
-            "multiplied once more, the same"
-        )
+        assert all(torch.equal(again[tensor], ours[tensor]) for tensor in ours), "multiplied once more, the same"
 
 
 @pytest.mark.slow
@@ -154,12 +148,8 @@ def test_input_and_gradient_need_not_be_contiguous(backend: str) -> None:
     given = tensors(kind_of("swiglu", False), 12, torch.float32)
     scale, weights = given["scale"], ExpertWeights(given["w_in"], given["w_out"], given["w_gate"])
     strided = torch.randn(12, 2 * M)[:, ::2].requires_grad_()
-    y = feed_forward(
-        strided, scale, weights, LocalComputation(counts, ACTIVATIONS["swiglu"], BACKENDS[backend])
-    )
-    torch.testing.assert_close(
-        y, feed_forward_reference(strided, scale, weights, counts, ACTIVATIONS["swiglu"])
-    )
+    y = feed_forward(strided, scale, weights, LocalComputation(counts, ACTIVATIONS["swiglu"], BACKENDS[backend]))
+    torch.testing.assert_close(y, feed_forward_reference(strided, scale, weights, counts, ACTIVATIONS["swiglu"]))
     y.sum().backward()  # its gradient has stride 0
     other = strided.detach().clone().requires_grad_()
     feed_forward_reference(other, scale, weights, counts, ACTIVATIONS["swiglu"]).sum().backward()
@@ -172,9 +162,7 @@ def test_backward_may_run_twice(backend: str) -> None:
     given = tensors(kind_of("relu", False), 12, torch.float32)
     x = given["x"].requires_grad_()
     weights = ExpertWeights(given["w_in"], given["w_out"])
-    y = feed_forward(
-        x, given["scale"], weights, LocalComputation([3, 4, 0, 5], ACTIVATIONS["relu"], BACKENDS[backend])
-    )
+    y = feed_forward(x, given["scale"], weights, LocalComputation([3, 4, 0, 5], ACTIVATIONS["relu"], BACKENDS[backend]))
     (first,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
     (second,) = torch.autograd.grad(y.sum(), x)
     assert torch.equal(first, second)
@@ -242,18 +230,7 @@ def test_bfloat16_products_of_any_loads_are_those_of_each_expert(adds: bool) -> 
         """Such that sums are exact in bfloat16 up to 256 of them."""
         return torch.randint(-1, 2, shape, generator=generator).bfloat16()
 
-    for counts in [
-        *random_loads(40),
-        [1],
-        [17],
-        [48],
-        [513],
-        [1100],
-        [530, 1],
-        [1, 530],
-        [16, 16],
-        [0, 33, 0],
-    ]:
+    for counts in [*random_loads(40), [1], [17], [48], [513], [1100], [530, 1], [1, 530], [16, 16], [0, 33, 0]]:
         x, d_y, w = whole(sum(counts), M), whole(sum(counts), H), whole(len(counts), M, H)
         per_expert = [*zip(x.split(counts), d_y.split(counts), w, strict=True)]
         assert torch.equal(segments.forward(x, w, counts), torch.cat([xs @ ws for xs, _, ws in per_expert]))

@@ -37,11 +37,7 @@ def cases(draw: st.DrawFn) -> tuple[MoESpec, torch.Tensor, TokenContext]:
         logits[..., 0] += 20  # all to one expert
     padding = torch.rand(groups, tokens, generator=generator) < draw(st.sampled_from([0.0, 0.3, 1.0]))
     ids = torch.randperm(groups * tokens * 3, generator=generator)[: groups * tokens].view(groups, tokens)
-    return (
-        spec,
-        logits,
-        TokenContext(ids, padding, step=draw(st.integers(0, 9)), seed=draw(st.integers(0, 9))),
-    )
+    return (spec, logits, TokenContext(ids, padding, step=draw(st.integers(0, 9)), seed=draw(st.integers(0, 9))))
 
 
 def runner_up(logits: torch.Tensor, spec: MoESpec, tokens: TokenContext, layer: int) -> torch.Tensor:
@@ -81,11 +77,7 @@ def test_equals_algorithm_1_token_by_token(case: tuple[MoESpec, torch.Tensor, To
                 if expected.positions[s][k] >= 0 and expected.kept[s][k]:
                     assert position[g, s, k] == expected.positions[s][k]
         torch.testing.assert_close(weight[g], torch.tensor(expected.weights, dtype=torch.float64))
-        rejected, dropped, real = (
-            rejected + expected.rejected,
-            dropped + expected.dropped,
-            real + expected.real,
-        )
+        rejected, dropped, real = (rejected + expected.rejected, dropped + expected.dropped, real + expected.real)
         aux += expected.aux_loss / groups
     choices = max(1, real * per_token)
     assert routing.aux_loss.item() == pytest.approx(aux, abs=1e-12)
@@ -99,9 +91,7 @@ def test_buffers_hold_what_they_may(case: tuple[MoESpec, torch.Tensor, TokenCont
     routing = route(logits, spec, tokens)
     group_tokens = logits.shape[1]
     flat = routing.assignments
-    places = list(
-        zip((flat.token // group_tokens).tolist(), flat.expert.tolist(), flat.position.tolist(), strict=True)
-    )
+    places = list(zip((flat.token // group_tokens).tolist(), flat.expert.tolist(), flat.position.tolist(), strict=True))
     assert len(set(places)) == len(places), "two tokens in one place"
     assert all(position < routing.capacity for _, _, position in places)
     assert routing.load.sum() == len(places) == int(routing.kept.sum())
@@ -135,20 +125,14 @@ def test_groups_are_independent(case: tuple[MoESpec, torch.Tensor, TokenContext]
     whole = route(logits, spec, tokens)
     order = torch.tensor(random.sample(range(logits.shape[0]), logits.shape[0]))  # type: ignore[attr-defined]
     permuted = route(
-        logits[order],
-        spec,
-        TokenContext(tokens.ids[order], tokens.padding[order], tokens.step, tokens.seed),
+        logits[order], spec, TokenContext(tokens.ids[order], tokens.padding[order], tokens.step, tokens.seed)
     )
     shape = (logits.shape[0], logits.shape[1], -1)
     for name in ("expert", "weight", "kept"):
-        torch.testing.assert_close(
-            getattr(permuted, name).view(shape), getattr(whole, name).view(shape)[order]
-        )
+        torch.testing.assert_close(getattr(permuted, name).view(shape), getattr(whole, name).view(shape)[order])
     assert torch.equal(permuted.load, whole.load)
     torch.testing.assert_close(permuted.aux_loss, whole.aux_loss)
-    alone = route(
-        logits[:1], spec, TokenContext(tokens.ids[:1], tokens.padding[:1], tokens.step, tokens.seed)
-    )
+    alone = route(logits[:1], spec, TokenContext(tokens.ids[:1], tokens.padding[:1], tokens.step, tokens.seed))
     assert torch.equal(alone.kept, whole.kept[: logits.shape[1]])
 
 

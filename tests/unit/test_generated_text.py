@@ -54,9 +54,7 @@ def test_pieces_joined_are_the_text_up_to_a_stop_string(tokens: list[bytes], sto
 
 
 @given(st.text(max_size=20), STOP, st.data())
-def test_whole_characters_come_however_their_bytes_are_cut(
-    text: str, stop: list[str], data: st.DataObject
-) -> None:
+def test_whole_characters_come_however_their_bytes_are_cut(text: str, stop: list[str], data: st.DataObject) -> None:
     raw = text.encode("utf-8", "replace")
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=10)))
     tokens = [raw[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
@@ -75,9 +73,7 @@ def test_what_may_become_a_stop_string_is_held_back_until_it_does_not() -> None:
     assert pieces([b"x\n", b"de"], ["\ndef"]) == ["x", "", "\nde"]
 
 
-@given(
-    st.text(alphabet="ab", max_size=8), st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3)
-)
+@given(st.text(alphabet="ab", max_size=8), st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3))
 def test_no_more_is_held_back_than_a_stop_string_may_begin_with(text: str, stop: list[str]) -> None:
     number = num_held_back(text, stop)
     ends = [text[len(text) - each :] for each in range(1, len(text) + 1)]
@@ -85,13 +81,8 @@ def test_no_more_is_held_back_than_a_stop_string_may_begin_with(text: str, stop:
     assert number == max(map(len, may_begin), default=0)
 
 
-@given(
-    st.text(alphabet="abc", max_size=12),
-    st.lists(st.text(alphabet="abc", min_size=1, max_size=3), max_size=3),
-)
-def test_the_text_before_a_stop_string_is_that_of_reading_letter_by_letter(
-    text: str, stop: list[str]
-) -> None:
+@given(st.text(alphabet="abc", max_size=12), st.lists(st.text(alphabet="abc", min_size=1, max_size=3), max_size=3))
+def test_the_text_before_a_stop_string_is_that_of_reading_letter_by_letter(text: str, stop: list[str]) -> None:
     cut = before_stop(text, stop)
     assert (text if cut is None else cut) == slow_cut(text, stop)
 
@@ -115,9 +106,7 @@ def tokenizer() -> Tokenizer:
 
 
 @given(st.text(alphabet="the fox ü天😀", max_size=20), st.text(alphabet="the fox ü天😀", max_size=20))
-def test_a_text_goes_on_from_another_as_the_tokenizer_has_it(
-    tokenizer: Tokenizer, prompt: str, text: str
-) -> None:
+def test_a_text_goes_on_from_another_as_the_tokenizer_has_it(tokenizer: Tokenizer, prompt: str, text: str) -> None:
     before, ids = tokenizer.encode(prompt), tokenizer.encode(text)
     going_on = TextSoFar(tokenizer.decode, before=last_of(before, tokenizer.decode))
     found = "".join([*map(going_on.take, ids), going_on.end()])
@@ -129,17 +118,9 @@ def test_a_text_goes_on_from_another_as_the_tokenizer_has_it(
 def of_bytes() -> Tokenizer:
     """Tokenizer as Llama 2 and Mixtral have them: what is no token is written in bytes, a token each, and a run of
     these that is no UTF-8 as a whole is decoded to no character at all."""
-    words = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        *(f"<0x{each:02X}>" for each in range(256)),
-        *"▁abcdefghijklmnopqrstuvwxyz",
-    ]
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{each:02X}>" for each in range(256)), *"▁abcdefghijklmnopqrstuvwxyz"]
     vocabulary = {word: at for at, word in enumerate(words)}
-    made = tokenizers.Tokenizer(
-        models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
-    )
+    made = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     made.decoder = decoders.Sequence([
         decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0),

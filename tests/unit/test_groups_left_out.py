@@ -84,9 +84,7 @@ def test_a_stored_job_keeps_the_group_that_it_was_accepted_with() -> None:
 def test_the_same_job_with_other_sequences_has_groups_of_those() -> None:
     request = plan_request(job(FOLDER, 1024))
     assert "group_tokens" not in request.spec.model_dump(exclude_unset=True)["model"]["moe"]
-    cells = grid(
-        request, Cluster(num_nodes=1, devices_per_node=1, device="h100"), {"max_tokens": ["512", "4096"]}
-    )
+    cells = grid(request, Cluster(num_nodes=1, devices_per_node=1, device="h100"), {"max_tokens": ["512", "4096"]})
     assert all(cell.plan is not None for cell in cells), [cell.why_not for cell in cells]
 
 

@@ -10,15 +10,7 @@ HEAVY = ("torch", "ray", "tokenizers", "sacrebleu", "pyarrow", "pandas")
 
 @pytest.mark.parametrize(
     "module",
-    [
-        "moe",
-        "moe.spec",
-        "moe.plan",
-        "moe.records",
-        "service.control.app",
-        "service.client",
-        "service.cli.main",
-    ],
+    ["moe", "moe.spec", "moe.plan", "moe.records", "service.control.app", "service.client", "service.cli.main"],
 )
 def test_light_modules_load_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"

@@ -138,9 +138,7 @@ def test_nothing_is_faster_for_being_larger_and_no_row_slower(device: str, data:
 @pytest.mark.parametrize("device", MEASURED)
 def test_a_window_that_sees_everything_is_none(device: str) -> None:
     for kernel in MEASURED[device].attention.values():
-        whole, all_of_it, part = (
-            kernel.seconds(8192, 4096, 32, 8, 256, window) for window in (None, 4096, 128)
-        )
+        whole, all_of_it, part = (kernel.seconds(8192, 4096, 32, 8, 256, window) for window in (None, 4096, 128))
         assert part < all_of_it == whole
 
 

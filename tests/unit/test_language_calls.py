@@ -92,9 +92,7 @@ def test_texts_go_on_within_their_room_from_where_they_begin() -> None:
             model().extend(tokens, state, ~behind)
         model().extend(tokens, state, torch.zeros_like(behind))
         for shape in ((2, 0), (3, 1), (2,)):
-            with pytest.raises(
-                ValueError, match="must have at least one position for each of the state's 2 rows"
-            ):
+            with pytest.raises(ValueError, match="must have at least one position for each of the state's 2 rows"):
                 model().extend(torch.ones(shape, dtype=torch.int64), state)
         with pytest.raises(ValueError, match=r"padding \(2, 1\) must have the shape of tokens \(2, 3\)"):
             model().extend(tokens, model().start(2, 8), behind[:, :1])

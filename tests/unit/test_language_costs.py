@@ -24,9 +24,7 @@ EXPERTS = {"router": "softmax_topk", "top_k": 2, "num_experts": 4, "hidden_dim":
 M, POSITIONS = 16, 256
 
 
-def language(
-    attention: dict[str, Any] = GROUPED, *, train: dict[str, Any] | None = None, **model: Any
-) -> JobSpec:
+def language(attention: dict[str, Any] = GROUPED, *, train: dict[str, Any] | None = None, **model: Any) -> JobSpec:
     return JobSpec.parse(
         {
             "model": {"kind": "language", "model_dim": M, "num_layers": 2, "ffn_dim": 32, "vocab_size": 300,
@@ -69,10 +67,7 @@ def test_grouped_queries_keep_what_fused_attention_is_given() -> None:
 def test_tensor_ranks_keep_all_tokens_where_they_are_gathered_and_some_of_the_heads() -> None:
     shared = 16 / 2 + 16 + (32 + 16 + 16 + 32) / 2
     assert kept(language(), tensor=2) == 4 * (shared + 2 / 2 + 4 / 2)
-    together = {
-        **GROUPED,
-        "query_key_norm": "width",
-    }  # over all heads: in one process as it is, among several wide
+    together = {**GROUPED, "query_key_norm": "width"}  # over all heads: in one process as it is, among several wide
     assert kept(language(together)) == kept(language()) + 4 * 48
     assert kept(language(together), width=2) == kept(language(), width=2) + 2 * 48
     assert kept(language(together), tensor=2, width=2) == kept(language(), tensor=2, width=2) + 2 * 4 * 48 / 2
@@ -93,9 +88,7 @@ def test_latents_are_made_of_own_tokens_and_gathered_after_their_norms() -> None
     assert kept(language(LATENT), tensor=2) == 4 * (of_two + 4 / 2 + 4 / 2)
     straight = {**LATENT, "query_rank": None}  # queries of hidden states, which are gathered beside
     assert kept(language(straight)) == 4 * (16 + 16 + 14 + 10 + heads + 3 + 4)
-    assert kept(language(straight), tensor=2) == 4 * (
-        (16 + 16 + 14) / 2 + 16 + 10 + heads / 2 + 3 / 2 + 4 / 2
-    )
+    assert kept(language(straight), tensor=2) == 4 * ((16 + 16 + 14) / 2 + 16 + 10 + heads / 2 + 3 / 2 + 4 / 2)
     on_cpu = 48 + 48 + 48 + 48 + 24  # values and what they give as wide as keys
     assert kept(language(LATENT), on_cpu=True) == 4 * (16 + 16 + 26 + 22 + on_cpu + 4 + 4)
     dims, gathered = attention_of(language(LATENT)), attention_of(language(straight)).gathered
@@ -115,11 +108,7 @@ def test_gathered_latents_take_less_of_the_links_than_hidden_states() -> None:
 
     of_hidden, few, more = gather_s(None), gather_s(12), gather_s(2000)
     assert few < more < of_hidden
-    channels = [
-        4096 + 4096,
-        12 + 14 + 4096,
-        2000 + 14 + 4096,
-    ]  # of attention, beside the feed-forward layer's 8192
+    channels = [4096 + 4096, 12 + 14 + 4096, 2000 + 14 + 4096]  # of attention, beside the feed-forward layer's 8192
     slope = (of_hidden - few) / (channels[0] - channels[1])
     assert more - few == pytest.approx(slope * (channels[2] - channels[1]), rel=1e-3)
 
@@ -217,8 +206,7 @@ def test_only_what_is_trained_has_gradients_and_moments(freeze: tuple[str, ...],
 def test_a_frozen_model_takes_less_memory_and_says_what_is_trained() -> None:
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu")
     whole, part = (
-        LayoutSearch(language(train=train), cluster).plan()
-        for train in ({}, {"freeze": ["embedding.weight"]})
+        LayoutSearch(language(train=train), cluster).plan() for train in ({}, {"freeze": ["embedding.weight"]})
     )
     table = 300 * 16
     assert whole.memory.gradients - part.memory.gradients == 4 * table

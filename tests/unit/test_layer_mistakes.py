@@ -89,13 +89,7 @@ KINDS: list[Callable[[torch.Tensor], object]] = [
 ]  # fmt: skip
 """What a tensor may be given as, where it is not as it should be: in few calls, or no other mistake would be met."""
 WHATEVER: list[object] = [3, "x", {}, {"ids": None}, [], torch.ones(2), TokenContext, object()]
-SHARES = [
-    SequenceShard("x"),
-    SequenceShard(-1),
-    SequenceShard(1.5),
-    SequenceShard(8, "x"),
-    SequenceShard(8, label=3),
-]
+SHARES = [SequenceShard("x"), SequenceShard(-1), SequenceShard(1.5), SequenceShard(8, "x"), SequenceShard(8, label=3)]
 
 
 @st.composite
@@ -167,9 +161,7 @@ def test_ids_of_inference_mode_are_no_part_of_the_backward_pass() -> None:
     layer = routed("gshard_top2", second_expert="sampling", shared_hidden_dim=5)
     x, ids = torch.randn(4, 6, 6, dtype=torch.float64, requires_grad=True), torch.arange(24).view(4, 6)
     expected = torch.autograd.grad(layer(x, TokenContext(ids))[0].sum(), x)
-    assert torch.equal(
-        torch.autograd.grad(layer(x, TokenContext(in_inference_mode(ids)))[0].sum(), x)[0], *expected
-    )
+    assert torch.equal(torch.autograd.grad(layer(x, TokenContext(in_inference_mode(ids)))[0].sum(), x)[0], *expected)
 
 
 def test_inference_mode_takes_its_own_tensors() -> None:
@@ -182,9 +174,7 @@ def test_inference_mode_takes_its_own_tensors() -> None:
         assert layer(x, tokens)[0].shape == x.shape
     layer.requires_grad_(False)
     assert layer(x, tokens)[0].shape == x.shape
-    with pytest.raises(
-        ValueError, match=r"tokens\.padding .* must not be passed while gradients are tracked"
-    ):
+    with pytest.raises(ValueError, match=r"tokens\.padding .* must not be passed while gradients are tracked"):
         layer(x.clone().requires_grad_(), tokens)
     layer.experts.requires_grad_(True)
     with pytest.raises(ValueError, match=r"x .* must not be passed while gradients are tracked"):

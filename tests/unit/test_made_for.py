@@ -81,9 +81,7 @@ def test_kinds_that_have_nothing_but_defaults_are_told_apart() -> None:
     ]  # fmt: skip
     assert len(set(routers)) == len(ROUTERS)
     scalings: list[dict[str, Any]] = [{"kind": "linear", "factor": 4.0}]
-    scalings += [
-        {"kind": kind, "factor": 4.0, "original_tokens": 4096} for kind in ("dynamic", "llama3", "yarn")
-    ]
+    scalings += [{"kind": kind, "factor": 4.0, "original_tokens": 4096} for kind in ("dynamic", "llama3", "yarn")]
     found = [
         digest({"model": {"preset": "mixtral-8x7b", "attention": {"rope": {"scaling": scaling}}},
                 "data": {"corpus": "synthetic"}, "train": {"num_steps": 1, "batch_tokens": 8192}})
@@ -103,8 +101,7 @@ def test_what_a_spec_does_not_use_is_no_part_of_it() -> None:
     assert not told.keys() & {"parallel", "resources", "retry", "labels"}
     assert non_default_fields(spec.model_copy(update={"name": "another"})) == {**told, "name": "another"}
     left_out, said_in_words = (
-        made_for(JobSpec.parse(job(train=changes)), CLUSTER)
-        for changes in ({}, {"label_smoothing": 0.1, "freeze": []})
+        made_for(JobSpec.parse(job(train=changes)), CLUSTER) for changes in ({}, {"label_smoothing": 0.1, "freeze": []})
     )
     assert left_out == said_in_words
     frozen = JobSpec.parse(job(train={"freeze": ["*.router"]}))

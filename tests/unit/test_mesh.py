@@ -51,9 +51,7 @@ def test_ranks_along_axes_differ_in_these_alone(degrees: dict[str, int], data: s
 
 
 @given(meshes(), st.data())
-def test_copies_are_the_ranks_of_a_stage_with_the_same_part(
-    degrees: dict[str, int], data: st.DataObject
-) -> None:
+def test_copies_are_the_ranks_of_a_stage_with_the_same_part(degrees: dict[str, int], data: st.DataObject) -> None:
     mesh = data.draw(st.sampled_from([STAGE_AXES, EXPERT_AXES[1:]]))
     axes = [axis for axis in mesh if data.draw(st.booleans())]
     ranks = every_rank(degrees)

@@ -40,10 +40,7 @@ REMEDY = "; name one function of an importable module, such as mypackage.model:b
      ".a:b", "a:b ", "a:b()", "../a:b", "a/b:c", "a" * 254 + ":b", "", ":"],
 )  # fmt: skip
 def test_a_function_is_named_exactly(code: str) -> None:
-    for changes in (
-        {"model": {"kind": "module", "build": code}},
-        {"data": {"corpus": "module", "batches": code}},
-    ):
+    for changes in ({"model": {"kind": "module", "build": code}}, {"data": {"corpus": "module", "batches": code}}):
         with pytest.raises(SpecError, match="must be module:function") as error:
             JobSpec.parse(given(**changes))
         (problem,) = error.value.problems

@@ -66,8 +66,7 @@ def test_groups_may_be_given_of_tokens_in_any_shape(shape: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize(
-    ("axis", "place"),
-    [("expert", r"experts\.w_in\.shape\[0\] \(=6\)"), ("expert_tensor", r"w_in\.shape\[2\] \(=9\)")],
+    ("axis", "place"), [("expert", r"experts\.w_in\.shape\[0\] \(=6\)"), ("expert_tensor", r"w_in\.shape\[2\] \(=9\)")]
 )
 def test_a_layout_that_does_not_divide_the_layer_is_refused(axis: str, place: str) -> None:
     spec = MoESpec(num_experts=6, model_dim=8, hidden_dim=9)

@@ -86,12 +86,7 @@ def test_a_smaller_cluster_has_the_same_price() -> None:
 
 
 def test_amounts_in_words() -> None:
-    assert [amount_of(each) for each in (5900.4, 12.3, 0.414, 0.00312)] == [
-        "5,900",
-        "12.30",
-        "0.41",
-        "0.0031",
-    ]
+    assert [amount_of(each) for each in (5900.4, 12.3, 0.414, 0.00312)] == ["5,900", "12.30", "0.41", "0.0031"]
 
 
 def test_numbers_that_a_goal_looks_at() -> None:
@@ -120,11 +115,7 @@ def test_a_goal_chooses_what_no_other_number_of_workers_beats(goal: Any) -> None
     assert told.endswith(f"as goal {goal} asks; looked at 1 to 8")
     assert plan.reasons[1].startswith("the next best, ")
     again = plan_job(spec, cluster, plan.num_workers)
-    assert (again.candidate, again.predicted, again.runners_up) == (
-        plan.candidate,
-        plan.predicted,
-        plan.runners_up,
-    )
+    assert (again.candidate, again.predicted, again.runners_up) == (plan.candidate, plan.predicted, plan.runners_up)
 
 
 def test_a_goal_keeps_to_degrees_that_were_asked_for() -> None:

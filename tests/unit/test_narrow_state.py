@@ -14,9 +14,7 @@ from moe.spec import JobSpec
 from tests.refusals import refused
 
 
-def job(
-    optimizer: dict[str, Any] | None = None, parallel: dict[str, Any] | None = None, **train: Any
-) -> JobSpec:
+def job(optimizer: dict[str, Any] | None = None, parallel: dict[str, Any] | None = None, **train: Any) -> JobSpec:
     return JobSpec.parse(
         {
             "model": {"preset": "olmoe-1b-7b"},
@@ -60,9 +58,7 @@ def test_narrow_moments_take_half_and_those_on_the_host_nothing(parallel: dict[s
 
 def test_rows_of_8_bits_take_less_of_the_links_on_their_way_out_alone() -> None:
     """Out once forward, back forward, and both gradients: three of four ways stay wide."""
-    spec, narrow = (
-        job(parallel={**SPREAD, "recompute": "none"}, dispatch_dtype=each) for each in (None, "fp8")
-    )
+    spec, narrow = (job(parallel={**SPREAD, "recompute": "none"}, dispatch_dtype=each) for each in (None, "fp8"))
     plan = plan_job(spec, H100)
     assert plan.options.num_chunks == 1 or plan.predicted.all_to_all_s
     plain = replace(plan.candidate, options=replace(plan.candidate.options, num_chunks=1, overlap=False))

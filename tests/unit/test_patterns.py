@@ -203,10 +203,7 @@ def test_what_a_pattern_does_not_mean_is_passed_over(tmp_path: Path) -> None:
     assert located(".h*") == [".hidden.jsonl"]
 
 
-@given(
-    st.lists(st.tuples(SPLIT, st.lists(st.sampled_from(["a", "b", "..", ".", ""]), max_size=5)), max_size=6),
-    SPLIT,
-)
+@given(st.lists(st.tuples(SPLIT, st.lists(st.sampled_from(["a", "b", "..", ".", ""]), max_size=5)), max_size=6), SPLIT)
 def test_links_lead_where_the_library_s_own_walk_leads(
     tmp_path_factory: pytest.TempPathFactory, planted: list[tuple[list[str], list[str]]], wanted: list[str]
 ) -> None:

@@ -56,9 +56,7 @@ def test_bars_show_each_kind_of_each_layout_to_scale() -> None:
             if kind != "allowance":
                 expected_bytes.setdefault(kind, []).append(num_bytes)
     assert widths_by_kind(time) == {kind: pytest.approx(row) for kind, row in expected_s.items() if any(row)}
-    assert widths_by_kind(memory) == {
-        kind: pytest.approx(row) for kind, row in expected_bytes.items() if any(row)
-    }
+    assert widths_by_kind(memory) == {kind: pytest.approx(row) for kind, row in expected_bytes.items() if any(row)}
     (limits,) = memory.collections
     assert [line[0][0] for line in limits.get_segments()] == [plan.memory.limit] * len(rows)
 
@@ -92,8 +90,6 @@ def test_a_plan_of_an_earlier_release_shows_totals() -> None:
 
 
 def test_a_picture_without_matplotlib_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        sys.modules, "matplotlib", None
-    )  # Python refuses to import it, as if it were not installed
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # Python refuses to import it, as if it were not installed
     with refused("not_installed", "--draw", None):
         require_matplotlib("--draw")

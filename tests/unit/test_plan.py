@@ -88,11 +88,7 @@ def test_fewer_workers_that_would_be_faster_are_pointed_out() -> None:
     assert faster > 0.05
     assert f"on 1 worker a step is predicted {faster:.1%} faster" in " ".join(plan.reasons)
     enough = JobSpec.parse(
-        job(
-            resources={"num_workers": 2},
-            parallel={},
-            train={**job()["train"], "batch_tokens": 1 << 14},
-        )
+        job(resources={"num_workers": 2}, parallel={}, train={**job()["train"], "batch_tokens": 1 << 14})
     )
     slower = plan_job(enough, LAPTOP, 1).predicted.step_s
     assert slower > plan_job(enough, LAPTOP).predicted.step_s
@@ -128,9 +124,7 @@ def test_a_plan_fits_or_is_refused(
     assert plan.memory.total <= cluster.memory_bytes
     assert plan.degrees.expert * plan.degrees.expert_tensor * plan.degrees.data == plan.num_workers == workers
     assert experts % plan.degrees.expert == 0
-    assert (
-        plan.options.micro_batch_groups * plan.options.num_micro_batches * plan.degrees.data_ranks >= groups
-    )
+    assert plan.options.micro_batch_groups * plan.options.num_micro_batches * plan.degrees.data_ranks >= groups
     assert not plan.not_yet
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
@@ -179,9 +173,7 @@ def test_logits_cost_what_the_loss_holds_of_them_and_no_more() -> None:
     of = MemoryModel(spec, h100s(1), OURS).estimate
     few, many = (of(Candidate(Degrees(expert=8), Options(micro_batch_groups=groups))) for groups in (4, 64))
     more_positions = 60 * spec.group_tokens // 2
-    assert (
-        many.logits - few.logits == 5 * more_positions * model.model_dim * 4
-    )  # hidden states, with their gradient
+    assert many.logits - few.logits == 5 * more_positions * model.model_dim * 4  # hidden states, with their gradient
     vocabulary = model.target_vocab_size
     assert few.workspace >= 3 * 4 * loss_tokens("cuda", vocabulary) * vocabulary
 
@@ -197,9 +189,7 @@ def test_a_user_asks_for_degrees_and_options_by_the_names_that_plans_have() -> N
 
 def test_what_the_user_asks_for_is_planned_and_explained() -> None:
     parallel = {"expert": 8, "expert_fsdp": 1, "tensor": 2, "fsdp": 2, "recompute": "full", "num_chunks": 2}
-    spec = JobSpec.parse(
-        job(model={"preset": "gshard-tiny"}, resources={"num_workers": 8}, parallel=parallel)
-    )
+    spec = JobSpec.parse(job(model={"preset": "gshard-tiny"}, resources={"num_workers": 8}, parallel=parallel))
     plan = plan_job(spec, LAPTOP)
     assert plan.mesh == {"expert_data": 1, "expert": 8, "tensor": 2, "fsdp": 2}
     assert (plan.options.recompute, plan.options.num_chunks) == ("full", 2)
@@ -210,26 +200,18 @@ def test_what_the_user_asks_for_is_planned_and_explained() -> None:
     assert "rows travel in 2 chunks, as asked for, so that exchange and arithmetic overlap" in told
     assert plan.options.max_rows is not None
     assert f"at most {plan.options.max_rows:,} rows from others at a time" in told
-    whole = plan_job(
-        spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"recompute": None})}), LAPTOP
-    )
+    whole = plan_job(spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"recompute": None})}), LAPTOP)
     assert whole.memory.activations > plan.memory.activations
 
 
 @pytest.mark.parametrize(
     ("parallel", "path"),
-    [
-        ({"tensor": 3}, "model.num_heads"),
-        ({"expert_tensor": 3}, "model.moe.hidden_dim"),
-        ({"fsdp": 4}, "parallel"),
-    ],
+    [({"tensor": 3}, "model.num_heads"), ({"expert_tensor": 3}, "model.moe.hidden_dim"), ({"fsdp": 4}, "parallel")],
     ids=str,
 )
 def test_degrees_that_do_not_divide_are_refused(parallel: dict, path: str) -> None:
     workers = 2 if path == "parallel" else 3
-    spec = JobSpec.parse(
-        job(model={"preset": "gshard-tiny"}, resources={"num_workers": workers}, parallel=parallel)
-    )
+    spec = JobSpec.parse(job(model={"preset": "gshard-tiny"}, resources={"num_workers": workers}, parallel=parallel))
     with pytest.raises(SpecError) as caught:
         plan_job(spec, LAPTOP)
     assert path in [problem.path for problem in caught.value.problems]
@@ -280,18 +262,10 @@ def test_hierarchical_dispatch_is_planned_where_expert_groups_span_nodes() -> No
     [
         ({}, 1, None),
         ({"recompute": "full"}, 1, "; weights are narrowed to bfloat16 at each use"),
-        (
-            {"fsdp": 2, "expert_fsdp": 2},
-            2,
-            "; weights that are gathered are narrowed to bfloat16 at each use",
-        ),
+        ({"fsdp": 2, "expert_fsdp": 2}, 2, "; weights that are gathered are narrowed to bfloat16 at each use"),
     ],
 )
-def test_a_plan_says_where_no_narrow_copies_are_kept(
-    parallel: dict[str, Any], workers: int, words: str | None
-) -> None:
-    spec = JobSpec.parse(
-        job(parallel=parallel, train={"num_steps": 1, "batch_tokens": 2048, "dtype": "bfloat16"})
-    )
+def test_a_plan_says_where_no_narrow_copies_are_kept(parallel: dict[str, Any], workers: int, words: str | None) -> None:
+    spec = JobSpec.parse(job(parallel=parallel, train={"num_steps": 1, "batch_tokens": 2048, "dtype": "bfloat16"}))
     told = "; " + "; ".join(plan_job(spec, LAPTOP, workers).reasons)
     assert "narrowed to bfloat16" not in told if words is None else words in told

@@ -29,9 +29,7 @@ TIED = LanguageModelSpec.model_validate(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "model", [TIED, model_spec({"preset": "gshard-tiny"})], ids=["language", "translation"]
-)
+@pytest.mark.parametrize("model", [TIED, model_spec({"preset": "gshard-tiny"})], ids=["language", "translation"])
 def test_the_last_stage_has_its_own_copy_of_a_tied_table(model: ModelSpec) -> None:
     def numel(stage: Stage) -> int:
         return sum(weight.numel * count for unit, count in stage.units for weight in unit.weights)
@@ -60,6 +58,4 @@ def slow_in_flight(stage: int, pipeline: int, num_micro_batches: int) -> int:
 @given(st.integers(1, 16), st.integers(1, 40), st.data())
 def test_micro_batches_in_flight(pipeline: int, num_micro_batches: int, data: st.DataObject) -> None:
     stage = data.draw(st.integers(0, pipeline - 1))
-    assert in_flight(stage, pipeline, 1, num_micro_batches) == slow_in_flight(
-        stage, pipeline, num_micro_batches
-    )
+    assert in_flight(stage, pipeline, 1, num_micro_batches) == slow_in_flight(stage, pipeline, num_micro_batches)

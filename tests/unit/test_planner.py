@@ -78,9 +78,7 @@ def test_less_memory_splits_more_and_at_last_is_refused() -> None:
     assert kinds[1:-1] == ["fsdp", "expert"]
     with refused("does_not_fit", "resources", "16 workers"):
         plan_as_peer(spec, joined_by_one_switch(16, 48))
-    assert (
-        kind_of(plan_as_peer(mixtral(16, sharding="optimizer"), joined_by_one_switch(16, 56))) == "pipeline"
-    )
+    assert kind_of(plan_as_peer(mixtral(16, sharding="optimizer"), joined_by_one_switch(16, 56))) == "pipeline"
 
 
 @pytest.mark.slow
@@ -136,9 +134,7 @@ def test_a_plan_is_the_same_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None
     )
     assert done.stdout.strip() == plan
     h100 = DEVICES["h100"]
-    rates = {
-        name: math.nextafter(value, math.inf) for name, value in vars(h100).items() if type(value) is float
-    }
+    rates = {name: math.nextafter(value, math.inf) for name, value in vars(h100).items() if type(value) is float}
     monkeypatch.setitem(DEVICES, "h100", replace(h100, **rates))
     assert plan_job(ROWS[5].job({}), ROWS[5].cluster).model_dump_json() == plan
 
@@ -230,9 +226,7 @@ def candidate_of(degrees: Degrees, groups: int, num_micro_batches: int, sharding
 def reduced(sharding: Sharding, num_micro_batches: int, **degrees: int) -> tuple[float, float]:
     """(seconds of adding gradients up and spreading updated weights, those of them that hide)."""
     candidate = candidate_of(Degrees(**degrees), 4, num_micro_batches, sharding)
-    step = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER, SOFTWARE["megatron-eager"]).estimate(
-        candidate
-    )
+    step = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER, SOFTWARE["megatron-eager"]).estimate(candidate)
     return step.all_reduce_s + step.hidden_s, step.hidden_s
 
 
@@ -276,8 +270,7 @@ def test_gradients_that_are_scattered_more_often_are_never_faster(num_micro_batc
     degrees = Degrees(expert=2, data=8, fsdp=16, expert_fsdp=1)
     time = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER, SOFTWARE["megatron-eager"])
     once, each = (
-        time.step_s(candidate_of(degrees, 1, num_micro_batches, sharding))
-        for sharding in ("optimizer", "gradients")
+        time.step_s(candidate_of(degrees, 1, num_micro_batches, sharding)) for sharding in ("optimizer", "gradients")
     )
     assert once <= each
 
@@ -287,9 +280,7 @@ def test_what_cannot_be_run_is_not_chosen_for_a_run() -> None:
     plan = plan_job(spec, h100s(1))
     assert not plan.not_yet
     with refused("not_runnable", "parallel", None):
-        plan_job(
-            translation(8, parallel={"pipeline": 2}, train={"batch_tokens": 8192}), h100s(1), to_run=True
-        )
+        plan_job(translation(8, parallel={"pipeline": 2}, train={"batch_tokens": 8192}), h100s(1), to_run=True)
     assert not plan_job(ROWS[5].job({}), ROWS[5].cluster, to_run=True).not_yet
 
 
@@ -308,9 +299,7 @@ def test_a_cluster_of_any_size_has_links_that_join_it(factors: list[int], num_de
 
 def test_a_dtype_that_the_device_lacks_is_refused() -> None:
     with refused("unsupported", "train.dtype", "fp8"):
-        plan_job(
-            translation(8, train={"dtype": "fp8"}), Cluster(num_nodes=1, devices_per_node=8, device="a100-80")
-        )
+        plan_job(translation(8, train={"dtype": "fp8"}), Cluster(num_nodes=1, devices_per_node=8, device="a100-80"))
 
 
 def test_divisors_and_steps() -> None:
@@ -345,9 +334,7 @@ def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
     candidate = candidate_of(Degrees(expert=8, data=2, tensor=2, fsdp=8), 1, 16, "parameters")
     of = {name: MemoryModel(spec, cluster, profile).estimate(candidate) for name, profile in PROFILES.items()}
     vocabulary = spec.model.parameters()[0].numel
-    assert (
-        of["ours"].optimizer - of["peer"].optimizer == 2 * 4 * vocabulary // 2 // 8 * 2
-    )  # two tables, whole
+    assert of["ours"].optimizer - of["peer"].optimizer == 2 * 4 * vocabulary // 2 // 8 * 2  # two tables, whole
     assert of["ours"].communication > of["peer"].communication  # gathered wide
     assert profile_of() is profile_of("ours") is OURS
     assert profile_of("peer") is PEER

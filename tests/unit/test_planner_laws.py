@@ -33,9 +33,7 @@ TIMES = st.floats(1.0, 3.0)
 
 
 @given(jobs(), TIMES, TIMES, TIMES)
-def test_more_memory_and_faster_links_are_never_slower(
-    job: Job, memory: float, within: float, across: float
-) -> None:
+def test_more_memory_and_faster_links_are_never_slower(job: Job, memory: float, within: float, across: float) -> None:
     with_more(job, memory, within, across)
 
 
@@ -152,9 +150,9 @@ def test_no_software_runs_a_layout_faster_over_slower_links(device: str, name: s
     ]
     for candidate in candidates:
         seconds = [
-            LayoutSearch(
-                spec, cluster.with_links(*shares), profile="peer", software=SOFTWARE[name]
-            ).time.step_s(candidate)  # type: ignore[index]
+            LayoutSearch(spec, cluster.with_links(*shares), profile="peer", software=SOFTWARE[name]).time.step_s(
+                candidate
+            )  # type: ignore[index]
             for shares in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.1), (0.1, 0.01))
         ]
         assert seconds[0] <= min(seconds[1:])
@@ -185,9 +183,7 @@ def test_a_plan_takes_as_long_wherever_it_is_told(job: Job) -> None:
 @given(jobs(), st.data())
 def test_recomputation_takes_no_more_memory_than_none_and_no_less_time(job: Job, data: st.DataObject) -> None:
     try:
-        search = LayoutSearch(
-            job.spec, job.cluster.model_copy(update={"memory_bytes": 1 << 50}), profile=job.profile
-        )
+        search = LayoutSearch(job.spec, job.cluster.model_copy(update={"memory_bytes": 1 << 50}), profile=job.profile)
         found = search.ranking(job.workers, 6).fitting
     except SpecError:
         return

@@ -89,9 +89,7 @@ def test_json_that_is_no_models_config_is_refused(tmp_path: Path, content: str |
 
 def test_a_folder_may_be_called_as_a_file(config: Path) -> None:
     folder = config.parent.rename(config.parent.with_suffix(".json"))
-    assert spec_of({"from": str(folder)}, DOCUMENTS) == spec_of(
-        {"from": str(folder / "config.json")}, DOCUMENTS
-    )
+    assert spec_of({"from": str(folder)}, DOCUMENTS) == spec_of({"from": str(folder / "config.json")}, DOCUMENTS)
 
 
 def test_a_synthetic_corpus_is_planned_and_never_trained(config: Path) -> None:
@@ -127,10 +125,7 @@ def test_a_refusal_names_float32_that_nobody_wrote(
     assert remedy[:43] in problem.remedy
     given = {**(adapter or {"rank": 16}), "base": "bfloat16"}
     changed = spec_of(
-        {"preset": "mixtral-8x7b"},
-        {"corpus": "synthetic"},
-        train={**train, "dtype": "bfloat16"},
-        adapter=given,
+        {"preset": "mixtral-8x7b"}, {"corpus": "synthetic"}, train={**train, "dtype": "bfloat16"}, adapter=given
     )
     assert plan_anywhere(changed, H100S, PlanQuery(2)).memory.margin > 0
 
@@ -140,8 +135,7 @@ def test_no_remedy_names_a_dtype_that_the_devices_lack(adapter: dict[str, Any]) 
     """On memory where an adapter would fit in bfloat16 alone, which a V100 does not compute in."""
     spec = spec_of({"preset": "olmoe-1b-7b"}, {"corpus": "synthetic"}, **adapter)
     v100, a100 = (
-        Cluster(num_nodes=1, devices_per_node=8, device=device, memory_bytes=19 << 30)
-        for device in ("v100", "a100-80")
+        Cluster(num_nodes=1, devices_per_node=8, device=device, memory_bytes=19 << 30) for device in ("v100", "a100-80")
     )
     remedies = []
     for cluster in (v100, a100):

@@ -112,9 +112,7 @@ def test_costs_of_pools_need_prices() -> None:
 
 
 def test_degrees_that_were_asked_for_divide_the_workers_of_each_pool() -> None:
-    plan = plan_anywhere(
-        ranged(2, 15, parallel={"expert": 4}), pools({**OLD, "num_nodes": 1, "devices_per_node": 6})
-    )
+    plan = plan_anywhere(ranged(2, 15, parallel={"expert": 4}), pools({**OLD, "num_nodes": 1, "devices_per_node": 6}))
     assert plan.num_workers == 4
 
 

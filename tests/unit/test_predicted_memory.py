@@ -76,8 +76,7 @@ LANGUAGE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _ADAPTED = ("grouped queries", "normed heads, experts", "latents, shared experts", "states")
 LANGUAGE |= {
-    f"{name}, adapters": {**LANGUAGE[name], "from": "/models/base", "adapter": {"rank": 16}}
-    for name in _ADAPTED
+    f"{name}, adapters": {**LANGUAGE[name], "from": "/models/base", "adapter": {"rank": 16}} for name in _ADAPTED
 }
 LANGUAGE |= {
     f"{name}, adapters, base in {base}": {
@@ -154,19 +153,13 @@ class EvenRouting(TorchDispatchMode):
         self._rows_each, self._num_experts = rows_each, num_experts
         self._totals: set[int] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         keywords = dict(kwargs or {})
         if func is aten.nonzero.default:
             return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
         if func is aten.bincount.default:
-            return args[0].new_empty(
-                (args[2] if len(args) > 2 else keywords["minlength"],), dtype=torch.int64
-            )
-        if func is aten.index.Tensor and any(
-            each is not None and each.dtype == torch.bool for each in args[1]
-        ):
+            return args[0].new_empty((args[2] if len(args) > 2 else keywords["minlength"],), dtype=torch.int64)
+        if func is aten.index.Tensor and any(each is not None and each.dtype == torch.bool for each in args[1]):
             (mask,) = args[1]
             return args[0].new_empty((mask.numel(), *args[0].shape[mask.dim() :]))
         if func is aten._local_scalar_dense.default:
@@ -207,9 +200,7 @@ def measured(model: TranslationModelSpec | LanguageModelSpec, dtype: str, recomp
                     if model.kind == "language":
                         hidden = built.hidden_states(sequences, BatchContext(documents=documents))
                     else:
-                        hidden = built.hidden_states(
-                            tokens, tokens, BatchContext(rows_per_group=rows_per_group)
-                        )
+                        hidden = built.hidden_states(tokens, tokens, BatchContext(rows_per_group=rows_per_group))
                 loss, _ = smoothed_nll(hidden, built.output_embedding, tokens, 0.1, 0)
                 loss.backward()
                 del hidden, loss, routings
@@ -234,11 +225,7 @@ def predicted(model: dict[str, Any], dtype: str, recompute: Recompute) -> int:
         {
             "model": model,
             "data": data_of(model),
-            "train": {
-                "num_steps": 1,
-                "batch_tokens": ROWS * LENGTH * (1 if is_language(model) else 2),
-                "dtype": dtype,
-            },
+            "train": {"num_steps": 1, "batch_tokens": ROWS * LENGTH * (1 if is_language(model) else 2), "dtype": dtype},
         }
     )
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1 << 40)
@@ -252,12 +239,8 @@ def predicted(model: dict[str, Any], dtype: str, recompute: Recompute) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype", "recompute"), GRID)
 def test_activations_are_predicted_within_a_tenth(name: str, dtype: str, recompute: Recompute) -> None:
-    model = JobSpec.parse(
-        {"model": MODELS[name], "data": data_of(MODELS[name]), "train": {"num_steps": 1}}
-    ).model
+    model = JobSpec.parse({"model": MODELS[name], "data": data_of(MODELS[name]), "train": {"num_steps": 1}}).model
     assert isinstance(model, TranslationModelSpec | LanguageModelSpec)
     seen, said = measured(model, dtype, recompute), predicted(MODELS[name], dtype, recompute)
-    print(
-        f"{name}, {dtype}, recompute {recompute}: {seen / 2**20:.1f} MiB measured, {said / 2**20:.1f} predicted"
-    )
+    print(f"{name}, {dtype}, recompute {recompute}: {seen / 2**20:.1f} MiB measured, {said / 2**20:.1f} predicted")
     assert said == pytest.approx(seen, rel=0.10)

@@ -22,9 +22,7 @@ BETA = 0.3
 def model_of(attention: str, seed: int) -> LanguageModel:
     spec = language_model(attention, **DROPLESS)
     adapter = AdapterSpec(rank=2, alpha=3.0, targets=("*",))
-    model = build_model(
-        LanguageModelSpec(**{**spec.model_dump(), "adapter": adapter}), seed=seed, dtype=torch.float64
-    )
+    model = build_model(LanguageModelSpec(**{**spec.model_dump(), "adapter": adapter}), seed=seed, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     for name, each in model.named_parameters():
         if name.endswith("_lora_b"):

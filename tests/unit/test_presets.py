@@ -56,9 +56,7 @@ def test_the_papers_family_is_as_large_as_its_table_rounds_it(name: str) -> None
 
 
 def test_fields_beside_a_preset_override_it_at_any_depth() -> None:
-    model = model_spec(
-        {"preset": "mixtral-8x7b", "moe": {"num_experts": 16}, "attention": {"num_kv_heads": 4}}
-    )
+    model = model_spec({"preset": "mixtral-8x7b", "moe": {"num_experts": 16}, "attention": {"num_kv_heads": 4}})
     assert isinstance(model, LanguageModelSpec)
     assert (model.moe.num_experts, model.moe.routing.top_k, model.attention.num_kv_heads) == (16, 2, 4)  # type: ignore
 

@@ -49,9 +49,7 @@ def test_types_of_pydantic_have_codes() -> None:
 def test_the_command_line_prints_problems_as_json(tmp_path: Path) -> None:
     spec = tmp_path / "job.yaml"
     spec.write_text("{foo: 1, model: {preset: gshard-tiny}, data: {corpus: catalogs}}")
-    answer = subprocess.run(
-        [*PYTHON, "plan", str(spec), "--json"], capture_output=True, text=True, check=False
-    )
+    answer = subprocess.run([*PYTHON, "plan", str(spec), "--json"], capture_output=True, text=True, check=False)
     assert answer.returncode == 2
     errors = json.loads(answer.stdout)["errors"]
     check(errors, [("unknown_key", "foo", 1), ("missing", "train", None)])
@@ -81,9 +79,7 @@ def test_what_json_cannot_hold_is_printed_as_text(tmp_path: Path) -> None:
         (["plan", "{spec}", "--json", "--software=none"], "--software", "none"),
     ],
 )
-def test_options_have_problems_as_fields_do(
-    tmp_path: Path, command: list[str], path: str, value: object
-) -> None:
+def test_options_have_problems_as_fields_do(tmp_path: Path, command: list[str], path: str, value: object) -> None:
     spec = tmp_path / "job.yaml"
     spec.write_text(
         "{model: {preset: gshard-tiny}, data: {corpus: catalogs}, train: {num_steps: 5, batch_tokens: 1024}}"

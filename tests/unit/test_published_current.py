@@ -98,9 +98,7 @@ def test_adapters_on_dense_models_are_predicted() -> None:
 def test_a_plan_by_software_of_other_devices_says_so() -> None:
     def plan(device: str) -> Plan:
         cluster = Cluster(num_nodes=1, devices_per_node=8, device=device)
-        return plan_job(
-            language_job("olmoe-1b-7b", 8), cluster, profile="peer", software="megatron-plain", top=1
-        )
+        return plan_job(language_job("olmoe-1b-7b", 8), cluster, profile="peer", software="megatron-plain", top=1)
 
     assert any("was fitted on runs on b200 alone" in reason for reason in plan("a100-80").reasons)
     assert not any("fitted on runs on" in reason for reason in plan("b200").reasons)

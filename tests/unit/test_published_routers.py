@@ -72,18 +72,12 @@ def ernie_4_5() -> tuple[nn.Module, Router]:
 
 
 GROUPS = {"num_expert_groups": 4, "expert_groups_per_token": 2}
-SOFTMAX: dict[str, Any] = {
-    "router": "softmax_topk",
-    "renormalize_gates": False,
-    "routed_scaling_factor": 16.0,
-}
+SOFTMAX: dict[str, Any] = {"router": "softmax_topk", "renormalize_gates": False, "routed_scaling_factor": 16.0}
 SIGMOID: dict[str, Any] = {"router": "sigmoid_topk", "bias_update_rate": 0.0, "selection_bias": True}
 CASES: dict[str, tuple[Callable[[], tuple[nn.Module, Router]], dict[str, Any]]] = {
     "DeepSeek-V2, greedy": (lambda: deepseek_v2(topk_method="greedy", routed_scaling_factor=16.0), SOFTMAX),
     "DeepSeek-V2, group-limited": (
-        lambda: deepseek_v2(
-            topk_method="group_limited_greedy", n_group=4, topk_group=2, routed_scaling_factor=16.0
-        ),
+        lambda: deepseek_v2(topk_method="group_limited_greedy", n_group=4, topk_group=2, routed_scaling_factor=16.0),
         {**SOFTMAX, **GROUPS},
     ),
     "DeepSeek-V3": (
@@ -138,8 +132,4 @@ def test_presets_say_how_published_models_choose() -> None:
     assert moe.routing.routed_scaling_factor == 16.0
     for name in ("gpt-oss-20b", "gpt-oss-120b"):
         moe = presets.load(name).moe
-        assert (moe.activation, moe.activation_settings, moe.logit_bias) == (
-            "swiglu_clamped",
-            (1.702, 7.0),
-            True,
-        )
+        assert (moe.activation, moe.activation_settings, moe.logit_bias) == ("swiglu_clamped", (1.702, 7.0), True)

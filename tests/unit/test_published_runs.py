@@ -21,9 +21,7 @@ def test_a_published_run_is_predicted_to_fit_and_to_take_as_long(row: Row) -> No
     """Within a factor of 1.5, but for two: of small experts in many runs of layers, which the next release replaced by
     a layout without stages, 1.7 times as fast."""
     run = Run.of(row)
-    assert exp(abs(run.error(SOFTWARE[row.software]))) < (
-        2 if row.degrees[3] >= 12 and row.device == "h100" else 1.5
-    )
+    assert exp(abs(run.error(SOFTWARE[row.software]))) < (2 if row.degrees[3] >= 12 and row.device == "h100" else 1.5)
 
 
 def test_profiles_predict_the_runs_that_they_were_fitted_on() -> None:
@@ -94,9 +92,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS, ids=str)
-def test_steps_of_the_papers_family_grow_as_its_table_says(
-    first: tuple[int, int], second: tuple[int, int]
-) -> None:
+def test_steps_of_the_papers_family_grow_as_its_table_says(first: tuple[int, int], second: tuple[int, int]) -> None:
     """From 128 to 512 to 2,048 experts, from 12 to 36 layers: one efficiency was fitted, on 512 experts, 36 layers."""
     predicted, published = ratio(BY_SIZE[first], BY_SIZE[second])
     assert predicted == pytest.approx(published, rel=0.25)

@@ -133,9 +133,7 @@ def test_generation_a_position_at_a_time_is_replayed_in_one_pass() -> None:
     model, x = Model(router="softmax_topk", top_k=2), torch.randn(3, 8, 6).double()
     ids = torch.arange(24).view(3, 8)
     with torch.no_grad(), recorded(model) as recording:
-        steps = [
-            model(x[:, at : at + 1], TokenContext(ids[:, at : at + 1], training=False)) for at in range(8)
-        ]
+        steps = [model(x[:, at : at + 1], TokenContext(ids[:, at : at + 1], training=False)) for at in range(8)]
     with replayed(model, recording.stacked()):
         torch.testing.assert_close(model(x, TokenContext(ids)), torch.cat(steps, 1))
 
@@ -179,24 +177,12 @@ def test_what_cannot_be_recorded_or_replayed_is_refused() -> None:
     refused: list[tuple[Any, str]] = [
         (recording.stacked()[:1], r"recording \(1, 16, 2\) must be \[2 layers, T, K\]"),
         (recording[1], r"recording \(16, 2\) must be \[2 layers, T, K\]"),
-        (
-            {1: recording[1]},
-            r"recording \(of the layers \[1\]\) must have .* those of \[4\] are missing; record",
-        ),
-        (
-            {**good, 4: recording[4][:, :1]},
-            r"recording\[4\] \(16, 1\) must be \[positions, 2 experts per position\]",
-        ),
-        (
-            {**good, 1: recording[1].double()},
-            r"recording\[1\] \(=torch.float64\) must be .* whole numbers; convert",
-        ),
+        ({1: recording[1]}, r"recording \(of the layers \[1\]\) must have .* those of \[4\] are missing; record"),
+        ({**good, 4: recording[4][:, :1]}, r"recording\[4\] \(16, 1\) must be \[positions, 2 experts per position\]"),
+        ({**good, 1: recording[1].double()}, r"recording\[1\] \(=torch.float64\) must be .* whole numbers; convert"),
         ({**good, 1: recording[1] + 4}, r"recording\[1\] \(has \d\) must have expert numbers below 4"),
         ({**good, 1: recording[1] * 0}, r"recording\[1\]\[0\] \(=\[0, 0\]\) must be different experts"),
-        (
-            {**good, 1: recording[1].clamp(max=0) - recording[1].clamp(max=1)},
-            r"recording\[1\]\[\d+\] .* all -1",
-        ),
+        ({**good, 1: recording[1].clamp(max=0) - recording[1].clamp(max=1)}, r"recording\[1\]\[\d+\] .* all -1"),
     ]
     for given_, message in refused:
         with pytest.raises(ValueError, match=message), replayed(model, given_):
@@ -218,9 +204,7 @@ def test_what_cannot_be_recorded_or_replayed_is_refused() -> None:
     with recorded(model) as twice:
         model(x)
         model(-x)
-    with pytest.raises(
-        ValueError, match=r"position \d+ \(in layer 1\) must choose the same experts each time"
-    ):
+    with pytest.raises(ValueError, match=r"position \d+ \(in layer 1\) must choose the same experts each time"):
         twice[1]
     spec = model.first.spec
     logits = torch.randn(1, 5, 4)

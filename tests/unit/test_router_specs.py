@@ -63,10 +63,7 @@ def test_what_is_left_out_and_the_same_said_in_words_are_one(router: str) -> Non
     new = JobSpec.parse(job(model={"moe": {"router": router}}))
     written = new.model_dump(mode="json")
     written["model"]["moe"]["renormalize_gates"] = True
-    old, cluster = (
-        JobSpec.parse(written),
-        Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1),
-    )
+    old, cluster = (JobSpec.parse(written), Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1))
     assert other_course(old, new) == other_state(new, old) == []
     assert made_for(old, cluster) == made_for(new, cluster)
     written["model"]["moe"]["renormalize_gates"] = False

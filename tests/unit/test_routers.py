@@ -59,11 +59,7 @@ def specs(draw: st.DrawFn, routers: list[str]) -> MoESpec:
 @st.composite
 def cases(draw: st.DrawFn, routers: list[str]) -> tuple[MoESpec, torch.Tensor, TokenContext, RoutingState]:
     spec = draw(specs(routers))
-    groups, sequences, length = (
-        draw(st.sampled_from([1, 2, 3])),
-        draw(st.integers(1, 3)),
-        draw(st.integers(1, 8)),
-    )
+    groups, sequences, length = (draw(st.sampled_from([1, 2, 3])), draw(st.integers(1, 3)), draw(st.integers(1, 8)))
     shape = (groups, sequences * length)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     logits = torch.randn(*shape, spec.num_experts, generator=generator, dtype=torch.float64)
@@ -83,11 +79,7 @@ def rows_of(routing, group: int, group_tokens: int) -> dict[tuple[int, int, int]
     return {
         (token % group_tokens, expert, place): weight
         for token, expert, place, weight in zip(
-            flat.token.tolist(),
-            flat.expert.tolist(),
-            flat.position.tolist(),
-            flat.weight.tolist(),
-            strict=True,
+            flat.token.tolist(), flat.expert.tolist(), flat.position.tolist(), flat.weight.tolist(), strict=True
         )
         if token // group_tokens == group
     }
@@ -123,9 +115,7 @@ def test_equals_the_paper_token_by_token(case: tuple) -> None:
 
         def probs(row: list[float]) -> list[float]:
             scores = [sigmoid(x) for x in row]
-            return (
-                [s / sum(scores) for s in scores] if spec.routing.router == "sigmoid_topk" else softmax(row)
-            )
+            return [s / sum(scores) for s in scores] if spec.routing.router == "sigmoid_topk" else softmax(row)
 
         scope = [None if c is None else (probs(row), c[0]) for row, c in zip(rows, chosen, strict=True)]
         length = tokens.sequence_tokens if spec.routing.auxiliary_loss.scope == "sequence" else group_tokens
@@ -162,12 +152,8 @@ def test_sinkhorn_chooses_by_the_transport_plan(case: tuple) -> None:
         for s, row in enumerate(expected):
             if row is not None:
                 ours = log_plan[g, s].softmax(-1)
-                torch.testing.assert_close(
-                    ours, torch.tensor(row, dtype=torch.float64) / sum(row), rtol=1e-9, atol=0
-                )
-                assert by_token[g, s].tolist() == best_of_close(
-                    row, logits[g, s].tolist(), spec.routing.top_k
-                )
+                torch.testing.assert_close(ours, torch.tensor(row, dtype=torch.float64) / sum(row), rtol=1e-9, atol=0)
+                assert by_token[g, s].tolist() == best_of_close(row, logits[g, s].tolist(), spec.routing.top_k)
     probs = logits.sigmoid() if spec.routing.top_k == 1 else logits.softmax(-1)
     weights = probs.flatten(0, 1).gather(1, routing.expert)
     torch.testing.assert_close(routing.weight, torch.where(routing.kept, weights, 0.0))
@@ -193,9 +179,7 @@ def test_buffers_hold_what_they_may(case: tuple) -> None:
     spec, logits, tokens, state = case
     routing = route(logits, spec, tokens, state=state)
     flat, group_tokens = routing.assignments, logits.shape[1]
-    places = list(
-        zip(flat.expert.tolist(), (flat.token // group_tokens).tolist(), flat.position.tolist(), strict=True)
-    )
+    places = list(zip(flat.expert.tolist(), (flat.token // group_tokens).tolist(), flat.position.tolist(), strict=True))
     assert places == sorted(set(places)), "by expert, group and place, and no two in one"
     if routing.capacity is not None:
         assert all(place < routing.capacity for *_, place in places)
@@ -240,8 +224,7 @@ def test_padding_changes_nothing(case: tuple, more: int) -> None:
         return
     longer = torch.nn.functional.pad(logits, (0, 0, 0, more), value=3.0)
     context = TokenContext(
-        torch.nn.functional.pad(tokens.ids, (0, more)),
-        torch.nn.functional.pad(tokens.padding, (0, more), value=True),
+        torch.nn.functional.pad(tokens.ids, (0, more)), torch.nn.functional.pad(tokens.padding, (0, more), value=True)
     )
     padded = route(longer, spec, context, state=state)
     for g in range(logits.shape[0]):
@@ -267,9 +250,7 @@ def test_evaluation_drops_nothing(case: tuple) -> None:
     spec, logits, tokens, state = case
     routing = route(logits, spec, TokenContext(tokens.ids, tokens.padding, training=False), state=state)
     if spec.routing.router == "expert_choice":
-        assert torch.equal(
-            routing.assignments.token, route(logits, spec, tokens, state=state).assignments.token
-        )
+        assert torch.equal(routing.assignments.token, route(logits, spec, tokens, state=state).assignments.token)
     else:
         assert routing.capacity is None
         assert routing.load.sum() == routing.num_choices

@@ -23,23 +23,11 @@ SPECS = {router: MoESpec(router=router, num_experts=4, model_dim=8, hidden_dim=8
 @pytest.mark.parametrize(
     ("logits", "tokens", "why"),
     [
-        (
-            torch.zeros(2, 3, 4),
-            TokenContext(torch.arange(5)),
-            r"tokens.ids \(5,\) must have the shape \(2, 3\)",
-        ),
-        (
-            torch.zeros(2, 3, 4),
-            TokenContext(padding=torch.zeros(2, 3)),
-            "must be a dense tensor of torch.bool",
-        ),
+        (torch.zeros(2, 3, 4), TokenContext(torch.arange(5)), r"tokens.ids \(5,\) must have the shape \(2, 3\)"),
+        (torch.zeros(2, 3, 4), TokenContext(padding=torch.zeros(2, 3)), "must be a dense tensor of torch.bool"),
         (torch.zeros(2, 3, 4, dtype=torch.int64), None, "must be a dense tensor of floating-point numbers"),
         (torch.zeros(2, 3, 4).to_sparse(), None, "must be a dense tensor of floating-point numbers"),
-        (
-            torch.zeros(2, 3, 4, device="meta"),
-            None,
-            r"logits \(=torch.float32, on meta\) must be a dense tensor",
-        ),
+        (torch.zeros(2, 3, 4, device="meta"), None, r"logits \(=torch.float32, on meta\) must be a dense tensor"),
         (torch.zeros(2, 3, 4), {}, r"tokens \(=dict\) must be a TokenContext"),
         (torch.zeros(2, 3, 4), TokenContext(batch=3), r"tokens.batch \(=3\) must be a BatchCounts"),
     ],
@@ -53,9 +41,7 @@ SPECS = {router: MoESpec(router=router, num_experts=4, model_dim=8, hidden_dim=8
         "a number for counts",
     ],
 )
-def test_what_cannot_be_routed_is_told_so(
-    logits: torch.Tensor, tokens: TokenContext | None, why: str
-) -> None:
+def test_what_cannot_be_routed_is_told_so(logits: torch.Tensor, tokens: TokenContext | None, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         route(logits, SPECS["gshard_top2"], tokens)
 
@@ -84,9 +70,7 @@ def test_tensors_of_inference_mode_are_routed_where_no_gradient_is_asked_for(rou
         found = route(scores, SPECS[router], tokens).assignments
         assert torch.equal(found.token, expected.assignments.token)
         assert torch.equal(found.weight, expected.assignments.weight)
-    with pytest.raises(
-        ValueError, match=r"tokens\.padding .* must not be passed while gradients are tracked"
-    ):
+    with pytest.raises(ValueError, match=r"tokens\.padding .* must not be passed while gradients are tracked"):
         route(logits.requires_grad_(), SPECS[router], tokens)
     with torch.inference_mode():
         logits = torch.randn(2, 3, 4, requires_grad=True)
@@ -142,16 +126,7 @@ def routed_calls(draw: st.DrawFn) -> tuple[Any, ...]:
     def of_tokens(dtype: torch.dtype) -> Any:
         each = torch.zeros(2, 3, dtype=dtype)
         by_column = each.t().contiguous().t()
-        wrong = [
-            each.t(),
-            each[:, :2],
-            each[None],
-            each[0, 0],
-            each.to(torch.float32),
-            each.to_sparse(),
-            "x",
-            3,
-        ]
+        wrong = [each.t(), each[:, :2], each[None], each[0, 0], each.to(torch.float32), each.to_sparse(), "x", 3]
         return either([None, each, by_column, each.view(6)], wrong)
 
     logits, of_experts = torch.zeros(2, 3, 4), torch.zeros(4)
@@ -159,9 +134,7 @@ def routed_calls(draw: st.DrawFn) -> tuple[Any, ...]:
              distributed((2, 3, 4))]  # fmt: skip
     given = either([logits, logits.bfloat16(), in_inference_mode(logits)], wrong)
     spec = either([*SPECS.values()], [None, "gshard_top2", {}, MoESpec])
-    tokens = either(
-        [None, TokenContext(of_tokens(torch.int64), of_tokens(torch.bool))], [3, {}, TokenContext]
-    )
+    tokens = either([None, TokenContext(of_tokens(torch.int64), of_tokens(torch.bool))], [3, {}, TokenContext])
     remembered = [of_experts[:3], of_experts[None], of_experts.to_sparse(), of_experts.to("meta"), "x", 1.0]
     state = RoutingState(*(either([None, of_experts], remembered) for _ in range(2)))
     layer = either([0, 7, numpy.int32(7)], ["x", None, 1.5])

@@ -45,10 +45,7 @@ def test_no_layout_takes_less_memory_than_its_bounds(job: Job) -> None:
 def test_no_published_layout_takes_less_memory_than_its_bounds(profile: ProfileName) -> None:
     """In pipelines of many layers."""
     row = next(row for row in ROWS if row.model == "qwen3-30b-a3b")
-    search, choices = (
-        LayoutSearch(row.job({}), row.cluster, profile=profile),
-        LayoutChoices(row.job({}), row.cluster),
-    )
+    search, choices = (LayoutSearch(row.job({}), row.cluster, profile=profile), LayoutChoices(row.job({}), row.cluster))
     shapes = list(choices.shapes(row.num_devices))
     for shape in shapes[:: len(shapes) // 8]:
         assert_room(search.memory, islice(of_shape(choices, shape), 7, 40_000, 799))
@@ -74,9 +71,7 @@ def test_bounds_of_memory_do_not_fall_in_larger_micro_batches(job: Job) -> None:
     for shape in choices.shapes(job.workers):
         for recompute in choices.recomputes():
             runs = [
-                choices.plain(shape).having(
-                    recompute=recompute, micro_batch_groups=size, num_micro_batches=times
-                )
+                choices.plain(shape).having(recompute=recompute, micro_batch_groups=size, num_micro_batches=times)
                 for size, times in choices.micro_batches(shape)
             ]
             for larger, smaller in pairwise(memory.beside_shares(each) for each in runs):

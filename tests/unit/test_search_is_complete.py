@@ -39,9 +39,7 @@ def all_that_fit(search: LayoutSearch, candidates: list[Candidate]) -> list[Rank
         if search.memory.estimate(each).total <= search.cluster.memory_bytes:
             shape = replace(each.degrees, fsdp=1, expert_fsdp=1)
             found.append(
-                RankedCandidate(
-                    each, shape, search.time.step_s(each), not_yet(search.spec, each, search.profile.name)
-                )
+                RankedCandidate(each, shape, search.time.step_s(each), not_yet(search.spec, each, search.profile.name))
             )
     return sorted(found, key=lambda each: each.order)
 
@@ -128,9 +126,7 @@ def jobs(draw: st.DrawFn, *, over_nodes: bool = False) -> Job:
     device = draw(st.sampled_from(["h100", "a100-80"] if language else ["h100", "cpu"]))
     cluster = Cluster(num_nodes=num_nodes, devices_per_node=per_node, device=device)
     profile = draw(st.sampled_from(["ours", "peer"])) if language else "ours"
-    memory = int(
-        least_bytes(spec, cluster, workers, profile) / (1 - ALLOWANCE) * 2 ** draw(st.floats(-0.25, 2))
-    )
+    memory = int(least_bytes(spec, cluster, workers, profile) / (1 - ALLOWANCE) * 2 ** draw(st.floats(-0.25, 2)))
     return Job(spec, cluster.model_copy(update={"memory_bytes": memory}), workers, profile)
 
 
@@ -209,9 +205,7 @@ def test_the_best_are_those_of_trying_every_choice(job: Job, top: int) -> None:
 
 
 @given(jobs(over_nodes=True))
-def test_what_is_not_gathered_is_best_cut_up_over_all_that_share_it(
-    job: Job,
-) -> None:
+def test_what_is_not_gathered_is_best_cut_up_over_all_that_share_it(job: Job) -> None:
     """So that the search need not try a node's ranks alone. Sums over rows and columns, which Adafactor remembers of
     each expert that a rank has a part of, may be a little more of thin parts than of a few whole experts."""
     spec, cluster, workers, _ = job
@@ -288,8 +282,7 @@ def test_a_sharding_that_is_asked_for_is_refused_by_what_it_needs() -> None:
     with refused("does_not_fit", "resources", "524 workers"):
         plan_job(llama_405b(524, sharding="optimizer"), cluster)
     assert (
-        plan_job(llama_405b(256, sharding="optimizer"), cluster.sized_for(256), top=1).options.sharding
-        == "optimizer"
+        plan_job(llama_405b(256, sharding="optimizer"), cluster.sized_for(256), top=1).options.sharding == "optimizer"
     )
     with refused("does_not_fit", "resources", "524 workers"):
         plan_job(llama_405b(524, sharding="optimizer"), cluster, profile="peer")
@@ -319,9 +312,7 @@ def test_the_smallest_cluster_is_the_smallest(job: Job, to_run: bool) -> None:
     spec, cluster, _, profile = job
     smallest = searched(job).smallest(to_run=to_run)
     tried = are_tried(cluster, spec)
-    first = next(
-        (each for each in tried if holds(spec, cluster.sized_for(each), each, profile, to_run=to_run)), None
-    )
+    first = next((each for each in tried if holds(spec, cluster.sized_for(each), each, profile, to_run=to_run)), None)
     if smallest is None:
         assert first is None or first > 16 * tried[-1] // _NODES  # beyond, only where a doubling holds too
     elif smallest.num_devices <= tried[-1]:

@@ -31,10 +31,7 @@ def test_a_suffix_says_the_format(path: str, expected: str | None) -> None:
 
 
 def test_a_small_spec_is_small() -> None:
-    packages, documents = (
-        job({"corpus": "packages"}).data,
-        job({"corpus": "documents", "sources": [SOURCE]}).data,
-    )
+    packages, documents = (job({"corpus": "packages"}).data, job({"corpus": "documents", "sources": [SOURCE]}).data)
     assert isinstance(packages, PackagesSpec)
     assert isinstance(documents, DocumentsSpec)
     assert packages.max_tokens == documents.max_tokens == packages.padded_tokens == 512
@@ -61,18 +58,9 @@ def test_the_format_that_is_written_counts() -> None:
             {"paths": ["/a/b.txt", "/a/b.jsonl"]},
             "data.sources[0].format is required if paths imply several (jsonl, text)",
         ),
-        (
-            {**SOURCE, "weight": 0.0},
-            "data.sources[0].weight (=0.0) must be greater than or equal to 0.001; raise it",
-        ),
-        (
-            {**SOURCE, "weight": 1e-5},
-            "data.sources[0].weight (=1e-05) must be greater than or equal to 0.001",
-        ),
-        (
-            {**SOURCE, "name": "all"},
-            "data.sources[0].name (='all') is reserved for the total in reports",
-        ),
+        ({**SOURCE, "weight": 0.0}, "data.sources[0].weight (=0.0) must be greater than or equal to 0.001; raise it"),
+        ({**SOURCE, "weight": 1e-5}, "data.sources[0].weight (=1e-05) must be greater than or equal to 0.001"),
+        ({**SOURCE, "name": "all"}, "data.sources[0].name (='all') is reserved for the total in reports"),
         (
             {"paths": ["/a.txt"], "column": "body"},
             "data.sources[0].column (='body') does not apply to text files, which are one document each",

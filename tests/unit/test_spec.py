@@ -30,45 +30,24 @@ def job(**changes: Any) -> dict[str, Any]:
 
 WRONG: dict[str, tuple[dict[str, Any], tuple[ProblemCode, str, Any]]] = {
     "unknown key": (job(foo=1), ("unknown_key", "foo", 1)),
-    "unknown key below": (
-        job(model={"moe": {"experts": 4}}),
-        ("unknown_key", "model.moe.experts", 4),
-    ),
+    "unknown key below": (job(model={"moe": {"experts": 4}}), ("unknown_key", "model.moe.experts", 4)),
     "unknown key of an optimizer": (
         job(train={"optimizer": {"name": "adafactor", "beta1": 0.9}}),
         ("unknown_key", "train.optimizer.beta1", 0.9),
     ),
-    "another corpus's key": (
-        job(data={"paths": ["a"]}),
-        ("unknown_key", "data.paths", ["a"]),
-    ),
-    "number as text": (
-        job(train={"batch_tokens": "1024"}),
-        ("wrong_type", "train.batch_tokens", "1024"),
-    ),
-    "truth for a number": (
-        job(resources={"num_workers": True}),
-        ("wrong_type", "resources.num_workers", True),
-    ),
+    "another corpus's key": (job(data={"paths": ["a"]}), ("unknown_key", "data.paths", ["a"])),
+    "number as text": (job(train={"batch_tokens": "1024"}), ("wrong_type", "train.batch_tokens", "1024")),
+    "truth for a number": (job(resources={"num_workers": True}), ("wrong_type", "resources.num_workers", True)),
     "no steps": (job(train={"num_steps": 0}), ("out_of_range", "train.num_steps", 0)),
-    "negative tokens": (
-        job(train={"batch_tokens": -8}),
-        ("out_of_range", "train.batch_tokens", -8),
-    ),
+    "negative tokens": (job(train={"batch_tokens": -8}), ("out_of_range", "train.batch_tokens", -8)),
     "not a number": (
         job(train={"optimizer": {"name": "adamw", "peak_lr": float("nan")}}),
         ("not_finite", "train.optimizer.peak_lr", ANY),
     ),
     "no model": (job(model=...), ("missing", "model", None)),
     "no corpus": (job(data={"corpus": ...}), ("missing", "data.corpus", None)),
-    "no such corpus": (
-        job(data={"corpus": "web"}),
-        ("not_a_choice", "data.corpus", "web"),
-    ),
-    "no such preset": (
-        job(model={"preset": "gshard-huge"}),
-        ("not_a_choice", "model.preset", "gshard-huge"),
-    ),
+    "no such corpus": (job(data={"corpus": "web"}), ("not_a_choice", "data.corpus", "web")),
+    "no such preset": (job(model={"preset": "gshard-huge"}), ("not_a_choice", "model.preset", "gshard-huge")),
     "one choice, renormalised": (
         job(model={"moe": {"router": "sigmoid_topk", "top_k": 1, "renormalize_gates": True}}),
         ("out_of_range", "model.moe.renormalize_gates", True),
@@ -97,10 +76,7 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[ProblemCode, str, Any]]] = {
         job(model={"moe": {"activation": "swiglu", "activation_limit": 5.0}}),
         ("not_applicable", "model.moe.activation_limit", 5.0),
     ),
-    "no such router": (
-        job(model={"moe": {"router": "hash"}}),
-        ("not_a_choice", "model.moe.router", "hash"),
-    ),
+    "no such router": (job(model={"moe": {"router": "hash"}}), ("not_a_choice", "model.moe.router", "hash")),
     "a router that is no name": (
         job(model={"moe": {"router": ["switch_top1"]}}),
         ("not_a_choice", "model.moe.router", ["switch_top1"]),
@@ -141,38 +117,20 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[ProblemCode, str, Any]]] = {
         job(model={"preset": "gshard-tiny-dense"}, parallel={"expert": 2}),
         ("out_of_range", "parallel.expert", 2),
     ),
-    "group and batch": (
-        job(train={"batch_tokens": 1000}),
-        ("not_divisible", "model.moe.group_tokens", 512),
-    ),
+    "group and batch": (job(train={"batch_tokens": 1000}), ("not_divisible", "model.moe.group_tokens", 512)),
     "group and longest pair": (
         job(model={"moe": {"group_tokens": 128}}),
         ("out_of_range", "model.moe.group_tokens", 128),
     ),
-    "warm-up": (
-        job(train={"schedule": {"warmup_steps": 11}}),
-        ("out_of_range", "train", None),
-    ),
-    "vocabularies": (
-        job(model={"source_vocab_size": 5000}),
-        ("mismatch", "model", None),
-    ),
+    "warm-up": (job(train={"schedule": {"warmup_steps": 11}}), ("out_of_range", "train", None)),
+    "vocabularies": (job(model={"source_vocab_size": 5000}), ("mismatch", "model", None)),
     "workers twice": (
         job(resources={"num_workers": 1, "min_workers": 1, "max_workers": 2}),
         ("conflict", "resources", None),
     ),
-    "range the wrong way": (
-        job(resources={"min_workers": 4, "max_workers": 2}),
-        ("out_of_range", "resources", None),
-    ),
-    "turns and whole blocks": (
-        job(parallel={"overlap": True, "recompute": "full"}),
-        ("conflict", "parallel", None),
-    ),
-    "turns and chunks": (
-        job(parallel={"overlap": True, "num_chunks": 2}),
-        ("conflict", "parallel", None),
-    ),
+    "range the wrong way": (job(resources={"min_workers": 4, "max_workers": 2}), ("out_of_range", "resources", None)),
+    "turns and whole blocks": (job(parallel={"overlap": True, "recompute": "full"}), ("conflict", "parallel", None)),
+    "turns and chunks": (job(parallel={"overlap": True, "num_chunks": 2}), ("conflict", "parallel", None)),
     "turns of nothing": (
         job(parallel={"overlap": True, "expert": 1, "expert_tensor": 1}),
         ("not_applicable", "parallel", None),
@@ -189,14 +147,8 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[ProblemCode, str, Any]]] = {
         job(parallel={"sharding": "optimizer", "fsdp": 1, "expert_fsdp": 1}),
         ("not_applicable", "parallel", None),
     ),
-    "name with a path": (
-        job(name="../x"),
-        ("invalid_value", "name", "../x"),
-    ),
-    "truth for a fraction": (
-        job(train={"label_smoothing": False}),
-        ("wrong_type", "train.label_smoothing", False),
-    ),
+    "name with a path": (job(name="../x"), ("invalid_value", "name", "../x")),
+    "truth for a fraction": (job(train={"label_smoothing": False}), ("wrong_type", "train.label_smoothing", False)),
     "a bound above another one": (
         job(data={"corpus": "catalogs", "max_length_ratio": 0.5}),
         ("out_of_range", "data.max_length_ratio", 0.5),
@@ -205,10 +157,7 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[ProblemCode, str, Any]]] = {
         job(train={"optimizer": {"name": "adamw", "peak_lr": "0.5"}}),
         ("wrong_type", "train.optimizer.peak_lr", "0.5"),
     ),
-    "text for a truth": (
-        job(model={"share_vocabulary": "no"}),
-        ("wrong_type", "model.share_vocabulary", "no"),
-    ),
+    "text for a truth": (job(model={"share_vocabulary": "no"}), ("wrong_type", "model.share_vocabulary", "no")),
     "a path that no file can have": (
         job(data={"corpus": "jsonl", "paths": ["/x/\ud800"]}),
         ("invalid_encoding", "data.paths[0]", "/x/\ud800"),
@@ -229,26 +178,11 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[ProblemCode, str, Any]]] = {
         job(train={"optimizer": {"name": "adamw", "peak_lr": 1e300}}),
         ("out_of_range", "train.optimizer.peak_lr", 1e300),
     ),
-    "an optimizer's name alone": (
-        job(train={"optimizer": "adamw"}),
-        ("wrong_type", "train.optimizer", "adamw"),
-    ),
-    "a preset's name alone": (
-        job(model="gshard-tiny"),
-        ("wrong_type", "model", "gshard-tiny"),
-    ),
-    "a number for a preset": (
-        job(model={"preset": 5}),
-        ("not_a_choice", "model.preset", 5),
-    ),
-    "another word than auto": (
-        job(parallel="manual"),
-        ("wrong_type", "parallel", "manual"),
-    ),
-    "a list for a part": (
-        job(train=[1]),
-        ("wrong_type", "train", [1]),
-    ),
+    "an optimizer's name alone": (job(train={"optimizer": "adamw"}), ("wrong_type", "train.optimizer", "adamw")),
+    "a preset's name alone": (job(model="gshard-tiny"), ("wrong_type", "model", "gshard-tiny")),
+    "a number for a preset": (job(model={"preset": 5}), ("not_a_choice", "model.preset", 5)),
+    "another word than auto": (job(parallel="manual"), ("wrong_type", "parallel", "manual")),
+    "a list for a part": (job(train=[1]), ("wrong_type", "train", [1])),
 }
 
 
@@ -323,12 +257,7 @@ def test_the_papers_family(name: str) -> None:
     assert twin.moe is None
     assert twin.dense_twin_ffn_dim == 2 * 8192
     routers = len(model.moe_layers) * 1024 * model.moe.num_experts
-    active = (
-        model.num_parameters()
-        - model.num_expert_parameters()
-        - routers
-        + len(model.moe_layers) * 4 * 1024 * 8192
-    )
+    active = model.num_parameters() - model.num_expert_parameters() - routers + len(model.moe_layers) * 4 * 1024 * 8192
     assert twin.num_parameters() == active, "a twin has the weights that one token meets"
 
 

@@ -56,10 +56,7 @@ def test_numbers_in_yaml_are_those_of_its_newest_version_in_decimal(text: str) -
     assert (found, type(found)) == (NUMBERS[text], type(NUMBERS[text]))
 
 
-SLOW = {
-    "base 60": "1:" * 45_000 + "1",
-    "hex": "0x" + "f" * 90_000,
-}
+SLOW = {"base 60": "1:" * 45_000 + "1", "hex": "0x" + "f" * 90_000}
 
 
 @pytest.mark.parametrize("text", SLOW.values(), ids=SLOW)

@@ -38,12 +38,8 @@ def specs() -> Iterator[dict[str, Any]]:
         accepted = {"later_tokens_choose_too": "accepted"} if router == "expert_choice" else {}
         written.append({**small, "model": {"preset": "gshard-tiny", "moe": {"router": router, **accepted}}})
     model = {"preset": "gshard-tiny-dense"}
-    written.append(
-        {**small, "model": model, "data": {"corpus": "jsonl", "paths": ["/a"]}, "labels": {"a": "b"}}
-    )
-    written.append(
-        {**small, "model": model, "data": {"corpus": "text", "files": files}, "start_from": {"job": "a"}}
-    )
+    written.append({**small, "model": model, "data": {"corpus": "jsonl", "paths": ["/a"]}, "labels": {"a": "b"}})
+    written.append({**small, "model": model, "data": {"corpus": "text", "files": files}, "start_from": {"job": "a"}})
     adafactor = {**small["train"], "optimizer": {"name": "adafactor"}, "schedule": {"decay": "linear"}}
     resources = {"min_workers": 1, "max_workers": 4}
     written.append({**small, "model": model, "train": adafactor, "resources": resources})

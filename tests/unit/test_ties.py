@@ -32,15 +32,11 @@ def tied_logits(draw: st.DrawFn) -> torch.Tensor:
         for values in ([-1.5, 0.0, 0.25, 4.0], [0, 1, 2])
     )  # fmt: skip
     some = (far.double() + 1e-9 * close).view(rows, num_experts)
-    return some[
-        torch.tensor(draw(st.lists(st.integers(0, rows - 1), min_size=num_tokens, max_size=num_tokens)))
-    ][None]
+    return some[torch.tensor(draw(st.lists(st.integers(0, rows - 1), min_size=num_tokens, max_size=num_tokens)))][None]
 
 
 @given(tied_logits(), st.integers(1, 3), st.integers(0, 2**31), st.integers(0, 3))
-def test_rounding_decides_no_tie_of_sinkhorns(
-    logits: torch.Tensor, top_k: int, seed: int, padded: int
-) -> None:
+def test_rounding_decides_no_tie_of_sinkhorns(logits: torch.Tensor, top_k: int, seed: int, padded: int) -> None:
     spec = sinkhorn(logits.shape[-1], min(top_k, logits.shape[-1]))
     generator = torch.Generator().manual_seed(seed)
     moves = 1 + 2e-15 * (2 * torch.rand(logits.shape, dtype=torch.float64, generator=generator) - 1)
@@ -98,9 +94,7 @@ def test_equal_logits_have_equal_sigmoids_wherever_they_stand(
 
 
 def test_the_logistic_function_has_its_derivative() -> None:
-    x = torch.tensor(
-        [-800.0, -30.0, -1.0, -1e-9, 0.0, 0.5, 40.0, 800.0], dtype=torch.float64, requires_grad=True
-    )
+    x = torch.tensor([-800.0, -30.0, -1.0, -1e-9, 0.0, 0.5, 40.0, 800.0], dtype=torch.float64, requires_grad=True)
     logistic(x).sum().backward()
     gradient, x.grad = x.grad, None
     x.sigmoid().sum().backward()

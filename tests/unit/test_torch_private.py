@@ -151,11 +151,7 @@ def test_a_joint_graph_says_what_its_arguments_and_results_are() -> None:
     assert kinds == [torch_private.ParamAOTInput, torch_private.BufferAOTInput, torch_private.PlainAOTInput,
                      torch_private.TangentAOTInput]  # fmt: skip
     after = [type(each) for each in traced.graph.output_node().meta["desc"] if each is not None]
-    assert {
-        torch_private.InputMutationAOTOutput,
-        torch_private.PlainAOTOutput,
-        torch_private.GradAOTOutput,
-    } <= {*after}
+    assert {torch_private.InputMutationAOTOutput, torch_private.PlainAOTOutput, torch_private.GradAOTOutput} <= {*after}
 
 
 def test_nodes_have_the_marks_that_were_set() -> None:

@@ -31,9 +31,7 @@ def reference_update(spec, weights, grads, lr):
             second = moments
         update = grad / second.sqrt()
         rms = math.sqrt(float((update**2).mean()))
-        weights = (
-            weights - lr * spec.weight_decay * weights - lr * update / max(1.0, rms / spec.clip_threshold)
-        )
+        weights = weights - lr * spec.weight_decay * weights - lr * update / max(1.0, rms / spec.clip_threshold)
     return weights
 
 
@@ -77,9 +75,7 @@ def test_equals_a_loop_over_experts():
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 5), st.integers(0, 1000), st.booleans())
-def test_an_expert_learns_the_same_wherever_and_beside_whomever_it_lives(
-    experts, rows, columns, seed, vectors
-):
+def test_an_expert_learns_the_same_wherever_and_beside_whomever_it_lives(experts, rows, columns, seed, vectors):
     shape = (rows,) if vectors else (rows, columns)
     weights, grads = random(experts, *shape, seed=seed), random(experts, *shape, seed=seed + 1, steps=3)
     together = train({}, {"w": weights}, {"w": grads})["w"]
@@ -116,9 +112,7 @@ class Tiny(nn.Module):
 def shapes(spec):
     parameters = local_parameters(Tiny())
     optimizer = build_optimizer(spec, parameters, Layout.single())
-    return {
-        (name, slot): tuple(tensor.shape) for name, slot, tensor, _ in moments(optimizer, parameters)
-    }, optimizer
+    return {(name, slot): tuple(tensor.shape) for name, slot, tensor, _ in moments(optimizer, parameters)}, optimizer
 
 
 def test_state_is_there_before_the_first_step_with_experts_in_front():
@@ -136,9 +130,7 @@ def test_state_is_there_before_the_first_step_with_experts_in_front():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_adamw_moves_as_its_definition_says(dtype):
     model = Tiny().to(dtype)
-    optimizer = build_optimizer(
-        AdamWSpec(name="adamw", weight_decay=0.1), local_parameters(model), Layout.single()
-    )
+    optimizer = build_optimizer(AdamWSpec(name="adamw", weight_decay=0.1), local_parameters(model), Layout.single())
     set_learning_rate(optimizer, 0.01)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 3.0)

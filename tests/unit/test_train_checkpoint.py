@@ -206,9 +206,7 @@ def test_a_failed_save_is_logged_and_training_goes_on_but_the_last_one_must_succ
     run.save(3)
 
     (tmp_path / "storage" / "step-00000004.a1.g0").write_text("again")
-    with pytest.raises(
-        CheckpointError, match=r"step-00000004\.a1\.g0 .* could not be written before the run ended"
-    ):
+    with pytest.raises(CheckpointError, match=r"step-00000004\.a1\.g0 .* could not be written before the run ended"):
         run.save(4)
     assert run.committed()[0] == "step-00000003.a1.g0"
 
@@ -299,9 +297,7 @@ def test_tensors_are_read_of_the_checkpoint_s_own_folder_alone(tmp_path, place):
         shards.load(Folder(str(folder)), {"model.w": torch.zeros(4, 3)})
 
 
-@pytest.mark.parametrize(
-    "place", ["../other/__0_0.distcp", "/{top}/other/__0_0.distcp", "a/../../other/__0_0.distcp"]
-)
+@pytest.mark.parametrize("place", ["../other/__0_0.distcp", "/{top}/other/__0_0.distcp", "a/../../other/__0_0.distcp"])
 def test_nor_of_storage_that_is_no_file_system(tmp_path, place):
     """As above: whoever writes a checkpoint names no tensors of another's job."""
     run, name, files = Run(tmp_path).save(1), "step-00000001.a1.g0", fsspec.filesystem("memory")
@@ -361,9 +357,7 @@ def test_killed_in_the_middle_of_a_save_the_one_before_it_counts(tmp_path):
     newest = 0
     for group in range(2):
         process = subprocess.Popen(
-            [sys.executable, "-c", _SAVES_FOREVER, str(tmp_path), str(group)],
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-c", _SAVES_FOREVER, str(tmp_path), str(group)], stdout=subprocess.PIPE, text=True
         )
         try:
             assert int(process.stdout.readline()) >= newest

@@ -44,9 +44,7 @@ def committed(folder: Path) -> tuple[Folder, Marker]:
         path, content = f"{'part/' * (number == 3)}{number}.distcp", bytes([number]) * size_bytes
         checkpoints.write(f"step-00000004.a2.g1/{path}", content)
         files[path] = markers.seal(content)
-    marker = Marker(
-        step=4, attempt=2, group=1, num_workers=2, created_at="2026-01-31T12:00:00+00:00", files=files
-    )
+    marker = Marker(step=4, attempt=2, group=1, num_workers=2, created_at="2026-01-31T12:00:00+00:00", files=files)
     checkpoints.write(marker.name + markers.SUFFIX, marker.to_bytes())
     return checkpoints, marker
 
@@ -89,12 +87,7 @@ def test_another_job_may_take_another_course_from_there_but_keeps_to_it(tmp_path
     assert [record.step for record in recorder.metrics] == [5, 6, 7, 8]
     assert outcome.kind == "succeeded"
     with refused("conflict", "train.seed", 4):
-        run(
-            job(data, train={**other, "num_steps": 12, "seed": 4}),
-            tmp_path / "two",
-            tmp_path / "cache",
-            attempt=2,
-        )
+        run(job(data, train={**other, "num_steps": 12, "seed": 4}), tmp_path / "two", tmp_path / "cache", attempt=2)
 
 
 def test_a_file_that_has_grown_is_copied_no_further_than_what_was_written(tmp_path: Path) -> None:

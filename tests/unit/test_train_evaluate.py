@@ -49,9 +49,7 @@ def test_baselines_equal_counting(trained):
     store = trained[1].train
     targets = [tuple(store.target(row).tolist()) for row in range(store.num_pairs)]
     best = Counter(targets).most_common(1)[0][1]
-    assert (
-        Counter(targets)[tuple(store.target(first_with(store, most_frequent_target(store))).tolist())] == best
-    )
+    assert Counter(targets)[tuple(store.target(first_with(store, most_frequent_target(store))).tolist())] == best
     tokens = Counter(token for target in targets for token in target)
     counts = np.array([tokens[token] + 1 for token in range(400)])
     np.testing.assert_allclose(unigram_logp(store, 400), np.log(counts / counts.sum()))
@@ -195,9 +193,7 @@ def test_translates_any_text(translator):
 
 def test_the_translator_refuses_what_is_not_whole(trained, tmp_path, translator):
     folder = trained[2] / "checkpoints"
-    with pytest.raises(
-        CheckpointError, match=r"no marker step-00000070\.a1\.g0\.commit\.json; .*: step-00000080"
-    ):
+    with pytest.raises(CheckpointError, match=r"no marker step-00000070\.a1\.g0\.commit\.json; .*: step-00000080"):
         load_trained(f"{folder}/step-00000070.a1.g0")
     for source in folder.iterdir():
         if source.is_file():
@@ -222,13 +218,7 @@ def test_examples_come_from_as_many_scripts_as_there_are():
         for number in range(count)
     ]
     assert [row.script for row in one_a_script(rows, 2)] == ["Latin", "Cyrillic"]
-    assert [row.script for row in one_a_script(rows, 5)] == [
-        "Latin",
-        "Cyrillic",
-        "Thai",
-        "Latin",
-        "Cyrillic",
-    ]
+    assert [row.script for row in one_a_script(rows, 5)] == ["Latin", "Cyrillic", "Thai", "Latin", "Cyrillic"]
     for number in range(20):
         shown = one_a_script(rows, number)
         assert len(set(shown)) == len(shown) == min(number, 15)

@@ -71,10 +71,7 @@ def test_records_every_step_checkpoints_and_a_report(data, cache, undisturbed):
         assert record.tokens_per_s == pytest.approx(record.tokens / record.step_s)
         batch = sampler.batch(record.step - 1)
         assert record.tokens == batch.num_tokens
-        choices = {
-            1: 2 * batch.num_source_tokens,
-            3: 2 * batch.num_target_tokens,
-        }  # two a token of either stack
+        choices = {1: 2 * batch.num_source_tokens, 3: 2 * batch.num_target_tokens}  # two a token of either stack
         assert [each.layer for each in record.layers] == list(choices)
         for each in record.layers:
             assert len(each.load) == 4
@@ -96,9 +93,7 @@ def test_learns(data, cache, tmp_path):
 
 
 @pytest.mark.parametrize(("request_", "kind"), [("pause", "paused"), ("cancel", "cancelled")])
-def test_stops_when_asked_with_a_checkpoint_and_goes_on_bit_by_bit(
-    data, cache, tmp_path, undisturbed, request_, kind
-):
+def test_stops_when_asked_with_a_checkpoint_and_goes_on_bit_by_bit(data, cache, tmp_path, undisturbed, request_, kind):
     first, before = run(job(data), tmp_path, cache, control=RequestAfter(request_, 3))
     assert (first.kind, first.step, first.report) == (kind, 3, None)
     assert markers.list_committed(Folder(f"{tmp_path}/checkpoints"))[0] == "step-00000003.a1.g0"
@@ -154,9 +149,7 @@ def test_with_none_whole_a_run_begins_anew_and_says_so(data, cache, tmp_path):
     (tmp_path / "checkpoints/step-00000004.a1.g0.commit.json").write_text("{")
     outcome, recorder = run(job(data), tmp_path, cache, group=1, control=RequestAfter("pause", 1))
     assert (outcome.kind, outcome.step) == ("paused", 1)
-    assert "no complete checkpoint: the run starts over at step 0" in [
-        log["message"] for log in recorder.logs
-    ]
+    assert "no complete checkpoint: the run starts over at step 0" in [log["message"] for log in recorder.logs]
 
 
 def test_the_step_that_is_told_is_that_of_the_checkpoint_that_was_loaded(data, cache, tmp_path):
@@ -178,20 +171,13 @@ def test_a_run_that_starts_from_a_checkpoint_never_begins_anew(data, cache, tmp_
         run(job(data, start_from={"job": "job-abc"}), tmp_path, cache)
     (problem,) = caught.value.problems
     assert (problem.path, problem.value) == ("start_from.job", "job-abc")
-    assert (
-        problem.rule == f"is where this run starts, but its copy in {tmp_path}/checkpoints is gone or damaged"
-    )
+    assert problem.rule == f"is where this run starts, but its copy in {tmp_path}/checkpoints is gone or damaged"
 
 
 def test_resumes_what_routers_remember_and_the_products_that_were_taken(data, cache, tmp_path):
     """A bias and the loads of the last step are in checkpoints; the costs that a run began with decide in all of it,
     whatever another machine's cache says."""
-    moe = {
-        "router": "sigmoid_topk",
-        "bias_update_rate": 0.1,
-        "aux_scope": "global_batch",
-        "aux_coefficient": 0.1,
-    }
+    moe = {"router": "sigmoid_topk", "bias_update_rate": 0.1, "aux_scope": "global_batch", "aux_coefficient": 0.1}
     spec = job(data, model={"moe": {"num_experts": 4, "hidden_dim": 24, "group_tokens": 64, **moe}})
     _, whole = run(spec, tmp_path / "whole", cache)
     run(spec, tmp_path / "parts", cache, control=RequestAfter("pause", 3))
@@ -301,11 +287,7 @@ def test_what_changes_the_course_is_refused_and_what_does_not_is_taken(data, cac
 def test_a_checkpoint_from_before_a_field_was_there_is_the_same_run(data, cache, tmp_path, undisturbed):
     def without_new_fields(content):
         spec = json.loads(content)
-        del (
-            spec["train"]["clip_norm"],
-            spec["data"]["sampling_exponent"],
-            spec["model"]["moe"]["second_expert"],
-        )
+        del (spec["train"]["clip_norm"], spec["data"]["sampling_exponent"], spec["model"]["moe"]["second_expert"])
         return json.dumps(spec).encode()
 
     shutil.copytree(undisturbed[2], tmp_path, dirs_exist_ok=True)

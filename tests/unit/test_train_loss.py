@@ -69,15 +69,8 @@ def test_what_is_frozen_has_no_gradient_and_the_other_its_own(frozen):
 def test_bfloat16_sums_in_float32():
     hidden, table, labels = case(4096, 20, 5)
     exact = whole(hidden, table, labels, 0.1).detach()
-    narrow, wide = (
-        hidden.detach().to(torch.bfloat16).requires_grad_(),
-        table.detach().float().requires_grad_(),
-    )
+    narrow, wide = (hidden.detach().to(torch.bfloat16).requires_grad_(), table.detach().float().requires_grad_())
     smoothed, _ = smoothed_nll(narrow, wide, labels, 0.1, 0)
     smoothed.backward()
-    assert (smoothed.dtype, narrow.grad.dtype, wide.grad.dtype) == (
-        torch.float32,
-        torch.bfloat16,
-        torch.float32,
-    )
+    assert (smoothed.dtype, narrow.grad.dtype, wide.grad.dtype) == (torch.float32, torch.bfloat16, torch.float32)
     torch.testing.assert_close(smoothed.double().detach(), exact, rtol=5e-3, atol=0)

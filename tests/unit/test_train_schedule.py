@@ -52,7 +52,5 @@ def test_rises_to_the_peak_then_never_rises_and_never_ends_training_early(decay,
     top = max(0, train.warmup_steps - 1)
     assert rates[top] == pytest.approx(2.0)
     assert rates[: top + 1] == sorted(rates[: top + 1])
-    assert all(
-        later <= earlier + 1e-12 for earlier, later in zip(rates[top:], rates[top + 1 :], strict=False)
-    )
+    assert all(later <= earlier + 1e-12 for earlier, later in zip(rates[top:], rates[top + 1 :], strict=False))
     assert min(rates) > 0

@@ -11,9 +11,7 @@ from moe.train.moe_layers import MoELayers
 
 
 def spec_of(**fields: object) -> TranslationModelSpec:
-    moe = MoESpec(
-        num_experts=4, model_dim=16, hidden_dim=24, capacity_factor=1.0, min_capacity=1, group_tokens=48
-    )
+    moe = MoESpec(num_experts=4, model_dim=16, hidden_dim=24, capacity_factor=1.0, min_capacity=1, group_tokens=48)
     settings = {
         "model_dim": 16, "num_heads": 2, "head_dim": 8, "ffn_dim": 32, "num_encoder_layers": 2,
         "num_decoder_layers": 2, "source_vocab_size": 300, "target_vocab_size": 300, "dropout": 0.1, "moe": moe,
@@ -86,9 +84,7 @@ def test_rows_that_fill_up_the_last_group_change_nothing() -> None:
     model = build_model(spec_of(), dtype=torch.float64)
     source, target = batch(rows=5)
     logits = model(source, target, BatchContext(rows_per_group=2))
-    filled = [
-        torch.cat((rows, torch.zeros(1, rows.shape[1], dtype=torch.int64))) for rows in (source, target)
-    ]
+    filled = [torch.cat((rows, torch.zeros(1, rows.shape[1], dtype=torch.int64))) for rows in (source, target)]
     torch.testing.assert_close(model(*filled, BatchContext(rows_per_group=2))[:5], logits)
 
 

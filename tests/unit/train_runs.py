@@ -73,9 +73,7 @@ def run(
     """
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     plan = plan_job(
-        spec,
-        Cluster(num_nodes=1, devices_per_node=world_size, device="cpu", memory_bytes=4 << 30),
-        world_size,
+        spec, Cluster(num_nodes=1, devices_per_node=world_size, device="cpu", memory_bytes=4 << 30), world_size
     )
     if micro_batch_groups is not None:
         groups_per_rank = -(-spec.num_groups // world_size)

@@ -69,8 +69,7 @@ class Texts:
                 f"{_parting(prompt, transcript)}), so the assistant's text cannot be located"
             )
             raise UnreadableRecord(
-                rule,
-                ("mark the answers with {% generation %} in a template, and name it by data.chat_template"),
+                rule, ("mark the answers with {% generation %} in a template, and name it by data.chat_template")
             )
         return AnswerSpan(at, text, len(prompt))
 
@@ -136,9 +135,7 @@ class Texts:
     def _head(self, at: int) -> str | None:
         """Text that the template renders before the content of message `at`; None if it drops the content."""
         sign = f"said-{secrets.token_hex(8)}"
-        head, has_sign, _ = self.render(
-            [*self.messages[:at], {"role": ASSISTANT, "content": sign}]
-        ).partition(sign)
+        head, has_sign, _ = self.render([*self.messages[:at], {"role": ASSISTANT, "content": sign}]).partition(sign)
         return head if has_sign else None
 
     def _begin_of_opening(self, text: str) -> int:
@@ -212,8 +209,7 @@ def _behind(head: str, text: str) -> str | None:
 def common_length(first: str, second: str) -> int:
     """Length of the common prefix, in characters."""
     return next(
-        (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
-        min(len(first), len(second)),
+        (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )
 
 

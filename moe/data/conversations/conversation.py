@@ -26,9 +26,7 @@ class Conversation:
     @property
     def first_answer(self) -> int:
         """Index of the first learned message; the number of messages if none is."""
-        return next(
-            (at for at, message in enumerate(self.messages) if self.learns(at, message)), len(self.messages)
-        )
+        return next((at for at, message in enumerate(self.messages) if self.learns(at, message)), len(self.messages))
 
     def learns(self, at: int, message: Message) -> bool:
         """Whether a message is an answer to learn; a `weight` of 0, as in OpenAI's records, excludes it."""

@@ -40,9 +40,7 @@ class JinjaTemplate:
         except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
             line = getattr(error, "lineno", None)
             where = f", at line {line}" if line else ""
-            raise UnreadableRecord(
-                f"is not a valid template: {_error_text(error)}{where}", "correct it"
-            ) from None
+            raise UnreadableRecord(f"is not a valid template: {_error_text(error)}{where}", "correct it") from None
 
     @property
     def has_marks(self) -> bool:
@@ -77,9 +75,7 @@ class JinjaTemplate:
         except MemoryError:
             raise UnreadableRecord("exceeds a template's memory limit", "correct it") from None
         except Exception as error:  # whatever an expression of it does
-            raise UnreadableRecord(
-                f"fails: {_error_text(error)}", "correct the template, or the record"
-            ) from None
+            raise UnreadableRecord(f"fails: {_error_text(error)}", "correct the template, or the record") from None
         if len(text) > MAX_CHARS:
             raise UnreadableRecord(f"renders more than {MAX_CHARS} characters", SHORTER)
         return self._marks.strip_marks(text) if self.has_marks else RenderedText(text, ())
@@ -108,9 +104,7 @@ def _in_parts(message: Message) -> Message:
 
 def _to_json(value: Any, indent: int | None = None, separators: Any = None, sort_keys: bool = False,
              ensure_ascii: bool = False) -> str:  # fmt: skip
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _refuse(message: object) -> NoReturn:

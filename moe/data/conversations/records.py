@@ -67,9 +67,7 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
     with, up to the last one that is no answer, are context and not learned. Raises UnreadableRecord."""
     for key in _PAIR:
         if _is_missing(row, key):
-            raise UnreadableRecord(
-                f"has {_describe_keys(row)}, but no {key!r}", "add both chosen and rejected"
-            )
+            raise UnreadableRecord(f"has {_describe_keys(row)}, but no {key!r}", "add both chosen and rejected")
     _refuse_media(row)
     prompt = _prompt(row) or []
     ends = [_answer(row[key], key) for key in _PAIR]
@@ -105,10 +103,7 @@ def _whole(prompt: Sequence[Message], ends: Sequence[list[Message]]) -> list[lis
     head = [message for message in prompt if message["role"] in _INSTRUCTING][:1]
     first_turn = [message for message in prompt if message["role"] not in _INSTRUCTING][:1]
     for end in ends:
-        if (
-            first_turn
-            and [message for message in end if message["role"] not in _INSTRUCTING][:1] != first_turn
-        ):
+        if first_turn and [message for message in end if message["role"] not in _INSTRUCTING][:1] != first_turn:
             rule = "has a 'chosen' or 'rejected' that starts with other messages than its prompt"
             raise UnreadableRecord(rule, "give only the answers, or remove the prompt")
     return [end if end[0]["role"] in _INSTRUCTING else [*head, *end] for end in ends]
@@ -138,9 +133,7 @@ def _answer_key(row: Mapping[str, Any]) -> str | None:
         return None
     key = "output" if not _is_missing(row, "instruction") else "completion"
     if _is_missing(row, key):
-        raise UnreadableRecord(
-            f"has {_describe_keys(row)}, but no {key!r}", "add the answer, or remove the record"
-        )
+        raise UnreadableRecord(f"has {_describe_keys(row)}, but no {key!r}", "add the answer, or remove the record")
     return key
 
 
@@ -170,9 +163,7 @@ def _history(row: Mapping[str, Any]) -> Iterable[Message]:
     if not isinstance(turns, Sequence) or any(
         not isinstance(turn, Sequence) or isinstance(turn, str) or len(turn) != 2 for turn in turns
     ):
-        raise UnreadableRecord(
-            "has a 'history' that is not a list of question and answer pairs", "write [[q, a], ...]"
-        )
+        raise UnreadableRecord("has a 'history' that is not a list of question and answer pairs", "write [[q, a], ...]")
     for question, answer in turns:
         yield {"role": "user", "content": _text(question, "history")}
         yield {"role": ASSISTANT, "content": _text(answer, "history")}
@@ -204,9 +195,7 @@ def _continues(before: Message, call: Message) -> bool:
 def _message(raw_message: Any, place: str) -> tuple[Message, bool]:
     """(message, whether its role is that of a tool call)."""
     if not isinstance(raw_message, Mapping):
-        raise UnreadableRecord(
-            f"has {place} that is {kind_of(raw_message)}, not an object", "write role and content"
-        )
+        raise UnreadableRecord(f"has {place} that is {kind_of(raw_message)}, not an object", "write role and content")
     fields = {name: value for name, value in raw_message.items() if value is not None}
     role = _role(fields, place)
     _refuse_media(fields, f"{place}.")
@@ -224,9 +213,7 @@ def _message(raw_message: Any, place: str) -> tuple[Message, bool]:
     if is_call:
         role, fields["tool_calls"], content = ASSISTANT, _parse_calls(content, place), ""
     if fields.get("tool_calls"):
-        fields["tool_calls"] = [
-            _call(call, place) for call in _list(fields["tool_calls"], f"{place}.tool_calls")
-        ]
+        fields["tool_calls"] = [_call(call, place) for call in _list(fields["tool_calls"], f"{place}.tool_calls")]
     elif content is None:
         raise UnreadableRecord(f"has {place} without 'content'", "add the text, or remove the message")
     return {"role": role, "content": content or "", **fields}, is_call
@@ -240,9 +227,7 @@ def _role(fields: dict[str, Any], place: str) -> str:
     if "content" not in fields and "value" in fields:
         fields["content"] = fields.pop("value")
     if role is None:
-        raise UnreadableRecord(
-            f"has {place} with {_describe_keys(fields)}, but no 'role' or 'from'", "add the role"
-        )
+        raise UnreadableRecord(f"has {place} with {_describe_keys(fields)}, but no 'role' or 'from'", "add the role")
     speaker = role.strip().lower() if isinstance(role, str) else None
     if speaker not in _SPEAKERS:
         choices = ", ".join(dict.fromkeys((*ROLES, *_SPEAKERS)))
@@ -255,9 +240,7 @@ def _is_learned(fields: dict[str, Any], place: str) -> bool:
     weight = fields.pop("weight", 1)
     if not isinstance(weight, bool | int | float) or weight not in (0, 1):
         raise UnreadableRecord(f"has {place}.weight that is {weight!r:.60}, not 0 or 1", "write 0 or 1")
-    flags = [
-        fields.pop(name) for name in _LEARNED if isinstance(fields.get(name), int) and fields[name] in (0, 1)
-    ]
+    flags = [fields.pop(name) for name in _LEARNED if isinstance(fields.get(name), int) and fields[name] in (0, 1)]
     return bool(weight) and all(flags)
 
 
@@ -266,9 +249,7 @@ def _content(content: Any, place: str) -> tuple[str | None, str]:
     if content is None or isinstance(content, str):
         return content, ""
     if isinstance(content, bytes) or not isinstance(content, Sequence):
-        raise UnreadableRecord(
-            f"has {place} with content that is {kind_of(content)}, not text", "write a string"
-        )
+        raise UnreadableRecord(f"has {place} with content that is {kind_of(content)}, not text", "write a string")
     texts, thoughts = list[str](), list[str]()
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -339,14 +320,10 @@ def _arguments(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if arguments is None:
         return None
     if not isinstance(arguments, Mapping):
-        raise UnreadableRecord(
-            f"has {ARGUMENTS!r} that is {kind_of(arguments)}, not an object", "write an object"
-        )
+        raise UnreadableRecord(f"has {ARGUMENTS!r} that is {kind_of(arguments)}, not an object", "write an object")
     for name in arguments:
         if name in RESERVED:
-            raise UnreadableRecord(
-                f"has {ARGUMENTS!r} with {name!r}, which the record itself sets", "omit it"
-            )
+            raise UnreadableRecord(f"has {ARGUMENTS!r} with {name!r}, which the record itself sets", "omit it")
     return arguments or None
 
 
@@ -365,9 +342,7 @@ def _tools(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
     ]
     for at, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
-            raise UnreadableRecord(
-                f"has tools[{at}] that is {kind_of(tool)}, not an object", "write a JSON schema"
-            )
+            raise UnreadableRecord(f"has tools[{at}] that is {kind_of(tool)}, not an object", "write a JSON schema")
     return tuple(tools) or None
 
 

@@ -42,18 +42,14 @@ def _answers(request: Mapping[str, Any]) -> list[dict[str, Any]]:
         tools = None if fields["tools"] is None else tuple(fields["tools"])
         signal.setitimer(signal.ITIMER_VIRTUAL, request["seconds_each"])
         try:
-            rendering = write(
-                Conversation(tuple(fields["messages"]), tools, fields["num_given"], fields["arguments"])
-            )
+            rendering = write(Conversation(tuple(fields["messages"]), tools, fields["num_given"], fields["arguments"]))
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             answers.append(asdict(rendering))
         except UnreadableRecord as error:
             answers.append({"rule": error.rule, "remedy": error.remedy})
             break
         except _TooLong:
-            answers.append(
-                {"rule": f"exceeds its time limit of {request['seconds_each']:g} s", "remedy": SHORTER}
-            )
+            answers.append({"rule": f"exceeds its time limit of {request['seconds_each']:g} s", "remedy": SHORTER})
             break
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)

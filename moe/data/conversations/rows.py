@@ -84,15 +84,11 @@ class RowWriter:
             notes += _left_out(message, answer, at, texts)
             _add(rows, answer)
         if not rows:
-            raise refusal or UnreadableRecord(
-                "renders nothing for a conversation's answers", "correct the template"
-            )
+            raise refusal or UnreadableRecord("renders nothing for a conversation's answers", "correct the template")
         texts_of_rows = [row[-1].text for row in rows]
         if whole.startswith(texts_of_rows[-1]):
             texts_of_rows[-1] = whole
-        return tuple(
-            self._row(texts, row, text) for row, text in zip(rows, texts_of_rows, strict=True)
-        ), notes
+        return tuple(self._row(texts, row, text) for row, text in zip(rows, texts_of_rows, strict=True)), notes
 
     def _row(self, texts: Texts, answers: Sequence[AnswerSpan], text: str) -> RenderedText:
         spans = []
@@ -176,28 +172,19 @@ class RowWriter:
         return RenderedText(text, tuple(closed_spans), by_marks=True)
 
     def _behind_given(
-        self,
-        conversation: Conversation,
-        marked_text: RenderedText,
-        learn_flags: Sequence[bool],
-        answers: Sequence[int],
+        self, conversation: Conversation, marked_text: RenderedText, learn_flags: Sequence[bool], answers: Sequence[int]
     ) -> tuple[tuple[int, int], ...]:
         """Marked spans after the first `num_given` messages, of a template that does not mark each answer once."""
         num_given = conversation.num_given
         prefix = self._render_marked(conversation, num_given).text if num_given else ""
         is_after = all(learn_flags[place] for place, at in enumerate(answers) if at >= num_given)
         if not num_given or not is_after or not marked_text.text.startswith(prefix):
-            rule = (
-                f"marks {len(marked_text.spans)} spans for {len(answers)} answers, some of which must "
-                "not be learned"
-            )
+            rule = f"marks {len(marked_text.spans)} spans for {len(answers)} answers, some of which must not be learned"
             raise UnreadableRecord(rule, "mark each answer once")
         return tuple((begin, end) for begin, end in marked_text.spans if begin >= len(prefix))
 
     def _render_marked(self, conversation: Conversation, number: int) -> RenderedText:
-        return self._template.render(
-            conversation.messages[:number], conversation.tools, conversation.arguments
-        )
+        return self._template.render(conversation.messages[:number], conversation.tools, conversation.arguments)
 
 
 def _marked_answers(texts: Texts) -> list[AnswerSpan]:

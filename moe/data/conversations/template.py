@@ -54,10 +54,7 @@ class ChatTemplate:
         sources: dict[str, str] = {}
         place = PLACE
         if TRAINING_TEMPLATE in files:
-            sources, place = (
-                {_DEFAULT: files[TRAINING_TEMPLATE].decode("utf-8", "replace")},
-                "data.chat_template",
-            )
+            sources, place = ({_DEFAULT: files[TRAINING_TEMPLATE].decode("utf-8", "replace")}, "data.chat_template")
         elif CHAT_TEMPLATE in files:
             sources = {_DEFAULT: files[CHAT_TEMPLATE].decode("utf-8", "replace")}
             if (tools := files.get(_TOOL_USE)) is not None:
@@ -71,9 +68,7 @@ class ChatTemplate:
         if not sources:
             rule = "has no chat template"
             raise SpecError(
-                Problem(
-                    "missing", PLACE, None, rule, "name one by data.chat_template, or use corpus documents"
-                )
+                Problem("missing", PLACE, None, rule, "name one by data.chat_template, or use corpus documents")
             )
         tokens = contents_by_role({**json_object(files, SPECIAL_TOKENS_MAP), **config})
         variables = {role: content for role, content in tokens.items() if content}
@@ -94,11 +89,7 @@ class ChatTemplate:
         if isinstance(outcome, UnreadableRecord):
             raise SpecError(
                 Problem(
-                    "unsupported",
-                    "chat",
-                    None,
-                    f"is invalid: the model's chat template {outcome.rule}",
-                    outcome.remedy,
+                    "unsupported", "chat", None, f"is invalid: the model's chat template {outcome.rule}", outcome.remedy
                 )
             )
         return outcome.rows[0].text
@@ -107,12 +98,7 @@ class ChatTemplate:
         return _TOOLS if conversation.tools is not None and _TOOLS in self.sources else _DEFAULT
 
     def _answers(
-        self,
-        name: str,
-        conversations: Sequence[Conversation],
-        *,
-        asks: bool = False,
-        deadline: float | None = None,
+        self, name: str, conversations: Sequence[Conversation], *, asks: bool = False, deadline: float | None = None
     ) -> Iterator[Rendering | UnreadableRecord]:
         """Renderings by a limited process. If it dies, each half is retried by another process until `deadline`, to
         find the conversation that is the cause."""
@@ -161,9 +147,7 @@ def has_template(files: Mapping[str, bytes]) -> bool:
 
 
 def _row(fields: Mapping[str, Any]) -> RenderedText:
-    return RenderedText(
-        fields["text"], tuple((begin, end) for begin, end in fields["spans"]), fields["by_marks"]
-    )
+    return RenderedText(fields["text"], tuple((begin, end) for begin, end in fields["spans"]), fields["by_marks"])
 
 
 def _sources(value: Any) -> dict[str, str]:

@@ -48,9 +48,7 @@ class CallForms:
     def apply(self, conversation: Conversation) -> Conversation:
         """The same conversation with its calls in these forms."""
         messages, num_given = list[Message](), 0
-        messages_with_ids = (
-            _rename_call_ids(conversation.messages) if self.writes_ids else conversation.messages
-        )
+        messages_with_ids = _rename_call_ids(conversation.messages) if self.writes_ids else conversation.messages
         for at, turn_messages in self._in_turn(messages_with_ids):
             messages += turn_messages
             if at <= conversation.num_given:
@@ -103,9 +101,7 @@ def _rename_call_ids(messages: Sequence[Message]) -> list[Message]:
                 new_calls.append({**call, "id": new})
             message = {**message, "tool_calls": new_calls}
         elif message["role"] == "tool" and waiting:
-            of_id = [
-                pair for pair in waiting if pair[0] is not None and pair[0] == message.get("tool_call_id")
-            ]
+            of_id = [pair for pair in waiting if pair[0] is not None and pair[0] == message.get("tool_call_id")]
             pair = (of_id or waiting)[0]
             waiting.remove(pair)
             message = {**message, "tool_call_id": pair[1]}

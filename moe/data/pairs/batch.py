@@ -56,9 +56,7 @@ class GlobalPairBatch(GlobalBatch):
         target_in = np.full_like(target_out, BOS)
         target_in[:, 1:] = target_out[:, :-1]
         target_in[target_out == PAD] = PAD
-        return PairBatchPart(
-            first_row, self.store.pad_rows("source", rows, self.source_length), target_in, target_out
-        )
+        return PairBatchPart(first_row, self.store.pad_rows("source", rows, self.source_length), target_in, target_out)
 
 
 def global_batch(

@@ -92,11 +92,7 @@ def _best_cut(box: _Box, mass: NDArray[np.float64], count: NDArray[np.int64], mi
 
 
 def _saved_by_cuts(
-    mass: NDArray[np.float64],
-    count: NDArray[np.int64],
-    min_pairs: _MinPairs,
-    first_row: int,
-    first_column: int,
+    mass: NDArray[np.float64], count: NDArray[np.int64], min_pairs: _MinPairs, first_row: int, first_column: int
 ) -> NDArray[np.float64]:
     """[rows], the expected positions saved by cutting a window after each of its rows; 0 where not allowed.
 
@@ -106,27 +102,20 @@ def _saved_by_cuts(
     is_used = count > 0
     rows = np.arange(len(is_used))
     row = np.where(is_used.any(1), rows, -1) + first_row
-    column = (
-        np.where(is_used.any(1), is_used.shape[1] - 1 - np.argmax(is_used[:, ::-1], 1), -1) + first_column
-    )
+    column = np.where(is_used.any(1), is_used.shape[1] - 1 - np.argmax(is_used[:, ::-1], 1), -1) + first_column
     mass_before, count_before = np.cumsum(mass.sum(1)), np.cumsum(count.sum(1))
     row_before, column_before = np.maximum.accumulate(row), np.maximum.accumulate(column)
     longest = row_before[-1] + column_before[-1]
     length_before = row_before + column_before
     length_after = row_before[-1] + np.append(np.maximum.accumulate(column[::-1])[::-1][1:], first_column)
     count_after = count_before[-1] - count_before
-    savings = mass_before * (longest - length_before) + (mass_before[-1] - mass_before) * (
-        longest - length_after
-    )
+    savings = mass_before * (longest - length_before) + (mass_before[-1] - mass_before) * (longest - length_after)
     is_allowed = (count_before >= min_pairs(length_before)) & (count_after >= min_pairs(length_after))
     return np.where(is_allowed, savings, 0.0)
 
 
 def _buckets(
-    boxes: list[_Box],
-    source_lengths: NDArray[np.int32],
-    target_lengths: NDArray[np.int32],
-    shape: tuple[int, int],
+    boxes: list[_Box], source_lengths: NDArray[np.int32], target_lengths: NDArray[np.int32], shape: tuple[int, int]
 ) -> list[Bucket]:
     box_of_cell = np.zeros(shape, np.int32)
     for index, box in enumerate(boxes):

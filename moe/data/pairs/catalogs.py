@@ -43,15 +43,10 @@ class Catalogs(PairCorpus):
         if "pip" in self._data.sources:
             for package in PACKAGES:
                 folder = _package_folder(package)
-                files += [
-                    _catalog_file(path, package, folder)
-                    for path in sorted(folder.rglob("LC_MESSAGES/*.[mp]o"))
-                ]
+                files += [_catalog_file(path, package, folder) for path in sorted(folder.rglob("LC_MESSAGES/*.[mp]o"))]
         if "system" in self._data.sources:
             folder = self._system_folder
-            files += [
-                _catalog_file(path, "system", folder) for path in sorted(folder.glob("*/LC_MESSAGES/*.mo"))
-            ]
+            files += [_catalog_file(path, "system", folder) for path in sorted(folder.glob("*/LC_MESSAGES/*.mo"))]
         compiled_paths = {file.path for file in files if file.path.suffix == ".mo"}
         return [
             file

@@ -52,9 +52,7 @@ class HeldOut:
             if part is CorpusPart.TRAIN:
                 langs_in_training[pair.target].add(pair.lang)
         return [
-            CorpusPart.TRAIN
-            if part is CorpusPart.SEEN and not langs_in_training[pair.target] - {pair.lang}
-            else part
+            CorpusPart.TRAIN if part is CorpusPart.SEEN and not langs_in_training[pair.target] - {pair.lang} else part
             for pair, part in zip(pairs, candidates, strict=True)
         ]
 

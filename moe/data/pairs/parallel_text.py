@@ -44,13 +44,9 @@ class ParallelText(PairCorpus):
             if len(sources) != len(targets):
                 counts = f"{len(sources)} source files, {len(targets)} target files"
                 raise SpecError(
-                    Problem(
-                        "mismatch", place, counts, "must match as many sources as targets", "name each file"
-                    )
+                    Problem("mismatch", place, counts, "must match as many sources as targets", "name each file")
                 )
-            files += [
-                _Files(place, pair.lang, *locations) for locations in zip(sources, targets, strict=True)
-            ]
+            files += [_Files(place, pair.lang, *locations) for locations in zip(sources, targets, strict=True)]
         return files
 
     def check(self) -> tuple[str, ...]:

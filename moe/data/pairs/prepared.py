@@ -132,9 +132,7 @@ def _build(
     preparation.write_tokenizers(folder, tokenizers.files())
     clock.lap("train_tokenizers")
 
-    texts = {
-        side: list(dict.fromkeys(getattr(pair, side) for pair in pairs)) for side in ("source", "target")
-    }
+    texts = {side: list(dict.fromkeys(getattr(pair, side) for pair in pairs)) for side in ("source", "target")}
     num_before = {"source": 0, "target": len(texts["source"])}
     num_texts = sum(map(len, texts.values()))
     ids = {
@@ -152,9 +150,7 @@ def _build(
 
     stages.at("writing")
     langs = sorted({pair.lang for pair in pairs})
-    members = {
-        part: [pair for pair, own in zip(pairs, parts, strict=True) if own is part] for part in CorpusPart
-    }
+    members = {part: [pair for pair, own in zip(pairs, parts, strict=True) if own is part] for part in CorpusPart}
     if not members[CorpusPart.TRAIN]:
         raise _nothing_left(cleaner)
     for part, own_pairs in members.items():
@@ -185,9 +181,7 @@ def _encode_distinct(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Id
     return {text: np.array(ids, dtype) for text, ids in zip(again, tokenizer.encode_each(first), strict=True)}
 
 
-def _short_enough(
-    pairs: list[Pair], ids: dict[str, dict[str, Ids]], max_tokens: int, cleaner: Cleaner
-) -> list[Pair]:
+def _short_enough(pairs: list[Pair], ids: dict[str, dict[str, Ids]], max_tokens: int, cleaner: Cleaner) -> list[Pair]:
     """The pairs whose sides, EOS included, fit `max_tokens`."""
     short_pairs = [
         pair
@@ -231,6 +225,4 @@ def _statistics(
 def _nothing_left(cleaner: Cleaner) -> SpecError:
     counts = ", ".join(f"{rule} {count}" for rule, count in cleaner.drop_counts.items() if count)
     rule = "has no pairs left for training" + (f" (left out: {counts})" if counts else "")
-    return SpecError(
-        Problem("empty", "data", f"{cleaner.read} pairs read", rule, "add text, or relax its rules")
-    )
+    return SpecError(Problem("empty", "data", f"{cleaner.read} pairs read", rule, "add text, or relax its rules"))

@@ -56,11 +56,7 @@ class TokenStore:
 
     @staticmethod
     def write(
-        folder: Path,
-        pairs: Sequence[Pair],
-        sources: Sequence[Ids],
-        targets: Sequence[Ids],
-        langs: Sequence[str],
+        folder: Path, pairs: Sequence[Pair], sources: Sequence[Ids], targets: Sequence[Ids], langs: Sequence[str]
     ) -> None:
         """Write pairs with their ids (EOS not yet there) into a new folder."""
         folder.mkdir()

@@ -49,10 +49,7 @@ class Tokenizers:
         if model.share_vocabulary:
             tokenizer = Tokenizer.train([*sources, *targets], model.source_vocab_size)
             return cls(tokenizer, tokenizer)
-        return cls(
-            Tokenizer.train(sources, model.source_vocab_size),
-            Tokenizer.train(targets, model.target_vocab_size),
-        )
+        return cls(Tokenizer.train(sources, model.source_vocab_size), Tokenizer.train(targets, model.target_vocab_size))
 
     def files(self) -> dict[str, bytes]:
         """Hugging Face `tokenizer.json` files, by name."""
@@ -81,7 +78,5 @@ class Tokenizers:
         with suppress(FileNotFoundError):
             tokenizer = Tokenizer.from_json(read("tokenizer.json").decode())
             return cls(tokenizer, tokenizer)
-        source, target = (
-            Tokenizer.from_json(read(f"tokenizer.{side}.json").decode()) for side in ("source", "target")
-        )
+        source, target = (Tokenizer.from_json(read(f"tokenizer.{side}.json").decode()) for side in ("source", "target"))
         return cls(source, target)

@@ -18,11 +18,7 @@ from moe.data.faults import Faults
 from moe.data.held_out import is_held_out
 from moe.data.locations import Location, Locator
 from moe.data.sequences.conversation_files import KEYS, is_parquet, records, require_conversations
-from moe.data.sequences.corpus import (
-    DocumentCorpus,
-    DocumentSource,
-    SourceDocument,
-)
+from moe.data.sequences.corpus import DocumentCorpus, DocumentSource, SourceDocument
 from moe.data.sequences.parquet_files import check_columns
 from moe.data.text import as_characters
 from moe.spec import ConversationsSpec, PreferenceSpec, Problem, SpecError
@@ -103,9 +99,7 @@ class Conversations(DocumentCorpus):
             entries = list(self._entries([file], faults, CHECK_BYTES // len(line_files)))
             if not entries and not faults.num_bad:
                 raise file.broken("empty", "has no records", "add some, or omit it")
-            sample_entries += (
-                entries[:_CHECKED] if len(sample_entries) < _CHECKED * _MAX_CHECKED_FILES else []
-            )
+            sample_entries += entries[:_CHECKED] if len(sample_entries) < _CHECKED * _MAX_CHECKED_FILES else []
         rows = [
             row
             for _, renderings in self._render_entries(sample_entries, faults)
@@ -142,9 +136,7 @@ class Conversations(DocumentCorpus):
                 counts.update(rendering.notes)
                 for row in rendering.rows:
                     self._ways.add(row.by_marks)
-                    yield SourceDocument(
-                        SOURCE, as_characters(row.text), is_held_out, row.spans, row.by_marks
-                    )
+                    yield SourceDocument(SOURCE, as_characters(row.text), is_held_out, row.spans, row.by_marks)
         faults.require_none()
         if not counts["conversations"]:
             places = ", ".join(str(file.location) for file in self._files[:3])
@@ -190,16 +182,12 @@ class Conversations(DocumentCorpus):
                     if refusal is None:
                         yield entry, tuple(outcome for outcome in outcomes if isinstance(outcome, Rendering))
                         continue
-                    rule = (
-                        f"has a conversation that the chat template of {self._template.place} {refusal.rule}"
-                    )
+                    rule = f"has a conversation that the chat template of {self._template.place} {refusal.rule}"
                     faults.add(entry.file.broken("unsupported", rule, refusal.remedy, entry.where))
                     num_refused += 1
                     if num_refused >= _MAX_REFUSED:
                         faults.require_none()
-                    if isinstance(
-                        outcomes[-1], UnreadableRecord
-                    ):  # the template is asked anew for those behind it
+                    if isinstance(outcomes[-1], UnreadableRecord):  # the template is asked anew for those behind it
                         left = left[at + 1 :]
                         break
                 else:
@@ -212,10 +200,7 @@ class Conversations(DocumentCorpus):
             return rendering
         if not self._is_pair or len(rendering.rows) == 1:
             return None
-        rule = (
-            f"renders as {len(rendering.rows)} rows, since its earlier answers change once more "
-            "messages follow"
-        )
+        rule = f"renders as {len(rendering.rows)} rows, since its earlier answers change once more messages follow"
         return UnreadableRecord(rule, "make 'chosen' and 'rejected' one answer each, after the same messages")
 
     def _is_held_out(self, conversation: Conversation) -> bool:

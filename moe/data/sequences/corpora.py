@@ -33,10 +33,7 @@ def build(
 
 
 def check(
-    data: SequencesSpec,
-    roots: Sequence[str],
-    tokenizer: ModelTokenizer | None = None,
-    vocab_size: int | None = None,
+    data: SequencesSpec, roots: Sequence[str], tokenizer: ModelTokenizer | None = None, vocab_size: int | None = None
 ) -> tuple[str, ...]:
     """Warnings about what can be seen of a corpus at once, before anything is launched. Raises SpecError for what is
     wrong with it, and with a given tokenizer, or its number of ids.

@@ -45,9 +45,7 @@ def describe(stats: dict[str, Any]) -> list[str]:
         f"MB) and {sum(source_stats['documents'] for source_stats in held_out):,} held out "
         f"({num_bytes / 1e6:.1f} MB), from {files}, in {sum(stats['seconds'].values()):.1f} s"
     ]
-    lines += [
-        f"  {count:,} left out: {REASONS[reason]}" for reason, count in stats["left_out"].items() if count
-    ]
+    lines += [f"  {count:,} left out: {REASONS[reason]}" for reason, count in stats["left_out"].items() if count]
     lines.append(
         f"{train['tokens']:,} tokens, {train['bytes'] / train['tokens']:.2f} bytes each, in "
         f"{train['rows']:,} sequences of {stats['max_tokens']}, with "

@@ -10,11 +10,7 @@ from moe.data.data_file import DataFile, locate_files
 from moe.data.faults import Faults
 from moe.data.held_out import is_held_out
 from moe.data.locations import Location, Locator
-from moe.data.sequences.corpus import (
-    DocumentCorpus,
-    DocumentSource,
-    SourceDocument,
-)
+from moe.data.sequences.corpus import DocumentCorpus, DocumentSource, SourceDocument
 from moe.data.sequences.formats import FormatReader, Parquet, reader_of
 from moe.data.sequences.parquet_files import check_columns
 from moe.data.text import as_characters
@@ -84,9 +80,7 @@ class DocumentFiles(DocumentCorpus):
     def documents(self) -> Iterator[SourceDocument]:
         self._counts = Counter()
         faults = Faults.from_spec(self._data)
-        for index, (name, (reader, files)) in enumerate(
-            zip(self._data.source_names, self._files, strict=True)
-        ):
+        for index, (name, (reader, files)) in enumerate(zip(self._data.source_names, self._files, strict=True)):
             num_documents = 0
             for file in files:
                 for text in reader.texts(file, faults):
@@ -100,9 +94,7 @@ class DocumentFiles(DocumentCorpus):
             if not num_documents:
                 places = ", ".join(str(file.location) for file in files[:3])
                 rule = "has no documents with text"
-                raise SpecError(
-                    Problem("empty", f"data.sources[{index}].paths", places, rule, "add text, or omit it")
-                )
+                raise SpecError(Problem("empty", f"data.sources[{index}].paths", places, rule, "add text, or omit it"))
 
         faults.require_none()
         self._counts["bad"] = faults.num_bad

@@ -37,17 +37,13 @@ class EncodedDocument:
         if self.document.spans is None or self.ends is None:
             return self.document.text.encode()
         end = int(self.ends[-1]) if len(self.ends) else 0
-        return "".join(
-            self.document.text[a : min(b, end)] for a, b in self.document.spans if a < end
-        ).encode()
+        return "".join(self.document.text[a : min(b, end)] for a, b in self.document.spans if a < end).encode()
 
     def cut(self, num_ids: int) -> "EncodedDocument":
         """The first `num_ids` ids of a document with spans."""
         assert self.label_mask is not None
         assert self.ends is not None
-        return EncodedDocument(
-            self.document, self.ids[:num_ids], self.label_mask[:num_ids], self.ends[:num_ids]
-        )
+        return EncodedDocument(self.document, self.ids[:num_ids], self.label_mask[:num_ids], self.ends[:num_ids])
 
     @property
     def num_learned(self) -> int:
@@ -76,9 +72,7 @@ def encode_documents(tokenizer: Tokenizer, documents: Iterable[SourceDocument]) 
         for document in chunk:
             if document.spans is None:
                 part_ids = [np.array(next(ids), dtype) for _ in next(of_plain)]
-                yield EncodedDocument(
-                    document, part_ids[0] if len(part_ids) == 1 else np.concatenate(part_ids)
-                )
+                yield EncodedDocument(document, part_ids[0] if len(part_ids) == 1 else np.concatenate(part_ids))
                 continue
             encoding = next(encodings)
             offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
@@ -90,9 +84,7 @@ def encode_documents(tokenizer: Tokenizer, documents: Iterable[SourceDocument]) 
 def _overlaps(offsets: NDArray[np.int64], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
     """[n], whether each of the ranges `offsets` [n, 2] overlaps a span; spans are sorted and disjoint."""
     begins, ends = np.array(spans, np.int64).reshape(-1, 2).T
-    first = np.searchsorted(
-        ends, offsets[:, 0], side="right"
-    )  # the first span that ends behind its beginning
+    first = np.searchsorted(ends, offsets[:, 0], side="right")  # the first span that ends behind its beginning
     within = first < len(begins)
     first = np.minimum(first, len(begins) - 1)
     return within & (begins[first] < offsets[:, 1]) & (offsets[:, 0] < offsets[:, 1])
@@ -106,9 +98,7 @@ def _encode_or_raise(encode: Callable[[], list[T]], chunk: Sequence[SourceDocume
             raise
         sources = ", ".join(sorted({document.source for document in chunk}))
         rule = f"fails on a document of {sources}: {error}"
-        raise SpecError(
-            Problem("unsupported", "model.tokenizer", None, rule, "use another tokenizer")
-        ) from None
+        raise SpecError(Problem("unsupported", "model.tokenizer", None, rule, "use another tokenizer")) from None
 
 
 def _parts(text: str) -> Iterator[str]:

@@ -72,9 +72,7 @@ class PlainText(FormatReader):
         except DAMAGED as error:
             raise file.unreadable(error) from None
         if len(content) > MAX_DOCUMENT_BYTES:
-            raise file.broken(
-                "too_large", f"is longer than {MAX_DOCUMENT_BYTES} bytes", "split it into several files"
-            )
+            raise file.broken("too_large", f"is longer than {MAX_DOCUMENT_BYTES} bytes", "split it into several files")
         if (reason := no_text(content[:HEAD_BYTES])) is not None:
             raise file.broken(*reason)
         is_cut, text = len(content) > max_bytes, content.removeprefix(codecs.BOM_UTF8)
@@ -85,9 +83,7 @@ class PlainText(FormatReader):
                 line = 1 + text.count(b"\n", 0, error.start)
                 byte = len(content) - len(text) + error.start + 1
                 rule = f"is not UTF-8 text at byte {byte} of the file"
-                raise file.broken(
-                    "invalid_encoding", rule, "save the file as UTF-8", f", line {line}"
-                ) from None
+                raise file.broken("invalid_encoding", rule, "save the file as UTF-8", f", line {line}") from None
             return text[: error.start].decode()
 
 
@@ -123,9 +119,7 @@ class Parquet(FormatReader):
 
     def _problem(self, file: DataFile, row: int, value: Any, size: int) -> SpecError:
         if size > MAX_DOCUMENT_BYTES:
-            return file.broken(
-                "too_large", f"is longer than {MAX_DOCUMENT_BYTES} bytes", _SHORTER, f", row {row}"
-            )
+            return file.broken("too_large", f"is longer than {MAX_DOCUMENT_BYTES} bytes", _SHORTER, f", row {row}")
         code: ProblemCode = "invalid_encoding" if value.is_valid else "wrong_type"
         kind = "not UTF-8" if value.is_valid else f"{kind_of(None)}, not text"
         rule, remedy = f"has a {self._column!r} that is {kind}", "write a string, or remove the row"
@@ -139,9 +133,7 @@ class Parquet(FormatReader):
             raise SpecError(Problem("not_found", self._place, self._column, rule, "use one of these"))
         if types[self._column] not in TEXT_TYPES:
             rule = f"is a column of {types[self._column]} in {file.location}, not text"
-            raise SpecError(
-                Problem("wrong_type", self._place, self._column, rule, "name a column of strings")
-            )
+            raise SpecError(Problem("wrong_type", self._place, self._column, rule, "name a column of strings"))
 
 
 def reader_of(source: SourceSpec, place: str) -> FormatReader:

@@ -145,9 +145,7 @@ def load_tokenizer(read: Callable[[str], bytes]) -> "Tokenizer":
     for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP):
         with suppress(FileNotFoundError):
             beside[name] = read(name)
-    return Tokenizer.of_model(
-        text, bos_id=ids["bos_id"], eos_id=ids["eos_id"], start_token=start_token(beside)
-    )
+    return Tokenizer.of_model(text, bos_id=ids["bos_id"], eos_id=ids["eos_id"], start_token=start_token(beside))
 
 
 def _refusal(tokenizer: ModelTokenizer, rule: str) -> SpecError:
@@ -157,20 +155,7 @@ def _refusal(tokenizer: ModelTokenizer, rule: str) -> SpecError:
 def hard_texts() -> Iterator[str]:
     """Texts that backtracking patterns take long for: runs of each character, and of pairs of kinds, that end in a
     mismatch."""
-    for run in (
-        *ascii_letters,
-        *digits,
-        *punctuation,
-        " ",
-        "\t",
-        "\n",
-        "\r\n",
-        "é",
-        "中",
-        "\u0301",
-        "😀",
-        "\x00",
-    ):
+    for run in (*ascii_letters, *digits, *punctuation, " ", "\t", "\n", "\r\n", "é", "中", "\u0301", "😀", "\x00"):
         for end in ("!", "b\n", " 1", ""):
             yield run * _RUN_CHARS + end
     for pair in ("aA", "a1", "a ", "a\n", " \n", "a'", "1,", "a_", "é中", ".-"):

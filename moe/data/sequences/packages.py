@@ -7,14 +7,7 @@ from functools import cached_property
 
 from moe.data.sequences.corpus import DocumentCorpus, DocumentSource, SourceDocument
 from moe.data.sequences.near_duplicates import SeenLines, lines_of
-from moe.data.sequences.package_list import (
-    HELD_OUT,
-    TRAINING,
-    Distribution,
-    SourceFile,
-    files_of,
-    reason_against,
-)
+from moe.data.sequences.package_list import HELD_OUT, TRAINING, Distribution, SourceFile, files_of, reason_against
 from moe.spec import Problem, SpecError
 
 

@@ -74,10 +74,7 @@ def pack_whole(piece_lengths: NDArray[np.int64], length: int, num_each: int = 1)
     row_of, _ = _best_fit(lengths_by_link.sum(1).tolist(), length)
     piece_indices = np.arange(len(piece_lengths))
     return _in_order(
-        piece_indices,
-        np.zeros_like(piece_indices),
-        piece_lengths,
-        np.repeat(np.array(row_of, np.int64), num_each),
+        piece_indices, np.zeros_like(piece_indices), piece_lengths, np.repeat(np.array(row_of, np.int64), num_each)
     )
 
 
@@ -115,9 +112,7 @@ def _cut_to_fill(
     others."""
     emptiest = sorted(range(len(free)), key=lambda row: (-free[row], row))
     dissolved_rows = set(emptiest[:too_many])
-    names = {
-        row: name for name, row in enumerate(row for row in range(len(free)) if row not in dissolved_rows)
-    }
+    names = {row: name for name, row in enumerate(row for row in range(len(free)) if row not in dissolved_rows)}
     gaps = [(-free[row], name) for row, name in names.items() if free[row]]
     heapq.heapify(gaps)
     cut_pieces: list[tuple[int, int, int]] = []
@@ -142,10 +137,7 @@ def _cut_to_fill(
 
 
 def _in_order(
-    documents: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    rows: NDArray[np.int64],
+    documents: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> Packing:
     """Packing with rows sorted by their first documents, and the pieces of a row by theirs: what is read together lies
     together."""

@@ -52,9 +52,7 @@ def check_columns(require_columns: RequireColumns, files: Sequence[DataFile]) ->
     looked_at = files[:MAX_FILES]
     request = b"".join(struct.pack("<Q", len(footer)) + footer for footer in map(_footer, looked_at))
     try:
-        answer = answer_of(
-            "moe.data.sequences.parquet_files", request, timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES
-        )
+        answer = answer_of("moe.data.sequences.parquet_files", request, timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES)
     except NoAnswer as error:
         raise _unreadable(looked_at[0], error) from None
     for file, result in zip(looked_at, json.loads(answer), strict=True):

@@ -109,9 +109,7 @@ def prepare(
     if tokenizer is None and vocab_size < SMALLEST_VOCABULARY:
         rule = "is less than the special tokens and bytes of a new tokenizer"
         raise SpecError(
-            Problem(
-                "out_of_range", "model.vocab_size", vocab_size, rule, f"use {SMALLEST_VOCABULARY} or more"
-            )
+            Problem("out_of_range", "model.vocab_size", vocab_size, rule, f"use {SMALLEST_VOCABULARY} or more")
         )
     tokenizer_files = None if tokenizer is None else tokenizer.all_files()
     file_names = (*TOKENIZER_FILES, *((*TEMPLATE_FILES, ENDS) if isinstance(data, ConversationsSpec) else ()))
@@ -122,9 +120,7 @@ def prepare(
     )
     folder = preparation.find_or_build(
         lambda: _content_key(data, vocab_size, corpus, tokenizer_files),
-        lambda empty: _build(
-            empty, corpus, data.max_tokens, vocab_size, tokenizer, report, Stages(_STAGES, progress)
-        ),
+        lambda empty: _build(empty, corpus, data.max_tokens, vocab_size, tokenizer, report, Stages(_STAGES, progress)),
         report,
         cache_dir,
     )
@@ -220,9 +216,7 @@ def _write(
             return stack.enter_context(store)
 
         train = writer("train", names, keeps_text=False)
-        held_out = {
-            name: writer(f"held_out-{at}", [name], keeps_text=True) for at, name in enumerate(corpus.held_out)
-        }
+        held_out = {name: writer(f"held_out-{at}", [name], keeps_text=True) for at, name in enumerate(corpus.held_out)}
         encoded_documents = encode_documents(tokenizer, documents.to_encode())
         while linked_documents := list(islice(encoded_documents, num_each)):
             document = linked_documents[0].document
@@ -274,9 +268,7 @@ class _DocumentPasses:
 
     def to_learn(self) -> Iterator[SourceDocument]:
         num = 0
-        for document in self._stages.through(
-            "reading", self.corpus.documents(), lambda number: None, interval=100
-        ):
+        for document in self._stages.through("reading", self.corpus.documents(), lambda number: None, interval=100):
             num += 1
             yield document
         self._num = num

@@ -36,9 +36,7 @@ class SequenceSampler:
         weights = _weights(spec)
         self._sources = [
             (start, end - start, Fraction(str(weights.get(name, 1.0))))  # 0.3 as it is written
-            for name, start, end in zip(
-                store.sources, store.source_rows[:-1], store.source_rows[1:], strict=True
-            )
+            for name, start, end in zip(store.sources, store.source_rows[:-1], store.source_rows[1:], strict=True)
             if end > start
         ]
         self._orders: dict[int, NDArray[np.int64]] = {}
@@ -53,9 +51,7 @@ class SequenceSampler:
             begins = max(0, first - self.epoch_start(epoch))
             row_chunks.append(order[begins : begins + missing])
             epoch += 1
-        return global_batch(
-            self._store, step, np.concatenate(row_chunks), self.rows_per_group, self.num_groups
-        )
+        return global_batch(self._store, step, np.concatenate(row_chunks), self.rows_per_group, self.num_groups)
 
     def epoch_start(self, epoch: int) -> int:
         """Number of rows drawn before an epoch (from 0) begins."""
@@ -102,6 +98,4 @@ def _weights(spec: JobSpec) -> Mapping[str, float]:
     """By source; one that has none weighs 1."""
     if not isinstance(spec.data, DocumentsSpec):
         return {}
-    return {
-        name: source.weight for name, source in zip(spec.data.source_names, spec.data.sources, strict=True)
-    }
+    return {name: source.weight for name, source in zip(spec.data.source_names, spec.data.sources, strict=True)}

@@ -145,9 +145,7 @@ class SequenceStore:
             return counts
         for start in range(0, len(self._ids), _CHUNK_IDS):
             counts += np.bincount(self._ids[start : start + _CHUNK_IDS], minlength=num_ids)
-        counts[self.bos_id] -= (
-            self.num_documents
-        )  # the first id of each is the only one that nothing precedes
+        counts[self.bos_id] -= self.num_documents  # the first id of each is the only one that nothing precedes
         return counts
 
 
@@ -176,9 +174,7 @@ class StoreWriter:
         self._open = ExitStack()
         self._ids = self._open.enter_context((folder / "ids.bin").open("wb"))
         self._text = self._open.enter_context((folder / "text.bin").open("wb")) if keeps_text else None
-        self._label_mask = (
-            self._open.enter_context((folder / "learned.bin").open("wb")) if has_spans else None
-        )
+        self._label_mask = self._open.enter_context((folder / "learned.bin").open("wb")) if has_spans else None
         self._num_learned = [array("q") for _ in sources]
 
     def __enter__(self) -> "StoreWriter":
@@ -257,12 +253,8 @@ class StoreWriter:
         ends = np.concatenate([[0], np.cumsum(packing.lengths)])[packing.row_starts]
         np.save(folder / "row_lengths.npy", np.diff(ends).astype(np.int32))
         if self._label_mask is not None:
-            num_learned = np.concatenate(
-                [np.array(source_counts, np.int64) for source_counts in self._num_learned]
-            )
-            of_pieces = (
-                num_learned[packing.documents] if self._num_each == 1 else np.ones(len(document_lengths))
-            )
+            num_learned = np.concatenate([np.array(source_counts, np.int64) for source_counts in self._num_learned])
+            of_pieces = num_learned[packing.documents] if self._num_each == 1 else np.ones(len(document_lengths))
             sums = np.concatenate([[0], np.cumsum(of_pieces)])[packing.row_starts]
             np.save(folder / "row_targets.npy", (np.diff(sums) / self._num_each).astype(np.int32))
             further = {"num_targets": int(num_learned.sum()), "num_each": self._num_each}

@@ -55,10 +55,7 @@ def experts(where: str, gate: str, up: str, down: str) -> tuple[TensorRow, ...]:
     return in_layers(
         *(
             TensorRow(
-                f"feed_forward.moe.experts.{our_name}",
-                f"{where}.experts.{{e}}.{their_name}.weight",
-                axes,
-                turned_axes,
+                f"feed_forward.moe.experts.{our_name}", f"{where}.experts.{{e}}.{their_name}.weight", axes, turned_axes
             )
             for our_name, their_name, axes, turned_axes in (
                 ("w_gate", gate, "e m h", "h m"),

@@ -1,14 +1,6 @@
 """Granite 3 with experts, and with a shared expert beside them."""
 
-from moe.interchange.families.decoder import (
-    ATTENTION,
-    AUXILIARY,
-    DECODER,
-    FULL_LAYERS,
-    STACK,
-    fused_experts,
-    router,
-)
+from moe.interchange.families.decoder import ATTENTION, AUXILIARY, DECODER, FULL_LAYERS, STACK, fused_experts, router
 from moe.interchange.family import Family, in_layers, part, transposed_row
 from moe.interchange.fields import Heads, Key, Optional, Scale, Switch, always
 from moe.interchange.rope import Rope

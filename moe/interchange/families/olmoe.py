@@ -1,15 +1,6 @@
 """OLMoE (arXiv 2409.02060)."""
 
-from moe.interchange.families.decoder import (
-    ATTENTION,
-    AUXILIARY,
-    DECODER,
-    FULL_LAYERS,
-    FUSED,
-    STACK,
-    experts,
-    router,
-)
+from moe.interchange.families.decoder import ATTENTION, AUXILIARY, DECODER, FULL_LAYERS, FUSED, STACK, experts, router
 from moe.interchange.family import Family
 from moe.interchange.fields import Heads, Key, Optional, Switch, always
 from moe.interchange.rope import Rope

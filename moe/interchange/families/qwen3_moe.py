@@ -1,15 +1,6 @@
 """Qwen3-MoE (arXiv 2505.09388)."""
 
-from moe.interchange.families.decoder import (
-    ATTENTION,
-    AUXILIARY,
-    DECODER,
-    DENSE,
-    FUSED,
-    STACK,
-    experts,
-    router,
-)
+from moe.interchange.families.decoder import ATTENTION, AUXILIARY, DECODER, DENSE, FUSED, STACK, experts, router
 from moe.interchange.family import Family
 from moe.interchange.fields import Heads, Key, SparseSteps, Switch, Windows, always
 from moe.interchange.rope import Rope

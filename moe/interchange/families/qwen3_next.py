@@ -17,12 +17,7 @@ from moe.interchange.rope import Rope
 
 _CONVOLUTION = (
     # Ours has all of a key head together, theirs all queries, then all keys, then all values.
-    part(
-        "linear_attention.convolution.weight",
-        "(j q@0/$head) w",
-        "linear_attn.conv1d.weight",
-        "(j q)@0/$rows 1 w",
-    ),
+    part("linear_attention.convolution.weight", "(j q@0/$head) w", "linear_attn.conv1d.weight", "(j q)@0/$rows 1 w"),
     part(
         "linear_attention.convolution.weight",
         "(j k@$q/$head) w",
@@ -30,10 +25,7 @@ _CONVOLUTION = (
         "(j k)@$queries/$rows 1 w",
     ),
     part(
-        "linear_attention.convolution.weight",
-        "(j v@$qk/$head) w",
-        "linear_attn.conv1d.weight",
-        "(j v)@$keys/$rows 1 w",
+        "linear_attention.convolution.weight", "(j v@$qk/$head) w", "linear_attn.conv1d.weight", "(j v)@$keys/$rows 1 w"
     ),
 )
 

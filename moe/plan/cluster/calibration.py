@@ -81,8 +81,7 @@ class Calibration(Spec):
         elif self.flops_per_s:
             pairs = faster[of.attention_dtype]
         attention = {
-            widths: replace(kernel, flops_per_s=pairs * kernel.flops_per_s)
-            for widths, kernel in of.attention.items()
+            widths: replace(kernel, flops_per_s=pairs * kernel.flops_per_s) for widths, kernel in of.attention.items()
         }
         return replace(of, products=products, experts=experts, attention=attention)
 

@@ -144,9 +144,7 @@ class Cluster(Spec):
                 )
             )
         if self.torus is not None and len(self.links or ()) > 1:
-            problems.append(
-                Problem("unsupported", "links", None, "must have one level on a torus", "use one level")
-            )
+            problems.append(Problem("unsupported", "links", None, "must have one level on a torus", "use one level"))
         for index, (inner, outer) in enumerate(zip(self.links or (), (self.links or ())[1:], strict=False)):
             if outer.devices <= inner.devices or outer.devices % inner.devices:
                 problems.append(Problem("not_divisible", f"links[{index + 1}].devices", outer.devices,
@@ -188,13 +186,9 @@ class Cluster(Spec):
         if self.links is not None:
             inner, *outer = self.links
             if not is_measured or inner.devices > self.devices_per_node:
-                return tuple(
-                    Level(link.devices, *_of_rate(link.bytes_per_s, link.latency_s)) for link in self.links
-                )
+                return tuple(Level(link.devices, *_of_rate(link.bytes_per_s, link.latency_s)) for link in self.links)
             steps = replace(_at_rate(ring, inner.bytes_per_s), step_s=inner.latency_s)
-            doublings = replace(
-                _at_rate(all_to_all, inner.bytes_per_s), doubling_s=inner.latency_s, step_s=0.0
-            )
+            doublings = replace(_at_rate(all_to_all, inner.bytes_per_s), doubling_s=inner.latency_s, step_s=0.0)
             return (
                 Level(inner.devices, steps, doublings, is_measured=True),
                 *(Level(link.devices, *_of_rate(link.bytes_per_s, link.latency_s)) for link in outer),
@@ -258,8 +252,7 @@ class Cluster(Spec):
         update = {
             "num_nodes": nodes,
             "devices_per_node": per_node,
-            "billing_unit": self.billing_unit
-            or (self.devices_per_node if per_node < self.devices_per_node else None),
+            "billing_unit": self.billing_unit or (self.devices_per_node if per_node < self.devices_per_node else None),
             "links": self._links_of(nodes * per_node),
             "torus": None,
         }
@@ -272,8 +265,7 @@ class Cluster(Spec):
         update = {
             "num_nodes": num_devices // per_node,
             "devices_per_node": per_node,
-            "billing_unit": self.billing_unit
-            or (self.devices_per_node if per_node < self.devices_per_node else None),
+            "billing_unit": self.billing_unit or (self.devices_per_node if per_node < self.devices_per_node else None),
             "links": self._links_of(num_devices),
             "torus": None,
         }
@@ -286,10 +278,7 @@ class Cluster(Spec):
         outermost = next((link for link in self.links if link.devices >= num_devices), self.links[-1])
         within = tuple(link for link in self.links if link.devices < num_devices and link is not outermost)
         inner_devices = within[-1].devices if within else 1
-        return (
-            *within,
-            outermost.model_copy(update={"devices": -(-num_devices // inner_devices) * inner_devices}),
-        )
+        return (*within, outermost.model_copy(update={"devices": -(-num_devices // inner_devices) * inner_devices}))
 
 
 def _facts_of(fields: Any) -> DeviceFacts:

@@ -40,8 +40,5 @@ def device_named(name: str, memory_bytes: int | None = None) -> str | None:
 def unknown_gpu(name: str, memory_bytes: int) -> DeviceFacts:
     """Facts assumed for a GPU of unknown name."""
     return DeviceFacts(
-        name=f"unknown GPU {name}".strip()[:64],
-        assumed_as=_ASSUMED,
-        memory_bytes=memory_bytes,
-        **_ASSUMED_FACTS,
+        name=f"unknown GPU {name}".strip()[:64], assumed_as=_ASSUMED, memory_bytes=memory_bytes, **_ASSUMED_FACTS
     )

@@ -61,12 +61,7 @@ def plain_kernels(
         )
         item_s = item_bytes / memory_bytes_per_s
         experts[dtype] = GroupedExperts(
-            rate,
-            item_bytes=item_bytes,
-            row_s=4 * item_s,
-            hidden_s=2 * item_s,
-            half_rows=expert_half_rows,
-            tile=1,
+            rate, item_bytes=item_bytes, row_s=4 * item_s, hidden_s=2 * item_s, half_rows=expert_half_rows, tile=1
         )
     attention = FusedAttention(attention_flops_per_s, block=0, backward=2.5)
     return Kernels(
@@ -114,10 +109,7 @@ def _nvidia(
 
 def _with_memory(of: Kernels, share: float) -> Kernels:
     """Kernels of a device with `share` times the memory bandwidth."""
-    products = {
-        dtype: replace(kernel, bytes_per_s=share * kernel.bytes_per_s)
-        for dtype, kernel in of.products.items()
-    }
+    products = {dtype: replace(kernel, bytes_per_s=share * kernel.bytes_per_s) for dtype, kernel in of.products.items()}
     experts = {
         dtype: replace(
             kernel,
@@ -174,13 +166,7 @@ def device_by_data_sheet(
         for of in (h100.ring, h100.all_to_all)
     )
     kernels = replace(
-        slower,
-        products=products,
-        experts=experts,
-        attention=attention,
-        ring=ring,
-        all_to_all=all_to_all,
-        exchange=None,
+        slower, products=products, experts=experts, attention=attention, ring=ring, all_to_all=all_to_all, exchange=None
     )
     peaks = {"bfloat16": bfloat16_flops_per_s, "float32": bfloat16_flops_per_s / 2}
     if fp8_flops_per_s is not None:

@@ -127,9 +127,7 @@ class FusedAttention:
         sliding window."""
         span = min(length, window or length)
         numbers = rows * widths
-        seconds = full = (
-            2 * numbers * heads * self._looked_at(length, length, causal=causal) / self.flops_per_s
-        )
+        seconds = full = 2 * numbers * heads * self._looked_at(length, length, causal=causal) / self.flops_per_s
         if span < length:
             part = 2 * numbers * heads * self._looked_at(span, length, causal=causal) / self.flops_per_s
             ends = numbers * (self.window_query_s * heads + self.window_key_s * min(key_heads, heads / 2))
@@ -212,9 +210,7 @@ class ExchangeCost:
             copy_s=self.copy_s / rate, forward_bytes_per_s=rate * self.forward_bytes_per_s,
         )  # fmt: skip
 
-    def seconds(
-        self, tokens: float, row_bytes: float, copies: float, across: float, nodes: int, ranks: int
-    ) -> float:
+    def seconds(self, tokens: float, row_bytes: float, copies: float, across: float, nodes: int, ranks: int) -> float:
         """`tokens` per rank, each to `copies` ranks and `across` other nodes; `nodes` of `ranks` each."""
         within = (
             self.copy_s * copies

@@ -48,21 +48,11 @@ class Pools(Spec):
         names = [pool.name for pool in self.pools]
         if not names:
             raise SpecError(
-                Problem(
-                    "empty",
-                    "pools",
-                    None,
-                    "must have at least one pool",
-                    "add it, or describe one kind of nodes",
-                )
+                Problem("empty", "pools", None, "must have at least one pool", "add it, or describe one kind of nodes")
             )
         if problems := [
             Problem(
-                "duplicate",
-                f"pools[{index}].name",
-                name,
-                "is also the name of another pool",
-                "use different names",
+                "duplicate", f"pools[{index}].name", name, "is also the name of another pool", "use different names"
             )
             for index, name in enumerate(names)
             if name in names[:index]

@@ -25,9 +25,7 @@ def kept_bytes(
     return width * _elements(dims, m, positions, tensor, profile, selective=selective)
 
 
-def _elements(
-    dims: AttentionDims, m: int, positions: int, tensor: int, profile: Profile, *, selective: bool
-) -> int:
+def _elements(dims: AttentionDims, m: int, positions: int, tensor: int, profile: Profile, *, selective: bool) -> int:
     """Queries, keys, values and outputs of the rank's heads; what derives from latents may be recomputed."""
     split = (
         dims.values
@@ -39,14 +37,7 @@ def _elements(
 
 
 def _by_ours(
-    dims: AttentionDims,
-    kept_widths: KeptWidths,
-    m: int,
-    positions: int,
-    tensor: int,
-    width: int,
-    *,
-    on_cpu: bool,
+    dims: AttentionDims, kept_widths: KeptWidths, m: int, positions: int, tensor: int, width: int, *, on_cpu: bool
 ) -> int:
     tokens, wide = positions // tensor, max(4, width)
     gathers_hidden = dims.gathered is None
@@ -79,9 +70,7 @@ def mask_bytes(attentions: Iterable[AttentionDims], positions: int, sequence_tok
     return len(windows) * positions * sequence_tokens * (1 + max(4, width))
 
 
-def worked_bytes(
-    dims: AttentionDims, positions: int, sequence_tokens: int, tensor: int, profile: Profile
-) -> int:
+def worked_bytes(dims: AttentionDims, positions: int, sequence_tokens: int, tensor: int, profile: Profile) -> int:
     """Temporary bytes of our backward pass: the current chunks of linear attention."""
     if profile.name != "ours" or dims.kept is None or not dims.kept.worked:
         return 0

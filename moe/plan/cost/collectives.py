@@ -42,9 +42,7 @@ class Network:
         """All-reduce of `num_bytes` per rank: ring reduce-scatter and all-gather, or a tree (`α log2(n)` each way)
         if its latency is lower. Measured links within nodes are rings only."""
         of = self._ring(num_bytes, ranks)
-        within = (
-            Ranks(self._ranks_per_level(ranks)[0], ranks.stride) if self._has_measured_nodes else Ranks(1)
-        )
+        within = Ranks(self._ranks_per_level(ranks)[0], ranks.stride) if self._has_measured_nodes else Ranks(1)
         in_node_s = self._ring(0.0, within).steps_s
         steps_s = in_node_s + min(of.steps_s - in_node_s, self._tree_s(ranks) - self._tree_s(within))
         return of.begin_s + 2 * (steps_s + of.bytes_s) + of.own_s

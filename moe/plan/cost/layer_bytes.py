@@ -82,9 +82,7 @@ class LayerMemory:
             return self._m * self._width * (positions + at_norm), bytes_per_logit * positions * vocabulary
         wide = max(4, self._width)  # the table's gradient and the loss
         at_once = min(loss_tokens(self._kind, vocabulary), positions)
-        of_table = (
-            vocabulary if any(weight.is_trained for weight in (*unit.weights, *unit.tied_weights)) else 0
-        )
+        of_table = vocabulary if any(weight.is_trained for weight in (*unit.weights, *unit.tied_weights)) else 0
         saved_bytes = self._m * (wide * of_table + 5 * self._width * positions)
         return saved_bytes, 3 * wide * at_once * vocabulary
 
@@ -108,16 +106,10 @@ class LayerMemory:
         if (dims := unit.feed_forward) is not None:
             hidden_elements = dims.hidden * positions // tensor
             saved_elements = 0 if selective else kept_hidden[dims.num_matrices] * hidden_elements
-            elements += (
-                tokens * m
-                + (positions if self._profile.keeps_gathered_tokens else tokens) * m
-                + saved_elements
-            )
+            elements += tokens * m + (positions if self._profile.keeps_gathered_tokens else tokens) * m + saved_elements
             recomputed_hidden = selective * kept_hidden[dims.num_matrices] * hidden_elements
             work = (
-                self._profile.worked_hidden[dims.num_matrices] * hidden_elements
-                + recomputed_hidden
-                + 2 * positions * m
+                self._profile.worked_hidden[dims.num_matrices] * hidden_elements + recomputed_hidden + 2 * positions * m
             )
             workspace_bytes -= width * elements  # freed before the backward pass reaches attention
             # CPUs without bfloat16 products cast the operands and the product to float32: hidden states, model-sized

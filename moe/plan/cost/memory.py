@@ -88,10 +88,7 @@ class MemoryModel:
     def estimate(self, candidate: Candidate) -> MemoryEstimate:
         """Bytes by kind on the fullest rank of the fullest stage."""
         distinct_stages = stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages)
-        return max(
-            (self._of_stage(stage, candidate) for stage in distinct_stages),
-            key=lambda estimate: estimate.total,
-        )
+        return max((self._of_stage(stage, candidate) for stage in distinct_stages), key=lambda estimate: estimate.total)
 
     def _of_stage(self, stage: Stage, candidate: Candidate) -> MemoryEstimate:
         kinds: dict[str, int] = {
@@ -157,9 +154,7 @@ class MemoryModel:
         unsharded weights are narrower than sharded ones."""
         ((unit, count),) = share.units
         shardings: tuple[Sharding, ...] = ("parameters", "gradients") if self._offloads else ("parameters",)
-        return count * min(
-            self._even_part_of(unit, layout._replace(sharding=sharding)) for sharding in shardings
-        )
+        return count * min(self._even_part_of(unit, layout._replace(sharding=sharding)) for sharding in shardings)
 
     def _even_part_of(self, unit: Unit, layout: StateOptions) -> int:
         dense, experts = self._least_of_unit(unit, layout)
@@ -177,9 +172,7 @@ class MemoryModel:
             return (
                 count
                 * groups
-                * self._layers.layer_bytes(
-                    unit, group_positions, run.split, run.recompute == "selective"
-                ).saved_bytes
+                * self._layers.layer_bytes(unit, group_positions, run.split, run.recompute == "selective").saved_bytes
             )
         again = self._layers.layer_bytes(unit, all_at_once, run.split, False)
         saved_bytes = self._width * group_positions * self._m // run.split.tensor
@@ -201,14 +194,9 @@ class MemoryModel:
         stages."""
         layout = StateOptions(shape, "parameters", recomputes_blocks=True)
         unit_counts = stages(self._units, 1, 1)[0].units
-        return (
-            sum(self._even_part(Stage(0, (unit_count,)), layout) for unit_count in unit_counts)
-            // shape.pipeline
-        )
+        return sum(self._even_part(Stage(0, (unit_count,)), layout) for unit_count in unit_counts) // shape.pipeline
 
-    def fewest_workers(
-        self, pipeline: int, split: WorkSplit, recompute: Recompute, *, overlaps: bool
-    ) -> float:
+    def fewest_workers(self, pipeline: int, split: WorkSplit, recompute: Recompute, *, overlaps: bool) -> float:
         """Lower bound of the number of workers, for any parameter sharding, from even shares in micro-batches of one
         token group; infinite if what more workers do not divide takes too much.
 
@@ -260,9 +248,7 @@ class MemoryModel:
         gradients = trained_used if sharding == "optimizer" else trained_stored
         if sharding != "parameters":
             weights = (
-                narrow * used_elements + self._master_width * stored_elements
-                if narrow
-                else width * used_elements
+                narrow * used_elements + self._master_width * stored_elements if narrow else width * used_elements
             ) + coded_used
         else:
             has_narrow_copy = unit.is_layer and self.profile.narrows_at_use and not recomputes
@@ -387,11 +373,7 @@ class MemoryModel:
             gathered_width = self._state_width if self.profile.gathers_wide else self._width
             scattered_elements *= sharding != "optimizer"
             flat = self._flat(degrees, of) if self.profile.gathers_flat else 0
-            return (
-                gathered_width * (gathered_elements + flat)
-                + self._state_width * scattered_elements
-                + code_bytes
-            )
+            return gathered_width * (gathered_elements + flat) + self._state_width * scattered_elements + code_bytes
         # Reduce-scatter reuses the memory of the gathered weights.
         elements = (sharding == "gradients") * scattered_elements
         if degrees.stage_workers > 1:

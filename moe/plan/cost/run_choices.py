@@ -42,6 +42,4 @@ class RunChoices(NamedTuple):
 
 def placed_of(candidate: Candidate) -> StateOptions:
     """Choices that a candidate's state depends on."""
-    return StateOptions.from_degrees(
-        candidate.degrees, candidate.options.sharding, candidate.options.recompute
-    )
+    return StateOptions.from_degrees(candidate.degrees, candidate.options.sharding, candidate.options.recompute)

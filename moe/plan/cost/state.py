@@ -93,10 +93,7 @@ class StateCounter:
         codes = [_NOTHING, _NOTHING]
         for unit, count in unit_counts:
             unit_state = self.of_unit(unit, shards)
-            sums = [
-                total + count * number
-                for total, number in zip(sums, chain.from_iterable(unit_state), strict=True)
-            ]
+            sums = [total + count * number for total, number in zip(sums, chain.from_iterable(unit_state), strict=True)]
             if not unit.is_layer:
                 outside += unit_state.used.dense * count
                 continue
@@ -121,9 +118,7 @@ class StateCounter:
         """Counts of the unit's experts or of its other weights, in the field order of `UnitState`."""
         part_weights = [weight for weight in unit.weights if weight.of_experts == of_experts]
         weights = [weight for weight in part_weights if weight.item_bytes is None]
-        coded_weights = [
-            (weight, weight.item_bytes) for weight in part_weights if weight.item_bytes is not None
-        ]
+        coded_weights = [(weight, weight.item_bytes) for weight in part_weights if weight.item_bytes is not None]
         trained_weights = [weight for weight in weights if weight.is_trained]
         local = [weight.local_shape(shards) for weight in trained_weights]
         return (

@@ -72,9 +72,7 @@ class TimeModel:
                 kinds[name] += count * candidate.options.num_micro_batches * getattr(seconds, name)
         _, at_the_end = self._sum(candidate, slowest, one_s)
         at_the_end["hidden_s"] += kinds.pop("hidden_s")
-        return TimeEstimate(
-            **{name: _round_seconds(seconds) for name, seconds in (kinds | at_the_end).items()}
-        )
+        return TimeEstimate(**{name: _round_seconds(seconds) for name, seconds in (kinds | at_the_end).items()})
 
     def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float:
         """Lower bound of the slowest stage's time per micro-batch: even stages, no parameter gathers, best dispatch
@@ -97,8 +95,7 @@ class TimeModel:
         of = candidate.degrees
         exposed_share = 1 - self._software.overlap if of.pipeline == 1 else 1.0
         return tuple(
-            exposed_share * self._unit_gathers_s(unit, of.split, of.fsdp, of.expert_fsdp)
-            for unit, _ in self._whole
+            exposed_share * self._unit_gathers_s(unit, of.split, of.fsdp, of.expert_fsdp) for unit, _ in self._whole
         )
 
     def on_even_stages_s(self, of_units: Sequence[float], pipeline: int) -> float:
@@ -130,17 +127,14 @@ class TimeModel:
             least_s = min(least_s, scatters * scatter + once - share * (behind * scatter + once) + optimizer)
         return least_s + self._sends_s(candidate, math.inf)
 
-    def _least_of_all_ways(
-        self, plain: MicroBatch, ranks_per_node: int | None, overlaps: bool
-    ) -> tuple[float, ...]:
+    def _least_of_all_ways(self, plain: MicroBatch, ranks_per_node: int | None, overlaps: bool) -> tuple[float, ...]:
         nodes, chunks = (None, ranks_per_node) if ranks_per_node else (None,), (1,) if overlaps else CHUNKS
         ways = [
             plain._replace(num_chunks=num_chunks, ranks_per_node=per_node, overlap=overlaps)
             for num_chunks, per_node in product(chunks, nodes)
         ]
         return tuple(
-            min(self._unit(unit, way).total_s for way in (ways if unit.moe else ways[:1]))
-            for unit, _ in self._whole
+            min(self._unit(unit, way).total_s for way in (ways if unit.moe else ways[:1])) for unit, _ in self._whole
         )
 
     def _slowest(self, candidate: Candidate) -> tuple[Stage, float]:
@@ -173,9 +167,7 @@ class TimeModel:
             hidden_s = (behind - 1) * min(share * scatter, backward) + of_the_last
         return StageEnd(scatters * scatter + once - hidden_s, optimizer, hidden_s)
 
-    def _sum(
-        self, candidate: Candidate, slowest: Stage, micro_batch_s: float
-    ) -> tuple[float, dict[str, float]]:
+    def _sum(self, candidate: Candidate, slowest: Stage, micro_batch_s: float) -> tuple[float, dict[str, float]]:
         """Return (seconds of a step, terms beside those of the slowest stage's units)."""
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
         end = self._end_of(candidate, slowest, micro_batch_s)
@@ -214,32 +206,24 @@ class TimeModel:
             Ranks(degrees.data, degrees.expert * degrees.expert_tensor),
         )
         used_elements, stored_elements = of.trained_used, of.trained_stored
-        scatter, once = self._reduction(
-            used_elements.dense, stored_elements.dense, dense, degrees.fsdp, sharding
-        )
+        scatter, once = self._reduction(used_elements.dense, stored_elements.dense, dense, degrees.fsdp, sharding)
         of_experts = self._reduction(
             used_elements.in_experts, stored_elements.in_experts, experts, degrees.expert_fsdp, sharding
         )
         # Reads weight and gradient, reads and writes the optimizer state, writes the weight.
-        moved_bytes = float(
-            3 * self._state_width * stored_elements.total + 2 * self._moment_width * of.optimizer
-        )
+        moved_bytes = float(3 * self._state_width * stored_elements.total + 2 * self._moment_width * of.optimizer)
         if self._software.passes_over_weights and not self._is_on_host:
             moved_bytes += self._over_weights(of)
         update = moved_bytes / self._device.memory_bytes_per_s
         if self._is_on_host:  # gradients to the host, updated weights back
             update = moved_bytes / self._device.host_bytes_per_s
-            update += (
-                (self._state_width + self._width) * stored_elements.total / self._device.host_link_bytes_per_s
-            )
+            update += (self._state_width + self._width) * stored_elements.total / self._device.host_link_bytes_per_s
         update /= self._software.host.sustained
         return scatter + of_experts[0], once + of_experts[1], update
 
     def _over_weights(self, of: StateElements) -> float:
         """Bytes moved once a step to cast updated weights, and to clip gradients: norm, then scaling."""
-        clip_bytes = (
-            3 * self._state_width * of.trained_stored.total if self._spec.train.clip_norm is not None else 0
-        )
+        clip_bytes = 3 * self._state_width * of.trained_stored.total if self._spec.train.clip_norm is not None else 0
         narrow_bytes = (self._state_width + self._width) * of.trained_stored.total
         return clip_bytes + (narrow_bytes if self._width < self._state_width else 0)
 
@@ -255,9 +239,7 @@ class TimeModel:
             left = Ranks(max(1, ranks.count // fsdp), ranks.stride * fsdp)
             return 0.0, self._network.all_reduce(width * num_stored, left)
         if fsdp > 1:
-            return self._network.gather(width * num_used, ranks), self._network.gather(
-                self._width * num_used, ranks
-            )
+            return self._network.gather(width * num_used, ranks), self._network.gather(self._width * num_used, ranks)
         return 0.0, self._network.all_reduce(width * num_used, ranks)
 
 

@@ -59,13 +59,7 @@ class UnitTime:
     """Time of units of one job on one cluster; results are cached."""
 
     def __init__(
-        self,
-        spec: JobSpec,
-        cluster: Cluster,
-        profile: Profile,
-        software: Software,
-        network: Network,
-        load_skew: float,
+        self, spec: JobSpec, cluster: Cluster, profile: Profile, software: Software, network: Network, load_skew: float
     ) -> None:
         self._spec, self._device, self._network = spec, cluster.traits, network
         self._load_skew, self._m = load_skew, spec.model.model_dim
@@ -73,11 +67,7 @@ class UnitTime:
         self._profile, self._software = profile, software
         self._gathered_width = max(4, self._width) if profile.gathers_wide else self._width
         kernels, dtype = self._device.kernels, spec.train.dtype
-        self._kernels, self._products, self._experts = (
-            kernels,
-            kernels.products[dtype],
-            kernels.experts[dtype],
-        )
+        self._kernels, self._products, self._experts = (kernels, kernels.products[dtype], kernels.experts[dtype])
         self._wide_products = kernels.products["bfloat16" if dtype == "fp8" else dtype]
         self._reference_passes = 1 if isinstance(spec.data, PreferenceSpec) else 0
         self._exchange = None
@@ -96,9 +86,7 @@ class UnitTime:
         if unit.attentions or unit.vocabulary is not None:
             seconds = self._attention(unit, of.groups, of.split.tensor, of.split.context, of.full_recompute)
         if unit.is_layer and unit.moe is None:
-            seconds = seconds.plus(
-                self._dense(unit, of.groups, of.split.tensor, of.split.context, of.recompute)
-            )
+            seconds = seconds.plus(self._dense(unit, of.groups, of.split.tensor, of.split.context, of.recompute))
         elif unit.moe is not None:
             seconds = seconds.plus(self._of_experts(unit, unit.moe, of))
         if unit.quantized_weights and (decoded_s := self._decoded_s(unit, of)):
@@ -142,9 +130,7 @@ class UnitTime:
             seconds += products.seconds(matrix.inputs, rows, matrix.outputs, quantises=False)  # already are
         return seconds + forward_s if matrix.again else seconds
 
-    def _of_attention(
-        self, unit: Unit, groups: int, tensor: int, context: int, full_recompute: float
-    ) -> UnitSeconds:
+    def _of_attention(self, unit: Unit, groups: int, tensor: int, context: int, full_recompute: float) -> UnitSeconds:
         """A layer's attention, or the head's logits."""
         positions, m = self._positions(unit, groups, context), self._m
         width, software = self._width, self._software
@@ -157,9 +143,7 @@ class UnitTime:
         for dims in unit.attentions:
             attention += self._pairs_s(dims, positions, tensor, context, passes)
             heads = (dims.queries + dims.kept_keys_and_values + dims.values) / tensor
-            elements = (
-                own.passes * (3 * m / tensor + m) + (own.normed_passes if dims.normed else own.passes) * heads
-            )
+            elements = own.passes * (3 * m / tensor + m) + (own.normed_passes if dims.normed else own.passes) * heads
             moved_bytes += passes.over_activations * 2 * width * positions * elements
             gather += self._into_and_out(positions, tensor, passes.over_activations, dims.gathered)
             if context > 1:  # ring of keys and values, and of their gradients
@@ -179,9 +163,7 @@ class UnitTime:
             gather_s=gather - hidden_s, hidden_s=hidden_s,
         )  # fmt: skip
 
-    def _pairs_s(
-        self, dims: AttentionDims, positions: float, tensor: int, context: int, passes: Passes
-    ) -> float:
+    def _pairs_s(self, dims: AttentionDims, positions: float, tensor: int, context: int, passes: Passes) -> float:
         """Scores and the weighted sum of values; the backward pass recomputes scores."""
         length, heads = self._spec.data.padded_tokens, dims.heads / tensor
         widths, dtype = (dims.queries + dims.values) / dims.heads, self._spec.train.dtype
@@ -207,9 +189,7 @@ class UnitTime:
         if not self._software.passes_over_weights or self._width >= _WIDE:
             return 0.0
         tensor, _, expert, expert_tensor = of.split
-        state = self._counter.of_unit(
-            unit, ShardCounts(tensor=tensor, expert=expert, expert_tensor=expert_tensor)
-        )
+        state = self._counter.of_unit(unit, ShardCounts(tensor=tensor, expert=expert, expert_tensor=expert_tensor))
         element_bytes = self._width + (2 if of.adds_gradients else 1) * _WIDE
         moved_bytes = float(element_bytes * state.trained_used.total * unit.has_backward)
         if of.recompute == "full":
@@ -246,9 +226,7 @@ class UnitTime:
             seconds += times * element_s * weight.dequantized_numel(shards)
         return seconds
 
-    def _into_and_out(
-        self, positions: float, tensor: int, passes: float, input_channels: int | None = None
-    ) -> float:
+    def _into_and_out(self, positions: float, tensor: int, passes: float, input_channels: int | None = None) -> float:
         """Exposed all-gather into and reduce-scatter out of a tensor-parallel layer. `input_channels`: by default
         the model dimension."""
         if tensor == 1:
@@ -261,9 +239,7 @@ class UnitTime:
             * (self._network.gather(width * inwards, ranks) + self._network.gather(width * self._m, ranks))
         )
 
-    def _of_dense(
-        self, unit: Unit, groups: int, tensor: int, context: int, recompute: Recompute
-    ) -> UnitSeconds:
+    def _of_dense(self, unit: Unit, groups: int, tensor: int, context: int, recompute: Recompute) -> UnitSeconds:
         dims = unit.feed_forward
         assert dims is not None
         positions, m = self._positions(unit, groups, context), self._m
@@ -296,9 +272,7 @@ class UnitTime:
         times = passes.total(expert_products)
         times += passes.backward * expert_products.forward * again * (moe.num_matrices - 1) / moe.num_matrices
         chunk = (rows / num_chunks, tokens / num_chunks)
-        chunk_s = self._experts.seconds(
-            *chunk, local_experts, m, moe.hidden_dim / expert_tensor, moe.num_matrices
-        )
+        chunk_s = self._experts.seconds(*chunk, local_experts, m, moe.hidden_dim / expert_tensor, moe.num_matrices)
         permutation_s = self._experts.permuted_s(*chunk, m)
         products = times * num_chunks * (chunk_s - permutation_s) / software.host.sustained
         permutation = times * num_chunks * permutation_s / software.host.sustained
@@ -309,18 +283,13 @@ class UnitTime:
         router = through * self._wide_products.seconds(tokens, m, moe.num_experts) / software.host.sustained
         moved_bytes = through * 2 * self._width * tokens * 4 * m * software.elementwise.passes
         if moe.expert_bias:
-            moved_bytes += (
-                software.bias_passes * through / 3 * 2 * self._width * rows * moe.hidden_dim / expert_tensor
-            )
+            moved_bytes += software.bias_passes * through / 3 * 2 * self._width * rows * moe.hidden_dim / expert_tensor
         exchange = self._exchange_s(moe, of, tokens, skew, passes)
         hidden_s = 0.0
         if num_chunks > 1:
             hidden_s = software.exchange_overlap * (1 - 1 / num_chunks) * min(exchange, products)
         launches = software.host.layer_s / 2 * through / 3
-        launches = (
-            launches * (1 + num_chunks) / 2
-            + software.host.expert_s * local_experts * num_chunks * through / 3
-        )
+        launches = launches * (1 + num_chunks) / 2 + software.host.expert_s * local_experts * num_chunks * through / 3
         return UnitSeconds(
             products_s=products, routing_s=router + scores + permutation,
             elementwise_s=self._moved_s(moved_bytes), launches_s=launches,
@@ -364,9 +333,7 @@ class UnitTime:
 
     def _with_gathers(self, seconds: UnitSeconds, unit: Unit, of: MicroBatch) -> UnitSeconds:
         cost = self.gathers_s(unit, of.split, of.fsdp, of.expert_fsdp)
-        busy = (
-            seconds.busy_s - seconds.hidden_s if of.prefetches else 0.0
-        )  # computation hides one collective only
+        busy = seconds.busy_s - seconds.hidden_s if of.prefetches else 0.0  # computation hides one collective only
         hidden_s = min(self._software.overlap * cost, busy)
         return seconds._replace(
             gather_s=seconds.gather_s + cost - hidden_s, hidden_s=seconds.hidden_s + hidden_s,

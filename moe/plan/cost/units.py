@@ -75,9 +75,7 @@ class Unit:
     def apart(self) -> "Unit":
         """The unit with its own copies of tied weights."""
         return (
-            replace(self, weights=(*self.weights, *self.tied_weights), tied_weights=())
-            if self.tied_weights
-            else self
+            replace(self, weights=(*self.weights, *self.tied_weights), tied_weights=()) if self.tied_weights else self
         )
 
     @cached_property
@@ -135,11 +133,7 @@ class Unit:
 
     def decoded_bytes(self, shards: ShardCounts, width: int) -> int:
         """Bytes of the rank's largest matrix that is dequantized to `width` bytes per element."""
-        sizes = (
-            weight.dequantized_numel(shards)
-            for weight in self.quantized_weights
-            if weight.item_bytes != width
-        )
+        sizes = (weight.dequantized_numel(shards) for weight in self.quantized_weights if weight.item_bytes != width)
         return width * max(sizes, default=0)
 
     @property
@@ -194,7 +188,5 @@ def _frozen_names(path: str, parameters: tuple[Parameter, ...], freeze: tuple[st
         return frozenset()
     whole = zip(parameters, within(path, parameters), strict=True)
     return frozenset(
-        parameter.name
-        for parameter, with_path in whole
-        if any(matches(pattern, with_path.name) for pattern in freeze)
+        parameter.name for parameter, with_path in whole if any(matches(pattern, with_path.name) for pattern in freeze)
     )

@@ -49,12 +49,8 @@ class LayoutChoices:
 
         def possible(axis: str, of: int, limit: int) -> list[int]:
             user_degree: int | None = getattr(parallel, axis)
-            choices = (
-                divisors(of, limit) if user_degree is None else [user_degree] if of % user_degree == 0 else []
-            )
-            return [
-                degree for degree in choices if all(number % degree == 0 for number in by_axis.get(axis, ()))
-            ]
+            choices = divisors(of, limit) if user_degree is None else [user_degree] if of % user_degree == 0 else []
+            return [degree for degree in choices if all(number % degree == 0 for number in by_axis.get(axis, ()))]
 
         for pipeline in possible("pipeline", workers, self._num_units // self._min_virtual):
             ranks = workers // pipeline
@@ -198,9 +194,7 @@ class LayoutChoices:
     def fits_nodes(self, degrees: Degrees) -> bool:
         """Whether hierarchical dispatch is possible, if requested."""
         spans = degrees.expert * degrees.expert_tensor > self._per_node > 1
-        return (
-            self._parallel.dispatch != "hierarchical" or not spans or self.ranks_per_node(degrees) is not None
-        )
+        return self._parallel.dispatch != "hierarchical" or not spans or self.ranks_per_node(degrees) is not None
 
 
 def divisors(number: int, limit: int) -> list[int]:
@@ -211,7 +205,5 @@ def divisors(number: int, limit: int) -> list[int]:
 
 def steps(limit: int) -> list[int]:
     """Numbers from 1 to `limit`, inclusive: all to 8, then four per doubling."""
-    numbers = [
-        quarters << doublings for doublings in range(max(1, limit.bit_length())) for quarters in (4, 5, 6, 7)
-    ]
+    numbers = [quarters << doublings for doublings in range(max(1, limit.bit_length())) for quarters in (4, 5, 6, 7)]
     return sorted({*range(1, min(limit, 3) + 1), *(number for number in numbers if number <= limit), limit})

@@ -55,10 +55,7 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
     for axis, purpose in _AXES.items():
         if (degree := getattr(degrees, axis)) > 1:
             if axis in ("fsdp", "expert_fsdp") and options.sharding != "parameters":
-                split_state = {
-                    "optimizer": "the optimizer's state",
-                    "gradients": "gradients and the optimizer's state",
-                }
+                split_state = {"optimizer": "the optimizer's state", "gradients": "gradients and the optimizer's state"}
                 purpose = f"{split_state[options.sharding]} cut up over as many replicas"
             reasons.append(f"{axis} degree {degree}{', as asked for' * (axis in user_fields)}: {purpose}")
     reasons += _of_options(spec, plan, user_fields)
@@ -97,16 +94,10 @@ def _of_freezing(spec: JobSpec) -> Iterator[str]:
         if not parameter.frozen and not any(matches(pattern, parameter.name) for pattern in freeze)
     )
     if num_trained < (total := spec.model.num_parameters()):
-        share = (
-            f"{num_trained / total:.0%}"
-            if num_trained > 0.095 * total
-            else f"{100 * num_trained / total:.2g}%"
-        )
+        share = f"{num_trained / total:.0%}" if num_trained > 0.095 * total else f"{100 * num_trained / total:.2g}%"
         yield f"trained {share} of {count_of(total)}: frozen parameters have no gradients and no moments"
     if (adapter := getattr(spec.model, "adapter", None)) is not None:
-        beside = Counter(
-            starred(parameter.name.removesuffix(B)) for parameter in table if parameter.name.endswith(B)
-        )
+        beside = Counter(starred(parameter.name.removesuffix(B)) for parameter in table if parameter.name.endswith(B))
         lie = ", ".join(f"{name} ({number})" for name, number in beside.items())
         yield f"adapters of rank {adapter.rank}, times {adapter.scale:.3g}, beside {lie}"
         yield base_in_words(table, max(4, BYTES_PER_ELEMENT[spec.train.dtype]))
@@ -205,8 +196,7 @@ def _of_options(spec: JobSpec, plan: Plan, user_fields: set[str]) -> Iterator[st
         no_purpose = "which is for nothing: no row leaves its rank"
         what_for = "so that exchange and arithmetic overlap" if travels else no_purpose
         yield (
-            f"rows travel in {options.num_chunks} chunks{', as asked for' * ('num_chunks' in user_fields)}, "
-            f"{what_for}"
+            f"rows travel in {options.num_chunks} chunks{', as asked for' * ('num_chunks' in user_fields)}, {what_for}"
         )
     if options.ranks_per_node is not None:
         yield (
@@ -343,20 +333,14 @@ def split_shape(placement: Placement, degrees: Degrees) -> str:
 
 def no_degrees(spec: JobSpec, workers: int, possible: list[Degrees]) -> list[Problem]:
     """Problem without possible degrees, with the nearest that work."""
-    user_degrees = {
-        axis: degree for axis in vars(Degrees()) if (degree := getattr(spec.parallel, axis)) is not None
-    }
+    user_degrees = {axis: degree for axis in vars(Degrees()) if (degree := getattr(spec.parallel, axis)) is not None}
     if misfits := fit_problems(spec.model, user_degrees):
         return misfits
     degrees_in_words = " x ".join(f"{axis} {degree}" for axis, degree in user_degrees.items())
-    beside = (
-        ", and tensor and fsdp divide it" if {"tensor", "fsdp", "expert_fsdp"} & user_degrees.keys() else ""
-    )
+    beside = ", and tensor and fsdp divide it" if {"tensor", "fsdp", "expert_fsdp"} & user_degrees.keys() else ""
     nearest = sorted(possible, key=lambda degrees: (_distance(degrees, user_degrees), str(degrees)))[:3]
     nearest = [
-        degrees
-        for degrees in nearest
-        if _distance(degrees, user_degrees) == _distance(nearest[0], user_degrees)
+        degrees for degrees in nearest if _distance(degrees, user_degrees) == _distance(nearest[0], user_degrees)
     ]
     return [
         Problem(
@@ -372,13 +356,9 @@ def no_degrees(spec: JobSpec, workers: int, possible: list[Degrees]) -> list[Pro
 def _distance(degrees: Degrees, user_degrees: dict[str, int]) -> int:
     """Distance to the requested degrees: doublings first, then further splits."""
     by_axis: dict[str, int] = vars(degrees)
-    doublings = sum(
-        abs(by_axis[axis].bit_length() - degree.bit_length()) for axis, degree in user_degrees.items()
-    )
+    doublings = sum(abs(by_axis[axis].bit_length() - degree.bit_length()) for axis, degree in user_degrees.items())
     different = sum(by_axis[axis] != degree for axis, degree in user_degrees.items())
-    beside = sum(
-        degree > 1 for axis, degree in by_axis.items() if axis not in (*user_degrees, "expert", "data")
-    )
+    beside = sum(degree > 1 for axis, degree in by_axis.items() if axis not in (*user_degrees, "expert", "data"))
     return 10 * (doublings + different) + beside
 
 

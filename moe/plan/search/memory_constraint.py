@@ -29,10 +29,7 @@ class MemoryConstraint:
         """Candidate with the micro-batch size of index `number`."""
         size, times = self.sizes[number]
         return self._plain.having(
-            micro_batch_groups=size,
-            num_micro_batches=times,
-            recompute=recompute,
-            virtual_stages=virtual_stages,
+            micro_batch_groups=size, num_micro_batches=times, recompute=recompute, virtual_stages=virtual_stages
         )
 
     @cached_property
@@ -56,10 +53,7 @@ class MemoryConstraint:
 
     def maybe_feasible(self, run: Candidate) -> Iterator[int]:
         """Indices of placements that no lower bound rules out."""
-        beside, states = (
-            self._memory.beside_shares(run),
-            self._state_of_shares(run.options.recompute == "full"),
-        )
+        beside, states = (self._memory.beside_shares(run), self._state_of_shares(run.options.recompute == "full"))
         for number, state in enumerate(states):
             if max(map(add, state, beside)) <= self._usable_bytes:
                 yield number

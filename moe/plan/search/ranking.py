@@ -69,14 +69,10 @@ class Ranker:
         for leaders, only_to_run in ((of_any.entries, False), (to_run.entries, True)):
             if len(leaders) < number:
                 extra += [
-                    entry
-                    for first in leaders
-                    for entry in self._fastest(first.shape, number, to_run=only_to_run)
+                    entry for first in leaders for entry in self._fastest(first.shape, number, to_run=only_to_run)
                 ]
         fitting = {
-            entry.candidate: entry
-            for part in (leading, extra)
-            for entry in sorted(part, key=lambda entry: entry.order)
+            entry.candidate: entry for part in (leading, extra) for entry in sorted(part, key=lambda entry: entry.order)
         }
         too_slow = sum(self._shown_bound_s(shape) > of_any.limit_s for shape in shapes)
         return Ranking(list(fitting.values()), len(shapes), too_slow)
@@ -111,9 +107,7 @@ class Ranker:
             [*simpler, *(entry.candidate for entry in entries[:LEAST]), *(end.fastest for end in ends)]
         )
         by_speed = sorted(candidates, key=lambda candidate: (candidate != first, step_s(candidate)))
-        return choose(
-            [first, *(candidate for candidate in by_speed if candidate != first)], step_s, ends
-        ), ends
+        return choose([first, *(candidate for candidate in by_speed if candidate != first)], step_s, ends), ends
 
     def _simpler(self, first: Candidate, shapes: Sequence[Degrees], *, to_run: bool) -> Iterator[Candidate]:
         """The fastest for each smaller number of split axes, if within the prediction error."""
@@ -149,9 +143,7 @@ class Ranker:
         recomputation."""
         whole, ranks_per_node = self._whole(shape)
         of_units = self._models.time.least_of_units(whole, ranks_per_node)
-        one_s = (
-            self._models.time.on_even_stages_s(of_units, shape.pipeline) / whole.options.micro_batch_groups
-        )
+        one_s = self._models.time.on_even_stages_s(of_units, shape.pipeline) / whole.options.micro_batch_groups
         smallest, _ = self._models.choices.micro_batches(shape)[-1]
         return one_s * self._models.least_groups(shape, smallest)
 

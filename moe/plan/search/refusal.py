@@ -23,10 +23,7 @@ def does_not_fit(lacking: Lacking, fewest: FewestWorkers, narrow: str | None, ad
     """Problem of a job that fits in no layout: missing memory, enough workers (in any layout, in a runnable one),
     and changes to the job that would make it fit."""
     kinds = {kind: amount for kind, amount in lacking.memory.by_kind().items() if kind != "allowance"}
-    largest, usable = (
-        max(kinds, key=lambda kind: kinds[kind]),
-        lacking.memory.limit - lacking.memory.allowance,
-    )
+    largest, usable = (max(kinds, key=lambda kind: kinds[kind]), lacking.memory.limit - lacking.memory.allowance)
     total = sum(kinds.values())
     caveat = f" (in a layout that cannot be run yet: {', '.join(lacking.not_yet)})" if lacking.not_yet else ""
     num_workers = lacking.candidate.degrees.num_workers
@@ -49,9 +46,7 @@ def does_not_fit(lacking: Lacking, fewest: FewestWorkers, narrow: str | None, ad
 def would_hold(fewest: FewestWorkers) -> str:
     """Remedy: cluster sizes of this kind that hold the job."""
     if fewest.in_any_layout is None:
-        return (
-            "no number of workers is enough: use devices with more memory, smaller groups or a smaller model"
-        )
+        return "no number of workers is enough: use devices with more memory, smaller groups or a smaller model"
     alternatives = "devices with more memory, or a smaller model"
     if fewest.to_run is None:
         return (

@@ -41,9 +41,7 @@ def bfloat16_remedy(spec: JobSpec) -> Remedy | None:
 def adapter_remedy(spec: JobSpec, holds: Callable[[JobSpec], bool], *, has_bfloat16: bool) -> Remedy | None:
     """The job with the simplest adapter, or narrower base of its adapter, for which `holds`; None if there is none.
     `has_bfloat16`: whether devices compute in it."""
-    return next(
-        (remedy for remedy in _adapter_remedies(spec, has_bfloat16=has_bfloat16) if holds(remedy.spec)), None
-    )
+    return next((remedy for remedy in _adapter_remedies(spec, has_bfloat16=has_bfloat16) if holds(remedy.spec)), None)
 
 
 def _adapter_remedies(spec: JobSpec, *, has_bfloat16: bool) -> Iterator[Remedy]:
@@ -58,9 +56,7 @@ def _adapter_remedies(spec: JobSpec, *, has_bfloat16: bool) -> Iterator[Remedy]:
             continue
         for new_spec, beside in dtypes:
             if adapter is None:
-                change = (
-                    f"train adapters instead of all weights, adapter: {{rank: {_RANK}, base: {base}}}{beside}"
-                )
+                change = f"train adapters instead of all weights, adapter: {{rank: {_RANK}, base: {base}}}{beside}"
             else:
                 change = f"write adapter.base: {base}{beside}"
             yield Remedy(_with_adapter(new_spec, adapter, base), change)

@@ -105,12 +105,7 @@ class LayoutSearch:
         return cls(spec, cluster, skew, query.profile, query.software)
 
     def plan(
-        self,
-        num_workers: int | None = None,
-        top: int = 5,
-        *,
-        to_run: bool = False,
-        why_workers: Sequence[str] = (),
+        self, num_workers: int | None = None, top: int = 5, *, to_run: bool = False, why_workers: Sequence[str] = ()
     ) -> Plan:
         """As `plan_job`. `why_workers`: the caller's reasons for the number of workers."""
         workers, why = self.workers(num_workers)
@@ -158,10 +153,7 @@ class LayoutSearch:
             Candidate(shape, Options(micro_batch_groups=-(-self.spec.num_groups // shape.data_ranks)))
             for shape in self._placeable(workers)
         )
-        return min(
-            self.time.bound_s(candidate, self._choices.ranks_per_node(candidate.degrees))
-            for candidate in whole
-        )
+        return min(self.time.bound_s(candidate, self._choices.ranks_per_node(candidate.degrees)) for candidate in whole)
 
     def _on_fewer(self, plan: Plan) -> Plan | None:
         """The fastest plan on half as many workers, a quarter and so on, if faster than `plan`; else None. Only
@@ -212,11 +204,7 @@ class LayoutSearch:
         return Candidate(degrees, replace(self._choices.plain(shapes[0]).options, sharding=sharding))
 
     def _shapes(self, workers: int) -> list[Degrees]:
-        shapes = [
-            shape
-            for shape in self._choices.shapes(workers)
-            if any(True for _ in self._choices.with_fsdp(shape))
-        ]
+        shapes = [shape for shape in self._choices.shapes(workers) if any(True for _ in self._choices.with_fsdp(shape))]
         if not shapes:
             raise SpecError(no_degrees(self.spec, workers, self._free(workers)))
         if placeable := [shape for shape in shapes if any(True for _ in self._choices.data_shardings(shape))]:
@@ -267,11 +255,7 @@ class LayoutSearch:
         """Degrees without the job's `parallel`, split only along expert, data and the axes it names."""
         free = self.spec.model_copy(update={"parallel": type(self.spec.parallel)()})
         axes = vars(Degrees())
-        user_axes = {
-            "expert",
-            "data",
-            *(axis for axis in axes if getattr(self.spec.parallel, axis) is not None),
-        }
+        user_axes = {"expert", "data", *(axis for axis in axes if getattr(self.spec.parallel, axis) is not None)}
         choices = LayoutChoices(free, self.cluster)
         candidates = (degrees for shape in choices.shapes(workers) for degrees in choices.with_fsdp(shape))
         return [
@@ -329,9 +313,7 @@ class LayoutSearch:
             LayoutChoices(spec, self.cluster),
         )
         shapes = [shape for shape in choices.shapes(workers) if choices.fits_nodes(shape)]
-        return Smallest(spec, self.cluster, memory).fits(
-            choices, shapes, self.cluster.memory_bytes, to_run=True
-        )
+        return Smallest(spec, self.cluster, memory).fits(choices, shapes, self.cluster.memory_bytes, to_run=True)
 
     def smallest(self, *, to_run: bool = False) -> Cluster | None:
         """The smallest cluster of this kind that holds the job, one worker per device; None if none does."""

@@ -113,9 +113,7 @@ class ShapeSearch:
     """Searches the fastest layouts of one shape that fit; with `to_run`, runnable ones. `bound_s`: lower bound of
     its step time."""
 
-    def __init__(
-        self, models: Models, shape: Degrees, bound_s: float, fastest: Fastest, *, to_run: bool
-    ) -> None:
+    def __init__(self, models: Models, shape: Degrees, bound_s: float, fastest: Fastest, *, to_run: bool) -> None:
         self._models, self._shape, self._bound_s = models, shape, bound_s
         self._fastest, self._to_run = fastest, to_run
         self._virtual_stages = models.choices.virtual_stages(shape.pipeline)
@@ -166,9 +164,7 @@ class ShapeSearch:
             for virtual_stages, times in turns.items():
                 bound_s = one_s(can_overlap[min(2, virtual_stages)]) * times
                 if bound_s <= limit_s and bound_s < inf:
-                    yield branch._replace(
-                        bound_s=bound_s, number=next(self._numbers), virtual_stages=virtual_stages
-                    )
+                    yield branch._replace(bound_s=bound_s, number=next(self._numbers), virtual_stages=virtual_stages)
         sizes = self._room.sizes
         if branch.size + 1 < len(sizes):  # a token group is no faster in a smaller micro-batch
             least_groups = self._models.least_groups(self._shape, sizes[-1][0])
@@ -185,9 +181,7 @@ class ShapeSearch:
     def _least_s(self, run: Candidate, overlaps: bool) -> float:
         """Lower bound of a micro-batch's seconds, in any placement that may fit."""
         of_units, time = self._of_units(run, overlaps=overlaps), self._models.time
-        gathers = {
-            self._gathers[number] for number in self._room.maybe_feasible(run) if number in self._gathers
-        }
+        gathers = {self._gathers[number] for number in self._room.maybe_feasible(run) if number in self._gathers}
         totals = (tuple(map(add, of_units, seconds)) for seconds in gathers)
         return min((time.on_even_stages_s(total, self._shape.pipeline) for total in totals), default=inf)
 
@@ -211,9 +205,7 @@ class ShapeSearch:
                     self._fastest.add(RankedCandidate(candidate, self._shape, step_s, not_yet))
                     limit_s = self._fastest.limit_of(self._shape)
 
-    def _bound_of_placed_s(
-        self, run: Candidate, of_units: tuple[float, ...], gathers: tuple[float, ...]
-    ) -> float:
+    def _bound_of_placed_s(self, run: Candidate, of_units: tuple[float, ...], gathers: tuple[float, ...]) -> float:
         """Lower bound of all micro-batches and the bubble, given a placement's gathers."""
         virtual_stages, totals = run.options.virtual_stages, tuple(map(add, of_units, gathers))
         one_s = self._models.time.on_stages_s(totals, self._shape.pipeline, virtual_stages)

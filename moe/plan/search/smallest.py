@@ -44,9 +44,7 @@ class Smallest:
         self._recomputes = LayoutChoices(spec, cluster).recomputes()
         self._fewest_workers = cache(self._fewest)
 
-    def candidate(
-        self, choices: LayoutChoices, shapes: Iterable[Degrees], *, to_run: bool = False
-    ) -> Candidate | None:
+    def candidate(self, choices: LayoutChoices, shapes: Iterable[Degrees], *, to_run: bool = False) -> Candidate | None:
         """The candidate with the least memory; with `to_run`, of runnable ones. None if there is none."""
         best: Candidate | None = None
         least: float = inf
@@ -69,9 +67,7 @@ class Smallest:
             for shape in shapes
             if not (to_run and self._not_yet(Candidate(shape)))
         )
-        for _, _, shape in sorted(
-            bounded_shape for bounded_shape in bounds if bounded_shape[0] <= usable_bytes
-        ):
+        for _, _, shape in sorted(bounded_shape for bounded_shape in bounds if bounded_shape[0] <= usable_bytes):
             for entry in sorted(self._of_shape(choices, shape, to_run=to_run)):
                 if entry.bound_bytes > limit_bytes:
                     break
@@ -99,9 +95,7 @@ class Smallest:
     def _not_yet(self, candidate: Candidate) -> tuple[str, ...]:
         return not_yet(self._spec, candidate, self._memory.profile.name)
 
-    def _within(
-        self, choices: LayoutChoices, entry: _Least, limit_bytes: float
-    ) -> Iterator[tuple[Candidate, int]]:
+    def _within(self, choices: LayoutChoices, entry: _Least, limit_bytes: float) -> Iterator[tuple[Candidate, int]]:
         """(candidate, bytes) pairs of virtual stages within `limit_bytes`."""
         if self._memory.exceeds(entry.candidate, limit_bytes):
             return
@@ -121,9 +115,7 @@ class Smallest:
                 return self._cluster.sized_for(workers)
         unit, limit = lcm(per_node, multiple), MAX_NODES * per_node
         doublings = (unit << power for power in range((limit // unit).bit_length()))
-        enough = next(
-            (number for number in doublings if number >= fewest and self.holds(number, to_run=to_run)), None
-        )
+        enough = next((number for number in doublings if number >= fewest and self.holds(number, to_run=to_run)), None)
         first, end = -(-fewest // unit) * unit, unit * (_EACH + 1) if enough is None else enough
         sizes = range(max(unit, first), end, unit)
         num_devices = next((number for number in sizes if self.holds(number, to_run=to_run)), enough)
@@ -143,6 +135,5 @@ class Smallest:
         """Lower bound of the workers for these degrees, for any data degree and options."""
         overlaps = bool(self._spec.parallel.overlap)
         return min(
-            self._memory.fewest_workers(pipeline, split, recompute, overlaps=overlaps)
-            for recompute in self._recomputes
+            self._memory.fewest_workers(pipeline, split, recompute, overlaps=overlaps) for recompute in self._recomputes
         )

@@ -59,13 +59,7 @@ def parse_axes(text: str) -> dict[str, list[str]]:
             )
         if axis in _COUNTS and not value.isdecimal():
             raise SpecError(
-                Problem(
-                    "wrong_type",
-                    "--what-if",
-                    f"{axis}={value}",
-                    "must be a whole number",
-                    f"write it as {axis}=8",
-                )
+                Problem("wrong_type", "--what-if", f"{axis}={value}", "must be a whole number", f"write it as {axis}=8")
             )
         values_by_axis.setdefault(axis, []).append(value)
     cells = 1
@@ -73,13 +67,7 @@ def parse_axes(text: str) -> dict[str, list[str]]:
         cells *= len(values)
     if cells > MAX_CELLS:
         raise SpecError(
-            Problem(
-                "out_of_range",
-                "--what-if",
-                text,
-                f"makes {cells} plans; the limit is {MAX_CELLS}",
-                "remove some",
-            )
+            Problem("out_of_range", "--what-if", text, f"makes {cells} plans; the limit is {MAX_CELLS}", "remove some")
         )
     return values_by_axis
 
@@ -108,9 +96,7 @@ def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequ
     return cells
 
 
-def _with_values(
-    spec: JobSpec, cluster: Cluster | Pools, values: Mapping[str, str]
-) -> tuple[JobSpec, Cluster | Pools]:
+def _with_values(spec: JobSpec, cluster: Cluster | Pools, values: Mapping[str, str]) -> tuple[JobSpec, Cluster | Pools]:
     fields = spec.model_dump(mode="json", exclude_unset=True)
     facts = cluster.model_dump(mode="json")
     for axis, text in values.items():
@@ -132,9 +118,7 @@ def _set(fields: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for part in parts:
         fields = fields.setdefault(part, {})
         if fields is None:
-            raise SpecError(
-                Problem("unknown_key", ".".join(path), value, "does not apply to this model", "omit it")
-            )
+            raise SpecError(Problem("unknown_key", ".".join(path), value, "does not apply to this model", "omit it"))
     fields[last] = value
 
 

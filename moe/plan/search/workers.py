@@ -205,7 +205,6 @@ def _runs(numbers: list[int]) -> str:
         else:
             runs.append([number])
     texts = (
-        f"{run[0]:,} to {run[-1]:,}" if len(run) > 2 else ", ".join(f"{number:,}" for number in run)
-        for run in runs
+        f"{run[0]:,} to {run[-1]:,}" if len(run) > 2 else ", ".join(f"{number:,}" for number in run) for run in runs
     )
     return ", ".join(texts)

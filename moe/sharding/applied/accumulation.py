@@ -47,9 +47,7 @@ class AccumulationPrograms:
 def steps_of(program: Program, capture: CapturedGraph, micro_batches: int) -> AccumulationPrograms:
     dtypes = [leaf.dtype for leaf in capture.leaves.values() if leaf.kind == "tangent"]
     dtype = dtypes[0] if dtypes else torch.float32
-    training = (
-        loop_over_micro_batches(program, micro_batches, dtype, True) if program.backward is not None else None
-    )
+    training = loop_over_micro_batches(program, micro_batches, dtype, True) if program.backward is not None else None
     return AccumulationPrograms(
         training, loop_over_micro_batches(program, micro_batches, dtype, False), *(program.tangents or (0,))
     )
@@ -67,12 +65,7 @@ def check_once() -> None:
 class _AccumulatedStep(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        steps: AccumulationPrograms,
-        mesh: Mesh,
-        num_results: int,
-        gradients_of: Any,
-        *tensors: Tensor,
+        ctx: Any, steps: AccumulationPrograms, mesh: Mesh, num_results: int, gradients_of: Any, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         assert steps.training is not None
         outputs = steps.training(mesh, [tensor.detach() for tensor in tensors])

@@ -35,13 +35,9 @@ def agree(mesh: Mesh, signature: int) -> None:
     if signature == REFUSED or bool((gathered_signatures == signature).all()):
         return
     signatures = gathered_signatures.tolist()
-    if refusing := [
-        str(rank) for rank, signature_of_rank in enumerate(signatures) if signature_of_rank == REFUSED
-    ]:
+    if refusing := [str(rank) for rank, signature_of_rank in enumerate(signatures) if signature_of_rank == REFUSED]:
         raise ValueError(f"the batch is refused on rank {', '.join(refusing)}; see the error there")
-    unlike = [
-        str(rank) for rank, signature_of_rank in enumerate(signatures) if signature_of_rank != signatures[0]
-    ]
+    unlike = [str(rank) for rank, signature_of_rank in enumerate(signatures) if signature_of_rank != signatures[0]]
     raise ValueError(
         f"rank {', '.join(unlike)} calls with a batch of other sizes than rank 0, or in another mode (train or eval, "
         "with or without gradients); call all ranks alike"

@@ -59,9 +59,7 @@ class _Stays(nn.Module):
     def stand_for(self, module: nn.Module) -> None:
         torch_private.refuse_composable(self, refuse_wrapper)
         self._planned_mode = module.training
-        self._attribute_names = frozenset(
-            name for name in vars(module) if name not in _OF_ALL and name[0] != "_"
-        )
+        self._attribute_names = frozenset(name for name in vars(module) if name not in _OF_ALL and name[0] != "_")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._attribute_names:
@@ -86,11 +84,7 @@ class _Stays(nn.Module):
         """Called by torch. Whole tensors, such as those of the plain module, are reduced to this rank's shards."""
         for last, tensor in (*self._parameters.items(), *self._buffers.items()):
             whole: Any = state_dict.get(prefix + last)
-            if (
-                isinstance(tensor, DTensor)
-                and type(whole) in (Tensor, nn.Parameter)
-                and whole.shape == tensor.shape
-            ):
+            if isinstance(tensor, DTensor) and type(whole) in (Tensor, nn.Parameter) and whole.shape == tensor.shape:
                 state_dict[prefix + last] = distribute_tensor(
                     whole.detach().to(tensor.to_local().device),
                     tensor.device_mesh,
@@ -176,9 +170,7 @@ class Applied(_Stays):
         """Set the mode. In the planned mode, submodules get the modes that they had in the plan; otherwise all get the
         mode."""
         for module in self.modules():
-            planned_mode = (
-                module._planned_mode if mode == self._planned_mode and isinstance(module, _Stays) else None
-            )
+            planned_mode = module._planned_mode if mode == self._planned_mode and isinstance(module, _Stays) else None
             module.training = mode if planned_mode is None else planned_mode
         return self
 
@@ -211,9 +203,7 @@ class Applied(_Stays):
         leaf_tensors = [self._argument(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
         frozen_parameters = {
             name: owner[last]
-            for name, (owner, last) in zip(
-                self._frozen_names, map(self._owner, self._frozen_names), strict=True
-            )
+            for name, (owner, last) in zip(self._frozen_names, map(self._owner, self._frozen_names), strict=True)
         }
         if torch.is_grad_enabled() and (
             names := [name for name, parameter in frozen_parameters.items() if parameter.requires_grad]
@@ -226,9 +216,7 @@ class Applied(_Stays):
         if ready.steps is not None:
             count = program.num_outputs + len(program.updates)
             parts = self._parts(program, leaf_tensors)
-            results = ready.steps(
-                self.mesh, parts, count, lambda gradients: self._gradients(program, gradients)
-            )
+            results = ready.steps(self.mesh, parts, count, lambda gradients: self._gradients(program, gradients))
             outputs = self._update_buffers(program, results)[0]
         elif is_step:
             outputs = _Step.apply(self, program, *leaf_tensors)
@@ -309,13 +297,9 @@ class Applied(_Stays):
             self._owners[name] = (owner._parameters if last in owner._parameters else owner._buffers, last)
         return self._owners[name]
 
-    def _run(
-        self, program: Program, tensors: Sequence[Tensor]
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def _run(self, program: Program, tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(outputs, tensors saved for the backward pass)."""
-        return self._update_buffers(
-            program, program.forward(self.mesh, [tensor.detach() for tensor in tensors])
-        )
+        return self._update_buffers(program, program.forward(self.mesh, [tensor.detach() for tensor in tensors]))
 
     def _update_buffers(
         self, program: Program, results: Sequence[Tensor]
@@ -326,8 +310,7 @@ class Applied(_Stays):
         if buffers:  # results may share memory with the old values
             pointers = {local(buffer).untyped_storage().data_ptr() for buffer in buffers}
             results = [
-                result.clone() if result.untyped_storage().data_ptr() in pointers else result
-                for result in results
+                result.clone() if result.untyped_storage().data_ptr() in pointers else result for result in results
             ]
         outputs, updates = results[: program.num_outputs], results[program.num_outputs : behind]
         for name, buffer, new in zip(program.updates, buffers, updates, strict=True):
@@ -404,9 +387,7 @@ class _Step(torch.autograd.Function):
             output if at in program.tangents or id(output) not in differentiable_ids else output.clone()
             for at, output in enumerate(outputs)
         ]
-        ctx.mark_non_differentiable(
-            *(output for at, output in enumerate(results) if at not in program.tangents)
-        )
+        ctx.mark_non_differentiable(*(output for at, output in enumerate(results) if at not in program.tangents))
         ctx.outputs = [(output.shape, output.dtype, output.device) for output in results]
         return tuple(results)
 

@@ -100,9 +100,7 @@ def write_program(capture: CapturedGraph, plan: ShardingPlan, rules: Rules) -> P
     return program if is_loop else with_buckets(program, degrees)
 
 
-def _assignment(
-    capture: CapturedGraph, plan: ShardingPlan, degrees: tuple[int, ...], rules: Rules
-) -> Assignment:
+def _assignment(capture: CapturedGraph, plan: ShardingPlan, degrees: tuple[int, ...], rules: Rules) -> Assignment:
     """The plan's choices. Raises SpecError for one that is not possible."""
     options = {}
     for node in capture.graph.graph.nodes:

@@ -15,9 +15,7 @@ _BLOCK = 1 << 20
 """Number of elements summed at a time."""
 
 
-def check_same(
-    mesh: Mesh, leaves: Sequence[Any] | None, plan_leaves: Sequence[Any], device: torch.device
-) -> None:
+def check_same(mesh: Mesh, leaves: Sequence[Any] | None, plan_leaves: Sequence[Any], device: torch.device) -> None:
     """Raise ValueError, on every rank, if ranks were called with different tensors or a rank has refused its batch
     (`leaves` is None there). `plan_leaves` has a tuple in place of each tensor. All ranks call it."""
     numbers = [number for number, leaf in enumerate(plan_leaves) if isinstance(leaf, tuple)]
@@ -30,14 +28,8 @@ def check_same(
     rows = every_rank(mesh, torch.stack([tensor.to(device) for tensor in (refuses, *sums)])).tolist()
     if leaves is None:
         return
-    ranks = (
-        range(mesh.num_ranks)
-        if mesh.device_mesh is None
-        else sorted(mesh.device_mesh.mesh.flatten().tolist())
-    )
-    if refusing := [
-        str(rank) for rank, (refuses_batch, *_) in zip(ranks, rows, strict=False) if refuses_batch
-    ]:
+    ranks = range(mesh.num_ranks) if mesh.device_mesh is None else sorted(mesh.device_mesh.mesh.flatten().tolist())
+    if refusing := [str(rank) for rank, (refuses_batch, *_) in zip(ranks, rows, strict=False) if refuses_batch]:
         raise ValueError(f"the batch is refused on rank {', '.join(refusing)}; see the error there")
     different = {
         rank: [number for number, *sums in zip(numbers, of_rank[1:], rows[0][1:], strict=True) if len({*sums}) > 1]
@@ -46,8 +38,7 @@ def check_same(
     }  # fmt: skip
     if different:
         words = "; ".join(
-            f"rank {rank}: {', '.join(f'inputs.{number}' for number in unlike)}"
-            for rank, unlike in different.items()
+            f"rank {rank}: {', '.join(f'inputs.{number}' for number in unlike)}" for rank, unlike in different.items()
         )
         raise ValueError(
             f"the batch is not the same on all ranks (other values than on rank 0 at {words}); give every rank the "

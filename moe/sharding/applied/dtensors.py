@@ -23,9 +23,7 @@ def as_dtensor(shard: Tensor, shape: Sequence[int], placements: Placements, mesh
         return shard
     axes = [Replicate() if placement.dim is None else Shard(placement.dim) for placement in placements]
     stride = torch.empty(tuple(shape), device="meta").stride()
-    return DTensor.from_local(
-        shard, mesh.device_mesh, axes, run_check=False, shape=torch.Size(shape), stride=stride
-    )
+    return DTensor.from_local(shard, mesh.device_mesh, axes, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
 def local(tensor: Tensor) -> Tensor:

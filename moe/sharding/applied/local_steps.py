@@ -14,20 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import (
-    ASGD,
-    SGD,
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    NAdam,
-    Optimizer,
-    RAdam,
-    RMSprop,
-    Rprop,
-)
+from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop
 
 from moe.sharding import torch_private
 
@@ -121,13 +108,8 @@ class _PlainShards:
             return state
         cache_entry = self._states.get(parameter)
         if cache_entry is None or not cache_entry.is_of(state):
-            plain = {
-                name: value.to_local() if isinstance(value, DTensor) else value
-                for name, value in state.items()
-            }
-            cache_entry = self._states[parameter] = _PlainState(
-                plain, tuple(plain.values()), tuple(state.values())
-            )
+            plain = {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
+            cache_entry = self._states[parameter] = _PlainState(plain, tuple(plain.values()), tuple(state.values()))
         return cache_entry.plain
 
     def _write_back(self, states: dict[Any, Any], parameter: Tensor, plain: dict[str, Any]) -> None:

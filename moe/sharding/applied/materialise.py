@@ -21,9 +21,7 @@ Init = Callable[[str, Tensor], None]
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by all of their names."""
-    return dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +57,7 @@ class Materialiser:
             persistent = set(module._buffers) - module._non_persistent_buffers_set | set(module._parameters)
             own = {last: tensor for last, tensor in _own(module) if tensor is not None}
             new = {last: tensor for last, tensor in own.items() if id(tensor) not in parts}
-            later_names = {
-                last for last, tensor in new.items() if self.is_given(names[id(tensor)], last in persistent)
-            }
+            later_names = {last for last, tensor in new.items() if self.is_given(names[id(tensor)], last in persistent)}
             empty = [last for last, tensor in new.items() if tensor.is_meta and last not in later_names]
             initial = _initial(module, path, empty, self.seed, self.init) if empty else {}
             problems += _without_values(module, path, sorted(set(empty) - set(initial)), self.init)
@@ -114,9 +110,7 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
     yield from module._buffers.items()
 
 
-def _initial(
-    module: nn.Module, path: str, names: list[str], seed: int, init: Init | None
-) -> dict[str, Tensor]:
+def _initial(module: nn.Module, path: str, names: list[str], seed: int, init: Init | None) -> dict[str, Tensor]:
     """Whole initial values of a module's own tensors: from `init`, and of tensors that it does not fill, from the
     module's `reset_parameters`; with random numbers of (seed, path). Tensors that neither fills are left out."""
     values: dict[str, Tensor] = {}
@@ -163,9 +157,7 @@ class _Shell:
             if last in module._buffers:
                 self.module._buffers[last] = self.initial_values.get(last)
             else:
-                parameter = (
-                    None if tensor is None else nn.Parameter(self.initial_values[last], requires_grad=False)
-                )
+                parameter = None if tensor is None else nn.Parameter(self.initial_values[last], requires_grad=False)
                 self.module._parameters[last] = parameter
         self._versions = {last: tensor._version for last, tensor in self.initial_values.items()}
 

@@ -70,9 +70,7 @@ def _choose_placements(
     propagated_hints = None
     if hint_pins:
         degrees = tuple(plan.mesh.values())
-        propagation = Propagation(
-            captured_graph, rules, degrees, with_recomputed_pins(captured_graph, hint_pins), {}
-        )
+        propagation = Propagation(captured_graph, rules, degrees, with_recomputed_pins(captured_graph, hint_pins), {})
         propagated_hints = propagation.run()
     slots = plan.memory.optimizer / plan.memory.gradients if plan.memory.gradients else 0.0
     for times, count, loop in _ways(captured_graph, plan, replicate):
@@ -89,10 +87,7 @@ def _choose_placements(
             captured_graph, costs, rules, MemoryLimits(room, slots), loop_pins, bound=requirements
         ).solve()
         if solution is not None:
-            options, kept_tensors = (
-                solution.assignment.options.items(),
-                sorted(solution.assignment.kept_tensors),
-            )
+            options, kept_tensors = (solution.assignment.options.items(), sorted(solution.assignment.kept_tensors))
             return {
                 "options": {name: [option.name for option in along] for name, along in options},
                 "kept": [(name, in_words(at)) for name, at in kept_tensors],

@@ -60,7 +60,6 @@ class Programs:
 
     def _sample(self, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
         tensors = [
-            torch.empty(leaf[0], dtype=leaf[1], device="meta") if isinstance(leaf, tuple) else leaf
-            for leaf in leaves
+            torch.empty(leaf[0], dtype=leaf[1], device="meta") if isinstance(leaf, tuple) else leaf for leaf in leaves
         ]
         return tuple(pytree.tree_unflatten(tensors, self.initial.batch_tree))

@@ -15,13 +15,7 @@ from moe.layers.softmax_attention import (
 
 
 def attend(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    *,
-    scale: float,
-    visible: AttentionMask,
-    sinks: Tensor | None = None,
+    queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, visible: AttentionMask, sinks: Tensor | None = None
 ) -> Tensor:
     """`moe.layers.softmax_attention.attend` in the dtype of `queries`, without blocks of queries, tiles or compiled
     kernels."""
@@ -32,9 +26,7 @@ def attend(
     if runs_on_cpu(queries):
         queries, keys, values = of_one_width(queries, keys, values)
         block = slice(0, num_queries)
-        return attend_in_block(block, queries, keys, values, scale, visible, sinks, may_tile=False)[
-            ..., :width
-        ]
+        return attend_in_block(block, queries, keys, values, scale, visible, sinks, may_tile=False)[..., :width]
     if sinks is not None:
         return attend_plainly(queries, keys, values, scale, visible, sinks)
     return attend_fused(queries, keys, values, scale, visible)

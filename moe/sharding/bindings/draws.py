@@ -12,9 +12,7 @@ from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Rule
 
 
-def dropped(
-    x: Tensor, probability: float, ids: Tensor, tokens: TokenContext, layer: int, purpose: Purpose
-) -> Tensor:
+def dropped(x: Tensor, probability: float, ids: Tensor, tokens: TokenContext, layer: int, purpose: Purpose) -> Tensor:
     """`moe.layers.draws.dropped` by the operator."""
     return x if probability == 0 else x * _factors("dropout", probability, x, ids, tokens, layer, purpose)
 

@@ -10,14 +10,7 @@ from torch import Tensor, fx
 
 from moe.dispatch import AllToAllDispatcher, LocalDispatcher
 from moe.dispatch.exchange import ExpertExchange
-from moe.experts import (
-    BACKENDS,
-    Activation,
-    ExpertComputation,
-    ExpertWeights,
-    LocalComputation,
-    build_activation,
-)
+from moe.experts import BACKENDS, Activation, ExpertComputation, ExpertWeights, LocalComputation, build_activation
 from moe.layers.moe import MoELayer
 from moe.routing import Choices, SortedChoices
 from moe.sharding.bindings.mesh_rows import MeshRows
@@ -159,9 +152,7 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
     num_matrices = sum(at in (4, 5, 6) for at, _, _ in facts)
     is_backward = num_gradients > 0
     results = (
-        [tensor_dims for at, tensor_dims, _ in facts if at in EXPERTS.differentiable]
-        if is_backward
-        else [_DIMS[0]]
+        [tensor_dims for at, tensor_dims, _ in facts if at in EXPERTS.differentiable] if is_backward else [_DIMS[0]]
     )
     operand_dims = [_DIMS[0]] * num_gradients + dims
     on_tokens = {at for at, tensor_dims in enumerate(operand_dims) if tensor_dims[0] == ("t",)}

@@ -8,12 +8,7 @@ from torch import Tensor, fx
 from moe.layers import nll
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import shape_of
-from moe.sharding.rules.differentiable import (
-    OperatorSharding,
-    define_differentiable,
-    lower_backward,
-    lower_forward,
-)
+from moe.sharding.rules.differentiable import OperatorSharding, define_differentiable, lower_backward, lower_forward
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Dims, Factor, Rule

@@ -15,12 +15,7 @@ from moe.routing import Routing, RoutingState, SortedChoices, TokenContext, buil
 from moe.routing.routing import ChoicesByExpert, ChoicesByToken
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import shape_of
-from moe.sharding.rules.differentiable import (
-    OperatorSharding,
-    define_differentiable,
-    lower_backward,
-    lower_forward,
-)
+from moe.sharding.rules.differentiable import OperatorSharding, define_differentiable, lower_backward, lower_forward
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Dims, Factor, Rule
@@ -116,9 +111,7 @@ def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tenso
     results = _route(*local_arguments)
     if valid == num_groups:
         return results
-    by_group = [
-        functional.pad(result, (0, 0, 0, 0, 0, num_groups - valid)) for result in results[:_NUM_BY_GROUP]
-    ]
+    by_group = [functional.pad(result, (0, 0, 0, 0, 0, num_groups - valid)) for result in results[:_NUM_BY_GROUP]]
     return *by_group, *results[_NUM_BY_GROUP:]
 
 
@@ -145,13 +138,7 @@ def _route(
     num_tokens, num_choices = (count.to(logits.dtype) for count in (routing.num_tokens, routing.num_choices))
     units = routing.aux_units.to(logits.dtype)
     shares = (routing.rejected * num_choices, routing.dropped * num_choices)
-    sums = (
-        routing.aux_loss * units,
-        units,
-        routing.z_loss * num_tokens,
-        routing.entropy * num_tokens,
-        *shares,
-    )
+    sums = (routing.aux_loss * units, units, routing.z_loss * num_tokens, routing.entropy * num_tokens, *shares)
     counts = (routing.chosen, routing.load, routing.num_choices, routing.num_tokens)
     return expert, weight, is_kept, position, *sums, *counts
 

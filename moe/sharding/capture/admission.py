@@ -32,9 +32,7 @@ def admit(module: nn.Module, sample: Any) -> None:
         )
     if not isinstance(sample, tuple | list):
         rule = "must be a tuple or list of the module's arguments, in order, or a dict of them by name"
-        raise SpecError(
-            Problem("wrong_type", "sample", type(sample).__name__, rule, "give (x,) for model(x)")
-        )
+        raise SpecError(Problem("wrong_type", "sample", type(sample).__name__, rule, "give (x,) for model(x)"))
     if problems := [*_of_modules(module), *_of_tensors(module), *_of_sample(sample)]:
         raise SpecError(problems)
 
@@ -76,11 +74,7 @@ def _of_tensors(module: nn.Module) -> Iterator[Problem]:
             )
         elif tensor.layout is not torch.strided:
             yield Problem(
-                "unsupported",
-                name,
-                str(tensor.layout),
-                "must be a dense tensor",
-                "make it dense with `to_dense()`",
+                "unsupported", name, str(tensor.layout), "must be a dense tensor", "make it dense with `to_dense()`"
             )
         elif torch_private.has_hooks(tensor):
             yield Problem("unsupported", name, None, "has a hook on its gradient, which a program would not run",
@@ -97,9 +91,7 @@ def _of_sample(sample: Any) -> Iterator[Problem]:
                 yield Problem("wrong_type", name, type(leaf).__name__, rule, remedy)
             continue
         if leaf.layout is not torch.strided or leaf.is_nested:
-            yield Problem(
-                "unsupported", name, str(leaf.layout), "must be a dense tensor", "pad it, or make it dense"
-            )
+            yield Problem("unsupported", name, str(leaf.layout), "must be a dense tensor", "pad it, or make it dense")
         elif leaf.requires_grad:
             yield Problem(
                 "unsupported",

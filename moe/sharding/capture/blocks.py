@@ -92,9 +92,7 @@ def _(tensors: list[Tensor], number: int, instance: int) -> list[Tensor]:
 
 
 @torch.library.custom_op("shardyard::block_backward", mutates_args=())
-def _block_backward(
-    tensors: list[Tensor], tangents: list[Tensor], number: int, instance: int
-) -> list[Tensor]:
+def _block_backward(tensors: list[Tensor], tangents: list[Tensor], number: int, instance: int) -> list[Tensor]:
     raise AssertionError("a block is only captured")
 
 
@@ -229,9 +227,7 @@ def as_operators(calls: Calls) -> Iterator[None]:
             buffers[at].copy_(new.detach())
         return pytree.tree_unflatten(outputs, form)
 
-    token = _BLOCKS.set(
-        {calls.number(key): call.block for key, call in calls.by_key.items() if call.block is not None}
-    )
+    token = _BLOCKS.set({calls.number(key): call.block for key, call in calls.by_key.items() if call.block is not None})
     try:
         with _standing_in(calls.kinds, run):
             yield
@@ -249,9 +245,7 @@ class BlockModule(nn.Module):
     @beginning
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         iterator = iter(tensors)
-        leaves = [
-            next(iterator) if isinstance(argument, Tensor) else argument for argument in self.call.arguments
-        ]
+        leaves = [next(iterator) if isinstance(argument, Tensor) else argument for argument in self.call.arguments]
         args, kwargs = pytree.tree_unflatten(leaves, self.call.tree)
         inputs = (*leaves, *self.parameters(), *self.buffers())
         with self.within():
@@ -265,9 +259,7 @@ def apart(flat: Sequence[Any], inputs: Sequence[Any]) -> tuple[Tensor, ...]:
     from their base or from the input, and omit their gradients."""
     input_ids = {id(value) for value in inputs}
     tensors = (value for value in flat if isinstance(value, Tensor))
-    return tuple(
-        tensor.clone() if tensor._is_view() or id(tensor) in input_ids else tensor for tensor in tensors
-    )
+    return tuple(tensor.clone() if tensor._is_view() or id(tensor) in input_ids else tensor for tensor in tensors)
 
 
 def block_of(
@@ -306,9 +298,7 @@ def block_of(
         match descriptor:
             case torch_private.PlainAOTOutput():
                 outputs.append(node)
-            case torch_private.InputMutationAOTOutput(
-                mutated_input=torch_private.BufferAOTInput(target=name)
-            ):
+            case torch_private.InputMutationAOTOutput(mutated_input=torch_private.BufferAOTInput(target=name)):
                 updates[buffers.index(name)] = node
             case torch_private.GradAOTOutput(grad_of=of) if node is not None:
                 gradients[number(of)] = node
@@ -336,9 +326,7 @@ def written_out(module: fx.GraphModule, calls: Calls) -> None:
     by_number = {calls.number(key): call for key, call in calls.by_key.items()}
     constants: dict[fx.Node, fx.Node] = {}
     inside: dict[Any, dict[fx.Node, Any]] = {}
-    operators = [
-        node for node in graph.nodes if node.op == "call_function" and node.target in (FORWARD, BACKWARD)
-    ]
+    operators = [node for node in graph.nodes if node.op == "call_function" and node.target in (FORWARD, BACKWARD)]
     for node in operators:
         tensors: Any = node.args[0]
         number: Any = node.args[-2]
@@ -346,9 +334,7 @@ def written_out(module: fx.GraphModule, calls: Calls) -> None:
         block = call.block
         assert block is not None
         if node.target is FORWARD:
-            node_map = inside[node.args[-1]] = {
-                placeholder: tensors[at] for placeholder, at in block.tensors.items()
-            }
+            node_map = inside[node.args[-1]] = {placeholder: tensors[at] for placeholder, at in block.tensors.items()}
             for constant, value in block.constants.items():
                 if constant not in constants:
                     constants[constant] = _constant(module, f"block_{number}_{constant.target}", value)

@@ -144,11 +144,7 @@ def capture(
         rule = "has parameters, which the module's program does not have"
         raise SpecError(
             Problem(
-                "unsupported",
-                "loss",
-                type(loss).__name__,
-                rule,
-                "put it into the module, which then returns the loss",
+                "unsupported", "loss", type(loss).__name__, rule, "put it into the module, which then returns the loss"
             )
         )
     mode = torch_private.FakeTensorMode(allow_non_fake_inputs=True)
@@ -192,17 +188,13 @@ def capture(
     return _read(module, graph_module, wrapper, calls, parts, names)
 
 
-def _check_changes(
-    wrapper: "_TracedModule", arguments: tuple[Any, ...], graph_module: fx.GraphModule
-) -> None:
+def _check_changes(wrapper: "_TracedModule", arguments: tuple[Any, ...], graph_module: fx.GraphModule) -> None:
     """Raise SpecError if an input or a parameter is changed in place."""
     for descriptor in graph_module.graph.output_node().meta["desc"]:
         match descriptor:
             case torch_private.InputMutationAOTOutput(mutated_input=torch_private.PlainAOTInput(idx=number)):
                 leaf = pytree.tree_leaves(arguments)[number]
-                raise in_place_change(
-                    wrapper.module, lambda: wrapper(*arguments), f"inputs.{number}", leaf, True
-                )
+                raise in_place_change(wrapper.module, lambda: wrapper(*arguments), f"inputs.{number}", leaf, True)
             case torch_private.InputMutationAOTOutput(mutated_input=torch_private.ParamAOTInput(target=name)):
                 parameter, name = wrapper.get_parameter(name), name.removeprefix("module.")
                 raise in_place_change(wrapper.module, lambda: wrapper(*arguments), name, parameter, False)
@@ -313,9 +305,7 @@ def _split_outputs(
     output = graph.output_node()
     for node, descriptor in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
         match descriptor:
-            case torch_private.InputMutationAOTOutput(
-                mutated_input=torch_private.BufferAOTInput(target=name)
-            ):
+            case torch_private.InputMutationAOTOutput(mutated_input=torch_private.BufferAOTInput(target=name)):
                 updates[name.removeprefix("module.")] = node
             case torch_private.PlainAOTOutput():
                 outputs[next(tensors)] = node
@@ -380,18 +370,14 @@ def _without_tokens(graph: fx.Graph) -> None:
     outputs = [
         (node, descriptor)
         for node, descriptor in zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
-        if not isinstance(
-            descriptor, torch_private.ForwardTokenAOTOutput | torch_private.BackwardTokenAOTOutput
-        )
+        if not isinstance(descriptor, torch_private.ForwardTokenAOTOutput | torch_private.BackwardTokenAOTOutput)
     ]
     output.args, output.meta["desc"] = (
         (tuple(node for node, _ in outputs),),
         [descriptor for _, descriptor in outputs],
     )
     for node in graph.find_nodes(op="placeholder"):
-        if isinstance(
-            node.meta["desc"], torch_private.ForwardTokenAOTInput | torch_private.BackwardTokenAOTInput
-        ):
+        if isinstance(node.meta["desc"], torch_private.ForwardTokenAOTInput | torch_private.BackwardTokenAOTInput):
             graph.erase_node(node)
 
 

@@ -125,8 +125,7 @@ class Effects:
         """The line where the executed code sets a name, or else the first that reads it."""
         names = ("eval", "train") if name == "training" else (name,)
         return next(
-            filter(None, (line_of_name(self._codes, candidate) for candidate in names)),
-            line_of_forward(self._module),
+            filter(None, (line_of_name(self._codes, candidate) for candidate in names)), line_of_forward(self._module)
         )
 
     def _states(self) -> list[tuple[MutablePlace, PlaceState]]:
@@ -227,10 +226,7 @@ class Effects:
             else:
                 is_changed = False
             keeps_tensor = (
-                before is not None
-                and now.deep != before.deep
-                and _holds_tensor(now)
-                and not _holds_tensor(before)
+                before is not None and now.deep != before.deep and _holds_tensor(now) and not _holds_tensor(before)
             )
             if is_again or is_changed or keeps_tensor:
                 changes.append((place, is_again))
@@ -246,9 +242,7 @@ class Effects:
 
     def _compare_draws(self, before: tuple[Any, Any]) -> None:
         now = np.random.get_state()
-        is_numpy = any(
-            not np.array_equal(part, old_part) for part, old_part in zip(now, before[1], strict=True)
-        )
+        is_numpy = any(not np.array_equal(part, old_part) for part, old_part in zip(now, before[1], strict=True))
         if (is_numpy or random.getstate() != before[0]) and line_of_name(self._codes, "random"):
             self._problems[Problem("not_capturable", self.line_of("random"), "numpy.random" if is_numpy else "random",
                                    "gives random numbers that a captured program would have once and for all",
@@ -259,9 +253,7 @@ class Effects:
         modules."""
         for name in sorted(names):
             traced_names = [
-                attribute
-                for attribute, value in vars(sys.modules[name]).items()
-                if torch_private.is_traced(value)
+                attribute for attribute, value in vars(sys.modules[name]).items() if torch_private.is_traced(value)
             ]
             if traced_names:
                 parent, _, last = name.rpartition(".")

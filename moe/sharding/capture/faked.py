@@ -30,18 +30,14 @@ def with_fake_tensors(module: nn.Module, mode: Any, device: torch.device) -> Ite
         if id(tensor) not in fakes:
             like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
             fakes[id(tensor)] = (
-                nn.Parameter(like, requires_grad=tensor.requires_grad)
-                if isinstance(tensor, nn.Parameter)
-                else like
+                nn.Parameter(like, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like
             )
         return fakes[id(tensor)]
 
     try:
         for submodule in module.modules():
             for name in HELD_AGAIN if isinstance(submodule, nn.RNNBase) else ():
-                again.append(
-                    (vars(submodule), name, getattr(submodule, name), list(getattr(submodule, name)))
-                )
+                again.append((vars(submodule), name, getattr(submodule, name), list(getattr(submodule, name))))
             for tensors in (submodule._parameters, submodule._buffers):
                 originals.append((tensors, dict(tensors)))
                 for name, tensor in tensors.items():

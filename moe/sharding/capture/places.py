@@ -105,9 +105,7 @@ def _is_users(value: Any) -> bool:
     kind = value if isinstance(value, type) else type(value)
     if not hasattr(value, "__dict__") and not hasattr(kind, "__slots__"):
         return False
-    return kind is SimpleNamespace or not is_library(
-        getattr(sys.modules.get(kind.__module__), "__file__", None) or "<"
-    )
+    return kind is SimpleNamespace or not is_library(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<")
 
 
 def _held_by(value: Any) -> list[tuple[str, Any]]:
@@ -137,18 +135,13 @@ def state(place: MutablePlace, look: Snapshot) -> PlaceState:
     value = place.read()
     is_short = (type(value) in _FILLED or isinstance(value, np.ndarray)) and _size(value) <= _LONGEST
     return PlaceState(
-        value,
-        look.digest(value),
-        look.digest(value, 1 if is_short else 0),
-        value.copy() if is_short else None,
+        value, look.digest(value), look.digest(value, 1 if is_short else 0), value.copy() if is_short else None
     )
 
 
 def is_same(first: Any, second: Any) -> bool:
     """Whether two values of a place are the same object, or the same bound method."""
-    return first is second or (
-        isinstance(first, _METHODS) and isinstance(second, _METHODS) and first == second
-    )
+    return first is second or (isinstance(first, _METHODS) and isinstance(second, _METHODS) and first == second)
 
 
 def _size(value: Any) -> int:
@@ -183,9 +176,7 @@ def stored_by(code: CodeType) -> set[str]:
 
 @functools.cache
 def _attributes_stored(code: CodeType) -> set[str]:
-    return {
-        instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "STORE_ATTR"
-    }
+    return {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "STORE_ATTR"}
 
 
 def inside(value: Any, code: CodeType) -> Iterator[MutablePlace]:
@@ -196,11 +187,7 @@ def inside(value: Any, code: CodeType) -> Iterator[MutablePlace]:
     is_kind = isinstance(value, type)
     label = value.__qualname__ if is_kind or is_function else type(value).__qualname__
     kinds = (*_PLAIN, *CONTAINERS, np.ndarray) if is_kind else (object,)
-    names = [
-        name
-        for name, attribute in _held_by(value)
-        if isinstance(attribute, kinds) and not name.startswith("__")
-    ]
+    names = [name for name, attribute in _held_by(value) if isinstance(attribute, kinds) and not name.startswith("__")]
     for name in dict.fromkeys((*names, *_attributes_stored(code))):
         access = entry(vars(value), name) if hasattr(value, "__dict__") and not is_kind else None
         if access is None or (name not in vars(value) and hasattr(type(value), name)):

@@ -33,9 +33,7 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
             if "nonzero" in str(cause.func):
                 remedy = _POSITIONS
             if "ctc_loss" in str(cause.func):
-                remedy = (
-                    "return the log-probabilities, and compute the loss of what the applied module returns"
-                )
+                remedy = "return the log-probabilities, and compute the loss of what the applied module returns"
         case torch_private.UnsupportedOperatorException():
             rule, remedy = _without_fake(str(cause.func))
         case _ if (custom_operator := _CUSTOM_WITHOUT_FAKE.search(text)) is not None:
@@ -162,15 +160,10 @@ class _Changes(TorchFunctionMode):
         return first.untyped_storage() is self._tensor.untyped_storage()
 
 
-_SETTING = {
-    "__setitem__",
-    *(f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "pow")),
-}
+_SETTING = {"__setitem__", *(f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "pow"))}
 
 
-def in_place_change(
-    module: nn.Module, run: Callable[[], Any], name: str, tensor: Tensor, is_input: bool
-) -> SpecError:
+def in_place_change(module: nn.Module, run: Callable[[], Any], name: str, tensor: Tensor, is_input: bool) -> SpecError:
     """The refusal for an input or a parameter that is changed in place; the module is run once more to find the
     line."""
     with _Changes(tensor) as changes:
@@ -200,13 +193,7 @@ def opaque(node: fx.Node, value: Any) -> SpecError:
     if isinstance(value, torch.Generator):
         rule = "draws random numbers of a generator of its own, whose state no program has"
         return SpecError(
-            Problem(
-                "not_capturable",
-                where,
-                "generator",
-                rule,
-                "omit it: torch.rand is keyed by seed, step, position",
-            )
+            Problem("not_capturable", where, "generator", rule, "omit it: torch.rand is keyed by seed, step, position")
         )
     return SpecError(Problem("not_capturable", where, type(value).__name__, "is an object that only one process has",
                              "compute with tensors"))  # fmt: skip

@@ -47,9 +47,7 @@ def _write(old: Any, now: Any) -> None:
         old.copy_(now.detach())
 
 
-def _problem(
-    where: str, name: str, old: Tensor | None, now: Tensor | None, is_buffer: bool
-) -> Iterator[Problem]:
+def _problem(where: str, name: str, old: Tensor | None, now: Tensor | None, is_buffer: bool) -> Iterator[Problem]:
     if not is_buffer:
         yield Problem(
             "side_effect",
@@ -59,9 +57,7 @@ def _problem(
             "compute with another tensor, and leave the parameter as it is",
         )
         return
-    was, is_now = (
-        "nothing" if tensor is None else f"{list(tensor.shape)} {tensor.dtype}" for tensor in (old, now)
-    )
+    was, is_now = ("nothing" if tensor is None else f"{list(tensor.shape)} {tensor.dtype}" for tensor in (old, now))
     if was != is_now:
         yield Problem(
             "side_effect",

@@ -65,11 +65,7 @@ def _sign(module: nn.Module) -> Hashable | None:
                 return None
             parts.append((name, sign))
         for name, tensor in (*submodule._parameters.items(), *submodule._buffers.items()):
-            about = (
-                None
-                if tensor is None
-                else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, type(tensor))
-            )
+            about = None if tensor is None else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, type(tensor))
             parts.append((name, about))
     return tuple(parts)
 

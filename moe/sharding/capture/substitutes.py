@@ -56,11 +56,7 @@ def embedding_bag(
 
 
 def _reduce_rows(
-    mode: str,
-    rows: Tensor,
-    counts: Tensor,
-    total: Callable[[Tensor], Tensor],
-    greatest: Callable[[Tensor], Tensor],
+    mode: str, rows: Tensor, counts: Tensor, total: Callable[[Tensor], Tensor], greatest: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """Reduction of the rows whose count is 1; rows whose count is 0, those of the padding index, are left out."""
     in_bag = total(counts).unsqueeze(-1)
@@ -88,10 +84,7 @@ def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Ten
 
 
 def cond(
-    predicate: Any,
-    true_branch: Callable[..., Any],
-    false_branch: Callable[..., Any],
-    operands: Sequence[Any] = (),
+    predicate: Any, true_branch: Callable[..., Any], false_branch: Callable[..., Any], operands: Sequence[Any] = ()
 ) -> Any:
     """`torch.cond`: computes both branches and selects one result."""
     if not isinstance(predicate, Tensor):

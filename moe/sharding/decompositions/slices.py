@@ -19,15 +19,10 @@ def _split(x: Tensor, length: int, dim: int = 0) -> list[Tensor]:
 
 def _split_with_sizes(x: Tensor, lengths: Sequence[int], dim: int = 0) -> list[Tensor]:
     begins = [sum(lengths[:at]) for at in range(len(lengths))]
-    return [
-        aten.slice.Tensor(x, dim, begin, begin + length)
-        for begin, length in zip(begins, lengths, strict=True)
-    ]
+    return [aten.slice.Tensor(x, dim, begin, begin + length) for begin, length in zip(begins, lengths, strict=True)]
 
 
-def _slice_backward(
-    gradient: Tensor, shape: Sequence[int], dim: int, start: int, end: int, step: int
-) -> Tensor:
+def _slice_backward(gradient: Tensor, shape: Sequence[int], dim: int, start: int, end: int, step: int) -> Tensor:
     span = range(shape[dim])[start:end:step]
     if step == 1:
         behind = shape[dim] - span.start - len(span)

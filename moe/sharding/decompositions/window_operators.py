@@ -58,9 +58,7 @@ MAX_POOL_GRADIENT = torch.ops.shardyard.max_pool_gradient.default
 AVG_POOL_GRADIENT = torch.ops.shardyard.avg_pool_gradient.default
 
 
-def expand_to_dims(
-    argument: Sequence[int] | int | None, num_dims: int, default: Sequence[int] = ()
-) -> list[int]:
+def expand_to_dims(argument: Sequence[int] | int | None, num_dims: int, default: Sequence[int] = ()) -> list[int]:
     """One number for each spatial dimension. Torch also accepts one number for all, or none for the default."""
     values = [argument] if isinstance(argument, int) else list(argument or ()) or list(default)
     return values * num_dims if len(values) == 1 else values
@@ -101,9 +99,7 @@ def _convolution_backward(
                 of_x = aten.slice.Tensor(of_x, 2 + at, 0, x.shape[2 + at])
     if output_mask[1]:
         if any(lacking):
-            smaller = aten.constant_pad_nd.default(
-                smaller, [pad for count in lacking[::-1] for pad in (0, count)]
-            )
+            smaller = aten.constant_pad_nd.default(smaller, [pad for count in lacking[::-1] for pad in (0, count)])
         of_weight = CONVOLUTION_WEIGHT(smaller, larger, kernel, stride, padding, dilation, groups)
     if output_mask[2]:
         of_bias = gradient.sum([0, *range(2, 2 + num_dims)])
@@ -181,9 +177,7 @@ def _adaptive_avg_pool_backward(num_dims: int) -> Callable[..., Tensor]:
         size = list(gradient.shape[-num_dims:])
         if all(whole % part == 0 for whole, part in zip(before, size, strict=True)):
             unit_pairs = [factor for part in size for factor in (part, 1)]
-            pairs = [
-                factor for whole, part in zip(before, size, strict=True) for factor in (part, whole // part)
-            ]
+            pairs = [factor for whole, part in zip(before, size, strict=True) for factor in (part, whole // part)]
             spread = gradient.reshape(lead + unit_pairs).expand(lead + pairs).reshape(lead + before)
             return spread / (torch.Size(before).numel() // torch.Size(size).numel())
         for at, (whole, part) in enumerate(zip(before, size, strict=True)):

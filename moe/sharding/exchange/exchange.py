@@ -75,11 +75,7 @@ def finish(pending: Pending) -> Tensor:
     return pending()
 
 
-BEGUN: dict[Any, Any] = {
-    gather: begin_gather,
-    all_reduce: begin_all_reduce,
-    reduce_scatter: begin_reduce_scatter,
-}
+BEGUN: dict[Any, Any] = {gather: begin_gather, all_reduce: begin_all_reduce, reduce_scatter: begin_reduce_scatter}
 """Functions that only start an exchange, by the exchange: those that can overlap with arithmetic."""
 
 

@@ -33,10 +33,7 @@ class Window(NamedTuple):
     def inside(self, index: int) -> tuple[int, int]:
         """[begin, end) of a rank's positions that are not filled."""
         start = self.start(index)
-        return (
-            min(max(start, self.low), self.high),
-            min(max(start + self.length, self.low), self.high),
-        )
+        return (min(max(start, self.low), self.high), min(max(start + self.length, self.low), self.high))
 
     def overlap(self, reader: int, owner: int, size: int) -> tuple[int, int]:
         """[begin, end) of the positions that one rank needs and another one has, with parts of size `size`; empty if
@@ -84,12 +81,7 @@ def _counts(
 
 
 def fetch(
-    mesh: Mesh,
-    parts: Sequence[Tensor],
-    axis: int,
-    dim: int,
-    windows: Sequence[Window],
-    value: float | int | bool = 0,
+    mesh: Mesh, parts: Sequence[Tensor], axis: int, dim: int, windows: Sequence[Window], value: float | int | bool = 0
 ) -> Tensor:
     """This rank's positions of a dimension that consists of windows of one or several tensors, in this order. Positions
     that no tensor has are filled with `value`. It takes one all-to-all, or none if no rank lacks positions.
@@ -114,11 +106,7 @@ def fetch(
         own_begin, own_end = window.overlap(index, index, sizes[number])
         before = [by_window[number] for by_window in (arrivals or [])[:index]]
         behind = [by_window[number] for by_window in (arrivals or [])[index + 1 :]]
-        own = (
-            [part.narrow(dim, own_begin - index * sizes[number], own_end - own_begin)]
-            if own_end > own_begin
-            else []
-        )
+        own = [part.narrow(dim, own_begin - index * sizes[number], own_end - own_begin)] if own_end > own_begin else []
         pieces += [piece for piece in (*before, *own, *behind) if piece.shape[dim]]
     rows = torch.cat(pieces, dim) if len(pieces) > 1 else (pieces or [parts[0].narrow(dim, 0, 0)])[0]
     return _pad_to_length(rows, dim, front, windows[0].length, value)

@@ -39,14 +39,11 @@ def begin_reduce_scatters(
     """Start reduce-scatters: this rank's parts, with sizes `sizes` in `dims`, of the sums of partial results."""
     degree = mesh.degrees[axis]
     rows = [
-        pad_end(part, dim, degree * size).movedim(dim, 0)
-        for part, dim, size in zip(parts, dims, sizes, strict=True)
+        pad_end(part, dim, degree * size).movedim(dim, 0) for part, dim, size in zip(parts, dims, sizes, strict=True)
     ]
     waits = []
     for numbers in _by_dtype(rows):
-        flat = torch.cat(
-            [rows[number].reshape(degree, rows[number].numel() // degree) for number in numbers], 1
-        )
+        flat = torch.cat([rows[number].reshape(degree, rows[number].numel() // degree) for number in numbers], 1)
         waits.append((numbers, mesh.begin_reduce_scatter(flat, axis)))
     shapes = [(size, *tensor.shape[1:]) for size, tensor in zip(sizes, rows, strict=True)]
     del rows
@@ -54,9 +51,7 @@ def begin_reduce_scatters(
     def wait() -> list[Tensor]:
         results: dict[int, Tensor] = {}
         for numbers, finish_scatter in waits:
-            chunks = (
-                finish_scatter().view(-1).split([torch.Size(shapes[number]).numel() for number in numbers])
-            )
+            chunks = finish_scatter().view(-1).split([torch.Size(shapes[number]).numel() for number in numbers])
             for number, flat in zip(numbers, chunks, strict=True):
                 results[number] = flat.view(shapes[number]).movedim(0, dims[number])
         return [results[number] for number in range(len(shapes))]

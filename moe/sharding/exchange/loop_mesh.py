@@ -33,9 +33,7 @@ class LoopMesh(Mesh):
     def all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Tensor:
         return self._mesh.all_reduce(x, self._axis(axis), combine)
 
-    def all_to_all(
-        self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> Tensor:
+    def all_to_all(self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Tensor:
         return self._mesh.all_to_all(rows, self._axis(axis), send_counts, receive_counts)
 
     def begin_all_gather(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:

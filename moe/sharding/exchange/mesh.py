@@ -49,9 +49,7 @@ class Mesh(ABC):
         """The sum, maximum or minimum of `x` over the ranks."""
 
     @abstractmethod
-    def all_to_all(
-        self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> Tensor:
+    def all_to_all(self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Tensor:
         """Returns `[sum(receive_counts), ...]` for `rows` `[sum(send_counts), ...]`: `send_counts[r]` rows go to rank
         r, and `receive_counts[r]` rows come from it."""
 
@@ -123,9 +121,7 @@ class OneDevice(Mesh):
     def all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Tensor:
         return x
 
-    def all_to_all(
-        self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> Tensor:
+    def all_to_all(self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Tensor:
         return rows
 
     def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
@@ -217,9 +213,7 @@ class ShardingMesh(Mesh):
             work = dist.all_reduce(total, _COMBINE[combine], group=group, async_op=True)
         return self._waiting("all-reduce", work, total, x, axis)
 
-    def _waiting(
-        self, name: str, work: Any, result: Tensor, operand: Tensor, axis: int
-    ) -> Callable[[], Tensor]:
+    def _waiting(self, name: str, work: Any, result: Tensor, operand: Tensor, axis: int) -> Callable[[], Tensor]:
         """A function that waits for a collective, and keeps its operand alive until then."""
 
         def wait() -> Tensor:
@@ -229,9 +223,7 @@ class ShardingMesh(Mesh):
 
         return wait
 
-    def all_to_all(
-        self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> Tensor:
+    def all_to_all(self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Tensor:
         return self.begin_all_to_all(rows, axis, send_counts, receive_counts)()
 
     def begin_all_to_all(

@@ -37,19 +37,11 @@ class Moves:
     def __init__(self, cluster: Cluster, degrees: Sequence[int], is_loop: bool = False) -> None:
         self._network, self._memory = Network(cluster), cluster.traits.memory_bytes_per_s
         self._degrees, self._is_loop = tuple(degrees), is_loop
-        self._ranks = [
-            Ranks(degree, math.prod(self._degrees[axis + 1 :])) for axis, degree in enumerate(degrees)
-        ]
+        self._ranks = [Ranks(degree, math.prod(self._degrees[axis + 1 :])) for axis, degree in enumerate(degrees)]
         self._cheapest = cache(self._search)
 
     def cheapest(
-        self,
-        shape: Sequence[int],
-        itemsize: int,
-        source: Placements,
-        target: Placements,
-        *,
-        is_bucketed: bool = False,
+        self, shape: Sequence[int], itemsize: int, source: Placements, target: Placements, *, is_bucketed: bool = False
     ) -> tuple[float, tuple[PlacementMove, ...]]:
         """(seconds, sequence of moves) from one placement to another, by Dijkstra's algorithm; of equally cheap
         sequences the same one each time. `is_bucketed` is for a tensor that shares collectives, and their latency, with
@@ -66,9 +58,7 @@ class Moves:
         self, shape: tuple[int, ...], itemsize: int, source: Placements, target: Placements, is_bucketed: bool
     ) -> tuple[float, tuple[PlacementMove, ...]]:
         closed_set: set[Placements] = set()
-        waiting: list[tuple[float, int, int, Placements, tuple[PlacementMove, ...]]] = [
-            (0.0, 0, 0, source, ())
-        ]
+        waiting: list[tuple[float, int, int, Placements, tuple[PlacementMove, ...]]] = [(0.0, 0, 0, source, ())]
         number = 0
         while waiting:
             cost, _, _, placements, moves = heapq.heappop(waiting)
@@ -84,9 +74,7 @@ class Moves:
                 if next_placements not in closed_set and not _mixes(next_placements):
                     number += 1
                     move_s = self._seconds(move, shape, itemsize, placements, next_placements, is_bucketed)
-                    heapq.heappush(
-                        waiting, (cost + move_s, len(moves) + 1, number, next_placements, (*moves, move))
-                    )
+                    heapq.heappush(waiting, (cost + move_s, len(moves) + 1, number, next_placements, (*moves, move)))
         raise AssertionError(f"no way from {source} to {target}")
 
     def _seconds(

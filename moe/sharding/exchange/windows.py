@@ -46,9 +46,7 @@ class Geometry(NamedTuple):
         return self.stride * (num_windows - 1) + self.reach + 1
 
 
-def own_positions(
-    mesh: Mesh, spread: Tensor, axis: int, dim: int, window: Window, geometry: Geometry
-) -> Tensor:
+def own_positions(mesh: Mesh, spread: Tensor, axis: int, dim: int, window: Window, geometry: Geometry) -> Tensor:
     """This rank's positions of what windows that it has fetched (`Geometry.looking_at`) give to all that they look at;
     zeros where none looks."""
     index = mesh.indices[axis]
@@ -68,17 +66,7 @@ def convolution_weight(
     """Gradient of a convolution's weights."""
     like = x.new_empty(gradient.shape[1], x.shape[1] // groups, *kernel)
     return aten.convolution_backward.default(
-        gradient,
-        x,
-        like,
-        None,
-        stride,
-        padding,
-        dilation,
-        False,
-        [0] * len(kernel),
-        groups,
-        [False, True, False],
+        gradient, x, like, None, stride, padding, dilation, False, [0] * len(kernel), groups, [False, True, False]
     )[1]
 
 
@@ -89,14 +77,7 @@ def max_pool(x: Tensor, kernel: Sequence[int], *geometry: Any) -> tuple[Tensor, 
 
 
 def max_pool_part(
-    mesh: Mesh,
-    rows: Tensor,
-    axis: int,
-    dim: int,
-    window: Window,
-    size: int,
-    kernel: Sequence[int],
-    *geometry: Any,
+    mesh: Mesh, rows: Tensor, axis: int, dim: int, window: Window, size: int, kernel: Sequence[int], *geometry: Any
 ) -> tuple[Tensor, Tensor]:
     """`max_pool` of the window that the rank has of a dimension that is `size` long; positions are those in the whole
     plane."""
@@ -111,9 +92,7 @@ def max_pool_gradient(
 ) -> Tensor:
     """Gradient of `max_pool`'s operand, whose spatial dimensions are `size` long."""
     like = gradient.new_empty(*gradient.shape[: -len(size)], *size)
-    backward = (
-        aten.max_pool2d_with_indices_backward if len(size) == 2 else aten.max_pool3d_with_indices_backward
-    )
+    backward = aten.max_pool2d_with_indices_backward if len(size) == 2 else aten.max_pool3d_with_indices_backward
     return backward.default(gradient, like, kernel, *geometry, places)
 
 

@@ -88,11 +88,7 @@ def cards_of(plan: Plan) -> list[Card]:
 
 
 def _card(
-    plan: Plan,
-    fold: Fold,
-    entries: Sequence[StoredTensor],
-    prefix_path: str,
-    collectives: Sequence[Collective],
+    plan: Plan, fold: Fold, entries: Sequence[StoredTensor], prefix_path: str, collectives: Sequence[Collective]
 ) -> Card:
     count = len(fold.names)
     names = [_within(entry.name, fold.names[0]) for entry in entries]

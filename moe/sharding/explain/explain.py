@@ -41,9 +41,7 @@ def in_seconds(seconds: float) -> str:
     """Seconds as text: `12.3 ms`."""
     for size, unit in ((1, "s"), (1e-3, "ms")):
         if seconds >= 0.9995 * size:
-            return (
-                f"{seconds / size:,.0f} {unit}" if seconds >= 100 * size else f"{seconds / size:.3g} {unit}"
-            )
+            return f"{seconds / size:,.0f} {unit}" if seconds >= 100 * size else f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
 
 
@@ -193,11 +191,7 @@ def _sort_by_line(entries: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def _placements(plan: Plan) -> Iterator[str]:
     axes, about = list(plan.mesh), {entry.name: entry for entry in plan.stored}
     cut = [f"{size}/{axis}" for entry in plan.stored for size, axis in _cuts(plan, entry)]
-    yield (
-        f"placements ({cut[0]}: cut along that axis; the rest is whole)"
-        if cut
-        else "placements (all is whole)"
-    )
+    yield (f"placements ({cut[0]}: cut along that axis; the rest is whole)" if cut else "placements (all is whole)")
     rows = []
     for fold in folds_of(plan):
         first = about[fold.names[0]]
@@ -252,9 +246,7 @@ def _groups(collectives: Sequence[Collective]) -> Iterator[tuple[list[Collective
     for collective in collectives:
         of = collective.tensor if "." in collective.tensor else collective.block or ""
         pattern = fold_names(dict.fromkeys((of, *_differing_names(of)), ""))[0].pattern
-        groups[collective.phase, collective.kind, collective.axis, collective.where, pattern].append(
-            collective
-        )
+        groups[collective.phase, collective.kind, collective.axis, collective.where, pattern].append(collective)
     for members in groups.values():
         names = dict.fromkeys(_of(collective) for collective in members)
         folds = fold_names(dict.fromkeys(names, ""))
@@ -330,7 +322,5 @@ def _candidates(plan: Plan) -> Iterator[str]:
         )
         key = plan.mesh, plan.micro_batches, plan.recompute, plan.layout
         is_this = (candidate.mesh, candidate.micro_batches, candidate.recompute, candidate.layout) == key
-        rows.append(
-            (mesh_in_words(candidate.mesh), candidate.layout, times, *cost, "this plan" if is_this else "")
-        )
+        rows.append((mesh_in_words(candidate.mesh), candidate.layout, times, *cost, "this plan" if is_this else ""))
     yield from _table(rows, right={3, 4})

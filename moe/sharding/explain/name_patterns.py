@@ -59,9 +59,7 @@ def _by_numbers(names: list[str]) -> list[Fold]:
     return [
         fold
         for number in places[place]
-        for fold in _by_numbers(
-            [name for name, of in zip(names, numbers, strict=True) if of[place] == number]
-        )
+        for fold in _by_numbers([name for name, of in zip(names, numbers, strict=True) if of[place] == number])
     ]
 
 

@@ -73,9 +73,7 @@ def _hint(make: Callable[..., Hint], *arguments: Any) -> Hint:
         return make(*arguments)
     except SpecError as error:
         where = line_of(sys._getframe(1))
-        raise SpecError(
-            [replace(problem, path=f"{where} ({problem.path})") for problem in error.problems]
-        ) from None
+        raise SpecError([replace(problem, path=f"{where} ({problem.path})") for problem in error.problems]) from None
 
 
 def split(x: Tensor, dim: int, axis: str | None = None) -> Tensor:

@@ -24,9 +24,7 @@ def pin_of_array(
     for dims, order in _orders(ids, num_dims, mesh, origin):
         if order == device_order:
             return tuple(map(split, dims))
-    raise _refusal(
-        ids, mesh, origin, "gives slices to devices in an order that no split over the axes of the mesh has"
-    )
+    raise _refusal(ids, mesh, origin, "gives slices to devices in an order that no split over the axes of the mesh has")
 
 
 def common_order(arrays: Iterable[tuple[Any, int, str]], mesh: Mapping[str, int]) -> Order:
@@ -54,9 +52,7 @@ def shape_of_array(ids: Any) -> tuple[int, ...]:
         return ()
 
 
-def _orders(
-    ids: Any, num_dims: int, mesh: Mapping[str, int], path: str
-) -> Iterator[tuple[tuple[int, ...], Order]]:
+def _orders(ids: Any, num_dims: int, mesh: Mapping[str, int], path: str) -> Iterator[tuple[tuple[int, ...], Order]]:
     """(dimension that each axis splits, order of devices on the mesh with which the array is that split). Raises
     SpecError for an array that does not contain all devices once."""
     degrees = tuple(mesh.values())
@@ -64,14 +60,10 @@ def _orders(
     shape = shape_of_array(ids)
     if len(shape) != num_dims or sorted(np.array(ids).reshape(-1).tolist()) != list(range(num_devices)):
         problem = f"must be an array of {num_dims} dimensions with each of {num_devices} devices once"
-        raise SpecError(
-            Problem("invalid_value", path, f"shape {shape}", problem, "give one entry for each slice")
-        )
+        raise SpecError(Problem("invalid_value", path, f"shape {shape}", problem, "give one entry for each slice"))
     array, places = np.array(ids), np.arange(num_devices).reshape(degrees)
     for dims in itertools.product(range(num_dims), repeat=len(degrees)):
-        cuts = [
-            math.prod(d for d, dim in zip(degrees, dims, strict=True) if dim == at) for at in range(num_dims)
-        ]
+        cuts = [math.prod(d for d, dim in zip(degrees, dims, strict=True) if dim == at) for at in range(num_dims)]
         if tuple(cuts) == shape:
             axes = sorted(range(len(degrees)), key=lambda axis: (dims[axis], axis))
             order = np.empty(num_devices, dtype=int)
@@ -81,6 +73,4 @@ def _orders(
 
 def _refusal(ids: Any, mesh: Mapping[str, int], path: str, rule: str) -> SpecError:
     remedy = "give a mesh whose axes multiply to the array's shape, and arrays that number devices alike"
-    return SpecError(
-        Problem("invalid_value", path, np.array2string(np.array(ids), threshold=16), rule, remedy)
-    )
+    return SpecError(Problem("invalid_value", path, np.array2string(np.array(ids), threshold=16), rule, remedy))

@@ -25,13 +25,7 @@ class Split:
         _check_dim("Split.dim", self.dim)
         if self.axis is not None and not isinstance(self.axis, str):
             raise SpecError(
-                Problem(
-                    "wrong_type",
-                    "Split.axis",
-                    self.axis,
-                    "must name a mesh axis",
-                    "give its name, or omit it",
-                )
+                Problem("wrong_type", "Split.axis", self.axis, "must name a mesh axis", "give its name, or omit it")
             )
 
     def __str__(self) -> str:
@@ -89,9 +83,7 @@ class Partial:
         if self.combine not in get_args(Combine):
             remedy = f"use one of {', '.join(get_args(Combine))}"
             raise SpecError(
-                Problem(
-                    "not_a_choice", "Partial.combine", self.combine, "must say how parts are combined", remedy
-                )
+                Problem("not_a_choice", "Partial.combine", self.combine, "must say how parts are combined", remedy)
             )
 
 
@@ -107,9 +99,7 @@ def _check_dims(path: str, dims: Any) -> None:
 
 def _check_dim(path: str, dim: Any) -> None:
     if type(dim) is not int:
-        raise SpecError(
-            Problem("wrong_type", path, dim, "must be a whole number", "give a dimension's number")
-        )
+        raise SpecError(Problem("wrong_type", path, dim, "must be a whole number", "give a dimension's number"))
 
 
 def axes_named(hints: Iterable[Hint]) -> tuple[str, ...]:
@@ -151,19 +141,12 @@ def of_plain(data: Any, path: str = "hints") -> Hint:
             return Replicate()
         case {"devices": list() | tuple() as ids} if len(data) == 1:
             return Devices(_freeze(ids))
-    forms = (
-        "{split: 0}, {split: 0, axis: expert}, {shard: {data: 0}}, {devices: [[0, 1]]} or {replicate: true}"
-    )
+    forms = "{split: 0}, {split: 0, axis: expert}, {shard: {data: 0}}, {devices: [[0, 1]]} or {replicate: true}"
     raise SpecError(Problem("wrong_type", path, data, "is no hint", f"use {forms}"))
 
 
 def pin_of(
-    hint: Hint,
-    num_dims: int,
-    mesh: Mapping[str, int],
-    path: str,
-    where: str | None = None,
-    devices: Sequence[int] = (),
+    hint: Hint, num_dims: int, mesh: Mapping[str, int], path: str, where: str | None = None, devices: Sequence[int] = ()
 ) -> Pin:
     """Placements along the axes of a mesh. `devices` gives the device number at each place of the mesh, last axis
     fastest; by default 0, 1, 2 and so on. Raises SpecError for a dimension or an axis that does not exist."""
@@ -231,15 +214,11 @@ def match_hints(
         return (first or {}).get(name, name)
 
     for pattern, hint in hints.items():
-        tensor_names = dict.fromkeys(
-            first_of(name) for name in names if name == pattern or fnmatchcase(name, pattern)
-        )
+        tensor_names = dict.fromkeys(first_of(name) for name in names if name == pattern or fnmatchcase(name, pattern))
         if not tensor_names:
             near = difflib.get_close_matches(pattern.replace("*", ""), names, 3, 0.3)
             remedy = f"did you mean {' or '.join(near)}?" if near else "name a parameter, or inputs"
-            problems.append(
-                Problem("not_found", f"hints[{pattern!r}]", str(hint), "matches no tensor", remedy)
-            )
+            problems.append(Problem("not_found", f"hints[{pattern!r}]", str(hint), "matches no tensor", remedy))
         for name in tensor_names:
             before = matches.get(name)
             is_full = first_of(pattern) == name

@@ -74,9 +74,7 @@ PARTS: ContextVar[dict[str, ManualPart]] = ContextVar("parts")
 """Manual parts of the module that is being captured, by name."""
 
 
-def manual(
-    function: Function, in_placements: Sequence[Hint], out_placements: Sequence[Hint | Partial]
-) -> Function:
+def manual(function: Function, in_placements: Sequence[Hint], out_placements: Sequence[Hint | Partial]) -> Function:
     """The function, to be called on tensors. In a partitioned module it is called on local parts with these placements;
     on one device, on whole tensors. All tensors that it uses must be arguments; it may call collectives.
 
@@ -106,9 +104,7 @@ def _check(name: str, placements: Any, kinds: Any) -> None:
     is_list = isinstance(placements, Sequence) and not isinstance(placements, str)
     if not is_list or not all(isinstance(placement, kinds) for placement in placements):
         where = line_of(sys._getframe(2)) or "sharding.manual"
-        choices = "Split, Replicate, Shard or Devices" + (
-            " or, of a result, Partial" if kinds != Hint else ""
-        )
+        choices = "Split, Replicate, Shard or Devices" + (" or, of a result, Partial" if kinds != Hint else "")
         raise SpecError(
             Problem(
                 "wrong_type",
@@ -128,8 +124,7 @@ def _manual(tensors: list[Tensor], part: str) -> list[Tensor]:
 @_manual.register_fake
 def _(tensors: list[Tensor], part: str) -> list[Tensor]:
     return [
-        torch.empty(result.shape, dtype=result.dtype, device=result.device)
-        for result in PARTS.get()[part](tensors)
+        torch.empty(result.shape, dtype=result.dtype, device=result.device) for result in PARTS.get()[part](tensors)
     ]
 
 
@@ -157,8 +152,7 @@ def _backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[list[Tensor | N
     ]
     tensor_gradients = torch.ops.shardyard.manual_backward(tensors, result_gradients, ctx.part)
     return [
-        gradient if x.dtype.is_floating_point else None
-        for gradient, x in zip(tensor_gradients, tensors, strict=True)
+        gradient if x.dtype.is_floating_point else None for gradient, x in zip(tensor_gradients, tensors, strict=True)
     ], None
 
 

@@ -204,9 +204,7 @@ def _exchanges(
         first_use = min(position[user] for user in result.users)
         results.add(result)
         num_bytes = moved_bytes(node, degrees)
-        exchanges.append(
-            _ProgramExchange(node, result, kind.joint_start, earliest_start, first_use, num_bytes)
-        )
+        exchanges.append(_ProgramExchange(node, result, kind.joint_start, earliest_start, first_use, num_bytes))
     return iter(sorted(exchanges, key=lambda member: (member.earliest_start, position[member.call])))
 
 

@@ -101,9 +101,7 @@ def _step(program: Program, loss_dtype: torch.dtype, with_backward: bool) -> tup
     leaves = [graph.call_function(getitem, (tensors, at)) for at in range(len(program.leaves))]
 
     def copy_nodes(module: fx.GraphModule, arguments: list[fx.Node]) -> list[fx.Node]:
-        own_mesh, own_tensors = [
-            placeholder for placeholder in module.graph.nodes if placeholder.op == "placeholder"
-        ]
+        own_mesh, own_tensors = [placeholder for placeholder in module.graph.nodes if placeholder.op == "placeholder"]
         copies = {own_mesh: mesh, own_tensors: tensors}
         for node in module.graph.nodes:
             if node.op == "output":
@@ -123,8 +121,7 @@ def _step(program: Program, loss_dtype: torch.dtype, with_backward: bool) -> tup
         sources = {"saved": outputs[len(results) :], "leaf": leaves}
         tangent = graph.call_function(unit_gradient, (leaves[0], loss_dtype))
         arguments = [
-            tangent if kind == "tangent" else sources[kind][number]
-            for kind, number in program.backward_arguments
+            tangent if kind == "tangent" else sources[kind][number] for kind, number in program.backward_arguments
         ]
         results += copy_nodes(program.backward, arguments)
     return graph, results
@@ -136,10 +133,7 @@ class _LoopSplit:
     def __init__(self, graph: fx.Graph, results: list[fx.Node]) -> None:
         self._results = results
         self._mesh, self._tensors, *self._nodes = graph.nodes
-        self._section: dict[fx.Node, Section] = {
-            self._mesh: Section.PROLOGUE,
-            self._tensors: Section.PROLOGUE,
-        }
+        self._section: dict[fx.Node, Section] = {self._mesh: Section.PROLOGUE, self._tensors: Section.PROLOGUE}
         self._ends: dict[fx.Node, int] = {}
         """Exchanges along the loop: of each the number of what is added up."""
         for node in self._nodes:
@@ -179,9 +173,7 @@ class _LoopSplit:
             if self._section[node] == Section.PROLOGUE
             and (node in self._results or any(self._section[user] != Section.PROLOGUE for user in node.users))
         ]
-        return LoopProgram(
-            micro_batches, self._prologue(once), self._body(once), self._epilogue(once), len(self._ends)
-        )
+        return LoopProgram(micro_batches, self._prologue(once), self._body(once), self._epilogue(once), len(self._ends))
 
     def _prologue(self, once: list[fx.Node]) -> fx.GraphModule:
         graph = fx.Graph()

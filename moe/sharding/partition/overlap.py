@@ -23,11 +23,7 @@ _REDUCTIONS = (
     joint.begin_all_reduces,
     joint.begin_reduce_scatters,
 )
-_ALL_TO_ALLS = (
-    exchange.begin_all_to_all,
-    differentiable.begin_forward,
-    differentiable.begin_forward_kept,
-)
+_ALL_TO_ALLS = (exchange.begin_all_to_all, differentiable.begin_forward, differentiable.begin_forward_kept)
 """Starts of all-to-alls, and of operators that begin with one."""
 _LOCAL = (runtime.first, runtime.valid, runtime.once)
 """Calls that take the mesh but do not communicate."""

@@ -59,8 +59,7 @@ class Program:
 def compile_program(program: Program, **options: Any) -> Program:
     """The program with both passes compiled by `torch.compile` with these options."""
     passes: list[Any] = [
-        None if module is None else torch.compile(module, **options)
-        for module in (program.forward, program.backward)
+        None if module is None else torch.compile(module, **options) for module in (program.forward, program.backward)
     ]
     return replace(program, forward=passes[0], backward=passes[1])
 
@@ -80,11 +79,7 @@ class Partitioner:
     """Writes the program of an assignment."""
 
     def __init__(
-        self,
-        capture: CapturedGraph,
-        assignment: Assignment,
-        rule_of: Callable[[fx.Node], Rule],
-        moves: Moves,
+        self, capture: CapturedGraph, assignment: Assignment, rule_of: Callable[[fx.Node], Rule], moves: Moves
     ) -> None:
         self._capture, self._assignment, self._rule_of = capture, assignment, rule_of
         self._forward = ProgramWriter(assignment.degrees, moves)
@@ -98,9 +93,7 @@ class Partitioner:
         self._kept_for_gradients = {self._forward_of(node) for node in nodes}
         self._of_its_own: dict[fx.Node, list[fx.Node]] = {}
         by_name = {leaf.name: (node, leaf) for node, leaf in capture.leaves.items()}
-        self._outputs = {
-            gradient: self._placements_of(*by_name[name]) for name, gradient in capture.gradients.items()
-        }
+        self._outputs = {gradient: self._placements_of(*by_name[name]) for name, gradient in capture.gradients.items()}
         self._order = {
             phase: [node for node in nodes if (node in self._in_backward) == phase] for phase in (False, True)
         }
@@ -142,9 +135,7 @@ class Partitioner:
         writer.origin = _origin(node)
         first = self._forward_of(node)
         kept_parts = self._of_its_own.get(first, []) if first is not None else []
-        inputs = (
-            operands(node)[: -len(operands(first))] if first is not None and kept_parts else operands(node)
-        )
+        inputs = operands(node)[: -len(operands(first))] if first is not None and kept_parts else operands(node)
         parts = []
         for number, operand in enumerate(inputs):
             placements = operand_placements(options, number)
@@ -207,9 +198,7 @@ class Partitioner:
         return writer.argument()
 
     def _lower_exchange(self, writer: ProgramWriter, local: LocalCall, options: Options) -> Any:
-        axis, exchange = next(
-            (at, option.exchange) for at, option in enumerate(options) if option.exchange is not None
-        )
+        axis, exchange = next((at, option.exchange) for at, option in enumerate(options) if option.exchange is not None)
         result = exchange.lower(local, axis)
         num_other_parts = 1
         for at, option in enumerate(options):
@@ -220,9 +209,7 @@ class Partitioner:
         last.meta["exchange"] = (exchange.kind, axis, moved_bytes, local.node.name)
         return result
 
-    def _prepare_operand(
-        self, writer: ProgramWriter, node: fx.Node, rule: Rule, number: int, part: fx.Node
-    ) -> fx.Node:
+    def _prepare_operand(self, writer: ProgramWriter, node: fx.Node, rule: Rule, number: int, part: fx.Node) -> fx.Node:
         """An operand's part, with its padding masked where that affects the result, and zero on all ranks but the first
         where it is added to partial sums."""
         options = self._assignment.options[node.name]
@@ -244,8 +231,7 @@ class Partitioner:
             once = tuple(
                 axis
                 for axis, option in enumerate(options)
-                if any(result.combine == "sum" for result in option.results)
-                and option.operands[number] == WHOLE
+                if any(result.combine == "sum" for result in option.results) and option.operands[number] == WHOLE
             )
             if once:
                 part = writer.call(runtime.once, writer.mesh, part, once)
@@ -281,11 +267,7 @@ class Partitioner:
         """Make a tensor of the forward pass an argument of the backward pass."""
         argument = self._backward.argument()
         leaf = self._capture.leaves.get(tensor)
-        if (
-            leaf is not None
-            and leaf.kind != "buffer"
-            and placements == next(iter(self._forward.versions[tensor]))
-        ):
+        if leaf is not None and leaf.kind != "buffer" and placements == next(iter(self._forward.versions[tensor])):
             self._backward_arguments.append(("leaf", self._arguments.index(tensor)))
             if self._is_uneven(leaf.shape, placements):
                 shape = part_shape(leaf.shape, placements, self._backward.degrees)
@@ -303,9 +285,7 @@ class Partitioner:
     def _finish(self) -> Program:
         capture, forward, backward = self._capture, self._forward, self._backward
         outputs = [
-            self._result(forward, output, self._whole)
-            for output in capture.outputs
-            if isinstance(output, fx.Node)
+            self._result(forward, output, self._whole) for output in capture.outputs if isinstance(output, fx.Node)
         ]
         places = {
             leaf.name: self._placements_of(node, leaf)
@@ -313,9 +293,7 @@ class Partitioner:
             if leaf.kind in ("parameter", "buffer")
         }
         updates = [self._result(forward, new, places[name]) for name, new in capture.updates.items()]
-        gradients = [
-            self._result(backward, gradient, places[name]) for name, gradient in capture.gradients.items()
-        ]
+        gradients = [self._result(backward, gradient, places[name]) for name, gradient in capture.gradients.items()]
         depends = _tangents_behind(capture)
         forward.graph.output((*outputs, *updates, *self._saved_nodes))
         backward.graph.output(tuple(gradients))

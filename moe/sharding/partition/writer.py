@@ -126,11 +126,7 @@ class ProgramWriter:
         for move in moves[:1]:
             target = (*before[: move.axis], move.after, *before[move.axis + 1 :])
             function, *arguments = self._exchange(tensor, move, target)
-            if (
-                function in exchange.BEGUN
-                and target not in versions
-                and (tensor, target) not in self._pending
-            ):
+            if function in exchange.BEGUN and target not in versions and (tensor, target) not in self._pending:
                 pending = self.call(exchange.BEGUN[function], self.mesh, versions[before], *arguments)
                 pending.meta["move"] = self._describe_move(tensor, move, before, target)
                 self._pending[tensor, target] = pending

@@ -85,8 +85,7 @@ class AnnotatedGraph:
             pins[request.node.name], requests[request.node.name] = pin, request
         return {
             name: tuple(
-                None if degree == 1 else placement
-                for placement, degree in zip(pin, mesh.values(), strict=True)
+                None if degree == 1 else placement for placement, degree in zip(pin, mesh.values(), strict=True)
             )
             for name, pin in pins.items()
         }
@@ -109,22 +108,16 @@ def annotate_graph(capture: CapturedGraph, hints: Mapping[str, Hint]) -> Annotat
     nothing and for two that contradict each other."""
     leaves = {leaf.name: node for node, leaf in capture.leaves.items()}
     tensor_nodes = {
-        name: node
-        for name, node in leaves.items()
-        if capture.leaves[node].kind in ("parameter", "buffer", "input")
+        name: node for name, node in leaves.items() if capture.leaves[node].kind in ("parameter", "buffer", "input")
     }
-    states = {
-        f"{kind}.{name}": leaves[name] for name in capture.gradients for kind in ("gradients", "optimizer")
-    }
+    states = {f"{kind}.{name}": leaves[name] for name in capture.gradients for kind in ("gradients", "optimizer")}
     of_inputs = _of_inputs(capture, hints)
     spread = of_inputs | {
         "inputs.*" if pattern == "inputs" else pattern: hint
         for pattern, hint in hints.items()
         if pattern != "inputs" or not of_inputs
     }
-    of_states = {
-        pattern: hint for pattern, hint in spread.items() if pattern.startswith(("gradients.", "optimizer."))
-    }
+    of_states = {pattern: hint for pattern, hint in spread.items() if pattern.startswith(("gradients.", "optimizer."))}
     tensor_hints = {pattern: hint for pattern, hint in spread.items() if pattern not in of_states}
     first = _first_names(capture, (*tensor_nodes, *states))
     matches = match_hints(tensor_hints, _with_others(tensor_nodes, first), first) | match_hints(
@@ -144,14 +137,11 @@ def annotate_graph(capture: CapturedGraph, hints: Mapping[str, Hint]) -> Annotat
             requested_placements.append(RequestedPlacement(path, hint, states[name]))
             continue
         node = tensor_nodes[name]
-        is_stored = capture.leaves[node].kind != "input" and not {
-            f"gradients.{name}",
-            f"optimizer.{name}",
-        } & set(hints_by_name)
+        is_stored = capture.leaves[node].kind != "input" and not {f"gradients.{name}", f"optimizer.{name}"} & set(
+            hints_by_name
+        )
         requested_placements.append(
-            RequestedPlacement(
-                path, hint, node if is_stored else _insert_annotation(capture.graph.graph, node, hint)
-            )
+            RequestedPlacement(path, hint, node if is_stored else _insert_annotation(capture.graph.graph, node, hint))
         )
     for node in capture.graph.graph.nodes:
         if (

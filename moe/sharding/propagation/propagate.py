@@ -131,9 +131,7 @@ class Propagation:
             return None
         best: tuple[tuple[int, int], AxisOption] | None = None
         for option in rule.axis_options():
-            if not self._is_of_round(node, rule, option, round_) or not self._is_possible(
-                node, rule, axis, option
-            ):
+            if not self._is_of_round(node, rule, option, round_) or not self._is_possible(node, rule, axis, option):
                 continue
             num_matches = elements = 0
             for tensor, placement in self._option_placements(node, option):
@@ -165,9 +163,7 @@ class Propagation:
 
     def _option_placements(self, node: fx.Node, option: AxisOption) -> list[tuple[fx.Node, AxisPlacement]]:
         operand_placements = list(zip(operands(node), option.operands, strict=True))
-        return operand_placements + [
-            (tensor, option.results[number]) for tensor, number in self._results[node]
-        ]
+        return operand_placements + [(tensor, option.results[number]) for tensor, number in self._results[node]]
 
     def _because(self, node: fx.Node, option: AxisOption, axis: int) -> str:
         for tensor, placement in self._option_placements(node, option):
@@ -175,9 +171,7 @@ class Propagation:
                 return self._placements.sources[tensor, axis]
         return node.name
 
-    def _tell(
-        self, node: fx.Node, tensor: fx.Node, axis: int, placement: AxisPlacement, because: str
-    ) -> bool:
+    def _tell(self, node: fx.Node, tensor: fx.Node, axis: int, placement: AxisPlacement, because: str) -> bool:
         known_placement = self._placements.placement(tensor, axis)
         if known_placement is None and placement.dim is not None and self._fits(tensor, axis, placement.dim):
             self._placements.learn(tensor, axis, placement, because)
@@ -202,9 +196,7 @@ class Propagation:
         for node in self._operators:
             rule = self._rule_of(node)
             whole = rule.axis_options()[0]
-            axis_options = tuple(
-                option or whole for option in self._options.get(node, [None] * len(self._degrees))
-            )
+            axis_options = tuple(option or whole for option in self._options.get(node, [None] * len(self._degrees)))
             options[node.name] = self._as_pinned(node, rule, axis_options)
         leaves = {
             node.name: self._leaf(node)
@@ -213,9 +205,7 @@ class Propagation:
         }
         return Assignment(self._degrees, leaves, options)
 
-    def _as_pinned(
-        self, node: fx.Node, rule: Rule, axis_options: tuple[AxisOption, ...]
-    ) -> tuple[AxisOption, ...]:
+    def _as_pinned(self, node: fx.Node, rule: Rule, axis_options: tuple[AxisOption, ...]) -> tuple[AxisOption, ...]:
         """The options, changed where a result does not have its pinned placement."""
         pinned_options = list(axis_options)
         for tensor, number in self._results[node]:

@@ -13,9 +13,7 @@ def annotation_rule(node: fx.Node) -> Rule:
     shape = shape_of(node)
     dims = tuple((f"d{dim}",) for dim in range(len(shape)))
     sizes = {f"d{dim}": size for dim, size in enumerate(shape)}
-    return Rule(
-        (dims,), (dims,), sizes, linear=(frozenset({0}),), any_size=True, work="none", lower=_first_part
-    )
+    return Rule((dims,), (dims,), sizes, linear=(frozenset({0}),), any_size=True, work="none", lower=_first_part)
 
 
 def _first_part(local: LocalCall) -> torch.fx.Node:

@@ -43,9 +43,7 @@ def attention(node: fx.Node) -> Rule:
     # each head of keys serves one head of queries, or a group of heads
     sizes = {"b": query[0], "k": key[1], "g": query[1] // key[1], "s": query[2] if by_rows else 1}
     factors = {letter: size for letter, size in sizes.items() if size > 1}
-    of_letter: dict[str, tuple[str, ...]] = {
-        letter: (letter,) if letter in factors else () for letter in "bks"
-    }
+    of_letter: dict[str, tuple[str, ...]] = {letter: (letter,) if letter in factors else () for letter in "bks"}
     of_letter["h"] = tuple(letter for letter in "kg" if letter in factors)
     whole = {"b": query[0], "h": query[1], "k": key[1], "s": query[2]}
 
@@ -62,18 +60,14 @@ def attention(node: fx.Node) -> Rule:
     after = _BACKWARD if is_backward else _FORWARD
     outputs = results(node)
     matter = [
-        output is not None
-        and at < len(after)
-        and (after[at] != "attn_bias" or is_tensor(arguments["attn_bias"]))
+        output is not None and at < len(after) and (after[at] != "attn_bias" or is_tensor(arguments["attn_bias"]))
         for at, output in enumerate(outputs)
     ]
     points = math.prod(factors.values())
     total = math.prod(query[:3]) * key[2] * query[3] * (10.0 if is_backward else 4.0)
     return Rule(
         operands=tuple(dims(name, shape_of(value)) for name, value in arguments.items() if is_tensor(value)),
-        results=tuple(
-            dims(after[at], tuple(output.shape)) if matter[at] else () for at, output in enumerate(outputs)
-        ),
+        results=tuple(dims(after[at], tuple(output.shape)) if matter[at] else () for at, output in enumerate(outputs)),
         sizes=factors,
         combine=dict.fromkeys(factors, "sum") if is_backward else {},
         alike=frozenset(at for at, matters in enumerate(matter) if not matters),

@@ -51,9 +51,7 @@ def moving(
             for part, fake in zip(local.parts, inputs, strict=True)
         ]
         part_windows = windows(local.part_shape()[dim])
-        rows = local.runtime(
-            halo.fetch, [parts[source] for source in sources], axis, dim, part_windows, value
-        )
+        rows = local.runtime(halo.fetch, [parts[source] for source in sources], axis, dim, part_windows, value)
         return finish(local, rows)
 
     return Exchange(
@@ -89,9 +87,7 @@ def slice_(node: fx.Node) -> Rule:
 
     def windows(size: int) -> tuple[Window, ...]:
         length = max(0, span.step * (size - 1) + 1)
-        return (
-            Window(span.start, span.step * size, length, high=span[-1] + 1 if span else 0, low=span.start),
-        )
+        return (Window(span.start, span.step * size, length, high=span[-1] + 1 if span else 0, low=span.start),)
 
     def finish(local: LocalCall, rows: fx.Node) -> fx.Node:
         return rows if span.step == 1 else local.call(aten.slice.Tensor, rows, dim, 0, None, span.step)
@@ -118,9 +114,7 @@ def _one_position(node: fx.Node, dim: int, position: int, keep: bool) -> Rule:
     def lower(local: LocalCall) -> fx.Node:
         if not local.axes(name):
             return local.default()
-        row = local.call(
-            halo.select_position, local.parts[0], dim, local.first(name), local.valid(name), position
-        )
+        row = local.call(halo.select_position, local.parts[0], dim, local.first(name), local.valid(name), position)
         return row if keep else local.call(aten.squeeze.dim, row, dim)
 
     return Rule((dims,), (result,), sizes_of((dims, shape)), {name: "sum"}, linear=_ONE, passes=COMBINES,
@@ -207,9 +201,7 @@ def constant_pad(node: fx.Node) -> Rule:
         def finish(local: LocalCall, rows: fx.Node) -> fx.Node:
             other_pads = list(pads)
             other_pads[2 * (len(shape) - 1 - dim) : 2 * (len(shape) - dim)] = [0, 0]
-            return (
-                local.call(aten.constant_pad_nd.default, rows, other_pads, value) if any(other_pads) else rows
-            )
+            return local.call(aten.constant_pad_nd.default, rows, other_pads, value) if any(other_pads) else rows
 
         def windows(size: int) -> tuple[Window, ...]:
             return (Window(-ends[dim][0], size, size, shape[dim]),)
@@ -231,11 +223,7 @@ def flip(node: fx.Node) -> Rule:
             return (Window(shape[dim] - size, -size, size, shape[dim]),)
 
         return moving(
-            node,
-            dim,
-            [0],
-            windows,
-            lambda local, rows: local.call(aten.flip.default, rows, sorted(flipped_dims)),
+            node, dim, [0], windows, lambda local, rows: local.call(aten.flip.default, rows, sorted(flipped_dims))
         )
 
     dims = factor_dims(shape, but=flipped_dims)
@@ -264,9 +252,7 @@ def roll(node: fx.Node) -> Rule:
         def finish(local: LocalCall, rows: fx.Node) -> fx.Node:
             other_dims = [other_dim for other_dim in sorted(shifts) if other_dim != dim]
             return (
-                local.call(
-                    aten.roll.default, rows, [shifts[other_dim] for other_dim in other_dims], other_dims
-                )
+                local.call(aten.roll.default, rows, [shifts[other_dim] for other_dim in other_dims], other_dims)
                 if other_dims
                 else rows
             )
@@ -297,13 +283,7 @@ def unfold(node: fx.Node) -> Rule:
         passes=COMBINES,
         work="none",
         exchanges=(
-            moving(
-                node,
-                dim,
-                [0],
-                windows,
-                lambda local, rows: local.call(aten.unfold.default, rows, dim, size, step),
-            ),
+            moving(node, dim, [0], windows, lambda local, rows: local.call(aten.unfold.default, rows, dim, size, step)),
         )
         if can_move
         else (),
@@ -318,9 +298,7 @@ def diagonal(node: fx.Node) -> Rule:
     dims = factor_dims(shape, but=diagonal_dims)
     along: Dims = (*(factors for dim, factors in enumerate(dims) if dim not in diagonal_dims), ())
     if scatters:
-        return Rule(
-            (dims, along), (dims,), sizes_of((dims, shape)), linear=(frozenset({0, 1}),), passes=COMBINES
-        )
+        return Rule((dims, along), (dims,), sizes_of((dims, shape)), linear=(frozenset({0, 1}),), passes=COMBINES)
     return Rule((dims,), (along,), sizes_of((dims, shape)), linear=_ONE, passes=COMBINES, work="none")
 
 

@@ -57,16 +57,12 @@ def convolution(node: fx.Node) -> Rule:
     is_transposed, behind, groups = args[6:9]
     num_dims = len(x) - 2
     stride, padding, dilation = (expand_to_dims(argument, num_dims) for argument in args[3:6])
-    geometries = [
-        Geometry(*dim_arguments) for dim_arguments in zip(weight[2:], stride, padding, dilation, strict=True)
-    ]
+    geometries = [Geometry(*dim_arguments) for dim_arguments in zip(weight[2:], stride, padding, dilation, strict=True)]
     spatial = _spatial(geometries, x[2:], result[2:])
     of_x, of_result = _channels("i", x[1], groups), _channels("o", result[1], groups)
     batch = ("n",) if x[0] > 1 else ()
     # groups are in the first dimension of the weights: the result's channels, unless the convolution is transposed
-    channels = (
-        (of_x, tuple(set(of_result) - {"g"})) if is_transposed else (of_result, tuple(set(of_x) - {"g"}))
-    )
+    channels = (of_x, tuple(set(of_result) - {"g"})) if is_transposed else (of_result, tuple(set(of_x) - {"g"}))
     dims: list[Dims] = [(batch, of_x, *spatial), (*channels, *[()] * num_dims)]
     if len(operands(node)) == 3:
         dims.append((of_result,))
@@ -74,9 +70,7 @@ def convolution(node: fx.Node) -> Rule:
 
     def arguments(local: LocalCall, at: int | None = None) -> tuple[Any, ...]:
         def without(values: Any) -> list[int]:
-            return [
-                0 if index == at else value for index, value in enumerate(expand_to_dims(values, num_dims))
-            ]
+            return [0 if index == at else value for index, value in enumerate(expand_to_dims(values, num_dims))]
 
         return (stride, without(padding), dilation, is_transposed, without(behind), _groups(local, groups))
 
@@ -120,9 +114,7 @@ def convolution(node: fx.Node) -> Rule:
         work="product",
         flops=_flops(geometries, spatial, x[2:] if is_transposed else result[2:]),
         exchanges=tuple(
-            along(at)
-            for at, factors in enumerate(spatial)
-            if not factors and x[at + 2] > 1 and result[at + 2] > 1
+            along(at) for at, factors in enumerate(spatial) if not factors and x[at + 2] > 1 and result[at + 2] > 1
         ),
         lower=lower,
     )
@@ -133,9 +125,7 @@ def convolution_weight(node: fx.Node) -> Rule:
     gradient, x = (shape_of(operand) for operand in operands(node))
     args: Sequence[Any] = node.args
     kernel, stride, padding, dilation, groups = args[2:]
-    geometries = [
-        Geometry(*dim_arguments) for dim_arguments in zip(kernel, stride, padding, dilation, strict=True)
-    ]
+    geometries = [Geometry(*dim_arguments) for dim_arguments in zip(kernel, stride, padding, dilation, strict=True)]
     spatial = _spatial(geometries, x[2:], gradient[2:])
     of_gradient = _channels("o", gradient[1], groups)
     of_x = _channels("i", x[1], groups)
@@ -174,9 +164,7 @@ def convolution_weight(node: fx.Node) -> Rule:
         work="product",
         flops=_flops(geometries, spatial, gradient[2:]),
         exchanges=tuple(
-            along(at)
-            for at, factors in enumerate(spatial)
-            if not factors and x[at + 2] > 1 and gradient[at + 2] > 1
+            along(at) for at, factors in enumerate(spatial) if not factors and x[at + 2] > 1 and gradient[at + 2] > 1
         ),
         lower=lower,
     )

@@ -59,9 +59,7 @@ def _eye(local: LocalCall) -> fx.Node:
     return local.call(part_of_eye, list(local.part_shape()), *first, value.dtype, value.device)
 
 
-def part_of_range(
-    start: float, step: float, first: int, size: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def part_of_range(start: float, step: float, first: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`size` values of the sequence `start`, `start + step` and so on, from position `first`."""
     positions = torch.arange(first, first + size, device=device)
     if dtype.is_floating_point:

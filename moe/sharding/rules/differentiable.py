@@ -64,9 +64,7 @@ class DifferentiableOperator:
         """The operator whose gradients a `_backward` operator computes: the one with the same arguments."""
         arguments = node.args[len(self.differentiable_results) :]
         candidates = node.graph.find_nodes(op="call_function", target=self.target)
-        return next(
-            (candidate for candidate in candidates if _is_same_argument(candidate.args, arguments)), None
-        )
+        return next((candidate for candidate in candidates if _is_same_argument(candidate.args, arguments)), None)
 
 
 def _is_same_argument(first: Any, second: Any) -> bool:
@@ -135,9 +133,7 @@ def define_differentiable(
         ctx.save_for_backward(*tensors)
         ctx.constants = [None if isinstance(value, Tensor) else (value,) for value in inputs]  # type: ignore[attr-defined]
         outputs = output if isinstance(output, tuple) else (output,)
-        ctx.mark_non_differentiable(
-            *(output for at, output in enumerate(outputs) if at not in differentiable_results)
-        )
+        ctx.mark_non_differentiable(*(output for at, output in enumerate(outputs) if at not in differentiable_results))
 
     def back(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         tensors = iter(ctx.saved_tensors)
@@ -185,9 +181,7 @@ def begin_forward(mesh: Mesh, name: str, sharding: OperatorSharding, *arguments:
     return torch.no_grad()(finish_run)
 
 
-def begin_forward_kept(
-    mesh: Mesh, name: str, sharding: OperatorSharding, *arguments: Any
-) -> Callable[[], Any]:
+def begin_forward_kept(mesh: Mesh, name: str, sharding: OperatorSharding, *arguments: Any) -> Callable[[], Any]:
     """Start the operator's exchange. The returned function finishes and returns the result of `forward_kept`."""
     operator = _BY_NAME[name]
     assert operator.begin is not None, name

@@ -17,12 +17,7 @@ def unsplit(shape: Sequence[int]) -> Dims:
 
 def sizes_of(*tensors: tuple[Dims, Sequence[int]]) -> dict[Factor, int]:
     """Sizes of factors, from pairs of dims and shape."""
-    return {
-        factors[0]: size
-        for dims, shape in tensors
-        for factors, size in zip(dims, shape, strict=True)
-        if factors
-    }
+    return {factors[0]: size for dims, shape in tensors for factors, size in zip(dims, shape, strict=True) if factors}
 
 
 def broadcast(dims: Dims, shape: Sequence[int], of: Sequence[int]) -> Dims:

@@ -44,9 +44,7 @@ def options(node: fx.Node) -> Iterator[AxisOption]:
             if None in axis_placements[0] or None in axis_placements[1]:
                 continue
             option: Any = tuple(axis_placements[0]), tuple(axis_placements[1])
-            if is_complex and any(
-                placement.combine in ("max", "min") for placement in (*option[0], *option[1])
-            ):
+            if is_complex and any(placement.combine in ("max", "min") for placement in (*option[0], *option[1])):
                 continue
             if option in seen_options or set(option[0]) <= {WHOLE}:
                 continue

@@ -32,9 +32,7 @@ def _select_rule(node: fx.Node, dim: int, table: tuple[int, ...], index: tuple[i
     """Rule of reading a table along one dimension at an index of any shape."""
     of_table, of_index = factor_dims(table), factor_dims(index, "i")
     if not table:
-        return Rule(
-            ((), of_index), (factor_dims(tuple(node.meta["val"].shape), "r"),), {}, indices=frozenset({1})
-        )
+        return Rule(((), of_index), (factor_dims(tuple(node.meta["val"].shape), "r"),), {}, indices=frozenset({1}))
 
     def lower(local: LocalCall) -> fx.Node:
         if not (span := span_of(local, of_table[dim])):
@@ -125,8 +123,7 @@ class AdvancedIndexing:
         self.of_shared = factor_dims(self.index_shape, "i")
         self.of_indices = [broadcast(self.of_shared, self.index_shape, shape) for shape in shapes]
         self.of_table: Dims = tuple(
-            (f"t{dim}" if dim in dims else f"d{dim}",) if size > 1 else ()
-            for dim, size in enumerate(self.shape)
+            (f"t{dim}" if dim in dims else f"d{dim}",) if size > 1 else () for dim, size in enumerate(self.shape)
         )
         together = dims == list(range(dims[0], dims[-1] + 1))
         place = dims[0] if together else 0

@@ -84,9 +84,7 @@ def _groups(
             yield number, slice(begin, end)
 
 
-def product(
-    rows: Tensor, matrices: Tensor, ends: Tensor, first_row: int, first_group: int, num_groups: int
-) -> Tensor:
+def product(rows: Tensor, matrices: Tensor, ends: Tensor, first_row: int, first_group: int, num_groups: int) -> Tensor:
     """`[t, n]`: rows `[t, m]` times the matrices `[e, m, n]` of their groups; zeros for rows of other ranks' groups.
     `ends` `[E]` is of all groups, in global rows."""
     results = rows.new_zeros(rows.shape[0], matrices.shape[2])
@@ -106,13 +104,7 @@ def product_by_columns(
 
 
 def gradients(
-    rows: Tensor,
-    matrices: Tensor,
-    ends: Tensor,
-    gradient: Tensor,
-    first_row: int,
-    first_group: int,
-    num_groups: int,
+    rows: Tensor, matrices: Tensor, ends: Tensor, gradient: Tensor, first_row: int, first_group: int, num_groups: int
 ) -> tuple[Tensor, Tensor]:
     """Gradients of `product` with respect to rows and matrices."""
     place = (first_row, first_group, num_groups)

@@ -35,12 +35,7 @@ class LocalCall:
     """The facts that a rule's lowering needs, and the means to write local operators."""
 
     def __init__(
-        self,
-        node: fx.Node,
-        rule: Rule,
-        options: Options,
-        parts: Sequence[fx.Node],
-        writer: LocalProgramWriter,
+        self, node: fx.Node, rule: Rule, options: Options, parts: Sequence[fx.Node], writer: LocalProgramWriter
     ) -> None:
         self.node, self.rule, self.options = node, rule, options
         self.parts = list(parts)
@@ -97,9 +92,7 @@ class LocalCall:
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The operator's arguments, with the parts in place of its operands."""
         num_parts = len(self.parts)  # saved tensors are not among the operands
-        return replace_operands(
-            self.node, lambda number, _: self.parts[number] if number < num_parts else None
-        )
+        return replace_operands(self.node, lambda number, _: self.parts[number] if number < num_parts else None)
 
     def operand_shape(self, operand: int) -> tuple[int, ...]:
         """Unsharded shape."""
@@ -115,9 +108,7 @@ class LocalCall:
 
     def operand_part_shape(self, operand: int) -> tuple[int, ...]:
         """Padded shape of the rank's part of an operand."""
-        return part_shape(
-            self.operand_shape(operand), operand_placements(self.options, operand), self.degrees
-        )
+        return part_shape(self.operand_shape(operand), operand_placements(self.options, operand), self.degrees)
 
     def axes(self, factor: Factor) -> tuple[int, ...]:
         """Mesh axes that split a factor, outermost first."""

@@ -35,9 +35,7 @@ def manual(node: fx.Node, parts: Mapping[str, ManualPart], mesh: Mapping[str, in
         )
         for axis in range(len(mesh))
     ]
-    by_axis = [
-        option.name if degree > 1 else "whole" for option, degree in zip(options, mesh.values(), strict=True)
-    ]
+    by_axis = [option.name if degree > 1 else "whole" for option, degree in zip(options, mesh.values(), strict=True)]
     before, after = (
         [shape_of(operand) for operand in operands(node)],
         [tuple(result.shape) for result in results(node)],
@@ -81,16 +79,11 @@ def _pins(
         rule = f"must name an axis of the mesh (={', '.join(mesh)})"
         raise SpecError(Problem("not_a_choice", f"{where} ({name})", hint.axis, rule, "name one of these"))
     cuts = [WHOLE if pin is None else pin for pin in pin_of(Shard(hint.dims), num_dims, mesh, where, name)]
-    return tuple(
-        partial(hint.combine) if axis == hint.axis else cut for axis, cut in zip(mesh, cuts, strict=True)
-    )
+    return tuple(partial(hint.combine) if axis == hint.axis else cut for axis, cut in zip(mesh, cuts, strict=True))
 
 
 def _option(
-    axis: int,
-    in_placements: Sequence[AxisPlacement],
-    out_placements: Sequence[AxisPlacement],
-    is_backward: bool,
+    axis: int, in_placements: Sequence[AxisPlacement], out_placements: Sequence[AxisPlacement], is_backward: bool
 ) -> AxisOption:
     name = f"manual {axis}"
     if not is_backward:
@@ -98,9 +91,7 @@ def _option(
     # every rank has the whole gradient of a partial result
     of_results = tuple(WHOLE if placement.combine is not None else placement for placement in out_placements)
     adds = any(placement != WHOLE for placement in out_placements)
-    of_arguments = tuple(
-        partial() if placement == WHOLE and adds else placement for placement in in_placements
-    )
+    of_arguments = tuple(partial() if placement == WHOLE and adds else placement for placement in in_placements)
     return AxisOption(name, (*in_placements, *of_results), of_arguments)
 
 
@@ -112,9 +103,7 @@ def _check_even(part: ManualPart, shapes: Any, pins: Any, mesh: Mapping[str, int
                 ways *= degree if placement.dim == dim else 1
             if size % ways:
                 rule = f"must be divisible by the ranks that split dimension {dim} of {list(shape)} (={ways})"
-                raise SpecError(
-                    Problem("not_divisible", part.where, size, rule, "change its size, or the mesh")
-                )
+                raise SpecError(Problem("not_divisible", part.where, size, rule, "change its size, or the mesh"))
 
 
 def attribute_of(name: str) -> str:

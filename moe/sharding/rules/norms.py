@@ -16,10 +16,7 @@ aten = torch.ops.aten
 def norm(node: fx.Node) -> Rule:
     """Rule of a norm or its gradient. Tensors with as many dimensions as the input have its rows; others are
     weights."""
-    is_backward = node.target in (
-        aten.native_layer_norm_backward.default,
-        aten._fused_rms_norm_backward.default,
-    )
+    is_backward = node.target in (aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default)
     shape = shape_of(operands(node)[1 if is_backward else 0])
     normalized_shape: Any = node.args[2 if is_backward else 1]
     num_rows = len(shape) - len(normalized_shape)

@@ -78,9 +78,7 @@ def pointwise(node: fx.Node) -> Rule:
     if node.target in _ADDED and len(inputs) < (3 if node.target is aten.where.self else 2):
         linear = ()
     divisors = frozenset(
-        {len(inputs) - 1}
-        if node.target in _DIVIDED and not inputs[-1].meta["val"].is_floating_point()
-        else ()
+        {len(inputs) - 1} if node.target in _DIVIDED and not inputs[-1].meta["val"].is_floating_point() else ()
     )
     return Rule(
         operands=tuple(broadcast(dims, shape, shape_of(operand)) for operand in inputs),

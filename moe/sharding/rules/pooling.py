@@ -20,11 +20,7 @@ aten = torch.ops.aten
 
 
 def _rule(
-    node: fx.Node,
-    size: Sequence[int],
-    exchange: Callable[[int], Exchange],
-    lower: Lower | None = None,
-    **facts: Any,
+    node: fx.Node, size: Sequence[int], exchange: Callable[[int], Exchange], lower: Lower | None = None, **facts: Any
 ) -> Rule:
     """Rule of pooling. Dimensions before the spatial ones (of sizes `size`) are factors."""
     shape = shape_of(operands(node)[0])
@@ -35,19 +31,14 @@ def _rule(
         (dims,) * len(operands(node)),
         (dims,) * len(results(node)),
         sizes_of((dims, shape)),
-        exchanges=tuple(
-            exchange(dim) for dim in range(lead, len(shape)) if shape[dim] > 1 and result[dim] > 1
-        ),
+        exchanges=tuple(exchange(dim) for dim in range(lead, len(shape)) if shape[dim] > 1 and result[dim] > 1),
         lower=lower,
         **facts,
     )
 
 
 def _halo(
-    node: fx.Node,
-    dim: int,
-    window: Callable[[int], Window],
-    lower: Callable[[LocalCall, int, Window], fx.Node],
+    node: fx.Node, dim: int, window: Callable[[int], Window], lower: Callable[[LocalCall, int, Window], fx.Node]
 ) -> Exchange:
     """Exchange along one dimension. `window(length of a rank's part of the result)` is the window of each operand."""
     inputs, size = operands(node), results(node)[0].shape[dim]
@@ -132,9 +123,7 @@ def avg_pool(node: fx.Node) -> Rule:
 
         def lower(local: LocalCall, axis: int, window: Window) -> fx.Node:
             rows = local.runtime(halo.fetch, local.parts, axis, dim, [window])
-            sums = local.call(
-                windows.avg_pool, rows, kernel, stride, _with(padding, at, 0), ceil_mode, True, 1
-            )
+            sums = local.call(windows.avg_pool, rows, kernel, stride, _with(padding, at, 0), ceil_mode, True, 1)
             count = local.part_shape()[dim]
             begins = Window(0, count, count, count)
             return local.runtime(windows.divide_window_sums, sums, axis, dim, begins, geometries, list(x[lead:]),

@@ -68,9 +68,7 @@ def _or_spare(index: Tensor, span: Span, spare: int) -> Tensor:
     return torch.where(is_local, at, spare)
 
 
-def write(
-    operator: Any, part: Tensor, dim: int, index: Tensor, span: Span, *values: Any, **options: Any
-) -> Tensor:
+def write(operator: Any, part: Tensor, dim: int, index: Tensor, span: Span, *values: Any, **options: Any) -> Tensor:
     """`operator(part, dim, index, *values)` without the writes to other parts."""
     size = part.shape[dim]
     local = _or_spare(index, span, size)
@@ -78,12 +76,7 @@ def write(
 
 
 def index_put(
-    operator: Any,
-    part: Tensor,
-    indices: Sequence[Tensor | None],
-    values: Tensor,
-    accumulate: bool,
-    spans: Spans,
+    operator: Any, part: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool, spans: Spans
 ) -> Tensor:
     """`operator(part, indices, values, accumulate)` without the writes to other parts."""
     local = list(indices)

@@ -32,8 +32,7 @@ def product(node: fx.Node) -> Rule:
         letters.insert(0, result[len(result) - len(shape_of(inputs[0])) :])
     of_first, of_second = len(inputs) - 2, len(inputs) - 1
     dims = tuple(
-        _dims_of(operand_letters, shape_of(operand))
-        for operand_letters, operand in zip(letters, inputs, strict=True)
+        _dims_of(operand_letters, shape_of(operand)) for operand_letters, operand in zip(letters, inputs, strict=True)
     )
     return Rule(
         operands=dims,
@@ -82,9 +81,7 @@ def _ring(local: LocalCall, axis: int, side: str, size: int) -> fx.Node:
         return matrix_product
     scales = (("beta", addends[0]), ("alpha", matrix_product))
     terms = [
-        part
-        if local.node.kwargs.get(name, 1) == 1
-        else local.call(aten.mul.Scalar, part, local.node.kwargs[name])
+        part if local.node.kwargs.get(name, 1) == 1 else local.call(aten.mul.Scalar, part, local.node.kwargs[name])
         for name, part in scales
     ]
     return local.call(aten.add.Tensor, *terms)

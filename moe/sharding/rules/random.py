@@ -118,12 +118,7 @@ def uniform(
 
 
 def draw_distribution(
-    mesh: Mesh,
-    elements: Elements,
-    distribution: str,
-    parameters: list[Any],
-    dtype: torch.dtype,
-    device: torch.device,
+    mesh: Mesh, elements: Elements, distribution: str, parameters: list[Any], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """Numbers of a distribution of `DISTRIBUTIONS`."""
     return values(distribution, _draws(mesh, elements, device), parameters, dtype)
@@ -146,9 +141,7 @@ def _keep(mesh: Mesh, elements: Elements, keep: float, device: torch.device) -> 
     _, whole, part, first = elements
     if not whole:
         return _draws(mesh, elements, device) < keep
-    return random.keep_mask(
-        _key(mesh, elements), _rows(elements, device), whole[-1], keep, first[-1], part[-1]
-    )
+    return random.keep_mask(_key(mesh, elements), _rows(elements, device), whole[-1], keep, first[-1], part[-1])
 
 
 def _draws(mesh: Mesh, elements: Elements, device: torch.device) -> Tensor:
@@ -156,9 +149,7 @@ def _draws(mesh: Mesh, elements: Elements, device: torch.device) -> Tensor:
     _, whole, part, first = elements
     counters = _rows(elements, device)
     if whole:
-        counters = counters[..., None] * whole[-1] + torch.arange(
-            first[-1], first[-1] + part[-1], device=device
-        )
+        counters = counters[..., None] * whole[-1] + torch.arange(first[-1], first[-1] + part[-1], device=device)
     return random.uniform(_key(mesh, elements), counters)
 
 

@@ -73,9 +73,7 @@ def _mean(local: LocalCall) -> fx.Node:
         return local.default()
     count = math.prod(local.operand_shape(0)[dim] for dim in reduction_dims)
     keep = len(local.result_shape()) == len(local.operand_shape(0))
-    total = local.call(
-        aten.sum.dim_IntList, local.parts[0], sorted(reduction_dims), keep, **local.node.kwargs
-    )
+    total = local.call(aten.sum.dim_IntList, local.parts[0], sorted(reduction_dims), keep, **local.node.kwargs)
     return local.call(aten.div.Tensor, total, count)
 
 

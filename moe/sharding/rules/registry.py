@@ -76,9 +76,7 @@ def rule_of(node: fx.Node) -> Rule:
         rule = dtensor_rule
     else:
         raise SpecError(_without_rule(node))
-    if any(
-        result is not None and result.is_complex() for result in results(node)
-    ):  # complex numbers have no maximum
+    if any(result is not None and result.is_complex() for result in results(node)):  # complex numbers have no maximum
         rule = replace(rule, passes=rule.passes & {"sum"})
     return rule
 
@@ -154,13 +152,9 @@ class Rules:
         known_names = set[str]().union(*operator_names)
         for name in self._replicate:
             if name not in known_names:
-                near = difflib.get_close_matches(
-                    name, sorted(max(names, key=len) for names in operator_names), 3
-                )
+                near = difflib.get_close_matches(name, sorted(max(names, key=len) for names in operator_names), 3)
                 remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "omit it"
                 yield (
                     name,
-                    Problem(
-                        "not_found", "replicate", name, "names no operator that the module becomes", remedy
-                    ),
+                    Problem("not_found", "replicate", name, "names no operator that the module becomes", remedy),
                 )

@@ -24,9 +24,7 @@ def rowwise(whole: Whole, linear: bool = False, lower: Lower | None = None) -> C
     def rule(node: fx.Node) -> Rule:
         shape = shape_of(operands(node)[0])
         raw_dims = whole(node)
-        dims = (
-            range(len(shape)) if raw_dims is None else [raw_dims] if isinstance(raw_dims, int) else raw_dims
-        )
+        dims = range(len(shape)) if raw_dims is None else [raw_dims] if isinstance(raw_dims, int) else raw_dims
         whole_dims = frozenset(dim % len(shape) for dim in dims) if shape else frozenset()
         first = factor_dims(shape, but=whole_dims)
 
@@ -35,9 +33,7 @@ def rowwise(whole: Whole, linear: bool = False, lower: Lower | None = None) -> C
             at = list(range(len(shape))) if len(tensor_shape) == len(shape) else left
             if len(tensor_shape) != len(at):
                 return unsplit(tensor_shape)
-            return tuple(
-                first[dim] if size == shape[dim] else () for dim, size in zip(at, tensor_shape, strict=True)
-            )
+            return tuple(first[dim] if size == shape[dim] else () for dim, size in zip(at, tensor_shape, strict=True))
 
         outputs = results(node)
         return Rule(

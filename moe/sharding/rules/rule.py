@@ -211,9 +211,7 @@ class Rule:
                 continue
             for other_option in (*options[:at], *options[at + 1 :]):
                 pairs = zip(
-                    (*option.operands, *option.results),
-                    (*other_option.operands, *other_option.results),
-                    strict=True,
+                    (*option.operands, *option.results), (*other_option.operands, *other_option.results), strict=True
                 )
                 if other_option.exchange is None and other_option.factor in option.exchange.shared:
                     continue
@@ -237,9 +235,7 @@ class Rule:
             placements = [(*option.operands, *option.results)[tensor] for option in options]
             for dim, size in enumerate(shape):
                 if size % math.prod(
-                    degree
-                    for placement, degree in zip(placements, degrees, strict=True)
-                    if placement.dim == dim
+                    degree for placement, degree in zip(placements, degrees, strict=True) if placement.dim == dim
                 ):
                     return False
         return True
@@ -252,9 +248,7 @@ class Rule:
 
     def is_reduced(self, factor: Factor) -> bool:
         """Whether some result lacks the factor."""
-        return any(
-            _place(dims, factor) == WHOLE for at, dims in enumerate(self.results) if at not in self.alike
-        )
+        return any(_place(dims, factor) == WHOLE for at, dims in enumerate(self.results) if at not in self.alike)
 
 
 def _place(dims: Dims, factor: Factor) -> AxisPlacement | None:

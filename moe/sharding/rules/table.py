@@ -29,18 +29,14 @@ def table() -> str:
     )
     refused_targets = [target for target, maker in random.RULES.items() if maker is random.refuse]
     lines.append(f"| Refused: random numbers that would depend on the layout. | {_names(refused_targets)} |")
-    lines.append(
-        f"| Decomposed into simpler operators while a module is captured. | {_names(decompositions())} |"
-    )
+    lines.append(f"| Decomposed into simpler operators while a module is captured. | {_names(decompositions())} |")
     return "\n".join(lines)
 
 
 def with_table(text: str) -> str:
     """A document with the table between its marks."""
     begin, end = map(re.escape, MARKS)
-    document, count = re.subn(
-        f"(?<={begin}\n).*?(?={end})", lambda _: f"\n{table()}\n\n", text, flags=re.DOTALL
-    )
+    document, count = re.subn(f"(?<={begin}\n).*?(?={end})", lambda _: f"\n{table()}\n\n", text, flags=re.DOTALL)
     if count != 1:
         raise ValueError(f"must hold {MARKS[0]} and {MARKS[1]} once")
     return document

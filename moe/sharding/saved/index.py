@@ -96,9 +96,7 @@ class Index:
                         tuple(fields["shape"]),
                         fields["dtype"],
                         tuple(
-                            SavedPiece(
-                                piece["file"], piece["name"], tuple(piece["offsets"]), tuple(piece["sizes"])
-                            )
+                            SavedPiece(piece["file"], piece["name"], tuple(piece["offsets"]), tuple(piece["sizes"]))
                             for piece in fields["pieces"]
                         ),
                     )

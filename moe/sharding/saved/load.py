@@ -68,9 +68,7 @@ class Checkpoint:
         in the module."""
         remedy = "use the module that the checkpoint was saved of"
         shards, persistent = applied.shards(), _persistent(applied)
-        module_paths = {
-            f"{MODEL}{self.index.tied.get(name, name)}" for names in applied.names() for name in names
-        }
+        module_paths = {f"{MODEL}{self.index.tied.get(name, name)}" for names in applied.names() for name in names}
         for names in applied.names():
             name, shard = names[0], shards[names[0]]
             if (match := self.find(names)) is None:
@@ -91,9 +89,7 @@ class Checkpoint:
                     remedy,
                 )
             elif DTYPES[match[1].dtype].is_floating_point != shard.part.dtype.is_floating_point:
-                yield Problem(
-                    "dtype_mismatch", name, match[1].dtype, f"cannot become {shard.part.dtype}", remedy
-                )
+                yield Problem("dtype_mismatch", name, match[1].dtype, f"cannot become {shard.part.dtype}", remedy)
         for path, saved_tensor in self.index.tensors.items():
             if path.startswith(MODEL) and path not in module_paths:
                 yield Problem("unknown_key", path.removeprefix(MODEL), list(saved_tensor.shape),
@@ -113,14 +109,10 @@ class Checkpoint:
             if name is None:
                 tensor = torch.empty(saved_tensor.shape, dtype=DTYPES[saved_tensor.dtype])
                 self._read(
-                    saved_tensor,
-                    path,
-                    LocalShard(saved_tensor.shape, (0,) * len(saved_tensor.shape), tensor, True),
+                    saved_tensor, path, LocalShard(saved_tensor.shape, (0,) * len(saved_tensor.shape), tensor, True)
                 )
                 return tensor
-            shard = torch.empty_like(
-                local(applied.get_parameter(name).detach()), dtype=DTYPES[saved_tensor.dtype]
-            )
+            shard = torch.empty_like(local(applied.get_parameter(name).detach()), dtype=DTYPES[saved_tensor.dtype])
             tensor = applied.like(name, shard)
             self._read(saved_tensor, path, applied.shard_of(name, tensor))
             return tensor
@@ -160,9 +152,7 @@ class Checkpoint:
 
 def _file_problem(folder: Folder, fault: str, is_unreadable: bool) -> Problem:
     if is_unreadable:
-        return Problem(
-            "unreadable", "checkpoint", folder.url, fault, "try again once its storage can be read"
-        )
+        return Problem("unreadable", "checkpoint", folder.url, fault, "try again once its storage can be read")
     remedy = "use another checkpoint: this one is torn or was altered"
     return Problem("corrupt", "checkpoint", folder.url, fault, remedy)
 

@@ -72,17 +72,11 @@ def optimizer_problems(applied: Applied, optimizer: Optimizer, index: Index) -> 
     saved_state, kind = index.optimizer, type(optimizer).__name__
     remedy = "make the optimizer as it was when the checkpoint was saved"
     if saved_state is None:
-        yield Problem(
-            "missing", "optimizer", kind, "has no state in the checkpoint", "load without the optimizer"
-        )
+        yield Problem("missing", "optimizer", kind, "has no state in the checkpoint", "load without the optimizer")
         return
     if saved_state.kind != kind:
         yield Problem(
-            "mismatch",
-            "optimizer",
-            kind,
-            f"must be what the checkpoint was saved with (={saved_state.kind})",
-            remedy,
+            "mismatch", "optimizer", kind, f"must be what the checkpoint was saved with (={saved_state.kind})", remedy
         )
     names = _names_by_group(applied, optimizer)
     if len(names) != len(saved_state.groups):
@@ -103,10 +97,7 @@ def optimizer_problems(applied: Applied, optimizer: Optimizer, index: Index) -> 
 
 
 def restore(
-    applied: Applied,
-    optimizer: Optimizer,
-    index: Index,
-    read: Callable[[SavedTensor, str, str | None], Tensor],
+    applied: Applied, optimizer: Optimizer, index: Index, read: Callable[[SavedTensor, str, str | None], Tensor]
 ) -> None:
     """Load a checkpoint's state into an optimizer. `read(saved_tensor, name, parameter)` returns a tensor: this rank's
     part if it is sharded as `parameter` is, all of it if `parameter` is None."""
@@ -133,9 +124,7 @@ def restore(
         }
         for group, then in zip(state_dict["param_groups"], index.optimizer.groups, strict=True)
     ]
-    optimizer.load_state_dict(
-        {"state": {n: slots for n, slots in state.items() if slots}, "param_groups": groups}
-    )
+    optimizer.load_state_dict({"state": {n: slots for n, slots in state.items() if slots}, "param_groups": groups})
 
 
 def _slots_of_elements(index: Index, shapes: Mapping[str, tuple[int, ...]]) -> set[str]:

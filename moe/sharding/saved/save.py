@@ -26,9 +26,7 @@ class SaveError(RuntimeError):
 
 
 @torch.no_grad()
-def save(
-    applied: Applied, folder: str | Path, optimizer: Optimizer | None = None, *, extra: Any = None
-) -> None:
+def save(applied: Applied, folder: str | Path, optimizer: Optimizer | None = None, *, extra: Any = None) -> None:
     """Write the module's parameters and buffers, the seed and step of its random numbers, the optimizer's state, and
     `extra`, a JSON value, into a folder that all ranks see (a path, or a URL that fsspec supports). All ranks call it.
     When it returns, the checkpoint is complete and durable, and has replaced the previous one.
@@ -42,18 +40,12 @@ def save(
     shards, state = _shards_of(applied, optimizer, extra)
     file = indices.piece_file(plain_collectives.rank(), plain_collectives.world_size(), name)
     own_shards = {
-        path: shard
-        for path, shard in shards.items()
-        if shard.is_first and (shard.part.numel() or not shard.shape)
+        path: shard for path, shard in shards.items() if shard.is_first and (shard.part.numel() or not shard.shape)
     }
 
     def write_shards() -> list[Any]:
         return (
-            list(
-                tensor_file.write(
-                    checkpoint_folder, file, {path: shard.part for path, shard in own_shards.items()}
-                )
-            )
+            list(tensor_file.write(checkpoint_folder, file, {path: shard.part for path, shard in own_shards.items()}))
             if own_shards
             else []
         )
@@ -128,17 +120,13 @@ def _shards_of(
         json.dumps(extra)
     except (TypeError, ValueError) as error:
         problems.append(
-            Problem(
-                "wrong_type", "extra", None, f"must be a value as JSON has it ({error})", "use plain values"
-            )
+            Problem("wrong_type", "extra", None, f"must be a value as JSON has it ({error})", "use plain values")
         )
     raise_on_all_ranks(problems)
     return shards, state
 
 
-def _saved_tensors(
-    shards: dict[str, LocalShard], rank_entries: list[dict[str, Any]]
-) -> dict[str, SavedTensor]:
+def _saved_tensors(shards: dict[str, LocalShard], rank_entries: list[dict[str, Any]]) -> dict[str, SavedTensor]:
     pieces: dict[str, list[SavedPiece]] = {path: [] for path in shards}
     for entry in rank_entries:
         for path, (offsets, sizes) in entry["pieces"].items():

@@ -12,9 +12,7 @@ from moe.storage.folder import Folder
 from moe.storage.sealing import SealingStream
 from moe.storage.tensor_header import ITEM_BYTES, TORCH_NAMES, HeaderEntry, header_bytes, read_header
 
-DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, torch_name) for name, torch_name in TORCH_NAMES.items()
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, torch_name) for name, torch_name in TORCH_NAMES.items()}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 """Names of the dtypes that a file may have."""
 
@@ -28,9 +26,7 @@ def write(folder: Folder, name: str, tensors: Mapping[str, Tensor]) -> tuple[int
     names = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
     with folder.create(name) as stream:
         sealing = SealingStream(stream)
-        sealing.write(
-            header_bytes((key, NAMES[tensors[key].dtype], tuple(tensors[key].shape)) for key in names)
-        )
+        sealing.write(header_bytes((key, NAMES[tensors[key].dtype], tuple(tensors[key].shape)) for key in names))
         for key in names:
             sealing.write(_memory(tensors[key].detach().cpu().contiguous()))
     return sealing.size_bytes, sealing.sha256
@@ -77,9 +73,7 @@ class TensorFileReader:
                 block = self._box(stream, entry, (starts[0] + at, *starts[1:]), (num_rows, *sizes[1:]))
                 yield (slice(at, at + num_rows), *(slice(0, size) for size in sizes[1:])), block
 
-    def _box(
-        self, stream: IO[bytes], entry: HeaderEntry, starts: Sequence[int], sizes: Sequence[int]
-    ) -> Tensor:
+    def _box(self, stream: IO[bytes], entry: HeaderEntry, starts: Sequence[int], sizes: Sequence[int]) -> Tensor:
         box = torch.empty(tuple(sizes), dtype=DTYPES[entry.dtype])
         memory, itemsize = _memory(box), ITEM_BYTES[entry.dtype]
         # dimensions from `inner` on are contiguous in the file

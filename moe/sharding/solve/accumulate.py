@@ -113,11 +113,7 @@ _APART = (
 
 class _AccumulationOptions:
     def __init__(
-        self,
-        capture: CapturedGraph,
-        rule_of: Callable[[fx.Node], Rule],
-        micro_batches: int,
-        inputs: Sequence[fx.Node],
+        self, capture: CapturedGraph, rule_of: Callable[[fx.Node], Rule], micro_batches: int, inputs: Sequence[fx.Node]
     ) -> None:
         self._capture, self._rule_of, self._degrees = capture, rule_of, (micro_batches,)
         self._placements: dict[fx.Node, AxisPlacement] = dict.fromkeys(capture.leaves, WHOLE)
@@ -166,10 +162,7 @@ class _AccumulationOptions:
                 if partial is not None
                 else "needs the whole batch at once: it cannot be run on some of its rows",
             )
-        return min(
-            candidates,
-            key=lambda option: sum(w != m for w, m in zip(option.operands, placements, strict=True)),
-        )
+        return min(candidates, key=lambda option: sum(w != m for w, m in zip(option.operands, placements, strict=True)))
 
     def _is_possible(self, node: fx.Node, option: AxisOption) -> bool:
         """Whether an option needs no exchange."""
@@ -184,11 +177,7 @@ class _AccumulationOptions:
 
     def _make_parts(self, node: fx.Node) -> None:
         """Have a tensor computed part by part, if it is the same for all micro-batches but each uses its own part."""
-        if (
-            self._options[node].name != "whole"
-            or isinstance(node.meta["val"], list | tuple)
-            or not node.users
-        ):
+        if self._options[node].name != "whole" or isinstance(node.meta["val"], list | tuple) or not node.users:
             return
         uses = {
             self._options[user].operands[number]
@@ -211,11 +200,7 @@ class _AccumulationOptions:
 
     def _is_of_parameters(self, node: fx.Node) -> bool:
         """Whether an operand is a parameter or buffer: gathering it takes an exchange, which is made once."""
-        kinds = {
-            self._capture.leaves[operand].kind
-            for operand in operands(node)
-            if operand in self._capture.leaves
-        }
+        kinds = {self._capture.leaves[operand].kind for operand in operands(node) if operand in self._capture.leaves}
         return bool(kinds & {"parameter", "buffer"})
 
     def _choose(self, node: fx.Node, option: AxisOption) -> None:
@@ -229,6 +214,4 @@ class _AccumulationOptions:
     def _unsupported_error(self, node: fx.Node, rule: str, remedy: str = _APART) -> SpecError:
         (count,) = self._degrees
         where = node.meta.get("where") or node.name
-        return SpecError(
-            Problem("unsupported", where, str(node.target), f"{rule}, with micro_batches={count}", remedy)
-        )
+        return SpecError(Problem("unsupported", where, str(node.target), f"{rule}, with micro_batches={count}", remedy))

@@ -29,13 +29,9 @@ def bound_by(
 ) -> Bound:
     """Requirements on operators, apart from views, that follow from hints (`pins`); `in_loop` adds the axis of the loop
     over micro-batches before the mesh's."""
-    parameters = [
-        node.name for node, leaf in capture.leaves.items() if leaf.kind == "parameter" and leaf.shape
-    ]
+    parameters = [node.name for node, leaf in capture.leaves.items() if leaf.kind == "parameter" and leaf.shape]
     num_axes = len(propagation.assignment.degrees)
-    open_axes = {conflict.axis for conflict in propagation.conflicts} | _axes_of_rings(
-        capture, propagation, rule_of
-    )
+    open_axes = {conflict.axis for conflict in propagation.conflicts} | _axes_of_rings(capture, propagation, rule_of)
     full = [
         axis not in open_axes and all(name in pins and pins[name][axis] is not None for name in parameters)
         for axis in range(num_axes)

@@ -13,9 +13,7 @@ from moe.spec import Problem, SpecError
 MOST_MICRO_BATCHES = 64
 
 
-def meshes(
-    cluster: Cluster, mesh: Mapping[str, int] | None, axis_names: tuple[str, ...]
-) -> Iterator[dict[str, int]]:
+def meshes(cluster: Cluster, mesh: Mapping[str, int] | None, axis_names: tuple[str, ...]) -> Iterator[dict[str, int]]:
     """At most two meshes for any number of devices: one axis, and two axes. The inner of two axes is the devices of a
     node; within one node the two axes are as close to a square as possible."""
     total = cluster.num_devices
@@ -79,9 +77,7 @@ def runs(
         )
 
 
-def _loops(
-    capture: CapturedGraph, rules: Rules, micro_batches: int | None
-) -> Iterator[tuple[int, Loop | None]]:
+def _loops(capture: CapturedGraph, rules: Rules, micro_batches: int | None) -> Iterator[tuple[int, Loop | None]]:
     """Numbers of micro-batches, each with its loop. Raises SpecError if the requested number is not possible."""
     if micro_batches in (None, 1):
         yield 1, None

@@ -29,9 +29,7 @@ def classes(capture: CapturedGraph, pins: Mapping[str, Hashable]) -> dict[fx.Nod
     backward = capture.backward
     for phase in (False, True):
         nodes = [
-            node
-            for node in capture.graph.graph.nodes
-            if node.op == "call_function" and (node in backward) == phase
+            node for node in capture.graph.graph.nodes if node.op == "call_function" and (node in backward) == phase
         ]
         signs = [(_sign(node, backward), pins.get(node.name)) for node in nodes]
         for first, period, length in _runs(signs):
@@ -46,9 +44,7 @@ def classes(capture: CapturedGraph, pins: Mapping[str, Hashable]) -> dict[fx.Nod
     return class_of
 
 
-def _tie_leaves(
-    capture: CapturedGraph, class_of: dict[fx.Node, fx.Node], pins: Mapping[str, Hashable]
-) -> None:
+def _tie_leaves(capture: CapturedGraph, class_of: dict[fx.Node, fx.Node], pins: Mapping[str, Hashable]) -> None:
     """Put parameters and buffers that nodes of one class use at the same place in one class."""
     gradient_names = set(capture.gradients)
     first: dict[Hashable, fx.Node] = {}
@@ -57,14 +53,7 @@ def _tie_leaves(
             leaf = capture.leaves.get(operand)
             if leaf is None or leaf.kind not in ("parameter", "buffer") or operand in class_of:
                 continue
-            key: Hashable = (
-                class_of[node],
-                number,
-                leaf.kind,
-                leaf.shape,
-                leaf.dtype,
-                leaf.name in gradient_names,
-            )
+            key: Hashable = (class_of[node], number, leaf.kind, leaf.shape, leaf.dtype, leaf.name in gradient_names)
             key = (key, pins.get(operand.name))
             class_of[operand] = first.setdefault(key, operand)
 
@@ -83,9 +72,7 @@ def _sign(node: fx.Node, backward: Container[fx.Node]) -> Hashable:
 
     output = node.meta.get("val")
     tensors = output if isinstance(output, list | tuple) else (output,)
-    shapes = tuple(
-        (tuple(tensor.shape), tensor.dtype) if isinstance(tensor, Tensor) else None for tensor in tensors
-    )
+    shapes = tuple((tuple(tensor.shape), tensor.dtype) if isinstance(tensor, Tensor) else None for tensor in tensors)
     return node.target, plain(_without_keys(node)), plain(list(node.kwargs.items())), shapes
 
 
@@ -119,9 +106,7 @@ def _runs(signs: Sequence[Hashable]) -> list[tuple[int, int, int]]:
             at += length + 1
     runs: list[tuple[int, int, int]] = []
     is_covered = [False] * len(signs)
-    for length, period, first in sorted(
-        candidates, key=lambda candidate: (-candidate[0], candidate[1], candidate[2])
-    ):
+    for length, period, first in sorted(candidates, key=lambda candidate: (-candidate[0], candidate[1], candidate[2])):
         begin, end = first, first + length
         while begin < end and is_covered[begin]:
             begin += 1

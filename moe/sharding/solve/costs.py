@@ -43,21 +43,14 @@ class Costs:
         self.cluster, self.degrees, self.loop = cluster, tuple(degrees), loop
         self.moves = Moves(cluster, degrees, loop is not None)
         self._traits, self._network = cluster.traits, Network(cluster)
-        self._ranks = [
-            Ranks(degree, math.prod(self.degrees[axis + 1 :])) for axis, degree in enumerate(degrees)
-        ]
+        self._ranks = [Ranks(degree, math.prod(self.degrees[axis + 1 :])) for axis, degree in enumerate(degrees)]
         self._software = software_of(None, "ours", self._traits.layer_s)
         self.overlap = self._software.overlap
         """Share of early exchanges that arithmetic can hide, if there is enough of it."""
         self._choices: dict[fx.Node, list[Choice]] = {}
 
     def move_s(
-        self,
-        shape: tuple[int, ...],
-        itemsize: int,
-        before: Placements,
-        after: Placements,
-        is_bucketed: bool = False,
+        self, shape: tuple[int, ...], itemsize: int, before: Placements, after: Placements, is_bucketed: bool = False
     ) -> float:
         return self.moves.cheapest(shape, itemsize, before, after, is_bucketed=is_bucketed)[0]
 
@@ -88,8 +81,7 @@ class Costs:
             along[0] = (self.loop[node],)
         for options in itertools.product(*along):
             if any(
-                degree == 1 and option.name != "whole"
-                for option, degree in zip(options, self.degrees, strict=True)
+                degree == 1 and option.name != "whole" for option, degree in zip(options, self.degrees, strict=True)
             ) or not rule.is_possible(options, self.degrees):
                 continue
             choice = self._choice(node, rule, options)
@@ -109,9 +101,7 @@ class Costs:
         result_bytes = 0
         for at, value in enumerate(results(node)):
             if value is not None:
-                result_bytes += self.part_bytes(
-                    value.shape, value.dtype.itemsize, result_placements(options, at)
-                )
+                result_bytes += self.part_bytes(value.shape, value.dtype.itemsize, result_placements(options, at))
         seconds = 0.0
         if rule.work != "none":
             seconds = (num_bytes + result_bytes) / self._traits.memory_bytes_per_s
@@ -195,8 +185,7 @@ class Costs:
             return launches + flops / experts.flops_per_s * (rows + experts.knee_rows) / rows
         tensors = [{factor for dim in dims for factor in dim} for dims in (*rule.operands, *rule.results)]
         rows = min(
-            (size for factor, size in sizes.items() if not all(factor in factors for factors in tensors)),
-            default=1,
+            (size for factor, size in sizes.items() if not all(factor in factors for factors in tensors)), default=1
         )
         products = kernels.products[dtype]
         return flops / products.flops_per_s * (rows + products.knee_rows) / rows

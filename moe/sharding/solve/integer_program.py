@@ -114,10 +114,7 @@ class IntegerProgram:
         return None if solution is None else Solution(*solution, lower_bound, False)
 
     def _run(
-        self,
-        is_relaxed: bool,
-        fixed_values: Mapping[int, float] | None = None,
-        upper_bounds: np.ndarray | None = None,
+        self, is_relaxed: bool, fixed_values: Mapping[int, float] | None = None, upper_bounds: np.ndarray | None = None
     ) -> tuple[np.ndarray, float] | None:
         """(values, objective); None if there is no solution. Variables in `fixed_values` have these values; all have at
         most their `upper_bounds`."""
@@ -156,12 +153,8 @@ class IntegerProgram:
         solver.run()
         status = solver.getModelStatus()
         is_solved = status == highspy.HighsModelStatus.kOptimal
-        if (
-            status == highspy.HighsModelStatus.kSolutionLimit
-        ):  # limit of nodes: the best solution so far, if any
-            is_solved = (
-                solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-            )
+        if status == highspy.HighsModelStatus.kSolutionLimit:  # limit of nodes: the best solution so far, if any
+            is_solved = solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
         if not is_solved:
             return None
         values = np.array(solver.getSolution().col_value)

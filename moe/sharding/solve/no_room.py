@@ -69,9 +69,7 @@ def _larger(subject: CapturedRequest) -> str:
         return f"{alternatives}: hints that name devices are of this cluster alone"
     cluster, mesh = subject.request.cluster, subject.request.mesh
     unit = cluster.devices_per_node if mesh is None else cluster.num_devices
-    too_few = (
-        max(cluster.num_devices, math.ceil(least_bytes(subject) / subject.limits.memory_bytes) - 1) // unit
-    )
+    too_few = max(cluster.num_devices, math.ceil(least_bytes(subject) / subject.limits.memory_bytes) - 1) // unit
     max_units = LARGEST_CLUSTER // unit
 
     @cache
@@ -91,8 +89,7 @@ def _larger(subject: CapturedRequest) -> str:
             return f"{with_room(enough)}, a cluster of this kind that has room: {less} devices have not"
     qualifier = "" if mesh is None else ", one axis as much longer,"
     return (
-        f"{alternatives}: no cluster of this kind{qualifier} was found to have room, "
-        f"up to {LARGEST_CLUSTER:,} devices"
+        f"{alternatives}: no cluster of this kind{qualifier} was found to have room, up to {LARGEST_CLUSTER:,} devices"
     )
 
 

@@ -93,8 +93,7 @@ class PlacementProgram:
             if self._is_allowed(node.name, placements)
             and self._is_among(node, map(str, placements))
             and (
-                self._pins.get(node.name) is not None
-                or has_no_empty_part(leaf.shape, placements, self._costs.degrees)
+                self._pins.get(node.name) is not None or has_no_empty_part(leaf.shape, placements, self._costs.degrees)
             )
         ]
         is_trained = leaf.name in self._capture.gradients and leaf.kind == "parameter"
@@ -244,9 +243,7 @@ class PlacementProgram:
         leaf = self._capture.leaves.get(tensor)
         return leaf is not None and leaf.kind in ("parameter", "buffer")
 
-    def _moving(
-        self, tensor: fx.Node, before: Placements, after: Placements, count: int, beside: bool | None
-    ) -> int:
+    def _moving(self, tensor: fx.Node, before: Placements, after: Placements, count: int, beside: bool | None) -> int:
         """A variable that is 1 if a tensor is moved. `beside` is whether the move overlaps with the backward pass's
         arithmetic, rather than the forward pass's; None if it overlaps with nothing."""
         if before == after:
@@ -318,13 +315,9 @@ class PlacementProgram:
                     program.row([(kept_variables[after], 1.0), (again, -1.0)], lower=0.0)
                 program.equal(terms, 0.0)
             for before, makers in sources.items():
-                program.row(
-                    [*((flow, 1.0) for flow in out[before]), *((maker, -1.0) for maker in makers)], upper=0.0
-                )
+                program.row([*((flow, 1.0) for flow in out[before]), *((maker, -1.0) for maker in makers)], upper=0.0)
                 if saved_variables:
-                    program.row(
-                        [(saved_variables[before], 1.0), *((flow, -1.0) for flow in out[before])], lower=0.0
-                    )
+                    program.row([(saved_variables[before], 1.0), *((flow, -1.0) for flow in out[before])], lower=0.0)
         return moves, arrivals
 
     # Solution
@@ -374,9 +367,7 @@ class PlacementProgram:
             else:
                 program.equal(into, 1.0)
         for before, makers in sources.items():
-            program.row(
-                [*((flow, 1.0) for flow in out[before]), *((maker, -1.0) for maker in makers)], upper=0.0
-            )
+            program.row([*((flow, 1.0) for flow in out[before]), *((maker, -1.0) for maker in makers)], upper=0.0)
 
     def _read(self, solution: Solution) -> ShardingSolution:
         values = solution.values
@@ -388,9 +379,7 @@ class PlacementProgram:
             node: next(placements for variable, placements in variables if values[variable] > 0.5)
             for node, variables in self._variables.leaves.items()
         }
-        kept_tensors = {
-            key for key, variable in self._variables.kept_tensors.items() if values[variable] > 0.5
-        }
+        kept_tensors = {key for key, variable in self._variables.kept_tensors.items() if values[variable] > 0.5}
         nodes = list(self._graph.nodes)
         assignment = Assignment(
             self._costs.degrees,

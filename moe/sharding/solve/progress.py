@@ -37,9 +37,5 @@ class PlanningProgress:
     def _print(self) -> None:
         pause_s = self._after_s
         while not self._end.wait(pause_s):
-            print(
-                f"planning for {time.monotonic() - self._began:.0f} s: {self._stage}",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"planning for {time.monotonic() - self._began:.0f} s: {self._stage}", file=sys.stderr, flush=True)
             pause_s = self._every_s

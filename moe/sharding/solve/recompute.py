@@ -37,12 +37,8 @@ def _recompute(capture: CapturedGraph, part_of: Callable[[fx.Node], str | None])
     for node in capture.graph.graph.nodes:
         if node.op == "call_function" and position[node] < first and (block := part_of(node)):
             blocks[block].append(node)
-    results = {
-        result for result in (*capture.outputs, *capture.updates.values()) if isinstance(result, fx.Node)
-    }
-    has_copies = [
-        _compute_again(block, nodes, backward, results, position) for block, nodes in sorted(blocks.items())
-    ]
+    results = {result for result in (*capture.outputs, *capture.updates.values()) if isinstance(result, fx.Node)}
+    has_copies = [_compute_again(block, nodes, backward, results, position) for block, nodes in sorted(blocks.items())]
     capture.graph.graph.lint()
     return any(has_copies)
 
@@ -87,9 +83,7 @@ def _compute_again(
         or node.target in TARGETS
         or any(user not in block_nodes and user not in backward for user in node.users)
     }
-    activations = [
-        node for node in nodes if node not in outputs and any(user in backward for user in node.users)
-    ]
+    activations = [node for node in nodes if node not in outputs and any(user in backward for user in node.users)]
     originals = _with_operands(activations, block_nodes - outputs)
     if not originals:
         return False

@@ -45,11 +45,7 @@ class ShardingRequest:
         for name, hint in self.hints.items() if isinstance(self.hints, Mapping) else ():
             if not isinstance(hint, Hint):
                 yield Problem(
-                    "wrong_type",
-                    f"hints[{name!r}]",
-                    hint,
-                    "is no hint",
-                    "use Split, Replicate, Shard or Devices",
+                    "wrong_type", f"hints[{name!r}]", hint, "is no hint", "use Split, Replicate, Shard or Devices"
                 )
             if not isinstance(name, str):
                 yield Problem("wrong_type", f"hints[{name!r}]", _kind(name), "is no name",
@@ -65,9 +61,7 @@ class ShardingRequest:
                 "must name one to three axes, each with a whole number of devices, at least 1",
                 'give mesh={"data": 2, "model": 2}',
             )
-        if isinstance(self.replicate, str) or not all(
-            isinstance(operator, str) for operator in self.replicate
-        ):
+        if isinstance(self.replicate, str) or not all(isinstance(operator, str) for operator in self.replicate):
             yield Problem("wrong_type", "replicate", self.replicate, "must be a list of operators' names",
                           'give replicate=["aten.polar.default"]')  # fmt: skip
         remedy = "give the values of optimizer state for each trained one: 2 for Adam"
@@ -76,13 +70,7 @@ class ShardingRequest:
             remedy = "use 1 or more, or omit it"
             yield from whole_number_problems("micro_batches", self.micro_batches, 1, remedy)
         if self.recompute is not None and not isinstance(self.recompute, bool):
-            yield Problem(
-                "wrong_type",
-                "recompute",
-                self.recompute,
-                "must be True or False",
-                "use either, or omit it",
-            )
+            yield Problem("wrong_type", "recompute", self.recompute, "must be True or False", "use either, or omit it")
 
 
 def whole_number_problems(path: str, value: Any, least: int, remedy: str) -> Iterator[Problem]:
@@ -93,12 +81,7 @@ def whole_number_problems(path: str, value: Any, least: int, remedy: str) -> Ite
 
 
 def _is_mesh(mesh: Any) -> bool:
-    return (
-        _has_mesh_types(mesh)
-        and 1 <= len(mesh) <= MAX_AXES
-        and all(mesh)
-        and min(mesh.values(), default=0) >= 1
-    )
+    return _has_mesh_types(mesh) and 1 <= len(mesh) <= MAX_AXES and all(mesh) and min(mesh.values(), default=0) >= 1
 
 
 def _has_mesh_types(mesh: Any) -> bool:

@@ -53,9 +53,7 @@ class PlacementSearch:
     def best(self, begin: Sequence[Assignment] = (), *, first: bool = False) -> ShardingSolution | None:
         """The cheapest assignment that fits in memory, or with `first` the first one found; None if none fits.
         Coordinate descent also starts from the assignments in `begin`."""
-        axes = [
-            axis for axis, degree in enumerate(self.costs.degrees) if degree > 1 and not self._is_loop(axis)
-        ]
+        axes = [axis for axis, degree in enumerate(self.costs.degrees) if degree > 1 and not self._is_loop(axis)]
         if len(axes) < 2 or self._num_flows() <= SMALL:
             return self._solve({}, 1, quick=first)
         assignments: list[Assignment] = []
@@ -69,9 +67,7 @@ class PlacementSearch:
             filter(None, self._solutions.values()), key=lambda solution: solution.seconds, default=None
         )
 
-    def _beginnings(
-        self, begin: Sequence[Assignment], axes: list[int]
-    ) -> Iterator[tuple[Assignment, list[int]]]:
+    def _beginnings(self, begin: Sequence[Assignment], axes: list[int]) -> Iterator[tuple[Assignment, list[int]]]:
         """(assignment to start from, order in which axes take turns)."""
         yield from ((assignment, axes) for assignment in begin)
         for order in (axes[at:] + axes[:at] for at in range(len(axes))):
@@ -109,9 +105,7 @@ class PlacementSearch:
         operators = filter(is_operator, self._nodes())
         return sum(len(self.costs.choices(node, self.rule_of(node))) ** 2 // 2 for node in operators)
 
-    def _take_turns(
-        self, begin: Assignment, order: list[int], assignments: list[Assignment], least: float
-    ) -> float:
+    def _take_turns(self, begin: Assignment, order: list[int], assignments: list[Assignment], least: float) -> float:
         """Coordinate descent from one assignment; the first axis of `order` is solved last. Adds each assignment on the
         way to `assignments`. Returns the smallest cost so far in seconds; `least` is the one before."""
         assignments.append(begin)
@@ -133,9 +127,7 @@ class PlacementSearch:
         names_by_node = (self._option_names(node, assignment) for node in self._nodes())
         key = (free, tuple(name for names in names_by_node for at, name in enumerate(names) if at != free))
         if key not in self._solutions:
-            self._solutions[key] = self._solve(
-                self._with_others_fixed(free, assignment), 1, max_s, quick=True
-            )
+            self._solutions[key] = self._solve(self._with_others_fixed(free, assignment), 1, max_s, quick=True)
         return self._solutions[key]
 
     def _all_alike(self) -> Assignment | None:
@@ -176,10 +168,7 @@ class PlacementSearch:
             names = self._names(node)
             choices[node] = tuple(
                 names
-                if axis == free
-                or self._is_loop(axis)
-                or self._is_pinned(node, axis)
-                or self._is_bound(node, axis)
+                if axis == free or self._is_loop(axis) or self._is_pinned(node, axis) or self._is_bound(node, axis)
                 else {"whole", "R"}
                 for axis in self._axes()
             )
@@ -190,8 +179,7 @@ class PlacementSearch:
 
     def _is_pinned(self, node: fx.Node, axis: int) -> bool:
         return any(
-            (pin := self.pins.get(tensor.name)) is not None and pin[axis] is not None
-            for tensor in (node, *node.users)
+            (pin := self.pins.get(tensor.name)) is not None and pin[axis] is not None for tensor in (node, *node.users)
         )
 
     def _with_others_fixed(self, free: int, assignment: Assignment) -> AllowedOptions:
@@ -209,9 +197,7 @@ class PlacementSearch:
         for node in self._nodes():
             whole = "whole" if is_operator(node) else "R"
             names_by_assignment = [self._option_names(node, assignment) for assignment in assignments]
-            choices[node] = tuple(
-                {whole, *(names[axis] for names in names_by_assignment)} for axis in self._axes()
-            )
+            choices[node] = tuple({whole, *(names[axis] for names in names_by_assignment)} for axis in self._axes())
         return choices
 
     def _nodes(self) -> Iterator[fx.Node]:

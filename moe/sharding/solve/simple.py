@@ -27,9 +27,7 @@ def simple_layouts(
     batch = _batch(capture)
     if not batch:
         return
-    shapes = {
-        node: leaf.shape for node, leaf in capture.leaves.items() if leaf.kind in ("parameter", "buffer")
-    }
+    shapes = {node: leaf.shape for node, leaf in capture.leaves.items() if leaf.kind in ("parameter", "buffer")}
     pins: dict[str, Pin] = {node.name: (WHOLE,) * len(degrees) for node in shapes}
     pins |= {node.name: _along(degrees, split(0)) for node in batch}
     whole = Propagation(capture, rule_of, degrees, pins, {}).run().assignment

@@ -41,9 +41,7 @@ class StepMemory:
     def limit(self, memory_bytes: float) -> None:
         """Add the constraint that memory stays within the limit."""
         terms = ((variable, variable_bytes / _UNIT_BYTES) for variable, variable_bytes in self._variables)
-        self._program.row(
-            [*terms, (self._operator, 1.0), (self._block, 1.0)], upper=memory_bytes / _UNIT_BYTES
-        )
+        self._program.row([*terms, (self._operator, 1.0), (self._block, 1.0)], upper=memory_bytes / _UNIT_BYTES)
 
     def largest_bytes(self, values: np.ndarray) -> float:
         """The two peaks together, in a solution."""

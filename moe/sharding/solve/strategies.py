@@ -72,12 +72,7 @@ def choose_strategy(strategies: Sequence[Strategy]) -> Strategy:
 def _priced_layout(subject: CapturedRequest, strategy: Strategy) -> PricedLayout:
     memory_bytes = int(strategy.solution.memory_bytes) + subject.capture.input_bytes
     return PricedLayout(
-        strategy.degrees,
-        strategy.solution.seconds,
-        memory_bytes,
-        strategy.count,
-        strategy.again,
-        strategy.layout,
+        strategy.degrees, strategy.solution.seconds, memory_bytes, strategy.count, strategy.again, strategy.layout
     )
 
 
@@ -86,9 +81,7 @@ def _in_words(degrees: Mapping[str, int], count: int, again: bool, strategies: S
     if again:
         parts.append("blocks computed again")
     if strategies:
-        parts.append(
-            f"best step so far {1e3 * min(strategy.solution.seconds for strategy in strategies):.3g} ms"
-        )
+        parts.append(f"best step so far {1e3 * min(strategy.solution.seconds for strategy in strategies):.3g} ms")
     return ", ".join(parts)
 
 
@@ -105,11 +98,7 @@ def has_room(subject: CapturedRequest) -> bool:
 
 def _meshes(subject: CapturedRequest) -> list[dict[str, int]]:
     mesh, arrays = subject.request.mesh, subject.annotated_graph.mesh_of_arrays()
-    if (
-        mesh is None
-        and arrays is not None
-        and math.prod(arrays.values()) == subject.request.cluster.num_devices
-    ):
+    if mesh is None and arrays is not None and math.prod(arrays.values()) == subject.request.cluster.num_devices:
         mesh = arrays
     return list(meshes(subject.request.cluster, mesh, subject.annotated_graph.axes))
 
@@ -123,9 +112,7 @@ def least_bytes(subject: CapturedRequest) -> float:
     """Lower bound of the bytes on all devices together: each parameter once, with its gradient and optimizer state."""
     capture, trained_factor = subject.capture, 2 + subject.limits.optimizer_slots
     return sum(
-        math.prod(leaf.shape)
-        * leaf.dtype.itemsize
-        * (trained_factor if leaf.name in capture.gradients else 1)
+        math.prod(leaf.shape) * leaf.dtype.itemsize * (trained_factor if leaf.name in capture.gradients else 1)
         for leaf in capture.leaves.values()
         if leaf.kind == "parameter"
     )
@@ -167,13 +154,7 @@ def _on_mesh(
         simple = [(layout, in_loop(assignment, loop, count)) for layout, assignment in simple]
     costs = Costs(request.cluster, (*([] if loop is None else [count]), *degrees.values()), loop)
     inner = PlacementSearch(
-        capture,
-        costs,
-        rules,
-        subject.limits,
-        pins,
-        classes(capture, alike) if request.search else None,
-        requirements,
+        capture, costs, rules, subject.limits, pins, classes(capture, alike) if request.search else None, requirements
     )
 
     def strategy(layout: LayoutName, solution: ShardingSolution) -> Strategy:

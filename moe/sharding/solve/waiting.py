@@ -37,9 +37,7 @@ class Waiting:
                 continue
             program = self._program
             wait, in_all = (program.variable(cost, upper=float("inf")) for cost in (_UNIT_S, 0.0))
-            program.equal(
-                [*((variable, seconds / _UNIT_S) for variable, seconds in exchanges), (in_all, -1.0)], 0.0
-            )
+            program.equal([*((variable, seconds / _UNIT_S) for variable, seconds in exchanges), (in_all, -1.0)], 0.0)
             program.row([(wait, 1.0), (in_all, self._overlap - 1)], lower=0.0)
             covering = ((variable, seconds / _UNIT_S) for variable, seconds in self._arithmetic[backward])
             program.row([(wait, 1.0), (in_all, -1.0), *covering], lower=0.0)

@@ -46,9 +46,7 @@ class GroupedQueryAttentionSpec(Spec):
     """Whether each head has an attention sink: a logit for attending to nothing (GPT-OSS)."""
     window: Count | None = None
     """Sliding window of `windowed_layers`: tokens attended to, the token itself included. Default: no window."""
-    windowed_layers: Literal["even", "all"] | tuple[CountOrZero, ...] = Field(
-        default="even", max_length=MAX_LAYERS
-    )
+    windowed_layers: Literal["even", "all"] | tuple[CountOrZero, ...] = Field(default="even", max_length=MAX_LAYERS)
     """Layers with the sliding window, counted from 0."""
 
     @model_validator(mode="after")
@@ -99,9 +97,7 @@ class GroupedQueryAttentionSpec(Spec):
         table = [linear("query", with_gate, width), linear("key", keys, width), linear("value", keys, width),
                  linear("output", width, queries)]  # fmt: skip
         if self.bias:
-            table += [
-                bias(name, size) for name, size in (("query", with_gate), ("key", keys), ("value", keys))
-            ]
+            table += [bias(name, size) for name, size in (("query", with_gate), ("key", keys), ("value", keys))]
         if self.output_bias:
             table.append(bias("output", width))
         if self.query_key_norm == "head":

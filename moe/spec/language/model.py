@@ -4,14 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AliasChoices,
-    Field,
-    SerializerFunctionWrapHandler,
-    StrictBool,
-    model_serializer,
-    model_validator,
-)
+from pydantic import AliasChoices, Field, SerializerFunctionWrapHandler, StrictBool, model_serializer, model_validator
 
 from moe.spec import expansion
 from moe.spec.adapter import A, AdapterSpec, B
@@ -110,9 +103,7 @@ class LanguageModelSpec(Counted):
         if self.moe is not None and (problem := self.moe.routing.not_causal()) is not None:
             problems.append(replace(problem, path=f"moe.{problem.path}"))
         if self.ffn_dim is None and len(self.moe_layers) < self.num_layers:
-            problems.append(
-                Problem("missing", "ffn_dim", None, "is required where layers have no experts", "add it")
-            )
+            problems.append(Problem("missing", "ffn_dim", None, "is required where layers have no experts", "add it"))
         if self.linear_attention is not None and self.full_attention_every == 1:
             problems.append(
                 Problem(
@@ -141,9 +132,7 @@ class LanguageModelSpec(Counted):
         if self.moe is None:
             for name, default in (("moe_every", 1), ("first_dense_layers", 0), ("dense_layers", ())):
                 if (value := getattr(self, name)) != default:
-                    problems.append(
-                        Problem("not_applicable", name, value, "has no effect without moe", "omit it")
-                    )
+                    problems.append(Problem("not_applicable", name, value, "has no effect without moe", "omit it"))
         if self.linear_attention is None and self.full_attention_every > 1:
             problems.append(Problem("not_applicable", "full_attention_every", self.full_attention_every,
                                     "has no effect without linear_attention", "omit it"))  # fmt: skip
@@ -157,24 +146,14 @@ class LanguageModelSpec(Counted):
             yield Problem("requires", "upcycle", None, rule, "name its folder by from, or omit upcycle")
         elif self.moe is None:
             rule = "excludes moe: it creates the experts itself"
-            yield Problem(
-                "requires",
-                "upcycle",
-                None,
-                rule,
-                "write only model: {from: FOLDER, upcycle: {...}}",
-            )
+            yield Problem("requires", "upcycle", None, rule, "write only model: {from: FOLDER, upcycle: {...}}")
         else:
             layers = self.moe_layers
             yield from self.upcycle.problems_of_mixture(self.moe, layers, self.num_layers, self.ffn_dim)
         if self.adapter is not None:
             rule = "cannot apply to a mixture created when the job starts: no folder has its base"
             yield Problem(
-                "conflict",
-                "adapter",
-                None,
-                rule,
-                "export the mixture and name that folder by from, or omit one",
+                "conflict", "adapter", None, rule, "export the mixture and name that folder by from, or omit one"
             )
 
     def _problems_of_adapter(self) -> Iterator[Problem]:
@@ -186,9 +165,7 @@ class LanguageModelSpec(Counted):
         routers = [name for name in names if name.endswith(".router") and self.adapter.chooses(name)]
         if routers and self.moe is not None and self.moe.routing.bias_rate:
             rule = f"has {routers[0]}, whose selection bias follows the loads, which adapters do not store"
-            yield Problem(
-                "unsupported", "adapter.targets", self.adapter.targets, rule, "set moe.bias_update_rate to 0"
-            )
+            yield Problem("unsupported", "adapter.targets", self.adapter.targets, rule, "set moe.bias_update_rate to 0")
 
     @property
     def sides(self) -> int:
@@ -219,10 +196,7 @@ class LanguageModelSpec(Counted):
         return tuple(layer for layer in candidates if layer not in self.dense_layers)
 
     def has_full_attention(self, layer: int) -> bool:
-        return (
-            self.linear_attention is None
-            or layer % self.full_attention_every == self.full_attention_every - 1
-        )
+        return self.linear_attention is None or layer % self.full_attention_every == self.full_attention_every - 1
 
     @property
     def num_ffn_matrices(self) -> int:
@@ -233,13 +207,9 @@ class LanguageModelSpec(Counted):
         """Yield the embedding, the layers and the head."""
         width: Size = ("model", self.model_dim)
         last = norm("norm", self.model_dim, one_plus=self.norm_one_plus)
-        embedding, output = (
-            linear(name, ("vocab", self.vocab_size), width) for name in ("embedding", "output")
-        )
+        embedding, output = (linear(name, ("vocab", self.vocab_size), width) for name in ("embedding", "output"))
         if self.adapter is not None:
-            last, embedding, output = (
-                replace(parameter, frozen=True) for parameter in (last, embedding, output)
-            )
+            last, embedding, output = (replace(parameter, frozen=True) for parameter in (last, embedding, output))
         yield "", Block("embeddings", (embedding,))
         with_experts, tables, unique_blocks = set(self.moe_layers), {}, {}
         for layer in range(self.num_layers):

@@ -10,14 +10,7 @@ from typing import Any
 from moe.spec.errors import Problem, SpecError
 from moe.spec.routers.expert_choice import ExpertChoiceSpec
 from moe.spec.routers.gshard import GShardTop2Spec
-from moe.spec.routers.router import (
-    AuxiliaryLoss,
-    BalancedSpec,
-    GatedTopKSpec,
-    RouterSpec,
-    Scope,
-    TokenChoiceSpec,
-)
+from moe.spec.routers.router import AuxiliaryLoss, BalancedSpec, GatedTopKSpec, RouterSpec, Scope, TokenChoiceSpec
 from moe.spec.routers.sigmoid import SigmoidTopKSpec
 from moe.spec.routers.sinkhorn import SinkhornTopKSpec
 from moe.spec.routers.softmax import SoftmaxTopKSpec
@@ -27,14 +20,7 @@ DEFAULT = GShardTop2Spec()
 
 ROUTERS: dict[str, type[RouterSpec]] = {
     router.model_fields["router"].default: router
-    for router in (
-        GShardTop2Spec,
-        SwitchTop1Spec,
-        SoftmaxTopKSpec,
-        SigmoidTopKSpec,
-        SinkhornTopKSpec,
-        ExpertChoiceSpec,
-    )
+    for router in (GShardTop2Spec, SwitchTop1Spec, SoftmaxTopKSpec, SigmoidTopKSpec, SinkhornTopKSpec, ExpertChoiceSpec)
 }
 """By name. Routers from elsewhere are added here and to `moe.routing.ROUTERS`."""
 
@@ -52,9 +38,7 @@ def router_spec(given: Any) -> Any:
     if not isinstance(name, str) or name not in ROUTERS:
         *first, last = map(repr, ROUTERS)
         raise SpecError(
-            Problem(
-                "not_a_choice", "router", name, f"must be {', '.join(first)} or {last}", "use one of them"
-            )
+            Problem("not_a_choice", "router", name, f"must be {', '.join(first)} or {last}", "use one of them")
         )
     if foreign := sorted(given.keys() - ROUTERS[name].model_fields.keys()):
         raise SpecError(
@@ -86,9 +70,7 @@ def written_flat(schema: dict[str, Any]) -> None:
         for field, own in router.model_json_schema()["properties"].items():
             by_field.setdefault(field, {})[name] = own
     del by_field["router"]
-    description = " ".join(
-        f"`{name}`: {(router.__doc__ or '').splitlines()[0]}" for name, router in ROUTERS.items()
-    )
+    description = " ".join(f"`{name}`: {(router.__doc__ or '').splitlines()[0]}" for name, router in ROUTERS.items())
     schema["properties"]["router"] = {
         "default": DEFAULT.router, "description": description, "enum": [*ROUTERS], "title": "Router", "type": "string",
     }  # fmt: skip
@@ -100,9 +82,7 @@ def _of_any(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
     first, *rest = schemas.values()
     if all(schema == first for schema in rest):
         return first
-    defaults = ", ".join(
-        f"{json.dumps(schema.get('default'))} for `{name}`" for name, schema in schemas.items()
-    )
+    defaults = ", ".join(f"{json.dumps(schema.get('default'))} for `{name}`" for name, schema in schemas.items())
     common = {key: value for key, value in first.items() if key != "default"}
     return {**common, "description": f"{first.get('description', '')} By default {defaults}."}
 

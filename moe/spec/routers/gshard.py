@@ -47,9 +47,7 @@ class GShardTop2Spec(RouterSpec):
     def max_load(self, num_experts: int) -> float | None:
         if self.capacity_factor is None:
             return None
-        return self.capacity_factor / self.experts_per_token(
-            num_experts
-        )  # the factor multiplies S/E, not K·S/E
+        return self.capacity_factor / self.experts_per_token(num_experts)  # the factor multiplies S/E, not K·S/E
 
     @property
     def auxiliary_loss(self) -> AuxiliaryLoss:

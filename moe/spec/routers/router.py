@@ -182,9 +182,7 @@ class GatedTopKSpec(BalancedSpec):
     def resolved(self) -> Self:
         # None unless only the field says it: digests of plans made before the field existed still match.
         selection_bias = True if self.has_selection_bias and self.bias_rate == 0 else None
-        return self.model_copy(
-            update={"renormalize_gates": self.renormalizes, "selection_bias": selection_bias}
-        )
+        return self.model_copy(update={"renormalize_gates": self.renormalizes, "selection_bias": selection_bias})
 
     def problems(self, num_experts: int) -> Iterator[Problem]:
         yield from too_many_choices(self.top_k, num_experts)
@@ -212,10 +210,7 @@ f"must be at most the {standing} experts of expert_groups_per_token (={per_token
                 "conflict",
                 "selection_bias",
                 False,
-                (
-                    "must not be false with a bias that follows the loads "
-                    f"(bias_update_rate={self.bias_update_rate})"
-                ),
+                (f"must not be false with a bias that follows the loads (bias_update_rate={self.bias_update_rate})"),
                 "omit it, or use a bias_update_rate of 0",
             )
 
@@ -231,14 +226,11 @@ def unlearnable(field: str, value: object, instead: str) -> Problem:
         "out_of_range",
         field,
         value,
-        "gives a token's only expert (top_k is 1) the same weight whatever its score, so the "
-        "router never learns",
+        "gives a token's only expert (top_k is 1) the same weight whatever its score, so the router never learns",
         f"use {instead}, or a top_k of 2 or more",
     )
 
 
 def too_many_choices(top_k: int, num_experts: int) -> Iterator[Problem]:
     if top_k > num_experts:
-        yield Problem(
-            "out_of_range", "top_k", top_k, f"must be at most num_experts (={num_experts})", "lower it"
-        )
+        yield Problem("out_of_range", "top_k", top_k, f"must be at most num_experts (={num_experts})", "lower it")

@@ -76,9 +76,7 @@ def beam_search(
                 row.take(score / norm, row.beams[0])
             # Log-probabilities only fall, and no length has a larger divisor than `max_tokens`.
             row.has_ended = length >= row.max_tokens or score / _norm(row.max_tokens, spec) <= row.score
-        if length == spec.max_tokens or not any_rank(
-            not all(row.has_ended for row in rows), device, process_group
-        ):
+        if length == spec.max_tokens or not any_rank(not all(row.has_ended for row in rows), device, process_group):
             break
         row_indices = torch.arange(len(rows), device=device)
         live = [place for place, row in enumerate(rows) if not row.has_ended]

@@ -33,6 +33,4 @@ def _eligible_tokens(scores: Tensor, spec: GenerationSpec) -> Tensor:
     if spec.top_p < 1:
         within = sorted_scores.masked_fill(~is_eligible, -torch.inf).softmax(dim=-1)
         is_eligible = is_eligible & (within.cumsum(dim=-1) - within < spec.top_p)
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(
-        -1, index, is_eligible.expand_as(scores).contiguous()
-    )
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, index, is_eligible.expand_as(scores).contiguous())

@@ -21,9 +21,7 @@ def decode(
 ) -> list[list[int]]:
     """New tokens of each row, without the token of `ends` that ended it; arguments as in `one_by_one`."""
     if spec.num_beams > 1:
-        return beam_search(
-            steps, steps.logits, spec, ends, max_tokens=max_tokens, process_group=process_group
-        )
+        return beam_search(steps, steps.logits, spec, ends, max_tokens=max_tokens, process_group=process_group)
     rows: list[list[int]] = [[] for _ in range(len(steps.logits))]
     decoding = one_by_one(
         steps, steps.logits, spec, ends, max_tokens=max_tokens, texts=texts, process_group=process_group

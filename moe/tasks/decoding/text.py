@@ -13,9 +13,7 @@ _PATIENCE = 16
 
 def before_stop(text: str, stop: Sequence[str]) -> str | None:
     """Text before the stop string that completes first; None if there is none."""
-    matches = [
-        (place + len(stop_string), place) for stop_string in stop if (place := text.find(stop_string)) >= 0
-    ]
+    matches = [(place + len(stop_string), place) for stop_string in stop if (place := text.find(stop_string)) >= 0]
     return text[: min(matches)[1]] if matches else None
 
 

@@ -9,12 +9,7 @@ if TYPE_CHECKING:
     from moe.tasks.language.model import LanguageModel
     from moe.tasks.language.task import LanguageTask
 
-_WHERE = {
-    "LanguageModel": "model",
-    "LanguageTask": "task",
-    "build_model": "build",
-    "generate": "generation",
-}
+_WHERE = {"LanguageModel": "model", "LanguageTask": "task", "build_model": "build", "generate": "generation"}
 
 __all__ = ["LanguageModel", "LanguageTask", "build_model", "generate"]
 

@@ -65,10 +65,7 @@ class SequencesBatches:
         """Batch of `step`, with the same number of micro-batches on every rank; some may be empty."""
         batch = self._sampler.batch(step)
         counts = BatchCounts(batch.num_groups, batch.num_groups * batch.rows_per_group, batch.num_tokens)
-        own_groups, micro_batch_groups = (
-            self._layout.groups_here(batch.num_groups),
-            self._options.micro_batch_groups,
-        )
+        own_groups, micro_batch_groups = (self._layout.groups_here(batch.num_groups), self._options.micro_batch_groups)
         micro_batches = []
         for index in range(self._options.num_micro_batches):
             first = min(own_groups.start + index * micro_batch_groups, own_groups.stop)

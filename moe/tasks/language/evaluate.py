@@ -12,12 +12,7 @@ from torch import Tensor
 
 from moe.activity import doing
 from moe.clock import Clock
-from moe.data.sequences import (
-    PreparedSequences,
-    SequenceStore,
-    unigram_nats_per_source,
-    xz_bits_per_byte,
-)
+from moe.data.sequences import PreparedSequences, SequenceStore, unigram_nats_per_source, xz_bits_per_byte
 from moe.data.tokenizer import Tokenizer
 from moe.parallel import Layout, plain_collectives
 from moe.records import Completion, HeldOutLosses, LanguageReport, SourceReport
@@ -39,9 +34,7 @@ _MAX_CONVERSATION_TOKENS = 1024
 _MAX_COMPLETIONS, _PROMPT_CHARS, _PROMPT_TOKENS, _NEW_TOKENS = 3, 2000, 64, 48
 
 
-def evaluate(
-    model: LanguageModel, layout: Layout, corpus: PreparedSequences, spec: JobSpec
-) -> LanguageReport:
+def evaluate(model: LanguageModel, layout: Layout, corpus: PreparedSequences, spec: JobSpec) -> LanguageReport:
     """Report of a finished run, the same on every rank. Collective.
 
     `max_sequences` limits the loss to a fixed sample per source.
@@ -51,9 +44,7 @@ def evaluate(
     clock.lap("baselines")
     measure = _Measuring(model, layout, spec)
     sources = {
-        name: _SourceTotals.from_loss(
-            store, measure(store, evaluation.max_sequences, beside=True), *baselines[name]
-        )
+        name: _SourceTotals.from_loss(store, measure(store, evaluation.max_sequences, beside=True), *baselines[name])
         for name, store in corpus.held_out.items()
     }
     clock.lap("loss")
@@ -61,20 +52,13 @@ def evaluate(
         sources[ALL] = _SourceTotals.combine(sources.values())
     completions = _completions(model, layout, corpus, min(evaluation.num_examples, _MAX_COMPLETIONS))
     clock.lap("complete")
-    report = LanguageReport(
-        {name: source.report() for name, source in sources.items()}, completions, clock.laps
-    )
+    report = LanguageReport({name: source.report() for name, source in sources.items()}, completions, clock.laps)
     return LanguageReport.read(plain_collectives.broadcast_from_rank0(report.to_plain))
 
 
-def held_out_losses(
-    model: LanguageModel, layout: Layout, corpus: PreparedSequences, spec: JobSpec
-) -> HeldOutLosses:
+def held_out_losses(model: LanguageModel, layout: Layout, corpus: PreparedSequences, spec: JobSpec) -> HeldOutLosses:
     """Loss on a fixed sample of each source: nats per token, or DPO loss per pair; None without tokens. Collective."""
-    measure, max_sequences = (
-        _Measuring(model, layout, spec),
-        spec.train.evaluation.max_sequences_along_the_way,
-    )
+    measure, max_sequences = (_Measuring(model, layout, spec), spec.train.evaluation.max_sequences_along_the_way)
     return {name: measure(store, max_sequences).loss for name, store in corpus.held_out.items()}
 
 
@@ -99,9 +83,7 @@ class _Measuring:
     spec: JobSpec
 
     @torch.no_grad()
-    def __call__(
-        self, store: SequenceStore, max_sequences: int | None, *, beside: bool = False
-    ) -> _HeldOutLoss:
+    def __call__(self, store: SequenceStore, max_sequences: int | None, *, beside: bool = False) -> _HeldOutLoss:
         """Mean over all ranks' rows; `beside`: also of the base without its adapter."""
         if isinstance(self.spec.data, PreferenceSpec):
             sums = self._sums(store, max_sequences, self._of_pairs)
@@ -113,10 +95,7 @@ class _Measuring:
             return _HeldOutLoss(loss, _mean(*self._sums(store, max_sequences, self._of_tokens)))
 
     def _sums(
-        self,
-        store: SequenceStore,
-        max_sequences: int | None,
-        of: Callable[[SequencesBatch], Iterable[Tensor]],
+        self, store: SequenceStore, max_sequences: int | None, of: Callable[[SequencesBatch], Iterable[Tensor]]
     ) -> list[float]:
         context = BatchContext(training=False, rows_per_group=1)
         sums = [0.0, 0.0, 0.0]
@@ -153,10 +132,7 @@ def _baselines(data: PreparedSequences, vocab_size: int) -> dict[str, tuple[floa
     """By source: (nats per token of a unigram model of the training tokens, bits per byte of xz)."""
     unigram = unigram_nats_per_source(data.train, data.held_out, vocab_size)
     max_bytes = _MAX_COMPRESSED_BYTES // max(1, len(data.held_out))
-    return {
-        name: (unigram[name], xz_bits_per_byte(store.texts(max_bytes)))
-        for name, store in data.held_out.items()
-    }
+    return {name: (unigram[name], xz_bits_per_byte(store.texts(max_bytes))) for name, store in data.held_out.items()}
 
 
 @dataclass(frozen=True)
@@ -231,9 +207,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return sum(present_values) if present_values else None
 
 
-def _completions(
-    model: LanguageModel, layout: Layout, data: PreparedSequences, number: int
-) -> tuple[Completion, ...]:
+def _completions(model: LanguageModel, layout: Layout, data: PreparedSequences, number: int) -> tuple[Completion, ...]:
     """The model's completions of prompts from the middle of each source."""
     sources = [(name, store) for name, store in data.held_out.items() if store.num_documents]
     documents = [
@@ -253,14 +227,9 @@ def _completions(
         process_group=layout.in_step,
     )
     tokens_by_rank: list[dict[str, Any]] = plain_collectives.all_gather_json(
-        {
-            str(row): tokens
-            for row, tokens in zip(range(own_prompts.start, own_prompts.stop), new, strict=True)
-        }
+        {str(row): tokens for row, tokens in zip(range(own_prompts.start, own_prompts.stop), new, strict=True)}
     )
-    tokens_by_row = {
-        int(row): tokens for rank_tokens in tokens_by_rank for row, tokens in rank_tokens.items()
-    }
+    tokens_by_row = {int(row): tokens for rank_tokens in tokens_by_rank for row, tokens in rank_tokens.items()}
     return tuple(
         Completion(name, tokenizer.decode(prompts[row]), tokenizer.decode(tokens_by_row[row]))
         for row, (name, *_) in enumerate(documents)

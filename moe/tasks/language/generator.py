@@ -51,9 +51,7 @@ class LanguageGenerator(Generator):
         self._tokenizer_ends = set() if tokenizer_eos_id is None else {tokenizer_eos_id}
 
     @classmethod
-    def from_files(
-        cls, model: nn.Module, max_tokens: int, read: Callable[[str], bytes]
-    ) -> "LanguageGenerator":
+    def from_files(cls, model: nn.Module, max_tokens: int, read: Callable[[str], bytes]) -> "LanguageGenerator":
         """Generator with the tokenizer and chat template that `read` returns by file name."""
         assert isinstance(model, LanguageModel)
         files = dict[str, bytes]()
@@ -112,16 +110,12 @@ class LanguageGenerator(Generator):
             outputs += self._gone_on([prompts[number] for number in numbers], spec, ends, numbers)
         return outputs
 
-    def stream(
-        self, text: str, spec: GenerationSpec | None = None
-    ) -> collections.abc.Generator[str, None, Ending]:
+    def stream(self, text: str, spec: GenerationSpec | None = None) -> collections.abc.Generator[str, None, Ending]:
         """Continuation of one text in pieces of whole characters; with beams, all at the end."""
         spec = spec or GenerationSpec()
         return self._stream_text(self._encode_prompt(text, chat=spec.chat), spec)
 
-    def _stream_text(
-        self, prompt: list[int], spec: GenerationSpec
-    ) -> collections.abc.Generator[str, None, Ending]:
+    def _stream_text(self, prompt: list[int], spec: GenerationSpec) -> collections.abc.Generator[str, None, Ending]:
         so_far, has_ended = self._following(prompt, spec), False
         for token in self._tokens(prompt, spec):
             has_ended = token in self._ends
@@ -130,9 +124,7 @@ class LanguageGenerator(Generator):
             if so_far.has_stopped:
                 break
         yield so_far.end()
-        return Ending(
-            "stop" if so_far.has_stopped else "end" if has_ended else "max_tokens", so_far.num_tokens
-        )
+        return Ending("stop" if so_far.has_stopped else "end" if has_ended else "max_tokens", so_far.num_tokens)
 
     def save_tokenizers(self, folder: Path) -> None:
         for name, content in {**self._files, **self._template_files}.items():

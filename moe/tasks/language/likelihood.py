@@ -112,14 +112,11 @@ def _together(model: LanguageModel, rows: Sequence[_LikelihoodRow]) -> list[Like
     nats_B = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, row_P, nats_P.double().cpu())
     missed_B = torch.zeros(len(rows), dtype=torch.int64).index_add_(0, row_P, (~is_likeliest_P).long().cpu())
     return [
-        Likelihood(nats, not num_missed)
-        for nats, num_missed in zip(nats_B.tolist(), missed_B.tolist(), strict=True)
+        Likelihood(nats, not num_missed) for nats, num_missed in zip(nats_B.tolist(), missed_B.tolist(), strict=True)
     ]
 
 
-def _of_labels(
-    model: LanguageModel, hidden_TM: Tensor, places_P: Tensor, labels_P: Tensor
-) -> tuple[Tensor, Tensor]:
+def _of_labels(model: LanguageModel, hidden_TM: Tensor, places_P: Tensor, labels_P: Tensor) -> tuple[Tensor, Tensor]:
     """(log-probability of each label, float32 or wider; whether it is the argmax), in chunks of logits."""
     wide = torch.promote_types(hidden_TM.dtype, torch.float32)
     at_once = loss_tokens(accelerator(hidden_TM.device).kind, model.spec.vocab_size)

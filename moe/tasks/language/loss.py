@@ -9,6 +9,4 @@ from moe.tasks.task import Loss
 def loss_of(model: LanguageModel, batch: SequencesBatch, smoothing: float = 0.0) -> Loss:
     """Label-smoothed and plain NLL, summed over this rank's target tokens."""
     hidden_states = model.hidden_states(batch.tokens, batch.context)
-    return Loss(
-        *smoothed_nll(hidden_states, model.output_embedding, model.share(batch.labels), smoothing, NOTHING)
-    )
+    return Loss(*smoothed_nll(hidden_states, model.output_embedding, model.share(batch.labels), smoothing, NOTHING))

@@ -51,9 +51,7 @@ def preference_loss_of(model: LanguageModel, batch: SequencesBatch, beta: float)
 def preferences_of(model: LanguageModel, batch: SequencesBatch, beta: float) -> Preferences:
     """DPO loss and counts without gradients: this rank's part of the sums over its tensor ranks."""
     nll_T = model.gather_tokens(batch.tokens, _nll(model, batch))
-    preferences = _preferences(
-        nll_T, model.gather_tokens(batch.tokens, _reference_nll(model, batch)), batch, beta
-    )
+    preferences = _preferences(nll_T, model.gather_tokens(batch.tokens, _reference_nll(model, batch)), batch, beta)
     part = _part_of(model, batch)
     return Preferences(preferences.loss * part, preferences.num_pairs * part, preferences.num_right * part)
 
@@ -90,7 +88,5 @@ def _preferences(nll_T: Tensor, before_T: Tensor, batch: SequencesBatch, beta: f
     preferred_gain, other_gain = gain.view(-1, 2)[is_there.view(-1, 2).all(1)].unbind(1)
     margin = beta * (preferred_gain - other_gain)
     return Preferences(
-        -functional.logsigmoid(margin).sum(),
-        margin.new_tensor(len(margin)),
-        (margin > 0).sum().to(margin.dtype),
+        -functional.logsigmoid(margin).sum(), margin.new_tensor(len(margin)), (margin > 0).sum().to(margin.dtype)
     )

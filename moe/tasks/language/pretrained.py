@@ -25,9 +25,7 @@ PLACE, ADAPTER_PLACE = "model.from", "adapter.from"
 GENERATION = "generation_config.json"
 
 
-def model_tokenizer(
-    spec: LanguageModelSpec, roots: Sequence[str] | None, digest: str | None = None
-) -> ModelTokenizer:
+def model_tokenizer(spec: LanguageModelSpec, roots: Sequence[str] | None, digest: str | None = None) -> ModelTokenizer:
     """Tokenizer of the pretrained folder with the files that an export needs, and the weight digest.
 
     Reads no weights. Raises SpecError.
@@ -47,9 +45,7 @@ def model_tokenizer(
     )
 
 
-def with_template(
-    tokenizer: ModelTokenizer, data: SequencesSpec, roots: Sequence[str] | None
-) -> ModelTokenizer:
+def with_template(tokenizer: ModelTokenizer, data: SequencesSpec, roots: Sequence[str] | None) -> ModelTokenizer:
     """Tokenizer with a conversation job's own chat template and arguments. Raises SpecError."""
     if not isinstance(data, ConversationsSpec):
         return tokenizer
@@ -72,9 +68,7 @@ def _template_file(place: str, roots: Sequence[str] | None) -> bytes:
     except (OSError, EOFError) as error:
         raise SpecError(Problem("unreadable", where, place, f"cannot be read: {error}", remedy)) from None
     if len(content) > MAX_CONFIG_BYTES:
-        raise SpecError(
-            Problem("too_large", where, place, f"has more than {MAX_CONFIG_BYTES:,} bytes", remedy)
-        )
+        raise SpecError(Problem("too_large", where, place, f"has more than {MAX_CONFIG_BYTES:,} bytes", remedy))
     return content
 
 
@@ -163,9 +157,7 @@ def _ids_of(origin: Origin, role: str) -> list[int]:
     key = f"{role}_token_id"
     of_config = _ids(origin.config.get(key), "config.json", key)
     of_generation = _ids(json_object(origin.files, GENERATION).get(key), GENERATION, key)
-    ids = [*of_config[:1], *(of_generation or of_config)] or _special_token_ids(
-        json_object(origin.files, CONFIG), role
-    )
+    ids = [*of_config[:1], *(of_generation or of_config)] or _special_token_ids(json_object(origin.files, CONFIG), role)
     return list(dict.fromkeys(ids))
 
 

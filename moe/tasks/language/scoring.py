@@ -33,9 +33,7 @@ class TextScorer:
                 code: ProblemCode = "too_large" if continuation else "empty"
                 remedy = "shorten it" if continuation else "add text"
                 raise SpecError(Problem(code, "continuation", text, rule, remedy))
-        num_cut = sum(
-            len(context) + len(continuation) - 1 > self._max_tokens for context, continuation in token_pairs
-        )
+        num_cut = sum(len(context) + len(continuation) - 1 > self._max_tokens for context, continuation in token_pairs)
         return log_likelihoods(self._model, token_pairs, self._max_tokens), num_cut
 
     def rolling(self, texts: Sequence[str]) -> list[float]:
@@ -47,9 +45,7 @@ class TextScorer:
         token_lists = self._tokenizer.encode_batch(texts)
         pairs = [list(rolling_pairs([*prefix, *tokens], start, self._max_tokens)) for tokens in token_lists]
         likelihoods = iter(
-            log_likelihoods(
-                self._model, [pair for text_pairs in pairs for pair in text_pairs], self._max_tokens
-            )
+            log_likelihoods(self._model, [pair for text_pairs in pairs for pair in text_pairs], self._max_tokens)
         )
         return [sum(next(likelihoods).nats for _ in text_pairs) for text_pairs in pairs]
 

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING
 from moe.data.progress import Tell
 from moe.data.sequences import check
 from moe.records import HeldOutLosses, LanguageReport
-from moe.spec import (
-    JobSpec,
-    LanguageModelSpec,
-    ModelSpec,
-    PackagesSpec,
-    PreferenceSpec,
-    SequencesSpec,
-    SpecError,
-)
+from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, PackagesSpec, PreferenceSpec, SequencesSpec, SpecError
 from moe.tasks.language.pretrained import (
     base_digest,
     check_trained_adapter,
@@ -104,9 +96,7 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
             return of_no_family(self._model)
         return load(_decoder(model), self._model, layout, roots, self.spec.train.seed)
 
-    def begin_trained(
-        self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None
-    ) -> Sequence[str]:
+    def begin_trained(self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None) -> Sequence[str]:
         from moe.tasks.language.pretrained import load_trained_adapter
 
         return load_trained_adapter(_decoder(model), self._model, layout, roots)
@@ -124,9 +114,7 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         return build_model(spec, layout, seed=seed, dtype=dtype)
 
     @classmethod
-    def generator(
-        cls, model: "nn.Module", max_tokens: int, read: Callable[[str], bytes]
-    ) -> "LanguageGenerator":
+    def generator(cls, model: "nn.Module", max_tokens: int, read: Callable[[str], bytes]) -> "LanguageGenerator":
         from moe.tasks.language.generator import LanguageGenerator
 
         return LanguageGenerator.from_files(model, max_tokens, read)
@@ -152,9 +140,7 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
 
         return loss_of(_decoder(model), micro_batch, self.spec.label_smoothing)
 
-    def held_out_losses(
-        self, model: "nn.Module", layout: "Layout", data: "PreparedSequences"
-    ) -> HeldOutLosses:
+    def held_out_losses(self, model: "nn.Module", layout: "Layout", data: "PreparedSequences") -> HeldOutLosses:
         from moe.tasks.language.evaluate import held_out_losses
 
         return held_out_losses(_decoder(model), layout, data, self.spec)

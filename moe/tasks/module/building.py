@@ -22,21 +22,15 @@ def build(spec: ModuleModelSpec, seed: int) -> nn.Module:
 
     Raises SpecError if the result is no module.
     """
-    return call_builder(
-        import_function(spec.build, "model.build"), spec.options, seed, "model.build", spec.build
-    )
+    return call_builder(import_function(spec.build, "model.build"), spec.options, seed, "model.build", spec.build)
 
 
 def build_empty(spec: ModuleModelSpec, seed: int) -> nn.Module:
     """Like `build`, without values if the module's code allows it."""
-    return called_empty(
-        import_function(spec.build, "model.build"), spec.options, seed, "model.build", spec.build
-    )
+    return called_empty(import_function(spec.build, "model.build"), spec.options, seed, "model.build", spec.build)
 
 
-def call_builder(
-    function: Callable[..., Any], options: dict[str, Any], seed: int, path: str, code: str
-) -> nn.Module:
+def call_builder(function: Callable[..., Any], options: dict[str, Any], seed: int, path: str, code: str) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
         module = function(**options)
@@ -48,9 +42,7 @@ def call_builder(
     return module
 
 
-def called_empty(
-    function: Callable[..., Any], options: dict[str, Any], seed: int, path: str, code: str
-) -> nn.Module:
+def called_empty(function: Callable[..., Any], options: dict[str, Any], seed: int, path: str, code: str) -> nn.Module:
     """Build on the meta device, or with values if the code needs them."""
     try:
         with torch.device("meta"):
@@ -73,9 +65,7 @@ def as_batch(arguments: Any) -> Batch:
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
     """Batch with its tensors moved to a device."""
-    device_batch: Batch = pytree.tree_map(
-        lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch
-    )
+    device_batch: Batch = pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
     return device_batch
 
 

@@ -29,9 +29,7 @@ def check_allowed(spec: JobSpec, allowed_code: Collection[str]) -> None:
 def _not_allowed(functions: dict[str, str], allowed_code: Collection[str]) -> Iterator[Problem]:
     sorted_names = sorted(allowed_code)
     shown_names = ", ".join(sorted_names[:MAX_SHOWN]) + (", ..." if len(sorted_names) > MAX_SHOWN else "")
-    remedy = f"ask the operator to add it to {SETTING}" + (
-        f", or use one of {shown_names}" if sorted_names else ""
-    )
+    remedy = f"ask the operator to add it to {SETTING}" + (f", or use one of {shown_names}" if sorted_names else "")
     for path, code in functions.items():
         if code not in allowed_code:
             yield Problem("not_allowed", path, code, "is not an allowed function", remedy)
@@ -48,9 +46,7 @@ def import_function(code: str, path: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         rule = f"cannot be imported: there is no module {error.name!r}"
         raise SpecError(
-            Problem(
-                "not_found", path, code, rule, "install it where jobs run, or put its folder on PYTHONPATH"
-            )
+            Problem("not_found", path, code, rule, "install it where jobs run, or put its folder on PYTHONPATH")
         ) from error
     except AttributeError as error:
         raise SpecError(

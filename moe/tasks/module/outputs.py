@@ -22,10 +22,7 @@ def loss_and_numbers(output: Any, code: str) -> tuple[Tensor, dict[str, Tensor]]
         case Tensor():
             loss, other_outputs = output, {}
         case Mapping() if LOSS in output:
-            loss, other_outputs = (
-                output[LOSS],
-                {name: value for name, value in output.items() if name != LOSS},
-            )
+            loss, other_outputs = (output[LOSS], {name: value for name, value in output.items() if name != LOSS})
         case (Tensor() as loss, Mapping() as other_outputs):
             pass
         case _:

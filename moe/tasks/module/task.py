@@ -95,15 +95,7 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         from moe.tasks.module.planning import check_optimizer
 
         if layout.module is None:
-            raise SpecError(
-                Problem(
-                    "missing",
-                    "plan.module",
-                    None,
-                    "is required for a module's layout",
-                    "plan again",
-                )
-            )
+            raise SpecError(Problem("missing", "plan.module", None, "is required for a module's layout", "plan again"))
         plan = sharding.ShardingPlan.from_json(layout.module.plan)
         check_optimizer(self.spec.train.optimizer, plan)
         seed = self.spec.train.seed
@@ -114,9 +106,7 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         note_parts(model)
         return model
 
-    def batches(
-        self, data: ModuleData, plan: "Plan", layout: "Layout"
-    ) -> Callable[[int], RankBatch[ModuleBatch]]:
+    def batches(self, data: ModuleData, plan: "Plan", layout: "Layout") -> Callable[[int], RankBatch[ModuleBatch]]:
         from moe.tasks.module.building import num_rows
 
         def batch(step: int) -> RankBatch[ModuleBatch]:

@@ -9,12 +9,7 @@ if TYPE_CHECKING:
     from moe.tasks.translation.model import TranslationModel
     from moe.tasks.translation.task import TranslationTask
 
-_WHERE = {
-    "TranslationModel": "model",
-    "TranslationTask": "task",
-    "build_model": "build",
-    "translate": "decoding",
-}
+_WHERE = {"TranslationModel": "model", "TranslationTask": "task", "build_model": "build", "translate": "decoding"}
 
 __all__ = ["TranslationModel", "TranslationTask", "build_model", "translate"]
 

@@ -28,19 +28,14 @@ from moe.tasks.translation.scores import RowStatistics
 _POSITIONS_PER_RANK = 8192
 
 
-def evaluate(
-    model: TranslationModel, layout: Layout, corpus: PreparedPairs, spec: JobSpec
-) -> TranslationReport:
+def evaluate(model: TranslationModel, layout: Layout, corpus: PreparedPairs, spec: JobSpec) -> TranslationReport:
     """Report of a finished run, the same on every rank. Collective.
 
     `max_pairs` limits each held-out set to a fixed sample.
     """
     evaluation, clock, languages = spec.train.evaluation, Clock(), Languages.from_corpus(corpus)
     most_frequent, unigram = plain_collectives.broadcast_from_rank0(
-        lambda: (
-            most_frequent_target(corpus.train),
-            unigram_logp(corpus.train, model.spec.target_vocab_size).tolist(),
-        )
+        lambda: (most_frequent_target(corpus.train), unigram_logp(corpus.train, model.spec.target_vocab_size).tolist())
     )
     unigram_logp_V = np.array(unigram, np.float64)
     clock.lap("baselines")
@@ -49,9 +44,7 @@ def evaluate(
     for name, store in corpus.held_out.items():
         losses = _losses(model, layout, store, evaluation.max_pairs, unigram_logp_V)
         clock.lap("loss")
-        rows, hypotheses = _translate(
-            model, layout, corpus, store, evaluation.max_pairs, spec.data.max_tokens
-        )
+        rows, hypotheses = _translate(model, layout, corpus, store, evaluation.max_pairs, spec.data.max_tokens)
         clock.lap("translate")
         scored_by_rank = plain_collectives.gather_json(
             _ScoreRows.from_texts(store, rows, hypotheses, most_frequent).to_plain()
@@ -65,9 +58,7 @@ def evaluate(
                 loss=losses.model,
                 unigram_loss=losses.unigram,
                 subsets=whole.subsets(store, languages),
-                num_with_text_in_training=(
-                    corpus.stats["seen_with_text_in_training"] if name == "seen" else None
-                ),
+                num_with_text_in_training=(corpus.stats["seen_with_text_in_training"] if name == "seen" else None),
             )
             examples += whole.examples(name, store, languages)
     report = TranslationReport(
@@ -90,9 +81,7 @@ def held_out_loss(
     }
 
 
-def _shares(
-    store: TokenStore, layout: Layout, max_pairs: int | None
-) -> Iterator[tuple[NDArray[np.int64], PairsBatch]]:
+def _shares(store: TokenStore, layout: Layout, max_pairs: int | None) -> Iterator[tuple[NDArray[np.int64], PairsBatch]]:
     """(row numbers, batch) of this rank, by similar length; as many on every rank, some possibly empty."""
     context = BatchContext(training=False, rows_per_group=1)
     for batch in evaluation_batches(store, _POSITIONS_PER_RANK * layout.data_ranks, max_pairs):
@@ -195,8 +184,7 @@ class _ScoreRows:
     def of_plain(cls, plain: dict[str, Any]) -> "_ScoreRows":
         """Inverse of `to_plain`."""
         systems = {
-            name: RowStatistics.of_plain(*plain_statistics)
-            for name, plain_statistics in plain["systems"].items()
+            name: RowStatistics.of_plain(*plain_statistics) for name, plain_statistics in plain["systems"].items()
         }
         return cls(np.array(plain["rows"], np.int64), plain["hypotheses"], systems)
 

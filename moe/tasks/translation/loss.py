@@ -9,6 +9,4 @@ from moe.tasks.translation.model import PAD, TranslationModel
 def loss_of(model: TranslationModel, batch: PairsBatch, smoothing: float) -> Loss:
     """Label-smoothed and plain NLL, summed over this rank's shard of target tokens."""
     hidden_states = model.hidden_states(batch.source, batch.target_in, batch.context)
-    return Loss(
-        *smoothed_nll(hidden_states, model.output_embedding, model.share(batch.target_out), smoothing, PAD)
-    )
+    return Loss(*smoothed_nll(hidden_states, model.output_embedding, model.share(batch.target_out), smoothing, PAD))

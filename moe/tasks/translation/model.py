@@ -68,9 +68,7 @@ class TranslationModel(SequenceModel):
         state.memory, state.memory_mask = self._encode(source, BatchContext(training=False), 1)
         return state
 
-    def _encode(
-        self, source: Tensor, context: BatchContext, rows_per_group: int
-    ) -> tuple[Tensor, AttentionMask]:
+    def _encode(self, source: Tensor, context: BatchContext, rows_per_group: int) -> tuple[Tensor, AttentionMask]:
         """(encoder output `[B, L, M]`, attention mask of its positions)."""
         padding = source == PAD
         is_first = torch.arange(source.shape[1], device=source.device) == 0

@@ -47,9 +47,7 @@ class RowStatistics:
 
     @classmethod
     def concatenate(cls, parts: Sequence["RowStatistics"]) -> "RowStatistics":
-        return cls(
-            np.concatenate([part.chrf for part in parts]), np.concatenate([part.bleu for part in parts])
-        )
+        return cls(np.concatenate([part.chrf for part in parts]), np.concatenate([part.bleu for part in parts]))
 
     def at(self, rows: NDArray[Any]) -> "RowStatistics":
         """Statistics of the rows selected by a mask or indices."""

@@ -27,11 +27,7 @@ class TranslationLoss(nn.Module):
 
     @classmethod
     def on_meta(
-        cls,
-        spec: TranslationModelSpec,
-        smoothing: float = 0.1,
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
+        cls, spec: TranslationModelSpec, smoothing: float = 0.1, seed: int = 0, dtype: torch.dtype = torch.float32
     ) -> "TranslationLoss":
         """Loss of a model without weights, on the meta device."""
         with torch.device("meta"):
@@ -45,9 +41,7 @@ class TranslationLoss(nn.Module):
         `step` int64 `[]` keys the random draws.
         """
         context = BatchContext(step=step, seed=self.seed, training=self.training)
-        objective = loss_of(
-            self.model, PairsBatch(source, target_in, target_out, context), self.smoothing
-        ).objective
+        objective = loss_of(self.model, PairsBatch(source, target_in, target_out, context), self.smoothing).objective
         return objective / (target_out != PAD).sum()
 
 

@@ -48,9 +48,7 @@ class Translator(Generator):
         """
         return [text for text, _ in self._translate(texts, spec)]
 
-    def stream(
-        self, text: str, spec: GenerationSpec | None = None
-    ) -> collections.abc.Generator[str, None, Ending]:
+    def stream(self, text: str, spec: GenerationSpec | None = None) -> collections.abc.Generator[str, None, Ending]:
         """Translation in one piece: it is short, and beam search knows it only at the end."""
         ((translation, ending),) = self._translate([text], spec)
         if translation:
@@ -72,12 +70,8 @@ class Translator(Generator):
                     "use a language model with a chat template",
                 )
             )
-        source_ids = [
-            ids[: self._max_tokens - 1] for ids in self._tokenizers.source.encode_batch(list(texts))
-        ]
-        order = sorted(
-            (row for row, ids in enumerate(source_ids) if ids), key=lambda row: len(source_ids[row])
-        )
+        source_ids = [ids[: self._max_tokens - 1] for ids in self._tokenizers.source.encode_batch(list(texts))]
+        order = sorted((row for row, ids in enumerate(source_ids) if ids), key=lambda row: len(source_ids[row]))
         translations = [("", Ending("end", 0))] * len(texts)
         for start in range(0, len(order), _BATCH_ROWS):
             rows = order[start : start + _BATCH_ROWS]

@@ -84,9 +84,7 @@ class Checkpointer:
         """
         unreadable: list[str] = []
         for name in plain_collectives.broadcast_from_rank0(lambda: markers.list_committed(self._folder)):
-            plain_marker, *faults = plain_collectives.broadcast_from_rank0(
-                partial(_read_marker, self._folder, name)
-            )
+            plain_marker, *faults = plain_collectives.broadcast_from_rank0(partial(_read_marker, self._folder, name))
             marker = Marker.model_validate(plain_marker) if plain_marker else None
             if marker is not None:
                 paths = sorted(marker.files)[self._layout.rank :: self._layout.world_size]
@@ -163,9 +161,7 @@ class Checkpointer:
         elif saving.committing is None:
             plain_results = plain_collectives.gather_json(saving.writing.result().to_plain())
             results = None if plain_results is None else list(map(ShardWriteResult.of_plain, plain_results))
-            saving.committing = Background(
-                lambda: self._commit(saving, results), f"commit-{saving.marker_name}"
-            )
+            saving.committing = Background(lambda: self._commit(saving, results), f"commit-{saving.marker_name}")
         else:
             self._saving, self.last_committed = None, saving.marker_name
             self._announce(saving, saving.committing.result())

@@ -49,9 +49,7 @@ def other_course(before: JobSpec, now: JobSpec) -> list[Problem]:
     """
     rule = "must match the checkpoint in this storage"
     return [
-        Problem(
-            "conflict", path, value, f"{rule} (={_format_value(then)})", "use another storage for another run"
-        )
+        Problem("conflict", path, value, f"{rule} (={_format_value(then)})", "use another storage for another run")
         for path, then, value in _all_differences(_COURSE, before, now)
     ]
 
@@ -96,9 +94,7 @@ f"({', '.join(thawed_kinds)}), which has no optimizer state",
                       "freeze it too, or export that model and start from its weights: model.from")  # fmt: skip
 
 
-def _all_differences(
-    fields: tuple[str, ...], before: JobSpec, now: JobSpec
-) -> Iterator[tuple[str, Any, Any]]:
+def _all_differences(fields: tuple[str, ...], before: JobSpec, now: JobSpec) -> Iterator[tuple[str, Any, Any]]:
     then, values = before.resolved.model_dump(mode="json"), now.resolved.model_dump(mode="json")
     for field in fields:
         yield from _differences(field, _at(then, field), _at(values, field))

@@ -51,8 +51,7 @@ class StoredParts:
         tensor = torch.empty([end - first for first, end in within], dtype=metadata.properties.dtype)
         for run in self._runs_of(name):
             common = tuple(
-                (max(first, low), min(end, high))
-                for (first, end), (low, high) in zip(run.place, within, strict=True)
+                (max(first, low), min(end, high)) for (first, end), (low, high) in zip(run.place, within, strict=True)
             )
             if all(first < end for first, end in common):
                 part = self._part(run, common, metadata.properties.dtype)

@@ -14,10 +14,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 def plain_plan(plan: SavePlan) -> dict[str, Any]:
     """Plain value of a save plan; inverse of `plan_of`."""
-    return {
-        "prefix": plan.storage_data and plan.storage_data.prefix,
-        "items": list(map(_plain_item, plan.items)),
-    }
+    return {"prefix": plan.storage_data and plan.storage_data.prefix, "items": list(map(_plain_item, plan.items))}
 
 
 def plan_of(plain: dict[str, Any]) -> SavePlan:
@@ -41,14 +38,7 @@ def _plain_item(item: WriteItem) -> list[Any]:
     tensor = item.tensor_data
     assert tensor is not None, "a checkpoint of ours holds nothing but tensors"
     chunk, dtype = tensor.chunk, str(tensor.properties.dtype).removeprefix("torch.")
-    return [
-        _plain_index(item.index),
-        item.type.name,
-        list(chunk.offsets),
-        list(chunk.sizes),
-        list(tensor.size),
-        dtype,
-    ]
+    return [_plain_index(item.index), item.type.name, list(chunk.offsets), list(chunk.sizes), list(tensor.size), dtype]
 
 
 def _item_of(

@@ -87,18 +87,11 @@ def _other_data(data: PreparedData, checkpoint: Folder) -> list[Problem]:
     """Problems of data that changed under the same spec: a rewritten file, an upgraded package."""
     key, key_then = data.key, json.loads(checkpoint.read(RUN))["data"].get("prepared")
     if key_then not in (key, None):  # absent in the earliest checkpoints
-        rule = (
-            f"has changed: it is prepared as {key}, but the checkpoint in this storage was trained "
-            f"on {key_then}"
-        )
+        rule = f"has changed: it is prepared as {key}, but the checkpoint in this storage was trained on {key_then}"
         return [Problem("changed", "data", None, rule, _AS_BEFORE)]
     return [
         Problem(
-            "changed",
-            "data",
-            None,
-            f"tokenizes differently from the {path} in this storage's checkpoint",
-            _AS_BEFORE,
+            "changed", "data", None, f"tokenizes differently from the {path} in this storage's checkpoint", _AS_BEFORE
         )
         for path, content in _below_tokenizers(data.tokenizer_files()).items()
         if checkpoint.read(path) != content

@@ -18,12 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import (
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
@@ -74,10 +69,7 @@ class ShardWriter:
         self._plan, self._metadata = self._plan_together()
 
     def _plan_together(self) -> tuple[SavePlan, Metadata | None]:
-        plain_plans, metadata = (
-            plain_collectives.gather_json(plain_plan(self._planner.create_local_plan())),
-            None,
-        )
+        plain_plans, metadata = (plain_collectives.gather_json(plain_plan(self._planner.create_local_plan())), None)
         if plain_plans is not None:
             plans, metadata = self._planner.create_global_plan(list(map(plan_of, plain_plans)))
             plain_plans = list(map(plain_plan, FsspecWriter("memory://").prepare_global_plan(plans)))
@@ -158,9 +150,7 @@ class _Planner(DefaultLoadPlanner):
         super().__init__(flatten_state_dict=False)
         self._tensors = dict(tensors)
 
-    def set_up_planner(
-        self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
+    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
         plain = {name: tensor for name, tensor in self._tensors.items() if isinstance(tensor, Tensor)}
         super().set_up_planner(plain, metadata, is_coordinator)
         self.state_dict = {name: plain.get(name, tensor) for name, tensor in self._tensors.items()}
@@ -253,10 +243,7 @@ class _ReadFileSystem(FileSystem):
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
         assert mode == "rb", "it is a reader's"
-        with (
-            doing("loading", f"checkpoint file {self._folder.url_of(path)}"),
-            self._folder.open(path) as stream,
-        ):
+        with doing("loading", f"checkpoint file {self._folder.url_of(path)}"), self._folder.open(path) as stream:
             yield stream
 
 

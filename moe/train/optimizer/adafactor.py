@@ -36,9 +36,7 @@ class Adafactor(torch.optim.Optimizer):
         for parameter in self._parameters:
             self._update(parameter.local, parameter.part, self.state[parameter.local], lr)
 
-    def _update(
-        self, parameter: nn.Parameter, part: ParameterShard, state: dict[str, Tensor], lr: float
-    ) -> None:
+    def _update(self, parameter: nn.Parameter, part: ParameterShard, state: dict[str, Tensor], lr: float) -> None:
         spec, own = self._spec, 1 if part.of_experts else 0  # dims before `own` index matrices
         state["step"] += 1
         step = int(state["step"])
@@ -99,8 +97,6 @@ def slot_part(slot: str, part: ParameterShard) -> ParameterShard:
         )
     if slot == "columns":
         own = 1 if part.of_experts else 0
-        splits = tuple(
-            (axis, own if dim == last else dim) for axis, dim in part.splits if dim == last or dim < own
-        )
+        splits = tuple((axis, own if dim == last else dim) for axis, dim in part.splits if dim == last or dim < own)
         return ParameterShard(torch.Size((*part.shape[:own], part.shape[-1])), splits, part.of_experts)
     return part

@@ -11,9 +11,7 @@ from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec
 from moe.train.optimizer.adafactor import Adafactor, slot_part
 
 
-def build_optimizer(
-    spec: OptimizerSpec, parameters: list[LocalParameter], layout: Layout
-) -> torch.optim.Optimizer:
+def build_optimizer(spec: OptimizerSpec, parameters: list[LocalParameter], layout: Layout) -> torch.optim.Optimizer:
     """Optimizer of this rank's trainable parameters, with state allocated for loading a checkpoint.
 
     Parameters get the buffers that the optimizer keeps up to date.

@@ -14,15 +14,11 @@ MAX_NAMED = 10
 
 
 def cancel(
-    job: Annotated[
-        str | None, typer.Argument(metavar="JOB", help="The job's id, as shown by `shardyard ls`.")
-    ] = None,
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="The job's id, as shown by `shardyard ls`.")] = None,
     label: Annotated[
         list[str] | None,
         typer.Option(
-            "--label",
-            metavar="KEY=VALUE",
-            help="Every job with this label instead; repeat to require several.",
+            "--label", metavar="KEY=VALUE", help="Every job with this label instead; repeat to require several."
         ),
     ] = None,
     yes: Yes = False,

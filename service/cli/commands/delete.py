@@ -14,8 +14,7 @@ def delete(
     job: JobId,
     yes: Yes = False,
     cancel: Annotated[
-        bool,
-        typer.Option("--cancel", help="Cancel the job first if it is still running, and wait for its end."),
+        bool, typer.Option("--cancel", help="Cancel the job first if it is still running, and wait for its end.")
     ] = False,
     url: Url = None,
     as_json: AsJson = False,

@@ -20,9 +20,7 @@ LOG_LINES = 20
 
 
 def demo(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help=f"The job to run. [{EXAMPLE}]")
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help=f"The job to run. [{EXAMPLE}]")] = None,
     state_dir: StateDir = None,
     num_cpus: Annotated[int | None, typer.Option(metavar="N", min=1, help="CPUs that Ray offers.")] = None,
 ) -> None:

@@ -28,8 +28,6 @@ def doctor(url: Url = None, state_dir: StateDir = None, as_json: AsJson = False)
         grid = Table.grid(padding=(0, 2, 0, 0))
         for finding in findings:
             remedy = f"; {finding.remedy}" if finding.remedy else ""
-            grid.add_row(
-                Text(*MARKS[finding.verdict]), finding.what, Text(finding.detail + remedy, overflow="fold")
-            )
+            grid.add_row(Text(*MARKS[finding.verdict]), finding.what, Text(finding.detail + remedy, overflow="fold"))
         console().print(grid)
     raise typer.Exit(any(finding.verdict == "fault" for finding in findings))

@@ -12,8 +12,7 @@ from service.wire.file_kinds import FileKind
 def download(
     job: JobId,
     folder: Annotated[
-        Path | None,
-        typer.Argument(metavar="DIR", help="Folder to create the job's folder in. [the current one]"),
+        Path | None, typer.Argument(metavar="DIR", help="Folder to create the job's folder in. [the current one]")
     ] = None,
     kind: Annotated[
         list[FileKind] | None, typer.Option("--kind", help="Only files of this kind; repeat for several.")
@@ -43,6 +42,4 @@ def download(
         typer.echo(f"checkpoint {name} was removed by the job during the download", err=True)
     kept_note = f"; {len(result.kept):,} already present" if result.kept else ""
     count = len(result.fetched) + len(result.kept)
-    print(
-        f"{result.folder}: {count:,} file{'' if count == 1 else 's'}, {num_bytes(result.num_bytes)}{kept_note}"
-    )
+    print(f"{result.folder}: {count:,} file{'' if count == 1 else 's'}, {num_bytes(result.num_bytes)}{kept_note}")

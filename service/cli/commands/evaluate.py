@@ -14,24 +14,15 @@ if TYPE_CHECKING:
 def evaluate(
     job: Annotated[
         str,
-        typer.Argument(
-            metavar="JOB",
-            help="A job's id, its folder in storage, a checkpoint's folder, or an export.",
-        ),
+        typer.Argument(metavar="JOB", help="A job's id, its folder in storage, a checkpoint's folder, or an export."),
     ],
     tasks: Annotated[
-        Path,
-        typer.Option(
-            "--tasks", metavar="FILE", help="Task file, YAML or JSON; data paths are relative to it."
-        ),
+        Path, typer.Option("--tasks", metavar="FILE", help="Task file, YAML or JSON; data paths are relative to it.")
     ],
     limit: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Only the first N documents of each task.")
     ] = None,
-    no_base: Annotated[
-        bool,
-        typer.Option("--no-base", help="Skip the base model (model.from)."),
-    ] = False,
+    no_base: Annotated[bool, typer.Option("--no-base", help="Skip the base model (model.from).")] = False,
     url: Url = None,
     state_dir: StateDir = None,
     as_json: AsJson = False,

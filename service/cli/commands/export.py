@@ -18,16 +18,13 @@ class Format(StrEnum):
 
 def export(
     job: Annotated[
-        str,
-        typer.Argument(metavar="JOB", help="A job's id, its folder in storage, or a checkpoint's folder."),
+        str, typer.Argument(metavar="JOB", help="A job's id, its folder in storage, or a checkpoint's folder.")
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to create.")],
     format: Annotated[
         Format,
         typer.Option(
-            help=(
-                "shardyard: this project's names and config. huggingface: as transformers and vLLM load it."
-            )
+            help=("shardyard: this project's names and config. huggingface: as transformers and vLLM load it.")
         ),
     ] = Format.SHARDYARD,
     merge: Annotated[
@@ -42,8 +39,7 @@ def export(
         bool,
         typer.Option(
             "--chat-template",
-            help="Hugging Face format: use data.chat_template of the job instead of the base model's "
-            "template.",
+            help="Hugging Face format: use data.chat_template of the job instead of the base model's template.",
         ),
     ] = False,
     url: Url = None,
@@ -62,13 +58,10 @@ def export(
     from service.signals import interruptions
 
     if merge and format is not Format.HUGGINGFACE:
-        raise Misuse(
-            "--merge requires --format huggingface: the shardyard format keeps weights and adapters apart"
-        )
+        raise Misuse("--merge requires --format huggingface: the shardyard format keeps weights and adapters apart")
     if chat_template and format is not Format.HUGGINGFACE:
         raise Misuse(
-            "--chat-template requires --format huggingface: the shardyard format always has the "
-            "job's template"
+            "--chat-template requires --format huggingface: the shardyard format always has the job's template"
         )
     checkpoint = newest_checkpoint(job, url, state_dir)
     from moe.export.hub import save_checkpoint_as_folder

@@ -20,18 +20,12 @@ INTERRUPTED = 130
 def generate(
     job: Annotated[
         str,
-        typer.Argument(
-            metavar="JOB",
-            help="A job's id, its folder in storage, a checkpoint's folder, or an export.",
-        ),
+        typer.Argument(metavar="JOB", help="A job's id, its folder in storage, a checkpoint's folder, or an export."),
     ],
     prompt: Annotated[
-        str | None,
-        typer.Argument(metavar="PROMPT", help="The text to continue. [standard input, unchanged]"),
+        str | None, typer.Argument(metavar="PROMPT", help="The text to continue. [standard input, unchanged]")
     ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Maximum number of new tokens. [256]")
-    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Maximum number of new tokens. [256]")] = None,
     temperature: Annotated[
         float | None,
         typer.Option(
@@ -42,20 +36,15 @@ def generate(
             ),
         ),
     ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(metavar="N", help="Sample from the N likeliest tokens.")
-    ] = None,
+    top_k: Annotated[int | None, typer.Option(metavar="N", help="Sample from the N likeliest tokens.")] = None,
     top_p: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="Sample from the likeliest tokens with total probability X."),
+        float | None, typer.Option(metavar="X", help="Sample from the likeliest tokens with total probability X.")
     ] = None,
     beams: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Beam search with N beams; prints only the final text."),
+        int | None, typer.Option(metavar="N", help="Beam search with N beams; prints only the final text.")
     ] = None,
     length_penalty: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="With --beams: higher values prefer longer texts. [0.6]"),
+        float | None, typer.Option(metavar="X", help="With --beams: higher values prefer longer texts. [0.6]")
     ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Stop before TEXT; repeat for several.")
@@ -89,12 +78,7 @@ def generate(
 
 
 def _generate(
-    job: str,
-    prompt: str | None,
-    spec: "GenerationSpec",
-    url: str | None,
-    state_dir: "Path | None",
-    as_json: bool,
+    job: str, prompt: str | None, spec: "GenerationSpec", url: str | None, state_dir: "Path | None", as_json: bool
 ) -> None:
     from service.cli.model_path import load_model, newest_checkpoint, require_use
     from service.cli.view.output import print_json

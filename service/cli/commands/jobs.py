@@ -19,9 +19,7 @@ EVENTS_LOOKED_AT = 20
 def submit(
     file: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[FILE]", show_default=False, help="A job file, YAML or JSON; - for standard input."
-        ),
+        typer.Argument(metavar="[FILE]", show_default=False, help="A job file, YAML or JSON; - for standard input."),
     ] = None,
     like: Annotated[
         str | None, typer.Option(metavar="JOB", help="Instead of FILE: submit the spec of this job again.")
@@ -29,9 +27,7 @@ def submit(
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set",
-            metavar="PATH=VALUE",
-            help="Override a field, as train.num_steps=4000; repeat for several.",
+            "--set", metavar="PATH=VALUE", help="Override a field, as train.num_steps=4000; repeat for several."
         ),
     ] = None,
     from_step: Annotated[
@@ -43,8 +39,7 @@ def submit(
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow the job until it ends.")] = False,
     idempotency_key: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="Idempotency key: the same key and file create only one job."),
+        str | None, typer.Option(metavar="KEY", help="Idempotency key: the same key and file create only one job.")
     ] = None,
     url: Url = None,
     as_json: AsJson = False,
@@ -72,15 +67,11 @@ def submit(
             return
         print(job.id)
         if like is not None and not job.data["spec"].get("start_from"):
-            typer.echo(
-                f"starts from scratch; --from-step newest starts from the last checkpoint of {like}", err=True
-            )
+            typer.echo(f"starts from scratch; --from-step newest starts from the last checkpoint of {like}", err=True)
         typer.echo(f"follow it with 'shardyard watch {job.id}'", err=True)
 
 
-def _asked_for(
-    client: "Client", file: Path | None, like: str | None, from_step: str | None
-) -> "dict[str, Any]":
+def _asked_for(client: "Client", file: Path | None, like: str | None, from_step: str | None) -> "dict[str, Any]":
     """The plain spec of FILE or another job, starting from `--from-step`."""
     from service.cli.failures import Misuse
     from service.cli.job_file import plain_job
@@ -165,20 +156,14 @@ def _preparation(job: "Job") -> "PreparationRecord | None":
 
 def logs(
     job: JobId,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Follow the log until the job ends.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the job ends.")] = False,
     tail: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, max=10_000, help="Only the newest N lines, in order of time."),
+        int | None, typer.Option(metavar="N", min=0, max=10_000, help="Only the newest N lines, in order of time.")
     ] = None,
     since: Annotated[
-        str | None,
-        typer.Option(metavar="WHEN", help="Only lines since a time, or since 90s, 10m or 1h30m ago."),
+        str | None, typer.Option(metavar="WHEN", help="Only lines since a time, or since 90s, 10m or 1h30m ago.")
     ] = None,
-    grep: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only lines that contain TEXT literally.")
-    ] = None,
+    grep: Annotated[str | None, typer.Option(metavar="TEXT", help="Only lines that contain TEXT literally.")] = None,
     worker: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this writer: driver, g0.rank-1, a2.g0.rank-1.")
     ] = None,
@@ -200,12 +185,8 @@ def logs(
         handle = find_job(client, job)
         if attempt is not None and attempt > handle.attempt and (handle.ended or not follow):
             attempts_text = f"it had {handle.attempt or 'none'}"
-            raise Misuse(
-                f"{job} has no attempt {attempt}: {attempts_text}; use a lower number, or omit --attempt"
-            )
-        lines = handle.logs(
-            follow, tail=tail, since=since, grep=grep, worker=worker, attempt=attempt, raw=raw
-        )
+            raise Misuse(f"{job} has no attempt {attempt}: {attempts_text}; use a lower number, or omit --attempt")
+        lines = handle.logs(follow, tail=tail, since=since, grep=grep, worker=worker, attempt=attempt, raw=raw)
         for line in lines:
             if as_json:
                 print_json(line, lines=True)

@@ -22,18 +22,12 @@ def metrics(
     job: JobId,
     name: Annotated[
         list[str] | None,
-        typer.Option(
-            "--name", metavar="NAME", help="Only this value and those below it; repeat for several."
-        ),
+        typer.Option("--name", metavar="NAME", help="Only this value and those below it; repeat for several."),
     ] = None,
-    since_step: Annotated[
-        int, typer.Option(metavar="STEP", min=0, help="Only this step and later ones.")
-    ] = 0,
+    since_step: Annotated[int, typer.Option(metavar="STEP", min=0, help="Only this step and later ones.")] = 0,
     max_points: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=1, max=MAX_POINTS, help="Maximum number of steps, evenly spaced. [all]"
-        ),
+        typer.Option(metavar="N", min=1, max=MAX_POINTS, help="Maximum number of steps, evenly spaced. [all]"),
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for spreadsheets and pandas.")] = False,
     url: Url = None,
@@ -54,9 +48,7 @@ def metrics(
     names = name or []
     for prefix in names:
         if not all(prefix.split(".")):
-            raise Misuse(
-                f"--name (={prefix!r}) must name a value or a group of values, as in loss or held_out.seen"
-            )
+            raise Misuse(f"--name (={prefix!r}) must name a value or a group of values, as in loss or held_out.seen")
     tops = {prefix.partition(".")[0] for prefix in names}
     with connect(url) as client:
         only = tops.pop() if len(tops) == 1 else None
@@ -66,11 +58,7 @@ def metrics(
         _refuse_unknown(handle, [prefix for prefix in names if not has_column(rows, prefix)])
     if as_json:
         keys = {"step", "time", "attempt", *tops}
-        items = (
-            [{key: value for key, value in point.items() if key in keys} for point in points]
-            if tops
-            else points
-        )
+        items = [{key: value for key, value in point.items() if key in keys} for point in points] if tops else points
         print_json({"items": items})
         return
     if as_csv:
@@ -93,18 +81,13 @@ def _refuse_unknown(job: "Job", missing: Sequence[str]) -> None:
         return job.metrics(name, 0, SAMPLED_POINTS)
 
     unknown = [
-        name
-        for name in missing
-        if not has_column(metric_rows(fetch_points(name.partition(".")[0]), [name]), name)
+        name for name in missing if not has_column(metric_rows(fetch_points(name.partition(".")[0]), [name]), name)
     ]
     if not unknown or not (points := fetch_points(None)):
         return
     column_names = [name for name in columns(metric_rows(points, [])) if name not in KEYS]
     tops = [name for name in dict.fromkeys(key for point in points for key in point) if name not in KEYS]
-    choices = [name for name in column_names if not name.startswith("layers.")] + ["layers"] * (
-        "layers" in tops
-    )
+    choices = [name for name in column_names if not name.startswith("layers.")] + ["layers"] * ("layers" in tops)
     raise Misuse(
-        f"--name (={' '.join(unknown)}) must name values that {job.id} recorded; use one of "
-        f"{', '.join(choices)}"
+        f"--name (={' '.join(unknown)}) must name values that {job.id} recorded; use one of {', '.join(choices)}"
     )

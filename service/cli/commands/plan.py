@@ -36,38 +36,26 @@ def plan(
     ] = None,
     module: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODULE:FUNCTION", help="Instead of FILE: function that builds your own module."
-        ),
+        typer.Option(metavar="MODULE:FUNCTION", help="Instead of FILE: function that builds your own module."),
     ] = None,
     sample: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="With --module: function that returns one batch."),
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="With --module: function that returns one batch.")
     ] = None,
     hints: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --module: placements to respect.", dir_okay=False),
+        Path | None, typer.Option(metavar="FILE", help="With --module: placements to respect.", dir_okay=False)
     ] = None,
     save: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Save the plan here, as JSON.", dir_okay=False),
+        Path | None, typer.Option(metavar="FILE", help="Save the plan here, as JSON.", dir_okay=False)
     ] = None,
     draw: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.svg", help="Draw the best layouts, or a module's plan, here.", dir_okay=False
-        ),
+        typer.Option(metavar="FILE.svg", help="Draw the best layouts, or a module's plan, here.", dir_okay=False),
     ] = None,
     cluster: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Description of a cluster, YAML or JSON.", dir_okay=False),
+        Path | None, typer.Option(metavar="FILE", help="Description of a cluster, YAML or JSON.", dir_okay=False)
     ] = None,
-    num_nodes: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Nodes of a hypothetical cluster.")
-    ] = None,
-    devices_per_node: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Devices per node.")
-    ] = None,
+    num_nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Nodes of a hypothetical cluster.")] = None,
+    devices_per_node: Annotated[int | None, typer.Option(metavar="N", min=1, help="Devices per node.")] = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -78,56 +66,38 @@ def plan(
         ),
     ] = None,
     memory: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Memory per device, such as 80GB. [the type's]"),
+        str | None, typer.Option(metavar="SIZE", help="Memory per device, such as 80GB. [the type's]")
     ] = None,
     price: Annotated[
-        str | None,
-        typer.Option(metavar="AMOUNT", help="Price per device and hour, in any currency."),
+        str | None, typer.Option(metavar="AMOUNT", help="Price per device and hour, in any currency.")
     ] = None,
     billing_unit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Devices billed together: 1 if rented singly. [a node's]",
-        ),
+        int | None, typer.Option(metavar="N", min=1, help="Devices billed together: 1 if rented singly. [a node's]")
     ] = None,
     num_workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, max=1_000_000, help="Number of workers, instead of the file's."),
+        int | None, typer.Option(metavar="N", min=1, max=1_000_000, help="Number of workers, instead of the file's.")
     ] = None,
     goal: Annotated[
         str | None,
         typer.Option(
             metavar="time|cost",
             help=(
-                "Choose the number of workers, within the job's range, and the pool by the fastest or "
-                "cheapest step."
+                "Choose the number of workers, within the job's range, and the pool by the fastest or cheapest step."
             ),
         ),
     ] = None,
     software: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Software to predict host times for: ours-eager, megatron-graphs, ..."
-        ),
+        typer.Option(metavar="NAME", help="Software to predict host times for: ours-eager, megatron-graphs, ..."),
     ] = None,
     top: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, max=100, help="Number of layouts to report. [5]"),
+        int | None, typer.Option(metavar="N", min=1, max=100, help="Number of layouts to report. [5]")
     ] = None,
     what_if: Annotated[
-        str | None,
-        typer.Option(metavar="GRID", help="Table over other values: experts=128,256,nodes=32,64."),
+        str | None, typer.Option(metavar="GRID", help="Table over other values: experts=128,256,nodes=32,64.")
     ] = None,
-    fit: Annotated[
-        bool, typer.Option("--fit", help="Find the smallest sufficient cluster of this kind.")
-    ] = False,
-    against: Annotated[
-        Path | None,
-        typer.Option(metavar="PLAN", help="Compare with a plan saved as JSON."),
-    ] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="Find the smallest sufficient cluster of this kind.")] = False,
+    against: Annotated[Path | None, typer.Option(metavar="PLAN", help="Compare with a plan saved as JSON.")] = None,
     explain_against: Annotated[
         str | None,
         typer.Option(
@@ -136,12 +106,10 @@ def plan(
         ),
     ] = None,
     sensitive: Annotated[
-        bool,
-        typer.Option("--sensitivity", help="Effect of slower links and kernels, or less memory."),
+        bool, typer.Option("--sensitivity", help="Effect of slower links and kernels, or less memory.")
     ] = False,
     full: Annotated[
-        bool,
-        typer.Option("--full", help="All details: reasons, placements, memory and time by kind."),
+        bool, typer.Option("--full", help="All details: reasons, placements, memory and time by kind.")
     ] = False,
     url: Url = None,
     as_json: AsJson = False,
@@ -156,11 +124,7 @@ def plan(
     """
     from service.cli.job_plan import PlanOutput, give, of_job
 
-    words, output, options = (
-        of or [],
-        PlanOutput(save, draw, as_json, full),
-        _command_line_parameters(context),
-    )
+    words, output, options = (of or [], PlanOutput(save, draw, as_json, full), _command_line_parameters(context))
     clusters = ClusterOptions(cluster, num_nodes, devices_per_node, device, memory, price, billing_unit)
     if draw is not None and draw.suffix != ".svg":
         raise Misuse(f"--draw {draw} writes an SVG picture; use a name that ends in .svg")
@@ -172,9 +136,7 @@ def plan(
         require_matplotlib("--draw")
     if module is not None:
         if options - _WITH_MODULE:
-            raise Misuse(
-                "--module accepts only --sample, cluster options, --hints, --save, --draw and --json"
-            )
+            raise Misuse("--module accepts only --sample, cluster options, --hints, --save, --draw and --json")
         _answer_module(module, sample, hints, clusters, output)
         return
     if sample is not None or hints is not None:
@@ -182,8 +144,7 @@ def plan(
     if words[:1] == ["diff"]:
         if len(words) != 3:
             raise Misuse(
-                "diff compares two saved plans; write plan diff PLAN PLAN (or ./diff for a job file of "
-                "that name)"
+                "diff compares two saved plans; write plan diff PLAN PLAN (or ./diff for a job file of that name)"
             )
         if options - _WITH_DIFF:
             raise Misuse("diff accepts only --json")
@@ -192,9 +153,7 @@ def plan(
     file = _one_of(words)
     if _is_job(file):
         if options - _WITH_JOB:
-            raise Misuse(
-                f"{file} already has a plan: a job's id accepts only --full, --save, --draw, --url and --json"
-            )
+            raise Misuse(f"{file} already has a plan: a job's id accepts only --full, --save, --draw, --url and --json")
         give(*of_job(file, url), output)
         return
     if what_if is not None and options - _WITH_GRID:
@@ -225,9 +184,7 @@ def _one_of(words: Sequence[str]) -> Path:
     if not words:
         raise Misuse("give FILE, a job's id, diff and two plans, or --module")
     if len(words) > 1:
-        raise Misuse(
-            f"give one FILE or one job, not {len(words)}; compare two saved plans with plan diff PLAN PLAN"
-        )
+        raise Misuse(f"give one FILE or one job, not {len(words)}; compare two saved plans with plan diff PLAN PLAN")
     return Path(words[0])
 
 
@@ -262,11 +219,7 @@ class Questions:
 
 
 def _answer(
-    request: "PlanRequest",
-    on: "Cluster | Pools | None",
-    url: str | None,
-    questions: Questions,
-    output: "PlanOutput",
+    request: "PlanRequest", on: "Cluster | Pools | None", url: str | None, questions: Questions, output: "PlanOutput"
 ) -> None:
     """Make a plan, by the control plane without a given cluster, and answer the questions about it. Raises Misuse,
     SpecError, ClientError, OSError."""

@@ -12,11 +12,7 @@ from service.cli.options import AsJson, StateDir
 def recover(
     state_dir: StateDir = None,
     ray_dashboard_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="The Ray cluster to run attempts on. [that of 'shardyard up']",
-        ),
+        str | None, typer.Option(metavar="URL", help="The Ray cluster to run attempts on. [that of 'shardyard up']")
     ] = None,
     ray_token_path: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File with that cluster's token, if it has one.")
@@ -40,9 +36,7 @@ def recover(
     from service.control.store.database import Database
     from service.head.local_head import LocalHead
 
-    settings = settings_for(
-        state_dir=state_dir, ray_dashboard_url=ray_dashboard_url, ray_token_path=ray_token_path
-    )
+    settings = settings_for(state_dir=state_dir, ray_dashboard_url=ray_dashboard_url, ray_token_path=ray_token_path)
     require_usable(settings)
     url, token_path = settings.ray_dashboard_url, settings.ray_token_path
     head = LocalHead.find(settings.state_dir) if ray_dashboard_url is None else None
@@ -61,9 +55,7 @@ def recover(
             lambda id, name, standing: (
                 None
                 if as_json
-                else out.print(
-                    f"{id}  {standing.state:<10}  {name}: {standing.reason}", soft_wrap=True, markup=False
-                )
+                else out.print(f"{id}  {standing.state:<10}  {name}: {standing.reason}", soft_wrap=True, markup=False)
             )
         )
     if as_json:

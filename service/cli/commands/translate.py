@@ -13,25 +13,14 @@ BATCH_LINES = 32
 def translate(
     job: Annotated[
         str,
-        typer.Argument(
-            metavar="JOB",
-            help="A job's id, its folder in storage, a checkpoint's folder, or an export.",
-        ),
+        typer.Argument(metavar="JOB", help="A job's id, its folder in storage, a checkpoint's folder, or an export."),
     ],
     text: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TEXT", help="What to translate. [lines of standard input]"),
+        list[str] | None, typer.Argument(metavar="TEXT", help="What to translate. [lines of standard input]")
     ] = None,
-    beams: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Beam search with N beams; 1 is greedy.",
-        ),
-    ] = 1,
+    beams: Annotated[int, typer.Option(metavar="N", help="Beam search with N beams; 1 is greedy.")] = 1,
     length_penalty: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="With --beams: higher values prefer longer translations. [0.6]"),
+        float | None, typer.Option(metavar="X", help="With --beams: higher values prefer longer translations. [0.6]")
     ] = None,
     url: Url = None,
     state_dir: StateDir = None,
@@ -58,8 +47,6 @@ def translate(
     while batch := list(islice(lines, at_once)):
         for source, translation in zip(batch, model.generate(batch, spec), strict=True):
             if as_json:
-                print_json(
-                    {"source": source, "translation": translation, "checkpoint": checkpoint}, lines=True
-                )
+                print_json({"source": source, "translation": translation, "checkpoint": checkpoint}, lines=True)
             else:
                 print(translation, flush=True)

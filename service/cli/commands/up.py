@@ -23,9 +23,7 @@ USED_ELSEWHERE = "another 'shardyard up' uses Ray: it is left running"
 
 
 def up(
-    host: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on. [127.0.0.1]")
-    ] = None,
+    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Address to listen on. [127.0.0.1]")] = None,
     port: Annotated[
         int | None, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 for any free one. [8321]")
     ] = None,
@@ -35,8 +33,7 @@ def up(
         typer.Option(metavar="URL", help="A folder that jobs may read corpora from; repeat for several."),
     ] = None,
     num_cpus: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="CPUs that the Ray head offers. [this machine's]"),
+        int | None, typer.Option(metavar="N", min=1, help="CPUs that the Ray head offers. [this machine's]")
     ] = None,
     ray_dashboard_url: Annotated[
         str | None, typer.Option(metavar="URL", help="Use this Ray cluster instead of starting one.")
@@ -46,10 +43,7 @@ def up(
     ] = None,
     keep_ray: Annotated[
         bool | None,
-        typer.Option(
-            "--keep-ray/--stop-ray",
-            help="At exit, leave or stop Ray. [leave it only while jobs run]",
-        ),
+        typer.Option("--keep-ray/--stop-ray", help="At exit, leave or stop Ray. [leave it only while jobs run]"),
     ] = None,
 ) -> None:
     """Start Ray and the control plane here.
@@ -108,9 +102,7 @@ def up(
                         _leave(head, keep_ray)
                     except OSError as error:
                         why = f"{error.filename or head.state_file}: {error.strerror}"
-                        raise CommandError(
-                            f"Ray could not be stopped ({why}); stop it with 'shardyard down'"
-                        ) from None
+                        raise CommandError(f"Ray could not be stopped ({why}); stop it with 'shardyard down'") from None
 
 
 def down(
@@ -142,9 +134,7 @@ def down(
             print("the Ray head had partly ended; its remaining processes are stopped")
         else:
             head.stop()
-            note = (
-                "; a 'shardyard up' that used it is still running: end it, too" if is_used(state_file) else ""
-            )
+            note = "; a 'shardyard up' that used it is still running: end it, too" if is_used(state_file) else ""
             print(f"Ray stopped{note}")
 
 
@@ -202,9 +192,7 @@ def _bind_socket(settings: "Settings") -> socket.socket:
     try:
         addresses = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise Misuse(
-            f"host (={settings.host!r}) must be a name or an address of this machine ({error})"
-        ) from None
+        raise Misuse(f"host (={settings.host!r}) must be a name or an address of this machine ({error})") from None
     family, _, _, _, address = addresses[0]
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -241,9 +229,7 @@ def _head(settings: "Settings", num_cpus: int | None) -> "LocalHead":
             try:
                 head = head.with_dashboard()
             except LocalHeadError as error:
-                raise CommandError(
-                    f"{error}\nstop Ray, and the jobs on it, with 'shardyard down --force'"
-                ) from None
+                raise CommandError(f"{error}\nstop Ray, and the jobs on it, with 'shardyard down --force'") from None
     print(f"Ray is already running, with {head.num_cpus} CPUs: {head.dashboard_url}", flush=True)
     return head
 
@@ -278,9 +264,7 @@ def _welcome(settings: "Settings", listener: socket.socket, answers: "threading.
 
     host, port = listener.getsockname()[:2]
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    with Client(
-        f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
-    ) as client:
+    with Client(f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}") as client:
         while not answers.is_set():
             try:
                 client.healthy()
@@ -333,10 +317,7 @@ def _leave(head: "LocalHead", keep_ray: bool | None) -> None:
             keep_ray = running is None or bool(running)
             if keep_ray:
                 reason = _count(running) if running else "Ray does not respond, so jobs may be running"
-                print(
-                    f"{reason}: Ray is left running. 'shardyard up' continues them; 'shardyard down' stops "
-                    "Ray"
-                )
+                print(f"{reason}: Ray is left running. 'shardyard up' continues them; 'shardyard down' stops Ray")
         elif keep_ray:
             print(f"Ray is left running: {head.dashboard_url}. 'shardyard down' stops it")
         if not keep_ray:

@@ -69,11 +69,7 @@ def _differing(differences: Mapping[str, Any], keys: Names) -> dict[str, dict[st
 
 def _amounts(comparison: Comparison, keys: Names) -> dict[str, dict[str, dict[str, float]]]:
     """Terms of time and memory, with totals. Hidden seconds are not part of the step."""
-    time = {
-        kind: term
-        for kind, term in comparison.time.items()
-        if kind != "module_s" or term.first or term.second
-    }
+    time = {kind: term for kind, term in comparison.time.items() if kind != "module_s" or term.first or term.second}
     time |= {"hidden_s": comparison.hidden, "step_s": comparison.step}
     memory = {**comparison.memory, "total": comparison.total, "limit": comparison.limit}
     return {
@@ -103,10 +99,7 @@ def _layout(comparison: Comparison, heads: Names) -> Table:
 
 
 def _terms(
-    kinds: Mapping[str, CostTerm],
-    sums: Mapping[str, CostTerm],
-    heads: Names,
-    in_words: Callable[[float], str],
+    kinds: Mapping[str, CostTerm], sums: Mapping[str, CostTerm], heads: Names, in_words: Callable[[float], str]
 ) -> Table:
     table = _table("", *heads, "difference")
     for name, term in {**kinds, **sums}.items():

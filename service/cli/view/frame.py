@@ -30,9 +30,7 @@ OTHER_ROWS = 9
 """Screen rows above and below the charts."""
 
 
-def frame(
-    progress: RunProgress, width: int, height: int, note: str = "", run: dict[str, Any] | None = None
-) -> Group:
+def frame(progress: RunProgress, width: int, height: int, note: str = "", run: dict[str, Any] | None = None) -> Group:
     """Content of the screen; `run`: the ranks' last status. Keeps no reference to `progress`, which changes."""
     parts: list[RenderableType] = [_headline(progress, width)]
     if progress.preparation is not None:

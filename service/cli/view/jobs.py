@@ -24,12 +24,7 @@ def job_columns(jobs: "list[Job]") -> list[Column]:
         Column("STATE", [state(job.state) for job in jobs], gives_way=1),
         Column("STEP", [Text(f"{job.step:,}/{job.num_steps:,}") for job in jobs], gives_way=2, right=True),
         Column("SUBMITTED", [Text(moment(job.data.get("created_at"))) for job in jobs], gives_way=5),
-        Column(
-            "REASON",
-            [Text(printable(job.reason), "dim") for job in jobs],
-            gives_way=4,
-            min_width=MIN_REASON,
-        ),
+        Column("REASON", [Text(printable(job.reason), "dim") for job in jobs], gives_way=4, min_width=MIN_REASON),
     ]
 
 
@@ -40,10 +35,7 @@ def checkpoint_columns(checkpoints: "list[StoredCheckpoint]") -> list[Column]:
         Column("STEP", [Text(f"{checkpoint.step:,}") for checkpoint in checkpoints], right=True),
         Column("COMMITTED", [Text(moment(checkpoint.created_at)) for checkpoint in checkpoints]),
         Column("SIZE", [Text("-" if size is None else num_bytes(size)) for size in sizes], right=True),
-        Column(
-            "WHERE",
-            [Text(printable(checkpoint.fault or checkpoint.path)) for checkpoint in checkpoints],
-        ),
+        Column("WHERE", [Text(printable(checkpoint.fault or checkpoint.path)) for checkpoint in checkpoints]),
     ]
 
 

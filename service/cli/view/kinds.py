@@ -44,8 +44,7 @@ def words_of(job: "Job") -> Words:
             )
         case "module":
             return Words(
-                "computing the loss of one more batch",
-                "'shardyard download {job}' fetches its last checkpoint",
+                "computing the loss of one more batch", "'shardyard download {job}' fetches its last checkpoint"
             )
         case _:
             return Words("evaluating", "'shardyard download {job}' fetches its last checkpoint")

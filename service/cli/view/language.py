@@ -56,10 +56,7 @@ class LanguageView(ReportView):
             Text("held-out text, by source", "bold"),
             _table(self.report.sources),
             Text(""),
-            Text(
-                _LEGEND_OF_PAIRS if self._is_of_pairs else _LEGEND,
-                "dim",
-            ),
+            Text(_LEGEND_OF_PAIRS if self._is_of_pairs else _LEGEND, "dim"),
         )
 
     @property
@@ -89,9 +86,7 @@ def _table(sources: dict[str, SourceReport]) -> Table:
     table.add_column("", overflow="ellipsis", max_width=30)
     for label in ("documents", "size"):
         table.add_column(label, justify="right", no_wrap=True)
-    figures_of = [
-        figure for figure in _FIGURES if any(figure[2](source) is not None for source in sources.values())
-    ]
+    figures_of = [figure for figure in _FIGURES if any(figure[2](source) is not None for source in sources.values())]
     for label, _, _ in figures_of:
         style = "bold green" if label == "bits/byte" else ""
         table.add_column(label, justify="right", no_wrap=True, style=style)

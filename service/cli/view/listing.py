@@ -43,13 +43,9 @@ def print_listing(columns: Sequence[Column], console: "Console", room: int | Non
     columns. Identifiers stay whole even if the terminal must wrap them."""
     widths = fit_columns(columns, room)
     visible_columns = [(column, widths[column.label]) for column in columns if column.label in widths]
-    lines = [
-        _line([_in_cells(Text(column.label, "bold"), column, width) for column, width in visible_columns])
-    ]
+    lines = [_line([_in_cells(Text(column.label, "bold"), column, width) for column, width in visible_columns])]
     for row in range(max((len(column.cells) for column in columns), default=0)):
-        lines.append(
-            _line([_in_cells(column.cells[row], column, width) for column, width in visible_columns])
-        )
+        lines.append(_line([_in_cells(column.cells[row], column, width) for column, width in visible_columns]))
     console.print(Text("\n").join(lines), soft_wrap=True)
     return [column.label for column in columns if column.label not in widths]
 

@@ -27,9 +27,7 @@ class ModuleView(ReportView):
         """Loss and the module's own numbers on the batch after the last."""
         text = f"loss {self.report.loss:.4g} of the batch after {self.report.num_steps:,} steps"
         numbers = (self.report.numbers or {}).items()
-        number_texts = (
-            f"{printable(name)} {'-' if number is None else f'{number:.4g}'}" for name, number in numbers
-        )
+        number_texts = (f"{printable(name)} {'-' if number is None else f'{number:.4g}'}" for name, number in numbers)
         return Text("\n".join((text, *number_texts)))
 
     def examples(self) -> None:

@@ -31,11 +31,7 @@ def plan_view(plan: Plan, where: str) -> RenderableType:
         headline(plan, where),
         *section("verdict", _verdict(plan)),
         *section("parameters, and the fullest device's part", _parameters(plan)),
-        *(
-            section("placement of parameters", _placements(plan.placements, plan.degrees))
-            if plan.placements
-            else ()
-        ),
+        *(section("placement of parameters", _placements(plan.placements, plan.degrees)) if plan.placements else ()),
         *section("memory of the fullest device (predicted)", _memory(plan)),
         *section("time of a step (predicted)", _time(plan)),
         *(section("trials before the run", _trials(plan.tried)) if plan.tried else ()),
@@ -97,11 +93,7 @@ def _parameters(plan: Plan) -> Table:
     table.add_column("placement", overflow="fold")
     for block in plan.blocks:
         table.add_row(
-            block.block,
-            str(block.count),
-            _count(block.parameters),
-            num_bytes(block.bytes_per_device),
-            block.placement,
+            block.block, str(block.count), _count(block.parameters), num_bytes(block.bytes_per_device), block.placement
         )
     return table
 
@@ -121,10 +113,7 @@ def _placements(placements: Sequence[Placement], degrees: Degrees) -> Table:
 
 def _place_of_block(placements: Sequence[Placement]) -> Callable[[Placement], int]:
     """Sort key: order in which kinds of blocks first appear."""
-    first = {
-        kinds: place
-        for place, kinds in enumerate(dict.fromkeys(placement.blocks for placement in placements))
-    }
+    first = {kinds: place for place, kinds in enumerate(dict.fromkeys(placement.blocks for placement in placements))}
     return lambda placement: first[placement.blocks]
 
 
@@ -200,9 +189,7 @@ def _runners_up(runners_up: Sequence[RunnerUp]) -> Table:
             figures.append(seconds_of(runner_up.step_s))
         if runner_up.memory is not None:
             figures.append(num_bytes(runner_up.memory.needed))
-        grid.add_row(
-            f"{place}.", Text.assemble(layout, "\n", (f"{', '.join(figures)}: {runner_up.why_not}", "dim"))
-        )
+        grid.add_row(f"{place}.", Text.assemble(layout, "\n", (f"{', '.join(figures)}: {runner_up.why_not}", "dim")))
     return grid
 
 

@@ -12,9 +12,7 @@ def printable(text: str) -> str:
 
 def printable_lines(text: str) -> str:
     """`text` with line breaks and tabs; other control characters become spaces."""
-    return "".join(
-        " " if _controls(character) and character not in "\n\t" else character for character in text
-    )
+    return "".join(" " if _controls(character) and character not in "\n\t" else character for character in text)
 
 
 def _controls(character: str) -> bool:

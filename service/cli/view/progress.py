@@ -89,9 +89,7 @@ class RunProgress:
                 return None
             case "checkpoint":
                 self.checkpoint_step = CheckpointRecord.read(event.data).step
-                return (
-                    None  # shown as a figure: a line per checkpoint would push everything else off the screen
-                )
+                return None  # shown as a figure: a line per checkpoint would push everything else off the screen
             case "log":
                 return self._take_log(event)
 
@@ -105,9 +103,7 @@ class RunProgress:
 
     def _take_metric(self, event: Event) -> None:
         metric = StepRecord.read(event.data)
-        if (
-            metric.step <= self.step
-        ):  # steps are repeated after a restart, so that old times do not tell the new pace
+        if metric.step <= self.step:  # steps are repeated after a restart, so that old times do not tell the new pace
             self._recent.clear()
             self._layers.clear()
         self.step, self.metric, self.latest_log, self.preparation = metric.step, metric, "", None
@@ -171,9 +167,7 @@ def _plan_in_words(data: dict[str, Any]) -> str:
     """`2 workers: expert 2, data 1; predicted 71.2 ms a step; before: 1 worker: ...`."""
 
     def plan_text(plan: dict[str, Any]) -> str:
-        layout = ", ".join(
-            f"{printable(str(name))} {printable(str(value))}" for name, value in plan["layout"].items()
-        )
+        layout = ", ".join(f"{printable(str(name))} {printable(str(value))}" for name, value in plan["layout"].items())
         workers = int(plan["num_workers"])
         return f"{workers:,} worker{'' if workers == 1 else 's'}: {layout}"
 

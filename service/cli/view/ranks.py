@@ -40,9 +40,7 @@ def rank_rows(run: dict[str, Any]) -> Table:
         table.add_row(Text("no rank is connected to the driver", "dim"))
     if run["silent_s"] >= OLD_S:
         driver = printable(f"process {run['pid']} on {run['host']}")
-        table.add_row(
-            "", Text(f"as of {duration(run['silent_s'])} ago: the driver ({driver}) is silent", "yellow")
-        )
+        table.add_row("", Text(f"as of {duration(run['silent_s'])} ago: the driver ({driver}) is silent", "yellow"))
     return table
 
 
@@ -69,13 +67,9 @@ def ranks_in_words(run: dict[str, Any]) -> Text | None:
         return None
     doing = Counter(printable(rank["doing"]) for rank in run["ranks"])
     line = Text(f"{run['num_ranks']:,} rank{'' if run['num_ranks'] == 1 else 's'}: ", "dim")
-    line.append(
-        ", ".join(f"{words} ({count})" if len(doing) > 1 else words for words, count in doing.most_common(3))
-    )
+    line.append(", ".join(f"{words} ({count})" if len(doing) > 1 else words for words, count in doing.most_common(3)))
     if silent := [rank for rank in _by_silence(run["ranks"]) if rank["silent_s"] >= OLD_S]:
-        silent_text = ", ".join(
-            f"rank {rank['rank']} silent for {duration(rank['silent_s'])}" for rank in silent[:3]
-        )
+        silent_text = ", ".join(f"rank {rank['rank']} silent for {duration(rank['silent_s'])}" for rank in silent[:3])
         line.append(f"; {silent_text}" + (" and others" if len(silent) > 3 else ""), "yellow")
     if uses := gpu_use(run):
         line.append(f"; GPUs {uses}", "dim")
@@ -89,9 +83,7 @@ def _device(device: dict[str, Any]) -> str:
 
 
 def _by_silence(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(
-        ranks, key=lambda rank: (rank["silent_s"] < OLD_S, -rank["silent_s"] // OLD_S, rank["rank"])
-    )
+    return sorted(ranks, key=lambda rank: (rank["silent_s"] < OLD_S, -rank["silent_s"] // OLD_S, rank["rank"]))
 
 
 def _number(rank: dict[str, Any]) -> int:

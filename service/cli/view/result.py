@@ -68,8 +68,7 @@ def footprint_line(footprint: "Footprint") -> Text:
     line.append(f"  {duration(footprint.seconds)} from start to stop", "")
     if footprint.peak_bytes:
         line.append(
-            f", at most {num_bytes(footprint.peak_bytes)} of memory in {footprint.peak_processes} processes",
-            "",
+            f", at most {num_bytes(footprint.peak_bytes)} of memory in {footprint.peak_processes} processes", ""
         )
     return line
 

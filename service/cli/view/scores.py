@@ -10,9 +10,7 @@ from moe.evaluation.scores import Score, ScoreComparison
 from service.cli.view.printable import printable
 
 
-def scores_view(
-    rows: Sequence[ScoreComparison], base: str | None, num_cut: int, max_tokens: int
-) -> RenderableType:
+def scores_view(rows: Sequence[ScoreComparison], base: str | None, num_cut: int, max_tokens: int) -> RenderableType:
     """A row per task and metric; `base`: the base model's folder."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("task", overflow="ellipsis", max_width=40)
@@ -32,13 +30,9 @@ def scores_view(
     notes = [] if base is None else [Text(f"base: {printable(base)}", "dim")]
     if num_cut:
         words = (
-            "context was truncated at its beginning"
-            if num_cut == 1
-            else "contexts were truncated at their beginning"
+            "context was truncated at its beginning" if num_cut == 1 else "contexts were truncated at their beginning"
         )
-        notes.append(
-            Text(f"{num_cut:,} {words}: the model was trained on texts of {max_tokens:,} tokens", "dim")
-        )
+        notes.append(Text(f"{num_cut:,} {words}: the model was trained on texts of {max_tokens:,} tokens", "dim"))
     return Group(table, *notes)
 
 

@@ -88,9 +88,7 @@ def _heading(name: str, report: SetReport) -> list[Text]:
         ),
     ]
     if alike := report.num_with_text_in_training:
-        lines.append(
-            Text(f"of these, {alike:,} pairs occur verbatim in training under a sibling locale", "dim")
-        )
+        lines.append(Text(f"of these, {alike:,} pairs occur verbatim in training under a sibling locale", "dim"))
     return lines
 
 

@@ -38,10 +38,7 @@ def get_files(
         raise Unavailable(f"cannot read the storage of {job.id}: {error}") from None
     after = [file for file in files if cursor is None or file.path > cursor]
     page = after[:limit]
-    return {
-        "items": [asdict(file) for file in page],
-        "next_cursor": page[-1].path if len(after) > limit else None,
-    }
+    return {"items": [asdict(file) for file in page], "next_cursor": page[-1].path if len(after) > limit else None}
 
 
 @router.get(
@@ -54,10 +51,7 @@ def get_files(
     },
 )
 async def get_file(
-    path: str,
-    job: Place,
-    services: ServicesDependency,
-    range: Annotated[str | None, Header(max_length=100)] = None,
+    path: str, job: Place, services: ServicesDependency, range: Annotated[str | None, Header(max_length=100)] = None
 ) -> StreamingResponse:
     """Download one file. `Range: bytes=N-` continues from byte N; any other range returns the whole file."""
     try:
@@ -71,11 +65,7 @@ async def get_file(
         file.close()
         rule = f"must begin before the end of the file: it has {size_bytes} bytes"
         problem = Problem(
-            "out_of_range",
-            "header.range",
-            range,
-            rule,
-            "check the file: the download is complete, or of another file",
+            "out_of_range", "header.range", range, rule, "check the file: the download is complete, or of another file"
         )
         raise OutOfRange(str(problem), problem, headers={"content-range": f"bytes */{size_bytes}"})
     headers = {"content-length": str(size_bytes - start), "accept-ranges": "bytes"}

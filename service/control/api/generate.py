@@ -26,10 +26,7 @@ from service.wire.uses import GENERATE, refusal
 router = APIRouter(prefix="/v1", tags=["jobs"])
 _LOOK_S = 0.5
 """Interval of checks whether this service is stopping."""
-_PROMPT = {
-    "type": "string",
-    "description": "The text to continue; the model reads it as the beginning of a document.",
-}
+_PROMPT = {"type": "string", "description": "The text to continue; the model reads it as the beginning of a document."}
 
 
 def _schema() -> dict[str, Any]:
@@ -42,9 +39,7 @@ def _schema() -> dict[str, Any]:
     }
 
 
-_BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": _schema()}}}
-}
+_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {"schema": _schema()}}}}
 
 
 class GenerationStream(EventStream):
@@ -80,9 +75,7 @@ async def post_generate(
     """
     prompt, spec = _parse_request(body, services.settings.generation_max_tokens)
     model = await run_in_threadpool(_find_model, services, job_id)
-    return GenerationStream(
-        services, await _unless_gone(request, services.generations.begin(model, prompt, spec))
-    )
+    return GenerationStream(services, await _unless_gone(request, services.generations.begin(model, prompt, spec)))
 
 
 async def _unless_gone(request: Request, beginning: Coroutine[Any, Any, Generation]) -> Generation:

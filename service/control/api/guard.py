@@ -130,10 +130,7 @@ def _check_content_type(method: str, headers: Headers) -> None:
     # Forms can be posted across origins without preflight; these types cannot.
     if media_type(content_type) not in _READ_BODIES:
         raise UnsupportedMediaType(
-            (
-                f"the body must be {' or '.join(_READ_BODIES)}, not "
-                f"{(content_type or 'without a content type')[:100]!r}"
-            ),
+            (f"the body must be {' or '.join(_READ_BODIES)}, not {(content_type or 'without a content type')[:100]!r}"),
             headers={"accept": ", ".join(_READ_BODIES)},
         )
 

@@ -165,9 +165,7 @@ def get_metrics(
         return {"items": points, "next_cursor": None}
     if max_points is not None:
         rule = "selects fewer steps; limit and cursor page through all of them"
-        problem = Problem(
-            "conflict", "query.max_points", max_points, rule, "omit it, or omit limit and cursor"
-        )
+        problem = Problem("conflict", "query.max_points", max_points, rule, "omit it, or omit limit and cursor")
         raise Invalid(str(problem), problem)
     begin = max(since_step, read_cursor(cursor) if cursor else 0)
     points, next_step = metric_page(services.database, job.number, name, begin, limit or 1000)

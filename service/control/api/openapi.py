@@ -69,9 +69,7 @@ def describe(app: FastAPI, *, asks_token: bool) -> None:
 
 
 def _document(app: FastAPI, asks_token: bool) -> dict[str, Any]:
-    document: dict[str, Any] = get_openapi(
-        title=app.title, version=app.version, summary=app.summary, routes=app.routes
-    )
+    document: dict[str, Any] = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
     document["security"] = [{"token": []}] if asks_token else []
     components = document.setdefault("components", {})
     components["securitySchemes"] = {
@@ -93,9 +91,7 @@ def _document(app: FastAPI, asks_token: bool) -> dict[str, Any]:
             responses.pop("422", None)
             common_responses = {str(status): answer for status, answer in refusals(*common).items()}
             failure_response = {"500": _refusal("The service failed; see its log.")}
-            operation["responses"] = dict(
-                sorted({**common_responses, **failure_response, **responses}.items())
-            )
+            operation["responses"] = dict(sorted({**common_responses, **failure_response, **responses}.items()))
     return document
 
 
@@ -111,18 +107,10 @@ async def refuse_unknown_parameters(request: Request) -> None:
         return
     path = request.scope["route"].path
     operation = request.app.openapi()["paths"].get(path, {}).get(request.method.lower(), {})
-    known_names = [
-        parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "query"
-    ]
+    known_names = [parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "query"]
     remedy = f"use {', '.join(known_names)}" if known_names else "omit it: this route has no parameters"
     problems = [
-        Problem(
-            "unknown_key",
-            f"query.{name[:100]}",
-            value,
-            f"is not a parameter of {request.method} {path}",
-            remedy,
-        )
+        Problem("unknown_key", f"query.{name[:100]}", value, f"is not a parameter of {request.method} {path}", remedy)
         for name, value in parameters.items()
         if name not in known_names
     ]

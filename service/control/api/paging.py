@@ -15,18 +15,12 @@ def write_cursor(number: int) -> str:
 def read_cursor(cursor: str) -> int:
     """Number in a cursor. Raises Invalid for one that this service did not write."""
     try:
-        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode(
-            "ascii"
-        )
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode("ascii")
     except (binascii.Error, ValueError):
         text = ""
     if not (text.startswith("n") and text[1:].isdecimal() and len(text) < 20):
         problem = Problem(
-            "invalid_value",
-            "query.cursor",
-            cursor,
-            "is not a cursor of this service",
-            "use the next_cursor of a page",
+            "invalid_value", "query.cursor", cursor, "is not a cursor of this service", "use the next_cursor of a page"
         )
         raise Invalid(str(problem), problem)
     return int(text[1:])

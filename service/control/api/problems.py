@@ -57,11 +57,7 @@ def problem_response(
 
 
 def problem_body(
-    status: int,
-    kind: str,
-    detail: str,
-    problems: Sequence[Problem] = (),
-    members: dict[str, Any] | None = None,
+    status: int, kind: str, detail: str, problems: Sequence[Problem] = (), members: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """The problem as plain data, also for use inside other responses."""
     return {
@@ -75,9 +71,7 @@ def problem_body(
 
 
 def refusal(error: ServiceError) -> Response:
-    return problem_response(
-        error.status, error.kind, error.detail, error.problems, error.members, error.headers
-    )
+    return problem_response(error.status, error.kind, error.detail, error.problems, error.members, error.headers)
 
 
 def install(app: FastAPI) -> None:
@@ -158,10 +152,7 @@ def _served_methods(request: Request) -> list[str]:
     methods = [
         method
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
-        if any(
-            route.matches({**request.scope, "method": method})[0] is Match.FULL
-            for route in request.app.routes
-        )
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
     ]
     return ["HEAD", *methods] if "GET" in methods else methods
 

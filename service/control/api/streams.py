@@ -44,11 +44,7 @@ async def _last_event_id(
         return last_id or 0
     if not (last_event_id.isascii() and last_event_id.isdecimal()):
         problem = Problem(
-            "invalid_value",
-            "header.last-event-id",
-            last_event_id,
-            "must be an event id",
-            "use an id from this stream",
+            "invalid_value", "header.last-event-id", last_event_id, "must be an event id", "use an id from this stream"
         )
         raise Invalid(str(problem), problem)
     return min(int(last_event_id), 2**31 - 1)
@@ -56,8 +52,7 @@ async def _last_event_id(
 
 async def _since(
     since: Annotated[
-        str | None,
-        Query(max_length=40, description="only lines since a time, or since `10m` ago"),
+        str | None, Query(max_length=40, description="only lines since a time, or since `10m` ago")
     ] = None,
 ) -> int:
     """Microseconds since 1970; 0 for all."""
@@ -65,9 +60,7 @@ async def _since(
         return 0
     try:
         when = parse_since(since)
-        return max(
-            0, now_us() - when // timedelta(microseconds=1) if isinstance(when, timedelta) else to_us(when)
-        )
+        return max(0, now_us() - when // timedelta(microseconds=1) if isinstance(when, timedelta) else to_us(when))
     except (ValueError, OverflowError) as error:
         problem = Problem("invalid_value", "query.since", since, str(error), "correct it or omit it")
         raise Invalid(str(problem), problem) from None
@@ -85,9 +78,7 @@ async def _begin(job: Place, last_id: Annotated[int, Depends(_last_event_id)]) -
 
 
 @router.get("/jobs/{job_id}/events", response_class=EventStream, responses=refusals(NotFound, Gone))
-async def get_events(
-    job: Place, last_id: Annotated[int, Depends(_begin)], services: ServicesDependency
-) -> EventStream:
+async def get_events(job: Place, last_id: Annotated[int, Depends(_begin)], services: ServicesDependency) -> EventStream:
     """Server-sent events `state`, `plan`, `metric`, `checkpoint` and `log`, from the first kept one or after
     `Last-Event-ID`; 410 if that precedes the job's `first_event_id`. A late metric of an older attempt has
     `superseded`: `step` if a newer attempt recorded that step, else `run`. Ends after the job."""
@@ -127,9 +118,7 @@ async def get_logs(
     Control characters are removed, unless `raw`.
     """
     # In the thread pool: the first use of a storage backend may be slow.
-    folder = await run_in_threadpool(
-        lambda: SegmentFolder(services.storage_roots.folder(job.storage), "logs")
-    )
+    folder = await run_in_threadpool(lambda: SegmentFolder(services.storage_roots.folder(job.storage), "logs"))
     reader = LogReader(folder, LogChoice(attempt, worker, since, grep, raw))
     if worker is not None and not follow and not await run_in_threadpool(reader.writers):
         names = [writer.name for writer in await run_in_threadpool(reader.folder.writers)]

@@ -64,9 +64,7 @@ class Generation:
             self.start_future.set_exception(error)
         else:
             self._messages.put_nowait(
-                error
-                if isinstance(error, ServiceError)
-                else Unavailable(f"generation stopped early: {error}")
+                error if isinstance(error, ServiceError) else Unavailable(f"generation stopped early: {error}")
             )
 
     async def next(self, timeout_s: float) -> GeneratorMessage | None:
@@ -149,9 +147,7 @@ class Generations:
     def _cancellation_error(self) -> Unavailable:
         return Unavailable("this service is stopping" if self._is_closed else "the client stopped reading")
 
-    async def _make(
-        self, generation: Generation, model: ServedModel, prompt: str, spec: GenerationSpec
-    ) -> None:
+    async def _make(self, generation: Generation, model: ServedModel, prompt: str, spec: GenerationSpec) -> None:
         if self._unloading is not None:
             self._unloading.cancel()
         try:
@@ -193,19 +189,12 @@ class Generations:
         except BaseException as error:
             await process.end()
             if isinstance(error, TimeoutError):
-                raise Unavailable(
-                    f"loading the model exceeded its time limit of {limits.load_timeout_s:g} s"
-                ) from None
+                raise Unavailable(f"loading the model exceeded its time limit of {limits.load_timeout_s:g} s") from None
             if isinstance(error, GeneratorError):
                 raise Conflict(f"the model of {model.job_id} cannot be loaded: {error}") from None
             raise
         self._process, self._loaded_model = process, model
-        log.info(
-            "loaded a model for generation",
-            job=model.job_id,
-            checkpoint=model.checkpoint,
-            pid=process.pid,
-        )
+        log.info("loaded a model for generation", job=model.job_id, checkpoint=model.checkpoint, pid=process.pid)
         return process
 
     def _unload_soon(self) -> None:

@@ -63,12 +63,7 @@ def owe_attempt(
 ) -> list[WireEvent]:
     """Record the end of an attempt, with another owed; it may count as a loss. `kind`: of a failure."""
     previous = State(job.state)
-    columns = _NO_ATTEMPT | {
-        "state": State.RECOVERING,
-        "reason": reason,
-        "updated_at": now_us(),
-        "retry_at": retry_at,
-    }
+    columns = _NO_ATTEMPT | {"state": State.RECOVERING, "reason": reason, "updated_at": now_us(), "retry_at": retry_at}
     if counts_as is not None:
         stored_job = get_job(tx, job.id, lock=True) or job  # may have more reported losses
         losses = read_losses(stored_job.losses, stored_job.failures)

@@ -38,9 +38,7 @@ class StorageRoots:
         protocol, path = _split(storage)
         for root_protocol, root in self._roots:
             local = root_protocol == "file"
-            places = (
-                {os.path.expanduser(root), os.path.realpath(os.path.expanduser(root))} if local else {root}
-            )
+            places = {os.path.expanduser(root), os.path.realpath(os.path.expanduser(root))} if local else {root}
             for place in sorted(places):
                 names = path.removeprefix(place.rstrip("/")).strip("/").split("/")
                 if protocol == root_protocol and _below(path, place) and all(_plain(name) for name in names):
@@ -67,21 +65,13 @@ class StorageRoots:
 
     def _confine(self, storage: str) -> str:
         if "::" in storage:
-            raise self._problem(
-                "invalid_value", storage, "must be one location, not a chain of file systems ('::')"
-            )
+            raise self._problem("invalid_value", storage, "must be one location, not a chain of file systems ('::')")
         if _ODD.search(storage):
             raise self._problem(
-                "invalid_value",
-                storage,
-                "must not contain control characters, '\\', '?', '#', '*', '[' or ']'",
+                "invalid_value", storage, "must not contain control characters, '\\', '?', '#', '*', '[' or ']'"
             )
         if not storage.isprintable():
-            raise self._problem(
-                "invalid_value",
-                storage,
-                "must not contain invisible or direction-changing characters",
-            )
+            raise self._problem("invalid_value", storage, "must not contain invisible or direction-changing characters")
         protocol, path = _split(storage)
         if ".." in re.split(r"/", path) or ".." in re.split(r"/", unquote(path)):
             raise self._problem("not_allowed", storage, "must not contain '..'")

@@ -86,9 +86,7 @@ class RayJobsLauncher(Launcher):
                 f"no node of the Ray cluster at {self._url} is alive, including the head; restart it"
             )
         gpu_memory = self._gpu_memory() if any(_amount(node, "GPU") for node in living_nodes) else {}
-        return ClusterFacts(
-            nodes=tuple(_facts(node, gpu_memory.get(node["node_id"])) for node in living_nodes)
-        )
+        return ClusterFacts(nodes=tuple(_facts(node, gpu_memory.get(node["node_id"])) for node in living_nodes))
 
     def submit(self, launch: Launch) -> None:
         path = AttemptFolder(launch.storage, launch.attempt).write_launch(launch)
@@ -152,9 +150,7 @@ class RayJobsLauncher(Launcher):
             raise
         output = str(self._json("GET", f"{_job_path(submission_id)}/logs")["logs"])
         calibration_lines = [
-            line.removeprefix(CALIBRATION_MARK)
-            for line in output.splitlines()
-            if line.startswith(CALIBRATION_MARK)
+            line.removeprefix(CALIBRATION_MARK) for line in output.splitlines() if line.startswith(CALIBRATION_MARK)
         ]
         if observation.status != "succeeded" or not calibration_lines:
             why = _last_line(output) if output.strip() else observation.message or "no output"
@@ -195,9 +191,7 @@ class RayJobsLauncher(Launcher):
         answer = self._json("GET", "/nodes?view=summary")
         memory_by_node = {}
         for node in answer["data"]["summary"]:
-            sizes = [
-                int(gpu["memoryTotal"]) * _MIB for gpu in node.get("gpus") or () if gpu.get("memoryTotal")
-            ]
+            sizes = [int(gpu["memoryTotal"]) * _MIB for gpu in node.get("gpus") or () if gpu.get("memoryTotal")]
             if sizes:
                 memory_by_node[node["raylet"]["nodeId"]] = min(sizes)
         return memory_by_node
@@ -236,17 +230,14 @@ class RayJobsLauncher(Launcher):
 
 
 def _facts(node: dict[str, Any], gpu_memory_bytes: int | None) -> NodeFacts:
-    accelerators = [
-        name.partition(":")[2] for name in node["resources_total"] if name.startswith("accelerator_type:")
-    ]
+    accelerators = [name.partition(":")[2] for name in node["resources_total"] if name.startswith("accelerator_type:")]
     return NodeFacts(
         id=node["node_id"],
         ip=node["node_ip"],
         cpus=_amount(node, "CPU"),
         gpus=_amount(node, "GPU"),
         memory_bytes=int(_amount(node, "memory")),
-        accelerator=(node.get("labels") or {}).get(ACCELERATOR_LABEL)
-        or (accelerators[0] if accelerators else None),
+        accelerator=(node.get("labels") or {}).get(ACCELERATOR_LABEL) or (accelerators[0] if accelerators else None),
         accelerator_memory_bytes=gpu_memory_bytes,
     )
 

@@ -140,9 +140,7 @@ class ClientConnection(asyncio.Protocol):
             answer = problem_response(
                 status, {408: "too-slow", 503: "unavailable"}[status], why, headers={"connection": "close"}
             )
-            head = [
-                b"HTTP/1.1 %d %s" % (status, {408: b"Request Timeout", 503: b"Service Unavailable"}[status])
-            ]
+            head = [b"HTTP/1.1 %d %s" % (status, {408: b"Request Timeout", 503: b"Service Unavailable"}[status])]
             head += [b"%s: %s" % header for header in answer.raw_headers]
             self._transport.write(b"\r\n".join([*head, b"", bytes(answer.body)]))
         if not self._is_refused and self._http.flow.write_paused:

@@ -16,9 +16,7 @@ class FloodGate:
     """Passes the first warnings and errors of each kind per minute; the next line says how many were dropped.
     Strangers cannot cause other lines."""
 
-    def __init__(
-        self, lines_a_minute: int = LINES_A_MINUTE, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, lines_a_minute: int = LINES_A_MINUTE, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_lines, self._clock = lines_a_minute, clock
         self._kinds: dict[str, tuple[float, int]] = {}
         """(start of the minute, lines since)."""
@@ -36,9 +34,7 @@ class FloodGate:
             del self._kinds[next(iter(self._kinds))]
         return left_out if count < self._max_lines else None
 
-    def __call__(
-        self, _logger: Any, method: str, event: MutableMapping[str, Any]
-    ) -> MutableMapping[str, Any]:
+    def __call__(self, _logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         """structlog processor."""
         if method in ("debug", "info"):
             return event

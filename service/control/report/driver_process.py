@@ -46,9 +46,7 @@ class DriverProcess:
     def _look(self, status: RunStatus | None) -> tuple[ProcessState, str]:
         process = self._find(status)
         if process is None:
-            description = (
-                f"process {status.pid} on {status.host}" if status is not None and status.pid else ""
-            )
+            description = f"process {status.pid} on {status.host}" if status is not None and status.pid else ""
             return "unseen", description
         description = f"process {process.pid} on {socket.gethostname()}"
         try:
@@ -78,9 +76,7 @@ class DriverProcess:
             if status is None or not status.pid:
                 self._process = self._search()
             else:
-                self._process = (
-                    _find_reported_process(status) if status.host == socket.gethostname() else None
-                )
+                self._process = _find_reported_process(status) if status.host == socket.gethostname() else None
         return self._process
 
     def _search(self) -> psutil.Process | None:

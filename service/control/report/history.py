@@ -13,9 +13,7 @@ from service.control.store.events import EventRow, events_by_id, first_by_step, 
 NEWEST_STEPS = 200
 
 
-def measured_step(
-    database: Database, job_number: int, attempt: int, tokens_per_step: int
-) -> dict[str, Any] | None:
+def measured_step(database: Database, job_number: int, attempt: int, tokens_per_step: int) -> dict[str, Any] | None:
     """Median duration of the newest steps of `attempt` as a `Measurement`; None before the second step. The oldest
     step found is skipped, as it may include warm-up."""
     with database.read() as tx:

@@ -88,9 +88,7 @@ class Ingest:
             job = get_job(tx, job_id)
             return 0 if job is None else writers.next_seq(tx, job.number, attempt, writer)
 
-    def take_over(
-        self, job_id: str, attempt: int, writer: str, first_seq: int, records: Sequence[Record]
-    ) -> int:
+    def take_over(self, job_id: str, attempt: int, writer: str, first_seq: int, records: Sequence[Record]) -> int:
         """Store a writer's records from storage; returns the number of new ones. Called once the attempt's processes
         are gone."""
         with self._database.write() as tx:
@@ -105,9 +103,7 @@ class Ingest:
         self._tell(job, new, event_rows)
         return len(new)
 
-    def restore(
-        self, tx: Connection, job: JobRow, attempt: int, writer: str, records: Sequence[Record]
-    ) -> None:
+    def restore(self, tx: Connection, job: JobRow, attempt: int, writer: str, records: Sequence[Record]) -> None:
         """Store records during recovery, as if `attempt` were the newest."""
         next_seq = writers.next_seq(tx, job.number, attempt, writer)
         self._store(tx, replace(job, attempt=attempt), attempt, writer, next_seq, records)
@@ -219,9 +215,7 @@ def _mark_superseded(tx: Connection, job: JobRow, events: Sequence[NewEvent]) ->
     steps = {event.step for event in events if event.kind == "metric" and event.step is not None}
     redone = redone_steps(tx, job.number, "metric", steps, events[0].attempt or 0, events[0].group or 0)
     return [
-        replace(event, superseded="step" if event.step in redone else "run")
-        if event.kind == "metric"
-        else event
+        replace(event, superseded="step" if event.step in redone else "run") if event.kind == "metric" else event
         for event in events
     ]
 
@@ -266,9 +260,7 @@ def _words(record: Record) -> str:
         case "recovering":
             return f"the worker group died and is being restarted: {data.get('reason', 'no reason given')}"
         case "checkpoint_failed":
-            return (
-                f"the checkpoint of step {data.get('step')} failed: {data.get('reason', 'no reason given')}"
-            )
+            return f"the checkpoint of step {data.get('step')} failed: {data.get('reason', 'no reason given')}"
         case _:
             return f"{data.get('name', 'a phase')} took {data.get('seconds', '?')} s"
 

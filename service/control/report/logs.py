@@ -116,9 +116,7 @@ class LogReader:
             line
             for writer, position in self._positions.items()
             if position.rest
-            and self.choice.takes(
-                line := _line(writer, position, position.rest, position.offset, self.choice.raw)
-            )
+            and self.choice.takes(line := _line(writer, position, position.rest, position.offset, self.choice.raw))
         ]
 
     def _portion(self, writer: WriterFolder) -> tuple[list[LogLine], bool]:

@@ -73,12 +73,7 @@ class FailureHistory(BaseModel):
     ) -> "FailureHistory":
         moments, kinds = tuple(at for at, _ in failures), tuple(kind for _, kind in failures)
         return self.model_copy(
-            update={
-                "failures": moments,
-                "kinds": kinds,
-                "num_older": num_older,
-                "older_kinds": dict(older_kinds),
-            }
+            update={"failures": moments, "kinds": kinds, "num_older": num_older, "older_kinds": dict(older_kinds)}
         )
 
     def with_failures_of(self, source: "FailureHistory", attempt: int) -> "FailureHistory":

@@ -9,9 +9,7 @@ _SEQUENCES = re.compile(
     r"|\x9b[0-?]*[ -/]*[@-~]"
 )
 """ECMA-48 escape sequences; of a truncated one, its beginning."""
-_CONTROLS = re.compile(
-    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u061c\u2028\u2029\u202a-\u202e\u2066-\u2069]"
-)
+_CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u061c\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Control characters except tabs, and characters that change text direction."""
 
 

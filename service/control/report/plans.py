@@ -17,9 +17,7 @@ def in_short(plan: Plan) -> dict[str, Any]:
         "predicted_step_s": plan.predicted.step_s,
         "memory_bytes": plan.memory.total,
     }
-    return summary | (
-        {"tried": [trial.model_dump(mode="json") for trial in plan.tried]} if plan.tried else {}
-    )
+    return summary | ({"tried": [trial.model_dump(mode="json") for trial in plan.tried]} if plan.tried else {})
 
 
 def change_of(plan: Plan, before: Plan | None) -> dict[str, Any]:

@@ -18,10 +18,7 @@ class Figures:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.requests = Counter(
-            "shardyard_http_requests",
-            "Requests answered.",
-            ["method", "route", "status"],
-            registry=self.registry,
+            "shardyard_http_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
         )
         self.request_seconds = Histogram(
             "shardyard_http_request_seconds",
@@ -30,19 +27,13 @@ class Figures:
             buckets=_BUCKETS_S,
             registry=self.registry,
         )
-        self.records = Counter(
-            "shardyard_records", "Stored records of runs.", ["kind"], registry=self.registry
-        )
+        self.records = Counter("shardyard_records", "Stored records of runs.", ["kind"], registry=self.registry)
         self.streams = Gauge("shardyard_event_streams", "Open event streams.", registry=self.registry)
         self.acting = Gauge(
-            "shardyard_controller_acting",
-            "1 while this control plane holds the lease.",
-            registry=self.registry,
+            "shardyard_controller_acting", "1 while this control plane holds the lease.", registry=self.registry
         )
         self.cluster_answers = Gauge(
-            "shardyard_cluster_answers",
-            "1 while the cluster responds to the controller.",
-            registry=self.registry,
+            "shardyard_cluster_answers", "1 while the cluster responds to the controller.", registry=self.registry
         )
 
     def watch_jobs(self, count: Callable[[], Mapping[str, int]]) -> None:
@@ -83,9 +74,7 @@ class _SaveFigures(Collector):
         for job_id, saves in self._active().items():
             if saves.committed is not None:
                 committed_gauge.add_metric([job_id], saves.committed.time.timestamp())
-            failed_gauge.add_metric(
-                [job_id], saves.failed.num_failed if saves.failed and saves.failing else 0
-            )
+            failed_gauge.add_metric([job_id], saves.failed.num_failed if saves.failed and saves.failing else 0)
         yield committed_gauge
         yield failed_gauge
 

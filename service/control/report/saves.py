@@ -58,10 +58,7 @@ class Saves(_StoredRecord):
         subject = f"the checkpoint of step {failure.step} failed"
         if failure.num_failed > 1:
             subject = f"the last {failure.num_failed} checkpoints failed, the one of step {failure.step} with"
-        return (
-            f"{subject}{':' if failure.num_failed == 1 else ''} {failure.reason}; a restart would "
-            f"resume {start}"
-        )
+        return f"{subject}{':' if failure.num_failed == 1 else ''} {failure.reason}; a restart would resume {start}"
 
     def view(self) -> dict[str, Any]:
         """Fields of a job's view for clients."""

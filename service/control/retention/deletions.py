@@ -71,17 +71,13 @@ class Deletions:
 
     def _new(self, job: JobRow, actor: str) -> DeletionRow:
         if State(job.state) not in sources(State.DELETING):
-            raise Conflict(
-                f"{job.id} is {job.state}; only a finished or paused job can be deleted; cancel it first"
-            )
+            raise Conflict(f"{job.id} is {job.state}; only a finished or paused job can be deleted; cancel it first")
         if self._roots.find(job.storage) is None:
             raise Conflict(
                 f"the files of {job.id} are at {job.storage}, outside the storage roots of this "
                 "service; its operator can add the root to SHARDYARD_STORAGE_ROOTS again"
             )
-        return DeletionRow(
-            job.id, job.number, job.owner, job.name, job.storage, job.attempt, actor, now_us(), None
-        )
+        return DeletionRow(job.id, job.number, job.owner, job.name, job.storage, job.attempt, actor, now_us(), None)
 
     def step(self) -> bool:
         """Do part of the oldest possible deletion; False if none. Raises LeaseLost."""

@@ -57,16 +57,10 @@ class DraftFolder:
                     draft = find_draft(tx, draft.job_id) or draft
                 is_removed = remove_draft(self._database, self._roots, draft, math.inf, was_made=self._exists)
         except Exception as error:  # from any storage backend; must not replace the original error
-            log.warning(
-                "the folder of a refused job remains until the sweep",
-                storage=draft.storage,
-                error=str(error),
-            )
+            log.warning("the folder of a refused job remains until the sweep", storage=draft.storage, error=str(error))
 
 
-def remove_draft(
-    database: Database, roots: StorageRoots, draft: Draft, until: float, *, was_made: bool = True
-) -> bool:
+def remove_draft(database: Database, roots: StorageRoots, draft: Draft, until: float, *, was_made: bool = True) -> bool:
     """Remove a draft's folder as `remove_job_folder` does, then the parents created for it, then its row; returns
     whether all is done. Non-empty parents are handed over to the drafts inside them."""
     if was_made:
@@ -79,11 +73,7 @@ def remove_draft(
     if parent_paths := _made_for(draft):
         with database.write() as tx:
             for other_draft in all_drafts(tx):
-                depths = [
-                    depth
-                    for depth, path in enumerate(_parents(other_draft.storage), 1)
-                    if path in parent_paths
-                ]
+                depths = [depth for depth, path in enumerate(_parents(other_draft.storage), 1) if path in parent_paths]
                 note_parents(tx, other_draft.job_id, max(depths, default=0))
     remove_parents(roots, draft.storage, draft.num_parents)
     with database.write() as tx:

@@ -24,9 +24,7 @@ class Drafts:
     def __init__(self, database: Database, roots: StorageRoots, abandoned_after_s: float) -> None:
         self._database, self._roots = database, roots
         self._abandoned_after_us = int(abandoned_after_s * 1e6)
-        self._look_s = min(
-            LOOK_S, abandoned_after_s
-        )  # so that a draft that is too young now is not delayed long
+        self._look_s = min(LOOK_S, abandoned_after_s)  # so that a draft that is too young now is not delayed long
         self._look_at = 0.0
         self._next_try_at: dict[str, float] = {}
         """Next attempts for folders that could not be removed."""
@@ -45,9 +43,7 @@ class Drafts:
             is_removed = remove_draft(self._database, self._roots, draft, monotonic() + STEP_S)
         except Exception as error:  # from any storage backend
             log.warning(
-                "cannot remove the folder of a job that was never stored",
-                storage=draft.storage,
-                error=str(error),
+                "cannot remove the folder of a job that was never stored", storage=draft.storage, error=str(error)
             )
             self._next_try_at[draft.job_id] = monotonic() + LOOK_S
             return True

@@ -37,11 +37,7 @@ def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
         return _remove_remote(storage, until)
     if not os.path.isdir(root):  # an unmounted share still has the files
         raise OSError(f"the storage root {root} is missing; mount or recreate it")
-    with (
-        suppress(FileNotFoundError),
-        _open_folder(root, *parents) as parent,
-        _opened_below(parent, name) as folder,
-    ):
+    with suppress(FileNotFoundError), _open_folder(root, *parents) as parent, _opened_below(parent, name) as folder:
         with (
             suppress(FileNotFoundError, NotADirectoryError),
             confined.open_folder(folder, markers.FOLDER) as checkpoints,

@@ -45,8 +45,6 @@ class Retention:
             if job.first_event_id < job.last_event_id:
                 # Only for ended jobs: a job resumed meanwhile keeps all its events.
                 change_job(tx, job.number, ENDED, {"first_event_id": job.last_event_id})
-            elif not any(
-                delete_events_of(tx, job.number, kind, job.first_event_id, STEP_EVENTS) for kind in THINNED
-            ):
+            elif not any(delete_events_of(tx, job.number, kind, job.first_event_id, STEP_EVENTS) for kind in THINNED):
                 change_job(tx, job.number, ENDED, {"thinned_to": job.first_event_id - 1})
                 log.info("thinned the events of an old job", job=job.id, kept_from=job.first_event_id)

@@ -22,11 +22,7 @@ class Gang:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Gang":
-        return cls(
-            int(fields["workers"]),
-            int(fields.get("cpus_per_worker", 1)),
-            int(fields.get("gpus_per_worker", 0)),
-        )
+        return cls(int(fields["workers"]), int(fields.get("cpus_per_worker", 1)), int(fields.get("gpus_per_worker", 0)))
 
     def __str__(self) -> str:
         return _needs(self.workers, self.cpus_per_worker, self.gpus_per_worker)
@@ -84,10 +80,7 @@ def _room(nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: int, gpus: in
         left = gang.workers
         for index, (free_cpus, free_gpus) in enumerate(free):
             num_placed = min(left, _slots(free_cpus, free_gpus, gang.cpus_per_worker, gang.gpus_per_worker))
-            free[index] = (
-                free_cpus - num_placed * gang.cpus_per_worker,
-                free_gpus - num_placed * gang.gpus_per_worker,
-            )
+            free[index] = (free_cpus - num_placed * gang.cpus_per_worker, free_gpus - num_placed * gang.gpus_per_worker)
             left -= num_placed
         if left:
             # The cluster shrank below a running gang: free resources are unknown, so count none.
@@ -102,9 +95,7 @@ def _slots(cpus: float, gpus: float, cpus_each: int, gpus_each: int) -> int:
 
 def fingerprint(cluster: ClusterFacts) -> str:
     """Hash of the cluster's resources, independent of node names."""
-    offers = sorted(
-        (node.cpus, node.gpus, node.memory_bytes >> 20, node.accelerator or "") for node in cluster.nodes
-    )
+    offers = sorted((node.cpus, node.gpus, node.memory_bytes >> 20, node.accelerator or "") for node in cluster.nodes)
     return hashlib.sha256(repr(offers).encode()).hexdigest()
 
 

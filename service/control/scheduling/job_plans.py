@@ -16,13 +16,7 @@ from service.control.launcher.launcher import ClusterFacts, LauncherUnavailable
 from service.control.scheduling.admission import NeverFits, admit, fingerprint
 from service.control.scheduling.cluster_watch import ClusterWatch
 from service.control.scheduling.module_plans import BEING_PLANNED, ModulePlans
-from service.control.scheduling.planning import (
-    check_degrees,
-    module_cluster,
-    plan_for,
-    plan_on,
-    planning_cluster,
-)
+from service.control.scheduling.planning import check_degrees, module_cluster, plan_for, plan_on, planning_cluster
 from service.control.store.clock import now_us
 from service.wire.states import WAITS
 
@@ -66,9 +60,7 @@ class JobPlans:
         try:
             facts = self._watch.facts(FACTS_AGE_S)
         except LauncherUnavailable as error:
-            return PlanForecast(
-                None, f"{WAITS}; {self._watch.unreachable(error)}", unreachable_since=now_us()
-            )
+            return PlanForecast(None, f"{WAITS}; {self._watch.unreachable(error)}", unreachable_since=now_us())
         empty = admit(spec.resources, facts, gangs={})
         if isinstance(empty, NeverFits):
             return PlanForecast(None, empty.reason, fingerprint(facts))
@@ -109,15 +101,11 @@ class JobPlans:
             self.check(spec)
         facts = self._watch.facts(FACTS_AGE_S)
         empty = admit(spec.resources, facts, gangs={})
-        cluster_plan = (
-            None if isinstance(empty, NeverFits) else self._plan_on(spec, facts, replace(query, to_run=True))
-        )
+        cluster_plan = None if isinstance(empty, NeverFits) else self._plan_on(spec, facts, replace(query, to_run=True))
         if cluster_plan is None:
             assert isinstance(empty, NeverFits)
             workers = spec.resources.min_num_workers
-            raise SpecError(
-                Problem("does_not_fit", "resources", f"{workers} workers", empty.reason, "request less")
-            )
+            raise SpecError(Problem("does_not_fit", "resources", f"{workers} workers", empty.reason, "request less"))
         return with_notes(cluster_plan, spec, missing)
 
     def _plan_on(self, spec: JobSpec, facts: ClusterFacts, query: PlanQuery) -> Plan | None:

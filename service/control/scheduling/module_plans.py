@@ -78,18 +78,16 @@ class ModulePlans:
                 plan_request.future.add_done_callback(lambda _: self._wake())
             self._pending[key] = plan_request
             self._pending.move_to_end(key)
-            for old in [
-                request_key for request_key, request in self._pending.items() if request.future.done()
-            ][: -MAX_KEPT or None]:
+            for old in [request_key for request_key, request in self._pending.items() if request.future.done()][
+                : -MAX_KEPT or None
+            ]:
                 del self._pending[old]
             return plan_request.future
 
     def _plan(self, spec: JobSpec, cluster: Cluster) -> Plan:
         began = time.monotonic()
         try:
-            answer = ask(
-                JobRequest(spec=spec, cluster=cluster, allowed_code=self._allowed_code), self._limits
-            )
+            answer = ask(JobRequest(spec=spec, cluster=cluster, allowed_code=self._allowed_code), self._limits)
             plan = Plan.model_validate(answer.plan)
         except SpecError as error:
             log.info("planning a module failed", why=str(error), seconds=round(time.monotonic() - began, 1))

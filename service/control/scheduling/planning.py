@@ -20,9 +20,7 @@ _UNKNOWN_GPU_MEMORY_BYTES = 16 * 1024**3
 def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
     """Devices that the job's workers would run on, one per worker; None if no node holds a worker."""
     gpus, cpus = gpus_per_worker(spec.resources, facts), spec.resources.cpus_per_worker
-    slots = {
-        node.id: int(min(node.cpus // cpus, node.gpus // gpus if gpus else math.inf)) for node in facts.nodes
-    }
+    slots = {node.id: int(min(node.cpus // cpus, node.gpus // gpus if gpus else math.inf)) for node in facts.nodes}
     nodes = [node for node in facts.nodes if slots[node.id] > 0]
     if not nodes:
         return None
@@ -88,23 +86,13 @@ def plan_on(spec: JobSpec, cluster: Cluster | Pools, query: PlanQuery = PlanQuer
     skew = query.load_skew
     if skew is None or spec.model.moe is None:
         return plan
-    reason = (
-        f"the busiest expert is planned with {skew:.3g} times the mean load, as measured in the newest steps"
-    )
+    reason = f"the busiest expert is planned with {skew:.3g} times the mean load, as measured in the newest steps"
     return plan.model_copy(update={"reasons": (*plan.reasons, reason)})
 
 
 def _beyond(spec: JobSpec) -> Problem:
-    num_weights = (
-        f"{spec.model.num_parameters():.0e}" if spec.model.num_parameters() < 10**300 else "too many"
-    )
-    return Problem(
-        "does_not_fit",
-        "model",
-        f"{num_weights} weights",
-        "is too large to plan",
-        "use smaller numbers",
-    )
+    num_weights = f"{spec.model.num_parameters():.0e}" if spec.model.num_parameters() < 10**300 else "too many"
+    return Problem("does_not_fit", "model", f"{num_weights} weights", "is too large to plan", "use smaller numbers")
 
 
 def check_degrees(spec: JobSpec) -> None:

@@ -226,10 +226,7 @@ def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     # Storage lacks users' later requests, and another service may launch this job: recovery launches nothing.
     return End(
         State.PAUSED,
-        (
-            f"recovered from its storage; {decision.cause}: 'resume' continues from its last "
-            "committed checkpoint"
-        ),
+        (f"recovered from its storage; {decision.cause}: 'resume' continues from its last committed checkpoint"),
         stops=True,
     )
 
@@ -242,11 +239,7 @@ def _decide(job: JobFacts, deadlines: Deadlines) -> Decision:
         if job.runs_nothing and job.state == State.RUNNING:
             return Move(State.RECOVERING, job.unreachable)
         return NoteUnreachable(job.unreachable) if job.unreachable != job.reason else Wait()
-    if (
-        job.unreachable_since is not None
-        and not job.unreachable
-        and (observation is not None or job.launch is None)
-    ):
+    if job.unreachable_since is not None and not job.unreachable and (observation is not None or job.launch is None):
         return NoteReachable(_reason_when_reached(job))
     if job.launch is None:
         return _between_attempts(job)
@@ -331,9 +324,7 @@ def _decide_lost_run(job: JobFacts) -> Decision:
             "another may be bringing the cluster down; find out why (memory, Ray's logs), then "
             "resume it",
         )
-    since_progress = (
-        f"; {num_lost} lost since its last progress ({limit} pause the job)" if num_lost > 1 else ""
-    )
+    since_progress = f"; {num_lost} lost since its last progress ({limit} pause the job)" if num_lost > 1 else ""
     why = f"{loss}{since_progress}; another attempt follows, and no failure is counted"
     counts_as: Literal["setback", "lost_start"] = "setback" if job.began else "lost_start"
     # The new cluster is already up: back off only after repeated losses, or if the job sets a backoff.
@@ -352,19 +343,12 @@ def _decide_end(job: JobFacts, observation: Observation) -> Decision:
     if job.result is not None:
         return _by_result(job, job.result)
     message = f": {_first_line(observation.message)}" if observation.message.strip() else ""
-    description = (
-        f"the driver of attempt {job.attempt} ended ({observation.status}) without a result{message}"
-    )
-    if (
-        job.stopped_at is not None and job.request is None
-    ):  # without a request, only frozen drivers are stopped
+    description = f"the driver of attempt {job.attempt} ended ({observation.status}) without a result{message}"
+    if job.stopped_at is not None and job.request is None:  # without a request, only frozen drivers are stopped
         description = f"the frozen driver of attempt {job.attempt} was killed"
     if observation.preempted and not _is_given_up(job):
         return Retry(
-            f"{description}; another attempt follows, and no failure is counted",
-            PREEMPTED_S,
-            description,
-            None,
+            f"{description}; another attempt follows, and no failure is counted", PREEMPTED_S, description, None
         )
     return _decide_driver_death(job, description, "driver")
 
@@ -379,9 +363,7 @@ def _by_result(job: JobFacts, result: Result) -> Decision:
             if job.request == "cancel":
                 return End(State.CANCELLED, f"cancelled while pausing, at step {result.step}")
             if job.request == "resize" and job.state != State.PAUSING:
-                return Resize(
-                    f"resumes from step {result.step} with a different number of workers than {job.workers}"
-                )
+                return Resize(f"resumes from step {result.step} with a different number of workers than {job.workers}")
             return End(State.PAUSED, result.message or f"paused at step {result.step}")
         case "failed":
             if _is_final(result) and job.request != "cancel":
@@ -396,11 +378,7 @@ def _decide_driver_death(job: JobFacts, description: str, kind: str) -> Decision
         return _obey_request(job, description)
     failures, limit, name = job.failures, job.max_failures, "retry.max_failures"
     if (own_limit := job.retry.own_limit(kind)) is not None:
-        failures, limit, name = (
-            job.failures_by_kind.get(kind, 0),
-            own_limit,
-            f"retry.kinds.{kind}.max_failures",
-        )
+        failures, limit, name = (job.failures_by_kind.get(kind, 0), own_limit, f"retry.kinds.{kind}.max_failures")
     if failures >= limit:
         return End(State.FAILED, f"{description}; {name} (={limit}) is exhausted")
     words = f"failure {failures + 1} of {limit} allowed"

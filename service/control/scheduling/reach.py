@@ -22,9 +22,7 @@ log = structlog.get_logger(__name__)
 class Reach:
     """Tracks whether the cluster answers, and since when it does not."""
 
-    def __init__(
-        self, clock: Callable[[], float] = time.time, on_silence: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, on_silence: Callable[[], None] = lambda: None) -> None:
         """`on_silence` is called at the first unanswered query."""
         self._clock, self._on_silence = clock, on_silence
         self._since: float | None = None
@@ -78,7 +76,4 @@ class Reach:
 
 
 def unreachable(since: float, why: str) -> str:
-    return (
-        "the cluster has been unreachable since "
-        f"{datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%M:%SZ}: {why}"
-    )
+    return f"the cluster has been unreachable since {datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%M:%SZ}: {why}"

@@ -65,13 +65,7 @@ class Recovery:
     """Recovers jobs, each in one transaction; repeatable, since stored jobs are left alone."""
 
     def __init__(
-        self,
-        database: Database,
-        roots: StorageRoots,
-        launcher: Launcher,
-        ingest: Ingest,
-        owner: str,
-        state_dir: Path,
+        self, database: Database, roots: StorageRoots, launcher: Launcher, ingest: Ingest, owner: str, state_dir: Path
     ) -> None:
         self._database, self._roots, self._launcher, self._ingest = database, roots, launcher, ingest
         self._owner = owner
@@ -158,9 +152,7 @@ class Recovery:
             newest: WriterFolder | None = None
             for writer, records in copy.batches():
                 if newest is None or writer.attempt != newest.attempt:
-                    set_columns(
-                        tx, row.number, {"group_phase": None, "group_phase_at": None, "group_reason": None}
-                    )
+                    set_columns(tx, row.number, {"group_phase": None, "group_phase_at": None, "group_reason": None})
                 newest = writer
                 self._ingest.restore(tx, _again(tx, job.id), writer.attempt, writer.record_writer, records)
                 began = [to_us(record.time) for record in records if record.kind == "started"]
@@ -233,15 +225,11 @@ def standing_of(job: StoredJob, observation: Observation | None) -> Standing:
     number, result = job.attempt, job.result
     if result is not None and (result.outcome != "failed" or not result.retryable):
         state = State(result.outcome)
-        return Standing(
-            state, result.message or f"{result.outcome} at step {result.step}; recovered from its storage"
-        )
+        return Standing(state, result.message or f"{result.outcome} at step {result.step}; recovered from its storage")
     if observation is None:
         return Standing(State.RECOVERING, "recovered; waiting for its state on the cluster", True)
     if observation.status in ("running", "pending"):
-        return Standing(
-            State.RECOVERING, f"recovered; attempt {number} is {observation.status} on the cluster", True
-        )
+        return Standing(State.RECOVERING, f"recovered; attempt {number} is {observation.status} on the cluster", True)
     kind: str | None = None
     if result is not None:
         ending, kind = f"failed at step {result.step}", result.failure_kind
@@ -295,10 +283,7 @@ def _progress(job: StoredJob, row: JobRow) -> dict[str, Any]:
             time=datetime.fromisoformat(at) if at else datetime.now(UTC),
             size_bytes=job.checkpoint.size_bytes,
         )
-        columns |= {
-            "saves": Saves(committed=last_commit).model_dump_json(),
-            "step": max(row.step, last_commit.step),
-        }
+        columns |= {"saves": Saves(committed=last_commit).model_dump_json(), "step": max(row.step, last_commit.step)}
     return columns
 
 

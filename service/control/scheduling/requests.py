@@ -76,10 +76,7 @@ class Requests:
         if not names_folder(body):
             return self.submit(JobSpec.parse(body), owner, key)
         request_digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        if (
-            key is not None
-            and (previous_job := self._find_job_of_key(owner, key, request_digest)) is not None
-        ):
+        if key is not None and (previous_job := self._find_job_of_key(owner, key, request_digest)) is not None:
             return previous_job, False
         return self.submit(JobSpec.parse(self.expand(body)), owner, key, request_digest)
 
@@ -96,10 +93,7 @@ class Requests:
         print_of_spec = digest or hashlib.sha256(spec_text.encode()).hexdigest()
         # Copying takes long enough for clients to retry. Requests without a copy are not serialized.
         with nullcontext() if key is None or spec.start_from is None else self._turns.acquire((owner, key)):
-            if (
-                key is not None
-                and (previous_job := self._find_job_of_key(owner, key, print_of_spec)) is not None
-            ):
+            if key is not None and (previous_job := self._find_job_of_key(owner, key, print_of_spec)) is not None:
                 return previous_job, False
             return self._submit(spec, spec_text, print_of_spec, owner, key)
 
@@ -128,9 +122,7 @@ class Requests:
                 copy = self._warm_starts.copy(spec, owner, storage)
                 values["step"] = copy.step
                 values["saves"] = saves_of_copy(copy, datetime.now(UTC)).model_dump_json()
-                values["reason"] = (
-                    f"starts from step {copy.step} of {spec.start_from.job}; {placement.reason}"
-                )
+                values["reason"] = f"starts from step {copy.step} of {spec.start_from.job}; {placement.reason}"
             with self._database.write() as tx:
                 # Checked again inside the transaction: two posts with one key may run concurrently.
                 if key is not None and (used_key := find_key(tx, owner, key)) is not None:
@@ -202,9 +194,7 @@ class Requests:
             if state not in RESUMABLE:
                 standing = f"has {_in_words(state)}" if state in ENDED else f"is {state}"
                 wait = "; wait until it is paused" if state == State.PAUSING else ""
-                raise Conflict(
-                    f"{job_id} {standing}; only a paused, failed or cancelled job can be resumed{wait}"
-                )
+                raise Conflict(f"{job_id} {standing}; only a paused, failed or cancelled job can be resumed{wait}")
             if state != before.state:
                 raise Conflict(f"{job_id} has just become {state}; repeat the request")
             reason = f"resumed by {owner}; {WAITS}"
@@ -284,13 +274,10 @@ def _job_of_key(tx: Connection, used_key: UsedKey, print_of_spec: str) -> JobRow
         deletion = find_deletion(tx, job_number=used_key.job_number)
         assert deletion is not None, "a job went without a record of it"
         raise Conflict(
-            f"this Idempotency-Key belongs to a deleted job: {deleted_in_words(deletion)}; use a "
-            "new key for a new job"
+            f"this Idempotency-Key belongs to a deleted job: {deleted_in_words(deletion)}; use a new key for a new job"
         )
     if used_key.fingerprint != print_of_spec:
-        raise Conflict(
-            f"this Idempotency-Key belongs to {job.id}, which has another spec; use a new key for a new job"
-        )
+        raise Conflict(f"this Idempotency-Key belongs to {job.id}, which has another spec; use a new key for a new job")
     return job
 
 
@@ -312,12 +299,9 @@ def _write_spec(
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if isinstance(error, OSError) and is_full(error):
             raise Full(
-                f"no space left in the job's storage ({why}: {storage}); free some with 'shardyard "
-                f"delete'; {REMEDY}"
+                f"no space left in the job's storage ({why}: {storage}); free some with 'shardyard delete'; {REMEDY}"
             ) from None
         remedy = "choose a folder that the service can write, or ask its operator"
         raise SpecError(
-            Problem(
-                "not_writable", "storage", requested_storage or storage, f"cannot be written: {why}", remedy
-            )
+            Problem("not_writable", "storage", requested_storage or storage, f"cannot be written: {why}", remedy)
         ) from None

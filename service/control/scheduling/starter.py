@@ -264,9 +264,7 @@ class Starter:
                     plan = self._modules.begin(spec, module_cluster(spec, cluster))
                 except SpecError as error:
                     with self._lease.change(job) as (tx, events):
-                        events += enter(
-                            tx, job, State.FAILED, f"its module cannot be planned: {error}", ACTOR
-                        )
+                        events += enter(tx, job, State.FAILED, f"its module cannot be planned: {error}", ACTOR)
                     continue
                 reason = WAITS if plan else f"{WAITS}; {BEING_PLANNED}"
                 values = {"plan": plan.model_dump_json()} if plan else {}
@@ -322,31 +320,19 @@ class Starter:
             else:
                 events += explain(tx, job, reason, ACTOR, values)
             updated_job = get_job(tx, job.id)
-            if (
-                updated_job is not None
-                and updated_job.attempt == attempt
-                and (attempt == 1 or previous_plan != plan)
-            ):
-                events += tell_plan(
-                    tx, job, plan, previous_plan if previous_plan != plan else None, attempt, ACTOR
-                )
+            if updated_job is not None and updated_job.attempt == attempt and (attempt == 1 or previous_plan != plan):
+                events += tell_plan(tx, job, plan, previous_plan if previous_plan != plan else None, attempt, ACTOR)
         if updated_job is None or updated_job.attempt != attempt:
             return NeverFits("was just cancelled or paused")
         log.info("admitted", job=job.id, attempt=attempt, gang=str(gang))
         return updated_job
 
-    def _plan(
-        self, job: JobRow, spec: JobSpec, facts: ClusterFacts, gang: Gang
-    ) -> Plan | MustWait | NeverFits:
+    def _plan(self, job: JobRow, spec: JobSpec, facts: ClusterFacts, gang: Gang) -> Plan | MustWait | NeverFits:
         """The stored plan if it matches this gang; else a new one for the largest feasible number of workers, with
         measured expert loads. A module job waits for its plan."""
         previous_plan = read_stored_plan(job.plan)
         device = spec.resources.trains_on(gang.gpus_per_worker)
-        if (
-            previous_plan is not None
-            and previous_plan.num_workers == gang.workers
-            and previous_plan.device == device
-        ):
+        if previous_plan is not None and previous_plan.num_workers == gang.workers and previous_plan.device == device:
             return previous_plan
         if isinstance(spec.model, ModuleModelSpec):
             return self._plan_of_module(spec, facts, gang)

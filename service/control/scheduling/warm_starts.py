@@ -29,12 +29,7 @@ class WarmStarts:
     def __init__(
         self, database: Database, roots: StorageRoots, full_roots: FullRoots, should_stop: Callable[[], bool]
     ) -> None:
-        self._database, self._roots, self._full_roots, self._should_stop = (
-            database,
-            roots,
-            full_roots,
-            should_stop,
-        )
+        self._database, self._roots, self._full_roots, self._should_stop = (database, roots, full_roots, should_stop)
         self._places = threading.Semaphore(MAX_COPIES)
 
     def look_up(self, spec: JobSpec, owner: str) -> None:
@@ -47,16 +42,11 @@ class WarmStarts:
         copies run)."""
         if not self._places.acquire(blocking=False):
             raise Unavailable(
-                (
-                    f"{MAX_COPIES} checkpoints are already being copied for other jobs; submit this job "
-                    "again later"
-                ),
+                (f"{MAX_COPIES} checkpoints are already being copied for other jobs; submit this job again later"),
                 headers={"retry-after": "10"},
             )
         try:
-            return self._first_whole(
-                spec, owner, lambda checkpoints, marker: self._copy(checkpoints, marker, storage)
-            )
+            return self._first_whole(spec, owner, lambda checkpoints, marker: self._copy(checkpoints, marker, storage))
         finally:
             self._places.release()
 
@@ -159,13 +149,9 @@ def _candidates(checkpoints: Folder, job_id: str, step: int | None) -> list[str]
     steps = {name: (markers.order(name) or (0,))[0] for name in names}
     matches = [name for name in names if step in (None, steps[name])]
     if not matches:
-        choices = ", ".join(
-            str(candidate_step) for candidate_step in sorted(set(steps.values()))[-MAX_SHOWN_STEPS:]
-        )
+        choices = ", ".join(str(candidate_step) for candidate_step in sorted(set(steps.values()))[-MAX_SHOWN_STEPS:])
         remedy = f"use one of {choices}, or omit it for the newest"
         raise SpecError(
-            Problem(
-                "not_found", "start_from.step", step, f"is not a committed checkpoint of {job_id}", remedy
-            )
+            Problem("not_found", "start_from.step", step, f"is not a committed checkpoint of {job_id}", remedy)
         )
     return matches

@@ -31,9 +31,7 @@ def insert_deletion(tx: Connection, row: DeletionRow) -> None:
     tx.execute(insert(tables.deletions).values(version=ROW_VERSION, **vars(row)))
 
 
-def find_deletion(
-    tx: Connection, *, job_id: str | None = None, job_number: int | None = None
-) -> DeletionRow | None:
+def find_deletion(tx: Connection, *, job_id: str | None = None, job_number: int | None = None) -> DeletionRow | None:
     """Deletion of a job, by its id or number."""
     column = tables.deletions.c
     condition = column.job_id == job_id if job_id is not None else column.job_number == job_number

@@ -42,9 +42,7 @@ class EventRow:
 _EVENT = [tables.events.c[field.name] for field in fields(EventRow)]
 
 
-def newest_events(
-    tx: Connection, job_number: int, kind: str, attempt: int | None, limit: int
-) -> list[EventRow]:
+def newest_events(tx: Connection, job_number: int, kind: str, attempt: int | None, limit: int) -> list[EventRow]:
     """Newest events of a kind, newest first, of `attempt` or of all."""
     event = tables.events.c
     conditions = [event.job_number == job_number, event.kind == kind]
@@ -102,12 +100,7 @@ def events_after(
     tx: Connection, job_number: int, last_id: int, limit: int, kinds: Sequence[str] = ()
 ) -> list[EventRow]:
     event = tables.events.c
-    query = (
-        select(*_EVENT)
-        .where(event.job_number == job_number, event.id > last_id)
-        .order_by(event.id)
-        .limit(limit)
-    )
+    query = select(*_EVENT).where(event.job_number == job_number, event.id > last_id).order_by(event.id).limit(limit)
     if kinds:
         query = query.where(event.kind.in_(kinds))
     return [EventRow(**row._mapping) for row in tx.execute(query)]
@@ -172,14 +165,10 @@ def first_by_step(
     if last is None:
         return []
     recorded_rows = _by_age([*conditions, event.step <= last])
-    return list(
-        tx.scalars(select(recorded_rows.c.id).where(recorded_rows.c.age == 1).order_by(recorded_rows.c.step))
-    )
+    return list(tx.scalars(select(recorded_rows.c.id).where(recorded_rows.c.age == 1).order_by(recorded_rows.c.step)))
 
 
-def _event_conditions(
-    job_number: int, kind: str, since_step: int, name: str | None
-) -> list[ColumnElement[bool]]:
+def _event_conditions(job_number: int, kind: str, since_step: int, name: str | None) -> list[ColumnElement[bool]]:
     event = tables.events.c
     conditions = [event.job_number == job_number, event.kind == kind, event.step >= since_step]
     if name is not None:

@@ -25,10 +25,7 @@ def in_words(error: DBAPIError) -> ServiceError | None:
     why = str(error.orig).splitlines()[0]
     if code == sqlite3.SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _POSTGRES_DISK_FULL:
         return Full(f"no space left for the database ({why}); {REMEDY}")
-    if code is not None and code & 0xFF in (
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_IOERR,
-    ):  # primary result code
+    if code is not None and code & 0xFF in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR):  # primary result code
         return Unavailable(
             f"the database is not writable ({why}): its disk, folder or file is read-only or "
             "failing; stored data stays readable; make it writable and try again",

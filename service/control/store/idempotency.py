@@ -25,11 +25,6 @@ def find_key(tx: Connection, owner: str, key: str) -> UsedKey | None:
 def use_key(tx: Connection, owner: str, key: str, fingerprint: str, job_number: int, now: int) -> None:
     tx.execute(
         insert(tables.idempotency_keys).values(
-            owner=owner,
-            key=key,
-            version=ROW_VERSION,
-            fingerprint=fingerprint,
-            job_number=job_number,
-            created_at=now,
+            owner=owner, key=key, version=ROW_VERSION, fingerprint=fingerprint, job_number=job_number, created_at=now
         )
     )

@@ -170,9 +170,7 @@ def change_job(
     job = tables.jobs.c
     conditions = [job[column] == value for column, value in column_values.items()]
     result = tx.execute(
-        update(tables.jobs)
-        .where(job.number == number, job.state.in_(from_states), *conditions)
-        .values(**values)
+        update(tables.jobs).where(job.number == number, job.state.in_(from_states), *conditions).values(**values)
     )
     return result.rowcount == 1
 
@@ -212,9 +210,7 @@ def first_queued(tx: Connection, state: str, fingerprint: str, after: tuple[int,
 def ends_of_queue(tx: Connection, state: str) -> tuple[int, int] | None:
     """(lowest, highest) `queued_at` of jobs in this state; None without any."""
     job = tables.jobs.c
-    first, last = tx.execute(
-        select(func.min(job.queued_at), func.max(job.queued_at)).where(job.state == state)
-    ).one()
+    first, last = tx.execute(select(func.min(job.queued_at), func.max(job.queued_at)).where(job.state == state)).one()
     return None if first is None else (first, last)
 
 
@@ -235,9 +231,7 @@ def saying_unreachable(tx: Connection, state: str, limit: int) -> list[JobRow]:
 def next_to_thin(tx: Connection, states: Collection[str], ended_before: int) -> JobRow | None:
     """A job that ended before `ended_before` and still has events to thin."""
     job = tables.jobs.c
-    query = _JOBS.where(
-        job.state.in_(states), job.finished_at < ended_before, job.thinned_to + 1 < job.last_event_id
-    )
+    query = _JOBS.where(job.state.in_(states), job.finished_at < ended_before, job.thinned_to + 1 < job.last_event_id)
     row = tx.execute(query.order_by(job.number).limit(1)).one_or_none()
     return None if row is None else JobRow(*row)
 

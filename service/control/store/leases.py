@@ -16,9 +16,7 @@ def take_lease(tx: Connection, holder: str, now: int, lease_us: int) -> bool:
     ).one_or_none()
     if row is None:
         tx.execute(
-            insert(tables.leases).values(
-                name=CONTROLLER, version=ROW_VERSION, holder=holder, expires_at=now + lease_us
-            )
+            insert(tables.leases).values(name=CONTROLLER, version=ROW_VERSION, holder=holder, expires_at=now + lease_us)
         )
         return True
     if row.holder != holder and row.expires_at > now:

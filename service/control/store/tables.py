@@ -46,9 +46,7 @@ jobs = Table(
     Column("saves", Text),  # JSON: last committed checkpoint, and failures since
     Column("last_event_id", Integer, nullable=False),
     Column("first_event_id", Integer, nullable=False, server_default="1"),  # all events from here on are kept
-    Column(
-        "thinned_to", Integer, nullable=False, server_default="0"
-    ),  # up to here, only permanent events are left
+    Column("thinned_to", Integer, nullable=False, server_default="0"),  # up to here, only permanent events are left
     Column("result", Text),  # JSON
     # Request that the run has not obeyed yet.
     Column("request", String(16)),
@@ -73,9 +71,7 @@ jobs = Table(
     Column("unfit_for", String(64)),
     Index(None, "state", "queued_at", "number"),  # the queue
     Index(None, "state", "number"),  # pages of one state, newest first
-    Index(
-        "ix_jobs_unreachable", "state", "number", **_where("unreachable_since IS NOT NULL")
-    ),  # mostly empty
+    Index("ix_jobs_unreachable", "state", "number", **_where("unreachable_since IS NOT NULL")),  # mostly empty
     sqlite_autoincrement=True,  # numbers are never reused, so cursors stay valid
 )
 

@@ -18,18 +18,12 @@ def newest_group(tx: Connection, job_number: int) -> tuple[int, int]:
     column = tables.writers.c
     conditions = (column.job_number == job_number, column.group.is_not(None), column.next_seq > 0)
     order = (column.attempt.desc(), column.group.desc())
-    newest = tx.execute(
-        select(column.attempt, column.group).where(*conditions).order_by(*order).limit(1)
-    ).first()
+    newest = tx.execute(select(column.attempt, column.group).where(*conditions).order_by(*order).limit(1)).first()
     return (newest[0], newest[1]) if newest is not None else (0, 0)
 
 
-def advance(
-    tx: Connection, job_number: int, attempt: int, writer: str, group: int | None, next_seq: int
-) -> None:
-    result = tx.execute(
-        update(tables.writers).where(*_key(job_number, attempt, writer)).values(next_seq=next_seq)
-    )
+def advance(tx: Connection, job_number: int, attempt: int, writer: str, group: int | None, next_seq: int) -> None:
+    result = tx.execute(update(tables.writers).where(*_key(job_number, attempt, writer)).values(next_seq=next_seq))
     if result.rowcount == 0:
         tx.execute(
             insert(tables.writers).values(

@@ -15,14 +15,10 @@ def outputs_and_gradients(
     outputs = function(*inputs)
     outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
     draws = torch.Generator().manual_seed(7)
-    towards = [
-        torch.randn(each.shape, generator=draws, dtype=torch.float64).to(each.device) for each in outputs
-    ]
+    towards = [torch.randn(each.shape, generator=draws, dtype=torch.float64).to(each.device) for each in outputs]
     towards = [each.to(given) for each in towards]
     unused = sum(each.sum() * 0 for each in inputs)  # a function of constants alone has a gradient too
-    loss = unused + sum(
-        (one * other.to(one.dtype)).sum() for one, other in zip(outputs, towards, strict=True)
-    )
+    loss = unused + sum((one * other.to(one.dtype)).sum() for one, other in zip(outputs, towards, strict=True))
     gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
     zeros = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)]
     return [*(each.detach() for each in outputs), *zeros]

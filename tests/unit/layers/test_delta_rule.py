@@ -97,9 +97,7 @@ def test_chunks_of_64(strongest: float, has_documents: bool) -> None:
 def test_gradcheck() -> None:
     inputs = [each.requires_grad_() for each in inputs_of(1, 7, 1, 2, 2, 3, 5.0)]
     documents = torch.tensor([[0, 0, 0, -1, 1, 1, 1]])
-    assert torch.autograd.gradcheck(
-        lambda *inputs: gated_delta_rule(*inputs, documents=documents), tuple(inputs)
-    )
+    assert torch.autograd.gradcheck(lambda *inputs: gated_delta_rule(*inputs, documents=documents), tuple(inputs))
 
 
 def test_documents_packed_are_documents_alone() -> None:

@@ -47,9 +47,7 @@ def test_the_short_way_leads_where_the_long_one_does(router: dict[str, Any], num
 @pytest.mark.parametrize("num_tokens", [1, 100])
 @pytest.mark.parametrize("hidden_dim", [8, 16, 24])
 @pytest.mark.parametrize("activation", ["relu", "swiglu", "swiglu_clamped"])
-def test_weights_laid_out_for_few_rows_are_the_same(
-    num_tokens: int, hidden_dim: int, activation: str
-) -> None:
+def test_weights_laid_out_for_few_rows_are_the_same(num_tokens: int, hidden_dim: int, activation: str) -> None:
     layer = made(ROUTERS["softmax"], hidden_dim, activation)
     tokens, experts = TokenContext(training=False), layer.experts
     x, before = torch.randn(num_tokens, 16, dtype=torch.float64), dict(layer.state_dict())

@@ -48,9 +48,7 @@ NAMES = {
 }
 
 
-def of_transformers(
-    head_dim: int, rope: RopeSpec, scaling: RopeScaling, length: int | None
-) -> tuple[Tensor, float]:
+def of_transformers(head_dim: int, rope: RopeSpec, scaling: RopeScaling, length: int | None) -> tuple[Tensor, float]:
     # A namespace, as a model's own configuration checks and fills in far more than these functions read.
     utils = pytest.importorskip("transformers.modeling_rope_utils")
     written: dict[str, Any] = {

@@ -17,11 +17,7 @@ def documents_of(draw: st.DrawFn, rows: int, length: int) -> Tensor | None:
 
 
 @given(
-    rows=st.integers(1, 2),
-    length=st.integers(1, 9),
-    width=st.integers(1, 5),
-    has_before=st.booleans(),
-    data=st.data(),
+    rows=st.integers(1, 2), length=st.integers(1, 9), width=st.integers(1, 5), has_before=st.booleans(), data=st.data()
 )
 def test_outputs_and_gradients_are_the_reference_s(
     rows: int, length: int, width: int, has_before: bool, data: st.DataObject

@@ -26,10 +26,7 @@ class Case:
     visible: AttentionMask
 
     def run(
-        self,
-        function: Callable[..., Tensor],
-        dtype: torch.dtype = torch.float64,
-        given: torch.dtype = torch.float64,
+        self, function: Callable[..., Tensor], dtype: torch.dtype = torch.float64, given: torch.dtype = torch.float64
     ) -> list[Tensor]:
         """Outputs and gradients in `dtype` for inputs, and gradients of outputs, that `given` can hold."""
         scale = self.inputs[0].shape[-1] ** -0.5
@@ -195,9 +192,7 @@ def test_token_by_token_behind_padding_is_the_whole(window: int | None) -> None:
     torch.testing.assert_close(whole[1:, :, 3:], alone)
     queries, keys, values = inputs
     for stop in range(1, 9):
-        one = attend(
-            queries[:, :, stop - 1 : stop], keys[:, :, :stop], values[:, :, :stop], scale=0.5, visible=visible
-        )
+        one = attend(queries[:, :, stop - 1 : stop], keys[:, :, :stop], values[:, :, :stop], scale=0.5, visible=visible)
         torch.testing.assert_close(one, whole[:, :, stop - 1 : stop])
 
 
@@ -228,9 +223,7 @@ def test_layers_share_masks() -> None:
         (AttentionMask(first=torch.tensor([0])), 6, True),
     ],
 )
-def test_masks_are_made_where_they_hide_something_else(
-    visible: AttentionMask, num_queries: int, needed: bool
-) -> None:
+def test_masks_are_made_where_they_hide_something_else(visible: AttentionMask, num_queries: int, needed: bool) -> None:
     assert visible.needs_mask(num_queries, 6) == needed
 
 

@@ -53,9 +53,7 @@ def upgrade() -> None:
         sqlite_autoincrement=True,
     )
     op.create_index(op.f("ix_jobs_state_number"), "jobs", ["state", "number"], unique=False)
-    op.create_index(
-        op.f("ix_jobs_state_queued_at_number"), "jobs", ["state", "queued_at", "number"], unique=False
-    )
+    op.create_index(op.f("ix_jobs_state_queued_at_number"), "jobs", ["state", "queued_at", "number"], unique=False)
     op.create_table(
         "leases",
         sa.Column("name", sa.String(length=32), nullable=False),
@@ -76,16 +74,11 @@ def upgrade() -> None:
         sa.Column("group", sa.Integer(), nullable=True),
         sa.Column("step", sa.BigInteger(), nullable=True),
         sa.Column("data", sa.Text(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["job_number"], ["jobs.number"], name=op.f("fk_events_job_number"), ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["job_number"], ["jobs.number"], name=op.f("fk_events_job_number"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("job_number", "id", name=op.f("pk_events")),
     )
     op.create_index(
-        op.f("ix_events_job_number_kind_step_id"),
-        "events",
-        ["job_number", "kind", "step", "id"],
-        unique=False,
+        op.f("ix_events_job_number_kind_step_id"), "events", ["job_number", "kind", "step", "id"], unique=False
     )
     op.create_table(
         "idempotency_keys",
@@ -105,14 +98,10 @@ def upgrade() -> None:
         sa.Column("job_number", _NUMBER, nullable=False),
         sa.Column("key", sa.String(length=63), nullable=False),
         sa.Column("value", sa.String(length=63), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["job_number"], ["jobs.number"], name=op.f("fk_labels_job_number"), ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["job_number"], ["jobs.number"], name=op.f("fk_labels_job_number"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("job_number", "key", name=op.f("pk_labels")),
     )
-    op.create_index(
-        op.f("ix_labels_key_value_job_number"), "labels", ["key", "value", "job_number"], unique=False
-    )
+    op.create_index(op.f("ix_labels_key_value_job_number"), "labels", ["key", "value", "job_number"], unique=False)
     op.create_table(
         "writers",
         sa.Column("job_number", _NUMBER, nullable=False),
