@@ -10,8 +10,9 @@ class LayerCache(ABC):
     """Cache of one layer for rows `[B]`, changed in place."""
 
     @abstractmethod
-    def take_rows(self, rows: Tensor) -> None:
-        """Keep only these rows, in this order (int64 indices, which may repeat)."""
+    def take_rows(self, rows: Tensor, *, same_sources: bool = False) -> None:
+        """Keep only these rows, in this order (int64 indices, which may repeat). `same_sources`: each row is replaced
+        by one that decodes the same source, such as another beam of it."""
 
 
 class KVCache(LayerCache):
@@ -57,7 +58,7 @@ class KVCache(LayerCache):
             tensor[..., : self._length, :] = full_tensor[..., full_tensor.shape[-2] - self._length :, :]
         return full_tensors
 
-    def take_rows(self, rows: Tensor) -> None:
+    def take_rows(self, rows: Tensor, *, same_sources: bool = False) -> None:
         tensors = []
         for tensor in self._tensors:
             of_rows = tensor.new_empty(len(rows), *tensor.shape[1:])
@@ -79,9 +80,9 @@ class EncoderDecoderCache(LayerCache):
         self.memory: KeysValues | None = None
         """None before the first token."""
 
-    def take_rows(self, rows: Tensor) -> None:
+    def take_rows(self, rows: Tensor, *, same_sources: bool = False) -> None:
         self.own.take_rows(rows)
-        if self.memory is not None:
+        if self.memory is not None and not same_sources:
             keys, values = (tensor.index_select(0, rows) for tensor in self.memory)
             self.memory = keys, values
 
@@ -95,6 +96,6 @@ class DeltaState(LayerCache):
         self.inputs: Tensor | None = None
         """`[B, conv_tokens - 1, channels]`"""
 
-    def take_rows(self, rows: Tensor) -> None:
+    def take_rows(self, rows: Tensor, *, same_sources: bool = False) -> None:
         self.state = None if self.state is None else self.state.index_select(0, rows)
         self.inputs = None if self.inputs is None else self.inputs.index_select(0, rows)

@@ -187,9 +187,12 @@ class DecodingState:
 
     def take_rows(self, rows: Tensor) -> None:
         """Select rows by int64 index, in this order; indices may repeat."""
+        row_numbers = self.rows.index_select(0, rows)
+        has_encoder = self.memory_mask is not None
+        same_sources = has_encoder and torch.equal(row_numbers, self.rows)
         for cache in self.caches:
-            cache.take_rows(rows)
-        self.rows = self.rows.index_select(0, rows)
+            cache.take_rows(rows, same_sources=same_sources)
+        self.rows = row_numbers
         self.first, self.memory = (
             None if tensor is None else tensor.index_select(0, rows) for tensor in (self.first, self.memory)
         )
