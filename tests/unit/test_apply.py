@@ -1,4 +1,4 @@
-"""What a rank has of a layer that is applied to a layout."""
+"""A module applied to a layout: what each rank holds, and which placements are refused."""
 
 from copy import deepcopy
 from typing import Any
@@ -17,20 +17,24 @@ from moe.spec import MoESpec, ProblemCode, SpecError
 from tests.parity import trajectory
 from tests.refusals import refused, refused_for
 
-M, H = 8, 16
+M, H, CPU = 8, 16, torch.device("cpu")
+
+
+def two_ranks(**degrees: int) -> Layout:
+    return Layout(0, 2, CPU, degrees)
 
 
 @pytest.mark.parametrize("activation", ["relu", "swiglu"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_a_rank_has_the_experts_that_it_holds(activation: str, bias: bool, device: str) -> None:
-    """Drawn here where the layer has no values yet, else taken of them."""
+def test_a_rank_holds_its_experts(activation: str, bias: bool, device: str) -> None:
+    """Initialized here where the layer has no values yet, else copied from it."""
     spec = MoESpec(num_experts=4, model_dim=M, hidden_dim=H, activation=activation, expert_bias=bias)
 
     def experts_on(rank: int, world_size: int, degrees: dict[str, int]) -> Experts:
         with torch.device(device):
             layer = MoELayer(spec)
-        layout = Layout(rank, world_size, torch.device("cpu"), degrees)
+        layout = Layout(rank, world_size, CPU, degrees)
         return apply(layer, placed(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout).experts
 
     whole, half = experts_on(0, 1, {}), experts_on(1, 2, {"expert": 2})
@@ -43,80 +47,80 @@ def test_a_rank_has_the_experts_that_it_holds(activation: str, bias: bool, devic
     assert not torch.equal(whole.w_in[0], whole.w_in[1])
 
 
-def test_what_a_rank_uses_begins_where_its_part_of_tensors_does() -> None:
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_gathered_shard_begins_where_the_tensor_shard_does(dim: int) -> None:
     """However FSDP, which gathers it, has split it, also unevenly."""
-    layout = Layout(3, 4, torch.device("cpu"), {"expert_fsdp": 2, "expert_tensor": 2})
-    for dim in (0, 1):
-        part = ParameterShard(torch.Size((3, M)), (("expert_tensor", 1), ("expert_fsdp", dim)), of_experts=True)
-        assert first_of(part, layout) == [0, M // 2]
-
-
-def test_fsdp_splits_no_dimension_but_the_first_unevenly() -> None:
-    module = nn.Linear(3, 4, bias=False)
-    placements = [Placement(parameter="weight", shape=(4, 3), splits=(("fsdp", 1),))]
-    with refused("not_divisible", "weight.shape[1]", 3):
-        apply(module, placements, Layout(0, 2, torch.device("cpu"), {"fsdp": 2}))
-
-
-def test_what_was_not_declared_has_no_initial_values_to_be_placed_with() -> None:
-    with torch.device("meta"):
-        module = nn.Linear(3, 4, bias=False)
-    with refused("uninitialized", "weight", None):
-        apply(module, [Placement(parameter="weight", shape=(4, 3))], Layout.single())
+    layout = Layout(3, 4, CPU, {"expert_fsdp": 2, "expert_tensor": 2})
+    part = ParameterShard(torch.Size((3, M)), (("expert_tensor", 1), ("expert_fsdp", dim)), of_experts=True)
+    assert first_of(part, layout) == [0, M // 2]
 
 
 LAYER = MoESpec(num_experts=4, model_dim=M, hidden_dim=H)
-WHOLE = dict.fromkeys(("router", "experts.w_in", "experts.w_out"), ())
+MATRICES = ("experts.w_in", "experts.w_out")
 
 
 @pytest.mark.parametrize(
-    ("degrees", "splits", "code", "mistaken"),
+    ("degrees", "splits", "code", "names"),
     [
-        ({"expert": 2}, {}, "mismatch", ("experts.w_in", "experts.w_out")),
-        ({"expert": 2}, {"experts.w_in": (("expert", 1),)}, "mismatch", ("experts.w_in", "experts.w_out")),
-        ({"expert_tensor": 2}, {}, "mismatch", ("experts.w_in", "experts.w_out")),
+        ({"expert": 2}, {}, "mismatch", MATRICES),
+        ({"expert": 2}, {"experts.w_in": (("expert", 1),)}, "mismatch", MATRICES),
+        ({"expert_tensor": 2}, {}, "mismatch", MATRICES),
         ({"tensor": 2}, {"experts.w_in": (("tensor", 2),)}, "mismatch", ("experts.w_in",)),
         ({"tensor": 2}, {"router": (("tensor", 1),)}, "mismatch", ("router",)),
         ({"fsdp": 2}, {"experts.w_out": (("fsdp", 0),)}, "conflict", ("experts.w_out",)),
         ({"expert_fsdp": 2}, {"router": (("expert_fsdp", 0),)}, "conflict", ("router",)),
     ],
 )
-@pytest.mark.parametrize("made", ["meta", "cpu", "copied"])
+@pytest.mark.parametrize("origin", ["meta", "cpu", "copied"])
 def test_splits_that_no_module_computes_with_are_refused(
-    degrees: dict[str, int], splits: dict[str, Any], code: ProblemCode, mistaken: tuple[str, ...], made: str
+    degrees: dict[str, int], splits: dict[str, Any], code: ProblemCode, names: tuple[str, ...], origin: str
 ) -> None:
-    with torch.device("meta" if made == "meta" else "cpu"):
+    with torch.device("meta" if origin == "meta" else "cpu"):
         layer = MoELayer(LAYER)
     placements = [
-        Placement(parameter=name, shape=each.shape, splits=({**WHOLE, **splits})[name])
-        for name, each in layer.named_parameters()
+        Placement(parameter=name, shape=parameter.shape, splits=splits.get(name, ()))
+        for name, parameter in layer.named_parameters()
     ]
-    expected = [(code, f"placements.{name}.splits", list(splits.get(name, ()))) for name in mistaken]
-    with refused_for(expected):
-        apply(deepcopy(layer) if made == "copied" else layer, placements, Layout(0, 2, torch.device("cpu"), degrees))
+    with refused_for([(code, f"placements.{name}.splits", list(splits.get(name, ()))) for name in names]):
+        apply(deepcopy(layer) if origin == "copied" else layer, placements, two_ranks(**degrees))
 
 
 @pytest.mark.parametrize("axis", ["tensor", "expert", "expert_tensor", "expert_fsdp"])
-def test_what_nothing_declares_is_split_over_fsdp_alone(axis: str) -> None:
+def test_undeclared_parameters_are_split_over_fsdp_alone(axis: str) -> None:
     placement = Placement.model_validate({"parameter": "weight", "shape": (4, 4), "splits": ((axis, 0),)})
     with pytest.raises(SpecError, match=r"placements\.weight\.splits"):
-        apply(nn.Linear(4, 4, bias=False), [placement], Layout(0, 2, torch.device("cpu"), {axis: 2}))
+        apply(nn.Linear(4, 4, bias=False), [placement], two_ranks(**{axis: 2}))
+
+
+def test_uneven_splits_and_missing_values_are_refused() -> None:
+    placement = Placement(parameter="weight", shape=(4, 3), splits=(("fsdp", 1),))  # only dim 0 may be uneven
+    with refused("not_divisible", "weight.shape[1]", 3):
+        apply(nn.Linear(3, 4, bias=False), [placement], two_ranks(fsdp=2))
+    placement = Placement(parameter="weight", shape=(4, 3))
+    with refused("uninitialized", "weight", None):
+        apply(nn.Linear(3, 4, bias=False, device="meta"), [placement], Layout.single())
+    model = nn.Sequential(nn.Identity())
+    model[0].register_buffer("positions", torch.arange(4))
+    assert torch.equal(in_one_process(model)[0].positions, torch.arange(4))
+    model[0].register_buffer("positions", torch.arange(4, device="meta"))
+    with refused("uninitialized", "0.positions", None):
+        in_one_process(model)
 
 
 def in_one_process(model: nn.Module, **blocks: str) -> nn.Module:
-    placements = [Placement(parameter=name, shape=each.shape) for name, each in model.named_parameters()]
-    return apply(model, placements, Layout.single(), {path.replace("_", "."): each for path, each in blocks.items()})
+    placements = [Placement(parameter=name, shape=p.shape) for name, p in model.named_parameters()]
+    return apply(model, placements, Layout.single(), {path.replace("_", "."): kind for path, kind in blocks.items()})
 
 
-def test_blocks_need_not_name_the_model_and_lie_in_any_order() -> None:
+def test_blocks_may_be_in_any_order_and_must_exist() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
     in_one_process(model, **{"1": "outer", "1_0": "inner"})
-    assert {each.part.shape for each in local_parameters(model)} == {torch.Size((2, 2)), torch.Size((2,))}
+    assert {parameter.part.shape for parameter in local_parameters(model)} == {torch.Size((2, 2)), torch.Size((2,))}
     with refused("not_found", "blocks", "2"):
         in_one_process(model, **{"2": "nobody"})
 
 
-def test_a_shared_parameter_stays_one_and_a_frozen_one_frozen() -> None:
+def test_a_shared_parameter_stays_shared_and_a_frozen_one_frozen() -> None:
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
     model[1].weight = model[0].weight
     model[1].bias.requires_grad_(False)
@@ -124,43 +128,30 @@ def test_a_shared_parameter_stays_one_and_a_frozen_one_frozen() -> None:
     in_one_process(model)
     assert model[1].weight is model[0].weight
     assert torch.equal(model[0].weight, values)
-    assert [(each.name, each.local.requires_grad) for each in local_parameters(model)] == [
-        ("0.weight", True), ("1.bias", False)
-    ]  # fmt: skip
+    trained = [(parameter.name, parameter.local.requires_grad) for parameter in local_parameters(model)]
+    assert trained == [("0.weight", True), ("1.bias", False)]
+    codes = nn.Linear(2, 2, bias=False)
+    codes.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
+    assert in_one_process(codes).weight.dtype == torch.int8
 
 
-def test_a_parameter_of_two_blocks_is_gathered_for_neither() -> None:
+def test_a_sharded_parameter_of_two_blocks_is_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model[1].weight = model[0].weight
     placement = Placement(parameter="0.weight", shape=(2, 2), splits=(("fsdp", 0),))
     with refused("conflict", "placements.0.weight.splits", [("fsdp", 0)]):
-        apply(model, [placement], Layout(0, 2, torch.device("cpu"), {"fsdp": 2}), {"0": "layer 0", "1": "layer 1"})
+        apply(model, [placement], two_ranks(fsdp=2), {"0": "layer 0", "1": "layer 1"})
 
 
 @pytest.mark.parametrize("narrow_first", [True, False])
 def test_gradients_of_several_dtypes_are_clipped_to_one_norm(narrow_first: bool) -> None:
-    narrow, wide = nn.Linear(8, 8).bfloat16(), nn.Linear(64, 64)
-    model = in_one_process(nn.Sequential(narrow, wide) if narrow_first else nn.Sequential(wide, narrow))
+    layers = [nn.Linear(8, 8).bfloat16(), nn.Linear(64, 64)]
+    model = in_one_process(nn.Sequential(*(layers if narrow_first else layers[::-1])))
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 0.37)
     parameters = local_parameters(model)
     clip_by_global_norm(parameters, Layout.single(), 1.0)
     assert float(clip_by_global_norm(parameters, Layout.single(), None)) == pytest.approx(1.0, rel=2e-4)
-
-
-def test_integers_that_are_never_trained_are_placed() -> None:
-    model = nn.Linear(2, 2, bias=False)
-    model.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
-    assert in_one_process(model).weight.dtype == torch.int8
-
-
-def test_a_buffer_without_values_is_refused_and_one_with_values_keeps_them() -> None:
-    model = nn.Sequential(nn.Identity())
-    model[0].register_buffer("positions", torch.arange(4))
-    assert torch.equal(in_one_process(model)[0].positions, torch.arange(4))
-    model[0].register_buffer("positions", torch.arange(4, device="meta"))
-    with refused("uninitialized", "0.positions", None):
-        in_one_process(model)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +167,7 @@ def test_a_buffer_without_values_is_refused_and_one_with_values_keeps_them() -> 
     ],
     ids=str,
 )  # fmt: skip
-def test_a_plan_that_nothing_executes_is_refused(changes: dict[str, Any]) -> None:
+def test_a_plan_that_cannot_be_run_is_refused(changes: dict[str, Any]) -> None:
     plan = trajectory.Degrees(data=4).plan(8).model_copy(update=changes)
     with refused("not_runnable", "plan", None):
         Layout.build(plan)

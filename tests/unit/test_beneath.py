@@ -1,9 +1,10 @@
-"""What is opened lies beneath the folder, whatever links there are and whenever they come."""
+"""Files are opened, created and removed beneath a folder only, under any links and while links are swapped in."""
 
 import os
 import shutil
 import threading
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,21 @@ from moe.storage import confined
 NAMES = ("a", "b", "c")
 paths = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3).map("/".join)
 targets = st.lists(st.sampled_from((*NAMES, "..")), min_size=1, max_size=4).map("/".join)
+trees = st.tuples(st.lists(paths, max_size=4), st.lists(st.tuples(paths, targets, st.booleans()), max_size=4))
+Tree = tuple[list[str], list[tuple[str, str, bool]]]
+"""Files, which hold `allowed`, and links: path, target, whether it is absolute."""
 
 
-def _grow(top: Path, files: list[str], links: list[tuple[str, str, bool]]) -> Path:
-    """A folder `root` beside a folder `secret`, with files that hold their own path, and links to anywhere."""
+def build(top: Path, tree: Tree) -> Path:
+    """A folder `root` beside a folder `secret`."""
     root = top / "root"
     for folder in (root, top / "secret"):
         folder.mkdir()
     (top / "secret" / "a").write_text("secret")
+    files, links = tree
     for name in files:
         path = root / name
-        if not any(each.is_file() for each in path.parents) and not path.exists():
+        if not any(parent.is_file() for parent in path.parents) and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("allowed")
     for name, target, is_absolute in links:
@@ -35,16 +40,45 @@ def _grow(top: Path, files: list[str], links: list[tuple[str, str, bool]]) -> Pa
     return root
 
 
-@given(
-    files=st.lists(paths, max_size=4),
-    links=st.lists(st.tuples(paths, targets, st.booleans()), max_size=4),
-    wanted=paths | st.just("../secret/a"),
-)
-def test_it_opens_what_a_plain_open_would_if_that_lies_beneath_and_nothing_else(
-    tmp_path_factory: pytest.TempPathFactory, files: list[str], links: list[tuple[str, str, bool]], wanted: str
+@contextmanager
+def repeating(action: Callable[[], None]) -> Iterator[None]:
+    """Repeat an action in another thread meanwhile."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.is_set():
+            action()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def until_both_happened(attempt: Callable[[], None], times: int) -> None:
+    """Attempt something until it has both succeeded and failed this often."""
+    counts = {True: 0, False: 0}
+    while min(counts.values()) < times:
+        try:
+            attempt()
+            counts[True] += 1
+        except OSError:
+            counts[False] += 1
+
+
+def has_link_above(path: Path) -> bool:
+    return any(parent.is_symlink() for parent in path.parents)
+
+
+@given(tree=trees, name=paths | st.just("../secret/a"))
+def test_a_file_opens_as_with_open_if_it_is_beneath(
+    tmp_path_factory: pytest.TempPathFactory, tree: Tree, name: str
 ) -> None:
-    root = _grow(tmp_path_factory.mktemp("top"), files, links)
-    path = root / wanted
+    root = build(tmp_path_factory.mktemp("top"), tree)
+    path = root / name
     try:
         with confined.open_file(str(root), str(path)) as file:
             content = file.read().decode()
@@ -55,38 +89,97 @@ def test_it_opens_what_a_plain_open_would_if_that_lies_beneath_and_nothing_else(
         assert content == path.read_text() == "allowed"
 
 
+@given(tree=trees, name=paths | st.just("../secret/a"))
+def test_a_file_is_created_as_requested_and_never_through_a_link(
+    tmp_path_factory: pytest.TempPathFactory, tree: Tree, name: str
+) -> None:
+    top = tmp_path_factory.mktemp("top")
+    root = build(top, tree)
+    path = root / name
+
+    def contents() -> dict[Path, str]:
+        return {file: file.read_text() for file in top.rglob("*") if file.is_file() and not file.is_symlink()}
+
+    before, is_through_link = contents(), has_link_above(path)
+    try:
+        with confined.create(str(root), str(path)) as file:
+            file.write(b"new")
+    except OSError:
+        assert contents() == before
+        assert is_through_link or ".." in name or path.is_dir() or any(map(Path.is_file, path.parents))
+    else:
+        assert contents() == before | {path: "new"}
+        assert not is_through_link
+
+
+@given(tree=trees, name=paths | st.sampled_from(("../secret/a", ".")))
+def test_a_path_is_removed_as_requested_and_never_through_a_link(
+    tmp_path_factory: pytest.TempPathFactory, tree: Tree, name: str
+) -> None:
+    top = tmp_path_factory.mktemp("top")
+    root = build(top, tree)
+    path = root / name
+    before, is_through_link = set(top.rglob("*")), has_link_above(path)
+    try:
+        confined.remove(str(root), str(path))
+    except OSError:
+        assert set(top.rglob("*")) == before
+        assert is_through_link or ".." in name or path not in before
+    else:
+        assert set(top.rglob("*")) == {left for left in before if not left.is_relative_to(path)}
+        assert not is_through_link
+
+
 @pytest.mark.parametrize("part", ["folder", "folder/file"])
-def test_a_swap_for_a_link_is_never_followed_however_often_it_comes(tmp_path: Path, part: str) -> None:
-    """While another thread swaps a part of the path for a link and back, hundreds of times."""
+def test_a_link_that_is_swapped_in_is_never_followed(tmp_path: Path, part: str) -> None:
     root, secret = tmp_path / "root", tmp_path / "secret"
     for folder, content in ((root / "folder", "allowed"), (secret, "secret")):
         folder.mkdir(parents=True)
         (folder / "file").write_text(content)
-    swapped, aside, link = root / part, root / "aside", root / "link"
-    over = threading.Event()
 
     def swap() -> None:
-        while not over.is_set():
-            link.symlink_to(secret / Path(part).relative_to("folder"))
-            swapped.rename(aside)
-            link.rename(swapped)
-            swapped.unlink()
-            aside.rename(swapped)
+        (root / "link").symlink_to(secret / Path(part).relative_to("folder"))
+        (root / part).rename(root / "aside")
+        (root / "link").rename(root / part)
+        (root / part).unlink()
+        (root / "aside").rename(root / part)
 
-    swapping = threading.Thread(target=swap)
-    swapping.start()
-    read, refused = 0, 0
-    try:
-        while read < 300 or refused < 300:
-            try:
-                with confined.open_file(str(root), str(root / "folder/file")) as file:
-                    assert file.read() == b"allowed"
-                read += 1
-            except OSError:
-                refused += 1
-    finally:
-        over.set()
-        swapping.join()
+    def read() -> None:
+        with confined.open_file(str(root), str(root / "folder/file")) as file:
+            assert file.read() == b"allowed"
+
+    with repeating(swap):
+        until_both_happened(read, 300)
+
+
+@pytest.mark.parametrize("part", ["folder", "folder/inner"])
+def test_no_folder_that_is_swapped_for_a_link_is_written_into_or_removed_from(tmp_path: Path, part: str) -> None:
+    root, secret = tmp_path / "root", tmp_path / "secret"
+    for folder in (root, secret / "inner"):
+        folder.mkdir(parents=True)
+    (secret / "inner/file").write_text("secret")
+
+    def swap() -> None:
+        shutil.rmtree(root / part, ignore_errors=True)
+        with suppress(OSError):  # created by the writer, or not yet there
+            (root / part).symlink_to(secret / Path(part).relative_to("folder"))
+        with suppress(OSError):
+            (root / part).unlink()
+
+    def write() -> None:
+        with confined.create(str(root), str(root / "folder/inner/new")) as file:
+            file.write(b"new")
+
+    def remove() -> None:
+        with suppress(OSError):
+            write()
+        confined.remove(str(root), str(root / "folder/inner"))
+
+    with repeating(swap):
+        until_both_happened(write, 10)
+        until_both_happened(remove, 10)
+    assert {path.name for path in secret.rglob("*")} == {"inner", "file"}
+    assert (secret / "inner/file").read_text() == "secret"
 
 
 def test_a_process_whose_own_folder_is_gone_opens_through_links(
@@ -101,21 +194,16 @@ def test_a_process_whose_own_folder_is_gone_opens_through_links(
         assert file.read() == b"allowed"
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / kind
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    root = "/" if kind == "device" else str(tmp_path)
-    with pytest.raises(OSError, match=r"not a regular file|is a folder"):
-        confined.open_file(root, "/dev/null" if kind == "device" else str(path))
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for root, path in (("/", "/dev/null"), (tmp_path, tmp_path / "pipe"), (tmp_path, tmp_path / "folder")):
+        with pytest.raises(OSError, match=r"not a regular file|is a folder"):
+            confined.open_file(str(root), str(path))
 
 
-def test_a_folder_is_listed_as_it_is_and_links_out_of_it_are_not(tmp_path: Path) -> None:
-    root = _grow(tmp_path, ["a", "b/c"], [("out", "../secret", False)])
-    (root / "within").symlink_to("b")
+def test_a_folder_is_listed_with_its_links_but_not_through_links_out_of_it(tmp_path: Path) -> None:
+    root = build(tmp_path, (["a", "b/c"], [("out", "../secret", False), ("within", "b", False)]))
     for path, names in ((root, {"a", "b", "out", "within"}), (root / "b", {"c"}), (root / "within", {"c"})):
         with confined.listing(str(root), str(path)) as entries:
             assert {entry.name for entry in entries} == names
@@ -124,158 +212,31 @@ def test_a_folder_is_listed_as_it_is_and_links_out_of_it_are_not(tmp_path: Path)
             pass
 
 
-def test_a_file_that_is_renamed_while_its_folder_is_looked_at_hides_no_other(tmp_path: Path) -> None:
+def test_a_file_that_is_renamed_during_a_listing_hides_no_other(tmp_path: Path) -> None:
     """Writers seal a draft by renaming it."""
-    for number in range(50):
-        (tmp_path / f"sealed-{number}").write_text("x" * number)
-    sealing = threading.Event()
+    expected = {f"sealed-{number}": number for number in range(50)}
+    for name, size in expected.items():
+        (tmp_path / name).write_text("x" * size)
 
     def seal() -> None:
-        while not sealing.is_set():
-            (tmp_path / "draft").touch()
-            (tmp_path / "draft").rename(tmp_path / "new")
+        (tmp_path / "draft").touch()
+        (tmp_path / "draft").rename(tmp_path / "new")
 
-    thread = threading.Thread(target=seal)
-    thread.start()
-    try:
+    with repeating(seal):
         for _ in range(300):
-            found = confined.sizes(str(tmp_path), str(tmp_path))
-            assert {name: size for name, size in found.items() if name.startswith("sealed")} == {
-                f"sealed-{number}": number for number in range(50)
-            }
-    finally:
-        sealing.set()
-        thread.join()
+            sizes = confined.sizes(str(tmp_path), str(tmp_path))
+            assert {name: size for name, size in sizes.items() if name.startswith("sealed")} == expected
 
 
-@given(
-    files=st.lists(paths, max_size=4),
-    links=st.lists(st.tuples(paths, targets, st.booleans()), max_size=4),
-    wanted=paths | st.just("../secret/a"),
-)
-def test_it_creates_what_it_is_asked_to_and_changes_nothing_through_a_link(
-    tmp_path_factory: pytest.TempPathFactory, files: list[str], links: list[tuple[str, str, bool]], wanted: str
-) -> None:
-    top = tmp_path_factory.mktemp("top")
-    root = _grow(top, files, links)
-    path = root / wanted
-
-    def content() -> dict[Path, str]:
-        return {each: each.read_text() for each in top.rglob("*") if each.is_file() and not each.is_symlink()}
-
-    before = content()
-    leads_through_a_link = any(each.is_symlink() for each in path.parents)
-    try:
-        with confined.create(str(root), str(path)) as file:
-            file.write(b"new")
-    except OSError:
-        assert content() == before
-        assert leads_through_a_link or ".." in wanted or path.is_dir() or any(map(Path.is_file, path.parents))
-    else:
-        assert content() == before | {path: "new"}
-        assert not leads_through_a_link
-
-
-def test_what_breaks_off_leaves_nothing_and_what_was_there(tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("before")
 
-    def break_off() -> None:
+    def interrupted() -> None:
         with confined.create(str(tmp_path), str(tmp_path / "file")) as file:
             file.write(b"after")
             assert (tmp_path / "file").read_text() == "before"
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        break_off()
-    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"file": "before"}
-
-
-def test_no_folder_that_is_swapped_for_a_link_is_written_into(tmp_path: Path) -> None:
-    root, secret = tmp_path / "root", tmp_path / "secret"
-    for folder in (root, secret):
-        folder.mkdir()
-    over = threading.Event()
-
-    def swap() -> None:
-        while not over.is_set():
-            shutil.rmtree(root / "folder", ignore_errors=True)
-            with suppress(FileExistsError):  # made by whoever writes
-                (root / "folder").symlink_to(secret)
-            with suppress(OSError):
-                (root / "folder").unlink()
-
-    swapping = threading.Thread(target=swap)
-    swapping.start()
-    written, refused = 0, 0
-    try:
-        while swapping.is_alive() and (written < 10 or refused < 10):
-            try:
-                with confined.create(str(root), str(root / "folder/file")) as file:
-                    file.write(b"new")
-                written += 1
-            except OSError:
-                refused += 1
-    finally:
-        over.set()
-        swapping.join()
-    assert min(written, refused) >= 10
-    assert list(secret.iterdir()) == []
-
-
-@given(
-    files=st.lists(paths, max_size=4),
-    links=st.lists(st.tuples(paths, targets, st.booleans()), max_size=4),
-    gone=paths | st.just("../secret/a") | st.just("."),
-)
-def test_it_removes_what_it_is_asked_to_and_nothing_through_a_link(
-    tmp_path_factory: pytest.TempPathFactory, files: list[str], links: list[tuple[str, str, bool]], gone: str
-) -> None:
-    top = tmp_path_factory.mktemp("top")
-    root = _grow(top, files, links)
-    path = root / gone
-    before = set(top.rglob("*"))
-    leads_through_a_link = any(each.is_symlink() for each in path.parents)
-    try:
-        confined.remove(str(root), str(path))
-    except OSError:
-        assert set(top.rglob("*")) == before
-        assert leads_through_a_link or ".." in gone or path not in before
-    else:
-        assert set(top.rglob("*")) == before - {each for each in before if each.is_relative_to(path)}
-        assert not leads_through_a_link
-
-
-@pytest.mark.parametrize("part", ["folder", "folder/inner"])
-def test_nothing_is_removed_from_a_folder_that_is_swapped_for_a_link(tmp_path: Path, part: str) -> None:
-    """While another thread swaps a part of the path for a link, again and again."""
-    root, secret = tmp_path / "root", tmp_path / "secret"
-    for folder in (root, secret / "inner"):
-        folder.mkdir(parents=True)
-    (secret / "inner/file").write_text("secret")
-    over = threading.Event()
-
-    def swap() -> None:
-        while not over.is_set():
-            shutil.rmtree(root / part, ignore_errors=True)
-            with suppress(OSError):  # made by whoever writes, or not yet there
-                (root / part).symlink_to(secret / Path(part).relative_to("folder"))
-            with suppress(OSError):
-                (root / part).unlink()
-
-    swapping = threading.Thread(target=swap)
-    swapping.start()
-    removed, refused = 0, 0
-    try:
-        while swapping.is_alive() and (removed < 10 or refused < 10):
-            with suppress(OSError), confined.create(str(root), str(root / "folder/inner/file")) as file:
-                file.write(b"new")
-            try:
-                confined.remove(str(root), str(root / "folder/inner"))
-                removed += 1
-            except OSError:
-                refused += 1
-    finally:
-        over.set()
-        swapping.join()
-    assert min(removed, refused) >= 10
-    assert (secret / "inner/file").read_text() == "secret"
+        interrupted()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "before"}

@@ -1,4 +1,4 @@
-"""What lies beside parameters from step to step: narrow copies that are made once a step, and gradients' memory."""
+"""Buffers of parameters from step to step: bfloat16 copies made once a step, and memory of gradients."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,24 +33,26 @@ MODEL = TranslationModelSpec.model_validate(
         },
     }
 )  # fmt: skip
-OPTIMIZERS: list[OptimizerSpec] = [AdamWSpec(name="adamw", peak_lr=1e-2), AdafactorSpec(name="adafactor", peak_lr=1e-2)]
-NEVER_NARROWED = ("embedding", "norm", "router")
-"""Tables, whose rows are narrowed; vectors of a few numbers; and what is float32 in any arithmetic."""
+ADAMW = AdamWSpec(name="adamw", peak_lr=1e-2)
+OPTIMIZERS: list[OptimizerSpec] = [ADAMW, AdafactorSpec(name="adafactor", peak_lr=1e-2)]
 
 
-def is_narrowed(each: LocalParameter) -> bool:
-    return not any(word in each.name for word in NEVER_NARROWED)
+def has_copy(parameter: LocalParameter) -> bool:
+    """Not of embeddings, whose rows are cast; of vectors of a few numbers; and of what is always float32."""
+    return not any(word in parameter.name for word in ("embedding", "norm", "router"))
 
 
 class Training:
     """A model, its optimizer and some micro-batches."""
 
-    def __init__(self, optimizer: OptimizerSpec, recompute: str = "none", dtype: torch.dtype = torch.bfloat16) -> None:
-        layout = replace(Layout.single(), recompute=recompute)  # type: ignore[arg-type]
-        self.layout = layout
-        self.model: TranslationModel = build_model(MODEL, layout, dtype=dtype)
+    def __init__(
+        self, optimizer: OptimizerSpec = ADAMW, recompute: Any = "none", dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        self.layout = replace(Layout.single(), recompute=recompute)
+        self.model: TranslationModel = build_model(MODEL, self.layout, dtype=dtype)
         self.parameters = local_parameters(self.model)
-        self.optimizer = build_optimizer(optimizer, self.parameters, layout)
+        self.optimizer = build_optimizer(optimizer, self.parameters, self.layout)
+        self.experts = [module for module in self.model.modules() if isinstance(module, Experts)]
         numbers = torch.Generator().manual_seed(0)
         self.micro_batches = [torch.randint(5, 50, (4, 8), generator=numbers) for _ in range(2)]
 
@@ -62,47 +64,45 @@ class Training:
 
     def step(self) -> list[float]:
         forget_gradients(self.parameters)
-        found = [self.micro_batch(tokens) for tokens in self.micro_batches]
+        losses = [self.micro_batch(tokens) for tokens in self.micro_batches]
         reduce_gradients(self.parameters, self.layout)
         self.optimizer.step()
-        return found
+        return losses
 
 
-class Narrowings(TorchDispatchMode):
-    """Counts the copies that are made of tensors of these shapes in another dtype."""
+class Casts(TorchDispatchMode):
+    """Counts the bfloat16 copies of these parameters."""
 
     def __init__(self, parameters: list[LocalParameter]) -> None:
         super().__init__()
-        self._pointers = {each.local.data_ptr() for each in parameters}
+        self._pointers = {parameter.local.data_ptr() for parameter in parameters}
         self.count = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
-        source = given[1] if function is torch.ops.aten.copy_.default else given[0] if given else None
-        copies = function in (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
-        made = function(*given, **(named or {}))
-        if copies and isinstance(source, Tensor) and source.data_ptr() in self._pointers:
-            self.count += made.dtype == torch.bfloat16
-        return made
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function in (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default):
+            source = args[1] if function is torch.ops.aten.copy_.default else args[0]
+            self.count += source.data_ptr() in self._pointers and result.dtype == torch.bfloat16
+        return result
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
-def test_parameters_are_narrowed_once_a_step(optimizer: OptimizerSpec) -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda spec: spec.name)
+def test_parameters_are_cast_once_a_step(optimizer: OptimizerSpec) -> None:
     training = Training(optimizer)
-    often = [each for each in training.parameters if is_narrowed(each)]
+    cast = [parameter for parameter in training.parameters if has_copy(parameter)]
     for _ in range(2):
-        with Narrowings(often) as narrowings:
+        with Casts(cast) as casts:
             training.step()
-        assert narrowings.count == len(often)
+        assert casts.count == len(cast)
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_kept_copies_change_no_loss_and_no_gradient(optimizer: OptimizerSpec, recompute: str) -> None:
-    """Beside a model whose parameters have no buffers, after an update of every parameter."""
+def test_buffers_change_no_loss_and_no_gradient(optimizer: OptimizerSpec, recompute: str) -> None:
     training, plain = Training(optimizer, recompute), Training(optimizer, recompute)
-    for each in plain.parameters:
-        del each.parameter.beside  # type: ignore[attr-defined]
+    for parameter in plain.parameters:
+        del parameter.parameter.beside  # type: ignore[attr-defined]
     for _ in range(3):
         assert training.step() == plain.step()
         for ours, theirs in zip(training.parameters, plain.parameters, strict=True):
@@ -110,7 +110,7 @@ def test_kept_copies_change_no_loss_and_no_gradient(optimizer: OptimizerSpec, re
             assert torch.equal(ours.parameter.grad, theirs.parameter.grad), ours.name
 
 
-def test_what_is_loaded_is_narrowed_anew(tmp_path: Path) -> None:
+def test_restored_parameters_are_cast_again(tmp_path: Path) -> None:
     """From a checkpoint of another run that is further on."""
 
     def checkpointer_of(training: Training) -> Checkpointer:
@@ -118,9 +118,8 @@ def test_what_is_loaded_is_narrowed_anew(tmp_path: Path) -> None:
         return Checkpointer(Folder(str(tmp_path)), training.layout, tensors, attempt=1, group=0, keep=1,
                             files={}, recorder=MemoryRecorder())  # fmt: skip
 
-    further, training = Training(OPTIMIZERS[0]), Training(OPTIMIZERS[0])
-    checkpointer = checkpointer_of(training)
-    tokens = training.micro_batches[0]
+    further, training = Training(), Training()
+    checkpointer, tokens = checkpointer_of(training), training.micro_batches[0]
     before = training.micro_batch(tokens)
     assert further.step()[0] == before
     checkpointer_of(further).save(1, b"{}")
@@ -129,24 +128,16 @@ def test_what_is_loaded_is_narrowed_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_gradients_of_experts_lie_where_the_last_step_s_lay(dtype: torch.dtype) -> None:
-    training = Training(OPTIMIZERS[0], dtype=dtype)
-    experts = [module for module in training.model.modules() if isinstance(module, Experts)]
-    places = []
+def test_gradients_of_experts_reuse_the_memory_of_the_last_step(dtype: torch.dtype) -> None:
+    training, pointers = Training(dtype=dtype), []
     for _ in range(3):
         training.step()
-        gradients = [each.grad for of_layer in experts for each in (of_layer.w_in, of_layer.w_out)]
-        places.append([each.data_ptr() for each in gradients if each is not None])
-    assert len(places[0]) == 4
-    assert places[0] == places[1] == places[2]
-
-
-def test_an_expert_without_rows_has_a_gradient_of_zeros_where_another_lay() -> None:
-    training = Training(OPTIMIZERS[0])
-    training.step()
-    experts = next(module for module in training.model.modules() if isinstance(module, Experts))
-    forget_gradients(training.parameters)
-    rows = torch.ones(3, MODEL.model_dim, dtype=torch.bfloat16)
+        weights = [weight for experts in training.experts for weight in (experts.w_in, experts.w_out)]
+        pointers.append([weight.grad.data_ptr() for weight in weights if weight.grad is not None])
+    assert len(pointers[0]) == 4
+    assert pointers[0] == pointers[1] == pointers[2]
+    forget_gradients(training.parameters)  # now an expert without rows: zeros where another gradient was
+    experts, rows = training.experts[0], torch.ones(3, MODEL.model_dim, dtype=dtype)
     experts(rows, torch.ones(3), experts.local_computation([3, 0, 0, 0])).sum().backward()
     assert experts.w_in.grad is not None
     assert experts.w_in.grad[0].any()
@@ -154,19 +145,15 @@ def test_an_expert_without_rows_has_a_gradient_of_zeros_where_another_lay() -> N
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_copies_take_what_the_planner_counts(recompute: str) -> None:
-    """All of what layers multiply with, to the byte; where whole blocks are computed again, nothing is kept."""
-    training = Training(OPTIMIZERS[0], recompute)
+def test_copies_have_the_bytes_that_the_planner_predicts(recompute: str) -> None:
+    """Of all that layers multiply with; under full recomputation none is stored."""
+    training = Training(recompute=recompute)
     training.step()
-    kept = 0
-    for each in training.parameters:
-        beside = buffers_of(each.parameter)
-        assert beside is not None
-        kept += beside.narrow_bytes
-    in_layers = state_of(MODEL, Degrees(), OPTIMIZERS[0]).in_layers
-    others = sum(
-        each.local.numel()
-        for each in training.parameters
-        if not is_narrowed(each) and each.name.startswith(("encoder.", "decoder."))
+    buffers = [buffers_of(parameter.parameter) for parameter in training.parameters]
+    num_bytes = sum(each.narrow_bytes for each in buffers if each is not None)
+    in_layers = state_of(MODEL, Degrees(), ADAMW).in_layers - sum(
+        parameter.local.numel()
+        for parameter in training.parameters
+        if not has_copy(parameter) and parameter.name.startswith(("encoder.", "decoder."))
     )
-    assert kept == (2 * (in_layers - others) if recompute == "none" else 0)
+    assert num_bytes == (2 * in_layers if recompute == "none" else 0)

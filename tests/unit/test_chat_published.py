@@ -1,9 +1,6 @@
-"""Published chat templates: each answer is learned once, behind what the model sees when it is asked for it,
-as transformers renders that."""
+"""Published chat templates: each answer is learned once, after its generation prompt as transformers renders it."""
 
-import json
 import random
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -13,32 +10,26 @@ from moe.data.conversations.conversation import RenderedText, Rendering
 from moe.data.conversations.records import conversation_of
 from moe.data.conversations.template import ChatTemplate
 from tests.grid import num_cases
-from tests.unit import chats
-from tests.unit.chats import DATE
+from tests.unit.chats import ANSWER, DATE, OTHER, USER, WEATHER, FixedDay, some_text
 from tests.unit.published_templates import TEMPLATES, published
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 ENDS = {"glm4moe": ("<|endoftext|>", "<|user|>", "<|observation|>")}
 OPENED = ("<think>", "<think>\n")
-
-
-class _Fixed(datetime):
-    @classmethod
-    def now(cls, tz: Any = None) -> "_Fixed":
-        return cls(DATE.year, DATE.month, DATE.day, tzinfo=tz)
+WORDS = ("the", "Sun", "größer", "日本", "x\ny", "a  b", "{{ 1 }}", "'", '"q"')
+RE_RENDERED = {"qwen3", "gptoss", "deepseekv3", "deepseek_r1_distill", "nemotron_3_nano"}
 
 
 @pytest.fixture(autouse=True)
-def _on_a_fixed_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Theirs knows no day but today's, and some templates ask for it.
-    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", _Fixed)
+def _fixed_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    # transformers renders today's date only.
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", FixedDay)
 
 
-def theirs(name: str, row: dict[str, Any], number: int, *, asks: bool, **arguments: Any) -> str:
-    """What transformers renders of the first messages of a record."""
-    messages = [dict(each) for each in row["messages"][:number]]
-    if name == "smolvlm":  # it renders parts alone
-        messages = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+def by_transformers(name: str, row: dict[str, Any], num_messages: int, *, asks: bool, **arguments: Any) -> str:
+    messages = [dict(message) for message in row["messages"][:num_messages]]
+    if name == "smolvlm":  # it renders only parts
+        messages = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
     (text,), _ = render_jinja_template(
         [messages], tools=row.get("tools"), chat_template=published(name), add_generation_prompt=asks,
         **TOKENS, **arguments,
@@ -48,130 +39,96 @@ def theirs(name: str, row: dict[str, Any], number: int, *, asks: bool, **argumen
 
 def rows_of(name: str, rows: list[dict[str, Any]], **arguments: Any) -> list[tuple[RenderedText, ...]]:
     template = ChatTemplate({"default": published(name)}, {**TOKENS, **arguments}, DATE.isoformat(), ENDS.get(name, ()))
-    found = []
-    for each in template.render_rows([conversation_of(row) for row in rows]):
-        assert isinstance(each, Rendering), each
-        found.append(each.rows)
-    return found
+    renderings = list(template.render_rows([conversation_of(row) for row in rows]))
+    assert all(isinstance(rendering, Rendering) for rendering in renderings), renderings
+    return [rendering.rows for rendering in renderings if isinstance(rendering, Rendering)]
 
 
-def conversation(rng: random.Random, *, tools: bool, thoughts: str | None) -> dict[str, Any]:
-    """A record by chance: turns of a call and its result between a question and an answer, where there are tools."""
+def weather_call(place: object, number: int = 1) -> dict[str, Any]:
+    function = {"name": "weather", "arguments": {"place": place}}
+    return {"id": f"abcdefgh{number}", "type": "function", "function": function}
+
+
+def weather_result(content: str, number: int = 1) -> dict[str, Any]:
+    return {"role": "tool", "name": "weather", "content": content, "tool_call_id": f"abcdefgh{number}"}
+
+
+def conversation(rng: random.Random, *, takes_tools: bool, thoughts: str | None) -> dict[str, Any]:
+    """A random record: with tools, calls and their results between a question and its answer."""
     messages: list[dict[str, Any]] = []
     if rng.random() < 0.5:
-        messages.append({"role": "system", "content": _said(rng)})
-    has_tools = tools and rng.random() < 0.7
+        messages.append({"role": "system", "content": some_text(rng, WORDS)})
+    has_tools = takes_tools and rng.random() < 0.7
 
     def think(message: dict[str, Any]) -> dict[str, Any]:
         return {**message, thoughts: f"hm {rng.random()}"} if thoughts and rng.random() < 0.6 else message
 
     for _ in range(rng.randrange(1, 4)):
-        messages.append({"role": "user", "content": _said(rng)})
+        messages.append({"role": "user", "content": some_text(rng, WORDS)})
         while has_tools and rng.random() < 0.5:
-            call = {"name": "weather", "arguments": {"place": _said(rng)}}
-            calls = [{"id": "abcdefgh1", "type": "function", "function": call}]
-            messages.append(think({"role": "assistant", "content": "", "tool_calls": calls}))
-            messages.append({"role": "tool", "name": "weather", "content": _said(rng), "tool_call_id": "abcdefgh1"})
-        messages.append(think({"role": "assistant", "content": _said(rng)}))
-    return {"messages": messages, **({"tools": [chats.WEATHER]} if has_tools else {})}
-
-
-def _said(rng: random.Random) -> str:
-    words = ("the", "Sun", "größer", "日本", "x\ny", "a  b", "{{ 1 }}", "'", '"q"')
-    return " ".join(rng.choice(words) for _ in range(rng.randrange(1, 7)))
+            call = weather_call(some_text(rng, WORDS))
+            messages.append(think({"role": "assistant", "content": "", "tool_calls": [call]}))
+            messages.append(weather_result(some_text(rng, WORDS)))
+        messages.append(think({"role": "assistant", "content": some_text(rng, WORDS)}))
+    return {"messages": messages, **({"tools": [WEATHER]} if has_tools else {})}
 
 
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("thoughts", [None, "reasoning_content"])
-def test_each_answer_is_learned_behind_what_the_model_sees_when_asked(name: str, thoughts: str | None):
+def test_each_answer_is_learned_after_its_generation_prompt(name: str, thoughts: str | None):
     rng = random.Random(f"{name} {thoughts}")
-    rows = [conversation(rng, tools=TEMPLATES[name], thoughts=thoughts) for _ in range(num_cases(30))]
+    rows = [conversation(rng, takes_tools=TEMPLATES[name], thoughts=thoughts) for _ in range(num_cases(30))]
     num_apart = 0
-    for row, found in zip(rows, rows_of(name, rows), strict=True):
-        num_apart += len(found) > 1
-        learned = [(text.text, *span) for text in found for span in text.spans]
-        answers = [at for at, each in enumerate(row["messages"]) if each["role"] == "assistant"]
-        assert len(learned) == len(answers)
+    for row, rendered in zip(rows, rows_of(name, rows), strict=True):
+        num_apart += len(rendered) > 1
+        learned = [(text.text, *span) for text in rendered for span in text.spans]
+        answers = [at for at, message in enumerate(row["messages"]) if message["role"] == "assistant"]
         for (text, begin, end), at in zip(learned, answers, strict=True):
-            asked, answered = theirs(name, row, at, asks=True), theirs(name, row, at + 1, asks=False)
-            assert text[:begin] == asked
-            said, message = text[begin:end], row["messages"][at]
-            if answered.startswith(asked):
-                ended = said.removeprefix(answered[len(asked) :])
-                assert len(ended) < len(said)
-                assert ended in ("", *ENDS.get(name, ()))
+            prompt = by_transformers(name, row, at, asks=True)
+            transcript = by_transformers(name, row, at + 1, asks=False)
+            assert text[:begin] == prompt
+            answer, message = text[begin:end], row["messages"][at]
+            if transcript.startswith(prompt):
+                end_token = answer.removeprefix(transcript[len(prompt) :])
+                assert len(end_token) < len(answer)
+                assert end_token in ("", *ENDS.get(name, ()))
             else:
-                is_silent = asked.rstrip().endswith("</think>")
-                assert is_silent or asked.endswith(OPENED) or name == "gptoss"
-                assert message["content"].strip() in said
-                assert (message.get("reasoning_content", "") in said) != is_silent
-                assert answered.endswith(said[-6:]), "with the same end"
-    re_rendered = {"qwen3", "gptoss", "deepseekv3", "deepseek_r1_distill", "nemotron_3_nano"}
-    if name in re_rendered:
-        assert num_apart
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("name", ["qwen3", "glm4moe", "qwen3_5_think", "nemotron_3_nano", "lfm2_2_5_v2", "gptoss"])
-def test_thoughts_are_one_thing_by_whatever_name(name: str):
-    texts = set()
-    for key in ("reasoning_content", "thinking", "reasoning"):
-        row = {"messages": [{"role": "user", "content": "q"},
-                            {"role": "assistant", "content": "a", key: "so it is"}]}  # fmt: skip
-        ((text,),) = rows_of(name, [row])
-        assert "so it is" in text.text
-        assert text.text.removesuffix("<|user|>") == theirs(name, row, 2, asks=False) or "<think>" in text.text
-        texts.add((text.text, text.spans))
-    assert len(texts) == 1
+                is_silent = prompt.rstrip().endswith("</think>")
+                assert is_silent or prompt.endswith(OPENED) or name == "gptoss"
+                assert message["content"].strip() in answer
+                assert (message.get("reasoning_content", "") in answer) != is_silent
+                assert transcript.endswith(answer[-6:]), "with the same end"
+    assert num_apart or name not in RE_RENDERED
 
 
 @pytest.mark.parametrize("name", ["qwen3", "glm4moe", "nemotron_3_nano", "qwen3_5_think"])
-def test_a_model_that_is_asked_not_to_think_learns_answers_without_thoughts(name: str):
-    row = {"messages": [{"role": "user", "content": "q"},
-                        {"role": "assistant", "content": "a", "reasoning_content": "so it is"}]}  # fmt: skip
+def test_a_model_with_thinking_disabled_learns_answers_without_thoughts(name: str):
+    row = {"messages": [USER, {**ANSWER, "reasoning_content": "so it is"}]}
     ((text,),) = rows_of(name, [row], enable_thinking=False)
     ((begin, _),) = text.spans
-    assert text.text[:begin] == theirs(name, row, 1, asks=True, enable_thinking=False)
+    assert text.text[:begin] == by_transformers(name, row, 1, asks=True, enable_thinking=False)
     assert "so it is" not in text.text
     ((by_record,),) = rows_of(name, [{**row, "chat_template_kwargs": {"enable_thinking": False}}])
     assert by_record == text
 
 
 def test_answers_of_glm_end_in_the_role_that_speaks_next():
-    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "thinking": "x"},
-                {"role": "user", "content": "r"}, {"role": "assistant", "content": "b"}]  # fmt: skip
+    messages = [USER, {**ANSWER, "thinking": "x"}, USER, OTHER]
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "weather", "arguments": {}}]}
-    told = [[row.text[a:b].rpartition("<")[2] for row in rows for a, b in row.spans]
-            for rows in rows_of("glm4moe", [{"messages": messages}, {"messages": [*messages[:3], call]}])]  # fmt: skip
-    assert told == [["|user|>", "|user|>"], ["|user|>", "|observation|>"]]
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("name", ["qwen3", "llama3_2", "glm4moe", "gptoss", "qwen2_5"])
-def test_arguments_of_tools_are_written_alike_as_text_and_as_object(name: str):
-    texts = []
-    for arguments in ({"place": "größer"}, json.dumps({"place": "größer"}, ensure_ascii=False)):
-        call = {"id": "abcdefgh1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
-        row = {"tools": [chats.WEATHER], "messages": [
-            {"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "name": "weather", "content": "1", "tool_call_id": "abcdefgh1"},
-            {"role": "assistant", "content": "a"}]}  # fmt: skip
-        texts.append(rows_of(name, [row]))
-    assert texts[0] == texts[1]
+    rendered = rows_of("glm4moe", [{"messages": messages}, {"messages": [*messages[:3], call]}])
+    ends = [[row.text[a:b].rpartition("<")[2] for row in rows for a, b in row.spans] for rows in rendered]
+    assert ends == [["|user|>", "|user|>"], ["|user|>", "|observation|>"]]
 
 
 @pytest.mark.parametrize("name", ["gptoss", "llama3_1", "llama3_2"])
-def test_calls_get_a_message_each_where_a_template_writes_one(name: str):
-    calls = [{"id": f"abcdefgh{at}", "type": "function", "function": {"name": "weather", "arguments": {"place": at}}}
-             for at in range(3)]  # fmt: skip
-    results = [{"role": "tool", "name": "weather", "content": f"r{at}", "tool_call_id": f"abcdefgh{at}"}
-               for at in range(3)]  # fmt: skip
-    question, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
-    several = [question, {"role": "assistant", "content": "", "tool_calls": calls}, *results[::-1], answer]
-    one_each = [question]
+def test_each_call_has_a_message_of_its_own_where_a_template_renders_one(name: str):
+    calls = [weather_call(number, number) for number in range(3)]
+    results = [weather_result(f"r{number}", number) for number in range(3)]
+    several = [USER, {"role": "assistant", "content": "", "tool_calls": calls}, *results[::-1], ANSWER]
+    single = [USER]
     for call, result in zip(calls, results, strict=True):
-        one_each += [{"role": "assistant", "content": "", "tool_calls": [call]}, result]
-    found, expected = rows_of(name, [{"messages": several}, {"messages": [*one_each, answer]}])
-    assert found == expected
-    assert sum(len(row.spans) for row in found) == 4
+        single += [{"role": "assistant", "content": "", "tool_calls": [call]}, result]
+    rendered, expected = rows_of(name, [{"messages": several}, {"messages": [*single, ANSWER]}])
+    assert rendered == expected
+    assert sum(len(row.spans) for row in rendered) == 4

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.storage.folder import Folder
 from moe.train.checkpoint.parts import StoredParts
-from moe.train.checkpoint.piece import TensorPiece
 from moe.train.checkpoint.shards import ShardWriter
 
 TENSORS = {
@@ -20,39 +19,37 @@ TENSORS = {
 }
 
 
-def written(folder: Path, tensors: dict[str, torch.Tensor | TensorPiece]) -> Folder:
-    where, writer = Folder(str(folder)), ShardWriter(tensors)
+def write(folder: Folder, tensors: dict[str, torch.Tensor]) -> Folder:
+    writer = ShardWriter(tensors)
     writer.stage()
-    writer.finish(where, [writer.write(where)])
-    return where
+    writer.finish(folder, [writer.write(folder)])
+    return folder
 
 
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_rectangle_is_that_of_the_tensor(data: st.DataObject, tmp_path: Path):
-    folder = tmp_path / "checkpoint"
-    where = Folder(str(folder)) if folder.exists() else written(folder, dict(TENSORS))
-    parts = StoredParts(where)
+def test_any_rectangle_equals_that_of_the_tensor(data: st.DataObject, tmp_path_factory) -> None:
+    parts = StoredParts(write(Folder(str(tmp_path_factory.mktemp("checkpoint"))), dict(TENSORS)))
     assert parts.names() == sorted(TENSORS)
     name = data.draw(st.sampled_from(parts.names()))
     tensor = TENSORS[name]
     assert parts.shape(name) == tuple(tensor.shape)
-    within = []
+    rectangle = []
     for size in tensor.shape:
         first = data.draw(st.integers(0, size))
-        within.append((first, data.draw(st.integers(first, size))))
-    found = parts.read(name, tuple(within))
-    assert torch.equal(found, tensor[tuple(slice(*each) for each in within)])
-    assert found.dtype == tensor.dtype
+        rectangle.append((first, data.draw(st.integers(first, size))))
+    part = parts.read(name, tuple(rectangle))
+    assert torch.equal(part, tensor[tuple(slice(*ends) for ends in rectangle)])
+    assert part.dtype == tensor.dtype
 
 
-def test_no_more_is_read_than_the_rows_asked_for(tmp_path: Path, monkeypatch):
-    where = written(tmp_path / "checkpoint", {"matrix": torch.randn(1000, 100)})
-    parts, read = StoredParts(where), []
-    # Fakes nothing: it notes how much each read asks for, and reads it.
-    whole = Folder.read
-    monkeypatch.setattr(
-        Folder, "read", lambda self, *args, **more: read.append(more["max_bytes"]) or whole(self, *args, **more)
-    )
+def test_only_the_requested_rows_are_read(tmp_path: Path, monkeypatch) -> None:
+    parts, read_bytes = StoredParts(write(Folder(str(tmp_path)), {"matrix": torch.randn(1000, 100)})), []
+    read = Folder.read
+
+    def noted(self, *args, **kwargs):  # reads as ever, and records how much
+        read_bytes.append(kwargs["max_bytes"])
+        return read(self, *args, **kwargs)
+
+    monkeypatch.setattr(Folder, "read", noted)
     parts.read("matrix", ((10, 12), (0, 100)))
-    assert read == [2 * 100 * 4]
+    assert read_bytes == [2 * 100 * 4]

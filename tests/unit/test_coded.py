@@ -1,7 +1,6 @@
-"""Codes of narrower forms beside a plain reading of their definitions, whatever part of a matrix is coded at a time."""
+"""Quantized weights against a plain reading of their definitions, whatever part of a matrix is quantized at a time."""
 
 from random import Random
-from statistics import NormalDist
 from types import SimpleNamespace
 
 import pytest
@@ -20,158 +19,135 @@ from tests.unit import plain_codes
 from tests.unit.plain_codes import through_codes
 
 FORMS: tuple[Form, ...] = ("bfloat16", "int8", "nf4")
-CODED: tuple[Form, ...] = ("int8", "nf4")
-
-
-def test_the_code_book_is_the_published_one_of_quantiles() -> None:
-    """Eight quantiles of one half of a normal distribution and nine of the other, zero in both, over the largest."""
-    assert list(NF4) == plain_codes.NF4
-    furthest, normal = 0.9677083, NormalDist()
-
-    def quantiles(number: int) -> list[float]:
-        return [normal.inv_cdf(furthest + (0.5 - furthest) * at / (number - 1)) for at in range(number - 1)]
-
-    values = sorted([*quantiles(9), 0.0, *(-each for each in quantiles(8))])
-    assert [each / max(values) for each in values] == pytest.approx(NF4, abs=1e-6)
-
-
-shapes = st.lists(st.integers(1, 5), min_size=1, max_size=2)
-
-
 lengths = st.integers(1, 150) | st.sampled_from([63, 64, 127, 128, 192])
 """Along blocks: of whole ones, which there are kernels for, and others."""
 
 
-def without_kernels(*_: object, **__: object) -> None:
-    """As where bitsandbytes is not installed."""
-
-
 @pytest.mark.parametrize("is_plain", [False, True], ids=["by kernels", "plainly"])
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(others=shapes, length=lengths, form=st.sampled_from(FORMS), data=st.data())
-def test_what_is_decoded_is_what_the_definition_says(
-    monkeypatch: pytest.MonkeyPatch, is_plain: bool, others: list[int], length: int, form: Form, data: st.DataObject
-) -> None:
-    if is_plain:  # what decodes where the library is not installed, which it is wherever tests run
-        monkeypatch.setattr(quantized, "dequantize_with_kernel", without_kernels)
-    dim, seed = data.draw(st.integers(0, len(others))), data.draw(st.integers(0, 2**32))
-    generator = torch.Generator().manual_seed(seed)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    others=st.lists(st.integers(1, 5), min_size=1, max_size=2), length=lengths, form=st.sampled_from(FORMS),
+    at_once=st.sampled_from([1, 100, 1 << 20]), data=st.data(),
+)  # fmt: skip
+def test_dequantized_values_follow_the_definition(
+    monkeypatch: pytest.MonkeyPatch, is_plain: bool, others: list[int], length: int, form: Form, at_once: int,
+    data: st.DataObject,
+) -> None:  # fmt: skip
+    if is_plain:  # as where bitsandbytes is not installed, which it is wherever tests run
+        monkeypatch.setattr(quantized, "dequantize_with_kernel", lambda *_, **__: None)
+    # The same code on fewer values at a time, where one part of millions would take minutes.
+    monkeypatch.setitem(quantized._AT_ONCE, "cpu", at_once)
+    assert list(NF4) == plain_codes.NF4
+    dim, generator = (
+        data.draw(st.integers(0, len(others))),
+        torch.Generator().manual_seed(data.draw(st.integers(0, 99))),
+    )
     values = torch.randn(*others[:dim], length, *others[dim:], generator=generator, dtype=torch.float64)
     values *= 10.0 ** data.draw(st.integers(-20, 20))
     if data.draw(st.booleans()):
         values[torch.rand(values.shape, generator=generator) < 0.9] = 0.0  # also whole blocks
     scheme = QuantScheme(form, dim, length)
-    found = QuantizedWeight(*quantize(values, scheme), scheme)
-    assert found.shape == tuple(values.shape)
-    decoded = found.dequantize(torch.float32)
-    assert torch.equal(decoded, through_codes(values, form, dim))
-    assert torch.equal(found.dequantize(torch.float64), decoded.double())
-    for narrow in (torch.bfloat16, torch.float16):
-        assert torch.equal(found.dequantize(narrow), decoded.to(narrow))
-    again = QuantizedWeight(*quantize(decoded, scheme), scheme).dequantize(torch.float32)
-    assert (again - decoded).abs().max() <= 1e-6 * decoded.abs().max()
+    weight = QuantizedWeight(*quantize(values, scheme), scheme)
+    assert weight.shape == tuple(values.shape)
+    dequantized = weight.dequantize(torch.float32)
+    assert torch.equal(dequantized, through_codes(values, form, dim))
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        assert torch.equal(weight.dequantize(dtype), dequantized.to(dtype))
+    again = QuantizedWeight(*quantize(dequantized, scheme), scheme).dequantize(torch.float32)
+    assert (again - dequantized).abs().max() <= 1e-6 * dequantized.abs().max()
 
 
 @given(data=st.data(), form=st.sampled_from(FORMS), of_scales=st.booleans())
-def test_a_part_of_codes_is_made_of_a_part_of_the_matrix(data: st.DataObject, form: Form, of_scales: bool) -> None:
+def test_a_part_of_codes_needs_only_a_part_of_the_matrix(data: st.DataObject, form: Form, of_scales: bool) -> None:
     """Wherever it begins and ends, also within a block, block by block in any order."""
+
+    def rectangle(shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        firsts = [data.draw(st.integers(0, size)) for size in shape]
+        return tuple((first, data.draw(st.integers(first, size))) for first, size in zip(firsts, shape, strict=True))
+
     of_scales = of_scales and form != "bfloat16"
-    shape = [data.draw(st.integers(1, 6)), data.draw(st.integers(1, 200)), data.draw(st.integers(1, 4))]
-    dim, seed = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2**32))
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    shape = [data.draw(st.integers(1, most)) for most in (6, 200, 4)]
+    dim = data.draw(st.integers(0, 2))
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
     scheme = QuantScheme(form, dim, shape[dim])
     whole = quantize(values, scheme)[of_scales]
     assert whole is not None
-    within = []
-    for size in whole.shape:
-        first = data.draw(st.integers(0, size))
-        within.append((first, data.draw(st.integers(first, size))))
-    matrix, origin = scheme.values_of(tuple(within), of_scales=of_scales), [first for first, _ in within]
-    part = torch.full_like(cut(whole, tuple(within)), 99)
-    order = data.draw(st.permutations(range(3)))
+    within = rectangle(tuple(whole.shape))
+    matrix, origin = scheme.values_of(within, of_scales=of_scales), [first for first, _ in within]
+    part = torch.full_like(cut(whole, within), 99)
     with pytest.MonkeyPatch.context() as patch:
-        # The same code on fewer values at a time, where one part of millions would take minutes.
+        # As above.
         patch.setitem(quantized._AT_ONCE, "cpu", data.draw(st.integers(1, 300)))
-        for block in blocks(matrix, dim, "cpu", order):
-            some = quantize(cut(values, block), scheme)[of_scales]
-            assert some is not None
-            put(some, scheme.codes_of(block, of_scales=of_scales), part, origin)
-    assert torch.equal(part, cut(whole, tuple(within)))
+        for block in blocks(matrix, dim, "cpu", data.draw(st.permutations(range(3)))):
+            codes = quantize(cut(values, block), scheme)[of_scales]
+            assert codes is not None
+            put(codes, scheme.codes_of(block, of_scales=of_scales), part, origin)
+    assert torch.equal(part, cut(whole, within))
 
 
-@pytest.mark.parametrize("form", CODED)
+@pytest.mark.parametrize("form", ["int8", "nf4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_there_are_kernels_for_whole_blocks(form: Form, dtype: torch.dtype) -> None:
-    """Along any dimension; what is no whole number of blocks is left to plain torch."""
+@pytest.mark.parametrize("dim", range(3))
+def test_whole_blocks_are_dequantized_by_kernels(form: Form, dtype: torch.dtype, dim: int) -> None:
+    """Other lengths are left to plain torch."""
     assert runs_on(torch.device("cpu"))
-    generator = torch.Generator().manual_seed(1)
-    for dim in range(3):
-        for length in (128, 127, 65, 63, 40):
-            shape = [3, 5, 2]
-            shape[dim] = length
-            scheme = QuantScheme(form, dim, length)
-            codes, scales = quantize(torch.randn(shape, generator=generator), scheme)
-            assert scales is not None
-            found = dequantize_with_kernel(codes, scales, form=form, dim=dim, length=length, dtype=dtype)
-            assert (found is None) == (length != 128)
-            if found is not None:
-                assert torch.equal(found, dequantize_reference(codes, scales, scheme, length).to(dtype))
+    for length in (128, 127, 65, 63, 40):
+        shape = [3, 5, 2]
+        shape[dim] = length
+        scheme = QuantScheme(form, dim, length)
+        codes, scales = quantize(torch.randn(shape), scheme)
+        assert scales is not None
+        values = dequantize_with_kernel(codes, scales, form=form, dim=dim, length=length, dtype=dtype)
+        assert (values is None) == (length != 128)
+        if values is not None:
+            assert torch.equal(values, dequantize_reference(codes, scales, scheme, length).to(dtype))
 
 
-def test_a_library_that_does_not_come_out_right_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*_: object) -> Tensor:
-        raise RuntimeError("built for another device")
+def _fail(*_: object) -> Tensor:
+    raise RuntimeError("built for another device")
 
-    for operators in (
+
+@pytest.mark.parametrize(
+    "operators",
+    [
         None,
-        SimpleNamespace(dequantize_blockwise=failing, dequantize_4bit=failing),
+        SimpleNamespace(dequantize_blockwise=_fail, dequantize_4bit=_fail),
         SimpleNamespace(),
         SimpleNamespace(
             dequantize_blockwise=lambda codes, *_: torch.zeros(codes.shape),
             dequantize_4bit=lambda codes, *_: torch.zeros(2 * codes.numel()),
         ),
-    ):
-        # Libraries that this machine cannot have: missing, without its device, broken, of another packing.
-        monkeypatch.setattr(block_kernels, "_operators", lambda operators=operators: operators)
-        assert not runs_on.__wrapped__(torch.device("cpu"))
-
-
-@pytest.mark.parametrize("form", CODED)
-@pytest.mark.parametrize("at_once", [1, 100, 5000])
-def test_it_is_decoded_alike_however_much_at_a_time(form: Form, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    scheme = QuantScheme(form, 1, 131)
-    made = QuantizedWeight(
-        *quantize(torch.randn(7, 131, 5, generator=torch.Generator().manual_seed(1)), scheme), scheme
-    )
-    whole = made.dequantize(torch.float32)
-    # The same code on fewer values at a time, where one part of millions would take minutes.
-    monkeypatch.setitem(quantized._AT_ONCE, "cpu", at_once)
-    assert torch.equal(made.dequantize(torch.float32), whole)
+    ],
+    ids=["missing", "for another device", "without operators", "of another packing"],
+)
+def test_a_library_with_wrong_results_is_not_used(operators: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Libraries that this machine cannot have.
+    monkeypatch.setattr(block_kernels, "_operators", lambda: operators)
+    assert not runs_on.__wrapped__(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_table_says_what_is_kept(form: Form) -> None:
+@pytest.mark.parametrize("dims", [("heads", "model"), ("model", "hidden"), ("expert", "model", "expert_hidden")])
+def test_stored_tensors_are_those_of_the_parameter_table(form: Form, dims: tuple[Dim, ...]) -> None:
     random = Random(form)
-    dims: list[tuple[Dim, ...]] = [("heads", "model"), ("model", "hidden"), ("expert", "model", "expert_hidden")]
-    for each in dims:
-        for _ in range(20):
-            shape = tuple(random.randint(1, 200) for _ in each)
-            parameter = Parameter("w", shape, each, 1.0, frozen=True, form=form)
-            scheme = QuantScheme.from_parameter(parameter)
-            assert scheme is not None
-            assert each[scheme.dim] == "model", "no layout cuts what shares a scale"
-            made = [one for one in quantize(torch.randn(shape), scheme) if one is not None]
-            table = list(kept(parameter))
-            assert [one.shape for one, _ in table] == [tuple(one.shape) for one in made]
-            assert [getattr(torch, str(dtype)) for _, dtype in table] == [one.dtype for one in made]
-            assert kept_bytes(parameter, 4) == sum(one.nbytes for one in made)
+    for _ in range(20):
+        shape = tuple(random.randint(1, 200) for _ in dims)
+        parameter = Parameter("w", shape, dims, 1.0, frozen=True, form=form)
+        scheme = QuantScheme.from_parameter(parameter)
+        assert scheme is not None
+        assert dims[scheme.dim] == "model", "no layout cuts what shares a scale"
+        stored = [tensor for tensor in quantize(torch.randn(shape), scheme) if tensor is not None]
+        assert [(tuple(tensor.shape), tensor.dtype) for tensor in stored] == [
+            (part.shape, getattr(torch, str(dtype))) for part, dtype in kept(parameter)
+        ]
+        assert kept_bytes(parameter, 4) == sum(tensor.nbytes for tensor in stored)
     assert kept_bytes(Parameter("w", (3, 5), ("heads", "model")), 8) == 8 * 15
 
 
 @pytest.mark.parametrize("form", ["full", *FORMS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [(0, 5), (3, 0), (0,)])
-def test_a_rank_without_tokens_has_no_gradient_of_them(form: Form, dtype: torch.dtype, rows: tuple[int, ...]) -> None:
+def test_a_rank_without_tokens_has_an_empty_gradient(form: Form, dtype: torch.dtype, rows: tuple[int, ...]) -> None:
     matrix, scheme = torch.randn(64, 64), None if form == "full" else QuantScheme(form, 1, 64)
     w = matrix if scheme is None else QuantizedWeight(*quantize(matrix, scheme), scheme)
     x = torch.empty(*rows, 64, dtype=dtype, requires_grad=True)

@@ -1,8 +1,7 @@
-"""Records that cannot be learned from: all told before a job is launched, or left out up to a share."""
+"""Unusable records: all reported before a job is launched, or skipped up to a share."""
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ from moe.data.sequences import check, prepare
 from moe.data.sequences.conversation_files import records
 from moe.data.sequences.corpora import build
 from moe.spec import DocumentsSpec, JsonlSpec, ParallelTextSpec, Problem, SpecError
+from tests.unit.chats import ANSWER, USER
 from tests.unit.test_data_conversations import VOCABULARY, chat, tokenizer_of
 
-TURNS = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 FILLING = 40_000
-"""Good records that are longer together than what is looked at in the service's own process."""
+"""Number of good records that are longer together than what is checked in the service's own process."""
 BAD: dict[str, list[bytes]] = {
     "documents": [b"{", b"[1]", b'{"body": "x"}', b'{"text": 3}', b'{"text": "\xe9"}', b'{"text": null}'],
     "jsonl": [b"{", b"7", b'{"source": "x"}', b'{"source": 1, "target": "a", "lang": "de"}', b"\xff",
@@ -37,7 +36,7 @@ BAD: dict[str, list[bytes]] = {
 GOOD: dict[str, Any] = {
     "documents": {"text": "some text " * 12},
     "jsonl": {"source": "Quelle " * 15, "target": "source " * 15, "lang": "de"},
-    "chat": {"messages": [TURNS[0], {"role": "assistant", "content": "answer " * 15}]},
+    "chat": {"messages": [USER, {"role": "assistant", "content": "answer " * 15}]},
     "preference": {"prompt": "q " * 50, "chosen": "a", "rejected": "b"},
 }
 
@@ -50,16 +49,26 @@ def spec_of(corpus: str, path: Path, **fields: Any) -> Any:
     return chat(path.parent, corpus=corpus, **fields)
 
 
-def look(data: Any, root: Path) -> tuple[Problem, ...]:
-    """Problems that are told where a job is posted; none where there are none."""
-    act: Callable[[], object] = lambda: check(data, [str(root)], tokenizer_of("chatml"))  # noqa: E731
-    if isinstance(data, JsonlSpec | ParallelTextSpec):
-        act = lambda: pairs.check(data, [str(root)])  # noqa: E731
+def text_spec(folder: Path, **fields: Any) -> ParallelTextSpec:
+    files = ({"source": f"{folder}/de", "target": f"{folder}/en", "lang": "de"},)
+    return ParallelTextSpec(corpus="text", files=files, **fields)
+
+
+def problems_of(data: Any, root: Path, template: str = "chatml") -> tuple[Problem, ...]:
+    """Problems that are reported where a job is posted."""
     try:
-        act()
+        if isinstance(data, JsonlSpec | ParallelTextSpec):
+            pairs.check(data, [str(root)])
+        else:
+            check(data, [str(root)], tokenizer_of(template))
     except SpecError as error:
         return error.problems
     return ()
+
+
+def corpus_of(data: Any) -> Any:
+    is_pairs = isinstance(data, JsonlSpec | ParallelTextSpec)
+    return pairs.build(data, None) if is_pairs else build(data, None, tokenizer_of("chatml"))
 
 
 def written(path: Path, *lines: bytes) -> Path:
@@ -70,19 +79,20 @@ def written(path: Path, *lines: bytes) -> Path:
 
 @pytest.mark.parametrize("num_before", [1, FILLING], ids=["at once", "far behind"])
 @pytest.mark.parametrize("corpus", BAD)
-def test_every_kind_of_bad_record_is_told_where_a_job_is_posted(corpus: str, num_before: int, tmp_path: Path) -> None:
-    good = json.dumps(GOOD[corpus]).encode()
+def test_every_kind_of_bad_record_is_reported_where_a_job_is_posted(
+    corpus: str, num_before: int, tmp_path: Path
+) -> None:
+    good, bad = json.dumps(GOOD[corpus]).encode(), BAD[corpus]
     assert len(good) * FILLING > CHECK_BYTES
-    bad = BAD[corpus]
     path = written(tmp_path / "data" / "a.jsonl", *[good] * num_before, *bad, good, *bad * 3)
-    problems = look(spec_of(corpus, path), tmp_path)
-    places = [f"{path}, line {num_before + 1 + at}" for at in range(len(bad))]
-    told = [str(problem) for problem in problems]
-    for place in places:
-        assert sum(re.search(rf"{re.escape(place)}\b", each) is not None for each in told) == 1, (place, told)
-    assert all("1 of 4 alike" in each for each in told[:-1])
+    problems = problems_of(spec_of(corpus, path), tmp_path)
+    messages = [str(problem) for problem in problems]
+    for number in range(num_before + 1, num_before + 1 + len(bad)):
+        place = rf"{re.escape(f'{path}, line {number}')}\b"
+        assert sum(re.search(place, message) is not None for message in messages) == 1, (place, messages)
+    assert all("1 of 4 alike" in message for message in messages[:-1])
     assert problems[-1].code == "bad_records"
-    assert f"{4 * len(bad):,} unusable records among {num_before + 1 + 4 * len(bad):,}" in told[-1]
+    assert f"{4 * len(bad):,} unusable records among {num_before + 1 + 4 * len(bad):,}" in messages[-1]
 
 
 @pytest.mark.sample(2)
@@ -92,139 +102,101 @@ def test_bad_records_are_skipped_up_to_a_share(corpus: str, tmp_path: Path) -> N
     path = written(tmp_path / "data" / "a.jsonl", *[good] * 94, *bad)
     share = len(bad) / (94 + len(bad))
     enough = spec_of(corpus, path, on_bad="skip", max_bad_share=round(share + 0.001, 4))
-    assert look(enough, tmp_path) == ()
+    assert problems_of(enough, tmp_path) == ()
     if corpus == "jsonl":
-        reading = pairs.build(enough, None)
-        assert len(list(reading.pairs())) == 94
-        assert reading.facts()["bad"] == len(bad)
+        reading = corpus_of(enough)
+        assert (len(list(reading.pairs())), reading.facts()["bad"]) == (94, len(bad))
     else:
         stats = prepare(enough, VOCABULARY, tmp_path / "cache", tokenizer_of("chatml")).stats
-        assert stats["train"]["documents"] == 94
-        assert stats["left_out"]["bad"] == len(bad)
+        assert (stats["train"]["documents"], stats["left_out"]["bad"]) == (94, len(bad))
     less = spec_of(corpus, path, on_bad="skip", max_bad_share=round(share - 0.001, 4))
-    problems = look(less, tmp_path)
-    assert problems[-1].path == "data.max_bad_share"
-    assert problems[-1].value == less.max_bad_share
     with pytest.raises(SpecError) as error:
-        list(
-            pairs.build(less, None).pairs()
-            if corpus == "jsonl"
-            else build(less, None, tokenizer_of("chatml")).documents()
-        )
-    assert error.value.problems[-1].path == "data.max_bad_share"
+        list(corpus_of(less).pairs() if corpus == "jsonl" else corpus_of(less).documents())
+    for problem in (problems_of(less, tmp_path)[-1], error.value.problems[-1]):
+        assert (problem.path, problem.value) == ("data.max_bad_share", less.max_bad_share)
 
 
 @pytest.mark.slow
-def test_what_a_template_refuses_is_skipped_likewise(tmp_path: Path) -> None:
-    good, bad = {"messages": TURNS}, {"messages": [*TURNS, TURNS[1]]}
-    rows = [json.dumps(bad if at in (3, 4, 17) else good).encode() for at in range(30)]
-    written(tmp_path / "data" / "a.jsonl", *rows)
-    problems = look(chat(tmp_path / "data"), tmp_path)
-    assert problems == (), "chatml writes any order"
-
-    def refusal(**fields: Any) -> tuple[Problem, ...]:
-        try:
-            check(chat(tmp_path / "data", **fields), [str(tmp_path)], tokenizer_of("mistral"))
-        except SpecError as error:
-            return error.problems
-        return ()
-
-    problems = refusal()
-    assert problems[0].value == f"{tmp_path}/data/a.jsonl, line 4"
-    assert "1 of 3 alike" in problems[0].rule
-    assert refusal(on_bad="skip", max_bad_share=0.1) == ()
-    assert refusal(on_bad="skip", max_bad_share=0.09)[-1].path == "data.max_bad_share"
-    data = chat(tmp_path / "data", on_bad="skip", max_bad_share=0.1)
-    found = prepare(data, VOCABULARY, tmp_path / "cache", tokenizer_of("mistral"))
-    assert found.train.num_documents == 27
-    assert found.stats["left_out"]["bad"] == 3
+def test_records_that_a_template_refuses_are_skipped_likewise(tmp_path: Path) -> None:
+    rows = [{"messages": [USER, ANSWER, ANSWER] if at in (3, 4, 17) else [USER, ANSWER]} for at in range(30)]
+    path = written(tmp_path / "data" / "a.jsonl", *(json.dumps(row).encode() for row in rows))
+    assert problems_of(chat(path.parent), tmp_path) == (), "chatml renders any order"
+    problem = problems_of(chat(path.parent), tmp_path, "mistral")[0]
+    assert (problem.value, "1 of 3 alike" in problem.rule) == (f"{path}, line 4", True)
+    enough, less = (chat(path.parent, on_bad="skip", max_bad_share=share) for share in (0.1, 0.09))
+    assert problems_of(enough, tmp_path, "mistral") == ()
+    assert problems_of(less, tmp_path, "mistral")[-1].path == "data.max_bad_share"
+    found = prepare(enough, VOCABULARY, tmp_path / "cache", tokenizer_of("mistral"))
+    assert (found.train.num_documents, found.stats["left_out"]["bad"]) == (27, 3)
 
 
-def test_rows_of_parquet_are_looked_at_likewise(tmp_path: Path) -> None:
-    values = ["text", None, "more", None, None]
-    pyarrow.parquet.write_table(pyarrow.table({"text": values}), tmp_path / "a.parquet")
-    problems = look(spec_of("documents", tmp_path / "a.parquet"), tmp_path)
-    assert problems[0].value == f"{tmp_path}/a.parquet, row 2"
+def test_rows_of_parquet_are_checked_likewise(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["text", None, "more", None, None]}), path)
+    problems = problems_of(spec_of("documents", path), tmp_path)
+    assert problems[0].value == f"{path}, row 2"
     assert "3 unusable records" in problems[-1].rule
-    assert look(spec_of("documents", tmp_path / "a.parquet", on_bad="skip", max_bad_share=0.6), tmp_path) == ()
-    column = pyarrow.array([TURNS, None, TURNS])
+    assert problems_of(spec_of("documents", path, on_bad="skip", max_bad_share=0.6), tmp_path) == ()
     (tmp_path / "chat").mkdir()
+    column = pyarrow.array([[USER, ANSWER], None, [USER, ANSWER]])
     pyarrow.parquet.write_table(pyarrow.table({"messages": column}), tmp_path / "chat" / "a.parquet")
-    problems = look(chat(tmp_path / "chat"), tmp_path)
-    assert problems[0].value == f"{tmp_path}/chat/a.parquet, row 2"
+    assert problems_of(chat(tmp_path / "chat"), tmp_path)[0].value == f"{tmp_path}/chat/a.parquet, row 2"
 
 
-def test_a_bad_line_of_parallel_text_takes_its_translation_along(tmp_path: Path) -> None:
+def test_a_bad_line_of_parallel_text_removes_its_translation_and_counts_once(tmp_path: Path) -> None:
     written(tmp_path / "de", b"eins", b"\xff", b"drei")
     written(tmp_path / "en", b"one", b"two", b"three")
-    files = ({"source": f"{tmp_path}/de", "target": f"{tmp_path}/en", "lang": "de"},)
-    stop = ParallelTextSpec(corpus="text", files=files)
-    assert look(stop, tmp_path)[0].value == f"{tmp_path}/de, line 2"
-    skip = ParallelTextSpec(corpus="text", files=files, on_bad="skip", max_bad_share=0.5)
-    assert look(skip, tmp_path) == ()
-    whole = [pair for pair in pairs.build(skip, None).pairs() if pair.source and pair.target]
-    assert [(pair.source, pair.target) for pair in whole] == [("eins", "one"), ("drei", "three")]
+    assert problems_of(text_spec(tmp_path), tmp_path)[0].value == f"{tmp_path}/de, line 2"
+    skip = text_spec(tmp_path, on_bad="skip", max_bad_share=0.5)
+    assert problems_of(skip, tmp_path) == ()
+    complete = [(pair.source, pair.target) for pair in corpus_of(skip).pairs() if pair.source and pair.target]
+    assert complete == [("eins", "one"), ("drei", "three")]
+    written(tmp_path / "de", *[b"\xff"] * 6, *[b"eins"] * 4)
+    written(tmp_path / "en", *[b"one"] * 10)
+    faults = Faults()
+    list(corpus_of(text_spec(tmp_path)).records(faults))
+    assert (faults.num_bad, faults.num_records) == (6, 10)
+    assert problems_of(skip, tmp_path)[-1].path == "data.max_bad_share"
 
 
-def test_what_is_told_is_bounded(tmp_path: Path) -> None:
+def test_reports_are_bounded(tmp_path: Path) -> None:
     rows = [json.dumps({chr(97 + at % 26) * (1 + at % 50): 1}).encode() for at in range(5000)]
     kinds = [b'{"text": %s}' % value for value in (b"1", b"null", b"[]", b"{}", b"true")]
-    path = written(tmp_path / "a.jsonl", *rows, *kinds * 500)
-    problems = look(spec_of("documents", path), tmp_path)
+    problems = problems_of(spec_of("documents", written(tmp_path / "a.jsonl", *rows, *kinds * 500)), tmp_path)
     assert 1 < len(problems) <= MAX_KINDS + 2
     assert all(str(problem).count("line ") <= MAX_EXAMPLES + 2 for problem in problems)
     assert sum(len(str(problem)) for problem in problems) < 50_000
 
 
-def test_what_is_never_skipped_changes_no_key(tmp_path: Path) -> None:
+def test_a_share_without_skipping_changes_no_key(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", *[json.dumps(GOOD["documents"]).encode()] * 3)
-    plain = prepare(spec_of("documents", path), VOCABULARY, tmp_path / "cache", tokenizer_of("chatml"))
-    other = spec_of("documents", path, max_bad_share=0.3)
-    assert prepare(other, VOCABULARY, tmp_path / "cache", tokenizer_of("chatml")).key == plain.key
+    plain, other = spec_of("documents", path), spec_of("documents", path, max_bad_share=0.3)
+    first, second = (prepare(data, VOCABULARY, tmp_path / "c", tokenizer_of("chatml")).key for data in (plain, other))
+    assert first == second
 
 
-def test_a_pass_ends_at_its_deadline_though_every_record_is_bad(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.jsonl", *[b"{"] * 100)
-    for corpus in ("documents", "jsonl", "chat"):
-        data = spec_of(corpus, path)
-        reading = pairs.build(data, None) if corpus == "jsonl" else build(data, None, tokenizer_of("chatml"))
-        faults = Faults.from_spec(data, deadline=0.0)
-        with pytest.raises(OutOfTime):
-            list(reading.records(faults))
-        assert faults.num_records == 0, "the first record read after the deadline ends the pass"
+@pytest.mark.parametrize("corpus", ["documents", "jsonl", "chat"])
+def test_a_pass_ends_at_its_deadline_though_every_record_is_bad(corpus: str, tmp_path: Path) -> None:
+    data = spec_of(corpus, written(tmp_path / "a.jsonl", *[b"{"] * 100))
+    faults = Faults.from_spec(data, deadline=0.0)
+    with pytest.raises(OutOfTime):
+        list(corpus_of(data).records(faults))
+    assert faults.num_records == 0, "the first record read after the deadline ends the pass"
 
 
 @pytest.mark.slow
-def test_bad_records_do_not_stretch_what_a_check_reads(tmp_path: Path) -> None:
-    num_lines = CHECK_BYTES // 2
-    path = tmp_path / "data" / "a.jsonl"
-    path.parent.mkdir()
-    path.write_bytes(b"{[{[{[{\n" * num_lines)
-    faults = Faults()
+def test_bad_records_do_not_extend_what_a_check_reads(tmp_path: Path) -> None:
+    num_lines, faults = CHECK_BYTES // 2, Faults()
+    path = written(tmp_path / "a.jsonl", *[b"{[{[{[{"] * num_lines)
     assert not list(records(DataFile("data", Location("file", str(path))), faults, CHECK_BYTES))
     assert 0 < faults.num_records < num_lines
 
 
 def test_a_line_without_end_is_read_up_to_the_limit(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"x" * 5000 + b"\n" + b"y\n")
-    place = Location("file", str(path))
-    faults = Faults()
-    lines = Lines(DataFile("data", place), 1000, max_line_bytes=100, faults=faults)
+    file, faults = DataFile("data", Location("file", str(written(tmp_path / "a.txt", b"x" * 5000, b"y")))), Faults()
+    lines = Lines(file, 1000, max_line_bytes=100, faults=faults)
     assert list(lines) == [(1, "")]
-    assert not lines.has_ended, "the rest of the line was not looked for"
+    assert not lines.has_ended, "the rest of the line is not read"
     assert (faults.num_records, faults.num_bad) == (1, 1)
-    lines = Lines(DataFile("data", place), max_line_bytes=100, faults=Faults())
-    assert list(lines) == [(1, ""), (2, "y")]
-    assert lines.has_ended
-
-
-def test_bad_lines_of_parallel_text_count_once(tmp_path: Path) -> None:
-    written(tmp_path / "de", *[b"\xff"] * 6, *[b"eins"] * 4)
-    written(tmp_path / "en", *[b"one"] * 10)
-    files = ({"source": f"{tmp_path}/de", "target": f"{tmp_path}/en", "lang": "de"},)
-    faults = Faults()
-    list(pairs.build(ParallelTextSpec(corpus="text", files=files), None).records(faults))
-    assert (faults.num_bad, faults.num_records) == (6, 10)
-    skip = ParallelTextSpec(corpus="text", files=files, on_bad="skip", max_bad_share=0.5)
-    assert look(skip, tmp_path)[-1].path == "data.max_bad_share"
+    lines = Lines(file, max_line_bytes=100, faults=Faults())
+    assert (list(lines), lines.has_ended) == ([(1, ""), (2, "y")], True)

@@ -3,7 +3,7 @@
 import json
 import random
 import sys
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from moe.data.sequences import ModelTokenizer, PreparedSequences, SequenceSampler, SequenceStore, check, prepare
 from moe.data.sequences.packing import pack_whole
 from moe.parallel import Layout
-from moe.spec import ChatSpec, PreferenceSpec, SpecError
+from moe.spec import ChatSpec, PreferenceSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import build_model
 from moe.tasks.language.batches import SequencesBatch
@@ -28,15 +28,19 @@ from tests.grid import num_cases
 from tests.parity.language_models import ATTENTIONS, language_model
 from tests.refusals import refused
 from tests.unit import chats
-from tests.unit.chats import DATE, STRUCTURES
+from tests.unit.chats import ANSWER, DATE, OTHER, STRUCTURES, USER
 from tests.unit.documents import job
 from tests.unit.published_templates import published
 
 VOCABULARY = 480
+GOOD = {"prompt": "q", "completion": "a"}
+PLAIN = tokenizers.Tokenizer.from_str(chats.tokenizer_json())
 
 
 def tokenizer_of(name: str) -> ModelTokenizer:
-    return ModelTokenizer(chats.tokenizer_files(STRUCTURES[name].source), eos_id=1, bos_id=0)
+    """Tokenizer with a template of STRUCTURES, or a published one."""
+    source = STRUCTURES[name].source if name in STRUCTURES else published(name)
+    return ModelTokenizer(chats.tokenizer_files(source), eos_id=1, bos_id=0)
 
 
 def chat(folder: Path, *, corpus: str = "chat", **fields: Any) -> Any:
@@ -44,56 +48,58 @@ def chat(folder: Path, *, corpus: str = "chat", **fields: Any) -> Any:
     return kind(corpus=corpus, paths=(f"{folder}/*",), date=DATE.isoformat(), **{"held_out": 0.0, **fields})
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """Write a file of records. Returns its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return path.parent
 
 
 def prepared(data: Any, folder: Path, name: str = "chatml", **further: Any) -> PreparedSequences:
     return prepare(data, VOCABULARY, folder / "cache", tokenizer_of(name), **further)
 
 
-def reading(name: str, row: dict[str, Any], most: int) -> tuple[list[int], list[int], list[int]]:
-    """(ids read, labels, -1 where nothing is learned, all ids) of a conversation, from a plain reading."""
+def checked(data: Any, folder: Path, name: str = "chatml") -> None:
+    check(data, [str(folder)], tokenizer_of(name))
+
+
+def reading(name: str, row: dict[str, Any], max_tokens: int) -> tuple[list[int], list[int], list[int]]:
+    """(input ids, labels, -1 where nothing is learned, all ids) of a conversation, from a plain reading."""
     pieces = STRUCTURES[name].read(row["messages"], row.get("tools"))
-    text, learned = ("".join(piece for piece, _ in pieces), [is_learned for piece, is_learned in pieces for _ in piece])
-    found = tokenizers.Tokenizer.from_str(chats.tokenizer_json()).encode(text, add_special_tokens=False)
-    labels = [id if any(learned[a:b]) else -1 for id, (a, b) in zip(found.ids, found.offsets, strict=True)]
-    return found.ids[:-1][:most], labels[1:][:most], found.ids
+    learned = [is_learned for piece, is_learned in pieces for _ in piece]
+    encoding = PLAIN.encode("".join(piece for piece, _ in pieces), add_special_tokens=False)
+    labels = [id if any(learned[a:b]) else -1 for id, (a, b) in zip(encoding.ids, encoding.offsets, strict=True)]
+    return encoding.ids[:-1][:max_tokens], labels[1:][:max_tokens], encoding.ids
 
 
 def pieces_of(store: SequenceStore) -> list[tuple[list[int], list[int]]]:
-    """What is read and predicted of each document of each row."""
-    found = []
+    """(input ids, labels) of each document of each row."""
+    pieces = []
     for tokens, documents, labels in zip(*store.rows(np.arange(store.num_rows)), strict=True):
         for number in range(documents.max() + 1):
-            of = documents == number
-            assert np.array_equal(np.flatnonzero(of), np.arange(of.argmax(), of.argmax() + of.sum())), "in one piece"
-            found.append((tokens[of].tolist(), labels[of].tolist()))
+            is_own = documents == number
+            first = is_own.argmax()
+            assert np.array_equal(np.flatnonzero(is_own), np.arange(first, first + is_own.sum())), "in one piece"
+            pieces.append((tokens[is_own].tolist(), labels[is_own].tolist()))
         assert np.all(labels[documents < 0] == -1)
-    return found
+    return pieces
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_each_conversation_lies_whole_in_one_row_with_what_a_plain_reading_says(name: str, tmp_path: Path):
+def test_each_conversation_is_whole_in_one_row_with_the_labels_of_a_plain_reading(name: str, tmp_path: Path):
     rng = random.Random(f"rows of {name}")
     rows = [chats.conversation(rng, STRUCTURES[name]) for _ in range(num_cases(60))]
     write(tmp_path / "data" / "a.jsonl", rows[:7])
-    write(tmp_path / "data" / "b.jsonl", rows[7:])
-    for most in (1000, 90):
-        found = prepared(chat(tmp_path / "data", max_tokens=most), tmp_path, name)
-        expected, cut, nothing_left = [], 0, 0
-        for row in rows:
-            read, labels, ids = reading(name, row, most)
-            cut += len(ids) - 1 > most
-            nothing_left += not any(label >= 0 for label in labels)
-            if any(label >= 0 for label in labels):
-                expected.append((read, labels))
+    folder = write(tmp_path / "data" / "b.jsonl", rows[7:])
+    for max_tokens in (1000, 90):
+        found = prepared(chat(folder, max_tokens=max_tokens), tmp_path, name)
+        readings = [reading(name, row, max_tokens) for row in rows]
+        expected = [(read, labels) for read, labels, _ in readings if any(label >= 0 for label in labels)]
+        cut = sum(len(ids) - 1 > max_tokens for _, _, ids in readings)
         assert sorted(pieces_of(found.train)) == sorted(expected)
-        assert (found.stats["cut"], found.stats["nothing_left"]) == (cut, nothing_left)
-        assert (most == 1000) == (cut == 0)
+        assert (found.stats["cut"], found.stats["nothing_left"]) == (cut, len(rows) - len(expected))
+        assert (max_tokens == 1000) == (cut == 0)
         assert found.train.num_targets == sum(label >= 0 for _, labels in expected for label in labels)
         assert found.train.num_documents == len(expected)
         labels = found.train.rows(range(found.train.num_rows)).labels
@@ -106,235 +112,185 @@ def test_each_conversation_lies_whole_in_one_row_with_what_a_plain_reading_says(
 def test_parquet_holds_the_same_as_lines(tmp_path: Path):
     rng = random.Random(3)
     rows = [chats.conversation(rng, STRUCTURES["chatml"]) for _ in range(30)]
-    called = [each for row in rows for each in row["messages"] if "tool_calls" in each]
-    called[0]["tool_calls"][0]["function"]["arguments"]["day"] = "today"
+    calling = next(message for row in rows for message in row["messages"] if "tool_calls" in message)
+    calling["tool_calls"][0]["function"]["arguments"]["day"] = "today"
     write(tmp_path / "lines" / "a.jsonl", rows)
     (tmp_path / "parquet").mkdir()
     table = pyarrow.Table.from_pylist([{"tools": None, **row} for row in rows])
     pyarrow.parquet.write_table(table, tmp_path / "parquet" / "a.parquet")
-    check(chat(tmp_path / "parquet"), [str(tmp_path)], tokenizer_of("chatml"))
-    lines, parquet = (prepared(chat(tmp_path / each, max_tokens=2000), tmp_path) for each in ("lines", "parquet"))
+    checked(chat(tmp_path / "parquet"), tmp_path)
+    lines, parquet = (prepared(chat(tmp_path / form, max_tokens=2000), tmp_path) for form in ("lines", "parquet"))
     assert pieces_of(lines.train) == pieces_of(parquet.train)
 
 
-def pair(rng: random.Random) -> dict[str, Any]:
-    row = chats.conversation(rng, STRUCTURES["gemma"])
-    last = row["messages"].pop()
-    return {"prompt": row["messages"], "chosen": [last], "rejected": [{**last, "content": last["content"] + " not"}]}
+def random_pair(rng: random.Random) -> dict[str, Any]:
+    prompt = chats.conversation(rng, STRUCTURES["llama"])["messages"]
+    last = prompt.pop()
+    return {"prompt": prompt, "chosen": [last], "rejected": [{**last, "content": last["content"] + " not"}]}
 
 
-def test_both_answers_of_a_pair_lie_side_by_side_the_preferred_one_first(tmp_path: Path):
+def test_both_answers_of_a_pair_are_neighbours_the_preferred_one_first(tmp_path: Path):
     rng = random.Random(5)
-    rows = [pair(rng) for _ in range(40)]
-    write(tmp_path / "data" / "a.jsonl", rows)
-    found = prepared(chat(tmp_path / "data", corpus="preference", max_tokens=400), tmp_path, "gemma")
+    rows = [random_pair(rng) for _ in range(40)]
+    found = prepared(
+        chat(write(tmp_path / "data" / "a.jsonl", rows), corpus="preference", max_tokens=600), tmp_path, "llama"
+    )
     assert found.train.num_each == 2
-    pieces = pieces_of(found.train)
     expected = []
     for row in rows:
-        both = []
+        pair = []
+        shown = "".join(text for text, _ in STRUCTURES["llama"].read(row["prompt"], None))
+        num_prompt_ids = len(PLAIN.encode(shown, add_special_tokens=False).ids)
         for key in ("chosen", "rejected"):
-            read, labels, _ = reading("gemma", {"messages": [*row["prompt"], *row[key]]}, 200)
-            given = [each for each in row["prompt"] if each["role"] == "assistant"]
-            assert given or any(label >= 0 for label in labels)
-            shown = "".join(text for text, _ in STRUCTURES["gemma"].read(row["prompt"], None))
-            head = tokenizers.Tokenizer.from_str(chats.tokenizer_json()).encode(shown, add_special_tokens=False).ids
-            both.append((read, [-1] * min(len(head), len(labels)) + labels[len(head) :]))
-        expected.append(both)
-    learned = [
-        both for both in expected if both[0] != both[1] and all(any(each >= 0 for each in labels) for _, labels in both)
-    ]
-    assert sorted(zip(pieces[::2], pieces[1::2], strict=True)) == sorted(map(tuple, learned))
+            read, labels, _ = reading("llama", {"messages": [*row["prompt"], *row[key]]}, 300)
+            pair.append((read, [-1] * min(num_prompt_ids, len(labels)) + labels[num_prompt_ids:]))
+        if pair[0] != pair[1] and all(any(label >= 0 for label in labels) for _, labels in pair):
+            expected.append(tuple(pair))
+    assert len(expected) > 20
+    pieces = pieces_of(found.train)
+    assert sorted(zip(pieces[::2], pieces[1::2], strict=True)) == sorted(expected)
     documents = found.train.rows(range(found.train.num_rows)).documents
     assert np.array_equal(found.train.row_targets, (documents.max(1) + 1) // 2)
-    assert found.train.num_documents == len(learned)
-    spec = job({"corpus": "packages", "max_tokens": 400}, batch_tokens=800)
+    assert found.train.num_documents == len(expected)
+    spec = job({"corpus": "packages", "max_tokens": 600}, batch_tokens=1200)
     batch = SequenceSampler(found.train, spec).batch(3)
     assert batch.num_targets == found.train.row_targets[batch.rows].sum()
 
 
-def test_answers_to_the_same_are_held_out_together(tmp_path: Path):
+def test_answers_to_the_same_prompt_are_held_out_together(tmp_path: Path):
     rows = [{"prompt": f"question {number // 4}", "completion": f"answer {number}"} for number in range(400)]
-    write(tmp_path / "data" / "a.jsonl", rows)
-    found = prepared(chat(tmp_path / "data", held_out=0.3), tmp_path)
+    found = prepared(chat(write(tmp_path / "data" / "a.jsonl", rows), held_out=0.3), tmp_path)
     held_out = found.held_out["conversations"]
     assert 50 < held_out.num_documents < 200
-    answers = {held_out.text(at).decode() for at in range(held_out.num_documents)}
+    answers = [held_out.text(at).decode() for at in range(held_out.num_documents)]
     numbers = {int(text.removeprefix("answer ").removesuffix("<|im_end|>\n")) for text in answers}
-    assert all({4 * (number // 4) + each for each in range(4)} <= numbers for number in numbers)
-    tokenizer = tokenizers.Tokenizer.from_str(chats.tokenizer_json())
-    asked = tokenizer.decode(held_out.beginning(0).tolist(), skip_special_tokens=False)
-    assert asked.startswith("<|im_start|>user\nquestion ")
-    assert asked.endswith("<|im_end|>\n<|im_start|>assistant\n")
-    assert held_out.num_bytes == sum(len(held_out.text(at)) for at in range(held_out.num_documents))
+    assert all({4 * (number // 4) + sibling for sibling in range(4)} <= numbers for number in numbers)
+    prompt = PLAIN.decode(held_out.beginning(0).tolist(), skip_special_tokens=False)
+    assert prompt.startswith("<|im_start|>user\nquestion ")
+    assert prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    assert held_out.num_bytes == sum(map(len, answers))
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=40), st.integers(20, 60), st.sampled_from([1, 2]))
-def test_nothing_is_cut_in_packing_and_what_belongs_together_stays_so(lengths: list[int], length: int, num_each: int):
-    lengths = lengths * num_each if num_each == 2 else lengths
+def test_packing_cuts_nothing_and_keeps_pairs_together(lengths: list[int], length: int, num_each: int):
+    lengths = lengths * num_each
     length = max(length, 2 * max(lengths))
-    found = pack_whole(np.array(lengths, np.int64), length, num_each)
-    assert sorted(found.documents.tolist()) == list(range(len(lengths)))
-    assert not found.starts.any()
-    assert found.lengths.tolist() == [lengths[document] for document in found.documents]
-    for first, stop in zip(found.row_starts[:-1], found.row_starts[1:], strict=True):
-        documents = found.documents[first:stop].tolist()
-        assert sum(lengths[document] for document in documents) <= length
-        groups = [document // num_each for document in documents]
-        assert documents == [group * num_each + at for group in groups[::num_each] for at in range(num_each)]
+    packing = pack_whole(np.array(lengths, np.int64), length, num_each)
+    assert sorted(packing.documents.tolist()) == list(range(len(lengths)))
+    assert not packing.starts.any()
+    assert packing.lengths.tolist() == [lengths[document] for document in packing.documents]
+    row_lengths = []
+    for first, stop in zip(packing.row_starts[:-1], packing.row_starts[1:], strict=True):
+        documents = packing.documents[first:stop].tolist()
+        row_lengths.append(sum(lengths[document] for document in documents))
+        pairs = [document // num_each for document in documents]
+        assert documents == [pair * num_each + at for pair in pairs[::num_each] for at in range(num_each)]
     # Best fit leaves no two rows that would go into one.
-    filled = sorted(
-        sum(found.lengths[first:stop]) for first, stop in zip(found.row_starts[:-1], found.row_starts[1:], strict=True)
-    )
-    assert len(filled) < 2 or filled[0] + filled[1] > length
+    row_lengths.sort()
+    assert row_lengths[-1] <= length
+    assert len(row_lengths) < 2 or row_lengths[0] + row_lengths[1] > length
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_packed_conversations_are_learned_as_each_by_itself(attention: str, tmp_path: Path):
     rng = random.Random(attention)
-    write(tmp_path / "data" / "a.jsonl", [chats.conversation(rng, STRUCTURES["chatml"]) for _ in range(12)])
-    store = prepared(chat(tmp_path / "data", max_tokens=700), tmp_path).train
+    rows = [chats.conversation(rng, STRUCTURES["chatml"]) for _ in range(12)]
+    store = prepared(chat(write(tmp_path / "data" / "a.jsonl", rows), max_tokens=700), tmp_path).train
     assert max(store.rows(range(store.num_rows)).documents.max(1)) > 0
     spec = language_model(attention, router="softmax_topk", top_k=2, num_experts=4)
-    spec = spec.model_copy(update={"vocab_size": VOCABULARY})
-    model = build_model(spec, dtype=torch.float64)
+    model = build_model(spec.model_copy(update={"vocab_size": VOCABULARY}), dtype=torch.float64)
     context, layout = BatchContext(training=False, rows_per_group=1), Layout.single()
     packed = loss_of(model, SequencesBatch.from_part(store.rows(range(store.num_rows)), context, layout))
     packed.objective.backward()
-    together = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    together = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     total = 0.0
     for tokens, labels in pieces_of(store):
-        each = SequencesBatch(torch.tensor([tokens]), torch.tensor([labels]), context)
-        alone = loss_of(model, each)
+        alone = loss_of(model, SequencesBatch(torch.tensor([tokens]), torch.tensor([labels]), context))
         alone.objective.backward()
         total += float(alone.nll)
     assert float(packed.nll) == pytest.approx(total, rel=1e-11)
-    for name, each in model.named_parameters():
-        if name in together:
-            torch.testing.assert_close(together[name], each.grad, rtol=1e-9, atol=1e-11, msg=name)
+    for name, gradient in together.items():
+        torch.testing.assert_close(gradient, model.get_parameter(name).grad, rtol=1e-9, atol=1e-11, msg=name)
 
 
-GOOD = {"prompt": "q", "completion": "a"}
+def test_a_record_that_the_template_refuses_is_named_with_its_line(tmp_path: Path):
+    """Before anything is launched, and while the corpus is prepared. Other bad records: test_data_bad_records.py."""
+    folder = write(tmp_path / "data" / "a.jsonl", [GOOD, {"messages": [ANSWER, OTHER]}])
+    for act in (checked, prepared):
+        with refused("unsupported", "data.paths[0]", f"{folder}/a.jsonl, line 2"):
+            act(chat(folder), tmp_path, "mistral")
 
 
-@pytest.mark.parametrize(
-    ("rows", "rule"),
-    [
-        ([GOOD, {"messages": [{"role": "user", "content": "q"}]}], r"a\.jsonl, line 2'\) has no message of the role"),
-        ([GOOD, GOOD, {"messages": [{"role": "x", "content": "q"}]}], r"messages\[0\] with the unknown role 'x'"),
-        ([GOOD, {"text": "x"}], r"line 2'\) has the keys 'text', but none of messages"),
-        ([GOOD, {"messages": [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]}],
-         r"line 2'\) has a conversation that the chat template of model.from refuses it: roles must take turns"),
-    ],
-)  # fmt: skip
-def test_a_bad_record_is_told_with_file_and_line_before_anything_is_launched(
-    rows: list[dict[str, Any]], rule: str, tmp_path: Path
-):
-    write(tmp_path / "data" / "a.jsonl", rows)
-    for act in (
-        lambda: check(chat(tmp_path / "data"), [str(tmp_path)], tokenizer_of("mistral")),
-        lambda: prepared(chat(tmp_path / "data"), tmp_path, "mistral"),
-    ):
-        with pytest.raises(SpecError, match=r"data\.paths\[0\] \(=.*" + rule):
-            act()
-
-
-def test_what_json_can_write_and_text_cannot_hold_is_learned_or_refused(tmp_path: Path):
-    write(tmp_path / "data" / "a.jsonl", [{"prompt": "q \ud800", "completion": "a \udc00 b"}])
-    store = prepared(chat(tmp_path / "data", held_out=0.0), tmp_path).train
-    (document,) = pieces_of(store)
-    tokenizer = tokenizers.Tokenizer.from_str(chats.tokenizer_json())
-    assert tokenizer.decode([id for id in document[1] if id >= 0]) == "a ? b\n"
+def test_half_a_surrogate_pair_is_replaced_and_nesting_without_end_refused(tmp_path: Path):
+    folder = write(tmp_path / "data" / "a.jsonl", [{"prompt": "q \ud800", "completion": "a \udc00 b"}])
+    ((_, labels),) = pieces_of(prepared(chat(folder), tmp_path).train)
+    assert PLAIN.decode([label for label in labels if label >= 0]) == "a ? b\n"
     deep: Any = "x"
     for _ in range(sys.getrecursionlimit() - 60):
         deep = [deep]
-    row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "tools": [deep]}
-    (tmp_path / "data" / "a.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / "a.jsonl").write_text(json.dumps({"messages": [USER, ANSWER], "tools": [deep]}) + "\n")
     with refused("invalid_syntax", "data.paths[0]"):
-        prepared(chat(tmp_path / "data"), tmp_path)
+        prepared(chat(folder), tmp_path)
 
 
 def test_what_has_no_records_or_no_answers_is_refused(tmp_path: Path):
-    write(tmp_path / "data" / "a.jsonl", [])
+    folder = write(tmp_path / "data" / "a.jsonl", [])
     with refused("empty", "data.paths[0]"):
-        check(chat(tmp_path / "data"), [str(tmp_path)], tokenizer_of("chatml"))
+        checked(chat(folder), tmp_path)
     with refused("empty", "data.paths"):
-        prepared(chat(tmp_path / "data"), tmp_path)
-    write(tmp_path / "data" / "a.jsonl", [{"prompt": "a long question " * 20, "completion": "a"}])
+        prepared(chat(folder), tmp_path)
+    write(folder / "a.jsonl", [{"prompt": "a long question " * 20, "completion": "a"}])
     with refused("empty", "data", None):
-        prepared(chat(tmp_path / "data", max_tokens=16), tmp_path)
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["x"]}), tmp_path / "data" / "a.parquet")
-    (tmp_path / "data" / "a.jsonl").unlink()
+        prepared(chat(folder, max_tokens=16), tmp_path)
+    with refused("not_allowed", "data.paths[0]"):
+        checked(chat(folder), tmp_path / "elsewhere")
+    (folder / "a.jsonl").unlink()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x"]}), folder / "a.parquet")
     with refused("missing", "data.paths[0]"):
-        check(chat(tmp_path / "data"), [str(tmp_path)], tokenizer_of("chatml"))
+        checked(chat(folder), tmp_path)
 
 
-def test_another_template_or_day_is_other_data(tmp_path: Path):
-    write(tmp_path / "data" / "a.jsonl", [GOOD])
-    keys = {
-        prepared(chat(tmp_path / "data"), tmp_path, "llama").key,
-        prepared(chat(tmp_path / "data"), tmp_path, "chatml").key,
-        prepared(chat(tmp_path / "data").model_copy(update={"date": "2026-03-10"}), tmp_path, "llama").key,
-    }
-    assert len(keys) == 3
-    assert prepared(chat(tmp_path / "data"), tmp_path, "llama").key in keys
+def test_the_key_follows_template_and_date_and_the_report_says_how_answers_are_found(tmp_path: Path):
+    folder = write(tmp_path / "data" / "a.jsonl", [GOOD] * 3)
+    report: list[str] = []
+    keys = [prepared(chat(folder), tmp_path, name, report=report.append).key for name in ("llama", "chatml", "llama")]
+    keys.append(prepared(chat(folder).model_copy(update={"date": "2026-03-10"}), tmp_path, "llama").key)
+    assert (keys[0] == keys[2], len(set(keys))) == (True, 3)
+    prepared(chat(folder), tmp_path, "chatml, marked", report=report.append)
+    text = "\n".join(report)
+    assert "the assistant's, found by the text that each answer adds; conversations truncated at 512 tokens: 0" in text
+    assert "the assistant's, found by the template's generation marks" in text
 
 
-def test_a_model_of_chats_is_told_what_it_learns(tmp_path: Path):
-    said = []
-    write(tmp_path / "data" / "a.jsonl", [GOOD] * 3)
-    for name in ("chatml", "chatml, marked"):
-        prepared(chat(tmp_path / "data"), tmp_path, name, report=said.append)
-    told = "\n".join(said)
-    assert "the assistant's, found by the text that each answer adds; conversations truncated at 512 tokens: 0" in told
-    assert "the assistant's, found by the template's generation marks" in told
-
-
-def test_what_is_written_otherwise_or_not_read_is_counted_and_said(tmp_path: Path):
-    said: list[str] = []
-    thinking = {"role": "assistant", "content": "a", "thinking": "t"}
-    messages = [{"role": "user", "content": "q"}, thinking, {"role": "user", "content": "r"},
-                {"role": "assistant", "content": "b"}]  # fmt: skip
-    write(tmp_path / "data" / "a.jsonl", [{"messages": messages, "id": 1, "source": "x"}, GOOD])
-    tokenizer = ModelTokenizer(chats.tokenizer_files(published("qwen3")), eos_id=1, bos_id=0)
-    found = prepare(chat(tmp_path / "data"), VOCABULARY, tmp_path / "cache", tokenizer, report=said.append)
+def test_answers_in_rows_of_their_own_and_ignored_keys_are_counted_and_reported(tmp_path: Path):
+    report: list[str] = []
+    messages = [USER, {**ANSWER, "thinking": "t"}, USER, OTHER]
+    folder = write(tmp_path / "data" / "a.jsonl", [{"messages": messages, "id": 1, "source": "x"}, GOOD])
+    found = prepared(chat(folder), tmp_path, "qwen3", report=report.append)
     assert found.train.num_documents == 3
     assert found.stats["written"] | {"thoughts": 0} == {
-        "conversations": 2, "apart": 1, "rows_apart": 2,
-        "thoughts": 0, "contents": 0, "openings": 0, "calls": 0}  # fmt: skip
+        "conversations": 2, "apart": 1, "rows_apart": 2, "thoughts": 0, "contents": 0, "openings": 0, "calls": 0,
+    }  # fmt: skip
     assert found.stats["unread"] == ["id", "source"]
-    told = "\n".join(said)
-    assert (
-        "1 of 2 conversations are learned in 2 rows, up to one per answer, since "
-        "the chat template changes earlier answers once more messages follow" in told
-    )
-    assert "ignored keys of records: 'id', 'source'" in told
+    text = "\n".join(report)
+    assert "1 of 2 conversations are learned in 2 rows" in text
+    assert "ignored keys of records: 'id', 'source'" in text
     assert (found.stats["answers"], found.stats["closed"], found.stats["closers"]) == (3, 3, [4])
     assert found.ends == {1, 4}
+    pair = {"prompt": "q", "chosen": [ANSWER, USER, OTHER], "rejected": "c"}
+    write(folder / "a.jsonl", [{"prompt": "q", "chosen": "b", "rejected": "c"}, pair])
+    with refused("unsupported", "data.paths[0]"):  # its first answer needs a row of its own
+        checked(chat(folder, corpus="preference"), tmp_path, "qwen3")
 
 
-def test_an_answer_of_a_pair_that_needs_several_rows_is_refused(tmp_path: Path):
-    end = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "r"}]
-    row = {"prompt": "q", "chosen": [*end, {"role": "assistant", "content": "b"}], "rejected": "c"}
-    write(tmp_path / "data" / "a.jsonl", [{"prompt": "q", "chosen": "b", "rejected": "c"}, row])
-    tokenizer = ModelTokenizer(chats.tokenizer_files(published("qwen3")), eos_id=1, bos_id=0)
-    with refused("unsupported", "data.paths[0]"):
-        check(chat(tmp_path / "data", corpus="preference"), [str(tmp_path)], tokenizer)
-
-
-def test_files_outside_the_roots_are_refused(tmp_path: Path):
-    write(tmp_path / "data" / "a.jsonl", [GOOD])
-    with tempfile.TemporaryDirectory() as other, refused("not_allowed", "data.paths[0]"):
-        check(chat(tmp_path / "data"), [other], tokenizer_of("chatml"))
-
-
-def test_pairs_that_are_alike_up_to_the_cut_are_left_out_and_counted(tmp_path: Path):
+def test_pairs_with_equal_truncated_answers_are_left_out_and_counted(tmp_path: Path):
     same = {"prompt": "q", "chosen": "a " * 60 + "b", "rejected": "a " * 60 + "c"}
-    said: list[str] = []
-    write(tmp_path / "data" / "a.jsonl", [same, {"prompt": "q", "chosen": "b", "rejected": "c"}])
-    found = prepared(chat(tmp_path / "data", corpus="preference", max_tokens=80), tmp_path, report=said.append)
+    report: list[str] = []
+    folder = write(tmp_path / "data" / "a.jsonl", [same, {"prompt": "q", "chosen": "b", "rejected": "c"}])
+    found = prepared(chat(folder, corpus="preference", max_tokens=80), tmp_path, report=report.append)
     assert (found.train.num_documents, found.stats["alike"], found.stats["cut"]) == (1, 1, 1)
-    assert "truncated at 40 tokens: 1, left out without an answer: 0" in "\n".join(said)
-    assert "pairs left out because their truncated answers are equal: 1" in "\n".join(said)
+    text = "\n".join(report)
+    assert "truncated at 40 tokens: 1, left out without an answer: 0" in text
+    assert "pairs left out because their truncated answers are equal: 1" in text

@@ -1,6 +1,5 @@
-"""The sampler's laws, and those of evaluation batches, on stores of any lengths."""
+"""Laws of batches of pairs, and of evaluation batches, on stores of any lengths."""
 
-import hashlib
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -13,6 +12,13 @@ from hypothesis import strategies as st
 from moe.data.pairs import Sampler, evaluation_batches
 from moe.data.pairs.buckets import plan_buckets
 from moe.data.tokenizer import BOS, EOS, PAD
+from tests.unit.batch_laws import (
+    assert_function_of_step,
+    assert_missing_groups_are_refused,
+    assert_parts_equal_whole,
+    cuts_of_groups,
+    digest,
+)
 from tests.unit.data_corpora import job, store_of
 
 MAX_TOKENS = 24
@@ -34,66 +40,39 @@ def spec(group_tokens=64, num_groups=3, seed=0, exponent=0.5):
 
 
 specs = st.builds(
-    spec,
-    group_tokens=st.integers(2 * MAX_TOKENS, 300),
-    num_groups=st.integers(1, 5),
-    seed=st.sampled_from([0, 1, 2**31, 2**53 - 1]),
-    exponent=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
-)
+    spec, group_tokens=st.integers(2 * MAX_TOKENS, 300), num_groups=st.integers(1, 5),
+    seed=st.sampled_from([0, 1, 2**31, 2**53 - 1]), exponent=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+)  # fmt: skip
 steps = st.integers(0, 2**40)
-
-
-@given(stores(), specs, steps)
-def test_a_batch_has_the_shape_it_states_and_fits(store, spec, step):
-    batch = Sampler(store, spec).batch(step)
-    group_tokens = spec.model.moe.group_tokens
-    length = batch.source_length + batch.target_length
-    assert batch.num_groups == spec.train.batch_tokens // group_tokens
-    assert batch.rows_per_group == group_tokens // length >= 1
-    assert batch.rows.shape == (batch.num_groups * batch.rows_per_group,)
-    assert batch.num_positions <= spec.train.batch_tokens
-    assert store.source_lengths[batch.rows].max() <= batch.source_length
-    assert store.target_lengths[batch.rows].max() <= batch.target_length
-
-
-@given(stores(), specs, st.lists(steps, min_size=1, max_size=5))
-def test_a_batch_is_a_function_of_seed_and_step_alone(store, spec, asked):
-    one, other = Sampler(store, spec), Sampler(store, spec)
-    forward = {step: one.batch(step) for step in asked}
-    backward = {step: other.batch(step) for step in reversed(asked)}
-    for step in asked:
-        assert np.array_equal(forward[step].rows, backward[step].rows)
-        assert forward[step].source_length == backward[step].source_length
-
-
-@given(stores(), specs, steps, st.data())
-def test_parts_are_the_whole_however_groups_are_divided(store, spec, step, data):
-    batch = Sampler(store, spec).batch(step)
-    whole = batch.part(0, batch.num_groups)
-    cuts = data.draw(st.lists(st.integers(0, batch.num_groups), max_size=6).map(sorted))
-    parts = [batch.part(*both) for both in zip([0, *cuts], [*cuts, batch.num_groups], strict=True)]
-    for field in ("source", "target_in", "target_out"):
-        assert np.array_equal(np.concatenate([getattr(part, field) for part in parts]), getattr(whole, field))
-    first_rows = np.cumsum([0, *(len(part.source) for part in parts)])
-    assert [part.first_row for part in parts] == first_rows[:-1].tolist()
-
-
-@given(stores(), specs, steps)
-def test_rows_hold_their_pairs_then_padding_and_every_real_token_counts_once(store, spec, step):
-    batch = Sampler(store, spec).batch(step)
-    part = batch.part(0, batch.num_groups)
-    for index, row in enumerate(batch.rows):
-        source, target = store.source(row), store.target(row)
-        assert source[-1] == target[-1] == EOS
-        assert part.source[index].tolist() == padded(source, batch.source_length)
-        assert part.target_out[index].tolist() == padded(target, batch.target_length)
-        assert part.target_in[index].tolist() == padded([BOS, *target[:-1]], batch.target_length)
-    assert batch.num_source_tokens == np.count_nonzero(part.source)
-    assert batch.num_target_tokens == np.count_nonzero(part.target_out) == np.count_nonzero(part.target_in)
 
 
 def padded(ids, length):
     return [*map(int, ids), *[PAD] * (length - len(ids))]
+
+
+@given(stores(), specs, steps, cuts_of_groups)
+def test_a_batch_has_its_shape_and_holds_padded_pairs_however_groups_are_divided(store, spec, step, cuts):
+    batch, group_tokens = Sampler(store, spec).batch(step), spec.model.moe.group_tokens
+    assert batch.num_groups == spec.train.batch_tokens // group_tokens
+    assert batch.rows_per_group == group_tokens // (batch.source_length + batch.target_length) >= 1
+    assert batch.rows.shape == (batch.num_groups * batch.rows_per_group,)
+    assert batch.num_positions <= spec.train.batch_tokens
+    assert store.source_lengths[batch.rows].max() <= batch.source_length
+    assert store.target_lengths[batch.rows].max() <= batch.target_length
+    whole = assert_parts_equal_whole(batch, ("source", "target_in", "target_out"), cuts)
+    for index, row in enumerate(batch.rows):
+        source, target = store.source(row), store.target(row)
+        assert source[-1] == target[-1] == EOS
+        assert whole.source[index].tolist() == padded(source, batch.source_length)
+        assert whole.target_out[index].tolist() == padded(target, batch.target_length)
+        assert whole.target_in[index].tolist() == padded([BOS, *target[:-1]], batch.target_length)
+    assert batch.num_source_tokens == np.count_nonzero(whole.source)
+    assert batch.num_target_tokens == np.count_nonzero(whole.target_out) == np.count_nonzero(whole.target_in)
+
+
+@given(stores(), specs, st.lists(steps, min_size=1, max_size=5))
+def test_a_batch_is_a_function_of_seed_and_step_alone(store, spec, steps):
+    assert_function_of_step(lambda: Sampler(store, spec), steps)
 
 
 @given(stores(), st.integers(2 * MAX_TOKENS, 500), st.integers(1, 4))
@@ -106,78 +85,56 @@ def test_length_classes_cover_every_pair_once(store, group_tokens, num_groups):
         assert store.target_lengths[bucket.members].max() == bucket.target_length
 
 
-def realistic_store(folder, num_pairs=4000):
-    """Lengths of a long tail that go together on both sides; three languages of very different sizes."""
-    draws = np.random.Philox(key=[1, 2]).random_raw(3 * num_pairs).reshape(3, -1) / 2.0**64
+@pytest.fixture
+def realistic(tmp_path):
+    """A store with correlated lengths of a long tail; three languages of very different sizes."""
+    draws = np.random.Philox(key=[1, 2]).random_raw(3 * 4000).reshape(3, -1) / 2.0**64
     source = np.minimum(MAX_TOKENS, 1 - np.log(draws[0]) * 6).astype(int)
     target = np.clip(source * (0.5 + draws[1]), 1, MAX_TOKENS).astype(int)
     langs = np.where(draws[2] < 0.9, "de", np.where(draws[2] < 0.99, "fr", "ja"))
-    return store_of(folder, list(zip(source.tolist(), target.tolist(), strict=True)), langs.tolist())
+    return store_of(tmp_path / "x", list(zip(source.tolist(), target.tolist(), strict=True)), langs.tolist())
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
-def test_pairs_are_drawn_at_their_language_s_temperature_whatever_their_length(tmp_path, exponent):
-    store = realistic_store(tmp_path / "x")
-    sampler = Sampler(store, spec(group_tokens=128, exponent=exponent))
+def test_pairs_are_drawn_at_the_temperature_of_languages_whatever_their_length(realistic, exponent):
+    sampler = Sampler(realistic, spec(group_tokens=128, exponent=exponent))
     batches = [sampler.batch(step) for step in range(5000)]
     assert len({(batch.source_length, batch.target_length) for batch in batches}) > 5
     drawn = np.concatenate([batch.rows for batch in batches])
-    pairs_of = Counter(store.lang_ids.tolist())
-    weights = np.array([pairs_of[lang] ** exponent for lang in range(3)])
-    share = np.bincount(store.lang_ids[drawn], minlength=3) / len(drawn)
+    num_pairs = Counter(realistic.lang_ids.tolist())
+    weights = np.array([num_pairs[lang] ** exponent for lang in range(3)])
+    share = np.bincount(realistic.lang_ids[drawn], minlength=3) / len(drawn)
     assert share == pytest.approx(weights / weights.sum(), abs=0.01)
     # Long pairs as often as short ones: batches of long ones are smaller, and so come more often.
-    long = store.source_lengths + store.target_lengths > 30
-    assert np.mean(long[drawn]) == pytest.approx(Sampler.pair_weights(store, exponent)[long].sum(), abs=0.01)
+    is_long = realistic.source_lengths + realistic.target_lengths > 30
+    expected = Sampler.pair_weights(realistic, exponent)[is_long].sum()
+    assert np.mean(is_long[drawn]) == pytest.approx(expected, abs=0.01)
 
 
-def test_little_of_a_batch_is_padding_and_pairs_hardly_repeat_in_it(tmp_path):
-    store = realistic_store(tmp_path / "x")
-    sampler = Sampler(store, spec(group_tokens=256, num_groups=2, exponent=1.0))
+def test_batches_are_unchanged_nearly_full_and_hardly_repeat_pairs(realistic):
+    assert digest(Sampler(realistic, spec(seed=7)), (0, 1, 1000, 2**40)) == "d9494c15e95d8fbd"
+    sampler = Sampler(realistic, spec(group_tokens=256, num_groups=2, exponent=1.0))
     batches = [sampler.batch(step) for step in range(1000)]
-    fill = sum(batch.num_tokens for batch in batches) / sum(batch.num_positions for batch in batches)
-    assert fill > 0.85
+    assert sum(batch.num_tokens for batch in batches) > 0.85 * sum(batch.num_positions for batch in batches)
     assert sum(len(np.unique(batch.rows)) for batch in batches) > 0.99 * sum(len(batch.rows) for batch in batches)
 
 
 def test_groups_are_mixtures_of_languages(tmp_path):
     """A group is routed on its own: with languages in order, its experts would see one language each."""
-    langs = ["de"] * 500 + ["fr"] * 500
-    store = store_of(tmp_path / "x", [(4, 4)] * 1000, langs)
+    store = store_of(tmp_path / "x", [(4, 4)] * 1000, ["de"] * 500 + ["fr"] * 500)
     batch = Sampler(store, spec(group_tokens=256, num_groups=4)).batch(0)
-    for group in store.lang_ids[batch.rows].reshape(4, -1):
-        assert 0.2 < group.mean() < 0.8
+    shares = store.lang_ids[batch.rows].reshape(4, -1).mean(1)
+    assert 0.2 < shares.min() < shares.max() < 0.8
 
 
-def test_other_seeds_and_steps_give_other_batches(tmp_path):
-    store = realistic_store(tmp_path / "x")
-    rows = [Sampler(store, spec(seed=seed)).batch(step).rows.tobytes() for seed in (0, 1) for step in (0, 1)]
-    assert len(set(rows)) == 4
-
-
-def test_batches_are_what_they_were_when_this_was_written(tmp_path):
-    """A run that resumes under a newer version must go on with the batches it would have had."""
-    sampler = Sampler(realistic_store(tmp_path / "x"), spec(seed=7))
-    digest = hashlib.sha256()
-    for step in (0, 1, 1000, 2**40):
-        digest.update(sampler.batch(step).rows.astype("<i8").tobytes())
-    assert digest.hexdigest()[:16] == "d9494c15e95d8fbd"
-
-
-def test_groups_that_a_batch_does_not_have_are_refused(tmp_path):
-    batch = Sampler(store_of(tmp_path / "x", [(3, 3)], ["de"]), spec(num_groups=3)).batch(5)
-    assert len(batch.part(2, 2).source) == 0
-    for groups in ((2, 1), (-1, 2), (0, 4)):
-        with pytest.raises(ValueError, match="are outside the 3 groups of step 5"):
-            batch.part(*groups)
-
-
-def test_a_dense_models_groups_are_the_smallest_that_hold_the_longest_pair(tmp_path):
+def test_missing_groups_are_refused_and_a_dense_model_s_groups_hold_the_longest_pair(tmp_path):
+    store = store_of(tmp_path / "x", [(3, 4)] * 50, ["de"] * 50)
+    assert_missing_groups_are_refused(Sampler(store, spec(num_groups=3)).batch(5))
     dense = job({"corpus": "catalogs", "max_tokens": 24}, batch_tokens=300, group_tokens=300)
     dense = dense.model_copy(update={"model": dense.model.model_copy(update={"moe": None})})
-    batch = Sampler(store_of(tmp_path / "x", [(3, 4)] * 50, ["de"] * 50), dense).batch(0)
-    least = 50  # of the divisors of 300, from 2 x 24 on
-    assert (batch.num_groups, batch.rows_per_group) == (300 // least, least // 7)
+    batch = Sampler(store, dense).batch(0)
+    group_tokens = 50  # the smallest divisor of 300 from 2 x 24 on
+    assert (batch.num_groups, batch.rows_per_group) == (300 // group_tokens, group_tokens // 7)
 
 
 @given(stores(min_pairs=0), st.integers(1, 300), st.one_of(st.none(), st.integers(1, 80)), st.integers(0, 3))
@@ -195,7 +152,7 @@ def test_evaluation_goes_through_a_set_once_in_batches_that_fit(store, max_token
     assert longest == sorted(longest)
 
 
-def test_a_larger_evaluation_subset_holds_the_smaller_one(tmp_path):
+def test_a_larger_evaluation_subset_contains_the_smaller_one(tmp_path):
     store = store_of(tmp_path / "x", [(3, 3)] * 50, ["de"] * 50)
 
     def subset(max_pairs, seed=0):

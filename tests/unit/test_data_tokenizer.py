@@ -1,4 +1,4 @@
-"""Tokenizers: any text goes in and comes out, and no text is a special token."""
+"""Tokenizers of pairs: any text is reproduced, and no text is encoded as a special token."""
 
 import os
 import subprocess
@@ -20,13 +20,18 @@ SHARED = Tokenizers.train(PAIRS, MODEL)
 LOOKALIKES = ["<pad>", "<bos>", "<eos>", "<unk>", "⟨pad⟩", "⟨bos⟩", "⟨eos⟩", "⟨unk⟩", "[PAD]", "</s>", "<s>"]
 
 
-def test_the_special_ids_are_the_first_four():
+def test_special_tokens_and_ids_beyond_the_vocabulary_are_not_decoded():
+    """A model may have more entries than a small corpus gave the tokenizer."""
     assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
-    assert SHARED.source.decode([BOS, *SHARED.source.encode("fox"), EOS, PAD, PAD, UNK]) == "fox"
+    tokenizer, ids = SHARED.source, SHARED.source.encode("fox")
+    assert tokenizer.decode([BOS, *ids, EOS, PAD, PAD, UNK, tokenizer.vocab_size, 399_999]) == "fox"
+    assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a?b"
+    texts = [*(pair.source for pair in PAIRS[:20]), ""]
+    assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
 
 
 @given(st.text())
-def test_every_text_comes_back_normalised(text):
+def test_every_text_is_reproduced_normalised(text):
     ids = SHARED.source.encode(text)
     assert all(id > UNK for id in ids)
     assert SHARED.source.decode(ids) == normalise(text)
@@ -43,61 +48,37 @@ def test_text_that_looks_like_a_special_token_is_text(text):
         assert tokenizer.decode(ids) == text
 
 
-def test_half_a_surrogate_pair_is_no_crash():
-    assert SHARED.source.decode(SHARED.source.encode("a\ud800b")) == "a?b"
-
-
-def test_ids_beyond_the_vocabulary_are_left_out():
-    """A model may have more entries than a small corpus gave the tokenizer."""
-    assert SHARED.target.decode([*SHARED.target.encode("fox"), SHARED.target.vocab_size, 399_999]) == "fox"
-
-
-def test_a_batch_is_its_texts_one_by_one():
-    texts = [pair.source for pair in PAIRS[:20]] + [""]
-    assert SHARED.source.encode_batch(texts) == [SHARED.source.encode(text) for text in texts]
-
-
 @pytest.mark.parametrize("shared", [True, False])
-def test_what_is_saved_is_loaded(tmp_path, shared):
+def test_saved_tokenizers_are_loaded(tmp_path, shared):
     model = MODEL.model_copy(update={"share_vocabulary": shared, "target_vocab_size": 400 if shared else 350})
     tokenizers = Tokenizers.train(PAIRS, model)
-    tokenizers.save(tmp_path / "new folder")
-    loaded = Tokenizers.load(tmp_path / "new folder")
-    assert loaded.is_shared is tokenizers.is_shared is shared
-    for side in ("source", "target"):
-        before, after = getattr(tokenizers, side), getattr(loaded, side)
-        assert before.vocab_size == after.vocab_size <= 400
-        for text in [PAIRS[3].source, PAIRS[3].target, *LOOKALIKES]:
-            assert before.encode(text) == after.encode(text)
-    if not shared:
-        assert loaded.target.vocab_size <= 350
-        assert loaded.source.encode("fox jumps") != loaded.target.encode("fox jumps")
-
-
-def test_tokenizers_are_kept_on_any_storage():
-    SHARED.save("memory://run/checkpoint")
-    assert Tokenizers.load("memory://run/checkpoint").source.encode("fox") == SHARED.source.encode("fox")
-
-
-def test_tokenizers_that_are_not_there_are_an_error(tmp_path):
+    for folder in (tmp_path / "new folder", f"memory://run/{shared}"):
+        tokenizers.save(folder)
+        loaded = Tokenizers.load(folder)
+        assert loaded.is_shared is tokenizers.is_shared is shared
+        for side in ("source", "target"):
+            before, after = getattr(tokenizers, side), getattr(loaded, side)
+            assert before.vocab_size == after.vocab_size <= 400
+            for text in [PAIRS[3].source, PAIRS[3].target, *LOOKALIKES]:
+                assert before.encode(text) == after.encode(text)
+        assert shared or loaded.target.vocab_size <= 350
+        assert shared or loaded.source.encode("fox jumps") != loaded.target.encode("fox jumps")
     with pytest.raises(FileNotFoundError):
         Tokenizers.load(tmp_path)
 
 
-def test_training_is_the_same_with_any_threads_hash_seed_and_order(tmp_path):
-    program = """
+TRAIN = """
 import sys
 from tests.unit.test_data_tokenizer import MODEL, PAIRS
 from moe.data.pairs import Tokenizers
 pairs = PAIRS[::-1] if sys.argv[1] == "reversed" else PAIRS
 sys.stdout.write(Tokenizers.train(pairs, MODEL).source.to_json())
 """
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-c", program, order],
-            env={**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": seed},
-            capture_output=True, text=True, check=True,
-        ).stdout
-        for order, threads, seed in (("forward", "1", "1"), ("reversed", "4", "2"))
-    ]  # fmt: skip
-    assert outputs[0] == outputs[1] == SHARED.source.to_json()
+
+
+@pytest.mark.parametrize(("order", "threads", "seed"), [("forward", "1", "1"), ("reversed", "4", "2")])
+def test_training_does_not_depend_on_threads_hash_seed_and_order(order, threads, seed):
+    environment = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": seed}
+    command = [sys.executable, "-c", TRAIN, order]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert process.stdout == SHARED.source.to_json()

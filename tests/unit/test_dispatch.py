@@ -1,4 +1,6 @@
-"""Sorting rows against GShard's einsums with the full mask: outputs and every gradient."""
+"""Dispatch by sorted rows against GShard's einsums with the full mask: outputs and every gradient."""
+
+from typing import Any
 
 import pytest
 import torch
@@ -18,14 +20,27 @@ from moe.routing import Routing, route
 from moe.spec import MoESpec
 
 
-def layer_of(num_experts: int = 4, **fields: object) -> MoELayer:
+def layer_of(num_experts: int = 4, **fields: Any) -> MoELayer:
     if fields.get("router") != "expert_choice":
         fields = {"min_capacity": 1, **fields}
     spec = MoESpec(num_experts=num_experts, model_dim=6, hidden_dim=10, **fields)
     return MoELayer(spec, layer=2, dtype=torch.float64)
 
 
-FIELDS = [
+def routing_of(seed: int, tokens: int, experts: int = 8, **fields: Any) -> Routing:
+    """By default of a router that keeps some of two choices of each token."""
+    torch.manual_seed(seed)
+    fields = fields or {"capacity_factor": 1.0, "min_capacity": 1}
+    spec = MoESpec(num_experts=experts, model_dim=3, hidden_dim=3, **fields)
+    return route(torch.randn(1, tokens, experts, dtype=torch.float64), spec)
+
+
+def random_rows(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+seeds, numbers_of_tokens = st.integers(0, 2**31), st.integers(1, 30)
+FIELDS: list[dict[str, Any]] = [
     {"capacity_factor": 1.0},
     {"capacity_factor": 0.0},
     {"capacity_factor": 8.0},
@@ -42,42 +57,28 @@ FIELDS = [
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 @pytest.mark.parametrize("training", [True, False])
-def test_sorted_rows_equal_the_einsums(fields: dict, training: bool) -> None:
+def test_sorted_rows_equal_the_einsums(fields: dict[str, Any], training: bool) -> None:
     torch.manual_seed(0)
-    layer = layer_of(**fields)
-    x = torch.randn(2, 16, 6, dtype=torch.float64)
-    padding = torch.rand(2, 16) < 0.2
-    tokens = TokenContext(torch.arange(32).view(2, 16), padding, training=training)
+    layer, x = layer_of(**fields), torch.randn(2, 16, 6, dtype=torch.float64)
+    tokens = TokenContext(torch.arange(32).view(2, 16), torch.rand(2, 16) < 0.2, training=training)
     results = []
-    cases = [(LocalDispatcher(), "segments"), (LocalDispatcher(), "batched"), (EinsumDispatcher(16), "segments")]
+    cases = [(EinsumDispatcher(16), "segments"), (LocalDispatcher(), "segments"), (LocalDispatcher(), "batched")]
     for dispatcher, backend in cases:
         layer.dispatch, layer.experts.costs = dispatcher, {backend: Cost(0.0, 0.0)}
         layer.zero_grad()
-        given = x.reshape(32, 6).clone().requires_grad_()
-        y, _ = layer(given, tokens)
+        inputs = x.reshape(32, 6).clone().requires_grad_()
+        y, _ = layer(inputs, tokens)
         y.square().sum().backward()
-        results.append([y, given.grad, *(parameter.grad for parameter in layer.parameters())])
-    for ours in results[:2]:
-        for mine, oracle in zip(ours, results[2], strict=True):
-            torch.testing.assert_close(mine, oracle, rtol=1e-12, atol=1e-12)
+        results.append([y, inputs.grad, *(parameter.grad for parameter in layer.parameters())])
+    for ours in results[1:]:
+        for tensor, expected in zip(ours, results[0], strict=True):
+            torch.testing.assert_close(tensor, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_token_that_no_expert_kept_is_zero() -> None:
-    layer = layer_of(capacity_factor=0.0)
-    x = torch.randn(1, 6, dtype=torch.float64).expand(12, 6)
-    y, routing = layer(x, TokenContext())
-    lost = ~routing.kept.any(-1)[:12]
-    assert lost.any()
-    assert (y[lost] == 0).all()
-    assert (y[~lost] != 0).any()
-
-
-@given(st.integers(0, 2**31), st.integers(1, 30), st.sampled_from([1, 2, 5]), st.floats(0, 2))
+@given(seeds, numbers_of_tokens, st.sampled_from([1, 2, 5]), st.floats(0, 2))
 def test_rows_and_back_is_an_identity_for_each_kept_choice(seed: int, tokens: int, experts: int, factor: float) -> None:
-    torch.manual_seed(seed)
-    spec = MoESpec(num_experts=experts, model_dim=3, hidden_dim=3, capacity_factor=factor, min_capacity=1)
-    routing = route(torch.randn(1, tokens, experts, dtype=torch.float64), spec)
-    x = torch.randn(tokens, 3, dtype=torch.float64)
+    routing = routing_of(seed, tokens, experts, capacity_factor=factor, min_capacity=1)
+    x = random_rows(tokens, 3)
     rows = tokens_to_rows(x, routing.assignments)
     assert torch.equal(rows, x[routing.assignments.token])
     back = rows_to_tokens(rows, routing.assignments)
@@ -86,107 +87,80 @@ def test_rows_and_back_is_an_identity_for_each_kept_choice(seed: int, tokens: in
     torch.testing.assert_close(combine.sum((2, 3)).view(-1), routing.weight.sum(-1))
 
 
-def test_gradients_of_both_permutations() -> None:
-    torch.manual_seed(0)
-    spec = MoESpec(num_experts=3, model_dim=3, hidden_dim=3, capacity_factor=1.0, min_capacity=1)
-    assignments = route(torch.randn(1, 8, 3, dtype=torch.float64), spec).assignments
-    x = torch.randn(8, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: tokens_to_rows(x, assignments), (x,))
-    rows = torch.randn(assignments.token.numel(), 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda rows: rows_to_tokens(rows, assignments), (rows,))
-
-
-def test_rows_that_fill_up_weigh_nothing() -> None:
-    torch.manual_seed(0)
-    spec = MoESpec(num_experts=3, model_dim=3, hidden_dim=3, capacity_factor=1.0, min_capacity=1)
-    routing = route(torch.randn(1, 9, 3, dtype=torch.float64), spec)
+def test_padding_rows_have_no_weight() -> None:
+    routing = routing_of(0, 9, 3)
     counts, assignments = routing.load.tolist(), routing.assignments
     assert pad(assignments, counts, counts) is assignments
-    padded = pad(assignments, counts, [7, 7, 7])
-    real = slots(counts, [7, 7, 7], torch.device("cpu"))
+    padded, real = pad(assignments, counts, [7, 7, 7]), slots(counts, [7, 7, 7], torch.device("cpu"))
     assert [row // 7 for row in real.tolist()] == assignments.expert.tolist()
     assert torch.equal(padded.weight[real], assignments.weight)
     assert (padded.weight != 0).sum() == len(real)
     assert sorted([*real.tolist(), *padded.padding_rows.tolist()]) == list(range(21)), "every row is one or the other"
-    rows = torch.randn(21, 3, dtype=torch.float64)
+    rows = random_rows(21, 3)
     torch.testing.assert_close(rows_to_tokens(rows, padded), rows_to_tokens(rows[real], assignments))
 
 
 @pytest.mark.parametrize("huge", [1e200, torch.inf, torch.nan])
 @pytest.mark.parametrize("activation", ["relu", "swiglu", "swiglu_clamped"])
 def test_a_token_that_no_expert_takes_is_never_multiplied(activation: str, huge: float) -> None:
-    """Padding may hold anything, the first token and its gradient too: what fills up rows is no copy of it."""
+    """Padding may hold anything, the first token and its gradient too: padding rows are no copies of it."""
     torch.manual_seed(0)
     layer = layer_of(activation=activation, router="switch_top1")
     layer.experts.costs = {"batched": Cost(0.0, 0.0)}
     padding = torch.arange(12) == 0
-    logits = torch.randn(1, 12, 4, dtype=torch.float64)
-    choices = route(logits, layer.spec, TokenContext(padding=padding)).choices
+    choices = route(random_rows(1, 12, 4), layer.spec, TokenContext(padding=padding)).choices
     counts = choices.load.tolist()
     assert layer.experts.local_computation(counts).counts != counts
-    x, upstream = torch.randn(2, 12, 6, dtype=torch.float64)
+    x, upstream = random_rows(2, 12, 6)
 
-    def found(first: float) -> tuple[torch.Tensor, ...]:
-        given = x.masked_fill(padding[:, None], first).requires_grad_()
-        rows, weight, plan = LocalDispatcher()(given, choices, layer.experts)
+    def results(first: float) -> tuple[torch.Tensor, ...]:
+        inputs = x.masked_fill(padding[:, None], first).requires_grad_()
+        rows, weight, plan = LocalDispatcher()(inputs, choices, layer.experts)
         y = plan.combine(layer.experts(rows, weight, plan.computation))
-        wanted = (given, *layer.experts.parameters())
-        return y, *torch.autograd.grad(y, wanted, upstream.masked_fill(padding[:, None], first))
+        leaves = (inputs, *layer.experts.parameters())
+        return y, *torch.autograd.grad(y, leaves, upstream.masked_fill(padding[:, None], first))
 
-    for ours, without in zip(found(huge), found(0.0), strict=True):
-        assert torch.equal(ours, without)
+    for tensor, expected in zip(results(huge), results(0.0), strict=True):
+        assert torch.equal(tensor, expected)
 
 
-def test_rows_that_come_from_ranks_are_filled_up_with_zeros() -> None:
+def test_rows_from_other_ranks_are_padded_with_zeros() -> None:
     """Not with copies of one that came: another expert may overflow on it."""
     arriving = torch.tensor([[1, 0, 2], [1, 1, 0]])
     work = LocalComputation([4, 4, 4], ACTIVATIONS["relu"], BACKENDS["batched"])
     order = _ExpertOrder.from_arriving(arriving, lambda counts: work, torch.device("cpu"))
-    rows = torch.arange(1.0, 6.0)[:, None].expand(5, 3)
-    expected = torch.zeros(12)
+    rows, expected = torch.arange(1.0, 6.0)[:, None].expand(5, 3), torch.zeros(12)
     expected[[0, 1, 4, 8, 9]] = torch.tensor([1.0, 4.0, 5.0, 2.0, 3.0])
     assert torch.equal(order.to_expert_order(rows), expected[:, None].expand(12, 3))
     assert torch.equal(order.to_rank_order(order.to_expert_order(rows)), rows)
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=1, max_size=4))
-def test_rows_from_many_ranks_are_put_in_order_of_experts_and_back(counts: list[list[int]]) -> None:
-    arriving = torch.tensor(counts)
+def test_rows_from_many_ranks_are_sorted_by_expert_and_back(counts: list[list[int]]) -> None:
     labels = [(e, r, i) for r, row in enumerate(counts) for e, count in enumerate(row) for i in range(count)]
-    by_expert, by_rank = expert_and_rank_order(arriving)
+    by_expert, by_rank = expert_and_rank_order(torch.tensor(counts))
     assert [labels[i] for i in by_expert.tolist()] == sorted(labels)
     assert torch.equal(by_expert[by_rank], torch.arange(len(labels)))
 
 
 @given(
-    st.integers(0, 5),
-    st.integers(1, 7),
+    st.integers(0, 5), st.integers(1, 7),
     st.sampled_from([(torch.bfloat16, torch.float32), (torch.float32,) * 2, (torch.float64,) * 2]),
-)
+)  # fmt: skip
 def test_rows_and_their_weights_are_sent_together_bit_for_bit(
     num_rows: int, width: int, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
-    rows, weight = (
-        torch.randn(shape).to(dtype) for shape, dtype in zip([(num_rows, width), (num_rows,)], dtypes, strict=True)
-    )
-    both = _pack(rows, weight)
-    assert both.dtype == rows.dtype
-    apart = _unpack(both, weight.dtype)
-    assert torch.equal(apart[0], rows)
-    assert torch.equal(apart[1], weight)
+    rows, weight = torch.randn(num_rows, width).to(dtypes[0]), torch.randn(num_rows).to(dtypes[1])
+    packed = _pack(rows, weight)
+    assert packed.dtype == rows.dtype
+    unpacked_rows, unpacked_weight = _unpack(packed, weight.dtype)
+    assert torch.equal(unpacked_rows, rows)
+    assert torch.equal(unpacked_weight, weight)
 
 
-def routing_of(seed: int, tokens: int, experts: int = 8, **fields: object) -> Routing:
-    """Of a router that keeps some of two choices of each token, or of others."""
-    torch.manual_seed(seed)
-    fields = fields or {"capacity_factor": 1.0, "min_capacity": 1}
-    spec = MoESpec(num_experts=experts, model_dim=3, hidden_dim=3, **fields)
-    return route(torch.randn(1, tokens, experts, dtype=torch.float64), spec)
-
-
-@given(st.integers(0, 2**31), st.integers(1, 30), st.sampled_from([{}, {"router": "expert_choice"}]), st.data())
-def test_the_rows_of_some_tokens_are_theirs_in_order(
-    seed: int, tokens: int, fields: dict[str, object], data: st.DataObject
+@given(seeds, numbers_of_tokens, st.sampled_from([{}, {"router": "expert_choice"}]), st.data())
+def test_rows_of_some_tokens_are_theirs_in_order(
+    seed: int, tokens: int, fields: dict[str, Any], data: st.DataObject
 ) -> None:
     routing = routing_of(seed, tokens, **fields)
     first = data.draw(st.integers(0, tokens))
@@ -197,26 +171,26 @@ def test_the_rows_of_some_tokens_are_theirs_in_order(
     assert torch.equal(part.token, whole.token[inside] - first)
     assert torch.equal(part.expert, whole.expert[inside])
     assert part.counts == part.load.tolist() == torch.bincount(whole.expert[inside], minlength=8).tolist()
-    rows = torch.randn(whole.token.numel(), 3, dtype=torch.float64)
+    rows = random_rows(whole.token.numel(), 3)
     torch.testing.assert_close(rows_to_tokens(rows[inside], part), rows_to_tokens(rows, whole)[first:stop])
 
 
 @given(st.lists(st.lists(st.integers(0, 20), min_size=4, max_size=4), min_size=1, max_size=3), st.integers(1, 60))
-def test_chunks_hold_everything_once_and_no_more_than_the_bound(counts: list[list[int]], bound: int) -> None:
+def test_chunks_hold_every_row_once_and_no_more_than_the_bound(counts: list[list[int]], bound: int) -> None:
     arriving = torch.tensor(counts)
-    number = min_chunks(arriving, bound)
-    chunks = _chunks(arriving, arriving, number)
+    num_chunks = min_chunks(arriving, bound)
+    chunks = _chunks(arriving, arriving, num_chunks)
     assert torch.equal(sum(chunk.arriving for chunk in chunks), arriving)
     assert chunks[-1].sent_slice.stop == int(arriving.sum())
     most = max(bound, int((arriving > 0).sum()))
     assert all(int(chunk.arriving.sum()) <= most for chunk in chunks)
-    if number > 1:
-        assert int((-(-arriving // (number - 1))).sum()) > most, "fewer would not be sure to do"
+    if num_chunks > 1:
+        assert int((-(-arriving // (num_chunks - 1))).sum()) > most, "fewer would not be sure to suffice"
     of_two = torch.stack((arriving, arriving // 2))
     assert min_chunks(of_two, bound) == max(min_chunks(each, bound) for each in of_two)
 
 
-@given(st.integers(0, 2**31), st.integers(1, 30), st.sampled_from([1, 2, 5]), st.sampled_from([1, 2]))
+@given(seeds, numbers_of_tokens, st.sampled_from([1, 2, 5]), st.sampled_from([1, 2]))
 def test_rows_in_chunks_are_ordered_by_chunk_rank_and_expert(
     seed: int, tokens: int, num_chunks: int, parts: int
 ) -> None:
@@ -230,23 +204,21 @@ def test_rows_in_chunks_are_ordered_by_chunk_rank_and_expert(
                 assert (moved.expert[row : row + count] == rank // parts * 2 + local).all()
                 row += count
     assert row == moved.token.numel() == parts * whole.token.numel()
-    x, rows = torch.randn(tokens, 3, dtype=torch.float64), tokens_to_rows
-    summed = rows_to_tokens(rows(x, moved) * moved.weight[:, None], moved)
-    torch.testing.assert_close(summed, parts * rows_to_tokens(rows(x, whole) * whole.weight[:, None], whole))
+    x = random_rows(tokens, 3)
+    once, repeated = (rows_to_tokens(tokens_to_rows(x, rows) * rows.weight[:, None], rows) for rows in (whole, moved))
+    torch.testing.assert_close(repeated, parts * once)
 
 
-@given(st.integers(0, 2**31), st.integers(1, 30), st.sampled_from([1, 2, 4, 8]))
-def test_a_token_crosses_to_a_node_once_however_many_of_its_experts_live_there(
-    seed: int, tokens: int, nodes: int
-) -> None:
+@given(seeds, numbers_of_tokens, st.sampled_from([1, 2, 4, 8]))
+def test_a_token_crosses_once_to_a_node_with_several_of_its_experts(seed: int, tokens: int, nodes: int) -> None:
     routing = routing_of(seed, tokens)
     crosses, whole = routing.choices.reaches(nodes), routing.assignments
     crossing, row_of_choice = once_a_node(whole, crosses, crosses.sum(1), crosses.sum(1).tolist())
     node = whole.expert // (8 // nodes)
-    wanted = sorted(set(zip(node.tolist(), whole.token.tolist(), strict=True)))
-    assert list(zip(crossing.expert.tolist(), crossing.token.tolist(), strict=True)) == wanted
+    expected = sorted(set(zip(node.tolist(), whole.token.tolist(), strict=True)))
+    assert list(zip(crossing.expert.tolist(), crossing.token.tolist(), strict=True)) == expected
     assert torch.equal(crossing.token[row_of_choice], whole.token)
     assert torch.equal(crossing.expert[row_of_choice], node)
-    x = torch.randn(tokens, 3, dtype=torch.float64)
+    x = random_rows(tokens, 3)
     times = torch.bincount(crossing.token, minlength=tokens)[:, None]
     torch.testing.assert_close(rows_to_tokens(tokens_to_rows(x, crossing), crossing), x * times)

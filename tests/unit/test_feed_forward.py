@@ -1,4 +1,4 @@
-"""The feed-forward layer without experts: gradients of every activation, and what it keeps for them."""
+"""The feed-forward layer without experts: gradients of every activation, and what it saves for them."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def layer_of(activation: str, dtype: torch.dtype = torch.float64) -> FeedForward
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATED)
-def test_outputs_and_gradients_are_those_of_plain_operations(activation: str, recompute: bool) -> None:
+def test_outputs_and_gradients_equal_plain_operations(activation: str, recompute: bool) -> None:
     torch.manual_seed(0)
     layer, x = layer_of(activation), torch.randn(TOKENS, M, dtype=torch.float64, requires_grad=True)
     layer.recompute = recompute
@@ -46,17 +46,17 @@ def test_outputs_and_gradients_are_those_of_plain_operations(activation: str, re
 
 
 @pytest.mark.parametrize("activation", ACTIVATED)
-def test_nothing_is_kept_but_what_the_first_matrices_gave(activation: str) -> None:
+def test_only_the_outputs_of_the_first_matrices_are_saved_for_the_backward_pass(activation: str) -> None:
     layer, x = layer_of(activation), torch.randn(TOKENS, M, dtype=torch.float64, requires_grad=True)
-    kept: dict[int, tuple[int, ...]] = {}
+    shapes: dict[int, tuple[int, ...]] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.data_ptr()] = tuple(tensor.shape)
+    def save(tensor: Tensor) -> Tensor:
+        shapes[tensor.data_ptr()] = tuple(tensor.shape)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
         layer(x, SequenceShard(TOKENS))
-    assert sum(shape == (TOKENS, HIDDEN) for shape in kept.values()) == (2 if layer.w_gate else 1)
+    assert sum(shape == (TOKENS, HIDDEN) for shape in shapes.values()) == (2 if layer.w_gate else 1)
 
 
 def test_a_frozen_matrix_has_no_gradient() -> None:
@@ -67,39 +67,35 @@ def test_a_frozen_matrix_has_no_gradient() -> None:
     assert layer.w_gate.weight.grad.abs().max() > 0
 
 
-@pytest.mark.parametrize("has_gate", [False, True])
-def test_narrow_shared_experts_are_the_wide_ones_rounded(has_gate: bool) -> None:
-    def result(dtype: torch.dtype) -> list[Tensor]:
+def shared_experts(has_gate: bool, dtype: torch.dtype) -> SharedExperts:
+    layer = SharedExperts(build_activation("swiglu"))
+    shapes = {
+        "w_in": (M, HIDDEN),
+        "w_gate": (M, HIDDEN),
+        "w_out": (HIDDEN, M),
+        **({"gate": (M, 1)} if has_gate else {}),
+    }
+    for name, shape in shapes.items():
+        layer.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=dtype)))
+    return layer
+
+
+@pytest.mark.parametrize("kind", [*ACTIVATED, False, True], ids=[*ACTIVATED, "shared", "shared with gate"])
+def test_a_bfloat16_layer_is_the_float32_one_rounded(kind: str | bool) -> None:
+    def results(dtype: torch.dtype) -> list[Tensor]:
         generator = torch.Generator().manual_seed(0)
-        layer = SharedExperts(build_activation("swiglu"))
-        shapes = {"w_in": (M, HIDDEN), "w_gate": (M, HIDDEN), "w_out": (HIDDEN, M), "gate": (M, 1)}
-        for name, shape in shapes.items():
-            if has_gate or name != "gate":
-                values = torch.randn(shape, generator=generator).bfloat16()
-                layer.register_parameter(name, nn.Parameter(values.to(dtype)))
-        x = torch.randn(TOKENS, M, generator=generator).bfloat16().to(dtype).requires_grad_()
-        y = layer(x)
-        gradient = torch.randn(y.shape, generator=generator).bfloat16().to(dtype)
-        found = [y, *torch.autograd.grad(y, [x, *layer.parameters()], gradient)]
-        assert {each.dtype for each in found} == {dtype}
-        return [each.float() for each in found]
 
-    for narrow, wide in zip(result(torch.bfloat16), result(torch.float32), strict=True):
-        torch.testing.assert_close(narrow, wide, rtol=0, atol=2**-6 * wide.abs().max().item())
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).bfloat16().to(dtype)
 
-
-@pytest.mark.parametrize("activation", ACTIVATED)
-def test_a_narrow_layer_is_the_wide_one_rounded(activation: str) -> None:
-    def result(dtype: torch.dtype) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(0)
-        layer = layer_of(activation, dtype)
+        layer = layer_of(kind, dtype) if isinstance(kind, str) else shared_experts(kind, dtype)
         with torch.no_grad():
             for parameter in layer.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator).bfloat16())
-        x = torch.randn(TOKENS, M, generator=generator).bfloat16().to(dtype).requires_grad_()
-        y = layer(x, SequenceShard(TOKENS))
-        gradient = torch.randn(y.shape, generator=generator).bfloat16().to(dtype)
-        return [each.float() for each in (y, *torch.autograd.grad(y, [x, *layer.parameters()], gradient))]
+                parameter.copy_(draw(*parameter.shape))
+        x = draw(TOKENS, M).requires_grad_()
+        y = layer(x, SequenceShard(TOKENS)) if isinstance(kind, str) else layer(x)
+        return [y, *torch.autograd.grad(y, [x, *layer.parameters()], draw(*y.shape))]
 
-    for narrow, wide in zip(result(torch.bfloat16), result(torch.float32), strict=True):
-        torch.testing.assert_close(narrow, wide, rtol=0, atol=2**-6 * wide.abs().max().item())
+    for narrow, wide in zip(results(torch.bfloat16), results(torch.float32), strict=True):
+        assert narrow.dtype == torch.bfloat16
+        torch.testing.assert_close(narrow.float(), wide, rtol=0, atol=2**-6 * wide.abs().max().item())

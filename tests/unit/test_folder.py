@@ -1,4 +1,4 @@
-"""A folder in a store that is no file system: what is written there appears whole, or not at all."""
+"""A folder in a store that is no file system: a file appears there whole, or not at all."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ MAX_BYTES = 10
 
 
 class _SmallFile(MemoryFile):
-    """Takes so many bytes, and keeps them when there is no room for more."""
+    """Takes up to MAX_BYTES, and keeps them when there is no room for more."""
 
     def write(self, content: Any) -> int:
         if self.tell() + len(content) > MAX_BYTES:
@@ -27,7 +27,7 @@ class _SmallFile(MemoryFile):
 
 
 class _SmallStore(MemoryFileSystem):
-    """A store with folders, into which all is streamed, as over SFTP; it has little room for each file."""
+    """A store with folders, into which all is streamed, as over SFTP, and with little room for each file."""
 
     protocol = "small"
     store: dict[str, Any] = {}  # noqa: RUF012 - as its base has it
@@ -38,14 +38,25 @@ class _SmallStore(MemoryFileSystem):
     def _strip_protocol(cls, path: str) -> str:
         return str(super()._strip_protocol(path.removeprefix("small://")))
 
-    def _open(self, path: str, mode: str = "rb", **named: Any) -> Any:
+    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         if mode != "wb":
-            return super()._open(path, mode, **named)
+            return super()._open(path, mode, **kwargs)
         if self._parent(path) not in self.pseudo_dirs:
             raise FileNotFoundError(path)
         file = _SmallFile(self, path, b"")
         file.commit()
         return file
+
+
+class _GrowingStore(MemoryFileSystem):
+    """A store in which a file grows whenever its size is read."""
+
+    protocol = "growing"
+
+    def size(self, path: str) -> int:
+        before = self.cat_file(path)
+        self.pipe_file(path, before + b"more")
+        return len(before)
 
 
 @pytest.fixture(params=["memory", "small"])
@@ -56,7 +67,7 @@ def folder(request: pytest.FixtureRequest) -> Iterator[Folder]:
     folder.remove("")
 
 
-def test_what_is_written_is_there_and_nothing_else(folder: Folder) -> None:
+def test_written_files_appear_when_they_are_complete(folder: Folder) -> None:
     folder.write("checkpoints/step/one", b"1")
     with folder.create("checkpoints/step/two") as file:
         file.write(b"2")
@@ -67,35 +78,24 @@ def test_what_is_written_is_there_and_nothing_else(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("path", ["../other", "one/../../other", "/folder/other"])
-def test_nothing_leads_out_of_it(folder: Folder, path: str) -> None:
+def test_no_path_leads_out_of_it(folder: Folder, path: str) -> None:
     outside = Folder(folder.url.removesuffix("job") + "other")
     outside.write("file", b"1")
     folder.write("one/file", b"1")
-    touches: list[Callable[[str], Any]] = [
+    operations: list[Callable[[str], Any]] = [
         folder.open, folder.read, folder.remove, folder.names, lambda path: folder.write(path, b"2"),
         lambda path: folder.create(path).__enter__(),
     ]  # fmt: skip
-    for touch in touches:
-        for each in (path, f"{path}/file"):
+    for operation in operations:
+        for outward in (path, f"{path}/file"):
             with pytest.raises(Outside):
-                touch(each)
+                operation(outward)
     assert folder.sizes(path) == {}
     assert (outside.names(), outside.read("file")) == (["file"], b"1")
     outside.remove("")
 
 
-class _GrowingStore(MemoryFileSystem):
-    """A store in which a file has grown whenever its size has been told."""
-
-    protocol = "growing"
-
-    def size(self, path: str) -> int:
-        before = self.cat_file(path)
-        self.pipe_file(path, before + b"more")
-        return len(before)
-
-
-def test_no_more_of_a_file_is_read_than_it_was_found_to_have() -> None:
+def test_a_growing_file_is_read_up_to_its_first_size() -> None:
     fsspec.register_implementation("growing", _GrowingStore, clobber=True)
     folder = Folder("growing://folder")
     folder.write("file", b"before")
@@ -105,22 +105,20 @@ def test_no_more_of_a_file_is_read_than_it_was_found_to_have() -> None:
 
 
 @pytest.mark.parametrize("before", [None, b"before"])
-def test_what_breaks_off_leaves_nothing_and_what_was_there(folder: Folder, before: bytes | None) -> None:
+def test_an_interrupted_write_leaves_what_was_there(folder: Folder, before: bytes | None) -> None:
     folder.write("there", b"")
     if before is not None:
         folder.write("file", before)
-    expected = ["file", "there"] if before is not None else ["there"]
 
-    def break_off() -> None:
+    def interrupted() -> None:
         with folder.create("file") as file:
             file.write(b"half")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        break_off()
-    assert folder.names() == expected
+        interrupted()
     if folder.url.startswith("small"):
         with pytest.raises(OSError, match="No space left"):
             folder.write("file", b"x" * (MAX_BYTES + 1))
-        assert folder.names() == expected
+    assert folder.names() == (["there"] if before is None else ["file", "there"])
     assert before is None or folder.read("file") == before

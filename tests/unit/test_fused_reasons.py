@@ -1,4 +1,4 @@
-"""What a plan says where a fused exchange goes beyond what was measured."""
+"""Reasons of plans where a fused exchange goes beyond what was measured."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from moe.plan.software import SOFTWARE
 
 
 @pytest.mark.parametrize(
-    ("device", "software", "expert", "told"),
+    ("device", "software", "expert", "reason"),
     [
         ("h100", "megatron-deepep", 32, ""),
         ("h100", "megatron-deepep", 64, "over 8 nodes is extrapolated: on h100 it was measured over up to 4 nodes"),
@@ -20,8 +20,8 @@ from moe.plan.software import SOFTWARE
         ("h100", "megatron-eager", 64, ""),
     ],
 )  # fmt: skip
-def test_what_was_not_measured_is_told(device: str, software: str, expert: int, told: str) -> None:
+def test_what_was_not_measured_is_a_reason(device: str, software: str, expert: int, reason: str) -> None:
     cluster = Cluster(num_nodes=16, devices_per_node=8, device=device)
-    said = "".join(of_fused(SOFTWARE[software], cluster, Degrees(expert=expert, data=128 // expert)))  # type: ignore[index]
-    assert told in said
-    assert bool(told) == bool(said)
+    reasons = "".join(of_fused(SOFTWARE[software], cluster, Degrees(expert=expert, data=128 // expert)))  # type: ignore[index]
+    assert reason in reasons
+    assert bool(reason) == bool(reasons)

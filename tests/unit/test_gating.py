@@ -1,5 +1,7 @@
 """Top-2 gating against the paper's algorithm one token at a time, and the laws that it keeps."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -15,21 +17,20 @@ def spec_of(num_experts: int = 4, **fields: object) -> MoESpec:
     return MoESpec(num_experts=num_experts, model_dim=8, hidden_dim=8, **fields)  # type: ignore[arg-type]
 
 
+FIELDS: dict[str, list[Any]] = {
+    "capacity_factor": [0.0, 0.3, 1.0, 2.0, 8.0], "capacity_rule": ["released", "paper"], "min_capacity": [1, 2, 4],
+    "second_expert": ["all", "sampling", "random"], "second_expert_threshold": [0.0, 0.5, 1.0],
+    "rejected_second_takes_slot": [False, True], "aux_form": ["e_squared", "paper"],
+    "normalize_gates": ["before_drop", "after_drop"],
+}  # fmt: skip
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[MoESpec, torch.Tensor, TokenContext]:
     num_experts = draw(st.sampled_from([1, 2, 3, 4, 8]))
     groups, tokens = draw(st.sampled_from([1, 2, 3])), draw(st.integers(1, 24))
-    spec = spec_of(
-        num_experts,
-        capacity_factor=draw(st.sampled_from([0.0, 0.3, 1.0, 2.0, 8.0])),
-        capacity_rule=draw(st.sampled_from(["released", "paper"])),
-        min_capacity=draw(st.sampled_from([1, 2, 4])),
-        second_expert=draw(st.sampled_from(["all", "sampling", "random"])),
-        second_expert_threshold=draw(st.sampled_from([0.0, 0.5, 1.0])),
-        rejected_second_takes_slot=draw(st.booleans()),
-        aux_form=draw(st.sampled_from(["e_squared", "paper"])),
-        normalize_gates=draw(st.sampled_from(["before_drop", "after_drop"])),
-    )
+    fields = {name: draw(st.sampled_from(choices)) for name, choices in FIELDS.items()}
+    spec = spec_of(num_experts, **fields)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     logits = torch.randn(groups, tokens, num_experts, generator=generator, dtype=torch.float64)
     logits *= draw(st.sampled_from([0.0, 0.1, 1.0, 5.0]))
@@ -61,8 +62,10 @@ def test_equals_algorithm_1_token_by_token(case: tuple[MoESpec, torch.Tensor, To
     assert routing.capacity == capacity == spec.routing.capacity(group_tokens, spec.num_experts)
     draws = uniform(fold(fold(tokens.seed, tokens.step, layer), Purpose.SECOND_EXPERT), tokens.ids)
     second = runner_up(logits, spec, tokens, layer)
-    expert, weight = (x.view(groups, group_tokens, per_token) for x in (routing.expert, routing.weight))
-    kept, position = (x.view(groups, group_tokens, per_token) for x in (routing.kept, routing.position))
+    expert, weight, kept, position = (
+        x.view(groups, group_tokens, per_token)
+        for x in (routing.expert, routing.weight, routing.kept, routing.position)
+    )
     rejected = dropped = real = 0
     aux = 0.0
     for g in range(groups):
@@ -86,7 +89,9 @@ def test_equals_algorithm_1_token_by_token(case: tuple[MoESpec, torch.Tensor, To
 
 
 @given(cases())
-def test_buffers_hold_what_they_may(case: tuple[MoESpec, torch.Tensor, TokenContext]) -> None:
+def test_experts_accept_each_choice_once_within_their_capacity(
+    case: tuple[MoESpec, torch.Tensor, TokenContext],
+) -> None:
     spec, logits, tokens = case
     routing = route(logits, spec, tokens)
     group_tokens = logits.shape[1]
@@ -105,35 +110,17 @@ def test_buffers_hold_what_they_may(case: tuple[MoESpec, torch.Tensor, TokenCont
 
 
 @given(cases())
-def test_first_choices_come_before_second_choices(case: tuple[MoESpec, torch.Tensor, TokenContext]) -> None:
+def test_groups_are_independent(case: tuple[MoESpec, torch.Tensor, TokenContext]) -> None:
+    """Each has the same choices alone; the load is their sum."""
     spec, logits, tokens = case
-    routing = route(logits, spec, tokens)
-    if spec.num_experts == 1:
-        return
-    groups = torch.arange(logits.shape[0]).repeat_interleave(logits.shape[1])
-    for g in range(logits.shape[0]):
-        for e in range(spec.num_experts):
-            first = routing.position[:, 0][(groups == g) & (routing.expert[:, 0] == e) & routing.kept[:, 0]]
-            second = routing.position[:, 1][(groups == g) & (routing.expert[:, 1] == e) & routing.kept[:, 1]]
-            if len(first) and len(second):
-                assert first.max() < second.min()
-
-
-@given(cases(), st.randoms(use_true_random=False))
-def test_groups_are_independent(case: tuple[MoESpec, torch.Tensor, TokenContext], random: object) -> None:
-    spec, logits, tokens = case
-    whole = route(logits, spec, tokens)
-    order = torch.tensor(random.sample(range(logits.shape[0]), logits.shape[0]))  # type: ignore[attr-defined]
-    permuted = route(
-        logits[order], spec, TokenContext(tokens.ids[order], tokens.padding[order], tokens.step, tokens.seed)
-    )
-    shape = (logits.shape[0], logits.shape[1], -1)
-    for name in ("expert", "weight", "kept"):
-        torch.testing.assert_close(getattr(permuted, name).view(shape), getattr(whole, name).view(shape)[order])
-    assert torch.equal(permuted.load, whole.load)
-    torch.testing.assert_close(permuted.aux_loss, whole.aux_loss)
-    alone = route(logits[:1], spec, TokenContext(tokens.ids[:1], tokens.padding[:1], tokens.step, tokens.seed))
-    assert torch.equal(alone.kept, whole.kept[: logits.shape[1]])
+    whole, load = route(logits, spec, tokens), 0
+    for g, group_tokens in ((g, logits.shape[1]) for g in range(logits.shape[0])):
+        context = TokenContext(tokens.ids[g : g + 1], tokens.padding[g : g + 1], tokens.step, tokens.seed)
+        alone, rows = route(logits[g : g + 1], spec, context), slice(g * group_tokens, (g + 1) * group_tokens)
+        for name in ("expert", "weight", "kept"):
+            torch.testing.assert_close(getattr(alone, name), getattr(whole, name)[rows])
+        load += alone.load
+    assert torch.equal(load, whole.load)
 
 
 @pytest.mark.parametrize("normalize", ["before_drop", "after_drop"])
@@ -146,44 +133,43 @@ def test_padding_changes_nothing_for_real_tokens(normalize: str) -> None:
     padded_ids = torch.cat((ids, torch.full((2, 3), 99)), 1)
     padding = torch.zeros(2, 15, dtype=torch.bool)
     padding[:, 12:] = True
-    results = []
+    aux_losses = []
     for garbage in (0.0, 50.0):
         filled = torch.cat((logits, torch.full((2, 3, 4), garbage, dtype=torch.float64)), 1)
         filled[:, 12:, 1] += garbage
-        results.append(route(filled, spec, TokenContext(padded_ids, padding)))
-    for padded in results:
-        real = ~padding.view(-1)
+        padded = route(filled, spec, TokenContext(padded_ids, padding))
         for name in ("expert", "kept", "weight", "position"):
-            torch.testing.assert_close(getattr(padded, name)[real], getattr(plain, name))
+            torch.testing.assert_close(getattr(padded, name)[~padding.view(-1)], getattr(plain, name))
         assert torch.equal(padded.load, plain.load)
         if normalize == "after_drop":
             torch.testing.assert_close(padded.aux_loss, plain.aux_loss, rtol=1e-5, atol=0)
-    assert torch.equal(results[0].aux_loss, results[1].aux_loss)
+        aux_losses.append(padded.aux_loss)
+    assert torch.equal(*aux_losses)
 
 
 def test_auxiliary_loss_of_uniform_and_of_collapsed_routing() -> None:
-    even = torch.zeros(1, 8, 4, dtype=torch.float64)
+    even, collapsed = torch.zeros(2, 1, 8, 4, dtype=torch.float64)
     even[0, torch.arange(8), torch.arange(8) % 4] = 1e-9  # a tie that breaks evenly
-    assert route(even, spec_of(4)).aux_loss.item() == pytest.approx(1.0)
-    collapsed = torch.zeros(1, 8, 4, dtype=torch.float64)
     collapsed[..., 2] = 50
-    assert route(collapsed, spec_of(4)).aux_loss.item() == pytest.approx(4.0)
-    for logits in (even, collapsed):
-        released, paper = route(logits, spec_of(4)), route(logits, spec_of(4, aux_form="paper"))
-        assert paper.aux_loss.item() == pytest.approx(released.aux_loss.item() / 16)
+    for logits, expected in ((even, 1.0), (collapsed, 4.0)):
+        assert route(logits, spec_of(4)).aux_loss.item() == pytest.approx(expected)
+        assert route(logits, spec_of(4, aux_form="paper")).aux_loss.item() == pytest.approx(expected / 16)
 
 
 def test_random_second_expert_is_kept_with_probability_twice_its_gate() -> None:
     logits = torch.tensor([2.0, 0.5, -9.0, -9.0], dtype=torch.float64).expand(1, 40_000, 4)
-    routing = route(logits, spec_of(4, capacity_factor=8.0))
+    spec = spec_of(4, capacity_factor=8.0)
+    routing = route(logits, spec)
     p = logits[0, 0].softmax(-1)
     gate = (p[1] / (p[0] + p[1])).item()
     assert 1 - 2 * routing.rejected.item() == pytest.approx(2 * gate, abs=0.01)
-    again = route(logits, spec_of(4, capacity_factor=8.0))
-    assert torch.equal(again.kept, routing.kept)
-    for other in (TokenContext(step=1), TokenContext(seed=1)):
-        assert not torch.equal(route(logits, spec_of(4, capacity_factor=8.0), other).kept, routing.kept)
-    assert not torch.equal(route(logits, spec_of(4, capacity_factor=8.0), layer=1).kept, routing.kept)
+    assert torch.equal(route(logits, spec).kept, routing.kept)
+    others = (
+        route(logits, spec, TokenContext(step=1)),
+        route(logits, spec, TokenContext(seed=1)),
+        route(logits, spec, layer=1),
+    )
+    assert not any(torch.equal(other.kept, routing.kept) for other in others)
 
 
 def test_sampling_draws_the_second_expert_from_the_softmax_without_the_first() -> None:
@@ -207,23 +193,17 @@ def test_evaluation_drops_nothing_and_draws_nothing() -> None:
         assert torch.equal(routing.expert[:, 1], logits.view(-1, 4).topk(2).indices[:, 1])
 
 
-def test_no_tokens_at_all() -> None:
+def test_no_tokens_other_experts_and_bfloat16_logits() -> None:
     routing = route(torch.randn(0, 6, 4, requires_grad=True), spec_of(4))
     assert routing.load.tolist() == [0, 0, 0, 0]
     assert routing.aux_loss == 0
     routing.aux_loss.backward()
-
-
-def test_logits_for_other_experts_are_refused() -> None:
+    assert route(torch.randn(1, 8, 4).bfloat16(), spec_of(4)).weight.dtype == torch.float32
     with pytest.raises(ValueError, match=r"\(2, 3, 5\) must be \[groups, tokens per group, 4 experts\]"):
         route(torch.randn(2, 3, 5), spec_of(4))
 
 
-def test_gates_of_low_precision_logits_are_float32() -> None:
-    assert route(torch.randn(1, 8, 4).bfloat16(), spec_of(4)).weight.dtype == torch.float32
-
-
-def test_z_loss_is_the_mean_square_of_the_logsumexp_over_real_tokens_and_has_a_gradient() -> None:
+def test_z_loss_is_the_mean_square_of_the_logsumexp_over_real_tokens() -> None:
     logits = torch.randn(1, 6, 4, dtype=torch.float64, requires_grad=True)
     padding = torch.tensor([[False, False, False, True, False, True]])
     z_loss = route(logits, spec_of(4), TokenContext(torch.arange(6)[None], padding)).z_loss

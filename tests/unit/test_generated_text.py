@@ -1,4 +1,4 @@
-"""Text out of tokens in pieces: the same as all at once, whatever the borders of tokens cut."""
+"""Text from tokens piece by piece: the same as all at once, wherever tokens divide characters."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -12,30 +12,30 @@ from tokenizers import decoders, models, normalizers
 from moe.data.tokenizer import Tokenizer
 from moe.tasks.decoding.text import TextSoFar, before_stop, last_of, num_held_back
 
-BYTES = [bytes([each]) for each in range(256)]
-"""Tokens of a byte each."""
-
 
 def decoded(tokens: Sequence[bytes]) -> str:
     return b"".join(tokens).decode("utf-8", "replace")
 
 
-def pieces(tokens: Sequence[bytes], stop: Sequence[str] = (), before: Sequence[bytes] = ()) -> list[str]:
-    """What comes of each token, and at the end."""
-    numbered = [*before, *tokens]
-    text = TextSoFar(lambda ids: decoded([numbered[id] for id in ids]), stop, before=range(len(before)))
-    found = list[str]()
-    for token in range(len(before), len(numbered)):
-        found.append(text.take(token))
+def in_bytes(text: str) -> list[bytes]:
+    return [bytes([byte]) for byte in text.encode()]
+
+
+def pieces(tokens: Sequence[bytes], stop: Sequence[str] = ()) -> list[str]:
+    """Text that each token adds, and the end."""
+    text = TextSoFar(lambda ids: decoded([tokens[id] for id in ids]), stop, before=range(0))
+    added = list[str]()
+    for token in range(len(tokens)):
+        added.append(text.take(token))
         if text.has_stopped:
-            return found
-    return [*found, text.end()]
+            return added
+    return [*added, text.end()]
 
 
 def slow_cut(text: str, stop: Sequence[str]) -> str:
-    """Reads letter by letter, until a stop string is whole."""
+    """Letter by letter, until a stop string is complete."""
     for end in range(len(text) + 1):
-        begins = [end - len(each) for each in stop if text[:end].endswith(each)]
+        begins = [end - len(string) for string in stop if text[:end].endswith(string)]
         if begins:
             return text[: min(begins)]
     return text
@@ -48,46 +48,49 @@ STOP = st.lists(st.text(alphabet="abé天😀", min_size=1, max_size=4), max_siz
 
 @given(TOKENS, STOP)
 @example([b"a", b"b", b"c", b"d"], ["abcd", "c"])
-@example([each.to_bytes() for each in "天天".encode()], ["天天天"])
-def test_pieces_joined_are_the_text_up_to_a_stop_string(tokens: list[bytes], stop: list[str]) -> None:
-    assert "".join(pieces(tokens, stop)) == slow_cut(decoded(tokens), stop)
+@example(in_bytes("天天"), ["天天天"])
+def test_joined_pieces_are_the_text_up_to_a_stop_string(tokens: list[bytes], stop: list[str]) -> None:
+    text = slow_cut(decoded(tokens), stop)
+    assert "".join(pieces(tokens, stop)) == text
+    cut = before_stop(decoded(tokens), stop)
+    assert (decoded(tokens) if cut is None else cut) == text
 
 
 @given(st.text(max_size=20), STOP, st.data())
-def test_whole_characters_come_however_their_bytes_are_cut(text: str, stop: list[str], data: st.DataObject) -> None:
+def test_pieces_are_whole_characters_wherever_tokens_divide_them(
+    text: str, stop: list[str], data: st.DataObject
+) -> None:
     raw = text.encode("utf-8", "replace")
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=10)))
     tokens = [raw[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
-    found = pieces(tokens, stop)
-    assert "".join(found) == slow_cut(raw.decode(), stop)
-    assert not any("\ufffd" in piece for piece in found) or "\ufffd" in text
+    added = pieces(tokens, stop)
+    assert "".join(added) == slow_cut(raw.decode(), stop)
+    assert not any("\ufffd" in piece for piece in added) or "\ufffd" in text
 
 
-def test_a_character_comes_with_its_last_byte() -> None:
-    assert pieces([each.to_bytes() for each in "a天b".encode()]) == ["a", "", "", "天", "b", ""]
-
-
-def test_what_may_become_a_stop_string_is_held_back_until_it_does_not() -> None:
-    assert pieces([b"x\n", b"de", b"f"], ["\ndef"]) == ["x", "", ""]
-    assert pieces([b"x\n", b"de", b"ad"], ["\ndef"]) == ["x", "", "\ndead", ""]
-    assert pieces([b"x\n", b"de"], ["\ndef"]) == ["x", "", "\nde"]
+@pytest.mark.parametrize(
+    ("tokens", "stop", "expected"),
+    [
+        (in_bytes("a天b"), [], ["a", "", "", "天", "b", ""]),
+        ([b"x\n", b"de", b"f"], ["\ndef"], ["x", "", ""]),
+        ([b"x\n", b"de", b"ad"], ["\ndef"], ["x", "", "\ndead", ""]),
+        ([b"x\n", b"de"], ["\ndef"], ["x", "", "\nde"]),
+    ],
+)
+def test_text_is_held_back_while_it_may_become_a_character_or_a_stop_string(
+    tokens: list[bytes], stop: list[str], expected: list[str]
+) -> None:
+    assert pieces(tokens, stop) == expected
 
 
 @given(st.text(alphabet="ab", max_size=8), st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3))
-def test_no_more_is_held_back_than_a_stop_string_may_begin_with(text: str, stop: list[str]) -> None:
-    number = num_held_back(text, stop)
-    ends = [text[len(text) - each :] for each in range(1, len(text) + 1)]
-    may_begin = [end for end in ends if any(each.startswith(end) and each != end for each in stop)]
-    assert number == max(map(len, may_begin), default=0)
+def test_only_the_beginning_of_a_stop_string_is_held_back(text: str, stop: list[str]) -> None:
+    ends = [text[len(text) - length :] for length in range(1, len(text) + 1)]
+    beginnings = [end for end in ends if any(string.startswith(end) and string != end for string in stop)]
+    assert num_held_back(text, stop) == max(map(len, beginnings), default=0)
 
 
-@given(st.text(alphabet="abc", max_size=12), st.lists(st.text(alphabet="abc", min_size=1, max_size=3), max_size=3))
-def test_the_text_before_a_stop_string_is_that_of_reading_letter_by_letter(text: str, stop: list[str]) -> None:
-    cut = before_stop(text, stop)
-    assert (text if cut is None else cut) == slow_cut(text, stop)
-
-
-def test_what_is_no_text_does_not_take_ever_longer() -> None:
+def test_bytes_that_are_no_text_do_not_take_ever_longer() -> None:
     lengths = list[int]()
 
     def decode(ids: Sequence[int]) -> str:
@@ -100,41 +103,43 @@ def test_what_is_no_text_does_not_take_ever_longer() -> None:
     assert text.end() == "\ufffd" * 1600
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+@cache
+def learned() -> Tokenizer:
     return Tokenizer.train(["the quick brown fox jumps", "über die Brücke 天天 fox"] * 4, 300)
-
-
-@given(st.text(alphabet="the fox ü天😀", max_size=20), st.text(alphabet="the fox ü天😀", max_size=20))
-def test_a_text_goes_on_from_another_as_the_tokenizer_has_it(tokenizer: Tokenizer, prompt: str, text: str) -> None:
-    before, ids = tokenizer.encode(prompt), tokenizer.encode(text)
-    going_on = TextSoFar(tokenizer.decode, before=last_of(before, tokenizer.decode))
-    found = "".join([*map(going_on.take, ids), going_on.end()])
-    assert tokenizer.decode(before) + found == tokenizer.decode([*before, *ids])
-    assert going_on.num_tokens == len(ids)
 
 
 @cache
 def of_bytes() -> Tokenizer:
-    """Tokenizer as Llama 2 and Mixtral have them: what is no token is written in bytes, a token each, and a run of
-    these that is no UTF-8 as a whole is decoded to no character at all."""
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{each:02X}>" for each in range(256)), *"▁abcdefghijklmnopqrstuvwxyz"]
+    """Tokenizer like that of Llama 2 and Mixtral: characters that are no token become one token per byte, and a run of
+    these that is not UTF-8 is decoded to nothing."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnopqrstuvwxyz"]
     vocabulary = {word: at for at, word in enumerate(words)}
-    made = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence([
+    bpe = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    bpe.decoder = decoders.Sequence([
         decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0),
     ])  # fmt: skip
-    return Tokenizer.of_model(made.to_str(), bos_id=1, eos_id=2)
+    return Tokenizer.of_model(bpe.to_str(), bos_id=1, eos_id=2)
+
+
+@given(st.text(alphabet="the fox ü天😀", max_size=20), st.text(alphabet="the fox ü天😀", max_size=20))
+def test_a_text_continues_another_as_its_tokenizer_decodes_both(prompt: str, text: str) -> None:
+    tokenizer = learned()
+    before, ids = tokenizer.encode(prompt), tokenizer.encode(text)
+    continuation = TextSoFar(tokenizer.decode, before=last_of(before, tokenizer.decode))
+    added = "".join([*map(continuation.take, ids), continuation.end()])
+    assert tokenizer.decode(before) + added == tokenizer.decode([*before, *ids])
+    assert continuation.num_tokens == len(ids)
 
 
 @given(st.text(alphabet="ab བོད天😀é", min_size=1, max_size=12), st.text(alphabet="ab བོད天😀é", max_size=12))
 @example("in བོད", "ཡིག a")
 @example("བོད་ཡིག", "ཤེས་རབ")
-def test_a_text_goes_on_from_bytes(prompt: str, text: str) -> None:
-    before = [1, *of_bytes().encode(prompt)]
-    ids = of_bytes().encode(prompt + text)[len(before) - 1 :]
-    going_on = TextSoFar(of_bytes().decode, before=last_of(before, of_bytes().decode))
-    pieces = [*map(going_on.take, ids), going_on.end()]
-    assert "".join(pieces) == text
-    assert not pieces[-1]
+def test_a_text_continues_from_tokens_of_bytes(prompt: str, text: str) -> None:
+    tokenizer = of_bytes()
+    before = [1, *tokenizer.encode(prompt)]
+    ids = tokenizer.encode(prompt + text)[len(before) - 1 :]
+    continuation = TextSoFar(tokenizer.decode, before=last_of(before, tokenizer.decode))
+    added = [*map(continuation.take, ids), continuation.end()]
+    assert "".join(added) == text
+    assert not added[-1]
