@@ -121,7 +121,7 @@ def functions_of_parts() -> list[tuple[Any, str, str]]:
     # By name: the package has a function called feed_forward too.
     with_arithmetic = [import_module(name) for name in ("moe.experts.feed_forward", "moe.dispatch.exchange")]
     return [
-        (import_module("moe.tasks.translation.loss"), "smoothed_nll", "vocabulary and loss"),
+        (import_module("moe.tasks.translation.model"), "smoothed_nll", "vocabulary and loss"),
         (step_module, "reduce_gradients", "gradient all-reduce"),
         (step_module, "clip_by_global_norm", "clipping"),
         # Rows of other ranks are sent, waited for and multiplied in one autograd function.

@@ -1,5 +1,4 @@
-"""Rotary position embeddings (RoPE, arXiv 2104.09864): pairs of a head's dimensions rotated in proportion to the
-position; and frequency scaling for longer sequences."""
+"""Position embeddings: rotary (RoPE, arXiv 2104.09864), with frequency scaling for longer sequences, and sinusoidal."""
 
 import math
 from typing import Any, Literal
@@ -183,3 +182,13 @@ def _as_pairs(part: Tensor) -> Tensor:
     is_paired = last == 1 and not (part.storage_offset() % 2 or any(stride % 2 for stride in outer_strides))
     # Not contiguous(), which leaves a single vector, or none, where it is.
     return (part if is_paired else part.clone(memory_format=torch.contiguous_format)).unflatten(-1, (-1, 2))
+
+
+def sinusoids(num_positions: int, dim: int, *, start: int = 0, device: torch.device) -> Tensor:
+    """float64 `[num_positions, dim]` for positions from `start`: sines in the first half, cosines in the second."""
+    positions = torch.arange(start, start + num_positions, dtype=torch.float64, device=device)
+    half = dim // 2
+    rates = torch.exp(torch.arange(half, dtype=torch.float64, device=device) * (-math.log(1e4) / max(1, half - 1)))
+    angles = positions[:, None] * rates
+    table = torch.cat((angles.sin(), angles.cos()), dim=1)
+    return torch.nn.functional.pad(table, (0, dim % 2))

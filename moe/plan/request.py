@@ -6,10 +6,9 @@ from typing import Any
 
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.pools import Pools, cluster_of
-from moe.plan.goal import GOALS
 from moe.plan.named_option import one_of
 from moe.plan.profile import PROFILES
-from moe.plan.query import PlanQuery
+from moe.plan.query import GOALS, PlanQuery
 from moe.plan.software import SOFTWARE
 from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.files import read_plain

@@ -1,12 +1,15 @@
 """Records that a run outputs: steps, checkpoints, reports. No torch: services and clients read them."""
 
-from moe.records.checkpoint import CheckpointRecord, StoredCheckpoint
-from moe.records.generation import Ending, Reason
 from moe.records.json_record import JsonRecord
-from moe.records.language import Completion, LanguageReport, SourceReport
-from moe.records.module import ModuleReport
-from moe.records.preparation import PreparationRecord
-from moe.records.step import HeldOutLosses, LayerRecord, StepRecord
+from moe.records.language import Completion, Ending, LanguageReport, ModuleReport, Reason, SourceReport
+from moe.records.step import (
+    CheckpointRecord,
+    HeldOutLosses,
+    LayerRecord,
+    PreparationRecord,
+    StepRecord,
+    StoredCheckpoint,
+)
 from moe.records.translation import Example, SetReport, SubsetReport, TranslationReport, TranslationScores
 
 __all__ = [

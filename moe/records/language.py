@@ -1,8 +1,33 @@
-"""Evaluation report of a language model: held-out text by source, with baselines."""
+"""Evaluation reports of language models and of user modules, and how a generated text ended."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from moe.records.json_record import JsonRecord
+
+Reason = Literal["end", "max_tokens", "stop"]
+
+
+@dataclass(frozen=True)
+class Ending(JsonRecord):
+    """Why a generated text ended, and its length."""
+
+    reason: Reason
+    """`end`: an end-of-text token; `max_tokens`: the token limit; `stop`: a stop string."""
+    num_tokens: int
+    """Generated tokens, without the end-of-text token."""
+
+
+@dataclass(frozen=True)
+class ModuleReport(JsonRecord):
+    """Evaluation of a trained user module. Without `loss`: not a report of this task."""
+
+    num_steps: int = 0
+    loss: float | None = None
+    """Loss on the batch after the last of `train.num_steps`, not used in training."""
+    numbers: dict[str, float | None] | None = None
+    """Other scalars that the module returned with that loss, by name; None if not finite."""
+
 
 ALL = "all"
 """Name of all sources combined; specs reserve it (`moe.spec.sequences.ALL`)."""

@@ -1,9 +1,72 @@
-"""Records of one training step: values over the global batch, and timings."""
+"""Records of a run: training steps, committed checkpoints, data preparation."""
 
 import math
 from dataclasses import dataclass
 
 from moe.records.json_record import JsonRecord
+
+
+@dataclass(frozen=True)
+class PreparationRecord(JsonRecord):
+    """Progress of data preparation, in the `preparing` field of a `log` event."""
+
+    stage: str = ""
+    """Name of the stage, for display."""
+    share: float | None = None
+    """Finished share of the preparation, 0 to 1; None if unknown."""
+    num_done: int = 0
+    """Texts finished in this stage."""
+    seconds: float = 0.0
+    """Seconds since the preparation began."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimated remaining time at the pace so far; None without an estimate."""
+        if self.share is None or self.share <= 0.0:
+            return None
+        return self.seconds * (1 - self.share) / self.share
+
+    def in_words(self) -> str:
+        """`preparing data: encoding, 42%`; without a share, `preparing data: encoding, 12,000 texts`."""
+        progress = f", {self.num_done:,} texts" if self.num_done else ""
+        return f"preparing data: {self.stage}" + (progress if self.share is None else f", {self.share:.0%}")
+
+
+@dataclass(frozen=True)
+class CheckpointRecord(JsonRecord):
+    """Committed checkpoint: the data of a `checkpoint` event. None: the writing release had no such field."""
+
+    step: int = 0
+    """Finished steps."""
+    name: str | None = None
+    """Folder name under `checkpoints/`."""
+    url: str | None = None
+    size_bytes: int | None = None
+    num_files: int | None = None
+    stall_s: float | None = None
+    """Seconds that training was blocked."""
+    write_s: float | None = None
+    """Seconds of writing in the background, until the commit."""
+    time: str | None = None
+    """RFC 3339, UTC, by rank 0's clock."""
+
+
+@dataclass(frozen=True)
+class StoredCheckpoint(JsonRecord):
+    """Stored checkpoint of a job, from its marker; without the optional fields if it has a fault."""
+
+    name: str
+    step: int
+    attempt: int
+    group: int
+    path: str
+    fault: str | None
+    created_at: str | None = None
+    """RFC 3339, UTC."""
+    num_workers: int | None = None
+    num_files: int | None = None
+    size_bytes: int | None = None
+
 
 HeldOutLosses = dict[str, float | None]
 """Nats per target token, or DPO loss per pair, by held-out set; None for an empty set."""

@@ -81,3 +81,9 @@ Rate = Annotated[float, Field(strict=True, ge=1, le=1e21)]
 Latency = Annotated[float, Field(strict=True, ge=0, le=1000)]
 """Seconds."""
 Fraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
+
+
+MAX_PLACES = 1000
+"""Most files or patterns, or languages, of a corpus; each is looked up when a job is posted."""
+Place = Annotated[Text, Field(max_length=4096)]
+Column = Annotated[Text, Field(max_length=256)]

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, JsonValue
 
 from moe.spec.bad_records import BadRecordsFields
-from moe.spec.base import NonNegative, Text
+from moe.spec.base import MAX_PLACES, NonNegative, Place, Text
 from moe.spec.errors import RuleError
-from moe.spec.places import MAX_PLACES, Place
 from moe.spec.sequences import SequencesFields
 
 

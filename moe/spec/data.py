@@ -5,11 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from moe.spec.bad_records import BadRecordsFields
-from moe.spec.base import AboveOne, Count, CountOrZero, LanguageCode, NonNegative, Spec
+from moe.spec.base import MAX_PLACES, AboveOne, Column, Count, CountOrZero, LanguageCode, NonNegative, Place, Spec
 from moe.spec.conversations import ConversationsSpec
 from moe.spec.errors import RuleError
 from moe.spec.module import ModuleDataSpec
-from moe.spec.places import MAX_PLACES, Column, Place
 from moe.spec.sequences import DocumentsSpec, PackagesSpec
 
 PAIRS_LENGTH = 0.2

@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from moe.spec.bad_records import BadRecordsFields
-from moe.spec.base import Count, NonNegative, Positive, Spec, Text
+from moe.spec.base import MAX_PLACES, Column, Count, NonNegative, Place, Positive, Spec, Text
 from moe.spec.errors import Problem, SpecError
-from moe.spec.places import MAX_PLACES, Column, Place
 
 Format = Literal["jsonl", "text", "parquet"]
 MAX_SOURCES = 100

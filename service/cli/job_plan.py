@@ -1,4 +1,4 @@
-"""Plans of jobs, made locally or by a control plane: saved, printed, compared."""
+"""Plans of jobs and of user modules, made locally or by a control plane: saved, printed, compared."""
 
 import json
 import os
@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -16,13 +17,17 @@ from moe.plan.search.pools import fit_pools
 from moe.plan.search.sensitivity import sensitivity
 from moe.plan.search.what_if import smallest_cluster
 from moe.spec import Problem, SpecError
+from moe.spec.files import read_plain
+from moe.spec.module import CODE_REMEDY, is_code
 from service.cli.failures import CommandError, Misuse
+from service.cli.job_file import write_whole
 from service.cli.view.comparison import explain_json, explained_view
 from service.cli.view.output import console, print_json
 from service.cli.view.plan import plan_view
 from service.cli.view.sensitivity import sensitivity_view
 from service.cli.view.verdict import short_plan_view
-from service.cli.whole_file import write_whole
+from service.planner.planning_process import PlanningLimits, ask
+from service.planner.request import ModuleRequest
 
 _OPTION = "--explain-against"
 
@@ -190,3 +195,30 @@ def read_layout(text: str) -> Layout:
                     "write it as tensor=2,expert=8, or name a plan written by --save")
         )  # fmt: skip
     return parse_layout(text, _OPTION)
+
+
+def plan_module(build: str, sample: str, cluster: Cluster, hints: Path | None, output: PlanOutput) -> None:
+    """Plan the module, write the requested files, print the plan. Raises SpecError, OSError."""
+    for path, code in (("--module", build), ("--sample", sample)):
+        if not is_code(code):
+            raise SpecError(Problem("invalid_value", path, code, "must be module:function", CODE_REMEDY))
+    request = ModuleRequest(
+        build=build, sample=sample, cluster=cluster, hints=_hints(hints), picture=output.draw is not None
+    )  # fmt: skip
+    answer = ask(request, PlanningLimits(), shows_output=True)
+    text = json.dumps(answer.plan, indent=1, sort_keys=True)
+    if output.save is not None:
+        write_whole(output.save, text + "\n")
+    if output.draw is not None:
+        write_whole(output.draw, answer.picture)
+    typer.echo(text if output.as_json else answer.explained)
+
+
+def _hints(path: Path | None) -> dict[str, object]:
+    hints = {} if path is None else read_plain(path)
+    if not isinstance(hints, dict) or not all(isinstance(name, str) for name in hints):
+        raise SpecError(
+            Problem("wrong_type", "--hints", str(path), "must map names to hints",
+                    'write it as "*.experts.*": {split: 0}')
+        )  # fmt: skip
+    return hints

@@ -12,7 +12,7 @@ from fastapi import Depends, FastAPI
 
 from service.control.api import docs, files, generate, health, jobs, openapi, plans, problems, records, setup, streams
 from service.control.api.guard import Guard
-from service.control.api.head import Head
+from service.control.api.health import Head
 from service.control.api.services import Services
 from service.control.api.timing import Timing
 from service.control.generation.generations import GenerationLimits, Generations

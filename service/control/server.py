@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -17,7 +18,6 @@ from service.control.app import create_app
 from service.control.launcher.launcher import Launcher
 from service.control.listen.connection import ClientConnection
 from service.control.listen.connections import ConnectionLimits, Connections
-from service.control.listen.descriptors import allow_descriptors
 from service.control.listen.flood import FloodGate
 from service.control.report.hub import Hub
 from service.settings import Settings
@@ -129,3 +129,12 @@ class _Server(uvicorn.Server):
         self._hub.close()
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
+
+
+def allow_descriptors(num_descriptors: int) -> int:
+    """Raise the soft limit towards `num_descriptors`, up to the hard limit; returns the number allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < num_descriptors:
+        soft = num_descriptors if hard == resource.RLIM_INFINITY else min(num_descriptors, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return num_descriptors if soft == resource.RLIM_INFINITY else soft

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from service.control.jobs.results import read_result
 from service.control.jobs.roots import StorageRoots
+from service.control.jobs.stored_jobs import read_result
 from service.settings import Settings
 from tests.service.checkpoints import commit
 from tests.service.control_plane import TOKEN, ControlPlane, spec

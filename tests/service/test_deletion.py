@@ -16,7 +16,7 @@ from moe.spec import JobSpec
 from moe.train.checkpoint import marker as markers
 from service.control.api.services import Services
 from service.control.errors import Conflict, Gone
-from service.control.jobs.lookup import find_job
+from service.control.jobs.stored_jobs import find_job
 from service.control.retention import deletions
 from service.control.store.clock import now_us
 from service.control.store.events import NewEvent, append_events, events_after

@@ -12,7 +12,7 @@ from moe.spec import JobSpec
 from moe.storage.folder import FileTooLarge, Folder
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.marker import FileSeal
-from service.control.jobs.results import read_result
+from service.control.jobs.stored_jobs import read_result
 from service.wire.segments import MAX_BYTES, SegmentFolder
 from tests.refusals import refused
 from tests.service.checkpoints import commit

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.cli.program import program
+from service.cli.options import program
 
 
 def executable(path: Path) -> Path:

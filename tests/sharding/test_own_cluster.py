@@ -3,8 +3,7 @@
 import pytest
 
 from moe.plan import Cluster
-from moe.sharding.solve.own_cluster import cluster_of_gpus
-from moe.sharding.solve.request import resolve_cluster
+from moe.sharding.solve.request import cluster_of_gpus, resolve_cluster
 
 GIB = 1 << 30
 

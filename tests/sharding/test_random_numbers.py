@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from moe.sharding.capture.capture import capture
-from moe.sharding.exchange.draws import Draws
 from moe.sharding.exchange.exchange import part_of, strip_padding
-from moe.sharding.exchange.mesh import OneDevice
+from moe.sharding.exchange.mesh import Draws, OneDevice
 from moe.sharding.operands import is_operator
 from moe.sharding.placement import WHOLE
 from moe.sharding.propagation.assignment import Assignment

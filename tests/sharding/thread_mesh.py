@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe.sharding.exchange.draws import Draws
-from moe.sharding.exchange.mesh import Mesh
+from moe.sharding.exchange.mesh import Draws, Mesh
 
 
 class _Meeting:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from moe.data.pairs.cleaning import RULES, Cleaner
+from moe.data.pairs.cleaning import RULES, Cleaner, placeholders
 from moe.data.pairs.pair import Pair
-from moe.data.pairs.placeholders import placeholders
 from moe.data.pairs.scripts import main_script
 from moe.data.text import has_unprintable, normalise
 from moe.spec import JsonlSpec

@@ -23,7 +23,7 @@ from moe.spec import ChatSpec, PreferenceSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import build_model
 from moe.tasks.language.batches import SequencesBatch
-from moe.tasks.language.loss import loss_of
+from moe.tasks.language.model import loss_of
 from tests.grid import num_cases
 from tests.parity.language_models import ATTENTIONS, language_model
 from tests.refusals import refused

@@ -15,8 +15,8 @@ from moe.data.limited_process import NoAnswer, answer_of
 from moe.data.sequences import ModelTokenizer, check, encoding, model_tokenizer
 from moe.data.sequences.corpus import SourceDocument
 from moe.data.sequences.encoding import encode_documents
-from moe.data.sequences.learned_tokenizer import sample
 from moe.data.sequences.model_tokenizer import require_usable
+from moe.data.sequences.prepared import sample
 from moe.data.tokenizer import UNK, TextForm, Tokenizer
 from moe.spec import PackagesSpec, SpecError
 from tests.refusals import refused

@@ -8,9 +8,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from moe.data.sequences.near_duplicates import SeenLines, lines_of
 from moe.data.sequences.package_list import HELD_OUT, TRAINING, Distribution, files_of, reason_against
-from moe.data.sequences.packages import Packages
+from moe.data.sequences.packages import Packages, SeenLines, lines_of
 from tests.refusals import refused
 
 FEW = (Distribution("click"), Distribution("h11"))

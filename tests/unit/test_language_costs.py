@@ -6,8 +6,8 @@ import pytest
 
 from moe.plan import Cluster, Degrees, LayoutSearch, Link
 from moe.plan.candidate import Candidate, Options
-from moe.plan.cost.attention import kept_bytes, worked_bytes
 from moe.plan.cost.flops import looked_at, model_flops_per_step, pairs_flops
+from moe.plan.cost.layer_bytes import kept_bytes, worked_bytes
 from moe.plan.cost.state import state_of
 from moe.plan.cost.units import units
 from moe.plan.profile import OURS, PEER

@@ -19,8 +19,7 @@ from moe.records import Example
 from moe.storage.folder import MAX_READ_BYTES, Folder
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.translation import build_model
-from moe.tasks.translation.baselines import most_frequent_target, unigram_logp
-from moe.tasks.translation.evaluate import evaluate, one_a_script
+from moe.tasks.translation.evaluate import evaluate, most_frequent_target, one_a_script, unigram_logp
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.checkpointer import CheckpointError
 from tests.unit.train_runs import corpus, job, prepared, run

@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from enum import IntEnum
 
-from moe.data.held_out import is_held_out
 from moe.data.pairs.pair import Pair
+from moe.data.text import is_held_out
 from moe.spec import PairsSpec
 
 

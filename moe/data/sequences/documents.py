@@ -8,12 +8,11 @@ from functools import cached_property
 from moe.data.corpus import CHECK_BYTES
 from moe.data.data_file import DataFile, locate_files
 from moe.data.faults import Faults
-from moe.data.held_out import is_held_out
 from moe.data.locations import Location, Locator
 from moe.data.sequences.corpus import DocumentCorpus, DocumentSource, SourceDocument
 from moe.data.sequences.formats import FormatReader, Parquet, reader_of
 from moe.data.sequences.parquet_files import check_columns
-from moe.data.text import as_characters
+from moe.data.text import as_characters, is_held_out
 from moe.spec import DocumentsSpec, Problem, SpecError
 
 _KEY = b"shardyard held-out documents"

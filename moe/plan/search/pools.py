@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.pools import Pool, Pools
-from moe.plan.goal import Goal, order
 from moe.plan.plan import Plan
-from moe.plan.query import PlanQuery
+from moe.plan.query import Goal, PlanQuery, order
 from moe.plan.search.explain import number_of
 from moe.plan.search.search import LayoutSearch
 from moe.plan.search.smallest import MAX_NODES

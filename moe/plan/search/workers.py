@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import lcm
 
-from moe.plan.goal import Goal, effort, order
 from moe.plan.money import amount_of
 from moe.plan.plan import Plan
-from moe.plan.query import PlanQuery
+from moe.plan.query import Goal, PlanQuery, effort, order
 from moe.plan.search.choices import LayoutChoices, steps
 from moe.plan.search.explain import number_of, seconds_of
 from moe.plan.search.ranking import Ranking

@@ -23,9 +23,8 @@ from moe.sharding.applied.programs import Programs
 from moe.sharding.applied.wrappers import refuse_wrapper
 from moe.sharding.arguments import arguments_of, canonical
 from moe.sharding.capture.capture import TENSOR
-from moe.sharding.exchange.draws import Draws
 from moe.sharding.exchange.exchange import strip_padding
-from moe.sharding.exchange.mesh import Mesh
+from moe.sharding.exchange.mesh import Draws, Mesh
 from moe.sharding.parameters import APPLIED
 from moe.sharding.partition.program import Program
 from moe.sharding.placement import Placements, stored_extent

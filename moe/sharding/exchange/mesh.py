@@ -2,8 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,27 @@ from torch import Tensor
 from torch.distributed import DeviceMesh
 
 from moe.parallel.collective import all_gather_single, collective, reduce_scatter_single
-from moe.sharding.exchange.draws import Draws
 from moe.sharding.placement import Combine
+
+
+@dataclass
+class Draws:
+    """Seed and step of the random numbers that programs draw. The caller of a program sets the step."""
+
+    seed: int = 0
+    step: int = 0
+
+    @contextmanager
+    def set_to(self, source: "Draws") -> Iterator[None]:
+        """Context with another seed and step: a backward pass draws the same numbers as its forward pass, whatever ran
+        in between."""
+        now = self.seed, self.step
+        self.seed, self.step = source.seed, source.step
+        try:
+            yield
+        finally:
+            self.seed, self.step = now
+
 
 _COMBINE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 

@@ -21,9 +21,8 @@ from moe.sharding.rules.rule import Rule, operand_placements, result_placements
 from moe.sharding.solve.bound import Bound, allows
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.integer_program import INFINITY, IntegerProgram, Solution
-from moe.sharding.solve.solution import MemoryLimits, ShardingSolution
+from moe.sharding.solve.solution import MemoryLimits, ShardingSolution, has_no_empty_part, placements_of_stored
 from moe.sharding.solve.step_memory import StepMemory
-from moe.sharding.solve.stored_placements import has_no_empty_part, placements_of_stored
 from moe.sharding.solve.variables import Use, Variables
 from moe.sharding.solve.waiting import Waiting
 

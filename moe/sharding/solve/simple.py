@@ -14,7 +14,7 @@ from moe.sharding.placement import WHOLE, AxisPlacement, Placements, split
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.propagation.propagate import Propagation
 from moe.sharding.rules.rule import Rule
-from moe.sharding.solve.stored_placements import has_no_empty_part
+from moe.sharding.solve.solution import has_no_empty_part
 
 LayoutName = Literal["data parallel", "fully sharded", "searched", "from hints"]
 """`searched` is the result of the search; `from hints` is the propagation of hints alone."""

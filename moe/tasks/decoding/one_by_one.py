@@ -1,4 +1,4 @@
-"""Greedy and sampling decoding, one token per step."""
+"""Decoding to the end: greedy and sampling, one token per step, or by beam search as the spec selects."""
 
 from collections.abc import Collection, Generator, Sequence
 
@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from moe.random import Purpose, fold, gumbel
 from moe.spec.generation import GenerationSpec
-from moe.tasks.decoding.choice import choose_tokens
-from moe.tasks.decoding.steps import DecodingSteps, any_rank, is_sparse
+from moe.tasks.decoding.beams import beam_search
+from moe.tasks.decoding.steps import DecodingSteps, ModelSteps, any_rank, is_sparse
 
 
 @torch.no_grad()
@@ -46,3 +47,55 @@ def one_by_one(
             steps.take_rows(live_places)
             numbers, keys, tokens = [numbers[place] for place in left], keys[live_places], tokens[live_places]
         logits = steps.next(tokens)
+
+
+def choose_tokens(logits: Tensor, spec: GenerationSpec, texts: Tensor, position: int) -> Tensor:
+    """int64 `[B]`: next token of each row of `logits` `[B, V]`; ties go to the lower id.
+
+    Sampling is keyed by seed, text number (`texts` int64 `[B]`) and `position`: other rows and the layout do not
+    matter.
+    """
+    if not spec.temperature:
+        return logits.argmax(dim=-1)
+    scores = logits.to(torch.float64)
+    # Shift the maximum to 0, so that a tiny temperature does not overflow.
+    scores = (scores - scores.amax(dim=-1, keepdim=True)) / spec.temperature
+    scores = scores.masked_fill(~_eligible_tokens(scores, spec), -torch.inf)
+    noise = gumbel(fold(spec.seed, position, Purpose.GENERATION), texts, logits.shape[-1])
+    return (scores + noise).argmax(dim=-1)
+
+
+def _eligible_tokens(scores: Tensor, spec: GenerationSpec) -> Tensor:
+    """bool `[B, V]`: tokens within top-k and top-p; always includes the most likely one."""
+    if spec.top_k is None and spec.top_p == 1:
+        return torch.ones_like(scores, dtype=torch.bool)
+    sorted_scores, index = scores.sort(dim=-1, descending=True, stable=True)
+    places = torch.arange(scores.shape[-1], device=scores.device)
+    is_eligible = places < (spec.top_k or scores.shape[-1])
+    if spec.top_p < 1:
+        within = sorted_scores.masked_fill(~is_eligible, -torch.inf).softmax(dim=-1)
+        is_eligible = is_eligible & (within.cumsum(dim=-1) - within < spec.top_p)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, index, is_eligible.expand_as(scores).contiguous())
+
+
+def decode(
+    steps: ModelSteps,
+    spec: GenerationSpec,
+    ends: Collection[int],
+    *,
+    max_tokens: Sequence[int] | None = None,
+    texts: Sequence[int] | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> list[list[int]]:
+    """New tokens of each row, without the token of `ends` that ended it; arguments as in `one_by_one`."""
+    if spec.num_beams > 1:
+        return beam_search(steps, steps.logits, spec, ends, max_tokens=max_tokens, process_group=process_group)
+    rows: list[list[int]] = [[] for _ in range(len(steps.logits))]
+    decoding = one_by_one(
+        steps, steps.logits, spec, ends, max_tokens=max_tokens, texts=texts, process_group=process_group
+    )
+    for new_tokens in decoding:
+        for row, token in new_tokens.items():
+            if token not in ends:
+                rows[row].append(token)
+    return rows

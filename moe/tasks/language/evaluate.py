@@ -22,8 +22,7 @@ from moe.spec.generation import GenerationSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language.batches import SequencesBatch
 from moe.tasks.language.generation import generate
-from moe.tasks.language.loss import loss_of
-from moe.tasks.language.model import LanguageModel
+from moe.tasks.language.model import LanguageModel, loss_of
 from moe.tasks.language.preference import preferences_of
 
 _POSITIONS_PER_RANK = 8192

@@ -11,17 +11,24 @@ from torch.nn import functional
 from moe.experts import Experts
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.attention_mask import AttentionMask
-from moe.layers.block import TransformerBlock
+from moe.layers.block import Attention, FeedForwardBlock, TransformerBlock
+from moe.layers.delta_net import GatedDeltaNet
+from moe.layers.feed_forward import FeedForward
+from moe.layers.grouped_query import GroupedQueryAttention
+from moe.layers.latent import LatentAttention
 from moe.layers.linear import Linear
 from moe.layers.moe import MoELayer
+from moe.layers.nll import smoothed_nll
+from moe.layers.norm import RMSNorm
 from moe.layers.rotary import rotary_table
 from moe.layers.sequence import PassRows, SequencePass
 from moe.layers.shared_experts import SharedExperts
 from moe.spec import LanguageModelSpec
-from moe.spec.language import LatentAttentionSpec
+from moe.spec.language import GroupedQueryAttentionSpec, LatentAttentionSpec
 from moe.tasks.batch_context import BatchContext, lengths_of, positions_of
-from moe.tasks.language.blocks import build_block, build_norm
+from moe.tasks.language.batches import NOTHING, SequencesBatch
 from moe.tasks.sequence_model import DecodingState, SequenceModel
+from moe.tasks.task import Loss
 
 
 class Table(nn.Module):
@@ -148,3 +155,44 @@ class LanguageModel(SequenceModel):
         attention = self.spec.attention
         width = attention.rope_dim if isinstance(attention, LatentAttentionSpec) else attention.head_dim
         return rotary_table(positions, width, attention.rope, dtype=self.compute_dtype, num_positions=lengths)
+
+
+def build_block(spec: LanguageModelSpec, layer: int) -> TransformerBlock:
+    """Decoder block number `layer`, without values."""
+    feed_forward: FeedForward | MoELayer
+    if spec.moe is not None and layer in spec.moe_layers:
+        feed_forward = MoELayer(spec.moe, layer)
+    else:
+        feed_forward = FeedForward(spec.ffn_activation)
+    return TransformerBlock(
+        layer,
+        build_norm(spec),
+        _attention(spec, layer),
+        FeedForwardBlock(build_norm(spec), feed_forward),
+        residual_multiplier=spec.residual_multiplier,
+    )
+
+
+def build_norm(spec: LanguageModelSpec) -> RMSNorm:
+    """RMS norm of hidden states, without values."""
+    return RMSNorm(spec.norm_eps, one_plus=spec.norm_one_plus)
+
+
+def _attention(spec: LanguageModelSpec, layer: int) -> Attention:
+    if not spec.has_full_attention(layer):
+        assert spec.linear_attention is not None
+        return GatedDeltaNet(spec.linear_attention, norm_eps=spec.norm_eps)
+    if isinstance(spec.attention, GroupedQueryAttentionSpec):
+        return GroupedQueryAttention(
+            spec.attention,
+            window=spec.attention.window_of(layer),
+            norm_eps=spec.norm_eps,
+            norm_one_plus=spec.norm_one_plus,
+        )
+    return LatentAttention(spec.attention, norm_one_plus=spec.norm_one_plus)
+
+
+def loss_of(model: LanguageModel, batch: SequencesBatch, smoothing: float = 0.0) -> Loss:
+    """Label-smoothed and plain NLL, summed over this rank's target tokens."""
+    hidden_states = model.hidden_states(batch.tokens, batch.context)
+    return Loss(*smoothed_nll(hidden_states, model.output_embedding, model.share(batch.labels), smoothing, NOTHING))

@@ -136,7 +136,7 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
             from moe.tasks.language.preference import preference_loss_of
 
             return preference_loss_of(_decoder(model), micro_batch, self.spec.preference_beta)
-        from moe.tasks.language.loss import loss_of
+        from moe.tasks.language.model import loss_of
 
         return loss_of(_decoder(model), micro_batch, self.spec.label_smoothing)
 

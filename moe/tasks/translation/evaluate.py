@@ -17,13 +17,52 @@ from moe.records import Example, HeldOutLosses, SetReport, SubsetReport, Transla
 from moe.spec import EvaluationSpec, JobSpec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.batch_context import BatchContext
-from moe.tasks.translation.baselines import most_frequent_target, unigram_logp
 from moe.tasks.translation.batches import PairsBatch
 from moe.tasks.translation.decoding import translate
-from moe.tasks.translation.languages import Languages
-from moe.tasks.translation.loss import loss_of
-from moe.tasks.translation.model import TranslationModel
+from moe.tasks.translation.model import TranslationModel, loss_of
 from moe.tasks.translation.scores import RowStatistics
+
+
+@dataclass(frozen=True)
+class Languages:
+    """Languages by subset: non-Latin scripts, and thirds by number of training pairs."""
+
+    scripts: dict[str, str]
+    """Main script of each language's sources (see moe.data)."""
+    not_latin: frozenset[str]
+    high: frozenset[str]
+    mid: frozenset[str]
+    low: frozenset[str]
+
+    @classmethod
+    def from_corpus(cls, corpus: PreparedPairs) -> "Languages":
+        """Subsets from the prepared corpus's statistics. Thirds are of languages, not of pairs."""
+        facts = corpus.stats["languages"]
+        by_size = sorted(facts, key=lambda lang: (-facts[lang]["train"], lang))
+        third = -(-len(by_size) // 3)
+        scripts = {lang: str(facts[lang]["script"]) for lang in by_size}
+        return cls(
+            scripts=scripts,
+            not_latin=frozenset(lang for lang, script in scripts.items() if script not in ("Latin", "")),
+            high=frozenset(by_size[:third]),
+            mid=frozenset(by_size[third : 2 * third]),
+            low=frozenset(by_size[2 * third :]),
+        )
+
+    def subsets(self) -> dict[str, frozenset[str]]:
+        return {"not_latin": self.not_latin, "high": self.high, "mid": self.mid, "low": self.low}
+
+    def to_plain(self) -> dict[str, tuple[str, ...]]:
+        return {name: tuple(sorted(langs)) for name, langs in self.subsets().items()}
+
+    def masks(self, store: TokenStore, rows: NDArray[np.int64]) -> dict[str, NDArray[np.bool_]]:
+        """Masks of `rows` by subset; `all` includes every row."""
+        lang_ids = np.asarray(store.lang_ids)[rows]
+        masks = {"all": np.ones(len(rows), dtype=bool)}
+        for name, langs in self.subsets().items():
+            masks[name] = np.isin(lang_ids, [i for i, lang in enumerate(store.langs) if lang in langs])
+        return masks
+
 
 _POSITIONS_PER_RANK = 8192
 
@@ -239,3 +278,31 @@ def one_a_script(candidates: Sequence[Example], number: int) -> tuple[Example, .
             if turn < turns and len(examples) < number:
                 examples.append(rows[(2 * turn + 1) * len(rows) // (2 * turns)])
     return tuple(examples)
+
+
+def unigram_logp(store: TokenStore, vocab_size: int) -> NDArray[np.float64]:
+    """`[V]`: log-probabilities of target tokens by training frequency (add-one)."""
+    counts = np.ones(vocab_size)
+    for rows, length in _by_length(store):
+        counts += np.bincount(store.pad_rows("target", rows, length).reshape(-1), minlength=vocab_size)
+    return np.asarray(np.log(counts / counts.sum()))
+
+
+def most_frequent_target(store: TokenStore) -> str:
+    """Text of the most frequent target; the first one on ties."""
+    best_count, best_row = 0, 0
+    for rows, length in _by_length(store):
+        ids = store.pad_rows("target", rows, length)
+        _, firsts, counts = np.unique(ids, axis=0, return_index=True, return_counts=True)
+        count, row = int(counts.max()), int(rows[firsts[counts == counts.max()]].min())
+        if count > best_count or (count == best_count and row < best_row):
+            best_count, best_row = count, row
+    return store.text(best_row)[1]
+
+
+def _by_length(store: TokenStore) -> list[tuple[NDArray[np.int64], int]]:
+    """(rows, length) for each target length, to batch rows without padding."""
+    lengths = np.asarray(store.target_lengths)
+    order = np.argsort(lengths, kind="stable")
+    values, starts = np.unique(lengths[order], return_index=True)
+    return [(rows, int(length)) for rows, length in zip(np.split(order, starts[1:]), values, strict=True)]

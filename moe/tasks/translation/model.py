@@ -9,15 +9,21 @@ from torch.nn import functional
 
 from moe.data.tokenizer import PAD
 from moe.layers.attention_mask import AttentionMask
-from moe.layers.block import TransformerBlock
+from moe.layers.block import FeedForwardBlock, TransformerBlock
+from moe.layers.feed_forward import FeedForward
+from moe.layers.grouped_query import GroupedQueryAttention
+from moe.layers.moe import MoELayer
+from moe.layers.nll import smoothed_nll
 from moe.layers.norm import LayerNorm
-from moe.layers.position import sinusoids
+from moe.layers.rotary import sinusoids
 from moe.layers.sequence import PassRows, SequencePass
 from moe.random import Purpose
 from moe.spec import TranslationModelSpec
+from moe.spec.language import GroupedQueryAttentionSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.sequence_model import DecodingState, SequenceModel
-from moe.tasks.translation.blocks import build_blocks
+from moe.tasks.task import Loss
+from moe.tasks.translation.batches import PairsBatch
 
 
 class TranslationModel(SequenceModel):
@@ -97,3 +103,33 @@ class TranslationModel(SequenceModel):
 
     def _final_states(self, x: Tensor) -> Tensor:
         return self.decoder_norm(x)
+
+
+def build_blocks(spec: TranslationModelSpec) -> tuple[list[TransformerBlock], list[TransformerBlock]]:
+    """(encoder blocks, decoder blocks), numbered through both stacks, without values."""
+    attention = spec.attention  # one object: blocks that share it are recognised as repeated
+    blocks = [_block(spec, attention, layer) for layer in range(spec.num_layers)]
+    return blocks[: spec.num_encoder_layers], blocks[spec.num_encoder_layers :]
+
+
+def _block(spec: TranslationModelSpec, attention: GroupedQueryAttentionSpec, layer: int) -> TransformerBlock:
+    feed_forward: FeedForward | MoELayer
+    if spec.moe is not None and layer in spec.moe_layers:
+        feed_forward = MoELayer(spec.moe, layer)
+    else:
+        feed_forward = FeedForward()
+    decodes = layer >= spec.num_encoder_layers
+    return TransformerBlock(
+        layer,
+        LayerNorm(),
+        GroupedQueryAttention(attention, fused_key_value=True),
+        FeedForwardBlock(LayerNorm(), feed_forward),
+        cross_norm=LayerNorm() if decodes else None,
+        cross_attention=GroupedQueryAttention(attention, fused_key_value=True) if decodes else None,
+    )
+
+
+def loss_of(model: TranslationModel, batch: PairsBatch, smoothing: float) -> Loss:
+    """Label-smoothed and plain NLL, summed over this rank's shard of target tokens."""
+    hidden_states = model.hidden_states(batch.source, batch.target_in, batch.context)
+    return Loss(*smoothed_nll(hidden_states, model.output_embedding, model.share(batch.target_out), smoothing, PAD))

@@ -89,7 +89,7 @@ class TranslationTask(Task["PreparedPairs", "PairsBatch"]):
         return PairsBatch.dummy_batch(num_rows, num_tokens, smallest, layout)
 
     def loss(self, model: "nn.Module", micro_batch: "PairsBatch") -> Loss:
-        from moe.tasks.translation.loss import loss_of
+        from moe.tasks.translation.model import loss_of
 
         return loss_of(_translating(model), micro_batch, self.spec.label_smoothing)
 

@@ -13,8 +13,7 @@ from moe.routing import TokenContext
 from moe.spec import TranslationModelSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.translation.batches import PairsBatch
-from moe.tasks.translation.loss import loss_of
-from moe.tasks.translation.model import PAD, TranslationModel
+from moe.tasks.translation.model import PAD, TranslationModel, loss_of
 
 
 class TranslationLoss(nn.Module):

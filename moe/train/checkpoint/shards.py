@@ -30,8 +30,7 @@ from moe.storage import confined
 from moe.storage.folder import Folder
 from moe.storage.sealing import SealingStream
 from moe.train.checkpoint.marker import FileSeal, seal
-from moe.train.checkpoint.piece import TensorPiece
-from moe.train.checkpoint.pieces import plain_plan, plain_result, plan_of, result_of
+from moe.train.checkpoint.piece import TensorPiece, plain_plan, plain_result, plan_of, result_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,8 +44,8 @@ def cancel(
 
 def _cancel_all(client: "Client", labels: Sequence[str], yes: bool, as_json: bool) -> int:
     """Cancel active jobs with these labels; returns the exit code."""
-    from service.cli.confirm import confirm
     from service.cli.failures import FAILED
+    from service.cli.options import confirm
     from service.cli.view.output import print_json
     from service.client import ApiError
     from service.wire.states import OVER, State

@@ -24,8 +24,8 @@ def delete(
     Its checkpoints, logs and metrics are removed irrevocably. Asks for confirmation on a terminal; elsewhere requires
     --yes.
     """
-    from service.cli.confirm import confirm
     from service.cli.failures import CommandError
+    from service.cli.options import confirm
     from service.cli.server import connect, find_job
     from service.cli.view.output import print_json
     from service.wire.states import State, sources

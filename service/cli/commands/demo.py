@@ -62,7 +62,7 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, options: str
 
     from moe.records import StoredCheckpoint
     from service.cli.child import ControlPlaneChild
-    from service.cli.program import program
+    from service.cli.options import program
     from service.cli.view.details import outcome
     from service.cli.view.follow import follower
     from service.cli.view.jobs import log_line

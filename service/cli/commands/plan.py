@@ -194,8 +194,8 @@ def _request(
     """The file's request, overridden by options. Raises Misuse, SpecError, OSError."""
     from moe.interchange.expand import expand_request
     from moe.plan import plan_request
-    from moe.plan.goal import GOALS
     from moe.plan.named_option import one_of
+    from moe.plan.query import GOALS
     from moe.plan.software import SOFTWARE
     from service.cli.job_file import plain_job
 
@@ -275,7 +275,7 @@ def _answer_module(
     cluster = _require_cluster(clusters.read(), "--module")
     if isinstance(cluster, Pools):
         raise SpecError(of_several_kinds())
-    from service.cli.module_plan import plan_module
+    from service.cli.job_plan import plan_module
 
     plan_module(module, sample, cluster, hints, output)
 

@@ -275,7 +275,7 @@ def _welcome(settings: "Settings", listener: socket.socket, answers: "threading.
 
 
 def _greeting(settings: "Settings", url: str) -> str:
-    from service.cli.program import program
+    from service.cli.options import program
     from service.client.settings import DEFAULT_URL
 
     elsewhere = "" if url == DEFAULT_URL else f"export SHARDYARD_URL={url}\n  "

@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from service.cli.view.amounts import duration, moment, num_bytes, rate
+from service.cli.view.jobs import state
 from service.cli.view.kinds import report_view, words_of
 from service.cli.view.preparation import preparation_in_words
 from service.cli.view.printable import printable
 from service.cli.view.ranks import gpu_use, rank_rows
-from service.cli.view.states import state
 
 BAR_WIDTH = 20
 MAX_NUMBERS = 6

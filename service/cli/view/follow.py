@@ -15,10 +15,10 @@ from rich.text import Text
 
 from service.cli.view.amounts import clock, duration
 from service.cli.view.frame import figures, frame
+from service.cli.view.jobs import STATE_STYLES
 from service.cli.view.output import on_terminal, print_json
 from service.cli.view.preparation import preparation_in_words
 from service.cli.view.progress import ProgressLine, RunProgress
-from service.cli.view.states import STATE_STYLES
 from service.client.errors import ClientError
 from service.wire.events import Event
 

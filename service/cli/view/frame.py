@@ -13,11 +13,11 @@ from rich.text import Text
 from moe.records import PreparationRecord, StepRecord
 from service.cli.view.amounts import duration, rate
 from service.cli.view.bars import experts_per_bar, load_bars
+from service.cli.view.jobs import STATE_STYLES
 from service.cli.view.preparation import preparation_in_words
 from service.cli.view.printable import printable
 from service.cli.view.progress import LOAD_WINDOW_STEPS, LayerLoad, RunProgress
 from service.cli.view.ranks import ranks_in_words
-from service.cli.view.states import STATE_STYLES
 
 MIN_NAME = 8
 MAX_NUMBERS = 6

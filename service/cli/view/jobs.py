@@ -7,7 +7,6 @@ from rich.text import Text
 from service.cli.view.amounts import moment, num_bytes
 from service.cli.view.listing import Column
 from service.cli.view.printable import printable
-from service.cli.view.states import state
 
 if TYPE_CHECKING:
     from moe.records import StoredCheckpoint
@@ -43,3 +42,14 @@ def log_line(line: dict[str, Any]) -> Text:
     """Log line prefixed with its writer, as `a1.g0.rank-0 | ...`."""
     writer = f"a{line['attempt']}.{line['worker']}"
     return Text.assemble((f"{writer} | ", "dim"), printable(str(line["message"])))
+
+
+STATE_STYLES = {
+    "queued": "cyan", "starting": "cyan", "running": "green", "succeeded": "bold green", "failed": "bold red",
+    "cancelled": "bold yellow", "recovering": "bold yellow", "pausing": "yellow", "paused": "bold yellow",
+    "deleting": "dim",
+}  # fmt: skip
+
+
+def state(name: str) -> Text:
+    return Text(name, STATE_STYLES.get(name, ""))

@@ -20,7 +20,7 @@ from service.control.api.services import JobId, Services, ServicesDependency
 from service.control.api.streams import EventStream
 from service.control.errors import Conflict, Gone, Invalid, NotFound, ServiceError, Unavailable
 from service.control.generation.generations import Generation, ServedModel
-from service.control.jobs.lookup import find_job
+from service.control.jobs.stored_jobs import find_job
 from service.wire.uses import GENERATE, refusal
 
 router = APIRouter(prefix="/v1", tags=["jobs"])

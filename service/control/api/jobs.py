@@ -1,5 +1,7 @@
-"""`/v1/jobs`: post, list, get, cancel, pause, resume, move and delete jobs."""
+"""`/v1/jobs`: post, list, get, cancel, pause, resume, move and delete jobs; their JSON views and cursors."""
 
+import base64
+import binascii
 import json
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -11,15 +13,16 @@ from moe.spec import json_schema
 from moe.spec.errors import Problem
 from service.control.api.body import SpecBody
 from service.control.api.openapi import refusals
-from service.control.api.paging import read_cursor, write_cursor
 from service.control.api.services import Job, JobId, ServicesDependency
-from service.control.api.views import deletion_view, job_view, summary_view
 from service.control.errors import Conflict, Gone, Invalid, NotFound, Unavailable
-from service.control.jobs.lookup import absence
+from service.control.jobs.stored_jobs import absence
 from service.control.report.checkpoints import list_checkpoints
+from service.control.report.event_text import time_text
 from service.control.report.history import measured_step, metric_history, metric_page
+from service.control.report.saves import read_saves
 from service.control.scheduling.requests import QueuePlace
-from service.control.store.jobs import JobFilter, count_jobs, list_jobs
+from service.control.store.deletions import DeletionRow
+from service.control.store.jobs import JobFilter, JobRow, JobSummary, count_jobs, list_jobs
 from service.control.store.jobs import get_job as read_job
 from service.wire.states import State
 
@@ -205,3 +208,80 @@ def _labels(entries: Sequence[str]) -> list[tuple[str, str | None]]:
         key, equals, value = entry.partition("=")
         labels.append((key, value if equals else None))
     return labels
+
+
+def write_cursor(number: int) -> str:
+    """For jobs, the last one's number; for metrics, the next page's first step. Opaque to clients."""
+    return base64.urlsafe_b64encode(f"n{number}".encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str) -> int:
+    """Number in a cursor. Raises Invalid for one that this service did not write."""
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode("ascii")
+    except (binascii.Error, ValueError):
+        text = ""
+    if not (text.startswith("n") and text[1:].isdecimal() and len(text) < 20):
+        problem = Problem(
+            "invalid_value", "query.cursor", cursor, "is not a cursor of this service", "use the next_cursor of a page"
+        )
+        raise Invalid(str(problem), problem)
+    return int(text[1:])
+
+
+def summary_view(job: JobSummary) -> dict[str, Any]:
+    """A job in a list."""
+    return {
+        "id": job.id,
+        "name": job.name,
+        "owner": job.owner,
+        "labels": json.loads(job.labels),
+        "state": job.state,
+        "reason": job.reason,
+        "request": job.request,
+        "attempt": job.attempt,
+        "created_at": time_text(job.created_at),
+        "updated_at": time_text(job.updated_at),
+        "started_at": _time(job.started_at),
+        "finished_at": _time(job.finished_at),
+        "step": job.step,
+        "num_steps": job.num_steps,
+        "last_event_id": job.last_event_id,
+        "first_event_id": job.first_event_id,
+        "dashboard_url": job.dashboard_url,
+        "storage": job.storage,
+    }
+
+
+def job_view(job: JobRow) -> dict[str, Any]:
+    """All of a job; its spec as stored, by any release."""
+    return {
+        **summary_view(job),
+        "failures": job.failures,
+        "last_metric": _json(job.last_metric),
+        **read_saves(job.saves).view(),
+        "result": _json(job.result),
+        "spec": _json(job.spec),
+    }
+
+
+def deletion_view(deletion: DeletionRow, reason: str) -> dict[str, Any]:
+    """A job that is being deleted, or gone."""
+    return {
+        "id": deletion.job_id,
+        "name": deletion.name,
+        "owner": deletion.owner,
+        "state": "deleting" if deletion.finished_at is None else "deleted",
+        "reason": reason,
+        "actor": deletion.actor,
+        "requested_at": time_text(deletion.requested_at),
+        "finished_at": _time(deletion.finished_at),
+    }
+
+
+def _time(time_us: int | None) -> str | None:
+    return None if time_us is None else time_text(time_us)
+
+
+def _json(text: str | None) -> Any:
+    return None if text is None else json.loads(text)

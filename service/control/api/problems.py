@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from moe.spec.errors import Problem, SpecError, in_words
 from moe.spec.problems import code_of, dotted_path, rule_of
 from service.control.errors import Full, ServiceError
-from service.control.store.full_disk import REMEDY, is_full
-from service.control.store.full_disk import in_words as database_in_words
+from service.control.store.database import REMEDY, is_full
+from service.control.store.database import in_words as database_in_words
 from service.wire.problem_fields import problem_fields
 
 MAX_SHOWN_CHARS = 200

@@ -8,8 +8,8 @@ from fastapi import Depends, Path, Request
 
 from service.control.errors import NotFound
 from service.control.generation.generations import Generations
-from service.control.jobs.lookup import find_job
 from service.control.jobs.roots import StorageRoots
+from service.control.jobs.stored_jobs import find_job
 from service.control.report.hub import Hub
 from service.control.report.ingest import Ingest
 from service.control.report.prometheus import Figures

@@ -9,16 +9,23 @@ from datetime import UTC, datetime
 from typing import Any
 
 import fsspec
+import structlog
+from pydantic import ValidationError
+from sqlalchemy import Connection
 
 from moe.records import StoredCheckpoint
 from moe.spec import JobSpec
-from moe.storage.folder import Folder
+from moe.storage.folder import FileTooLarge, Folder
+from service.control.errors import Gone, NotFound, ServiceError
 from service.control.jobs.earlier_releases import read_stored_spec
-from service.control.jobs.results import read_result
 from service.control.jobs.roots import StorageRoots
 from service.control.report.checkpoints import list_checkpoints
+from service.control.report.event_text import time_text
+from service.control.store.deletions import DeletionRow, find_deletion
+from service.control.store.jobs import JobRow, get_job
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Launch, Result
+from service.wire.states import State
 
 SPEC = "spec.json"
 MAX_SPEC_BYTES = 1 << 24
@@ -129,3 +136,44 @@ def _created_at(folder: Folder) -> datetime:
         at: datetime = folder.files.modified(folder.path_of(SPEC))
         return at if at.tzinfo else at.replace(tzinfo=UTC)
     return datetime.now(UTC)
+
+
+def find_job(tx: Connection, job_id: str, *, lock: bool = False) -> JobRow:
+    """The job with this id. Raises NotFound, and Gone for one that was or is being deleted."""
+    job = get_job(tx, job_id, lock=lock)
+    if job is None:
+        raise absence(tx, job_id)
+    if job.state == State.DELETING:
+        raise Gone(f"{job_id} is being deleted: {job.reason}")
+    return job
+
+
+def absence(tx: Connection, job_id: str) -> ServiceError:
+    """NotFound or Gone, for a job that is not stored."""
+    deletion = find_deletion(tx, job_id=job_id)
+    return NotFound(f"there is no job {job_id}") if deletion is None else Gone(deleted_in_words(deletion))
+
+
+def deleted_in_words(deletion: DeletionRow) -> str:
+    at = deletion.finished_at or deletion.requested_at
+    return f"{deletion.job_id} was deleted by {deletion.actor} at {time_text(at)}"
+
+
+MAX_BYTES = 1 << 24
+"""Largest result: many times a report on a thousand languages."""
+log = structlog.get_logger(__name__)
+
+
+def read_result(storage: Folder, attempt: int) -> Result | None:
+    """The driver's result; None without one. Raises OSError when storage cannot be read."""
+    try:
+        text = storage.read(f"attempts/{attempt}/result.json", max_bytes=MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    except FileTooLarge as error:
+        log.warning("ignored an unreadable result", storage=storage.url, error=str(error))
+        return None
+    try:
+        return Result.model_validate_json(text)
+    except ValidationError:
+        return None  # results are written atomically, so no driver wrote this

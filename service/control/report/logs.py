@@ -1,4 +1,4 @@
-"""Log lines of a job's driver and workers, from segments on its storage."""
+"""Log lines of a job's driver and workers, from segments on its storage, without terminal control sequences."""
 
 import re
 from bisect import bisect_right
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
 
-from service.control.report.plain_text import plain_text
 from service.control.store.clock import to_us
 from service.wire.segments import Segment, SegmentFolder, WriterFolder
 
@@ -192,3 +191,21 @@ def _trim(lines: deque[LogLine], limit: int) -> None:
     characters = sum(len(line.text) for line in lines)
     while lines and (len(lines) > limit or characters > TAIL_CHARACTERS):
         characters -= len(lines.popleft().text)
+
+
+_SEQUENCES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, movements of the cursor
+    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)"  # OSC and its like: titles, links, clipboards
+    r"|\x1b[ -/]*[0-~]?"
+    r"|\x9b[0-?]*[ -/]*[@-~]"
+)
+"""ECMA-48 escape sequences; of a truncated one, its beginning."""
+_CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u061c\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Control characters except tabs, and characters that change text direction."""
+
+
+def plain_text(line: str) -> str:
+    """A line without control sequences; inner carriage returns become spaces."""
+    if line.isprintable():
+        return line
+    return _CONTROLS.sub("", _SEQUENCES.sub("", line).rstrip("\r").replace("\r", " "))

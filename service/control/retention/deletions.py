@@ -12,8 +12,8 @@ import structlog
 from service.control.errors import Conflict
 from service.control.jobs.changes import enter, explain
 from service.control.jobs.lease import Lease, LeaseLost
-from service.control.jobs.lookup import absence
 from service.control.jobs.roots import StorageRoots
+from service.control.jobs.stored_jobs import absence
 from service.control.report.hub import Hub
 from service.control.retention.removal import remove_job_folder, remove_spool
 from service.control.store.clock import now_us

@@ -1,4 +1,4 @@
-"""Retention of old jobs' events: for ever, or for some days after a job's end."""
+"""Retention of old jobs' events, for ever or for some days after a job's end, and of drafts."""
 
 from time import monotonic
 

@@ -16,8 +16,8 @@ from moe.storage.folder import Folder
 from service.control.errors import ServiceError
 from service.control.jobs.changes import enter, explain, owe_attempt
 from service.control.jobs.lease import Lease, LeaseLost
-from service.control.jobs.results import read_result
 from service.control.jobs.roots import StorageRoots
+from service.control.jobs.stored_jobs import read_result
 from service.control.launcher.launcher import Launcher, LauncherUnavailable, Observation
 from service.control.report.catch_up import catch_up
 from service.control.report.ingest import Ingest

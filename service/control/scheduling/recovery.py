@@ -17,9 +17,8 @@ from sqlalchemy import Connection
 
 from service.control.jobs.changes import enter, tell_new
 from service.control.jobs.record_copy import RecordCopy
-from service.control.jobs.results import read_result
 from service.control.jobs.roots import StorageRoots
-from service.control.jobs.stored_jobs import StoredJob, job_folders, read_stored_job
+from service.control.jobs.stored_jobs import StoredJob, job_folders, read_result, read_stored_job
 from service.control.launcher.launcher import Launcher, LauncherUnavailable, Observation
 from service.control.report.ingest import Ingest
 from service.control.report.losses import FailureHistory, read_losses

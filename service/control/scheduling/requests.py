@@ -17,8 +17,8 @@ from moe.spec import JobSpec, Problem, SpecError
 from service.control.errors import Conflict, Full, Unavailable
 from service.control.jobs.changes import enter, explain, tell_new, warn
 from service.control.jobs.earlier_releases import is_of_module
-from service.control.jobs.lookup import deleted_in_words, find_job
 from service.control.jobs.roots import StorageRoots
+from service.control.jobs.stored_jobs import deleted_in_words, find_job
 from service.control.report.checkpoints import list_checkpoints
 from service.control.report.event_text import WireEvent
 from service.control.report.hub import Hub
@@ -31,10 +31,9 @@ from service.control.scheduling.keyed_lock import KeyedLock
 from service.control.scheduling.module_plans import ModulePlans
 from service.control.scheduling.warm_starts import WarmStarts
 from service.control.store.clock import now_us
-from service.control.store.database import Database
+from service.control.store.database import REMEDY, Database, is_full
 from service.control.store.deletions import find_deletion
 from service.control.store.drafts import finish_draft
-from service.control.store.full_disk import REMEDY, is_full
 from service.control.store.idempotency import UsedKey, find_key, use_key
 from service.control.store.jobs import JobRow, ends_of_queue, get_by_number, insert_job
 from service.wire.states import ENDED, RESUMABLE, WAITS, State

@@ -13,9 +13,8 @@ from moe.train.checkpoint.marker import Marker
 from service.control.errors import Full, Unavailable
 from service.control.jobs.roots import StorageRoots
 from service.control.retention.full_roots import FullRoots
-from service.control.store.database import Database
+from service.control.store.database import Database, is_full
 from service.control.store.deletions import find_deletion
-from service.control.store.full_disk import is_full
 from service.control.store.jobs import JobRow, get_job
 
 MAX_COPIES = 4

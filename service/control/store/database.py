@@ -1,5 +1,6 @@
-"""The migrated database, and transactions on it."""
+"""The migrated database, transactions on it, and errors of a full disk."""
 
+import errno
 import fcntl
 import os
 import sqlite3
@@ -12,10 +13,9 @@ from typing import Any
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, create_engine, event, make_url, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
-from service.control.errors import ServiceError
-from service.control.store.full_disk import in_words
+from service.control.errors import Full, ServiceError, Unavailable
 from service.control.store.open_file import OpenFile
 
 BUSY_TIMEOUT_MS = 10_000
@@ -172,3 +172,32 @@ def _sqlite_engine(url: str) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_POSTGRES_DISK_FULL = "53100"
+REMEDY = "stored data stays readable; free some space, and try again"
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a file could not be written for lack of space."""
+    return error.errno in _NO_ROOM
+
+
+def in_words(error: DBAPIError) -> ServiceError | None:
+    """Full or Unavailable; None for a bug of this service."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if not isinstance(error, OperationalError) or code == sqlite3.SQLITE_ERROR:  # the latter: no such table
+        return None
+    why = str(error.orig).splitlines()[0]
+    if code == sqlite3.SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _POSTGRES_DISK_FULL:
+        return Full(f"no space left for the database ({why}); {REMEDY}")
+    if code is not None and code & 0xFF in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR):  # primary result code
+        return Unavailable(
+            f"the database is not writable ({why}): its disk, folder or file is read-only or "
+            "failing; stored data stays readable; make it writable and try again",
+            headers={"retry-after": "5"},
+        )
+    return Unavailable(
+        f"the database is temporarily unavailable ({why}); try again later", headers={"retry-after": "5"}
+    )
