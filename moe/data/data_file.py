@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moe.data.locations import Location, Locator
-from moe.spec import Problem, ProblemCode, SpecError
+from moe.spec import ProblemCode, SpecError, spec_error
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class DataFile:
 
     def broken(self, code: ProblemCode, rule: str, remedy: str, where: str = "") -> SpecError:
         """Error in the file; `where`, such as `, line 3`, is appended to its name."""
-        return SpecError(Problem(code, self.place, f"{self.location}{where}", rule, remedy))
+        return spec_error(code, self.place, f"{self.location}{where}", rule, remedy)
 
     def unreadable(self, error: Exception, where: str = "") -> SpecError:
         """Error of a file that is damaged or gone."""

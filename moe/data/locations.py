@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import fsspec
 
 from moe.data.file_kinds import decompress
-from moe.spec import Problem, ProblemCode, SpecError
+from moe.spec import Problem, ProblemCode, SpecError, spec_error
 from moe.spec.patterns import matches
 from moe.storage import confined, links
 
@@ -162,7 +162,7 @@ class Locator:
         except (ImportError, ValueError) as error:
             code: ProblemCode = "not_installed" if isinstance(error, ImportError) else "unreadable"
             remedy = "install the missing package" if isinstance(error, ImportError) else _REMEDY
-            raise SpecError(Problem(code, place, pattern, f"cannot be opened: {error}", remedy)) from None
+            raise spec_error(code, place, pattern, f"cannot be opened: {error}", remedy) from None
         return locations or self._raise_not_found(place, pattern)
 
     def _looked_at(self, place: str, pattern: str, entries: Iterable[T]) -> Iterator[T]:
@@ -177,9 +177,7 @@ class Locator:
             rule = (
                 f"makes the service examine more than {self._max_names:,} names, including links and earlier patterns"
             )
-            raise SpecError(
-                Problem("too_large", place, pattern, rule, "move the files to a folder of their own, or list them")
-            )
+            raise spec_error("too_large", place, pattern, rule, "move the files to a folder of their own, or list them")
 
     def _resolve_links(self, place: str, pattern: str, path: str, below: str = "/") -> str:
         """The path with every link resolved; a relative path begins in `below`, which has no links. Raises Outside;
@@ -256,21 +254,19 @@ def _parse(place: str, pattern: str, roots: Sequence[str] | None) -> tuple[str, 
     """(protocol, path) by our own rules. fsspec parses only what they accept."""
     if "\0" in pattern or "::" in pattern:
         rule = "must not contain NUL" if "\0" in pattern else "must not be a chain of URLs ('::')"
-        raise SpecError(Problem("invalid_value", place, pattern, rule, _REMEDY))
+        raise spec_error("invalid_value", place, pattern, rule, _REMEDY)
     url = _URL.match(pattern)
     protocol, path = (url["protocol"], url["path"]) if url else ("file", pattern)
     protocol = "file" if protocol in _LOCAL else protocol
     if protocol == "file" and not path.startswith("/"):
-        raise SpecError(
-            Problem("invalid_value", place, pattern, "must be an absolute path or a URL", _root_remedy(roots))
-        )
+        raise spec_error("invalid_value", place, pattern, "must be an absolute path or a URL", _root_remedy(roots))
     if any(part == ".." for part in re.split(r"[/\\]", path if protocol == "file" else unquote(path))):
-        raise SpecError(Problem("not_allowed", place, pattern, "must not contain '..'", _REMEDY))
+        raise spec_error("not_allowed", place, pattern, "must not contain '..'", _REMEDY)
     if protocol != "file":
         return protocol, path
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if len(parts) > links.MAX_PARTS:
-        raise SpecError(Problem("too_large", place, pattern, _TOO_DEEP, "move the files to a less deep folder"))
+        raise spec_error("too_large", place, pattern, _TOO_DEEP, "move the files to a less deep folder")
     return protocol, "/" + "/".join(parts)
 
 
@@ -284,13 +280,13 @@ def _local_folders(roots: Sequence[str]) -> Iterator[str]:
 
 def _outside(place: str, pattern: str, roots: Sequence[str]) -> SpecError:
     rule = "lies outside the folders that this service may read"
-    return SpecError(Problem("not_allowed", place, pattern, rule, _root_remedy(roots)))
+    return spec_error("not_allowed", place, pattern, rule, _root_remedy(roots))
 
 
 def _outward(place: str, pattern: str, link: str, roots: Sequence[str]) -> SpecError:
     rule = f"contains a link that leads out of the folders that this service may read: {link}"
     remedy = f"remove the link, move its target below {' or '.join(roots)}, or list the other files"
-    return SpecError(Problem("not_allowed", place, pattern, rule, remedy))
+    return spec_error("not_allowed", place, pattern, rule, remedy)
 
 
 def _root_remedy(roots: Sequence[str] | None) -> str:
@@ -309,12 +305,10 @@ def _missing(place: str, pattern: str, error: OSError) -> SpecError:
         return NoFile(Problem("wrong_type", place, pattern, f"is {kind}", "name a file, or a pattern with *"))
     reason = error.strerror or str(error)
     if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
-        return SpecError(
-            Problem(
-                "unreadable", place, pattern, reason, "move the files to a less deep folder, or name the links' targets"
-            )
+        return spec_error(
+            "unreadable", place, pattern, reason, "move the files to a less deep folder, or name the links' targets"
         )
-    return SpecError(Problem("unreadable", place, pattern, f"cannot be read: {reason}", "check its permissions"))
+    return spec_error("unreadable", place, pattern, f"cannot be read: {reason}", "check its permissions")
 
 
 def _filesystem(protocol: str) -> Any:

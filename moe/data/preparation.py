@@ -9,7 +9,7 @@ from typing import Any
 
 from moe.data.cache import Cache, link
 from moe.data.corpus import Corpus
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 from moe.spec.bad_records import fields_without_effect
 from moe.spec.base import Spec
 
@@ -48,7 +48,7 @@ def find_or_build(
         build(empty)
         if current_key() != key:
             remedy = "leave its files unchanged until the run starts, and submit it again"
-            raise SpecError(Problem("changed", "data", None, "changed while it was read", remedy))
+            raise spec_error("changed", "data", None, "changed while it was read", remedy)
 
     def fill_from_shared(empty: Path) -> None:
         assert shared_dir is not None

@@ -12,7 +12,7 @@ from moe.data.lines import Lines
 from moe.data.locations import Locator
 from moe.evaluation.task_spec import TaskSpec
 from moe.evaluation.template import Template
-from moe.spec.errors import Problem, ProblemCode, SpecError
+from moe.spec.errors import Problem, ProblemCode, SpecError, spec_error
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACE = "dataset_kwargs.data_files"
@@ -53,7 +53,7 @@ def read_documents(task: TaskSpec, folder: Path) -> TaskDocuments:
     num_alike = max(Counter(documents).values()) if task.fewshot_split == task.split else 0
     if task.num_fewshot > (num_others := len(examples) - num_alike):
         rule = f"must be at most the {num_others:,} other documents of the split {task.fewshot_split}"
-        raise SpecError(Problem("out_of_range", "num_fewshot", task.num_fewshot, rule, "lower it, or add documents"))
+        raise spec_error("out_of_range", "num_fewshot", task.num_fewshot, rule, "lower it, or add documents")
     return TaskDocuments(documents, examples)
 
 
@@ -102,7 +102,7 @@ def _split(task: TaskSpec, split: str, folder: Path) -> tuple[TaskDocument, ...]
         place = f"{_PLACE}.{split}"
         if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "://" in path:
             rule = "must be a path below the task file's folder"
-            raise SpecError(Problem("not_allowed", place, path, rule, "put the file beside the task file"))
+            raise spec_error("not_allowed", place, path, rule, "put the file beside the task file")
         for location in Locator([str(folder)]).locate(place, f"{folder}/{path}"):
             lines = Lines(DataFile(place, location), remedy="shorten it")
             document_lines += [
@@ -110,9 +110,7 @@ def _split(task: TaskSpec, split: str, folder: Path) -> tuple[TaskDocument, ...]
             ]
     if not document_lines:
         paths = ", ".join(task.dataset_kwargs.paths(split))
-        raise SpecError(
-            Problem("empty", f"{_PLACE}.{split}", paths, "has no documents", "write one JSON object per line")
-        )
+        raise spec_error("empty", f"{_PLACE}.{split}", paths, "has no documents", "write one JSON object per line")
     columns = dict.fromkeys(column for line in document_lines for column in line.values)
     _refuse_words(task, tuple(columns))
     return tuple(_document(task, line, columns.keys()) for line in document_lines)

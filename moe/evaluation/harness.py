@@ -21,7 +21,7 @@ from moe.evaluation.documents import TaskDocument
 from moe.evaluation.scores import Score, TaskScores
 from moe.evaluation.task_file import EvaluationTask
 from moe.evaluation.task_spec import METRICS, GenerationKwargs, MetricSpec, TaskSpec
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, SpecError, spec_error
 from moe.spec.generation import GenerationSpec
 from moe.tasks.language.generator import LanguageGenerator
 
@@ -47,9 +47,7 @@ def evaluate(generator: LanguageGenerator, tasks: Sequence[EvaluationTask], limi
             )  # fmt: skip
         except OverflowError:
             rule = "overflows: the texts are too unlikely for this model"
-            raise SpecError(
-                Problem("not_finite", "metric_list", "perplexity", rule, "use bits_per_byte instead")
-            ) from None
+            raise spec_error("not_finite", "metric_list", "perplexity", rule, "use bits_per_byte instead") from None
     return TaskScores(tuple(row for task in tasks for row in _rows(task, results)), model.num_cut)
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from moe.evaluation.documents import TaskDocuments, read_documents
 from moe.evaluation.task_spec import TaskSpec
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import Problem, SpecError, spec_error
 from moe.spec.files import MAX_DEPTH, MAX_SPEC_BYTES, read_plain
 
 _MAX_TASKS = 1000
@@ -34,7 +34,7 @@ def read_tasks(path: str | Path) -> tuple[EvaluationTask, ...]:
     entries = content if isinstance(content, list) else [content]
     if not 0 < len(entries) <= _MAX_TASKS:
         rule = f"must have 1 to {_MAX_TASKS:,} tasks"
-        raise SpecError(Problem("out_of_range", path.name, len(entries), rule, "write one task, or a list"))
+        raise spec_error("out_of_range", path.name, len(entries), rule, "write one task, or a list")
     places = [f"{path.name}: " + (f"[{at}]." if content is entries else "") for at in range(len(entries))]
     specs, problems = list[TaskSpec](), list[Problem]()
     for place, entry in zip(places, entries, strict=True):
@@ -58,7 +58,7 @@ def read_tasks(path: str | Path) -> tuple[EvaluationTask, ...]:
 
 def _spec(entry: Any) -> TaskSpec:
     if not isinstance(entry, dict):
-        raise SpecError(Problem("wrong_type", "", entry, "must be a task: a mapping of keys", "write its keys"))
+        raise spec_error("wrong_type", "", entry, "must be a task: a mapping of keys", "write its keys")
     fields = TaskSpec.model_fields
     rule = "is not a supported key: tasks are data and run no code"
     remedy = f"omit it; keys are {', '.join(fields)}"
@@ -91,14 +91,12 @@ def _refuse_tags(path: Path) -> None:
             if tag is not None:
                 mark: Any = event.start_mark
                 line = mark.line + 1
-                raise SpecError(
-                    Problem(
-                        "unsupported",
-                        f"{path.name}, line {line}",
-                        tag,
-                        "is a tag, which tasks may not have",
-                        "replace it with plain data",
-                    )
+                raise spec_error(
+                    "unsupported",
+                    f"{path.name}, line {line}",
+                    tag,
+                    "is a tag, which tasks may not have",
+                    "replace it with plain data",
                 )
     except (yaml.YAMLError, ValueError) as error:
         if isinstance(error, SpecError):

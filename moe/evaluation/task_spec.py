@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from moe.evaluation.template import REMEDY, RULE, NotPlain, Template
 from moe.spec.base import Count, CountOrZero, NonNegative, Positive, Spec, Text
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import Problem, SpecError, spec_error
 from moe.spec.generation import GenerationSpec
 
 OutputType = Literal["loglikelihood", "multiple_choice", "loglikelihood_rolling", "generate_until"]
@@ -87,9 +87,7 @@ class GenerationKwargs(Spec):
     def _as_ours(self) -> "GenerationKwargs":
         if self.do_sample is not None and self.do_sample != (self.temperature > 0):
             rule = f"contradicts temperature (={self.temperature:g})"
-            raise SpecError(
-                Problem("conflict", "do_sample", self.do_sample, rule, "omit it: any temperature above 0 samples")
-            )
+            raise spec_error("conflict", "do_sample", self.do_sample, rule, "omit it: any temperature above 0 samples")
         self.spec("")
         return self
 
@@ -155,7 +153,7 @@ class TaskSpec(Spec):
             try:
                 Template.parse(str(text))
             except NotPlain as error:
-                raise SpecError(Problem("invalid_syntax", "", str(error), RULE, REMEDY)) from None
+                raise spec_error("invalid_syntax", "", str(error), RULE, REMEDY) from None
         return value
 
     @model_validator(mode="after")

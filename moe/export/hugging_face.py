@@ -13,7 +13,7 @@ from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
 from moe.parallel import Layout
 from moe.plan import Plan
-from moe.spec import LanguageModelSpec, Problem, SpecError, UpcycleSpec, model_spec
+from moe.spec import LanguageModelSpec, UpcycleSpec, model_spec, spec_error
 from moe.storage.home import expand_home
 from moe.tasks.build import build_model
 
@@ -69,9 +69,7 @@ def save_hf(
     """
     load_record = getattr(model, "hugging_face", None)
     if spec is None and load_record is None:
-        raise SpecError(
-            Problem("missing", "spec", None, "is required for a model that was not loaded by load_hf", "pass it")
-        )
+        raise spec_error("missing", "spec", None, "is required for a model that was not loaded by load_hf", "pass it")
     if load_record is not None and spec is None:
         save_folder(
             load_record.spec,

@@ -12,7 +12,7 @@ from moe.interchange.family import Family
 from moe.interchange.fitting import rows_of
 from moe.interchange.headers import entries
 from moe.interchange.hub_folder import HubFolder
-from moe.spec import AdapterSpec, LanguageModelSpec, Problem, ProblemCode, SpecError
+from moe.spec import AdapterSpec, LanguageModelSpec, Problem, ProblemCode, SpecError, spec_error
 from moe.spec.patterns import matches, starred
 
 PICKLE = "adapter_model.bin"
@@ -35,7 +35,7 @@ class AdapterFolder:
             if folder.has(PICKLE):
                 rule += f", but a pickle ({PICKLE}), which can run code and is never loaded"
                 remedy = "if you trust it, save it as safetensors"
-            raise SpecError(Problem("not_found", place, self.url, rule, remedy))
+            raise spec_error("not_found", place, self.url, rule, remedy)
         self.location = folder.find(WEIGHTS)
         self.tensors = {
             entry.name: Held(entry.name, entry.shape, entry) for entry in entries(WEIGHTS, self.location, place)
@@ -48,15 +48,13 @@ class AdapterFolder:
         Raises SpecError if the adapter is another model's, was filled in from another config, or contradicts the
         folder."""
         if adapter.get("from_config") not in (None, self._digest):
-            raise SpecError(Problem("changed",
+            raise spec_error("changed",
                 self._place, self.url, f"has another {CONFIG} than the one the other fields came from",
                 f"write only {place}: {{from: FOLDER}}",
-            ))  # fmt: skip
+            )  # fmt: skip
         if (kind := self._config.get("peft_type")) != KIND:
             rule = f"must be {KIND!r}, the only supported kind"
-            raise SpecError(
-                Problem("unsupported", f"{self._says}:peft_type", kind, rule, "name the folder of a LoRA adapter")
-            )
+            raise spec_error("unsupported", f"{self._says}:peft_type", kind, rule, "name the folder of a LoRA adapter")
         fields = {name: self._value(*key_and_kinds) for name, key_and_kinds in _FIELDS.items()}
         problems = [
             Problem("mismatch", f"{place}.{name}", adapter[name], f"must be {value!r}, as {self._says} says", "omit it")
@@ -120,9 +118,7 @@ class AdapterFolder:
         value = self._config.get(key, False if bool in kinds else None)
         if type(value) not in kinds:
             rule = "must be true or false" if bool in kinds else "must be a number"
-            raise SpecError(
-                Problem("wrong_type", f"{self._says}:{key}", value, rule, "download the file again, or correct it")
-            )
+            raise spec_error("wrong_type", f"{self._says}:{key}", value, rule, "download the file again, or correct it")
         return value
 
     def _dropout(self) -> Any:
@@ -131,7 +127,7 @@ class AdapterFolder:
         if type(value) not in (int, float) or not 0 <= value < 1:
             code: ProblemCode = "out_of_range" if type(value) in (int, float) else "wrong_type"
             rule = "must be a number from 0 to below 1"
-            raise SpecError(Problem(code, f"{self._says}:lora_dropout", value, rule, "correct it"))
+            raise spec_error(code, f"{self._says}:lora_dropout", value, rule, "correct it")
         return value
 
     def _find_adapted_matrices(self, spec: LanguageModelSpec, family: Family) -> set[str]:

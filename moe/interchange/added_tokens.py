@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from moe.data.special_tokens import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 ADDED_TOKENS = "added_tokens.json"
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -38,7 +38,7 @@ def with_added_tokens(tokenizer: bytes, beside: Mapping[str, bytes], place: str)
         if text and (actual_id := vocabulary.ids.get(text)) != id:
             rule = f"has the id {id} here but {actual_id} in tokenizer.json"
             remedy = "download both files again"
-            raise SpecError(Problem("conflict", f"{place}/{file}", text, rule, remedy))
+            raise spec_error("conflict", f"{place}/{file}", text, rule, remedy)
     if vocabulary.tokens_in_order == before:
         return tokenizer
     return json.dumps({**content, "added_tokens": vocabulary.tokens_in_order}).encode()
@@ -150,13 +150,11 @@ class _TokenDeclarations:
 
 def _entries(decoder: Any, place: str) -> Iterable[tuple[int, _Token]]:
     if not isinstance(decoder, dict):
-        raise SpecError(
-            Problem("wrong_type", place, None, "has an added_tokens_decoder that is not an object", "correct it")
-        )
+        raise spec_error("wrong_type", place, None, "has an added_tokens_decoder that is not an object", "correct it")
     for key, value in decoder.items():
         if not key.isdecimal() or not isinstance(value, dict) or not isinstance(value.get("content"), str):
             rule = "must be a token id with an object that has its content"
-            raise SpecError(Problem("wrong_type", f"{place}:added_tokens_decoder", key, rule, "correct it"))
+            raise spec_error("wrong_type", f"{place}:added_tokens_decoder", key, rule, "correct it")
         yield int(key), _token(value)
 
 

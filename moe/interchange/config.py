@@ -9,7 +9,7 @@ from moe.interchange.family import Family, Fields
 from moe.interchange.ignored import BOOKKEEPING, GENERATION, REASONS, SO_ANYWAY, explain_ignored_keys, refused_dropout
 from moe.interchange.quantization import Quantization, quantization_of
 from moe.interchange.reading import Reading
-from moe.spec import LanguageModelSpec, Problem, SpecError
+from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
 from moe.spec.errors import in_words
 from moe.spec.language.attention import MAX_LAYERS
 
@@ -60,14 +60,12 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
     reading = Reading(config, place, family.defaults, family.aliases)
     layers = reading.raw("num_hidden_layers")
     if isinstance(layers, int) and not 1 <= layers <= MAX_LAYERS:  # before anything is listed layer by layer
-        raise SpecError(
-            Problem(
-                "out_of_range",
-                f"{place}:num_hidden_layers",
-                layers,
-                f"must be from 1 to {MAX_LAYERS:,}",
-                "correct config.json",
-            )
+        raise spec_error(
+            "out_of_range",
+            f"{place}:num_hidden_layers",
+            layers,
+            f"must be from 1 to {MAX_LAYERS:,}",
+            "correct config.json",
         )
     fields: Fields = {"kind": "language"}
     keys: dict[str, tuple[str, ...]] = {}
@@ -131,8 +129,8 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
     """The family that a config is of. Raises SpecError; `place` is the file's name in it."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in BY_TYPE:
-        raise SpecError(Problem("unsupported", f"{place}:model_type", kind, f"must be one of {', '.join(BY_TYPE)}",
-                                "use a model of one of these families"))  # fmt: skip
+        raise spec_error("unsupported", f"{place}:model_type", kind, f"must be one of {', '.join(BY_TYPE)}",
+                                "use a model of one of these families")  # fmt: skip
     return BY_TYPE[kind]
 
 
@@ -284,7 +282,7 @@ def _update_origin(spec: LanguageModelSpec, origin_config: Mapping[str, Any], dt
         config |= changes
     if unlike := list(differences(spec, config)):
         rule = f"can no longer be expressed as {config['model_type']}: {'; '.join(unlike)}"
-        raise SpecError(Problem("unsupported", "model", None, rule, "remove the fields beside `from`"))
+        raise spec_error("unsupported", "model", None, rule, "remove the fields beside `from`")
     return _for_any_release(config, spec, family, dtype)
 
 

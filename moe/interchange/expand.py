@@ -10,7 +10,7 @@ from moe.interchange.catalog import family_in
 from moe.interchange.config import describe_config
 from moe.interchange.hub_folder import CONFIG, HubFolder, folder_of
 from moe.interchange.mixture import mixture
-from moe.spec import LanguageModelSpec, Problem, SpecError, expansion
+from moe.spec import LanguageModelSpec, SpecError, expansion, spec_error
 
 _WHOLE = {"kind", "model_dim", "num_layers", "attention", "vocab_size"}
 """Fields of a model that has been filled in."""
@@ -84,25 +84,23 @@ def _expand(model: Mapping[str, Any], roots: Sequence[str] | None, place: str, i
     if not isinstance(model.get("from"), str) or (model.keys() >= _WHOLE and model.get("from_config") is None):
         return dict(model)
     if model.get("preset") is not None:
-        raise SpecError(
-            Problem(
-                "conflict",
-                f"{place}.preset",
-                model["preset"],
-                "conflicts with `from`, which determines it",
-                "omit one of them",
-            )
+        raise spec_error(
+            "conflict",
+            f"{place}.preset",
+            model["preset"],
+            "conflicts with `from`, which determines it",
+            "omit one of them",
         )
     model = {**model, "from": folder_of(model["from"])}
     folder = HubFolder(model["from"], roots, f"{place}.from")
     config, digest = folder.config()
     if model.keys() >= _WHOLE:
         if model["from_config"] != digest:
-            raise SpecError(Problem("changed",
+            raise spec_error("changed",
                 f"{place}.from", model["from"],
                 f"has another {CONFIG} than the one the other fields of {place} came from",
                 f"write only {place}: {{from: FOLDER}} and the fields to change",
-            ))  # fmt: skip
+            )  # fmt: skip
         return dict(model)
     file = folder.path(CONFIG)
     description = describe_config(config, file)
@@ -118,13 +116,13 @@ def _expand(model: Mapping[str, Any], roots: Sequence[str] | None, place: str, i
         if problems:
             raise SpecError(problems) from None
     if is_trained and description.asks_router_loss and not _says(model, "moe.aux_coefficient"):
-        raise SpecError(Problem("unsupported",
+        raise spec_error("unsupported",
             f"{file}:output_router_logits", True, "uses a loss over all layers together, which is not supported",
             (
 f"set the balancing loss, {place}: {{from: FOLDER, moe: {{aux_coefficient: 0.01}}}}, or "
 "0 for none"
 ),
-        ))  # fmt: skip
+        )  # fmt: skip
     provenance = {"ignored_keys": description.ignored_keys, "from_config": digest}
     if model.get("upcycle") is not None:
         return {**mixture(description, model, place), **provenance}

@@ -12,7 +12,7 @@ from moe.interchange.family import LAYER, Family, TensorRow, sizes_of
 from moe.interchange.hub_folder import CONFIG
 from moe.interchange.pieces import ParameterPiece
 from moe.interchange.upcycled import begins_anew, piece_of
-from moe.spec import LanguageModelSpec, Problem, SpecError
+from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
 from moe.spec.adapter import is_adapter
 
 LM_HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -145,7 +145,7 @@ def _check_size(spec: LanguageModelSpec, catalog: Catalog) -> None:
     num_matrices = sum(math.prod(tensor.shape[:-2]) for tensor in catalog.tensors.values())
     if num_experts > num_matrices:
         rule = f"would have {num_experts:,} experts in all layers, but the folder has {num_matrices:,} matrices"
-        raise SpecError(Problem("mismatch", catalog.folder.path(CONFIG), None, rule, _REMEDY))
+        raise spec_error("mismatch", catalog.folder.path(CONFIG), None, rule, _REMEDY)
 
 
 def _once(problems: list[Problem]) -> Iterator[Problem]:

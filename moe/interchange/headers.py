@@ -1,7 +1,7 @@
 """Headers of a model's safetensors files, read before any weight is. No torch."""
 
 from moe.data.locations import Location
-from moe.spec import Problem, ProblemCode, SpecError
+from moe.spec import ProblemCode, spec_error
 from moe.storage.tensor_header import HeaderEntry, read_header
 
 
@@ -17,5 +17,5 @@ def entries(file: str, location: Location, place: str) -> list[HeaderEntry]:
     except (ValueError, OSError) as error:
         code: ProblemCode = "unreadable" if isinstance(error, OSError) else "corrupt"
         remedy = "download the file again"
-        raise SpecError(Problem(code, place, str(location), f"is not a valid {file}: {error}", remedy)) from None
+        raise spec_error(code, place, str(location), f"is not a valid {file}: {error}", remedy) from None
     return tensor_entries

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from moe.data.locations import Location, Locator, NoFile
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 CONFIG, INDEX, SINGLE, SEALS = ("config.json", "model.safetensors.index.json", "model.safetensors", "shardyard.json")
 MAX_CONFIG_BYTES = 1 << 24
@@ -31,9 +31,7 @@ class HubFolder:
     def __init__(self, url: str, roots: Sequence[str] | None, place: str = "model.from") -> None:
         self.url, self.place = url.rstrip("/"), place
         if "*" in url:
-            raise SpecError(
-                Problem("invalid_value", place, url, "must name one folder, without *", "name the model's folder")
-            )
+            raise spec_error("invalid_value", place, url, "must name one folder, without *", "name the model's folder")
         self._locator = Locator(roots)
 
     def path(self, name: str) -> str:
@@ -73,11 +71,11 @@ class HubFolder:
             with location.raw() as file:
                 content = file.read(max_bytes + 1)
         except OSError as error:
-            raise SpecError(Problem("unreadable", self.place, self.path(name), f"cannot be read: {error}",
-                                    "check its permissions")) from None  # fmt: skip
+            raise spec_error("unreadable", self.place, self.path(name), f"cannot be read: {error}",
+                                    "check its permissions") from None  # fmt: skip
         if len(content) > max_bytes:
-            raise SpecError(Problem("too_large", self.place, self.path(name), f"has more than {max_bytes:,} bytes",
-                                    "use the model's original file"))  # fmt: skip
+            raise spec_error("too_large", self.place, self.path(name), f"has more than {max_bytes:,} bytes",
+                                    "use the model's original file")  # fmt: skip
         return content
 
     def read_json(self, name: str, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
@@ -90,14 +88,8 @@ class HubFolder:
             if not isinstance(value, dict):
                 raise ValueError(f"it holds a {type(value).__name__}, not an object")
         except (ValueError, RecursionError) as error:
-            raise SpecError(
-                Problem(
-                    "invalid_syntax",
-                    self.place,
-                    self.path(name),
-                    f"is not valid JSON: {error}",
-                    "download the file again",
-                )
+            raise spec_error(
+                "invalid_syntax", self.place, self.path(name), f"is not valid JSON: {error}", "download the file again"
             ) from None
         return value
 
@@ -122,33 +114,29 @@ class HubFolder:
             if pickle is not None:
                 rule += f", but pickles ({pickle}), which can run code and are never loaded"
                 remedy = "if you trust them, convert them to safetensors"
-            raise SpecError(Problem("not_found", self.place, self.url, rule, remedy))
+            raise spec_error("not_found", self.place, self.url, rule, remedy)
         self._require_few(len(files))
         return files
 
     def _require_few(self, num_files: int) -> None:
         if num_files > MAX_FILES:
             rule = f"has weights in {num_files:,} files; the limit is {MAX_FILES:,}"
-            raise SpecError(Problem("too_large", self.place, self.url, rule, "save it in larger shards"))
+            raise spec_error("too_large", self.place, self.url, rule, "save it in larger shards")
 
     def _read_index(self) -> Iterator[str]:
         """Names of files that the index names."""
         index = self.read_json(INDEX, MAX_INDEX_BYTES)
         where = index.get("weight_map")
         if not isinstance(where, dict) or not where:
-            raise SpecError(
-                Problem("corrupt", self.place, self.path(INDEX), "has no weight_map", "download the file again")
-            )
+            raise spec_error("corrupt", self.place, self.path(INDEX), "has no weight_map", "download the file again")
         for tensor, name in where.items():
             if not isinstance(name, str) or not _SHARD.fullmatch(name):
-                raise SpecError(
-                    Problem(
-                        "corrupt",
-                        self.place,
-                        self.path(INDEX),
-                        f"places {tensor!r} in {name!r}, which is not a .safetensors file of this folder",
-                        "download the file again",
-                    )
+                raise spec_error(
+                    "corrupt",
+                    self.place,
+                    self.path(INDEX),
+                    f"places {tensor!r} in {name!r}, which is not a .safetensors file of this folder",
+                    "download the file again",
                 )
             yield name
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from moe.interchange.config import ConfigDescription, anew, build_config, differences, meaning
 from moe.interchange.families import BY_TYPE
-from moe.spec import LanguageModelSpec, Problem, SpecError, UpcycleSpec, expansion
+from moe.spec import LanguageModelSpec, Problem, SpecError, UpcycleSpec, expansion, spec_error
 from moe.spec.problems import problems_of
 from moe.spec.upcycle import MixtureFamily
 
@@ -31,7 +31,7 @@ def mixture(description: ConfigDescription, job_model: Mapping[str, Any], place:
     model, place = place, f"{place}.upcycle"
     if (name := description.family.model_types[0]) not in ("llama", "qwen3"):
         rule = f"requires a llama or qwen3, but this folder has a {name}, which already has experts"
-        raise SpecError(Problem("conflict", place, None, rule, "omit upcycle, or name another folder by from"))
+        raise spec_error("conflict", place, None, rule, "omit upcycle, or name another folder by from")
     upcycle = _upcycle(job_model["upcycle"], place)
     dense = {key: value for key, value in description.model_fields.items() if key != "ffn_dim"}
     ffn_dim = description.model_fields["ffn_dim"]

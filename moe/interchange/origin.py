@@ -12,7 +12,7 @@ from moe.interchange.family import Family
 from moe.interchange.fitting import LM_HEAD, Fit, alternatives, expected_tensors, fit
 from moe.interchange.hub_folder import MAX_CONFIG_BYTES, HubFolder
 from moe.interchange.mixture import config_of
-from moe.spec import LanguageModelSpec, Problem, SpecError
+from moe.spec import LanguageModelSpec, spec_error
 from moe.storage.folder import MAX_READ_BYTES
 
 RECORD = "origin.json"
@@ -86,8 +86,8 @@ class Origin:
         """The record of which `read` gives the files. Raises SpecError for another release's."""
         record = json.loads(read(RECORD))
         if record.get("version") != _VERSION:
-            raise SpecError(Problem("wrong_version", RECORD, record.get("version"), f"must have version {_VERSION}",
-                                    "export with the release that wrote it"))  # fmt: skip
+            raise spec_error("wrong_version", RECORD, record.get("version"), f"must have version {_VERSION}",
+                                    "export with the release that wrote it")  # fmt: skip
         return cls(
             record["url"], record["config"], record["dtype"], record["dtypes"], tuple(record["untrained"]),
             record["keeps_tied"], {path: read(name) for path, name in record["files"].items()}, record.get("digest"),

@@ -34,7 +34,7 @@ from moe.interchange.tensor_reader import DTYPES, NAMES, TensorReader
 from moe.interchange.tokenizer import export_tokenizer
 from moe.parallel import plain_collectives
 from moe.parallel.problems import raise_on_all_ranks
-from moe.spec import LanguageModelSpec, Problem, SpecError
+from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
 from moe.spec.parameter import Slices
 from moe.storage.folder import Folder
 from moe.storage.tensor_header import ITEM_BYTES, header_bytes
@@ -152,14 +152,8 @@ def _whence(origin: Origin, roots: Sequence[str] | None) -> Catalog:
         rule = f"must still be readable: {len(origin.untrained)} untrained tensors are copied from it"
         raise SpecError([Problem("not_found", "model.from", origin.url, rule, "restore it"), *error.problems]) from None
     if missing_names := [name for name in origin.untrained if name not in folder_catalog.tensors]:
-        raise SpecError(
-            Problem(
-                "changed",
-                "model.from",
-                origin.url,
-                f"no longer holds {missing_names[0]}",
-                "restore its original content",
-            )
+        raise spec_error(
+            "changed", "model.from", origin.url, f"no longer holds {missing_names[0]}", "restore its original content"
         )
     return folder_catalog
 

@@ -16,7 +16,7 @@ from typing import Any
 from moe.data.special_tokens import SPECIAL_TOKENS_MAP
 from moe.interchange.added_tokens import ADDED_TOKENS, with_added_tokens
 from moe.interchange.hub_folder import MAX_CONFIG_BYTES, HubFolder
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 from moe.storage.folder import MAX_READ_BYTES
 
 JSON, CONFIG, TIKTOKEN = "tokenizer.json", "tokenizer_config.json", "tiktoken.model"
@@ -50,8 +50,8 @@ def tokenizer_json(url: str, roots: Sequence[str] | None = None) -> bytes:
     }
     exported_files = export_tokenizer(files, folder.url)
     if JSON not in exported_files:
-        raise SpecError(Problem("not_found", folder.place, folder.url, f"has neither {JSON} nor {TIKTOKEN}",
-                                "add the model's tokenizer"))  # fmt: skip
+        raise spec_error("not_found", folder.place, folder.url, f"has neither {JSON} nor {TIKTOKEN}",
+                                "add the model's tokenizer")  # fmt: skip
     return exported_files[JSON]
 
 
@@ -76,8 +76,8 @@ def export_tokenizer(files: Mapping[str, bytes], place: str = "model.from") -> d
     try:
         exported_files[JSON] = of_tiktoken(exported_files.pop(TIKTOKEN), special_tokens(config)).encode()
     except ValueError as error:
-        raise SpecError(Problem("invalid_syntax", f"{place}/{TIKTOKEN}", None, f"is not a valid tiktoken file: {error}",
-                                "use the model's original file")) from None  # fmt: skip
+        raise spec_error("invalid_syntax", f"{place}/{TIKTOKEN}", None, f"is not a valid tiktoken file: {error}",
+                                "use the model's original file") from None  # fmt: skip
     return exported_files
 
 
@@ -85,7 +85,7 @@ def _object(content: bytes, place: str) -> dict[str, Any]:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise SpecError(Problem("invalid_syntax", place, None, f"is not valid JSON: {error}", "correct it")) from None
+        raise spec_error("invalid_syntax", place, None, f"is not valid JSON: {error}", "correct it") from None
     return value if isinstance(value, dict) else {}
 
 

@@ -18,7 +18,7 @@ from moe.parallel.accelerator import accelerator
 from moe.parallel.collective import all_gather_single, collective, reduce_scatter_single
 from moe.parallel.mesh import Layout
 from moe.parallel.parameters import part_of, split_further
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 
 def shard_block(
@@ -49,14 +49,12 @@ def shard_block(
 def _check_even(parameter: nn.Parameter, dim: int, axis: str, layout: Layout, path: str) -> None:
     size, degree = parameter.shape[dim], layout.degree(axis)
     if dim and size % degree:
-        raise SpecError(
-            Problem(
-                "not_divisible",
-                f"{path}.shape[{dim}]",
-                size,
-                f"must be divisible by the {axis} degree (={degree})",
-                "split the first dimension, which need not divide evenly",
-            )
+        raise spec_error(
+            "not_divisible",
+            f"{path}.shape[{dim}]",
+            size,
+            f"must be divisible by the {axis} degree (={degree})",
+            "split the first dimension, which need not divide evenly",
         )
 
 
@@ -75,14 +73,12 @@ def _shard(
     assert over is not None
     trainable = (parameter for parameter in module.parameters() if id(parameter) in dims and parameter.requires_grad)
     if len(dtypes := {str(parameter.dtype) for parameter in trainable}) > 1:
-        raise SpecError(
-            Problem(
-                "dtype_mismatch",
-                label,
-                sorted(dtypes),
-                "must have one dtype, since FSDP gathers it in one tensor",
-                "convert its parameters, or keep some of them whole",
-            )
+        raise spec_error(
+            "dtype_mismatch",
+            label,
+            sorted(dtypes),
+            "must have one dtype, since FSDP gathers it in one tensor",
+            "convert its parameters, or keep some of them whole",
         )
     splits = {
         name: split_further(part_of(parameter), axis, dims[id(parameter)])

@@ -15,7 +15,7 @@ from moe.plan import ModuleLayout, Plan
 from moe.plan.candidate import Recompute
 from moe.plan.executable import refusal
 from moe.plan.placement import Placement
-from moe.spec import Problem, SpecError
+from moe.spec import SpecError, spec_error
 
 DATA_AXES = ("data_replica", "fsdp")
 """Axes along which ranks have different rows."""
@@ -75,9 +75,9 @@ class Layout:
         device = torch.device(device)
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         if world_size != plan.num_workers:
-            raise SpecError(Problem("mismatch", "plan.num_workers", plan.num_workers,
+            raise spec_error("mismatch", "plan.num_workers", plan.num_workers,
                                     f"must equal the number of processes (={world_size})",
-                                    "plan again for the current number of processes"))  # fmt: skip
+                                    "plan again for the current number of processes")  # fmt: skip
         options = plan.options
         return cls.over(
             plan.degrees.axes, device, options.ranks_per_node, timeout_s=timeout_s, num_chunks=options.num_chunks,

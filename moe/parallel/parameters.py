@@ -13,7 +13,7 @@ from moe.parallel.tensor import SequenceSharded
 from moe.plan.placement import FSDP_AXES
 from moe.plan.profile import OURS
 from moe.random import init_uniform_
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, spec_error
 from moe.spec.form import SCALES, kept
 from moe.spec.parameter import Parameter
 from moe.spec.patterns import matches
@@ -231,9 +231,9 @@ def _extent(part: ParameterShard, layout: Layout, name: str) -> tuple[list[int],
     sizes, first = list(part.shape), [0] * len(part.shape)
     for axis, dim in part.splits:
         if sizes[dim] % layout.degree(axis):
-            raise SpecError(Problem("not_divisible", f"{name}.shape[{dim}]", sizes[dim],
+            raise spec_error("not_divisible", f"{name}.shape[{dim}]", sizes[dim],
                                     f"must be divisible by the {axis} degree (={layout.degree(axis)})",
-                                    "use another size, or a degree that divides it"))  # fmt: skip
+                                    "use another size, or a degree that divides it")  # fmt: skip
         sizes[dim] //= layout.degree(axis)
         first[dim] += layout.index(axis) * sizes[dim]
     return sizes, first

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import TypeVar
 
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import spec_error
 
 Name = TypeVar("Name", bound=str)
 
@@ -16,4 +16,4 @@ def one_of(place: str, value: object, names: Collection[Name]) -> Name | None:
         if value == name:
             return name
     rule = f"must be {' or '.join(names)}" if len(names) == 2 else f"must be one of {', '.join(names)}"
-    raise SpecError(Problem("not_a_choice", place, value, rule, "correct it or omit it"))
+    raise spec_error("not_a_choice", place, value, rule, "correct it or omit it")

@@ -11,7 +11,7 @@ from moe.plan.plan import MemoryEstimate, Plan
 from moe.plan.profile import EXECUTORS
 from moe.plan.search.explain import kind_of_time, layout_of, seconds_of, size_of
 from moe.plan.svg import require_matplotlib, svg_of
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,7 +63,7 @@ def figure_of(plan: Plan) -> "Figure":
     Raises SpecError for a module's plan, which has a single layout, and if matplotlib is not installed.
     """
     if plan.module is not None:
-        raise SpecError(Problem("not_applicable", "module", None, "has no layouts to draw", "draw it with --module"))
+        raise spec_error("not_applicable", "module", None, "has no layouts to draw", "draw it with --module")
     require_matplotlib("draw")
     from matplotlib.figure import Figure
 

@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from moe.plan.degrees import ShardCounts
 from moe.plan.profile import OURS, Axes, Axis
-from moe.spec import ModelSpec, Problem, SpecError
+from moe.spec import ModelSpec, Problem, SpecError, spec_error
 from moe.spec.base import Count, CountOrZero, Spec, Text
 from moe.spec.form import ITEM_BYTES, kept
 from moe.spec.parameter import Parameter
@@ -70,14 +70,12 @@ class Placements:
         self._unused_keys: set[tuple[str, tuple[int, ...]]] = set()
         for placement in placements:
             if (key := (placement.parameter, placement.shape)) in self._of:
-                raise SpecError(
-                    Problem(
-                        "duplicate",
-                        "placements",
-                        placement.parameter,
-                        f"occurs twice in shape {list(placement.shape)}",
-                        "remove one of them",
-                    )
+                raise spec_error(
+                    "duplicate",
+                    "placements",
+                    placement.parameter,
+                    f"occurs twice in shape {list(placement.shape)}",
+                    "remove one of them",
                 )
             self._of[key] = placement
             self._unused_keys.add(key)
@@ -88,8 +86,8 @@ class Placements:
             if (placement := self._of.get(key)) is not None:
                 self._unused_keys.discard(key)
                 return placement
-        raise SpecError(Problem("missing", "placements", path, f"has no placement in shape {list(shape)}",
-                                "add a placement of this parameter and shape"))  # fmt: skip
+        raise spec_error("missing", "placements", path, f"has no placement in shape {list(shape)}",
+                                "add a placement of this parameter and shape")  # fmt: skip
 
     def check_used(self) -> None:
         """Raise SpecError for placements of no parameter."""

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.plan import MadeFor, Plan
-from moe.spec import JobSpec, Problem, SpecError
+from moe.spec import JobSpec, SpecError, spec_error
 from moe.spec.problems import problems_of
 
 PLANNER = "11"
@@ -71,20 +71,16 @@ def load(path: str | Path) -> Plan:
         return Plan.model_validate_json(text)
     except ValidationError as error:
         if any(detail["type"] == "json_invalid" for detail in error.errors()):
-            raise SpecError(
-                Problem(
-                    "invalid_syntax",
-                    name,
-                    None,
-                    "is not a plan",
-                    "name a file written by `shardyard plan` with --save or --json",
-                )
+            raise spec_error(
+                "invalid_syntax",
+                name,
+                None,
+                "is not a plan",
+                "name a file written by `shardyard plan` with --save or --json",
             ) from None
         if isinstance(data := json.loads(text), dict) and {"stored", "considered"} < data.keys():
-            raise SpecError(
-                Problem(
-                    "wrong_type", name, None, "is the plan of a module", "name the plan of a job, written by --save"
-                )
+            raise spec_error(
+                "wrong_type", name, None, "is the plan of a module", "name the plan of a job, written by --save"
             ) from None
         raise SpecError([replace(problem, path=f"{name}: {problem.path}") for problem in problems_of(error)]) from None
 
@@ -93,9 +89,7 @@ def require_same(stored_plan: Plan, now: Plan, name: str) -> None:
     """Raise SpecError if the plan stored in file `name` was made for other inputs than `now`."""
     if parts := differences(stored_plan, now):
         parts_in_words = " and another ".join(parts)
-        raise SpecError(
-            Problem("mismatch", name, None, f"was made for another {parts_in_words}", "plan again and save that")
-        )
+        raise spec_error("mismatch", name, None, f"was made for another {parts_in_words}", "plan again and save that")
 
 
 def differences(plan: Plan, now: Plan) -> list[str]:

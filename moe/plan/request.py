@@ -10,7 +10,7 @@ from moe.plan.named_option import one_of
 from moe.plan.profile import PROFILES
 from moe.plan.query import GOALS, PlanQuery
 from moe.plan.software import SOFTWARE
-from moe.spec import JobSpec, Problem, SpecError
+from moe.spec import JobSpec, spec_error
 from moe.spec.files import read_plain
 
 MAX_RUNNERS_UP = 100
@@ -34,7 +34,7 @@ def plan_request(fields: Any) -> PlanRequest:
     parts = fields if isinstance(fields, dict) and "spec" in fields else {"spec": fields}
     for key in parts:
         if key not in ("spec", "cluster", *_QUERY_KEYS):
-            raise SpecError(Problem("unknown_key", key, parts[key], "is not a key of a plan request", "remove it"))
+            raise spec_error("unknown_key", key, parts[key], "is not a key of a plan request", "remove it")
     cluster = parts.get("cluster")
     return PlanRequest(
         spec=JobSpec.parse(parts["spec"]),
@@ -52,9 +52,7 @@ def plan_request(fields: Any) -> PlanRequest:
 def _whole_number(name: str, value: Any, limit: int = 1_000_000) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 < value <= limit):
         return value
-    raise SpecError(
-        Problem("out_of_range", name, value, f"must be a whole number from 1 to {limit}", "correct it or omit it")
-    )
+    raise spec_error("out_of_range", name, value, f"must be a whole number from 1 to {limit}", "correct it or omit it")
 
 
 def read_plan_request(path: str | Path) -> PlanRequest:

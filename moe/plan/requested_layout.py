@@ -5,7 +5,7 @@ from typing import Any
 
 from moe.plan.plan import Plan
 from moe.plan.request import PlanRequest
-from moe.spec import JobSpec, ParallelSpec, Problem, SpecError
+from moe.spec import JobSpec, ParallelSpec, spec_error
 
 Layout = dict[str, bool | int | str]
 """Fields of `parallel`."""
@@ -19,18 +19,16 @@ def parse_layout(text: str, place: str) -> Layout:
     for part in text.split(","):
         name, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not name or not value:
-            raise SpecError(
-                Problem(
-                    "invalid_syntax", place, text, "must list fields of parallel with values", f"write it as {_EXAMPLE}"
-                )
+            raise spec_error(
+                "invalid_syntax", place, text, "must list fields of parallel with values", f"write it as {_EXAMPLE}"
             )
         if name not in ParallelSpec.model_fields or name == "auto":
             fields = ", ".join(field for field in ParallelSpec.model_fields if field != "auto")
-            raise SpecError(
-                Problem("unknown_key", f"{place}: {name}", value, "is not a field of parallel", f"use one of {fields}")
+            raise spec_error(
+                "unknown_key", f"{place}: {name}", value, "is not a field of parallel", f"use one of {fields}"
             )
         if name in layout:
-            raise SpecError(Problem("duplicate", f"{place}: {name}", value, "is given twice", "omit one"))
+            raise spec_error("duplicate", f"{place}: {name}", value, "is given twice", "omit one")
         layout[name] = _value(value)
     return layout
 
@@ -44,8 +42,8 @@ def _value(text: str) -> bool | int | str:
 def layout_to_ask(plan: Plan) -> Layout:
     """`parallel` fields that pin a plan's layout. Raises SpecError for a module's plan, which they cannot express."""
     if plan.module is not None:
-        raise SpecError(
-            Problem("not_applicable", "module", None, "has a layout that parallel cannot express", "give a job's plan")
+        raise spec_error(
+            "not_applicable", "module", None, "has a layout that parallel cannot express", "give a job's plan"
         )
     degrees, options = plan.degrees, plan.options
     layout: Layout = {

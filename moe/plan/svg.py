@@ -3,7 +3,7 @@
 import io
 from typing import TYPE_CHECKING
 
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,9 +16,7 @@ def require_matplotlib(path: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise SpecError(
-            Problem("not_installed", path, None, "needs matplotlib, which is not installed", INSTALL)
-        ) from None
+        raise spec_error("not_installed", path, None, "needs matplotlib, which is not installed", INSTALL) from None
 
 
 def svg_of(figure: "Figure") -> str:

@@ -12,7 +12,7 @@ from moe.spec.data import (
     SyntheticSpec,
     TextPair,
 )
-from moe.spec.errors import PROBLEM_CODES, Problem, ProblemCode, SpecError
+from moe.spec.errors import PROBLEM_CODES, Problem, ProblemCode, SpecError, spec_error
 from moe.spec.files import MAX_SPEC_BYTES, json_schema, parse_text, read_job
 from moe.spec.job import JobSpec
 from moe.spec.language import LanguageModelSpec
@@ -33,5 +33,5 @@ __all__ = [
     "PreferenceSpec", "Problem", "ProblemCode",
     "ResourcesSpec", "RetrySpec", "ScheduleSpec", "SequencesSpec", "SourceSpec", "SpecError", "SyntheticSpec",
     "TextPair", "TrainSpec", "TranslationModelSpec", "UpcycleSpec", "json_schema", "model_spec", "parse_text",
-    "read_job",
+    "read_job", "spec_error",
 ]  # fmt: skip

@@ -106,3 +106,8 @@ class SpecError(ValueError):
 
     def __reduce__(self) -> tuple[type["SpecError"], tuple[tuple[Problem, ...]]]:
         return type(self), (self.problems,)
+
+
+def spec_error(code: ProblemCode, path: str, value: Any, rule: str, remedy: str = "") -> SpecError:
+    """SpecError with a single problem."""
+    return SpecError(Problem(code, path, value, rule, remedy))

@@ -7,7 +7,7 @@ layers with experts, at equal FLOPs per token.
 from collections.abc import Mapping
 from typing import Any
 
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import spec_error
 from moe.spec.moe import MoESpec
 from moe.spec.published import PUBLISHED
 from moe.spec.routers import for_router
@@ -64,7 +64,7 @@ def dimensions(name: Any) -> dict[str, Any]:
         return dict(_MODELS[name])
     if isinstance(name, str) and name.endswith("-dense") and _has_twin(name.removesuffix("-dense")):
         return _dense_twin(_MODELS[name.removesuffix("-dense")])
-    raise SpecError(Problem("not_a_choice", "preset", name, "is not a preset", f"use one of {', '.join(names())}"))
+    raise spec_error("not_a_choice", "preset", name, "is not a preset", f"use one of {', '.join(names())}")
 
 
 def over(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import SpecError, spec_error
 from moe.spec.job import JobSpec
 
 MAX_SPEC_BYTES = 1_000_000
@@ -146,7 +146,7 @@ class _DuplicateKey(Exception):
 
 def _syntax_error(path: str, format: str, reason: str) -> SpecError:
     rule = f"is not valid {format}: {_lower_first(reason)}"
-    return SpecError(Problem("invalid_syntax", path, None, rule, "correct the syntax there"))
+    return spec_error("invalid_syntax", path, None, rule, "correct the syntax there")
 
 
 def json_fault(error: json.JSONDecodeError) -> str:
@@ -169,11 +169,11 @@ _JSON_FAULTS = {
 
 
 def _duplicate_key(path: str, key: str) -> SpecError:
-    return SpecError(Problem("duplicate", path, key, "occurs twice", "remove one of the two"))
+    return spec_error("duplicate", path, key, "occurs twice", "remove one of the two")
 
 
 def _too_large(path: str, rule: str, remedy: str) -> SpecError:
-    return SpecError(Problem("too_large", path, None, rule, remedy))
+    return spec_error("too_large", path, None, rule, remedy)
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -240,14 +240,8 @@ def _checked_text(data: Any, text: str) -> Any:
         elif isinstance(value, str) and (match := _SURROGATE.search(value)) is not None:
             path = place.removeprefix(".").encode(errors="backslashreplace").decode()
             rule = f"must not contain half of a surrogate pair (U+{ord(match[0]):04X})"
-            raise SpecError(
-                Problem(
-                    "invalid_encoding",
-                    path or "body",
-                    ascii(value)[1:-1],
-                    rule,
-                    "write the character itself, or remove it",
-                )
+            raise spec_error(
+                "invalid_encoding", path or "body", ascii(value)[1:-1], rule, "write the character itself, or remove it"
             )
     return data
 
@@ -278,12 +272,12 @@ def _decode(content: bytes, name: str) -> str:
         if content.startswith(mark):
             remedy = f"save it as UTF-8: iconv -f {encoding} -t UTF-8"
             rule = f"is {encoding} text, not UTF-8"
-            raise SpecError(Problem("invalid_encoding", name, None, rule, remedy))
+            raise spec_error("invalid_encoding", name, None, rule, remedy)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         rule = f"is not UTF-8 text at byte {error.start + 1}"
-        raise SpecError(Problem("invalid_encoding", name, None, rule, "save it as UTF-8")) from None
+        raise spec_error("invalid_encoding", name, None, rule, "save it as UTF-8") from None
 
 
 _FILLED_IN = (

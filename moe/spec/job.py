@@ -12,7 +12,7 @@ from moe.spec.adapter import AdapterSpec
 from moe.spec.base import Count, Spec, Text
 from moe.spec.conversations import ConversationsSpec, PreferenceSpec
 from moe.spec.data import DataSpec, SequencesSpec, SyntheticSpec
-from moe.spec.errors import Problem, RuleError, SpecError
+from moe.spec.errors import Problem, RuleError, SpecError, spec_error
 from moe.spec.groups import with_group
 from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec, kind_of
@@ -82,11 +82,11 @@ class JobSpec(Spec):
             return values
         model = values.get("model")
         if (kind := kind_of(model)) != "language" and not (isinstance(model, dict) and "from" in model):
-            raise SpecError(Problem("not_applicable", "adapter", None, f"does not apply to a {kind} model",
-                                    "omit it, or use a language model"))  # fmt: skip
+            raise spec_error("not_applicable", "adapter", None, f"does not apply to a {kind} model",
+                                    "omit it, or use a language model")  # fmt: skip
         fields = model if isinstance(model, dict) else model.model_dump(exclude_unset=True)  # type: ignore[union-attr]
         if fields.get("adapter") is not None:
-            raise SpecError(Problem("duplicate", "adapter", None, "is given twice, beside model and in it", "omit one"))
+            raise spec_error("duplicate", "adapter", None, "is given twice, beside model and in it", "omit one")
         rest = {name: value for name, value in values.items() if name != "adapter"}
         return {**rest, "model": {**fields, "adapter": values["adapter"]}}
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from moe.spec.base import LARGEST_EXACT, Spec
 from moe.spec.block import Blocks
-from moe.spec.errors import Problem, RuleError, SpecError
+from moe.spec.errors import RuleError, spec_error
 from moe.spec.parameter_counts import Counted
 
 MAX_CODE_CHARS = 255
@@ -123,26 +123,22 @@ class ModuleModelSpec(Counted):
     @property
     def model_dim(self) -> int:
         """Raises SpecError: unknown until the module is built."""
-        raise SpecError(
-            Problem(
-                "unsupported",
-                "model.kind",
-                self.kind,
-                "has no known dimensions: it is planned from its graph",
-                "submit the job, or use `shardyard plan --module`",
-            )
+        raise spec_error(
+            "unsupported",
+            "model.kind",
+            self.kind,
+            "has no known dimensions: it is planned from its graph",
+            "submit the job, or use `shardyard plan --module`",
         )
 
     def blocks(self) -> Blocks:
         """Raises SpecError."""
-        raise SpecError(
-            Problem(
-                "unsupported",
-                "model.kind",
-                self.kind,
-                "has no table of parameters: it is planned from its graph",
-                "submit the job, or use `shardyard plan --module`",
-            )
+        raise spec_error(
+            "unsupported",
+            "model.kind",
+            self.kind,
+            "has no table of parameters: it is planned from its graph",
+            "submit the job, or use `shardyard plan --module`",
         )
 
 
@@ -157,14 +153,12 @@ class ModuleDataSpec(Spec):
     @property
     def max_tokens(self) -> int:
         """Raises SpecError: batches are the user's own."""
-        raise SpecError(
-            Problem(
-                "unsupported",
-                "data.corpus",
-                self.corpus,
-                "has no known lengths: its batches come from the module's code",
-                "use the module's own code",
-            )
+        raise spec_error(
+            "unsupported",
+            "data.corpus",
+            self.corpus,
+            "has no known lengths: its batches come from the module's code",
+            "use the module's own code",
         )
 
     @property

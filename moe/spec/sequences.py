@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from moe.spec.bad_records import BadRecordsFields
 from moe.spec.base import MAX_PLACES, Column, Count, NonNegative, Place, Positive, Spec, Text
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import spec_error
 
 Format = Literal["jsonl", "text", "parquet"]
 MAX_SOURCES = 100
@@ -52,18 +52,14 @@ class SourceSpec(Spec):
                 rule = "is required unless file names imply it"
                 if len(formats - {None}) > 1:
                     rule = f"is required if paths imply several ({', '.join(sorted(filter(None, formats)))})"
-                raise SpecError(
-                    Problem("missing", "format", None, rule, "write jsonl, text or parquet, one per source")
-                )
+                raise spec_error("missing", "format", None, rule, "write jsonl, text or parquet, one per source")
         if self.file_format == "text" and self.column != "text":
-            raise SpecError(
-                Problem(
-                    "not_applicable",
-                    "column",
-                    self.column,
-                    "does not apply to text files, which are one document each",
-                    "omit it, or name the format",
-                )
+            raise spec_error(
+                "not_applicable",
+                "column",
+                self.column,
+                "does not apply to text files, which are one document each",
+                "omit it, or name the format",
             )
         return self
 
@@ -108,20 +104,16 @@ class DocumentsSpec(BadRecordsFields, SequencesFields):
         names = self.source_names
         for index, name in enumerate(names):
             if name == ALL:
-                raise SpecError(
-                    Problem(
-                        "duplicate", f"sources[{index}].name", name, "is reserved for the total in reports", "rename it"
-                    )
+                raise spec_error(
+                    "duplicate", f"sources[{index}].name", name, "is reserved for the total in reports", "rename it"
                 )
             if name in names[:index]:
-                raise SpecError(
-                    Problem(
-                        "duplicate",
-                        f"sources[{index}].name",
-                        name,
-                        f"is also the name of sources[{names.index(name)}]",
-                        "rename one, or merge their paths into one source",
-                    )
+                raise spec_error(
+                    "duplicate",
+                    f"sources[{index}].name",
+                    name,
+                    f"is also the name of sources[{names.index(name)}]",
+                    "rename one, or merge their paths into one source",
                 )
         return self
 

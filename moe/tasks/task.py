@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from moe.data.progress import Tell
 from moe.records import Ending, HeldOutLosses, JsonRecord
-from moe.spec import JobSpec, ModelSpec, Problem, SpecError
+from moe.spec import JobSpec, ModelSpec, spec_error
 from moe.spec.form import kept
 from moe.spec.generation import GenerationSpec
 
@@ -137,9 +137,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
         cls, spec: ModelSpec, layout: "Layout | None", *, seed: int, dtype: "torch.dtype | None"
     ) -> "nn.Module":
         """Model without a job, for exported folders. Raises SpecError for kinds without export."""
-        raise SpecError(
-            Problem("unsupported", "model.kind", spec.kind, "cannot be built without a job", "load its checkpoint")
-        )
+        raise spec_error("unsupported", "model.kind", spec.kind, "cannot be built without a job", "load its checkpoint")
 
     @classmethod
     def generator(cls, model: "nn.Module", max_tokens: int, read: Callable[[str], bytes]) -> "Generator":
@@ -148,7 +146,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
         `read` returns tokenizer files by name. Raises ValueError or FileNotFoundError for unreadable files, SpecError
         for kinds that generate nothing.
         """
-        raise SpecError(Problem("unsupported", "model", None, "cannot generate", "load its weights with torch"))
+        raise spec_error("unsupported", "model", None, "cannot generate", "load its weights with torch")
 
     @abstractmethod
     def batches(self, data: Data, plan: "Plan", layout: "Layout") -> "Callable[[int], RankBatch[MicroBatch]]":

@@ -13,7 +13,7 @@ from moe.parallel import Layout, plain_collectives, values_changed
 from moe.parallel.problems import raise_on_all_ranks
 from moe.plan import Plan
 from moe.records import JsonRecord, ModuleReport, StepRecord
-from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
+from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError, spec_error
 from moe.spec.adapter import base_in_words
 from moe.spec.patterns import matches, starred
 from moe.storage.folder import Folder
@@ -169,8 +169,8 @@ def require_same_data(data: PreparedData) -> None:
     keys = sorted(set(plain_collectives.all_gather_json(data.key)))
     if len(keys) > 1:
         rule = f"differs between workers (prepared as {' and as '.join(keys)}): it changed meanwhile"
-        raise SpecError(
-            Problem("changed", "data", None, rule, "leave its files unchanged while a run starts, and submit it again")
+        raise spec_error(
+            "changed", "data", None, rule, "leave its files unchanged while a run starts, and submit it again"
         )
 
 
@@ -180,8 +180,8 @@ def require_all_groups(spec: JobSpec, plan: Plan, layout: Layout) -> None:
     groups = -(-spec.num_groups // layout.data_ranks)
     if batch_groups * number < groups:
         rule = f"times micro_batch_groups (={batch_groups}) must cover the {groups} groups of a data rank"
-        raise SpecError(
-            Problem("out_of_range", "plan.options.num_micro_batches", number, rule, f"use {-(-groups // batch_groups)}")
+        raise spec_error(
+            "out_of_range", "plan.options.num_micro_batches", number, rule, f"use {-(-groups // batch_groups)}"
         )
 
 
@@ -234,7 +234,7 @@ def _resume(
         if spec.start_from is not None:
             rule = f"is where this run starts, but its copy in {checkpointer.url} is gone or damaged"
             remedy = "resume the job when its storage is intact again, or submit it anew"
-            raise SpecError(Problem("not_found", "start_from.job", spec.start_from.job, rule, remedy))
+            raise spec_error("not_found", "start_from.job", spec.start_from.job, rule, remedy)
         if checkpointer.passed_over and layout.rank == 0:
             recorder.log("warning", "no complete checkpoint: the run starts over at step 0")
         if not state.task.kept_elsewhere():

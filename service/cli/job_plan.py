@@ -16,7 +16,7 @@ from moe.plan.requested_layout import Layout, asking_for, layout_to_ask, parse_l
 from moe.plan.search.pools import fit_pools
 from moe.plan.search.sensitivity import sensitivity
 from moe.plan.search.what_if import smallest_cluster
-from moe.spec import Problem, SpecError
+from moe.spec import SpecError, spec_error
 from moe.spec.files import read_plain
 from moe.spec.module import CODE_REMEDY, is_code
 from service.cli.failures import CommandError, Misuse
@@ -190,10 +190,8 @@ def read_layout(text: str) -> Layout:
     if os.path.isfile(text):  # `Path` raises for layouts longer than a file name
         return layout_to_ask(load(text))
     if "=" not in text:
-        raise SpecError(
-            Problem("not_found", _OPTION, text, "is neither a layout nor an existing file",
-                    "write it as tensor=2,expert=8, or name a plan written by --save")
-        )  # fmt: skip
+        raise spec_error("not_found", _OPTION, text, "is neither a layout nor an existing file",
+                    "write it as tensor=2,expert=8, or name a plan written by --save")  # fmt: skip
     return parse_layout(text, _OPTION)
 
 
@@ -201,7 +199,7 @@ def plan_module(build: str, sample: str, cluster: Cluster, hints: Path | None, o
     """Plan the module, write the requested files, print the plan. Raises SpecError, OSError."""
     for path, code in (("--module", build), ("--sample", sample)):
         if not is_code(code):
-            raise SpecError(Problem("invalid_value", path, code, "must be module:function", CODE_REMEDY))
+            raise spec_error("invalid_value", path, code, "must be module:function", CODE_REMEDY)
     request = ModuleRequest(
         build=build, sample=sample, cluster=cluster, hints=_hints(hints), picture=output.draw is not None
     )  # fmt: skip
@@ -217,8 +215,6 @@ def plan_module(build: str, sample: str, cluster: Cluster, hints: Path | None, o
 def _hints(path: Path | None) -> dict[str, object]:
     hints = {} if path is None else read_plain(path)
     if not isinstance(hints, dict) or not all(isinstance(name, str) for name in hints):
-        raise SpecError(
-            Problem("wrong_type", "--hints", str(path), "must map names to hints",
-                    'write it as "*.experts.*": {split: 0}')
-        )  # fmt: skip
+        raise spec_error("wrong_type", "--hints", str(path), "must map names to hints",
+                    'write it as "*.experts.*": {split: 0}')  # fmt: skip
     return hints

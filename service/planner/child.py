@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, SpecError, spec_error
 from service.planner.request import JobRequest, ModuleRequest, PlannerAnswer, Request
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -121,8 +121,8 @@ def _told_of(path: str, code: str) -> Iterator[None]:
         traceback.print_exc()
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-        raise SpecError(
-            Problem("user_code", path, code, f"cannot be planned: {words}{where}", "correct the module's code")
+        raise spec_error(
+            "user_code", path, code, f"cannot be planned: {words}{where}", "correct the module's code"
         ) from error
 
 

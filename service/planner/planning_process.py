@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from pydantic import ValidationError
 
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, SpecError, spec_error
 from service.planner.request import JobRequest, ModuleRequest, PlannerAnswer, Request
 
 MAX_ANSWER_BYTES = 64 << 20
@@ -96,7 +96,7 @@ class _Child:
             output = self._output.decode(errors="replace").strip()
             cause = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
             why = f"crashed the process that plans it ({cause})" + (f": {output[-500:]}" if output else "")
-        raise SpecError(Problem("user_code", path, code, why, "correct the module's code"))
+        raise spec_error("user_code", path, code, why, "correct the module's code")
 
     def _watch(self) -> str | None:
         """Wait for the answer or the end; returns why to kill the process, if so. Raises PlanningCancellation."""

@@ -11,7 +11,7 @@ from typing import Any
 from moe.data.conversations.conversation import Conversation, RenderedText, Rendering, UnreadableRecord
 from moe.data.limited_process import NoAnswer, answer_of
 from moe.data.special_tokens import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, contents_by_role, json_object
-from moe.spec import Problem, SpecError
+from moe.spec import SpecError, spec_error
 
 _TOOL_USE = "additional_chat_templates.tool_use.jinja"
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -67,9 +67,7 @@ class ChatTemplate:
                 sources = sources or _sources(raw_templates)
         if not sources:
             rule = "has no chat template"
-            raise SpecError(
-                Problem("missing", PLACE, None, rule, "name one by data.chat_template, or use corpus documents")
-            )
+            raise spec_error("missing", PLACE, None, rule, "name one by data.chat_template, or use corpus documents")
         tokens = contents_by_role({**json_object(files, SPECIAL_TOKENS_MAP), **config})
         variables = {role: content for role, content in tokens.items() if content}
         return cls(sources, {**variables, **json_object(files, ARGUMENTS)}, date, ends, place)
@@ -87,10 +85,8 @@ class ChatTemplate:
         """A user's message with the generation prompt. Raises SpecError if the template fails."""
         (outcome,) = self._answers(_DEFAULT, [Conversation(({"role": "user", "content": text},))], asks=True)
         if isinstance(outcome, UnreadableRecord):
-            raise SpecError(
-                Problem(
-                    "unsupported", "chat", None, f"is invalid: the model's chat template {outcome.rule}", outcome.remedy
-                )
+            raise spec_error(
+                "unsupported", "chat", None, f"is invalid: the model's chat template {outcome.rule}", outcome.remedy
             )
         return outcome.rows[0].text
 
@@ -131,7 +127,7 @@ class ChatTemplate:
         for fields in json.loads(answer):
             if fields.get("is_template"):
                 where = PLACE + "/chat_template" if self.place == PLACE else self.place
-                raise SpecError(Problem("invalid_syntax", where, None, fields["rule"], fields["remedy"]))
+                raise spec_error("invalid_syntax", where, None, fields["rule"], fields["remedy"])
             if "rule" in fields:
                 yield UnreadableRecord(fields["rule"], fields["remedy"])
             elif "rows" in fields:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from moe.data.pairs.corpus import PairCorpus, require_languages
 from moe.data.pairs.gettext_files import UnreadableCatalog, read_catalog
 from moe.data.pairs.pair import Pair
-from moe.spec import CatalogsSpec, Problem, SpecError
+from moe.spec import CatalogsSpec, spec_error
 
 PACKAGES = ("pycountry", "django")
 SYSTEM_FOLDER = Path("/usr/share/locale")
@@ -62,14 +62,12 @@ class Catalogs(PairCorpus):
 
     def check(self) -> tuple[str, ...]:
         if not self._all_files:
-            raise SpecError(
-                Problem(
-                    "not_found",
-                    "data.sources",
-                    list(self._data.sources),
-                    "has no message catalogs on this machine",
-                    "add pip",
-                )
+            raise spec_error(
+                "not_found",
+                "data.sources",
+                list(self._data.sources),
+                "has no message catalogs on this machine",
+                "add pip",
             )
         require_languages(self._data.languages, {file.lang for file in self._all_files})
         return ()
@@ -108,14 +106,12 @@ def _package_folder(package: str) -> Path:
     """The folder of a package, found without importing it."""
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise SpecError(
-            Problem(
-                "not_installed",
-                "data.sources",
-                "pip",
-                f"requires the package {package}",
-                f"install it: pip install {package}",
-            )
+        raise spec_error(
+            "not_installed",
+            "data.sources",
+            "pip",
+            f"requires the package {package}",
+            f"install it: pip install {package}",
         )
     return Path(spec.submodule_search_locations[0])
 

@@ -11,7 +11,7 @@ from moe.data.lines import Lines
 from moe.data.locations import Location, Locator
 from moe.data.pairs.corpus import PairCorpus, combined_fingerprint, require_languages
 from moe.data.pairs.pair import Pair
-from moe.spec import JsonlSpec, Problem, SpecError
+from moe.spec import JsonlSpec, SpecError, spec_error
 from moe.spec.base import LANGUAGE_CODE, LANGUAGE_CODE_REMEDY
 
 
@@ -84,7 +84,7 @@ class JsonlPairs(PairCorpus):
             if column not in row.values:
                 column_names = ", ".join(map(repr, row.values)) if row.values else "no columns at all"
                 rule = f"is not a column of {lines.file.location}{row.where}, which has {column_names}"
-                raise SpecError(Problem("not_found", f"data.{field}", column, rule, "use one of these"))
+                raise spec_error("not_found", f"data.{field}", column, rule, "use one of these")
             value = row.values[column]
             if not isinstance(value, str):
                 rule = f"has a {column!r} that is {kind_of(value)}, not text"

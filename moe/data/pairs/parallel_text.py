@@ -12,7 +12,7 @@ from moe.data.lines import Lines
 from moe.data.locations import Location, Locator
 from moe.data.pairs.corpus import PairCorpus, combined_fingerprint, require_languages
 from moe.data.pairs.pair import Pair
-from moe.spec import ParallelTextSpec, Problem, SpecError
+from moe.spec import ParallelTextSpec, spec_error
 
 
 class _Files(NamedTuple):
@@ -43,9 +43,7 @@ class ParallelText(PairCorpus):
             targets = self._locator.locate(f"{place}.target", pair.target)
             if len(sources) != len(targets):
                 counts = f"{len(sources)} source files, {len(targets)} target files"
-                raise SpecError(
-                    Problem("mismatch", place, counts, "must match as many sources as targets", "name each file")
-                )
+                raise spec_error("mismatch", place, counts, "must match as many sources as targets", "name each file")
             files += [_Files(place, pair.lang, *locations) for locations in zip(sources, targets, strict=True)]
         return files
 
@@ -98,4 +96,4 @@ def _read(files: _Files, faults: Faults, limit_bytes: int | None = None) -> Iter
     if sources.has_ended and targets.has_ended and num_sources != num_targets:
         counts = f"{num_sources} lines in {files.source}, {num_targets} in {files.target}"
         rule = "must have as many source lines as target lines"
-        raise SpecError(Problem("mismatch", files.place, counts, rule, "align the files line by line"))
+        raise spec_error("mismatch", files.place, counts, rule, "align the files line by line")

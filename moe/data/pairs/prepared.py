@@ -23,7 +23,7 @@ from moe.data.pairs.store import Ids, TokenStore
 from moe.data.pairs.tokenizers import Tokenizers, Vocabularies
 from moe.data.progress import Stages, Tell, of_total
 from moe.data.tokenizer import Tokenizer
-from moe.spec import PairsSpec, Problem, SpecError
+from moe.spec import PairsSpec, SpecError, spec_error
 
 FORMAT_VERSION = 1
 """Version of the store: increased when the same corpus and spec would give another one, by its files, cleaning or
@@ -225,4 +225,4 @@ def _statistics(
 def _nothing_left(cleaner: Cleaner) -> SpecError:
     counts = ", ".join(f"{rule} {count}" for rule, count in cleaner.drop_counts.items() if count)
     rule = "has no pairs left for training" + (f" (left out: {counts})" if counts else "")
-    return SpecError(Problem("empty", "data", f"{cleaner.read} pairs read", rule, "add text, or relax its rules"))
+    return spec_error("empty", "data", f"{cleaner.read} pairs read", rule, "add text, or relax its rules")

@@ -21,7 +21,7 @@ from moe.data.locations import Location, Locator
 from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES, DocumentCorpus, DocumentSource, SourceDocument
 from moe.data.sequences.parquet_files import check_columns, open_parquet
 from moe.data.text import as_characters, is_held_out
-from moe.spec import ConversationsSpec, PreferenceSpec, Problem, SpecError
+from moe.spec import ConversationsSpec, PreferenceSpec, spec_error
 from moe.spec.sequences import format_of
 
 KEYS = (
@@ -209,7 +209,7 @@ class Conversations(DocumentCorpus):
         faults.require_none()
         if not counts["conversations"]:
             places = ", ".join(str(file.location) for file in self._files[:3])
-            raise SpecError(Problem("empty", "data.paths", places, "has no records", "add some"))
+            raise spec_error("empty", "data.paths", places, "has no records", "add some")
 
     def facts(self) -> dict[str, object]:
         ways_text = " or ".join(_WAYS[way] for way in sorted(self._ways))

@@ -13,7 +13,7 @@ from moe.data.sequences.corpus import DocumentCorpus, DocumentSource, SourceDocu
 from moe.data.sequences.formats import FormatReader, Parquet, reader_of
 from moe.data.sequences.parquet_files import check_columns
 from moe.data.text import as_characters, is_held_out
-from moe.spec import DocumentsSpec, Problem, SpecError
+from moe.spec import DocumentsSpec, spec_error
 
 _KEY = b"shardyard held-out documents"
 
@@ -47,7 +47,7 @@ class DocumentFiles(DocumentCorpus):
             files = locate_files(self._locator, f"{place}.paths", source.paths, seen_locations)
             if not files:
                 rule = "names only files of earlier sources"
-                raise SpecError(Problem("duplicate", f"{place}.paths", None, rule, "remove the source"))
+                raise spec_error("duplicate", f"{place}.paths", None, rule, "remove the source")
             files_by_reader.append((reader_of(source, place), files))
         return files_by_reader
 
@@ -93,7 +93,7 @@ class DocumentFiles(DocumentCorpus):
             if not num_documents:
                 places = ", ".join(str(file.location) for file in files[:3])
                 rule = "has no documents with text"
-                raise SpecError(Problem("empty", f"data.sources[{index}].paths", places, rule, "add text, or omit it"))
+                raise spec_error("empty", f"data.sources[{index}].paths", places, rule, "add text, or omit it")
 
         faults.require_none()
         self._counts["bad"] = faults.num_bad

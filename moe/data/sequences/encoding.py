@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from moe.data.chunks import chunks
 from moe.data.sequences.corpus import SourceDocument
 from moe.data.tokenizer import Tokenizer
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 PART_CHARS = 1 << 20
 """Longer documents are encoded in parts of at most this many characters, cut at line ends where possible: while the
@@ -98,7 +98,7 @@ def _encode_or_raise(encode: Callable[[], list[T]], chunk: Sequence[SourceDocume
             raise
         sources = ", ".join(sorted({document.source for document in chunk}))
         rule = f"fails on a document of {sources}: {error}"
-        raise SpecError(Problem("unsupported", "model.tokenizer", None, rule, "use another tokenizer")) from None
+        raise spec_error("unsupported", "model.tokenizer", None, rule, "use another tokenizer") from None
 
 
 def _parts(text: str) -> Iterator[str]:

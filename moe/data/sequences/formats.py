@@ -12,7 +12,7 @@ from moe.data.json_lines import JsonRow, kind_of, rows
 from moe.data.lines import Lines
 from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES
 from moe.data.sequences.parquet_files import TEXT_TYPES, open_parquet
-from moe.spec import Problem, ProblemCode, SourceSpec, SpecError
+from moe.spec import ProblemCode, SourceSpec, SpecError, spec_error
 
 _SHORTER = "split it into several documents"
 
@@ -51,7 +51,7 @@ class JsonlReader(FormatReader):
             return file.broken("wrong_type", rule, "write a string, or remove the line", row.where)
         key_names = ", ".join(map(repr, row.values)) if row.values else "no keys at all"
         rule = f"is not a key of {file.location}{row.where}, which has {key_names}"
-        return SpecError(Problem("not_found", self._place, self._column, rule, "use one of these"))
+        return spec_error("not_found", self._place, self._column, rule, "use one of these")
 
 
 class PlainText(FormatReader):
@@ -130,10 +130,10 @@ class Parquet(FormatReader):
         if self._column not in types:
             column_names = ", ".join(map(repr, types)) if types else "no columns at all"
             rule = f"is not a column of {file.location}, which has {column_names}"
-            raise SpecError(Problem("not_found", self._place, self._column, rule, "use one of these"))
+            raise spec_error("not_found", self._place, self._column, rule, "use one of these")
         if types[self._column] not in TEXT_TYPES:
             rule = f"is a column of {types[self._column]} in {file.location}, not text"
-            raise SpecError(Problem("wrong_type", self._place, self._column, rule, "name a column of strings"))
+            raise spec_error("wrong_type", self._place, self._column, rule, "name a column of strings")
 
 
 def reader_of(source: SourceSpec, place: str) -> FormatReader:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe.data.limited_process import NoAnswer, answer_of, take_limits
 from moe.data.special_tokens import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, start_token
-from moe.spec import Problem, SpecError
+from moe.spec import SpecError, spec_error
 
 if TYPE_CHECKING:
     from moe.data.tokenizer import Tokenizer
@@ -94,7 +94,7 @@ class ModelTokenizer:
         if num_ids > vocab_size:
             rule = f"must be at least the {num_ids} ids of the model's tokenizer"
             remedy = f"use {num_ids} or more, or another tokenizer"
-            raise SpecError(Problem("out_of_range", f"{self.place}.vocab_size", vocab_size, rule, remedy))
+            raise spec_error("out_of_range", f"{self.place}.vocab_size", vocab_size, rule, remedy)
 
 
 def require_usable(tokenizer: ModelTokenizer, vocab_size: int, sample: Sequence[str]) -> None:
@@ -149,7 +149,7 @@ def load_tokenizer(read: Callable[[str], bytes]) -> "Tokenizer":
 
 
 def _refusal(tokenizer: ModelTokenizer, rule: str) -> SpecError:
-    return SpecError(Problem("unsupported", f"{tokenizer.place}.tokenizer", TOKENIZER, rule, _REMEDY))
+    return spec_error("unsupported", f"{tokenizer.place}.tokenizer", TOKENIZER, rule, _REMEDY)
 
 
 def hard_texts() -> Iterator[str]:

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from moe.spec import Problem, SpecError
+from moe.spec import SpecError, spec_error
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,5 @@ def reason_against(text: str) -> str | None:
 
 
 def _missing(name: str, rule: str) -> SpecError:
-    return SpecError(
-        Problem("not_installed", "data.corpus", "packages", f"requires the distribution {name}, {rule}",
-                f"install it on every node (pip install {name}), or train on your own documents")
-    )  # fmt: skip
+    return spec_error("not_installed", "data.corpus", "packages", f"requires the distribution {name}, {rule}",
+                f"install it on every node (pip install {name}), or train on your own documents")  # fmt: skip

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from moe.data.sequences.corpus import DocumentCorpus, DocumentSource, SourceDocument
 from moe.data.sequences.package_list import HELD_OUT, TRAINING, Distribution, SourceFile, files_of, reason_against
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 
 class Packages(DocumentCorpus):
@@ -100,7 +100,7 @@ def _read(file: SourceFile) -> bytes:
     except OSError as error:
         rule = f"cannot read {file.path} of {file.distribution}: {error.strerror or error}"
         remedy = f"reinstall it: pip install --force-reinstall --no-deps {file.distribution}"
-        raise SpecError(Problem("unreadable", "data.corpus", "packages", rule, remedy)) from None
+        raise spec_error("unreadable", "data.corpus", "packages", rule, remedy) from None
 
 
 MIN_LINE_CHARS = 12

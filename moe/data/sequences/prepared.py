@@ -34,7 +34,7 @@ from moe.data.sequences.model_tokenizer import (
 from moe.data.sequences.store import SequenceStore, StoreWriter
 from moe.data.text import hash_text
 from moe.data.tokenizer import TextForm, Tokenizer
-from moe.spec import ConversationsSpec, Problem, SequencesSpec, SpecError
+from moe.spec import ConversationsSpec, SequencesSpec, spec_error
 
 FORMAT_VERSION = 1
 """Version of the store: increased when the same corpus and spec would give another one, by its files, packing,
@@ -109,9 +109,7 @@ def prepare(
     corpus = build(data, roots, tokenizer)
     if tokenizer is None and vocab_size < SMALLEST_VOCABULARY:
         rule = "is less than the special tokens and bytes of a new tokenizer"
-        raise SpecError(
-            Problem("out_of_range", "model.vocab_size", vocab_size, rule, f"use {SMALLEST_VOCABULARY} or more")
-        )
+        raise spec_error("out_of_range", "model.vocab_size", vocab_size, rule, f"use {SMALLEST_VOCABULARY} or more")
     tokenizer_files = None if tokenizer is None else tokenizer.all_files()
     file_names = (*TOKENIZER_FILES, *((*TEMPLATE_FILES, ENDS) if isinstance(data, ConversationsSpec) else ()))
     deciding = (
@@ -242,7 +240,7 @@ def _write(
             if counts["nothing_left"]:
                 rule += f": {counts['nothing_left']} have no answer within data.max_tokens (={max_tokens})"
                 remedy = "raise data.max_tokens"
-            raise SpecError(Problem("empty", "data", None, rule, remedy))
+            raise spec_error("empty", "data", None, rule, remedy)
         for store in (train, *held_out.values()):
             store.finish(max_tokens)
     return {**counts, "num_each": num_each} if has_spans else {}

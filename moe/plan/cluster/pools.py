@@ -7,7 +7,7 @@ from pydantic import Field, ValidationError, model_serializer, model_validator
 
 from moe.plan.cluster.cluster import Cluster, of_cluster, one_cluster_of
 from moe.spec.base import Spec, Text
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import Problem, SpecError, spec_error
 from moe.spec.files import read_plain
 from moe.spec.problems import problems_of
 
@@ -47,8 +47,8 @@ class Pools(Spec):
     def _named_apart(self) -> "Pools":
         names = [pool.name for pool in self.pools]
         if not names:
-            raise SpecError(
-                Problem("empty", "pools", None, "must have at least one pool", "add it, or describe one kind of nodes")
+            raise spec_error(
+                "empty", "pools", None, "must have at least one pool", "add it, or describe one kind of nodes"
             )
         if problems := [
             Problem(
@@ -81,10 +81,8 @@ def cluster_of(fields: Any) -> Cluster | Pools:
             for key in flat
         )  # fmt: skip
     if "between" in fields:
-        raise SpecError(
-            Problem("unsupported", "cluster.between", None, "links pools, but a job runs in one pool",
-                    "omit it")
-        )  # fmt: skip
+        raise spec_error("unsupported", "cluster.between", None, "links pools, but a job runs in one pool",
+                    "omit it")  # fmt: skip
     try:
         return Pools.model_validate(fields)
     except ValidationError as error:

@@ -9,7 +9,7 @@ from moe.plan.candidate import CHUNKS, RECOMPUTES, SHARDINGS, Candidate, Options
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.degrees import Degrees
 from moe.plan.fit import divided_dims
-from moe.spec import JobSpec, Problem, SpecError
+from moe.spec import JobSpec, spec_error
 
 _SHORTEST_CONTEXT = 4096
 """Fewest tokens per context rank; attention over fewer is a small part of a layer."""
@@ -27,14 +27,12 @@ class LayoutChoices:
         pipeline, per_stage = self._parallel.pipeline or 1, self._min_virtual
         if pipeline > 1 and pipeline * per_stage > self._num_units:
             runs = f"{pipeline * per_stage} runs of layers" + f", {per_stage} a stage" * (per_stage > 1)
-            raise SpecError(
-                Problem(
-                    "out_of_range",
-                    "parallel.pipeline",
-                    pipeline,
-                    f"needs {runs}, but layers, embeddings and head are only {self._num_units}",
-                    f"use at most {self._num_units // per_stage} stages",
-                )
+            raise spec_error(
+                "out_of_range",
+                "parallel.pipeline",
+                pipeline,
+                f"needs {runs}, but layers, embeddings and head are only {self._num_units}",
+                f"use at most {self._num_units // per_stage} stages",
             )
 
     def shapes(self, workers: int) -> Iterator[Degrees]:

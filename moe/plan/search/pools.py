@@ -11,7 +11,7 @@ from moe.plan.search.explain import number_of
 from moe.plan.search.search import LayoutSearch
 from moe.plan.search.smallest import MAX_NODES
 from moe.plan.search.workers import Best, best_on, effort_and_money, effort_in_words
-from moe.spec import JobSpec, Problem, SpecError
+from moe.spec import JobSpec, Problem, SpecError, spec_error
 
 _KINDS: Mapping[Goal, str] = {"time": "the fastest", "cost": "the cheapest"}
 
@@ -168,14 +168,12 @@ def _check_room(spec: JobSpec, cluster: Cluster, num_workers: int | None) -> Non
     least = spec.resources.min_num_workers if num_workers is None else num_workers
     if least > cluster.num_devices:
         place = "resources" if num_workers is None else "num_workers"
-        raise SpecError(
-            Problem(
-                "out_of_range",
-                place,
-                number_of(least, "worker"),
-                f"must be at most the number of devices (={cluster.num_devices})",
-                "use a larger pool, or fewer workers",
-            )
+        raise spec_error(
+            "out_of_range",
+            place,
+            number_of(least, "worker"),
+            f"must be at most the number of devices (={cluster.num_devices})",
+            "use a larger pool, or fewer workers",
         )
 
 

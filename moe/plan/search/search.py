@@ -40,7 +40,7 @@ from moe.plan.search.smallest import Smallest
 from moe.plan.search.spread import Chosen, SpreadEnd
 from moe.plan.software import Software, SoftwareName, software_of
 from moe.spec import JobSpec
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import SpecError, spec_error
 
 MAX_SKEW = 4
 """Bound of a rank's rows per chunk, relative to balanced routing."""
@@ -187,11 +187,9 @@ class LayoutSearch:
         """Shapes that allow the requested dispatch. Raises SpecError if there are none."""
         shapes = [shape for shape in self._shapes(workers) if self._choices.fits_nodes(shape)]
         if not shapes:
-            raise SpecError(
-                Problem("not_divisible", "parallel.dispatch", "hierarchical",
+            raise spec_error("not_divisible", "parallel.dispatch", "hierarchical",
                         f"requires node sizes (={self.cluster.devices_per_node}) that divide expert groups, "
-"with whole experts on each node", "omit it, or use other degrees")
-            )  # fmt: skip
+"with whole experts on each node", "omit it, or use other degrees")  # fmt: skip
         return shapes
 
     def check(self, workers: int) -> None:
@@ -209,10 +207,8 @@ class LayoutSearch:
             raise SpecError(no_degrees(self.spec, workers, self._free(workers)))
         if placeable := [shape for shape in shapes if any(True for _ in self._choices.data_shardings(shape))]:
             return placeable
-        raise SpecError(
-            Problem("requires", "parallel.sharding", self.spec.parallel.sharding,
-                    "requires an fsdp or expert_fsdp degree above 1", "omit it, or raise one of them")
-        )  # fmt: skip
+        raise spec_error("requires", "parallel.sharding", self.spec.parallel.sharding,
+                    "requires an fsdp or expert_fsdp degree above 1", "omit it, or raise one of them")  # fmt: skip
 
     def plan_of(self, candidate: Candidate) -> Plan:
         """Plan of a candidate, without reasons."""
@@ -323,10 +319,8 @@ class LayoutSearch:
 def _check_dtype(spec: JobSpec, cluster: Cluster) -> None:
     dtypes = cluster.traits.dtypes
     if spec.train.dtype not in dtypes:
-        raise SpecError(
-            Problem("unsupported", "train.dtype", spec.train.dtype, f"is not supported by {cluster.device}",
-                    f"use one of {', '.join(dtypes)}")
-        )  # fmt: skip
+        raise spec_error("unsupported", "train.dtype", spec.train.dtype, f"is not supported by {cluster.device}",
+                    f"use one of {', '.join(dtypes)}")  # fmt: skip
 
 
 def _max_rows(spec: JobSpec, degrees: Degrees, groups: int) -> int | None:

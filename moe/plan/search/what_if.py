@@ -12,7 +12,7 @@ from moe.plan.profile import ProfileName
 from moe.plan.request import PlanRequest
 from moe.plan.search.pools import no_smallest, plan_anywhere
 from moe.plan.search.search import LayoutSearch
-from moe.spec import JobSpec, Problem, ResourcesSpec, SpecError
+from moe.spec import JobSpec, ResourcesSpec, SpecError, spec_error
 
 MAX_CELLS = 64
 
@@ -48,26 +48,24 @@ def parse_axes(text: str) -> dict[str, list[str]]:
         if equals:
             axis = name
         if axis not in AXES or not value:
-            raise SpecError(
-                Problem(
-                    "invalid_syntax",
-                    "--what-if",
-                    text,
-                    f"must set {', '.join(AXES)}, each to one or more values",
-                    "write it as experts=128,256,nodes=64",
-                )
+            raise spec_error(
+                "invalid_syntax",
+                "--what-if",
+                text,
+                f"must set {', '.join(AXES)}, each to one or more values",
+                "write it as experts=128,256,nodes=64",
             )
         if axis in _COUNTS and not value.isdecimal():
-            raise SpecError(
-                Problem("wrong_type", "--what-if", f"{axis}={value}", "must be a whole number", f"write it as {axis}=8")
+            raise spec_error(
+                "wrong_type", "--what-if", f"{axis}={value}", "must be a whole number", f"write it as {axis}=8"
             )
         values_by_axis.setdefault(axis, []).append(value)
     cells = 1
     for values in values_by_axis.values():
         cells *= len(values)
     if cells > MAX_CELLS:
-        raise SpecError(
-            Problem("out_of_range", "--what-if", text, f"makes {cells} plans; the limit is {MAX_CELLS}", "remove some")
+        raise spec_error(
+            "out_of_range", "--what-if", text, f"makes {cells} plans; the limit is {MAX_CELLS}", "remove some"
         )
     return values_by_axis
 
@@ -80,10 +78,8 @@ def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequ
     named.
     """
     if isinstance(cluster, Pools) and (of_nodes := [axis for axis in axes if axis in _CLUSTER]):
-        raise SpecError(
-            Problem("conflict", "--what-if", of_nodes[0], "applies to one kind of nodes, but the cluster has pools",
-                    "omit it, or describe one pool as the cluster")
-        )  # fmt: skip
+        raise spec_error("conflict", "--what-if", of_nodes[0], "applies to one kind of nodes, but the cluster has pools",
+                    "omit it, or describe one pool as the cluster")  # fmt: skip
     cells = []
     query = replace(request.query, top=1)
     for combination in product(*axes.values()):
@@ -118,7 +114,7 @@ def _set(fields: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for part in parts:
         fields = fields.setdefault(part, {})
         if fields is None:
-            raise SpecError(Problem("unknown_key", ".".join(path), value, "does not apply to this model", "omit it"))
+            raise spec_error("unknown_key", ".".join(path), value, "does not apply to this model", "omit it")
     fields[last] = value
 
 

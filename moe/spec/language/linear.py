@@ -4,7 +4,7 @@ from pydantic import model_validator
 
 from moe.spec.base import Count, Spec
 from moe.spec.block import AttentionDims, KeptWidths
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import spec_error
 from moe.spec.parameter import Parameter, Size, linear, norm
 
 CHUNK = 64
@@ -28,10 +28,8 @@ class LinearAttentionSpec(Spec):
     @model_validator(mode="after")
     def _check_heads(self) -> "LinearAttentionSpec":
         if self.num_value_heads % self.num_key_heads:
-            raise SpecError(
-                Problem("not_divisible", "num_value_heads", self.num_value_heads,
-                        f"must be a multiple of num_key_heads (={self.num_key_heads})", "use a multiple")
-            )  # fmt: skip
+            raise spec_error("not_divisible", "num_value_heads", self.num_value_heads,
+                        f"must be a multiple of num_key_heads (={self.num_key_heads})", "use a multiple")  # fmt: skip
         return self
 
     @property

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import Problem, SpecError, spec_error
 from moe.spec.routers.expert_choice import ExpertChoiceSpec
 from moe.spec.routers.gshard import GShardTop2Spec
 from moe.spec.routers.router import AuxiliaryLoss, BalancedSpec, GatedTopKSpec, RouterSpec, Scope, TokenChoiceSpec
@@ -37,9 +37,7 @@ def router_spec(given: Any) -> Any:
     name = given.get("router", DEFAULT.router)
     if not isinstance(name, str) or name not in ROUTERS:
         *first, last = map(repr, ROUTERS)
-        raise SpecError(
-            Problem("not_a_choice", "router", name, f"must be {', '.join(first)} or {last}", "use one of them")
-        )
+        raise spec_error("not_a_choice", "router", name, f"must be {', '.join(first)} or {last}", "use one of them")
     if foreign := sorted(given.keys() - ROUTERS[name].model_fields.keys()):
         raise SpecError(
             Problem("unknown_key", field, given[field], f"is not a field of the router {name}",

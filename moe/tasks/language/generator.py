@@ -14,7 +14,7 @@ from moe.data.sequences import CLOSERS, ENDS, load_tokenizer
 from moe.data.special_tokens import named_tokens
 from moe.data.tokenizer import Tokenizer
 from moe.records import Ending
-from moe.spec import Problem, SpecError
+from moe.spec import SpecError, spec_error
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding.text import TextSoFar, last_of
 from moe.tasks.language.generation import generate, lay_out_for_texts, stream_tokens
@@ -92,7 +92,7 @@ class LanguageGenerator(Generator):
         room = self.max_tokens - spec.max_tokens
         if room < 1:
             rule = f"must be below {self.max_tokens:,}, the length of the texts that the model was trained on"
-            raise SpecError(Problem("out_of_range", "max_tokens", spec.max_tokens, rule, "lower it"))
+            raise spec_error("out_of_range", "max_tokens", spec.max_tokens, rule, "lower it")
         prompts = self._tokenizer.prompts(texts)
         num_cut = sum(len(prompt) > room for prompt in prompts)
         ends = self._ends | self._tokenizer_ends
@@ -136,7 +136,7 @@ class LanguageGenerator(Generator):
         except SpecError:
             rule = "requires a chat template, but the model has none"
             remedy = "omit it to continue the text unchanged"
-            raise SpecError(Problem("missing", "chat", True, rule, remedy)) from None
+            raise spec_error("missing", "chat", True, rule, remedy) from None
 
     def _encode_prompt(self, text: str, *, chat: bool) -> list[int]:
         """Encode a prompt with the tokenizer's prefix, or in a chat as a user message of the chat template."""
@@ -151,7 +151,7 @@ class LanguageGenerator(Generator):
                 f"must have at most {self.max_tokens - num_written:,} tokens, not "
                 f"{len(ids) - num_written:,}: the model was trained on texts of that length"
             )
-            raise SpecError(Problem("too_large", "prompt", None, rule, "shorten it at its beginning"))
+            raise spec_error("too_large", "prompt", None, rule, "shorten it at its beginning")
         return ids
 
     def _following(self, prompt: list[int], spec: GenerationSpec) -> TextSoFar:

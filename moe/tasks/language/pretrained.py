@@ -15,7 +15,7 @@ from moe.interchange.config import build_config
 from moe.interchange.hub_folder import MAX_CONFIG_BYTES, HubFolder
 from moe.interchange.origin import RECORD, Origin
 from moe.interchange.tokenizer import CONFIG, JSON, export_tokenizer, special_tokens
-from moe.spec import ConversationsSpec, LanguageModelSpec, Problem, SequencesSpec, SpecError
+from moe.spec import ConversationsSpec, LanguageModelSpec, SequencesSpec, SpecError, spec_error
 
 if TYPE_CHECKING:
     from moe.parallel import Layout
@@ -34,12 +34,12 @@ def model_tokenizer(spec: LanguageModelSpec, roots: Sequence[str] | None, digest
     origin = replace(Origin.of_folder(spec.from_folder, spec, roots), digest=digest)
     files = export_tokenizer(origin.files, PLACE)
     if JSON not in files:
-        raise SpecError(Problem("not_found", PLACE, spec.from_folder, f"has no {JSON}, which defines its tokens",
-                                "add the model's tokenizer"))  # fmt: skip
+        raise spec_error("not_found", PLACE, spec.from_folder, f"has no {JSON}, which defines its tokens",
+                                "add the model's tokenizer")  # fmt: skip
     ends, begins = _ids_of(origin, "eos"), _ids_of(origin, "bos")
     if not ends:
-        raise SpecError(Problem("missing", PLACE, spec.from_folder, "has no token that ends a text",
-                                f"add eos_token_id to its config.json or {GENERATION}"))  # fmt: skip
+        raise spec_error("missing", PLACE, spec.from_folder, "has no token that ends a text",
+                                f"add eos_token_id to its config.json or {GENERATION}")  # fmt: skip
     return ModelTokenizer(
         {**origin.to_files(), JSON: files[JSON]}, ends[0], begins[0] if begins else None, tuple(ends[1:])
     )
@@ -61,14 +61,14 @@ def _template_file(place: str, roots: Sequence[str] | None) -> bytes:
     where, remedy = "data.chat_template", "name one Jinja file, such as a folder's chat_template.jinja"
     locations = Locator(roots).locate(where, place)
     if len(locations) > 1:
-        raise SpecError(Problem("invalid_value", where, place, f"names {len(locations)} files", remedy))
+        raise spec_error("invalid_value", where, place, f"names {len(locations)} files", remedy)
     try:
         with locations[0].open() as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
     except (OSError, EOFError) as error:
-        raise SpecError(Problem("unreadable", where, place, f"cannot be read: {error}", remedy)) from None
+        raise spec_error("unreadable", where, place, f"cannot be read: {error}", remedy) from None
     if len(content) > MAX_CONFIG_BYTES:
-        raise SpecError(Problem("too_large", where, place, f"has more than {MAX_CONFIG_BYTES:,} bytes", remedy))
+        raise spec_error("too_large", where, place, f"has more than {MAX_CONFIG_BYTES:,} bytes", remedy)
     return content
 
 
@@ -93,9 +93,7 @@ def base_digest(
     then = Origin.of_files(checkpoint_files.__getitem__).digest if RECORD in checkpoint_files else None
     if then not in (None, digest):
         rule = f"has weights with digest {digest}, but this adapter was trained on those with digest {then}"
-        raise SpecError(
-            Problem("mismatch", PLACE, spec.from_folder, rule, "restore the folder that the job started from")
-        )
+        raise spec_error("mismatch", PLACE, spec.from_folder, rule, "restore the folder that the job started from")
     return digest
 
 
@@ -164,8 +162,8 @@ def _ids_of(origin: Origin, role: str) -> list[int]:
 def _ids(value: Any, file: str, key: str) -> list[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(type(token_id) is not int or token_id < 0 for token_id in ids):
-        raise SpecError(Problem("wrong_type", f"{PLACE}/{file}:{key}", value,
-                                "must be a token id, or a list of token ids", f"correct {file}"))  # fmt: skip
+        raise spec_error("wrong_type", f"{PLACE}/{file}:{key}", value,
+                                "must be a token id, or a list of token ids", f"correct {file}")  # fmt: skip
     return ids
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from moe.data.tokenizer import Tokenizer
-from moe.spec import Problem, ProblemCode, SpecError
+from moe.spec import ProblemCode, spec_error
 from moe.tasks.language.likelihood import Likelihood, Pair, log_likelihoods, rolling_pairs
 from moe.tasks.language.model import LanguageModel
 
@@ -32,7 +32,7 @@ class TextScorer:
                 )
                 code: ProblemCode = "too_large" if continuation else "empty"
                 remedy = "shorten it" if continuation else "add text"
-                raise SpecError(Problem(code, "continuation", text, rule, remedy))
+                raise spec_error(code, "continuation", text, rule, remedy)
         num_cut = sum(len(context) + len(continuation) - 1 > self._max_tokens for context, continuation in token_pairs)
         return log_likelihoods(self._model, token_pairs, self._max_tokens), num_cut
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from moe.sharding.arguments import register_data_classes
-from moe.spec import ModuleDataSpec, ModuleModelSpec, Problem, SpecError
+from moe.spec import ModuleDataSpec, ModuleModelSpec, spec_error
 from moe.tasks.module.code import import_function
 
 Batch = tuple[Any, ...] | list[Any] | Mapping[str, Any]
@@ -35,10 +35,8 @@ def call_builder(function: Callable[..., Any], options: dict[str, Any], seed: in
         torch.manual_seed(seed % 2**63)
         module = function(**options)
     if not isinstance(module, nn.Module):
-        raise SpecError(
-            Problem("wrong_type", path, code, f"must return a torch.nn.Module, not {type(module).__name__}",
-                    "return the module from it")
-        )  # fmt: skip
+        raise spec_error("wrong_type", path, code, f"must return a torch.nn.Module, not {type(module).__name__}",
+                    "return the module from it")  # fmt: skip
     return module
 
 

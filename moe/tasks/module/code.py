@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
 from typing import Any
 
-from moe.spec import JobSpec, ModuleDataSpec, ModuleModelSpec, Problem, SpecError
+from moe.spec import JobSpec, ModuleDataSpec, ModuleModelSpec, Problem, SpecError, spec_error
 
 SETTING = "SHARDYARD_ALLOWED_CODE"
 MAX_SHOWN = 10
@@ -45,16 +45,14 @@ def import_function(code: str, path: str) -> Callable[..., Any]:
         function = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         rule = f"cannot be imported: there is no module {error.name!r}"
-        raise SpecError(
-            Problem("not_found", path, code, rule, "install it where jobs run, or put its folder on PYTHONPATH")
+        raise spec_error(
+            "not_found", path, code, rule, "install it where jobs run, or put its folder on PYTHONPATH"
         ) from error
     except AttributeError as error:
-        raise SpecError(
-            Problem("not_found", path, code, f"does not exist: {error}", "correct the function's name")
-        ) from error
+        raise spec_error("not_found", path, code, f"does not exist: {error}", "correct the function's name") from error
     except Exception as error:
         rule = f"cannot be imported: {type(error).__name__}: {error}"
-        raise SpecError(Problem("user_code", path, code, rule, "correct the module")) from error
+        raise spec_error("user_code", path, code, rule, "correct the module") from error
     if not callable(function):
-        raise SpecError(Problem("wrong_type", path, code, "is not a function", "name a function or class"))
+        raise spec_error("wrong_type", path, code, "is not a function", "name a function or class")
     return function

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from moe.spec import Problem, SpecError
+from moe.spec import SpecError, spec_error
 
 LOSS = "loss"
 MAX_NUMBERS = 32
@@ -43,4 +43,4 @@ def loss_and_numbers(output: Any, code: str) -> tuple[Tensor, dict[str, Tensor]]
 
 def _output_error(code: str, rule: str) -> SpecError:
     remedy = f"return the loss, or a dict with it as {LOSS!r} and at most {MAX_NUMBERS} other scalars"
-    return SpecError(Problem("unsupported", "model.build", code, f"returns a module that {rule}", remedy))
+    return spec_error("unsupported", "model.build", code, f"returns a module that {rule}", remedy)

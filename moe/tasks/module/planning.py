@@ -7,7 +7,7 @@ from moe.plan import Cluster, Degrees, MemoryEstimate, ModuleLayout, Plan, TimeE
 from moe.plan.money import money_of
 from moe.plan.plan_file import made_for
 from moe.sharding.hints.hints import of_plain
-from moe.spec import JobSpec, ModuleDataSpec, ModuleModelSpec, OptimizerSpec, Problem, SpecError
+from moe.spec import JobSpec, ModuleDataSpec, ModuleModelSpec, OptimizerSpec, spec_error
 from moe.tasks.module.building import batches, build_empty, num_rows
 
 
@@ -34,11 +34,9 @@ def check_optimizer(optimizer: OptimizerSpec, plan: sharding.ShardingPlan) -> No
         return
     for name, placements in plan.parameters.items():
         if "S(" in placements:
-            raise SpecError(
-                Problem("unsupported", "train.optimizer.name", optimizer.name,
+            raise spec_error("unsupported", "train.optimizer.name", optimizer.name,
                         f"has statistics of whole tensors, but {name} is split ({placements})",
-                        "use adamw, or one worker")
-            )  # fmt: skip
+                        "use adamw, or one worker")  # fmt: skip
 
 
 def _in_job(spec: JobSpec, cluster: Cluster, sharding_plan: sharding.ShardingPlan, rows: int) -> Plan:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe.data.progress import Tell
 from moe.records import HeldOutLosses, ModuleReport
-from moe.spec import JobSpec, ModuleDataSpec, ModuleModelSpec, Problem, SpecError
+from moe.spec import JobSpec, ModuleDataSpec, ModuleModelSpec, spec_error
 from moe.tasks.module.code import check_allowed
 from moe.tasks.task import Loss, RankBatch, Task
 
@@ -95,7 +95,7 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         from moe.tasks.module.planning import check_optimizer
 
         if layout.module is None:
-            raise SpecError(Problem("missing", "plan.module", None, "is required for a module's layout", "plan again"))
+            raise spec_error("missing", "plan.module", None, "is required for a module's layout", "plan again")
         plan = sharding.ShardingPlan.from_json(layout.module.plan)
         check_optimizer(self.spec.train.optimizer, plan)
         seed = self.spec.train.seed

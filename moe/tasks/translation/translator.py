@@ -11,7 +11,7 @@ from torch import nn
 from moe.data.pairs import Tokenizers
 from moe.data.tokenizer import EOS, PAD
 from moe.records import Ending, Reason
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding.text import before_stop
 from moe.tasks.task import Generator
@@ -61,14 +61,12 @@ class Translator(Generator):
     def _translate(self, texts: Sequence[str], spec: GenerationSpec | None) -> list[tuple[str, Ending]]:
         """Translation of each text and how it ended. Raises SpecError for chat requests."""
         if spec is not None and spec.chat:
-            raise SpecError(
-                Problem(
-                    "not_applicable",
-                    "chat",
-                    True,
-                    "does not apply to a translation model",
-                    "use a language model with a chat template",
-                )
+            raise spec_error(
+                "not_applicable",
+                "chat",
+                True,
+                "does not apply to a translation model",
+                "use a language model with a chat template",
             )
         source_ids = [ids[: self._max_tokens - 1] for ids in self._tokenizers.source.encode_batch(list(texts))]
         order = sorted((row for row, ids in enumerate(source_ids) if ids), key=lambda row: len(source_ids[row]))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from moe.spec import JobSpec, Problem, SpecError
+from moe.spec import JobSpec, Problem, spec_error
 from moe.spec.data import SAMPLING_FIELDS
 from moe.spec.patterns import matches, starred
 from moe.storage.folder import Folder
@@ -30,14 +30,12 @@ def spec_of(checkpoint: Folder) -> JobSpec:
     try:
         return JobSpec.parse(json.loads(checkpoint.read(SPEC, max_bytes=MAX_SPEC_BYTES)), accepted=True)
     except (ValueError, RecursionError) as error:
-        raise SpecError(
-            Problem(
-                "wrong_version",
-                "storage",
-                checkpoint.url,
-                f"must hold a spec that this release can read, but {error}",
-                "resume with the release that started the run, or use another storage",
-            )
+        raise spec_error(
+            "wrong_version",
+            "storage",
+            checkpoint.url,
+            f"must hold a spec that this release can read, but {error}",
+            "resume with the release that started the run, or use another storage",
         ) from None
 
 

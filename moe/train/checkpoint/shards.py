@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from moe.activity import doing
 from moe.parallel import plain_collectives
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, SpecError, spec_error
 from moe.storage import confined
 from moe.storage.folder import Folder
 from moe.storage.sealing import SealingStream
@@ -277,9 +277,7 @@ def _in_words(url: str) -> Iterator[None]:
             raise
         reason = (str(error) or type(error).__name__).splitlines()[0]
         remedy = "use another checkpoint; nothing in this one was executed"
-        raise SpecError(
-            Problem("corrupt", url, None, f"is not a checkpoint written by a run: {reason}", remedy)
-        ) from error
+        raise spec_error("corrupt", url, None, f"is not a checkpoint written by a run: {reason}", remedy) from error
 
 
 def _tensors_in(metadata: Metadata) -> dict[str, TensorStorageMetadata]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import unquote
 
-from moe.spec.errors import Problem, ProblemCode, SpecError
+from moe.spec.errors import ProblemCode, SpecError, spec_error
 from moe.storage import links
 from moe.storage.folder import Folder
 
@@ -99,7 +99,7 @@ class StorageRoots:
 
     def _problem(self, code: ProblemCode, storage: str, rule: str) -> SpecError:
         remedy = f"use a folder under {' or '.join(self._root_names)}, or omit it"
-        return SpecError(Problem(code, "storage", storage, rule, remedy))
+        return spec_error(code, "storage", storage, rule, remedy)
 
 
 def _split(url: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from moe.plan import Plan, PlanQuery, PlanRequest
 from moe.plan.notes import with_notes
-from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
+from moe.spec import JobSpec, ModuleModelSpec, SpecError, spec_error
 from moe.tasks.build import build_task
 from moe.tasks.missing import missing_to_train
 from moe.tasks.module.code import check_allowed
@@ -87,7 +87,7 @@ class JobPlans:
         spec, cluster, query = request.spec, request.cluster, request.query
         if query.goal is not None and isinstance(spec.model, ModuleModelSpec):
             rule = "does not apply to the choice of a module's workers"
-            raise SpecError(Problem("not_applicable", "goal", query.goal, rule, "omit it"))
+            raise spec_error("not_applicable", "goal", query.goal, rule, "omit it")
         if cluster is not None:
             check_allowed(spec, self._allowed_code)
             if isinstance(spec.model, ModuleModelSpec):
@@ -105,7 +105,7 @@ class JobPlans:
         if cluster_plan is None:
             assert isinstance(empty, NeverFits)
             workers = spec.resources.min_num_workers
-            raise SpecError(Problem("does_not_fit", "resources", f"{workers} workers", empty.reason, "request less"))
+            raise spec_error("does_not_fit", "resources", f"{workers} workers", empty.reason, "request less")
         return with_notes(cluster_plan, spec, missing)
 
     def _plan_on(self, spec: JobSpec, facts: ClusterFacts, query: PlanQuery) -> Plan | None:

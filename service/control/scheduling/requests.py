@@ -13,7 +13,7 @@ import structlog
 from sqlalchemy import Connection
 
 from moe.interchange.expand import expand_request, names_folder
-from moe.spec import JobSpec, Problem, SpecError
+from moe.spec import JobSpec, spec_error
 from service.control.errors import Conflict, Full, Unavailable
 from service.control.jobs.changes import enter, explain, tell_new, warn
 from service.control.jobs.earlier_releases import is_of_module
@@ -301,6 +301,6 @@ def _write_spec(
                 f"no space left in the job's storage ({why}: {storage}); free some with 'shardyard delete'; {REMEDY}"
             ) from None
         remedy = "choose a folder that the service can write, or ask its operator"
-        raise SpecError(
-            Problem("not_writable", "storage", requested_storage or storage, f"cannot be written: {why}", remedy)
+        raise spec_error(
+            "not_writable", "storage", requested_storage or storage, f"cannot be written: {why}", remedy
         ) from None

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from moe.spec import JobSpec, Problem, SpecError
+from moe.spec import JobSpec, Problem, SpecError, spec_error
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.copying import CopyInterrupt, DamagedCheckpoint, copy_checkpoint
@@ -63,11 +63,9 @@ class WarmStarts:
                     return take(checkpoints, _fitting(spec, checkpoints, name))
             except DamagedCheckpoint as error:
                 faults.append(f"{name}: {error}")
-        raise SpecError(
-            Problem("not_found", "start_from.step", spec.start_from.step,
+        raise spec_error("not_found", "start_from.step", spec.start_from.step,
                     f"must be a complete checkpoint of {source.id} ({'; '.join(faults)})",
-                    "use another step, or another job")
-        )  # fmt: skip
+                    "use another step, or another job")  # fmt: skip
 
     @contextmanager
     def _unless_deleted(self, job_id: str, owner: str) -> Iterator[None]:
@@ -85,7 +83,7 @@ class WarmStarts:
             return job
         is_deleted = deletion is not None and deletion.owner == owner
         rule = "was deleted with its checkpoints" if is_deleted else "is not a job of yours"
-        raise SpecError(Problem("not_found", "start_from.job", job_id, rule, "use an id from 'shardyard ls'"))
+        raise spec_error("not_found", "start_from.job", job_id, rule, "use an id from 'shardyard ls'")
 
     def _copy(self, checkpoints: Folder, marker: Marker, storage: str) -> Marker:
         """Marker of the copy. Raises DamagedCheckpoint (after removing the copy), Full, Unavailable."""
@@ -144,13 +142,11 @@ def _candidates(checkpoints: Folder, job_id: str, step: int | None) -> list[str]
         raise Unavailable(f"cannot read the storage of {job_id}: {error}; try again later") from None
     if not names:
         rule, remedy = "has no committed checkpoint", "wait for its first, or omit start_from"
-        raise SpecError(Problem("not_found", "start_from.job", job_id, rule, remedy))
+        raise spec_error("not_found", "start_from.job", job_id, rule, remedy)
     steps = {name: (markers.order(name) or (0,))[0] for name in names}
     matches = [name for name in names if step in (None, steps[name])]
     if not matches:
         choices = ", ".join(str(candidate_step) for candidate_step in sorted(set(steps.values()))[-MAX_SHOWN_STEPS:])
         remedy = f"use one of {choices}, or omit it for the newest"
-        raise SpecError(
-            Problem("not_found", "start_from.step", step, f"is not a committed checkpoint of {job_id}", remedy)
-        )
+        raise spec_error("not_found", "start_from.step", step, f"is not a committed checkpoint of {job_id}", remedy)
     return matches
