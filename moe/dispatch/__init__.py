@@ -33,13 +33,6 @@ def build_dispatcher(layout: Layout, label: str) -> Dispatcher:
 
 
 __all__ = [
-    "AllToAllDispatcher",
-    "DispatchPlan",
-    "DispatchedRows",
-    "Dispatcher",
-    "EinsumDispatcher",
-    "HierarchicalDispatcher",
-    "LocalDispatcher",
-    "build_dispatcher",
-    "combine_weights",
-]
+    "AllToAllDispatcher", "DispatchPlan", "DispatchedRows", "Dispatcher", "EinsumDispatcher", "HierarchicalDispatcher",
+    "LocalDispatcher", "build_dispatcher", "combine_weights",
+]  # fmt: skip

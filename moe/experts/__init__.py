@@ -13,20 +13,7 @@ from moe.experts.measurement import measure, stored_or_measured
 from moe.experts.products import GroupedProducts
 
 __all__ = [
-    "BACKENDS",
-    "Activation",
-    "Cost",
-    "Costs",
-    "ExpertComputation",
-    "ExpertWeights",
-    "Experts",
-    "GroupedProducts",
-    "LocalComputation",
-    "LocalExperts",
-    "build_activation",
-    "cheapest",
-    "feed_forward",
-    "feed_forward_reference",
-    "measure",
-    "stored_or_measured",
-]
+    "BACKENDS", "Activation", "Cost", "Costs", "ExpertComputation", "ExpertWeights", "Experts", "GroupedProducts",
+    "LocalComputation", "LocalExperts", "build_activation", "cheapest", "feed_forward", "feed_forward_reference",
+    "measure", "stored_or_measured",
+]  # fmt: skip

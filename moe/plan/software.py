@@ -8,15 +8,9 @@ from moe.plan.profile import ProfileName
 from moe.spec.errors import spec_error
 
 SoftwareName = Literal[
-    "ours-eager",
-    "ours-compiled",
-    "megatron-plain",
-    "megatron-eager",
-    "megatron-deepep",
-    "megatron-graphs",
-    "megatron-26.06",
-    "torchtitan",
-]
+    "ours-eager", "ours-compiled", "megatron-plain", "megatron-eager", "megatron-deepep", "megatron-graphs",
+    "megatron-26.06", "torchtitan",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -13,22 +13,7 @@ from moe.records.step import (
 from moe.records.translation import Example, SetReport, SubsetReport, TranslationReport, TranslationScores
 
 __all__ = [
-    "CheckpointRecord",
-    "Completion",
-    "Ending",
-    "Example",
-    "HeldOutLosses",
-    "JsonRecord",
-    "LanguageReport",
-    "LayerRecord",
-    "ModuleReport",
-    "PreparationRecord",
-    "Reason",
-    "TranslationScores",
-    "SetReport",
-    "SourceReport",
-    "StepRecord",
-    "StoredCheckpoint",
-    "SubsetReport",
-    "TranslationReport",
-]
+    "CheckpointRecord", "Completion", "Ending", "Example", "HeldOutLosses", "JsonRecord", "LanguageReport",
+    "LayerRecord", "ModuleReport", "PreparationRecord", "Reason", "TranslationScores", "SetReport", "SourceReport",
+    "StepRecord", "StoredCheckpoint", "SubsetReport", "TranslationReport",
+]  # fmt: skip

@@ -16,24 +16,6 @@ from moe.sharding.saved.whole_tensors import state_dict
 from moe.sharding.sharding_plan import ShardingPlan
 
 __all__ = [
-    "plan",
-    "apply",
-    "Split",
-    "Replicate",
-    "Shard",
-    "split",
-    "replicate",
-    "shard",
-    "manual",
-    "Partial",
-    "Devices",
-    "save",
-    "load",
-    "state_dict",
-    "SaveError",
-    "close",
-    "register",
-    "local_steps",
-    "Applied",
-    "ShardingPlan",
-]
+    "plan", "apply", "Split", "Replicate", "Shard", "split", "replicate", "shard", "manual", "Partial", "Devices",
+    "save", "load", "state_dict", "SaveError", "close", "register", "local_steps", "Applied", "ShardingPlan",
+]  # fmt: skip

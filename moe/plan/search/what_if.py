@@ -78,8 +78,13 @@ def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequ
     named.
     """
     if isinstance(cluster, Pools) and (of_nodes := [axis for axis in axes if axis in _CLUSTER]):
-        raise spec_error("conflict", "--what-if", of_nodes[0], "applies to one kind of nodes, but the cluster has pools",
-                    "omit it, or describe one pool as the cluster")  # fmt: skip
+        raise spec_error(
+            "conflict",
+            "--what-if",
+            of_nodes[0],
+            "applies to one kind of nodes, but the cluster has pools",
+            "omit it, or describe one pool as the cluster",
+        )
     cells = []
     query = replace(request.query, top=1)
     for combination in product(*axes.values()):
