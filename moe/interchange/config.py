@@ -130,7 +130,7 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in BY_TYPE:
         raise spec_error("unsupported", f"{place}:model_type", kind, f"must be one of {', '.join(BY_TYPE)}",
-                                "use a model of one of these families")  # fmt: skip
+                         "use a model of one of these families")  # fmt: skip
     return BY_TYPE[kind]
 
 

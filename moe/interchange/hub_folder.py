@@ -72,10 +72,10 @@ class HubFolder:
                 content = file.read(max_bytes + 1)
         except OSError as error:
             raise spec_error("unreadable", self.place, self.path(name), f"cannot be read: {error}",
-                                    "check its permissions") from None  # fmt: skip
+                             "check its permissions") from None  # fmt: skip
         if len(content) > max_bytes:
             raise spec_error("too_large", self.place, self.path(name), f"has more than {max_bytes:,} bytes",
-                                    "use the model's original file")  # fmt: skip
+                             "use the model's original file")  # fmt: skip
         return content
 
     def read_json(self, name: str, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Origin:
         record = json.loads(read(RECORD))
         if record.get("version") != _VERSION:
             raise spec_error("wrong_version", RECORD, record.get("version"), f"must have version {_VERSION}",
-                                    "export with the release that wrote it")  # fmt: skip
+                             "export with the release that wrote it")  # fmt: skip
         return cls(
             record["url"], record["config"], record["dtype"], record["dtypes"], tuple(record["untrained"]),
             record["keeps_tied"], {path: read(name) for path, name in record["files"].items()}, record.get("digest"),

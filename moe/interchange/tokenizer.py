@@ -51,7 +51,7 @@ def tokenizer_json(url: str, roots: Sequence[str] | None = None) -> bytes:
     exported_files = export_tokenizer(files, folder.url)
     if JSON not in exported_files:
         raise spec_error("not_found", folder.place, folder.url, f"has neither {JSON} nor {TIKTOKEN}",
-                                "add the model's tokenizer")  # fmt: skip
+                         "add the model's tokenizer")  # fmt: skip
     return exported_files[JSON]
 
 
@@ -77,7 +77,7 @@ def export_tokenizer(files: Mapping[str, bytes], place: str = "model.from") -> d
         exported_files[JSON] = of_tiktoken(exported_files.pop(TIKTOKEN), special_tokens(config)).encode()
     except ValueError as error:
         raise spec_error("invalid_syntax", f"{place}/{TIKTOKEN}", None, f"is not a valid tiktoken file: {error}",
-                                "use the model's original file") from None  # fmt: skip
+                         "use the model's original file") from None  # fmt: skip
     return exported_files
 
 

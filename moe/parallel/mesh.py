@@ -76,8 +76,8 @@ class Layout:
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         if world_size != plan.num_workers:
             raise spec_error("mismatch", "plan.num_workers", plan.num_workers,
-                                    f"must equal the number of processes (={world_size})",
-                                    "plan again for the current number of processes")  # fmt: skip
+                             f"must equal the number of processes (={world_size})",
+                             "plan again for the current number of processes")  # fmt: skip
         options = plan.options
         return cls.over(
             plan.degrees.axes, device, options.ranks_per_node, timeout_s=timeout_s, num_chunks=options.num_chunks,

@@ -232,8 +232,8 @@ def _extent(part: ParameterShard, layout: Layout, name: str) -> tuple[list[int],
     for axis, dim in part.splits:
         if sizes[dim] % layout.degree(axis):
             raise spec_error("not_divisible", f"{name}.shape[{dim}]", sizes[dim],
-                                    f"must be divisible by the {axis} degree (={layout.degree(axis)})",
-                                    "use another size, or a degree that divides it")  # fmt: skip
+                             f"must be divisible by the {axis} degree (={layout.degree(axis)})",
+                             "use another size, or a degree that divides it")  # fmt: skip
         sizes[dim] //= layout.degree(axis)
         first[dim] += layout.index(axis) * sizes[dim]
     return sizes, first

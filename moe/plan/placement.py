@@ -87,7 +87,7 @@ class Placements:
                 self._unused_keys.discard(key)
                 return placement
         raise spec_error("missing", "placements", path, f"has no placement in shape {list(shape)}",
-                                "add a placement of this parameter and shape")  # fmt: skip
+                         "add a placement of this parameter and shape")  # fmt: skip
 
     def check_used(self) -> None:
         """Raise SpecError for placements of no parameter."""

@@ -83,7 +83,7 @@ class JobSpec(Spec):
         model = values.get("model")
         if (kind := kind_of(model)) != "language" and not (isinstance(model, dict) and "from" in model):
             raise spec_error("not_applicable", "adapter", None, f"does not apply to a {kind} model",
-                                    "omit it, or use a language model")  # fmt: skip
+                             "omit it, or use a language model")  # fmt: skip
         fields = model if isinstance(model, dict) else model.model_dump(exclude_unset=True)  # type: ignore[union-attr]
         if fields.get("adapter") is not None:
             raise spec_error("duplicate", "adapter", None, "is given twice, beside model and in it", "omit one")

@@ -35,11 +35,11 @@ def model_tokenizer(spec: LanguageModelSpec, roots: Sequence[str] | None, digest
     files = export_tokenizer(origin.files, PLACE)
     if JSON not in files:
         raise spec_error("not_found", PLACE, spec.from_folder, f"has no {JSON}, which defines its tokens",
-                                "add the model's tokenizer")  # fmt: skip
+                         "add the model's tokenizer")  # fmt: skip
     ends, begins = _ids_of(origin, "eos"), _ids_of(origin, "bos")
     if not ends:
         raise spec_error("missing", PLACE, spec.from_folder, "has no token that ends a text",
-                                f"add eos_token_id to its config.json or {GENERATION}")  # fmt: skip
+                         f"add eos_token_id to its config.json or {GENERATION}")  # fmt: skip
     return ModelTokenizer(
         {**origin.to_files(), JSON: files[JSON]}, ends[0], begins[0] if begins else None, tuple(ends[1:])
     )
@@ -163,7 +163,7 @@ def _ids(value: Any, file: str, key: str) -> list[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(type(token_id) is not int or token_id < 0 for token_id in ids):
         raise spec_error("wrong_type", f"{PLACE}/{file}:{key}", value,
-                                "must be a token id, or a list of token ids", f"correct {file}")  # fmt: skip
+                         "must be a token id, or a list of token ids", f"correct {file}")  # fmt: skip
     return ids
 
 
