@@ -9,8 +9,7 @@ Shape suffixes of names and comments:
 Names are imported lazily (PEP 562), so that `moe.spec` and `moe.plan` load without torch.
 """
 
-from importlib import import_module
-from typing import Any
+from moe.lazy import lazy_names
 
 _WHERE = {
     "JobSpec": "moe.spec",
@@ -24,12 +23,4 @@ _WHERE = {
 
 __all__ = list(_WHERE)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'moe' has no attribute {name!r}")
-    return getattr(import_module(_WHERE[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _WHERE)

@@ -14,8 +14,7 @@ Names are handed on lazily, so that a spec is expanded without torch; `load_hf` 
 in `moe.export.hugging_face`.
 """
 
-from importlib import import_module
-from typing import Any
+from moe.lazy import lazy_names
 
 _WHERE = {
     "Origin": "moe.interchange.origin",
@@ -27,12 +26,4 @@ _WHERE = {
 
 __all__ = list(_WHERE)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'moe.interchange' has no attribute {name!r}")
-    return getattr(import_module(_WHERE[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _WHERE)

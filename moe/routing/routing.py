@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -192,19 +192,13 @@ class Choices(ABC):
 
 
 @dataclass(frozen=True)
-class ChoicesByToken(Choices):
-    """K choices of each token, in token order."""
-
+class _TokenChoices(Choices):
     expert: Tensor
     """int64 `[T, K]`, by preference."""
     weight: Tensor
     """`[T, K]`"""
     kept: Tensor
     """bool `[T, K]`"""
-    position: Tensor
-    """int64 `[T, K]`: position in the expert's buffer, as rows carry it."""
-    slots: Queues
-    """Queues of the kept choices, without gaps."""
 
     @property
     def num_tokens(self) -> int:
@@ -214,6 +208,19 @@ class ChoicesByToken(Choices):
     def pairs(self) -> Pairs:
         token = torch.arange(self.num_tokens, device=self.expert.device)[:, None].expand_as(self.expert)
         return Pairs(token.reshape(-1), self.expert.reshape(-1), self.kept.reshape(-1))
+
+    def detach(self) -> Self:
+        return replace(self, weight=self.weight.detach())
+
+
+@dataclass(frozen=True)
+class ChoicesByToken(_TokenChoices):
+    """K choices of each token, in token order."""
+
+    position: Tensor
+    """int64 `[T, K]`: position in the expert's buffer, as rows carry it."""
+    slots: Queues
+    """Queues of the kept choices, without gaps."""
 
     @cached_property
     def load(self) -> Tensor:
@@ -240,32 +247,14 @@ class ChoicesByToken(Choices):
             counts=host_counts,
         )
 
-    def detach(self) -> "ChoicesByToken":
-        return replace(self, weight=self.weight.detach())
-
 
 @dataclass(frozen=True)
-class SortedChoices(Choices):
+class SortedChoices(_TokenChoices):
     """K choices of each token, whose rows are sorted by expert, then token: no queues are needed."""
 
-    expert: Tensor
-    """int64 `[T, K]`"""
-    weight: Tensor
-    """`[T, K]`"""
-    kept: Tensor
-    """bool `[T, K]`"""
     num_experts: int
     known_load: Tensor | None = None
     """int64 `[E]`: rows per expert, if already counted."""
-
-    @property
-    def num_tokens(self) -> int:
-        return self.expert.shape[0]
-
-    @property
-    def pairs(self) -> Pairs:
-        token = torch.arange(self.num_tokens, device=self.expert.device)[:, None].expand_as(self.expert)
-        return Pairs(token.reshape(-1), self.expert.reshape(-1), self.kept.reshape(-1))
 
     @cached_property
     def _queue(self) -> Tensor:
@@ -293,9 +282,6 @@ class SortedChoices(Choices):
             load=self.load,
             counts=host_counts,
         )
-
-    def detach(self) -> "SortedChoices":
-        return replace(self, weight=self.weight.detach())
 
     def of_tokens(self, first: int, stop: int) -> "SortedChoices":
         if (first, stop) == (0, self.num_tokens):

@@ -103,9 +103,13 @@ class Task(ABC, Generic[Data, MicroBatch]):
         instead of their source. Raises SpecError.
         """
 
-    @abstractmethod
     def build_model(self, layout: "Layout") -> "nn.Module":
         """This rank's part of the model under `layout`, with initial weights drawn from `train.seed`."""
+        import torch
+
+        train = self.spec.train
+        dtype = getattr(torch, train.dtype)
+        return self.model_of(self.spec.model, layout, seed=train.seed, dtype=dtype, freeze=train.freeze)
 
     def begin(self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None) -> Sequence[str]:
         """Load pretrained weights into a new run's model; return notes for the user.
@@ -134,7 +138,13 @@ class Task(ABC, Generic[Data, MicroBatch]):
 
     @classmethod
     def model_of(
-        cls, spec: ModelSpec, layout: "Layout | None", *, seed: int, dtype: "torch.dtype | None"
+        cls,
+        spec: ModelSpec,
+        layout: "Layout | None",
+        *,
+        seed: int,
+        dtype: "torch.dtype | None",
+        freeze: Sequence[str] = (),
     ) -> "nn.Module":
         """Model without a job, for exported folders. Raises SpecError for kinds without export."""
         raise spec_error("unsupported", "model.kind", spec.kind, "cannot be built without a job", "load its checkpoint")

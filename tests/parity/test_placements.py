@@ -10,7 +10,7 @@ from moe.parallel import Layout, local_parameters
 from moe.plan import degrees as plan_degrees
 from moe.plan.placement import Placement, placements_of
 from moe.spec import Problem, SpecError
-from moe.tasks.translation.build import build_model
+from moe.tasks.translation.model import build_model
 from tests.parity.combinations import assert_same, model_of, run_on, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, run

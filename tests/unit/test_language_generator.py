@@ -15,10 +15,9 @@ from moe.records import Ending
 from moe.spec import LanguageModelSpec, model_spec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding import beam_search
-from moe.tasks.language.build import build_model
 from moe.tasks.language.generation import generate, lay_out_for_texts
 from moe.tasks.language.generator import LanguageGenerator
-from moe.tasks.language.model import LanguageModel
+from moe.tasks.language.model import LanguageModel, build_model
 from tests.refusals import refused
 from tests.unit import chats
 

@@ -5,8 +5,9 @@ a name only what it needs.
 global batch of any step; `evaluation_batches` goes through a held-out set once.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from moe.lazy import lazy_names
 
 if TYPE_CHECKING:
     from moe.data.pairs.batch import GlobalPairBatch, PairBatchPart
@@ -19,16 +20,16 @@ if TYPE_CHECKING:
     from moe.data.pairs.tokenizers import Tokenizers
 
 _WHERE = {
-    "check": "corpora",
-    "prepare": "prepared",
-    "PreparedPairs": "prepared",
-    "describe": "description",
-    "Tokenizers": "tokenizers",
-    "TokenStore": "store",
-    "Sampler": "sampler",
-    "GlobalPairBatch": "batch",
-    "PairBatchPart": "batch",
-    "evaluation_batches": "evaluation",
+    "check": ".corpora",
+    "prepare": ".prepared",
+    "PreparedPairs": ".prepared",
+    "describe": ".description",
+    "Tokenizers": ".tokenizers",
+    "TokenStore": ".store",
+    "Sampler": ".sampler",
+    "GlobalPairBatch": ".batch",
+    "PairBatchPart": ".batch",
+    "evaluation_batches": ".evaluation",
 }
 
 __all__ = [
@@ -36,8 +37,4 @@ __all__ = [
     "PairBatchPart", "evaluation_batches",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'moe.data.pairs' has no attribute {name!r}")
-    return getattr(import_module(f"moe.data.pairs.{_WHERE[name]}"), name)
+__getattr__, __dir__ = lazy_names(__name__, _WHERE)

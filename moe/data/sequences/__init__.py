@@ -5,8 +5,9 @@ name only what it needs.
 global batch of any step; `unigram_nats_per_source` and `xz_bits_per_byte` say what held-out text costs without a model.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from moe.lazy import lazy_names
 
 if TYPE_CHECKING:
     from moe.data.sequences.baselines import unigram_nats_per_source, xz_bits_per_byte
@@ -19,20 +20,20 @@ if TYPE_CHECKING:
     from moe.data.sequences.store import SequenceStore
 
 _WHERE = {
-    "check": "corpora",
-    "prepare": "prepared",
-    "PreparedSequences": "prepared",
-    "describe": "description",
-    "ModelTokenizer": "model_tokenizer",
-    "load_tokenizer": "model_tokenizer",
-    "CLOSERS": "model_tokenizer",
-    "ENDS": "model_tokenizer",
-    "SequenceStore": "store",
-    "SequenceSampler": "sampler",
-    "GlobalSequenceBatch": "batch",
-    "SequenceBatchPart": "batch",
-    "unigram_nats_per_source": "baselines",
-    "xz_bits_per_byte": "baselines",
+    "check": ".corpora",
+    "prepare": ".prepared",
+    "PreparedSequences": ".prepared",
+    "describe": ".description",
+    "ModelTokenizer": ".model_tokenizer",
+    "load_tokenizer": ".model_tokenizer",
+    "CLOSERS": ".model_tokenizer",
+    "ENDS": ".model_tokenizer",
+    "SequenceStore": ".store",
+    "SequenceSampler": ".sampler",
+    "GlobalSequenceBatch": ".batch",
+    "SequenceBatchPart": ".batch",
+    "unigram_nats_per_source": ".baselines",
+    "xz_bits_per_byte": ".baselines",
 }
 
 __all__ = [
@@ -41,8 +42,4 @@ __all__ = [
     "unigram_nats_per_source", "xz_bits_per_byte",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'moe.data.sequences' has no attribute {name!r}")
-    return getattr(import_module(f"moe.data.sequences.{_WHERE[name]}"), name)
+__getattr__, __dir__ = lazy_names(__name__, _WHERE)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from moe.spec.language import GroupedQueryAttentionSpec, LatentAttentionSpec
 from moe.tasks.batch_context import BatchContext, lengths_of, positions_of
 from moe.tasks.language.batches import NOTHING, SequencesBatch
 from moe.tasks.sequence_model import DecodingState, SequenceModel
+from moe.tasks.sharded_model import build_sharded
 from moe.tasks.task import Loss
 
 
@@ -196,3 +198,7 @@ def loss_of(model: LanguageModel, batch: SequencesBatch, smoothing: float = 0.0)
     """Label-smoothed and plain NLL, summed over this rank's target tokens."""
     hidden_states = model.hidden_states(batch.tokens, batch.context)
     return Loss(*smoothed_nll(hidden_states, model.output_embedding, model.share(batch.labels), smoothing, NOTHING))
+
+
+build_model = partial(build_sharded, LanguageModel)
+"""`build_sharded` of this kind of model."""

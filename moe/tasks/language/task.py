@@ -81,14 +81,6 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
             progress=progress,
         )
 
-    def build_model(self, layout: "Layout") -> "LanguageModel":
-        import torch
-
-        from moe.tasks.language.build import build_model
-
-        train, dtype = self.spec.train, getattr(torch, self.spec.train.dtype)
-        return build_model(self._model, layout, seed=train.seed, dtype=dtype, freeze=train.freeze)
-
     def begin(self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None) -> Sequence[str]:
         from moe.tasks.language.pretrained import load, of_no_family
 
@@ -106,12 +98,18 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
 
     @classmethod
     def model_of(
-        cls, spec: ModelSpec, layout: "Layout | None", *, seed: int, dtype: "torch.dtype | None"
+        cls,
+        spec: ModelSpec,
+        layout: "Layout | None",
+        *,
+        seed: int,
+        dtype: "torch.dtype | None",
+        freeze: Sequence[str] = (),
     ) -> "LanguageModel":
-        from moe.tasks.language.build import build_model
+        from moe.tasks.language.model import build_model
 
         assert isinstance(spec, LanguageModelSpec)
-        return build_model(spec, layout, seed=seed, dtype=dtype)
+        return build_model(spec, layout, seed=seed, dtype=dtype, freeze=freeze)
 
     @classmethod
     def generator(cls, model: "nn.Module", max_tokens: int, read: Callable[[str], bytes]) -> "LanguageGenerator":

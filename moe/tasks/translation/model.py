@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from moe.spec import TranslationModelSpec
 from moe.spec.language import GroupedQueryAttentionSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.sequence_model import DecodingState, SequenceModel
+from moe.tasks.sharded_model import build_sharded
 from moe.tasks.task import Loss
 from moe.tasks.translation.batches import PairsBatch
 
@@ -133,3 +135,7 @@ def loss_of(model: TranslationModel, batch: PairsBatch, smoothing: float) -> Los
     """Label-smoothed and plain NLL, summed over this rank's shard of target tokens."""
     hidden_states = model.hidden_states(batch.source, batch.target_in, batch.context)
     return Loss(*smoothed_nll(hidden_states, model.output_embedding, model.share(batch.target_out), smoothing, PAD))
+
+
+build_model = partial(build_sharded, TranslationModel)
+"""`build_sharded` of this kind of model."""

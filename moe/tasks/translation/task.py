@@ -52,22 +52,20 @@ class TranslationTask(Task["PreparedPairs", "PairsBatch"]):
 
         return prepare(self._data, self._model, cache, roots=roots, report=report, progress=progress)
 
-    def build_model(self, layout: "Layout") -> "TranslationModel":
-        import torch
-
-        from moe.tasks.translation.build import build_model
-
-        train, dtype = self.spec.train, getattr(torch, self.spec.train.dtype)
-        return build_model(self._model, layout, seed=train.seed, dtype=dtype, freeze=train.freeze)
-
     @classmethod
     def model_of(
-        cls, spec: ModelSpec, layout: "Layout | None", *, seed: int, dtype: "torch.dtype | None"
+        cls,
+        spec: ModelSpec,
+        layout: "Layout | None",
+        *,
+        seed: int,
+        dtype: "torch.dtype | None",
+        freeze: Sequence[str] = (),
     ) -> "TranslationModel":
-        from moe.tasks.translation.build import build_model
+        from moe.tasks.translation.model import build_model
 
         assert isinstance(spec, TranslationModelSpec)
-        return build_model(spec, layout, seed=seed, dtype=dtype)
+        return build_model(spec, layout, seed=seed, dtype=dtype, freeze=freeze)
 
     @classmethod
     def generator(cls, model: "nn.Module", max_tokens: int, read: Callable[[str], bytes]) -> "Translator":
