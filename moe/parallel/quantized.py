@@ -105,7 +105,7 @@ class QuantizedWeight:
         if scales is None:
             return codes.to(dtype)
         matrix = torch.empty(self.shape, dtype=dtype, device=codes.device)
-        for within in blocks(_whole(self.shape), scheme.dim, codes.device.type):
+        for within in blocks(tuple((0, size) for size in self.shape), scheme.dim, codes.device.type):
             block_codes = cut(codes, scheme.codes_of(within, of_scales=False))
             scale = cut(scales.detach(), scheme.codes_of(within, of_scales=True))
             first, end = within[scheme.dim]
@@ -171,10 +171,6 @@ def _split(within: Slices, dim: int, at_once: int, order: Sequence[int]) -> Iter
     middle = first + units[at] // 2 * (BLOCK if at == dim else 1)
     for part in ((first, middle), (middle, end)):
         yield from _split((*within[:at], part, *within[at + 1 :]), dim, at_once, order)
-
-
-def _whole(shape: Sequence[int]) -> Slices:
-    return tuple((0, size) for size in shape)
 
 
 def cut(tensor: Tensor, within: Slices) -> Tensor:

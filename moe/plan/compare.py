@@ -138,7 +138,7 @@ def sentences(first: Plan, second: Plan, names: Names = Names(), ranks_per_node:
     then memory and other differences. `ranks_per_node`: of their common cluster, if known."""
     comparison, first_s, second_s = compare(first, second), first.predicted.step_s, second.predicted.step_s
     lines = [_headline(first, second, names)]
-    causes = Causes(first, second, _node(first, second, ranks_per_node))
+    causes = Causes(first, second, ranks_per_node or first.options.ranks_per_node or second.options.ranks_per_node)
     least, rest = SHARE * max(first_s, second_s), 0.0
     largest = sorted(comparison.time, key=lambda kind: -abs(comparison.time[kind].difference))
     for place, kind in enumerate(largest):
@@ -213,8 +213,3 @@ def made_for_in_words(first: Plan, second: Plan, names: Names = Names()) -> str:
         return f"{' and '.join(silent)} {verb} nothing of what they were planned for"
     different = compare(first, second).made_for
     return f"another {' and another '.join(different)}" if different else "the same"
-
-
-def _node(first: Plan, second: Plan, ranks_per_node: int | None) -> int | None:
-    """Ranks per node: as given, or from a plan with hierarchical dispatch."""
-    return ranks_per_node or first.options.ranks_per_node or second.options.ranks_per_node

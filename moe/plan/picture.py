@@ -75,7 +75,12 @@ def figure_of(plan: Plan) -> "Figure":
     time.set_title(f"seconds of a step of {plan.tokens_per_step:,} tokens (slowest pipeline stage)", fontsize=9)
     memory.set_title("memory of the fullest device", fontsize=9)
     _draw_bars(time, TIME_COLOURS, [(row.time, row.step_s) for row in rows], seconds_of)
-    _draw_bars(memory, MEMORY_COLOURS, [(row.memory, row.memory_bytes) for row in rows], _size_in_words)
+    _draw_bars(
+        memory,
+        MEMORY_COLOURS,
+        [(row.memory, row.memory_bytes) for row in rows],
+        lambda num_bytes: size_of(int(num_bytes)),
+    )
     memory.vlines(
         [row.limit for row in rows],
         [at - 0.42 for at in range(len(rows))],
@@ -135,10 +140,6 @@ def _draw_bars(
             fontsize=9,
             bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
         )
-
-
-def _size_in_words(num_bytes: float) -> str:
-    return size_of(int(num_bytes))
 
 
 def rows_of(plan: Plan) -> list[LayoutRow]:

@@ -34,7 +34,8 @@ def _can_be_run(plan: Plan) -> str:
     if not plan.not_yet:
         answer = "yes"
         if (fewest := plan.fewest) is not None and fewest.in_any_layout != fewest.to_run:
-            answer += f"; {_in_any_layout(fewest.in_any_layout)} only in a layout that cannot be run yet"
+            workers = number_of(fewest.in_any_layout or 0, "worker")
+        answer += f"; {workers} would hold it only in a layout that cannot be run yet"
         return answer
     answer = f"not yet: {', '.join(plan.not_yet)}"
     if plan.fewest is None:
@@ -42,10 +43,6 @@ def _can_be_run(plan: Plan) -> str:
     if (to_run := plan.fewest.to_run) is None:
         return f"{answer}; no number of workers of this kind has a layout that can be run"
     return f"{answer}; a layout that can be run takes {number_of(to_run, 'worker')} of this kind"
-
-
-def _in_any_layout(num_workers: int | None) -> str:
-    return f"{number_of(num_workers or 0, 'worker')} would hold it"
 
 
 def _speed(plan: Plan) -> str:

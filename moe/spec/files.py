@@ -214,15 +214,12 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
             raise _duplicate_key(path, error.key) from None
         if isinstance(error, _YAMLTooLarge):
             raise _too_large(path, error.rule, error.remedy) from None
-        raise _syntax_error(path, "YAML", _yaml_fault(error)) from None
+        fault = (error.problem or "unknown fault").replace("did not find expected", "expected")
+        raise _syntax_error(path, "YAML", fault) from None
     except (yaml.YAMLError, ValueError) as error:
         raise _syntax_error(f"{name}, line 1, column 1", "YAML", str(error)) from None
     except RecursionError:
         raise _too_large(name, *_TOO_DEEP) from None
-
-
-def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
-    return (error.problem or "unknown fault").replace("did not find expected", "expected")
 
 
 def _checked_text(data: Any, text: str) -> Any:

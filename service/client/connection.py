@@ -40,7 +40,8 @@ class ServiceConnection:
             headers=headers,
             timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             trust_env=not loopback,  # a proxy cannot reach this machine's own loopback
-            verify=_trusts_nobody() if loopback and parts.scheme == "http" else True,
+            # Loading CA certificates is slow, and plain HTTP needs none.
+            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if loopback and parts.scheme == "http" else True,
         )
 
     def close(self) -> None:
@@ -122,11 +123,6 @@ class ServiceConnection:
             raise Unreachable(self.url, f"the connection broke: {error or type(error).__name__}") from None
         except httpx.InvalidURL as error:
             raise BadUrl(f"{self.url!r} is not a control plane's URL: {error}") from None
-
-
-def _trusts_nobody() -> ssl.SSLContext:
-    """TLS context for plain HTTP: loading CA certificates is slow."""
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _is_loopback(host: str) -> bool:

@@ -65,9 +65,6 @@ class Sender:
         self._give_up_at = time.monotonic() + patience_s
         self._ending.set()
         self._thread.join(patience_s + CONNECT_TIMEOUT_S)
-        return self._all_delivered()
-
-    def _all_delivered(self) -> bool:
         return all(not outbox.is_refused and not outbox.batch() for outbox in self._outboxes)
 
     def _run(self) -> None:
@@ -89,7 +86,7 @@ class Sender:
 
     def _round(self, ending: bool) -> float:
         """Send a batch, or a due heartbeat; returns the wait before the next round."""
-        outbox = self._first_with_records()
+        outbox = next((outbox for outbox in self._outboxes if not outbox.is_refused and outbox.batch()), None)
         if outbox is None and ending:
             return NOTHING_LEFT
         outbox = outbox or self._outboxes[-1]
@@ -103,10 +100,6 @@ class Sender:
         self._back_off_s = SEND_INTERVAL_S
         has_more = len(lines) > 1 and not outbox.is_refused and bool(outbox.batch())
         return 0.0 if has_more else SEND_INTERVAL_S
-
-    def _first_with_records(self) -> Outbox | None:
-        """The oldest writer with records to send."""
-        return next((outbox for outbox in self._outboxes if not outbox.is_refused and outbox.batch()), None)
 
     def _post(self, outbox: Outbox, lines: list[bytes]) -> bool:
         """Send a batch; False if the control plane could not answer now."""

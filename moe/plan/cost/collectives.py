@@ -86,7 +86,7 @@ class Network:
             return math.inf
         latency, inside = 0.0, 1
         for level, reach in zip(self._levels, self._ranks_per_level(ranks), strict=True):
-            latency += level.ring.step_s * _log2(-(-reach // inside))
+            latency += level.ring.step_s * (-(-reach // inside) - 1).bit_length()
             inside = max(inside, reach)
         return latency
 
@@ -161,10 +161,6 @@ def distinct(bins: int, experts: int, chosen: int) -> float:
     per_bin = max(1, experts // bins)
     experts = max(experts, bins * per_bin, chosen)
     return bins * (1 - math.comb(experts - per_bin, chosen) / math.comb(experts, chosen))
-
-
-def _log2(count: int) -> int:
-    return (count - 1).bit_length()
 
 
 def _root(count: int) -> float:

@@ -21,9 +21,9 @@ def rank_rows(run: dict[str, Any]) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(4 + any(rank.get("device") for rank in ranks)):
         table.add_column(overflow="fold")
-    visible_ranks = sorted(_by_silence(ranks)[:MAX_SHOWN], key=_number)
+    visible_ranks = sorted(_by_silence(ranks)[:MAX_SHOWN], key=lambda rank: int(rank["rank"]))
     for rank in visible_ranks:
-        silence = Text(f"last seen {duration(rank['silent_s'])} ago", _style(rank))
+        silence = Text(f"last seen {duration(rank['silent_s'])} ago", "yellow" if rank["silent_s"] >= OLD_S else "dim")
         doing = Text(f"{printable(rank['doing'])} for {duration(rank['for_s'])}")
         row: list[RenderableType] = [
             str(rank["rank"]),
@@ -84,11 +84,3 @@ def _device(device: dict[str, Any]) -> str:
 
 def _by_silence(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(ranks, key=lambda rank: (rank["silent_s"] < OLD_S, -rank["silent_s"] // OLD_S, rank["rank"]))
-
-
-def _number(rank: dict[str, Any]) -> int:
-    return int(rank["rank"])
-
-
-def _style(rank: dict[str, Any]) -> str:
-    return "yellow" if rank["silent_s"] >= OLD_S else "dim"

@@ -41,7 +41,7 @@ class StorageRoots:
             places = {os.path.expanduser(root), os.path.realpath(os.path.expanduser(root))} if local else {root}
             for place in sorted(places):
                 names = path.removeprefix(place.rstrip("/")).strip("/").split("/")
-                if protocol == root_protocol and _below(path, place) and all(_plain(name) for name in names):
+                if protocol == root_protocol and _below(path, place) and not {"", ".", ".."}.intersection(names):
                     return (place if local else f"{protocol}://{place}", *names)
         return None
 
@@ -109,10 +109,6 @@ def _split(url: str) -> tuple[str, str]:
         return "file", url
     protocol = match["protocol"].lower()
     return ("file" if protocol in _LOCAL else protocol), match["path"]
-
-
-def _plain(name: str) -> bool:
-    return name not in ("", ".", "..")
 
 
 def _below(path: str, root: str) -> bool:
