@@ -91,13 +91,8 @@ def _refuse_tags(path: Path) -> None:
             if tag is not None:
                 mark: Any = event.start_mark
                 line = mark.line + 1
-                raise spec_error(
-                    "unsupported",
-                    f"{path.name}, line {line}",
-                    tag,
-                    "is a tag, which tasks may not have",
-                    "replace it with plain data",
-                )
+                raise spec_error("unsupported", f"{path.name}, line {line}", tag, "is a tag, which tasks may not have",
+                                 "replace it with plain data")  # fmt: skip
     except (yaml.YAMLError, ValueError) as error:
         if isinstance(error, SpecError):
             raise

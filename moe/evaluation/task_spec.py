@@ -167,29 +167,17 @@ class TaskSpec(Spec):
         for name in ("test_split", "validation_split", "fewshot_split"):
             split = getattr(self, name)
             if split is not None and split not in self.dataset_kwargs.data_files:
-                problems.append(
-                    Problem(
-                        "not_a_choice",
-                        name,
-                        split,
-                        f"must be one of dataset_kwargs.data_files: {split_names}",
-                        "name one of them",
-                    )
-                )
+                problems.append(Problem("not_a_choice", name, split,
+                                        f"must be one of dataset_kwargs.data_files: {split_names}",
+                                        "name one of them"))  # fmt: skip
         if self.test_split is None and self.validation_split is None:
             problems.append(
                 Problem("missing", "test_split", None, "is required", f"name one of data_files: {split_names}")
             )
         if self.num_fewshot and self.fewshot_split is None:
-            problems.append(
-                Problem(
-                    "missing",
-                    "fewshot_split",
-                    None,
-                    f"is required with num_fewshot (={self.num_fewshot})",
-                    f"name one of data_files: {split_names}",
-                )
-            )
+            problems.append(Problem("missing", "fewshot_split", None,
+                                    f"is required with num_fewshot (={self.num_fewshot})",
+                                    f"name one of data_files: {split_names}"))  # fmt: skip
         return problems
 
     def _of_output(self) -> list[Problem]:
@@ -202,46 +190,21 @@ class TaskSpec(Spec):
                 )
         else:
             if self.doc_to_choice is not None:
-                problems.append(
-                    Problem(
-                        "not_applicable",
-                        "doc_to_choice",
-                        self.doc_to_choice,
-                        f"does not apply to output_type: {kind}",
-                        "omit it, or use multiple_choice",
-                    )
-                )
+                problems.append(Problem("not_applicable", "doc_to_choice", self.doc_to_choice,
+                                        f"does not apply to output_type: {kind}",
+                                        "omit it, or use multiple_choice"))  # fmt: skip
             if isinstance(self.doc_to_target, int):
-                problems.append(
-                    Problem(
-                        "wrong_type",
-                        "doc_to_target",
-                        self.doc_to_target,
-                        "must be a column or a template",
-                        "only choices have an index",
-                    )
-                )
+                problems.append(Problem("wrong_type", "doc_to_target", self.doc_to_target,
+                                        "must be a column or a template", "only choices have an index"))  # fmt: skip
         if self.generation_kwargs is not None and kind != "generate_until":
-            problems.append(
-                Problem(
-                    "not_applicable",
-                    "generation_kwargs",
-                    None,
-                    f"does not apply to output_type: {kind}",
-                    "omit it, or use generate_until",
-                )
-            )
+            problems.append(Problem("not_applicable", "generation_kwargs", None,
+                                    f"does not apply to output_type: {kind}",
+                                    "omit it, or use generate_until"))  # fmt: skip
         if kind == "loglikelihood_rolling" and (self.num_fewshot or self.doc_to_text):
             field_name = "num_fewshot" if self.num_fewshot else "doc_to_text"
-            problems.append(
-                Problem(
-                    "not_applicable",
-                    field_name,
-                    getattr(self, field_name),
-                    "does not apply to whole texts (loglikelihood_rolling)",
-                    "omit it; doc_to_target is the text",
-                )
-            )
+            problems.append(Problem("not_applicable", field_name, getattr(self, field_name),
+                                    "does not apply to whole texts (loglikelihood_rolling)",
+                                    "omit it; doc_to_target is the text"))  # fmt: skip
         return problems
 
     def _of_metrics(self) -> list[Problem]:
@@ -249,15 +212,9 @@ class TaskSpec(Spec):
         for at, metric in enumerate(self.metric_list or ()):
             place = f"metric_list[{at}]"
             if metric.metric not in metrics:
-                problems.append(
-                    Problem(
-                        "not_a_choice",
-                        f"{place}.metric",
-                        metric.metric,
-                        f"is not a metric of {self.output_type}",
-                        f"use one of {', '.join(metrics)}",
-                    )
-                )
+                problems.append(Problem("not_a_choice", f"{place}.metric", metric.metric,
+                                        f"is not a metric of {self.output_type}",
+                                        f"use one of {', '.join(metrics)}"))  # fmt: skip
                 continue
             for name, usual in zip(("aggregation", "higher_is_better"), metrics[metric.metric], strict=True):
                 if (setting := getattr(metric, name)) not in (None, usual):

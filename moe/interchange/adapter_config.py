@@ -96,10 +96,5 @@ def misfits(config: Mapping[str, Any], adapter: AdapterSpec, where: str) -> Iter
             code = "mismatch" if key == "use_rslora" else "unsupported"
             yield Problem(code, f"{where}:{key}", config_value, f"must be {value!r} here", AGAIN)
     if (init := config.get("init_lora_weights")) not in _BEGINNINGS:
-        yield Problem(
-            "unsupported",
-            f"{where}:init_lora_weights",
-            init,
-            "changes the base weights",
-            "convert it to a plain adapter, as PEFT can when saving",
-        )
+        yield Problem("unsupported", f"{where}:init_lora_weights", init, "changes the base weights",
+                      "convert it to a plain adapter, as PEFT can when saving")  # fmt: skip

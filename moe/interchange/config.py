@@ -60,13 +60,8 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
     reading = Reading(config, place, family.defaults, family.aliases)
     layers = reading.raw("num_hidden_layers")
     if isinstance(layers, int) and not 1 <= layers <= MAX_LAYERS:  # before anything is listed layer by layer
-        raise spec_error(
-            "out_of_range",
-            f"{place}:num_hidden_layers",
-            layers,
-            f"must be from 1 to {MAX_LAYERS:,}",
-            "correct config.json",
-        )
+        raise spec_error("out_of_range", f"{place}:num_hidden_layers", layers, f"must be from 1 to {MAX_LAYERS:,}",
+                         "correct config.json")  # fmt: skip
     fields: Fields = {"kind": "language"}
     keys: dict[str, tuple[str, ...]] = {}
     for field in family.fields:

@@ -84,13 +84,8 @@ def _expand(model: Mapping[str, Any], roots: Sequence[str] | None, place: str, i
     if not isinstance(model.get("from"), str) or (model.keys() >= _WHOLE and model.get("from_config") is None):
         return dict(model)
     if model.get("preset") is not None:
-        raise spec_error(
-            "conflict",
-            f"{place}.preset",
-            model["preset"],
-            "conflicts with `from`, which determines it",
-            "omit one of them",
-        )
+        raise spec_error("conflict", f"{place}.preset", model["preset"], "conflicts with `from`, which determines it",
+                         "omit one of them")  # fmt: skip
     model = {**model, "from": folder_of(model["from"])}
     folder = HubFolder(model["from"], roots, f"{place}.from")
     config, digest = folder.config()

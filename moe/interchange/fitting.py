@@ -92,15 +92,8 @@ def fit(spec: LanguageModelSpec, folder_catalog: Catalog) -> Fit:
             continue
         choices = _sources(spec, family, tensor)
         if not choices:
-            problems.append(
-                Problem(
-                    "unknown_key",
-                    tensor.name,
-                    list(tensor.shape),
-                    f"does not belong to a {family.model_types[0]}",
-                    _REMEDY,
-                )
-            )
+            problems.append(Problem("unknown_key", tensor.name, list(tensor.shape),
+                                    f"does not belong to a {family.model_types[0]}", _REMEDY))  # fmt: skip
             continue
         names = [[name for piece in pieces for name in piece.names()] for pieces in choices]
         choice = next(

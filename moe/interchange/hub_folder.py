@@ -131,13 +131,9 @@ class HubFolder:
             raise spec_error("corrupt", self.place, self.path(INDEX), "has no weight_map", "download the file again")
         for tensor, name in where.items():
             if not isinstance(name, str) or not _SHARD.fullmatch(name):
-                raise spec_error(
-                    "corrupt",
-                    self.place,
-                    self.path(INDEX),
-                    f"places {tensor!r} in {name!r}, which is not a .safetensors file of this folder",
-                    "download the file again",
-                )
+                raise spec_error("corrupt", self.place, self.path(INDEX),
+                                 f"places {tensor!r} in {name!r}, which is not a .safetensors file of this folder",
+                                 "download the file again")  # fmt: skip
             yield name
 
 

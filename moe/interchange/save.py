@@ -124,13 +124,8 @@ def write_folder(
                 folder.write(path, content)
             _write_weights(folder, shards, counting_source, whence)
     except OSError as error:
-        problem = Problem(
-            "not_writable",
-            "target",
-            str(target),
-            f"cannot be written: {error}",
-            "free some space, or name another folder",
-        )
+        problem = Problem("not_writable", "target", str(target), f"cannot be written: {error}",
+                          "free some space, or name another folder")  # fmt: skip
         if source.is_collective:  # the others wait for each other's reads, and for ours
             _take_part(source, shards, counting_source.num_read)
         _agree((problem,), source)

@@ -110,13 +110,9 @@ def _gathered_twice(names: tuple[str, ...], splits: Splits) -> Iterator[Problem]
     """Problem of a parameter that several blocks share and FSDP would gather: it gathers a parameter for one block
     only."""
     if any(axis in FSDP_AXES for axis, _ in splits):
-        yield Problem(
-            "conflict",
-            f"placements.{names[0]}.splits",
-            list(splits),
-            f"must not have FSDP's axis, since {names[1]} is shared with another block",
-            "keep it whole there, or name a block that contains both",
-        )
+        yield Problem("conflict", f"placements.{names[0]}.splits", list(splits),
+                      f"must not have FSDP's axis, since {names[1]} is shared with another block",
+                      "keep it whole there, or name a block that contains both")  # fmt: skip
 
 
 def _buffers_without_values(model: nn.Module) -> Iterator[Problem]:
@@ -124,13 +120,9 @@ def _buffers_without_values(model: nn.Module) -> Iterator[Problem]:
         zeros = getattr(module, "begin_with_zeros", ())
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_meta and name not in zeros:
-                yield Problem(
-                    "uninitialized",
-                    f"{within}.{name}".lstrip("."),
-                    None,
-                    "lies on the meta device and has no initial values",
-                    "create it on a device, or name it in its module's `begin_with_zeros`",
-                )
+                yield Problem("uninitialized", f"{within}.{name}".lstrip("."), None,
+                              "lies on the meta device and has no initial values",
+                              "create it on a device, or name it in its module's `begin_with_zeros`")  # fmt: skip
 
 
 def recompute(block: nn.Module) -> None:

@@ -49,13 +49,9 @@ def shard_block(
 def _check_even(parameter: nn.Parameter, dim: int, axis: str, layout: Layout, path: str) -> None:
     size, degree = parameter.shape[dim], layout.degree(axis)
     if dim and size % degree:
-        raise spec_error(
-            "not_divisible",
-            f"{path}.shape[{dim}]",
-            size,
-            f"must be divisible by the {axis} degree (={degree})",
-            "split the first dimension, which need not divide evenly",
-        )
+        raise spec_error("not_divisible", f"{path}.shape[{dim}]", size,
+                         f"must be divisible by the {axis} degree (={degree})",
+                         "split the first dimension, which need not divide evenly")  # fmt: skip
 
 
 def _shard(
@@ -73,13 +69,9 @@ def _shard(
     assert over is not None
     trainable = (parameter for parameter in module.parameters() if id(parameter) in dims and parameter.requires_grad)
     if len(dtypes := {str(parameter.dtype) for parameter in trainable}) > 1:
-        raise spec_error(
-            "dtype_mismatch",
-            label,
-            sorted(dtypes),
-            "must have one dtype, since FSDP gathers it in one tensor",
-            "convert its parameters, or keep some of them whole",
-        )
+        raise spec_error("dtype_mismatch", label, sorted(dtypes),
+                         "must have one dtype, since FSDP gathers it in one tensor",
+                         "convert its parameters, or keep some of them whole")  # fmt: skip
     splits = {
         name: split_further(part_of(parameter), axis, dims[id(parameter)])
         for name, parameter in module.named_parameters() if id(parameter) in dims

@@ -157,31 +157,19 @@ def check_splits(model: nn.Module, paths: tuple[str, ...], splits: Splits, layou
     expected_splits = {(OURS.axes[kind], dim) for dim, kind in dims if layout.degree(OURS.axes.get(kind, "")) > 1}
     own_splits = {split for split in splits if split[0] not in FSDP_AXES}
     if own_splits != expected_splits and declaration is None:
-        yield Problem(
-            "unsupported",
-            f"{place}.splits",
-            sorted(own_splits),
-            "splits a parameter with undeclared dimensions",
-            "split it over fsdp only, or declare it",
-        )
+        yield Problem("unsupported", f"{place}.splits", sorted(own_splits),
+                      "splits a parameter with undeclared dimensions",
+                      "split it over fsdp only, or declare it")  # fmt: skip
     elif own_splits != expected_splits:
-        yield Problem(
-            "mismatch",
-            f"{place}.splits",
-            sorted(own_splits),
-            f"must be {sorted(expected_splits)}, as its module requires",
-            "use these; FSDP's axis may split any dimension",
-        )
+        yield Problem("mismatch", f"{place}.splits", sorted(own_splits),
+                      f"must be {sorted(expected_splits)}, as its module requires",
+                      "use these; FSDP's axis may split any dimension")  # fmt: skip
     fsdp = "expert_fsdp" if of_experts else "fsdp"
     if any(axis in FSDP_AXES and axis != fsdp for axis, _ in splits):
         description = "with an expert dimension" if of_experts else "without an expert dimension"
-        yield Problem(
-            "conflict",
-            f"{place}.splits",
-            list(splits),
-            f"belongs to a parameter {description}, which only the axis {fsdp} may split",
-            f"split it over {fsdp}",
-        )
+        yield Problem("conflict", f"{place}.splits", list(splits),
+                      f"belongs to a parameter {description}, which only the axis {fsdp} may split",
+                      f"split it over {fsdp}")  # fmt: skip
     owners = {id(model.get_submodule(parameter_path.rpartition(".")[0])) for parameter_path in paths}
     if of_experts and len(owners) > 1 and fsdp in dict(splits):
         yield Problem("conflict", f"{place}.splits", list(splits),

@@ -13,15 +13,9 @@ def fit_problems(model: ModelSpec, degrees: Mapping[str, int]) -> list[Problem]:
         degree = degrees.get(axis, 1)
         if number % degree:
             good = ", ".join(str(d) for d in range(1, min(number, 4 * degree) + 1) if number % d == 0)
-            problems.append(
-                Problem(
-                    "not_divisible",
-                    path,
-                    number,
-                    f"must be divisible by the {axis} degree (={degree}), {why}",
-                    f"use another number, or a degree of {good}",
-                )
-            )
+            problems.append(Problem("not_divisible", path, number,
+                                    f"must be divisible by the {axis} degree (={degree}), {why}",
+                                    f"use another number, or a degree of {good}"))  # fmt: skip
     return problems
 
 

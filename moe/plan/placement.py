@@ -48,11 +48,8 @@ class Placement(Spec):
                 Problem("conflict", place, axes, "mixes axes of two meshes", "use the expert axes, or the others")
             )
         if any(axis in FSDP_AXES for axis in axes[:-1]):
-            problems.append(
-                Problem(
-                    "conflict", place, axes, "splits dimensions that FSDP has already sharded", "put FSDP's axis last"
-                )
-            )
+            problems.append(Problem("conflict", place, axes, "splits dimensions that FSDP has already sharded",
+                                    "put FSDP's axis last"))  # fmt: skip
         if problems:
             raise SpecError(problems)
         return self
@@ -70,13 +67,8 @@ class Placements:
         self._unused_keys: set[tuple[str, tuple[int, ...]]] = set()
         for placement in placements:
             if (key := (placement.parameter, placement.shape)) in self._of:
-                raise spec_error(
-                    "duplicate",
-                    "placements",
-                    placement.parameter,
-                    f"occurs twice in shape {list(placement.shape)}",
-                    "remove one of them",
-                )
+                raise spec_error("duplicate", "placements", placement.parameter,
+                                 f"occurs twice in shape {list(placement.shape)}", "remove one of them")  # fmt: skip
             self._of[key] = placement
             self._unused_keys.add(key)
 

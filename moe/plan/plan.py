@@ -264,26 +264,14 @@ class Plan(Spec):
         in_experts, problems = of.num_workers, []
         if in_experts != self.num_workers:
             factors = f"expert_tensor (={of.expert_tensor}), data (={of.data}) and pipeline (={of.pipeline})"
-            problems.append(
-                Problem(
-                    "mismatch",
-                    "degrees.expert",
-                    of.expert,
-                    f"times {factors} must be num_workers (={self.num_workers})",
-                    f"use {in_experts} workers, or other degrees",
-                )
-            )
+            problems.append(Problem("mismatch", "degrees.expert", of.expert,
+                                    f"times {factors} must be num_workers (={self.num_workers})",
+                                    f"use {in_experts} workers, or other degrees"))  # fmt: skip
         in_stage, together = self.num_workers // of.pipeline, of.tensor * of.context
         if in_stage % together:
-            problems.append(
-                Problem(
-                    "not_divisible",
-                    "degrees.tensor",
-                    of.tensor,
-                    f"times context (={of.context}) must divide the ranks of a stage (={in_stage})",
-                    "use one of its divisors",
-                )
-            )
+            problems.append(Problem("not_divisible", "degrees.tensor", of.tensor,
+                                    f"times context (={of.context}) must divide the ranks of a stage (={in_stage})",
+                                    "use one of its divisors"))  # fmt: skip
         elif (replica_ranks := in_stage // of.tensor) % of.fsdp:
             problems.append(
                 Problem(

@@ -71,13 +71,8 @@ def load(path: str | Path) -> Plan:
         return Plan.model_validate_json(text)
     except ValidationError as error:
         if any(detail["type"] == "json_invalid" for detail in error.errors()):
-            raise spec_error(
-                "invalid_syntax",
-                name,
-                None,
-                "is not a plan",
-                "name a file written by `shardyard plan` with --save or --json",
-            ) from None
+            raise spec_error("invalid_syntax", name, None, "is not a plan",
+                             "name a file written by `shardyard plan` with --save or --json") from None  # fmt: skip
         if isinstance(data := json.loads(text), dict) and {"stored", "considered"} < data.keys():
             raise spec_error(
                 "wrong_type", name, None, "is the plan of a module", "name the plan of a job, written by --save"

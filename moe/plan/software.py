@@ -182,13 +182,9 @@ def software_of(name: SoftwareName | None, profile: ProfileName, layer_s: float 
     by our executor; any other name than `ours-eager` then raises SpecError."""
     if layer_s is not None:
         if name not in (None, "ours-eager"):
-            raise spec_error(
-                "not_applicable",
-                "software",
-                name,
-                "does not apply to devices whose host times were measured",
-                "omit it, or plan for GPUs",
-            )
+            raise spec_error("not_applicable", "software", name,
+                             "does not apply to devices whose host times were measured",
+                             "omit it, or plan for GPUs")  # fmt: skip
         host = Host(layer_s, 0.0, 0.0, 1.0)
         return Software("ours-eager", host, (host, host), overlap=0.0, exchange_overlap=0.0)
     return SOFTWARE[name or _OF_PROFILES[profile]].on(device)

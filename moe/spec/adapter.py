@@ -120,33 +120,20 @@ class AdapterSpec(Spec):
         for index, pattern in enumerate(self.targets or ()):
             if not any(matches(pattern, name) for name in target_shapes):
                 kinds = dict.fromkeys(starred(name) for name in names if _MATRIX.search(name))
-                yield Problem(
-                    "not_found",
-                    f"targets[{index}]",
-                    pattern,
-                    "is not a matrix that adapters apply to",
-                    f"use one of {', '.join(kinds)}",
-                )
+                yield Problem("not_found", f"targets[{index}]", pattern, "is not a matrix that adapters apply to",
+                              f"use one of {', '.join(kinds)}")  # fmt: skip
         for name in target_shapes:
             partner = _other_first(name)
             if partner in names and partner not in target_shapes:
-                yield Problem(
-                    "conflict",
-                    "targets",
-                    list(self.targets or ()),
-                    f"has {name} without {partner}, and both share A",
-                    "name both, as *.experts.* does, or neither",
-                )
+                yield Problem("conflict", "targets", list(self.targets or ()),
+                              f"has {name} without {partner}, and both share A",
+                              "name both, as *.experts.* does, or neither")  # fmt: skip
                 break
         smallest = min(target_shapes, key=lambda name: min(target_shapes[name][-2:]), default=None)
         if smallest is not None and self.rank > (limit := min(target_shapes[smallest][-2:])):
-            yield Problem(
-                "out_of_range",
-                "rank",
-                self.rank,
-                f"must be at most the smaller side (={limit}) of {smallest}, {list(target_shapes[smallest])}",
-                "lower it, or remove that matrix from targets",
-            )
+            yield Problem("out_of_range", "rank", self.rank,
+                          f"must be at most the smaller side (={limit}) of {smallest}, {list(target_shapes[smallest])}",
+                          "lower it, or remove that matrix from targets")  # fmt: skip
 
 
 def _other_first(name: str) -> str:

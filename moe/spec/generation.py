@@ -39,25 +39,13 @@ class GenerationSpec(Spec):
     def _one_way(self) -> "GenerationSpec":
         problems = []
         if self.num_beams > 1 and self.temperature:
-            problems.append(
-                Problem(
-                    "not_applicable",
-                    "num_beams",
-                    self.num_beams,
-                    f"has no effect on sampling (temperature is {self.temperature})",
-                    "omit one of them",
-                )
-            )
+            problems.append(Problem("not_applicable", "num_beams", self.num_beams,
+                                    f"has no effect on sampling (temperature is {self.temperature})",
+                                    "omit one of them"))  # fmt: skip
         if self.num_beams == 1 and self.length_penalty != _LENGTH_PENALTY:
-            problems.append(
-                Problem(
-                    "not_applicable",
-                    "length_penalty",
-                    self.length_penalty,
-                    "has no effect without beam search",
-                    "set several beams, such as 4, or omit it",
-                )
-            )
+            problems.append(Problem("not_applicable", "length_penalty", self.length_penalty,
+                                    "has no effect without beam search",
+                                    "set several beams, such as 4, or omit it"))  # fmt: skip
         of_draws = {"top_k": None, "top_p": 1.0, "seed": 0}
         options = [name for name, default in of_draws.items() if getattr(self, name) != default]
         if options and not self.temperature:

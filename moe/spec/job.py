@@ -30,12 +30,9 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 def _labels(labels: dict[str, str]) -> dict[str, str]:
     for key, value in labels.items():
         if not _LABEL.fullmatch(key) or (value and not _LABEL.fullmatch(value)):
-            raise RuleError(
-                "invalid_value",
-                "must have keys and values of at most 63 letters, digits, '.', '_', '/' and '-', "
-                "starting and ending with a letter or digit",
-                "rename them",
-            )
+            raise RuleError("invalid_value",
+                            "must have keys and values of at most 63 letters, digits, '.', '_', '/' and '-', "
+                            "starting and ending with a letter or digit", "rename them")  # fmt: skip
     return labels
 
 
@@ -126,13 +123,8 @@ class JobSpec(Spec):
         """Problem of a synthetic corpus, which can be planned but not trained."""
         if not isinstance(self.data, SyntheticSpec):
             return None
-        return Problem(
-            "not_applicable",
-            "data.corpus",
-            self.data.corpus,
-            "is random tokens, which teach nothing",
-            "use packages or documents, or only plan it: shardyard plan",
-        )
+        return Problem("not_applicable", "data.corpus", self.data.corpus, "is random tokens, which teach nothing",
+                       "use packages or documents, or only plan it: shardyard plan")  # fmt: skip
 
     @property
     def missing_folder(self) -> Problem | None:
@@ -211,27 +203,14 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
     of_one_sequence = isinstance(job.model, LanguageModelSpec) and job.group_tokens == job.data.max_tokens
     if moe is not None and not of_one_sequence and batch_tokens % moe.group_tokens:
         lower = max(1, batch_tokens // moe.group_tokens) * moe.group_tokens
-        problems.append(
-            Problem(
-                "not_divisible",
-                "model.moe.group_tokens",
-                moe.group_tokens,
-                f"must divide train.batch_tokens (={batch_tokens})",
-                f"use batch_tokens {lower} or {lower + moe.group_tokens}",
-            )
-        )
+        problems.append(Problem("not_divisible", "model.moe.group_tokens", moe.group_tokens,
+                                f"must divide train.batch_tokens (={batch_tokens})",
+                                f"use batch_tokens {lower} or {lower + moe.group_tokens}"))  # fmt: skip
     of_sequences = isinstance(job.data, SyntheticSpec | SequencesSpec)
     if isinstance(job.model, LanguageModelSpec) != of_sequences:
         fits = "catalogs, jsonl or text" if of_sequences else "packages, documents, chat or preference"
-        problems.append(
-            Problem(
-                "not_applicable",
-                "data.corpus",
-                job.data.corpus,
-                f"does not apply to a {job.model.kind} model",
-                f"use {fits}",
-            )
-        )
+        problems.append(Problem("not_applicable", "data.corpus", job.data.corpus,
+                                f"does not apply to a {job.model.kind} model", f"use {fits}"))  # fmt: skip
         return problems
     if isinstance(job.model, LanguageModelSpec):
         problems += _problems_of_conversations(job)
@@ -266,22 +245,12 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
     for name in _NOT_OF_MODULES:
         if (value := getattr(train, name)) != getattr(default, name):
             plain_value = None if isinstance(value, Spec) else value
-            yield Problem(
-                "not_applicable",
-                f"train.{name}",
-                plain_value,
-                "does not apply to a user's module",
-                "omit it: the module's own code decides it",
-            )
+            yield Problem("not_applicable", f"train.{name}", plain_value, "does not apply to a user's module",
+                          "omit it: the module's own code decides it")  # fmt: skip
     for name in type(job.parallel).model_fields:
         if (value := getattr(job.parallel, name)) != getattr(ParallelSpec(), name):
-            yield Problem(
-                "not_applicable",
-                f"parallel.{name}",
-                value,
-                "does not apply to a user's module",
-                "omit it: the layout follows from the module's graph",
-            )
+            yield Problem("not_applicable", f"parallel.{name}", value, "does not apply to a user's module",
+                          "omit it: the layout follows from the module's graph")  # fmt: skip
 
 
 _NOT_OF_MODULES = ("batch_tokens", "label_smoothing", "preference_beta", "dtype", "evaluation", "freeze")
@@ -297,13 +266,8 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
     for index, pattern in enumerate(job.train.freeze):
         if not any(matches(pattern, name) for name in names):
             kinds = list(dict.fromkeys(starred(name) for name in names))
-            yield Problem(
-                "not_found",
-                f"train.freeze[{index}]",
-                pattern,
-                "matches no parameter of the model",
-                f"use one of {', '.join(kinds)}",
-            )
+            yield Problem("not_found", f"train.freeze[{index}]", pattern, "matches no parameter of the model",
+                          f"use one of {', '.join(kinds)}")  # fmt: skip
     trained_names = (parameter.name for parameter in table if not parameter.frozen)
     if all(any(matches(pattern, name) for pattern in job.train.freeze) for name in trained_names):
         yield Problem(
@@ -317,13 +281,9 @@ def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
         "max_pairs", "max_sequences")  # fmt: skip
     for name in (foreign_field, f"{foreign_field}_along_the_way"):
         if (value := getattr(job.train.evaluation, name)) != EvaluationSpec.model_fields[name].default:
-            yield Problem(
-                "not_applicable",
-                f"train.evaluation.{name}",
-                value,
-                f"does not apply to a {job.model.kind} model",
-                f"use {name.replace(foreign_field, own_field)}",
-            )
+            yield Problem("not_applicable", f"train.evaluation.{name}", value,
+                          f"does not apply to a {job.model.kind} model",
+                          f"use {name.replace(foreign_field, own_field)}")  # fmt: skip
 
 
 def _problems_from_scratch(job: JobSpec) -> list[Problem]:
@@ -342,29 +302,15 @@ def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
     assert isinstance(job.model, LanguageModelSpec)
     is_preference = isinstance(job.data, PreferenceSpec)
     if is_preference and job.model.adapter is None:
-        yield Problem(
-            "missing",
-            "adapter",
-            None,
-            "is required for the corpus preference: answers are compared with the base model",
-            "add one, as in adapter: {rank: 16}",
-        )
+        yield Problem("missing", "adapter", None,
+                      "is required for the corpus preference: answers are compared with the base model",
+                      "add one, as in adapter: {rank: 16}")  # fmt: skip
     if is_preference and job.label_smoothing:
-        yield Problem(
-            "not_applicable",
-            "train.label_smoothing",
-            job.label_smoothing,
-            "does not apply to the corpus preference",
-            "omit it",
-        )
+        yield Problem("not_applicable", "train.label_smoothing", job.label_smoothing,
+                      "does not apply to the corpus preference", "omit it")  # fmt: skip
     if not is_preference and job.train.preference_beta is not None:
-        yield Problem(
-            "not_applicable",
-            "train.preference_beta",
-            job.train.preference_beta,
-            "applies only to the corpus preference",
-            "omit it",
-        )
+        yield Problem("not_applicable", "train.preference_beta", job.train.preference_beta,
+                      "applies only to the corpus preference", "omit it")  # fmt: skip
 
 
 def _problems_of_sequences(job: JobSpec) -> list[Problem]:
@@ -381,15 +327,9 @@ f"must be a multiple of data.max_tokens (={max_tokens}), since groups hold whole
                     f"use {max_tokens * max(1, group_tokens // max_tokens)}")
         )  # fmt: skip
     if group_tokens == max_tokens and batch_tokens % max_tokens:
-        problems.append(
-            Problem(
-                "not_divisible",
-                "train.batch_tokens",
-                batch_tokens,
-                f"must be a multiple of data.max_tokens (={max_tokens})",
-                f"use {max_tokens * max(1, batch_tokens // max_tokens)}",
-            )
-        )
+        problems.append(Problem("not_divisible", "train.batch_tokens", batch_tokens,
+                                f"must be a multiple of data.max_tokens (={max_tokens})",
+                                f"use {max_tokens * max(1, batch_tokens // max_tokens)}"))  # fmt: skip
     return problems
 
 
@@ -397,27 +337,14 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
     problems, moe = [], job.model.moe
     expert = job.parallel.expert
     if expert is not None and moe is None and expert > 1:
-        problems.append(
-            Problem(
-                "out_of_range",
-                "parallel.expert",
-                expert,
-                "must be 1 for a model without experts",
-                "omit it, or add model.moe",
-            )
-        )
+        problems.append(Problem("out_of_range", "parallel.expert", expert, "must be 1 for a model without experts",
+                                "omit it, or add model.moe"))  # fmt: skip
     if expert is not None and moe is not None and moe.num_experts % expert:
         fits = [degree for degree in range(1, moe.num_experts + 1) if moe.num_experts % degree == 0]
         above = -(-moe.num_experts // expert) * expert
-        problems.append(
-            Problem(
-                "not_divisible",
-                "model.moe.num_experts",
-                moe.num_experts,
-                f"must be divisible by parallel.expert (={expert})",
-                f"use {above} experts or an expert degree of {_one_of(fits)}",
-            )
-        )
+        problems.append(Problem("not_divisible", "model.moe.num_experts", moe.num_experts,
+                                f"must be divisible by parallel.expert (={expert})",
+                                f"use {above} experts or an expert degree of {_one_of(fits)}"))  # fmt: skip
     data = job.parallel.data
     if expert is not None and data is not None:
         min_workers, max_workers = job.resources.min_num_workers, job.resources.max_num_workers
@@ -426,15 +353,10 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
         num_ranks = prod(degrees.values())
         if not min_workers <= num_ranks <= max_workers:
             workers = f"{max_workers}" if min_workers == max_workers else f"{min_workers} to {max_workers}"
-            problems.append(
-                Problem(
-                    "mismatch",
-                    "parallel",
-                    " x ".join(f"{axis} {degree}" for axis, degree in degrees.items()),
-                    f"must multiply to the number of workers (={workers}), not {num_ranks}",
-                    f"use resources.num_workers {num_ranks}, or omit one degree",
-                )
-            )
+            problems.append(Problem("mismatch", "parallel",
+                                    " x ".join(f"{axis} {degree}" for axis, degree in degrees.items()),
+                                    f"must multiply to the number of workers (={workers}), not {num_ranks}",
+                                    f"use resources.num_workers {num_ranks}, or omit one degree"))  # fmt: skip
     return problems
 
 

@@ -48,11 +48,9 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
 
 def _plain_values(options: dict[str, Any]) -> dict[str, Any]:
     if any(not _is_plain(value) for value in _values(options)):
-        raise RuleError(
-            "wrong_type",
-            ("must be JSON: text, finite numbers, true, false, null, lists, and mappings with text keys"),
-            "use only these",
-        )
+        raise RuleError("wrong_type",
+                        "must be JSON: text, finite numbers, true, false, null, lists, and mappings with text keys",
+                        "use only these")  # fmt: skip
     if len(json.dumps(options)) > MAX_OPTIONS_CHARS:
         raise RuleError("too_large", f"must have at most {MAX_OPTIONS_CHARS:,} characters", "shorten them")
     return options
@@ -123,23 +121,15 @@ class ModuleModelSpec(Counted):
     @property
     def model_dim(self) -> int:
         """Raises SpecError: unknown until the module is built."""
-        raise spec_error(
-            "unsupported",
-            "model.kind",
-            self.kind,
-            "has no known dimensions: it is planned from its graph",
-            "submit the job, or use `shardyard plan --module`",
-        )
+        raise spec_error("unsupported", "model.kind", self.kind,
+                         "has no known dimensions: it is planned from its graph",
+                         "submit the job, or use `shardyard plan --module`")  # fmt: skip
 
     def blocks(self) -> Blocks:
         """Raises SpecError."""
-        raise spec_error(
-            "unsupported",
-            "model.kind",
-            self.kind,
-            "has no table of parameters: it is planned from its graph",
-            "submit the job, or use `shardyard plan --module`",
-        )
+        raise spec_error("unsupported", "model.kind", self.kind,
+                         "has no table of parameters: it is planned from its graph",
+                         "submit the job, or use `shardyard plan --module`")  # fmt: skip
 
 
 class ModuleDataSpec(Spec):
@@ -153,13 +143,9 @@ class ModuleDataSpec(Spec):
     @property
     def max_tokens(self) -> int:
         """Raises SpecError: batches are the user's own."""
-        raise spec_error(
-            "unsupported",
-            "data.corpus",
-            self.corpus,
-            "has no known lengths: its batches come from the module's code",
-            "use the module's own code",
-        )
+        raise spec_error("unsupported", "data.corpus", self.corpus,
+                         "has no known lengths: its batches come from the module's code",
+                         "use the module's own code")  # fmt: skip
 
     @property
     def padded_tokens(self) -> float:

@@ -72,13 +72,8 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
         )
     if kind == "union_tag_invalid":
         tag = str(context["discriminator"]).strip("'")
-        return Problem(
-            "not_a_choice",
-            f"{path}.{tag}",
-            context["tag"],
-            f"must be one of {context['expected_tags']}",
-            "use one of them",
-        )
+        return Problem("not_a_choice", f"{path}.{tag}", context["tag"], f"must be one of {context['expected_tags']}",
+                       "use one of them")  # fmt: skip
     if isinstance(cause, RuleError):
         return Problem(cause.code, path, value, cause.rule, cause.remedy)
     if kind in ("model_type", "model_attributes_type", "dict_type"):

@@ -41,11 +41,9 @@ class ResourcesSpec(Spec):
         if has_range and (self.min_workers is None or self.max_workers is None):
             raise RuleError("missing", "has half a range", "set both min_workers and max_workers")
         if self.min_workers is not None and self.max_workers is not None and self.min_workers > self.max_workers:
-            raise RuleError(
-                "out_of_range",
-                f"has min_workers (={self.min_workers}) above max_workers (={self.max_workers})",
-                "swap them",
-            )
+            raise RuleError("out_of_range",
+                            f"has min_workers (={self.min_workers}) above max_workers (={self.max_workers})",
+                            "swap them")  # fmt: skip
         return self
 
     def trains_on(self, gpus_per_worker: int) -> DeviceKind:
@@ -104,46 +102,33 @@ class ParallelSpec(Spec):
     @model_validator(mode="after")
     def _in_turns(self) -> "ParallelSpec":
         if self.overlap and self.recompute == "full":
-            raise RuleError(
-                "conflict",
-                "has overlap (=True) with recompute (='full'), which recomputes whole blocks at once",
-                "use recompute selective, or omit overlap",
-            )
+            raise RuleError("conflict",
+                            "has overlap (=True) with recompute (='full'), which recomputes whole blocks at once",
+                            "use recompute selective, or omit overlap")  # fmt: skip
         if self.overlap and (self.num_chunks or 1) > 1:
-            raise RuleError(
-                "conflict",
-                f"has overlap (=True) and num_chunks (={self.num_chunks}), two ways to hide exchanges",
-                "omit one of them",
-            )
+            raise RuleError("conflict",
+                            f"has overlap (=True) and num_chunks (={self.num_chunks}), two ways to hide exchanges",
+                            "omit one of them")  # fmt: skip
         if self.overlap and self.expert == self.expert_tensor == 1:
-            raise RuleError(
-                "not_applicable",
-                "has overlap (=True), but no rows travel: expert and expert_tensor are 1",
-                "omit overlap",
-            )
+            raise RuleError("not_applicable", "has overlap (=True), but no rows travel: expert and expert_tensor are 1",
+                            "omit overlap")  # fmt: skip
         if self.overlap and (self.pipeline or 1) > 1 and self.virtual_stages == 1:
-            raise RuleError(
-                "conflict",
-                f"has overlap (=True) in a pipeline (={self.pipeline}) with virtual_stages (=1), but "
-                "overlap alternates micro-batches of virtual stages",
-                "use 2 or more, or omit overlap",
-            )
+            raise RuleError("conflict",
+                            f"has overlap (=True) in a pipeline (={self.pipeline}) with virtual_stages (=1), but "
+                            "overlap alternates micro-batches of virtual stages",
+                            "use 2 or more, or omit overlap")  # fmt: skip
         return self
 
     @model_validator(mode="after")
     def _of_something(self) -> "ParallelSpec":
         if (self.virtual_stages or 1) > 1 and self.pipeline == 1:
-            raise RuleError(
-                "not_applicable",
-                f"has virtual_stages (={self.virtual_stages}) with pipeline (=1), which has no stages",
-                "raise pipeline, or omit virtual_stages",
-            )
+            raise RuleError("not_applicable",
+                            f"has virtual_stages (={self.virtual_stages}) with pipeline (=1), which has no stages",
+                            "raise pipeline, or omit virtual_stages")  # fmt: skip
         if self.sharding is not None and self.fsdp == self.expert_fsdp == 1:
-            raise RuleError(
-                "not_applicable",
-                f"has sharding (={self.sharding!r}), but nothing is sharded: fsdp and expert_fsdp are 1",
-                "raise one of them, or omit sharding",
-            )
+            raise RuleError("not_applicable",
+                            f"has sharding (={self.sharding!r}), but nothing is sharded: fsdp and expert_fsdp are 1",
+                            "raise one of them, or omit sharding")  # fmt: skip
         return self
 
     @model_validator(mode="before")

@@ -43,11 +43,9 @@ class Llama3Scaling(Spec):
     def _check_order(self) -> "Llama3Scaling":
         low, high = self.low_frequency_factor, self.high_frequency_factor
         if low >= high:
-            raise RuleError(
-                "out_of_range",
-                f"low_frequency_factor (={low}) must be below high_frequency_factor (={high})",
-                "lower it",
-            )
+            raise RuleError("out_of_range",
+                            f"low_frequency_factor (={low}) must be below high_frequency_factor (={high})",
+                            "lower it")  # fmt: skip
         return self
 
 

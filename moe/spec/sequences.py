@@ -54,13 +54,9 @@ class SourceSpec(Spec):
                     rule = f"is required if paths imply several ({', '.join(sorted(filter(None, formats)))})"
                 raise spec_error("missing", "format", None, rule, "write jsonl, text or parquet, one per source")
         if self.file_format == "text" and self.column != "text":
-            raise spec_error(
-                "not_applicable",
-                "column",
-                self.column,
-                "does not apply to text files, which are one document each",
-                "omit it, or name the format",
-            )
+            raise spec_error("not_applicable", "column", self.column,
+                             "does not apply to text files, which are one document each",
+                             "omit it, or name the format")  # fmt: skip
         return self
 
     @property
@@ -108,13 +104,9 @@ class DocumentsSpec(BadRecordsFields, SequencesFields):
                     "duplicate", f"sources[{index}].name", name, "is reserved for the total in reports", "rename it"
                 )
             if name in names[:index]:
-                raise spec_error(
-                    "duplicate",
-                    f"sources[{index}].name",
-                    name,
-                    f"is also the name of sources[{names.index(name)}]",
-                    "rename one, or merge their paths into one source",
-                )
+                raise spec_error("duplicate", f"sources[{index}].name", name,
+                                 f"is also the name of sources[{names.index(name)}]",
+                                 "rename one, or merge their paths into one source")  # fmt: skip
         return self
 
     @property

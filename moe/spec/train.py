@@ -154,22 +154,17 @@ class TrainSpec(Spec):
     @model_validator(mode="after")
     def _profile_comes(self) -> "TrainSpec":
         if self.profile is not None and self.profile.from_step > self.num_steps:
-            raise RuleError(
-                "out_of_range",
-                f"has profile.from_step (={self.profile.from_step}) after num_steps (={self.num_steps})",
-                "lower it, or omit profile",
-            )
+            raise RuleError("out_of_range",
+                            f"has profile.from_step (={self.profile.from_step}) after num_steps (={self.num_steps})",
+                            "lower it, or omit profile")  # fmt: skip
         return self
 
     @model_validator(mode="after")
     def _warm_up_ends(self) -> "TrainSpec":
         warmup = self.schedule.warmup_steps
         if warmup is not None and warmup > self.num_steps:
-            raise RuleError(
-                "out_of_range",
-                f"warms up for {warmup} steps but runs only num_steps (={self.num_steps})",
-                "lower schedule.warmup_steps or omit it",
-            )
+            raise RuleError("out_of_range", f"warms up for {warmup} steps but runs only num_steps (={self.num_steps})",
+                            "lower schedule.warmup_steps or omit it")  # fmt: skip
         return self
 
     @property

@@ -55,26 +55,19 @@ class TranslationModelSpec(Counted):
     @model_validator(mode="after")
     def _coherent(self) -> "TranslationModelSpec":
         if self.moe is not None and self.moe.model_dim != self.model_dim:
-            raise RuleError(
-                "mismatch",
-                f"needs moe.model_dim (={self.moe.model_dim}) equal to model_dim (={self.model_dim})",
-                "omit moe.model_dim",
-            )
+            raise RuleError("mismatch",
+                            f"needs moe.model_dim (={self.moe.model_dim}) equal to model_dim (={self.model_dim})",
+                            "omit moe.model_dim")  # fmt: skip
         if self.moe is not None and self.moe_every > max(self.num_encoder_layers, self.num_decoder_layers):
-            raise RuleError(
-                "empty",
-                f"has no layer with experts: moe_every (={self.moe_every}) exceeds both stacks",
-                "lower moe_every or omit moe",
-            )
+            raise RuleError("empty", f"has no layer with experts: moe_every (={self.moe_every}) exceeds both stacks",
+                            "lower moe_every or omit moe")  # fmt: skip
         if self.moe is not None and (problem := self.moe.routing.not_causal()) is not None:
             raise SpecError(replace(problem, path=f"moe.{problem.path}"))
         if self.share_vocabulary and self.source_vocab_size != self.target_vocab_size:
-            raise RuleError(
-                "mismatch",
-                f"shares one vocabulary, so source_vocab_size (={self.source_vocab_size}) must equal "
-                f"target_vocab_size (={self.target_vocab_size})",
-                "make them equal or set share_vocabulary: false",
-            )
+            raise RuleError("mismatch",
+                            f"shares one vocabulary, so source_vocab_size (={self.source_vocab_size}) must equal "
+                            f"target_vocab_size (={self.target_vocab_size})",
+                            "make them equal or set share_vocabulary: false")  # fmt: skip
         if self.moe is not None and self.dense_twin_ffn_dim is not None:
             raise RuleError("conflict", "has both moe and dense_twin_ffn_dim", "omit one of them")
         return self

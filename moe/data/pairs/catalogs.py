@@ -62,13 +62,8 @@ class Catalogs(PairCorpus):
 
     def check(self) -> tuple[str, ...]:
         if not self._all_files:
-            raise spec_error(
-                "not_found",
-                "data.sources",
-                list(self._data.sources),
-                "has no message catalogs on this machine",
-                "add pip",
-            )
+            raise spec_error("not_found", "data.sources", list(self._data.sources),
+                             "has no message catalogs on this machine", "add pip")  # fmt: skip
         require_languages(self._data.languages, {file.lang for file in self._all_files})
         return ()
 
@@ -106,13 +101,8 @@ def _package_folder(package: str) -> Path:
     """The folder of a package, found without importing it."""
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise spec_error(
-            "not_installed",
-            "data.sources",
-            "pip",
-            f"requires the package {package}",
-            f"install it: pip install {package}",
-        )
+        raise spec_error("not_installed", "data.sources", "pip", f"requires the package {package}",
+                         f"install it: pip install {package}")  # fmt: skip
     return Path(spec.submodule_search_locations[0])
 
 

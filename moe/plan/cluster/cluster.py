@@ -134,15 +134,9 @@ class Cluster(Spec):
                                     f"must be that of a {self.device} (={kind!r})",
                                     "use a calibration of such devices, or omit it"))  # fmt: skip
         if self.torus is not None and self.torus[0] * self.torus[1] != self.num_devices:
-            problems.append(
-                Problem(
-                    "mismatch",
-                    "torus",
-                    self.torus,
-                    f"must have as many places as devices (={self.num_devices})",
-                    "correct its sides or the number of nodes",
-                )
-            )
+            problems.append(Problem("mismatch", "torus", self.torus,
+                                    f"must have as many places as devices (={self.num_devices})",
+                                    "correct its sides or the number of nodes"))  # fmt: skip
         if self.torus is not None and len(self.links or ()) > 1:
             problems.append(Problem("unsupported", "links", None, "must have one level on a torus", "use one level"))
         for index, (inner, outer) in enumerate(zip(self.links or (), (self.links or ())[1:], strict=False)):
@@ -303,13 +297,8 @@ def one_cluster_of(fields: Any) -> Cluster:
 
 def of_several_kinds() -> Problem:
     """Problem of pools given to a planner for one kind of nodes."""
-    return Problem(
-        "unsupported",
-        "cluster.pools",
-        None,
-        "has several pools, and a module is planned for one",
-        "describe one pool as the cluster",
-    )
+    return Problem("unsupported", "cluster.pools", None, "has several pools, and a module is planned for one",
+                   "describe one pool as the cluster")  # fmt: skip
 
 
 def of_cluster(problems: Iterable[Problem]) -> list[Problem]:

@@ -27,13 +27,9 @@ class LayoutChoices:
         pipeline, per_stage = self._parallel.pipeline or 1, self._min_virtual
         if pipeline > 1 and pipeline * per_stage > self._num_units:
             runs = f"{pipeline * per_stage} runs of layers" + f", {per_stage} a stage" * (per_stage > 1)
-            raise spec_error(
-                "out_of_range",
-                "parallel.pipeline",
-                pipeline,
-                f"needs {runs}, but layers, embeddings and head are only {self._num_units}",
-                f"use at most {self._num_units // per_stage} stages",
-            )
+            raise spec_error("out_of_range", "parallel.pipeline", pipeline,
+                             f"needs {runs}, but layers, embeddings and head are only {self._num_units}",
+                             f"use at most {self._num_units // per_stage} stages")  # fmt: skip
 
     def shapes(self, workers: int) -> Iterator[Degrees]:
         """Yield all degrees that model, workers and nodes allow, with FSDP degrees 1.

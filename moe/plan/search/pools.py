@@ -168,13 +168,9 @@ def _check_room(spec: JobSpec, cluster: Cluster, num_workers: int | None) -> Non
     least = spec.resources.min_num_workers if num_workers is None else num_workers
     if least > cluster.num_devices:
         place = "resources" if num_workers is None else "num_workers"
-        raise spec_error(
-            "out_of_range",
-            place,
-            number_of(least, "worker"),
-            f"must be at most the number of devices (={cluster.num_devices})",
-            "use a larger pool, or fewer workers",
-        )
+        raise spec_error("out_of_range", place, number_of(least, "worker"),
+                         f"must be at most the number of devices (={cluster.num_devices})",
+                         "use a larger pool, or fewer workers")  # fmt: skip
 
 
 def _check_prices(pools: Pools, goal: Goal | None) -> None:

@@ -48,13 +48,9 @@ def parse_axes(text: str) -> dict[str, list[str]]:
         if equals:
             axis = name
         if axis not in AXES or not value:
-            raise spec_error(
-                "invalid_syntax",
-                "--what-if",
-                text,
-                f"must set {', '.join(AXES)}, each to one or more values",
-                "write it as experts=128,256,nodes=64",
-            )
+            raise spec_error("invalid_syntax", "--what-if", text,
+                             f"must set {', '.join(AXES)}, each to one or more values",
+                             "write it as experts=128,256,nodes=64")  # fmt: skip
         if axis in _COUNTS and not value.isdecimal():
             raise spec_error(
                 "wrong_type", "--what-if", f"{axis}={value}", "must be a whole number", f"write it as {axis}=8"
@@ -78,13 +74,9 @@ def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequ
     named.
     """
     if isinstance(cluster, Pools) and (of_nodes := [axis for axis in axes if axis in _CLUSTER]):
-        raise spec_error(
-            "conflict",
-            "--what-if",
-            of_nodes[0],
-            "applies to one kind of nodes, but the cluster has pools",
-            "omit it, or describe one pool as the cluster",
-        )
+        raise spec_error("conflict", "--what-if", of_nodes[0],
+                         "applies to one kind of nodes, but the cluster has pools",
+                         "omit it, or describe one pool as the cluster")  # fmt: skip
     cells = []
     query = replace(request.query, top=1)
     for combination in product(*axes.values()):

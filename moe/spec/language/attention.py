@@ -53,25 +53,13 @@ class GroupedQueryAttentionSpec(Spec):
     def _coherent(self) -> "GroupedQueryAttentionSpec":
         problems: list[Problem] = []
         if self.num_heads % self.num_kv_heads:
-            problems.append(
-                Problem(
-                    "not_divisible",
-                    "num_kv_heads",
-                    self.num_kv_heads,
-                    f"must divide num_heads (={self.num_heads})",
-                    "use one of its divisors",
-                )
-            )
+            problems.append(Problem("not_divisible", "num_kv_heads", self.num_kv_heads,
+                                    f"must divide num_heads (={self.num_heads})",
+                                    "use one of its divisors"))  # fmt: skip
         if self.window is None and self.windowed_layers != "even":
-            problems.append(
-                Problem(
-                    "not_applicable",
-                    "windowed_layers",
-                    self.windowed_layers,
-                    "has no effect without window",
-                    "set the window of these layers, or omit it",
-                )
-            )
+            problems.append(Problem("not_applicable", "windowed_layers", self.windowed_layers,
+                                    "has no effect without window",
+                                    "set the window of these layers, or omit it"))  # fmt: skip
         problems += _problems_of_rope(self.rope, self.head_dim)
         if problems:
             raise SpecError(problems)

@@ -120,15 +120,9 @@ class LanguageModelSpec(Counted):
             layer_lists.append(("attention.windowed_layers", layers_with_window))
         for path, layers in layer_lists:
             if beyond := [layer for layer in layers if layer >= self.num_layers]:
-                problems.append(
-                    Problem(
-                        "out_of_range",
-                        path,
-                        beyond[0],
-                        f"must be below num_layers (={self.num_layers})",
-                        "count layers from 0",
-                    )
-                )
+                problems.append(Problem("out_of_range", path, beyond[0],
+                                        f"must be below num_layers (={self.num_layers})",
+                                        "count layers from 0"))  # fmt: skip
         if self.moe is None:
             for name, default in (("moe_every", 1), ("first_dense_layers", 0), ("dense_layers", ())):
                 if (value := getattr(self, name)) != default:

@@ -42,10 +42,6 @@ class ExpertChoiceSpec(RouterSpec):
     def not_causal(self) -> Problem | None:
         if self.later_tokens_choose_too == "accepted":
             return None
-        return Problem(
-            "unsupported",
-            "router",
-            self.router,
-            ("lets later tokens influence the experts of earlier ones, but this model's decoder is causal"),
-            "use another router, or set moe.later_tokens_choose_too: accepted",
-        )
+        return Problem("unsupported", "router", self.router,
+                       "lets later tokens influence the experts of earlier ones, but this model's decoder is causal",
+                       "use another router, or set moe.later_tokens_choose_too: accepted")  # fmt: skip

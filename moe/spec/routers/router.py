@@ -191,13 +191,8 @@ class GatedTopKSpec(BalancedSpec):
             yield Problem("not_divisible", "num_expert_groups", groups, f"must divide num_experts (={num_experts})",
                           "use one of its divisors")  # fmt: skip
         elif per_token > groups:
-            yield Problem(
-                "out_of_range",
-                "expert_groups_per_token",
-                per_token,
-                f"must be at most num_expert_groups (={groups})",
-                "lower it",
-            )
+            yield Problem("out_of_range", "expert_groups_per_token", per_token,
+                          f"must be at most num_expert_groups (={groups})", "lower it")  # fmt: skip
         elif self.top_k > (standing := per_token * (num_experts // groups)) and self.top_k <= num_experts:
             yield Problem("out_of_range", "top_k", self.top_k,
                           (

@@ -30,13 +30,9 @@ def spec_of(checkpoint: Folder) -> JobSpec:
     try:
         return JobSpec.parse(json.loads(checkpoint.read(SPEC, max_bytes=MAX_SPEC_BYTES)), accepted=True)
     except (ValueError, RecursionError) as error:
-        raise spec_error(
-            "wrong_version",
-            "storage",
-            checkpoint.url,
-            f"must hold a spec that this release can read, but {error}",
-            "resume with the release that started the run, or use another storage",
-        ) from None
+        raise spec_error("wrong_version", "storage", checkpoint.url,
+                         f"must hold a spec that this release can read, but {error}",
+                         "resume with the release that started the run, or use another storage") from None  # fmt: skip
 
 
 def other_course(before: JobSpec, now: JobSpec) -> list[Problem]:

@@ -294,13 +294,8 @@ def _misfits(
         if name not in stored_tensors:
             yield Problem("missing", name, None, f"of shape {shape} is missing from the checkpoint", remedy)
         elif stored_tensors[name].size != tensor.shape:
-            yield Problem(
-                "shape_mismatch",
-                name,
-                list(stored_tensors[name].size),
-                f"must have the shape {shape} of the model",
-                remedy,
-            )
+            yield Problem("shape_mismatch", name, list(stored_tensors[name].size),
+                          f"must have the shape {shape} of the model", remedy)  # fmt: skip
 
 
 def _local(tensor: Tensor | TensorPiece) -> Tensor:
