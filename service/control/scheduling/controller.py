@@ -6,7 +6,7 @@ survive a restart. So the next controller continues where this one stopped, and 
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -203,8 +203,7 @@ class Controller:
             # One job's error must not hold up the others; the next step retries.
             if self._deduplicator.is_new(("failed", job.number), (job.attempt, job.state, repr(error))):
                 log.exception("could not advance a job", job=job.id, state=job.state)
-            with self._lease.change(job) as (tx, events):
-                events += explain(tx, job, f"cannot continue, will retry: {error}", ACTOR)
+            self._explain(job, f"cannot continue, will retry: {error}")
             return False
         return True
 
@@ -232,8 +231,7 @@ class Controller:
                     self._keep_last_words(job, storage, observation.output)
             except OSError as error:
                 log.warning("cannot read a job's storage; will retry", job=job.id, error=str(error))
-                with self._lease.change(job) as (tx, events):
-                    events += explain(tx, job, f"cannot read its storage: {error}; will retry", ACTOR)
+                self._explain(job, f"cannot read its storage: {error}; will retry")
                 return None
             with self._database.read() as tx:
                 job = get_job(tx, job.id) or job
@@ -303,14 +301,11 @@ class Controller:
             case NoteUnreachable(reason):
                 self._note_unreachable(job, reason)
             case NoteReachable(reason):
-                with self._lease.change(job) as (tx, events):
-                    events += explain(tx, job, reason, ACTOR, {"unreachable_since": None})
+                self._explain(job, reason, {"unreachable_since": None})
             case Explain(reason):
-                with self._lease.change(job) as (tx, events):
-                    events += explain(tx, job, reason, ACTOR)
+                self._explain(job, reason)
             case Stop(reason, kills):
-                with self._lease.change(job) as (tx, events):
-                    events += explain(tx, job, reason, ACTOR, {"stopped_at": now_us()})
+                self._explain(job, reason, {"stopped_at": now_us()})
                 self._launcher.stop(submission_id(job.id, job.attempt))
                 if kills and self._ingest.statuses.end_driver(job.id, job.attempt, _launch_of(job)):
                     log.warning("killed a frozen driver", job=job.id, attempt=job.attempt)
@@ -321,8 +316,7 @@ class Controller:
                 with self._lease.change(job) as (tx, events):
                     events += owe_attempt(tx, job, reason, ACTOR, retry_at, counts_as=counts_as, kind=kind)
             case AskResize(reason):
-                with self._lease.change(job) as (tx, events):
-                    events += explain(tx, job, reason, ACTOR, {"request": "resize", "requested_at": now_us()})
+                self._explain(job, reason, {"request": "resize", "requested_at": now_us()})
             case Resize(reason):
                 self._launcher.stop(submission_id(job.id, job.attempt))
                 with self._lease.change(job) as (tx, events):
@@ -337,8 +331,11 @@ class Controller:
 
     def _note_unreachable(self, job: JobRow, reason: str) -> None:
         since = job.unreachable_since or int((self._reach.since or time.time()) * 1e6)
+        self._explain(job, reason, {"unreachable_since": since})
+
+    def _explain(self, job: JobRow, reason: str, values: Mapping[str, Any] | None = None) -> None:
         with self._lease.change(job) as (tx, events):
-            events += explain(tx, job, reason, ACTOR, {"unreachable_since": since})
+            events += explain(tx, job, reason, ACTOR, values)
 
 
 def _to_log(decision: Decision) -> dict[str, str]:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, insert, or_, select, update
 
 from service.control.store import tables
 
@@ -107,12 +107,15 @@ def insert_job(tx: Connection, values: Mapping[str, Any], labels: Mapping[str, s
 def get_job(tx: Connection, job_id: str, *, lock: bool = False) -> JobRow | None:
     """The job with this id; `lock` excludes other changes until the transaction ends."""
     query = _JOBS.where(tables.jobs.c.id == job_id)
-    row = tx.execute(query.with_for_update() if lock else query).one_or_none()
-    return None if row is None else JobRow(*row)
+    return _one_or_none(tx, query.with_for_update() if lock else query)
 
 
 def get_by_number(tx: Connection, number: int) -> JobRow | None:
-    row = tx.execute(_JOBS.where(tables.jobs.c.number == number)).one_or_none()
+    return _one_or_none(tx, _JOBS.where(tables.jobs.c.number == number))
+
+
+def _one_or_none(tx: Connection, query: Select[Any]) -> JobRow | None:
+    row = tx.execute(query).one_or_none()
     return None if row is None else JobRow(*row)
 
 
@@ -203,8 +206,7 @@ def first_queued(tx: Connection, state: str, fingerprint: str, after: tuple[int,
         .order_by(job.queued_at, job.number)
         .limit(1)
     )
-    row = tx.execute(query).one_or_none()
-    return None if row is None else JobRow(*row)
+    return _one_or_none(tx, query)
 
 
 def ends_of_queue(tx: Connection, state: str) -> tuple[int, int] | None:
@@ -232,8 +234,7 @@ def next_to_thin(tx: Connection, states: Collection[str], ended_before: int) -> 
     """A job that ended before `ended_before` and still has events to thin."""
     job = tables.jobs.c
     query = _JOBS.where(job.state.in_(states), job.finished_at < ended_before, job.thinned_to + 1 < job.last_event_id)
-    row = tx.execute(query.order_by(job.number).limit(1)).one_or_none()
-    return None if row is None else JobRow(*row)
+    return _one_or_none(tx, query.order_by(job.number).limit(1))
 
 
 def is_empty(tx: Connection) -> bool:
