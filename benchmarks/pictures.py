@@ -14,12 +14,12 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from benchmarks.translation_loss import TranslationLoss
 from moe import sharding
 from moe.plan import Cluster, Plan, plan_job
 from moe.plan.request import read_plan_request
 from moe.records import StoredCheckpoint
 from moe.spec import TranslationModelSpec, read_job
-from moe.tasks.translation.training import TranslationLoss
 from service.cli.child import ControlPlaneChild
 from service.cli.footprint import Footprint
 from service.cli.view.follow import style_notice

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from benchmarks import results
+from benchmarks.translation_loss import TranslationLoss
 from moe import sharding
 from moe.plan import Cluster
 from moe.spec import TranslationModelSpec
-from moe.tasks.translation.training import TranslationLoss
 
 DEVICES = (8, 16, 64, 128, 512, 2048)
 ROUNDS = {1: 5, 2: 3}

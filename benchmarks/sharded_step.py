@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import results
 from benchmarks.training import EXAMPLE
+from benchmarks.translation_loss import TranslationLoss
 from moe import sharding
 from moe.parallel import Layout, forget_gradients, reduce_gradients
 from moe.plan import Cluster, plan_job
@@ -42,7 +43,6 @@ from moe.tasks.batch_context import BatchContext
 from moe.tasks.build import build_task
 from moe.tasks.translation import build_model
 from moe.tasks.translation.batches import PairsBatch
-from moe.tasks.translation.training import TranslationLoss
 from moe.train import expert_costs
 from moe.train.environment import KEEP_FREED_MEMORY
 from moe.train.train_state import TrainState

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.operator_table import table, with_table
 from moe import sharding
 from moe.sharding.applied.dtensors import local
 from moe.sharding.capture.capture import capture
 from moe.sharding.rules.registry import Rules
-from moe.sharding.rules.table import table, with_table
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.on_ranks import cores
@@ -64,7 +64,7 @@ def test_the_snippet_of_the_readme_runs() -> None:
 
 
 def test_the_table_of_operators_is_what_there_is() -> None:
-    assert with_table(TEXT) == TEXT, "python -m moe.sharding.rules.table docs/sharding.md writes it anew"
+    assert with_table(TEXT) == TEXT, "python -m benchmarks.operator_table docs/sharding.md writes it anew"
     assert "`convolution`" in table()
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.translation_loss import TranslationLoss
 from moe.layers import MoELayer, TokenContext
 from moe.routing import Routing
 from moe.sharding.bindings import experts as operator
@@ -25,7 +26,6 @@ from moe.sharding.rules.registry import rule_of
 from moe.sharding.rules.rule import AxisOption
 from moe.spec import MoESpec, TranslationModelSpec
 from moe.tasks.translation import build_model
-from moe.tasks.translation.training import TranslationLoss
 from tests.sharding.partitioned import check_at_random, differences, drawn, programmed, run_program
 from tests.sharding.thread_mesh import ThreadMesh, on_threads
 

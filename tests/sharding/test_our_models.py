@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from benchmarks.own_models import CASES, compared
+from benchmarks.translation_loss import TranslationLoss
 from moe.spec import MoESpec, TranslationModelSpec
 from moe.tasks.translation import build_model
-from moe.tasks.translation.training import TranslationLoss
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.on_ranks import Built, differences
 

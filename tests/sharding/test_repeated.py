@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import fx
 
+from benchmarks.translation_loss import TranslationLoss
 from moe.plan import Cluster
 from moe.sharding.capture.capture import CapturedGraph, capture
 from moe.sharding.capture.siblings import find_repeats
@@ -18,7 +19,6 @@ from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.placements import PlacementProgram
 from moe.sharding.solve.solution import MemoryLimits
 from moe.spec import MoESpec, TranslationModelSpec
-from moe.tasks.translation.training import TranslationLoss
 
 
 def spec_of(num_layers: int) -> TranslationModelSpec:

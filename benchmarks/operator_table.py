@@ -1,4 +1,4 @@
-"""The table of operators with a rule: `python -m moe.sharding.rules.table docs/sharding.md` writes it there anew."""
+"""The table of operators with a rule: `python -m benchmarks.operator_table docs/sharding.md` writes it there anew."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ from moe.sharding import torch_private
 from moe.sharding.decompositions.decomposed import decompositions
 from moe.sharding.rules import pointwise, random, registry
 
-MARKS = "<!-- operators: written by moe.sharding.rules.table -->", "<!-- end of operators -->"
+MARKS = "<!-- operators: written by benchmarks.operator_table -->", "<!-- end of operators -->"
 
 
 def table() -> str:
