@@ -35,7 +35,7 @@ def _can_be_run(plan: Plan) -> str:
         answer = "yes"
         if (fewest := plan.fewest) is not None and fewest.in_any_layout != fewest.to_run:
             workers = number_of(fewest.in_any_layout or 0, "worker")
-        answer += f"; {workers} would hold it only in a layout that cannot be run yet"
+            answer += f"; {workers} would hold it only in a layout that cannot be run yet"
         return answer
     answer = f"not yet: {', '.join(plan.not_yet)}"
     if plan.fewest is None:
