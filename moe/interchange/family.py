@@ -29,13 +29,13 @@ class Field(ABC):
     def keys(self) -> tuple[str, ...]:
         """Keys of their config."""
 
-    @abstractmethod
     def read(self, config: Reading) -> Fields:
         """Fields of ours from a config."""
+        return {}
 
-    @abstractmethod
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         """Keys for a spec. What they cannot express is found by reading them back."""
+        return {}
 
     def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
         """Keys that transformers 4 and vLLM need beside those of a `config` that says what the spec does."""
@@ -68,11 +68,6 @@ class TensorRow:
     def name_in(self, layer: int | None) -> str:
         """Theirs in that layer."""
         return self.their_name if layer is None else self.their_name.replace("{layer}", str(layer))
-
-
-def unchanged_row(our_name: str, their_name: str) -> TensorRow:
-    """The tensor as it is."""
-    return TensorRow(our_name, their_name)
 
 
 def transposed_row(our_name: str, their_name: str) -> TensorRow:

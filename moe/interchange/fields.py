@@ -21,16 +21,20 @@ def value(spec: LanguageModelSpec, path: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Key(Field):
-    """A key for a field of ours."""
-
+class _OneKey(Field):
     their_key: str
-    our_path: str
-    kind: type = int
 
     @property
     def keys(self) -> tuple[str, ...]:
         return (self.their_key,)
+
+
+@dataclass(frozen=True)
+class Key(_OneKey):
+    """A key for a field of ours."""
+
+    our_path: str
+    kind: type = int
 
     def read(self, config: Reading) -> Fields:
         return {self.our_path: config.get(self.their_key, self.kind)}
@@ -41,17 +45,12 @@ class Key(Field):
 
 
 @dataclass(frozen=True)
-class Switch(Field):
+class Switch(_OneKey):
     """A boolean key for a field with two values."""
 
-    their_key: str
     our_path: tuple[str, ...]
     on: Any = True
     off: Any = False
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return (self.their_key,)
 
     def read(self, config: Reading) -> Fields:
         return dict.fromkeys(self.our_path, self.on if config.get(self.their_key, bool) else self.off)
@@ -61,18 +60,13 @@ class Switch(Field):
 
 
 @dataclass(frozen=True)
-class Optional(Field):
+class Optional(_OneKey):
     """A key that is null where the field is None."""
 
-    their_key: str
     our_path: str
     kind: type = float
     null_value: Any = None
     """Value of the key where the field is None."""
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return (self.their_key,)
 
     def read(self, config: Reading) -> Fields:
         key_value = config.get(self.their_key, self.kind, null=None)
@@ -88,16 +82,10 @@ class Always(Field):
     """Fixed values of every model of the family."""
 
     fields: tuple[tuple[str, Any], ...]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return ()
+    keys = ()
 
     def read(self, config: Reading) -> Fields:
         return dict(self.fields)
-
-    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        return {}
 
 
 def always(**fields: Any) -> Always:
@@ -112,9 +100,7 @@ class Heads(Field):
     head_dim: int | None = None
     """Default width of a head; None is the model's width divided by the number of heads."""
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return ("num_attention_heads", "num_key_value_heads", "head_dim")
+    keys = ("num_attention_heads", "num_key_value_heads", "head_dim")
 
     def read(self, config: Reading) -> Fields:
         heads, width = config.get("num_attention_heads", int), config.get("hidden_size", int)
@@ -140,14 +126,8 @@ class Heads(Field):
 
 
 @dataclass(frozen=True)
-class Scale(Field):
+class Scale(_OneKey):
     """A key with the factor of attention scores, whatever the width of a head."""
-
-    their_key: str
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return (self.their_key,)
 
     def read(self, config: Reading) -> Fields:
         return {"attention.scale": config.get(self.their_key, float)}
@@ -318,15 +298,10 @@ class LinearLayers(Field):
 
 
 @dataclass(frozen=True)
-class EveryLayer(Field):
+class EveryLayer(_OneKey):
     """A list with one entry per layer, all of which must be this one."""
 
-    their_key: str
     entry: Any
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return (self.their_key,)
 
     def read(self, config: Reading) -> Fields:
         entries = config.raw(self.their_key)
@@ -334,9 +309,6 @@ class EveryLayer(Field):
             not isinstance(entries, list) or any(not json_equal(entry, self.entry) for entry in entries)
         ):
             config.refuse(self.their_key, None, f"must be {self.entry!r} for every layer; nothing else is supported")
-        return {}
-
-    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         return {}
 
 
@@ -378,19 +350,11 @@ class ExpertGroups(Field):
 
 
 @dataclass(frozen=True)
-class WriteOnlyKey(Field):
+class WriteOnlyKey(_OneKey):
     """A key that is written, and never read."""
 
-    their_key: str
     our_path: str
     kind: type = float
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return (self.their_key,)
-
-    def read(self, config: Reading) -> Fields:
-        return {}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         return {self.their_key: self.kind(value(spec, self.our_path) or 0)}

@@ -1,6 +1,6 @@
 """Rows that the tables of most families have."""
 
-from moe.interchange.family import TensorRow, in_layers, transposed_row, unchanged_row
+from moe.interchange.family import TensorRow, in_layers, transposed_row
 from moe.interchange.fields import FULL, EveryLayer, Key, WriteOnlyKey, always
 
 DECODER = (
@@ -20,30 +20,30 @@ AUXILIARY = (WriteOnlyKey("router_aux_loss_coef", "moe.aux_coefficient"), always
 ours writes `moe: {aux_coefficient: 0.01}` beside `from`."""
 
 STACK: tuple[TensorRow, ...] = (
-    unchanged_row("embedding.weight", "model.embed_tokens.weight"),
-    unchanged_row("norm.weight", "model.norm.weight"),
-    unchanged_row("output.weight", "lm_head.weight"),
+    TensorRow("embedding.weight", "model.embed_tokens.weight"),
+    TensorRow("norm.weight", "model.norm.weight"),
+    TensorRow("output.weight", "lm_head.weight"),
     *in_layers(
-        unchanged_row("norm.weight", "input_layernorm.weight"),
-        unchanged_row("feed_forward.norm.weight", "post_attention_layernorm.weight"),
+        TensorRow("norm.weight", "input_layernorm.weight"),
+        TensorRow("feed_forward.norm.weight", "post_attention_layernorm.weight"),
     ),
 )
 """Embedding, norms, logits."""
 
 ATTENTION: tuple[TensorRow, ...] = in_layers(
     *(
-        unchanged_row(f"attention.{our_name}.{kind}", f"self_attn.{their_name}_proj.{kind}")
+        TensorRow(f"attention.{our_name}.{kind}", f"self_attn.{their_name}_proj.{kind}")
         for our_name, their_name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o"))
         for kind in ("weight", "bias")
     ),
-    unchanged_row("attention.query_norm.weight", "self_attn.q_norm.weight"),
-    unchanged_row("attention.key_norm.weight", "self_attn.k_norm.weight"),
+    TensorRow("attention.query_norm.weight", "self_attn.q_norm.weight"),
+    TensorRow("attention.key_norm.weight", "self_attn.k_norm.weight"),
 )
 """Grouped queries; of a model without biases or norms, those lines say nothing."""
 
 DENSE: tuple[TensorRow, ...] = in_layers(
     *(
-        unchanged_row(f"feed_forward.dense.{our_name}.weight", f"mlp.{their_name}_proj.weight")
+        TensorRow(f"feed_forward.dense.{our_name}.weight", f"mlp.{their_name}_proj.weight")
         for our_name, their_name in (("w_gate", "gate"), ("w_in", "up"), ("w_out", "down"))
     )
 )
@@ -80,7 +80,7 @@ def router(where: str) -> tuple[TensorRow, ...]:
 
 
 def selection_bias(where: str) -> tuple[TensorRow, ...]:
-    return in_layers(unchanged_row("feed_forward.moe.router_bias", where))
+    return in_layers(TensorRow("feed_forward.moe.router_bias", where))
 
 
 def shared_experts(where: str, gate: str | None = None) -> tuple[TensorRow, ...]:
@@ -96,9 +96,9 @@ FUSED = fused_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 """As transformers has experts in memory, and writes them without `save_original_format`."""
 
 LATENT: tuple[TensorRow, ...] = in_layers(
-    unchanged_row("attention.query.weight", "self_attn.q_proj.weight"),
+    TensorRow("attention.query.weight", "self_attn.q_proj.weight"),
     *(
-        unchanged_row(f"attention.{our_name}.{kind}", f"self_attn.{their_name}.{kind}")
+        TensorRow(f"attention.{our_name}.{kind}", f"self_attn.{their_name}.{kind}")
         for our_name, their_name in (
             ("query_down", "q_a_proj"),
             ("key_value_down", "kv_a_proj_with_mqa"),
@@ -106,9 +106,9 @@ LATENT: tuple[TensorRow, ...] = in_layers(
         )
         for kind in ("weight", "bias")
     ),
-    unchanged_row("attention.query_norm.weight", "self_attn.q_a_layernorm.weight"),
-    unchanged_row("attention.query_up.weight", "self_attn.q_b_proj.weight"),
-    unchanged_row("attention.key_value_norm.weight", "self_attn.kv_a_layernorm.weight"),
-    unchanged_row("attention.key_value_up.weight", "self_attn.kv_b_proj.weight"),
+    TensorRow("attention.query_norm.weight", "self_attn.q_a_layernorm.weight"),
+    TensorRow("attention.query_up.weight", "self_attn.q_b_proj.weight"),
+    TensorRow("attention.key_value_norm.weight", "self_attn.kv_a_layernorm.weight"),
+    TensorRow("attention.key_value_up.weight", "self_attn.kv_b_proj.weight"),
 )
 """Keys and values of a latent (DeepSeek)."""

@@ -1,7 +1,7 @@
 """GPT-OSS (arXiv 2508.10925)."""
 
 from moe.interchange.families.decoder import ATTENTION, AUXILIARY, DECODER, STACK, router
-from moe.interchange.family import Family, in_layers, part, unchanged_row
+from moe.interchange.family import Family, TensorRow, in_layers, part
 from moe.interchange.fields import Heads, Key, Switch, Windows, always
 from moe.interchange.rope import Rope
 
@@ -45,15 +45,15 @@ GPT_OSS = Family(
         *ATTENTION,
         *router("mlp.router.weight"),
         *in_layers(
-            unchanged_row("attention.sinks", "self_attn.sinks"),
-            unchanged_row("feed_forward.moe.logit_bias", "mlp.router.bias"),
+            TensorRow("attention.sinks", "self_attn.sinks"),
+            TensorRow("feed_forward.moe.logit_bias", "mlp.router.bias"),
             # In by out, even columns the gate's.
             part("feed_forward.moe.experts.w_gate", "e m h", "mlp.experts.gate_up_proj", "e m (h 0/2)"),
             part("feed_forward.moe.experts.w_in", "e m h", "mlp.experts.gate_up_proj", "e m (h 1/2)"),
             part("feed_forward.moe.experts.b_gate", "e h", "mlp.experts.gate_up_proj_bias", "e (h 0/2)"),
             part("feed_forward.moe.experts.b_in", "e h", "mlp.experts.gate_up_proj_bias", "e (h 1/2)"),
-            unchanged_row("feed_forward.moe.experts.w_out", "mlp.experts.down_proj"),
-            unchanged_row("feed_forward.moe.experts.b_out", "mlp.experts.down_proj_bias"),
+            TensorRow("feed_forward.moe.experts.w_out", "mlp.experts.down_proj"),
+            TensorRow("feed_forward.moe.experts.b_out", "mlp.experts.down_proj_bias"),
         ),
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from moe.interchange.families.decoder import (
     router,
     shared_experts,
 )
-from moe.interchange.family import Family, in_layers, part, unchanged_row
+from moe.interchange.family import Family, TensorRow, in_layers, part
 from moe.interchange.fields import Heads, Key, LinearLayers, SparseSteps, Switch, always
 from moe.interchange.rope import Rope
 
@@ -69,13 +69,13 @@ QWEN3_NEXT = Family(
         *STACK,
         *ATTENTION,
         *in_layers(
-            unchanged_row("linear_attention.projection.weight", "linear_attn.in_proj_qkvz.weight"),
-            unchanged_row("linear_attention.decays.weight", "linear_attn.in_proj_ba.weight"),
+            TensorRow("linear_attention.projection.weight", "linear_attn.in_proj_qkvz.weight"),
+            TensorRow("linear_attention.decays.weight", "linear_attn.in_proj_ba.weight"),
             _CONVOLUTION,
-            unchanged_row("linear_attention.decay", "linear_attn.A_log"),
-            unchanged_row("linear_attention.time_step", "linear_attn.dt_bias"),
-            unchanged_row("linear_attention.value_norm.weight", "linear_attn.norm.weight"),
-            unchanged_row("linear_attention.output.weight", "linear_attn.out_proj.weight"),
+            TensorRow("linear_attention.decay", "linear_attn.A_log"),
+            TensorRow("linear_attention.time_step", "linear_attn.dt_bias"),
+            TensorRow("linear_attention.value_norm.weight", "linear_attn.norm.weight"),
+            TensorRow("linear_attention.output.weight", "linear_attn.out_proj.weight"),
         ),
         *DENSE,
         *router("mlp.gate.weight"),
