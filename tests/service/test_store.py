@@ -19,7 +19,7 @@ from alembic.migration import MigrationContext
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from sqlalchemy import inspect, text
+from sqlalchemy import text
 
 from moe.spec import JobSpec
 from service.control.jobs.changes import enter
@@ -68,17 +68,6 @@ def _migrations(database: Database, move: Callable[[Config, str], None], revisio
     with database._engine.connect() as connection:
         config.attributes["connection"] = connection
         move(config, revision)
-
-
-def test_every_migration_can_be_taken_back(database: Database) -> None:
-    job = add_job(database)
-    _migrations(database, command.downgrade, "0001")
-    database.migrate()
-    with database.read() as tx:
-        assert get_job(tx, job.id) == job
-    _migrations(database, command.downgrade, "base")
-    with database.read() as tx:
-        assert inspect(tx).get_table_names() == ["alembic_version"]
 
 
 def test_a_database_of_the_first_release_keeps_its_jobs_and_keys(tmp_path: Path) -> None:

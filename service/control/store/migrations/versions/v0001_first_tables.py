@@ -115,16 +115,3 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("job_number", "attempt", "writer", name=op.f("pk_writers")),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("writers")
-    op.drop_index(op.f("ix_labels_key_value_job_number"), table_name="labels")
-    op.drop_table("labels")
-    op.drop_table("idempotency_keys")
-    op.drop_index(op.f("ix_events_job_number_kind_step_id"), table_name="events")
-    op.drop_table("events")
-    op.drop_table("leases")
-    op.drop_index(op.f("ix_jobs_state_queued_at_number"), table_name="jobs")
-    op.drop_index(op.f("ix_jobs_state_number"), table_name="jobs")
-    op.drop_table("jobs")

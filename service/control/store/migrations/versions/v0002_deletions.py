@@ -28,10 +28,3 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("idempotency_keys") as keys:
         keys.drop_constraint(op.f(_KEYS_TO_JOBS), type_="foreignkey")
-
-
-def downgrade() -> None:
-    op.execute("DELETE FROM idempotency_keys WHERE job_number NOT IN (SELECT number FROM jobs)")
-    with op.batch_alter_table("idempotency_keys") as keys:
-        keys.create_foreign_key(op.f(_KEYS_TO_JOBS), "jobs", ["job_number"], ["number"], ondelete="CASCADE")
-    op.drop_table("deletions")

@@ -10,8 +10,3 @@ down_revision = "0002"
 def upgrade() -> None:
     op.add_column("jobs", sa.Column("first_event_id", sa.Integer(), nullable=False, server_default="1"))
     op.add_column("jobs", sa.Column("thinned_to", sa.Integer(), nullable=False, server_default="0"))
-
-
-def downgrade() -> None:
-    op.drop_column("jobs", "thinned_to")
-    op.drop_column("jobs", "first_event_id")

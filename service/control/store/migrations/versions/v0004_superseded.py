@@ -9,7 +9,3 @@ down_revision = "0003"
 
 def upgrade() -> None:
     op.add_column("events", sa.Column("superseded", sa.String(length=4), nullable=True))
-
-
-def downgrade() -> None:
-    op.drop_column("events", "superseded")

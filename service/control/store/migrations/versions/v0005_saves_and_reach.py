@@ -10,8 +10,3 @@ down_revision = "0004"
 def upgrade() -> None:
     op.add_column("jobs", sa.Column("saves", sa.Text(), nullable=True))
     op.add_column("jobs", sa.Column("unreachable_since", sa.BigInteger(), nullable=True))
-
-
-def downgrade() -> None:
-    op.drop_column("jobs", "unreachable_since")
-    op.drop_column("jobs", "saves")

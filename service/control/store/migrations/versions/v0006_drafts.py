@@ -16,7 +16,3 @@ def upgrade() -> None:
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("job_id", name=op.f("pk_drafts")),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("drafts")

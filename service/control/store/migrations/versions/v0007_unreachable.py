@@ -12,7 +12,3 @@ def upgrade() -> None:
     op.create_index(
         "ix_jobs_unreachable", "jobs", ["state", "number"], unique=False, sqlite_where=where, postgresql_where=where
     )
-
-
-def downgrade() -> None:
-    op.drop_index("ix_jobs_unreachable", table_name="jobs")

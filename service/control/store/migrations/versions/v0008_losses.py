@@ -9,7 +9,3 @@ down_revision = "0007"
 
 def upgrade() -> None:
     op.add_column("jobs", sa.Column("losses", sa.Text(), nullable=True))
-
-
-def downgrade() -> None:
-    op.drop_column("jobs", "losses")

@@ -9,7 +9,3 @@ down_revision = "0008"
 
 def upgrade() -> None:
     op.add_column("drafts", sa.Column("num_parents", sa.Integer(), nullable=False, server_default="0"))
-
-
-def downgrade() -> None:
-    op.drop_column("drafts", "num_parents")

@@ -9,7 +9,3 @@ down_revision = "0009"
 
 def upgrade() -> None:
     op.add_column("jobs", sa.Column("unconfirmed_since", sa.BigInteger()))
-
-
-def downgrade() -> None:
-    op.drop_column("jobs", "unconfirmed_since")
