@@ -63,8 +63,8 @@ def apply(
     meta device that nothing gives values.
     """
     if batch not in ("global", "local"):
-        raise SpecError(Problem("not_a_choice", "batch", batch, 'must be "global" or "local"',
-                                'use "local" where each rank has rows of its own'))  # fmt: skip
+        rule, remedy = 'must be "global" or "local"', 'use "local" if each rank has its own rows'
+        raise SpecError(Problem("not_a_choice", "batch", batch, rule, remedy))
     if problems := list(whole_number_problems("max_programs", max_programs, 1, "omit it")):
         raise SpecError(problems)
     if not isinstance(mesh, Mesh):
@@ -74,8 +74,8 @@ def apply(
     captured_graph = capture(model, arguments, loss, device_of(plan.cluster))
     if captured_graph.digest != plan.digest:
         rule = (
-            "is captured as another graph than the plan's: module, shapes of the batch or torch have changed, or "
-            "forward has values of its own that are not always the same"
+            "is not captured as the plan's graph: the module, the batch shapes or torch changed, or forward uses "
+            "values that vary between calls"
         )
         raise SpecError(Problem("changed", "model", type(model).__name__, rule, "plan again"))
     ready = make_callable(captured_graph, program_of(captured_graph, plan, replicate), plan, arguments)
@@ -111,12 +111,13 @@ def apply(
 def _check_loss(plan: ShardingPlan, loss: Callable[[Any], Tensor] | None) -> None:
     """Raises SpecError if the plan was made with a loss and none is given, or the other way round."""
     if plan.loss is not None and loss is None:
-        raise SpecError(Problem("missing", "loss", None, f"is missing, and the plan was made with one ({plan.loss})",
-                                "give sharding.apply the same loss="))  # fmt: skip
+        rule, remedy = f"is required: the plan was made with {plan.loss}", "pass the same loss= to sharding.apply"
+        raise SpecError(Problem("missing", "loss", None, rule, remedy))
     if plan.loss is None and loss is not None:
         name = getattr(loss, "__qualname__", type(loss).__name__)
-        raise SpecError(Problem("conflict", "loss", name, "is given, and the plan was made without one",
-                                "omit it, or plan again with loss=..."))  # fmt: skip
+        raise SpecError(
+            Problem("conflict", "loss", name, "is not part of the plan", "omit it, or plan again with loss=...")
+        )
 
 
 def _mesh_of(plan: ShardingPlan, mesh: DeviceMesh | None) -> Mesh:
@@ -124,31 +125,18 @@ def _mesh_of(plan: ShardingPlan, mesh: DeviceMesh | None) -> Mesh:
     or the order of ranks differ from the plan's."""
     ranks = plain_collectives.world_size()
     if ranks != plan.num_devices:
-        raise SpecError(
-            Problem(
-                "mismatch",
-                "plan.mesh",
-                plan.mesh,
-                f"must have as many ranks as there are processes (={ranks})",
-                "plan again for the processes there are",
-            )
-        )
+        rule, remedy = f"must have one rank per process (={ranks})", "plan again for this number of processes"
+        raise SpecError(Problem("mismatch", "plan.mesh", plan.mesh, rule, remedy))
     if mesh is not None and tuple(mesh.shape) != plan.degrees:
-        raise SpecError(
-            Problem(
-                "mismatch",
-                "mesh",
-                axes_of_mesh(mesh),
-                f"must have the sizes of the plan's mesh (={plan.mesh})",
-                "give the mesh that the plan was made for, or plan again with mesh=mesh",
-            )
-        )
+        rule = f"must have the sizes of the plan's mesh (={plan.mesh})"
+        remedy = "pass a mesh of these sizes, or plan again with mesh=mesh"
+        raise SpecError(Problem("mismatch", "mesh", axes_of_mesh(mesh), rule, remedy))
     if mesh is not None and plan.devices and tuple(mesh.mesh.flatten().tolist()) != plan.devices:
         rule = f"must have the ranks in the plan's order (={plan.devices})"
         raise SpecError(Problem("mismatch", "mesh", mesh.mesh.tolist(), rule, "omit it"))
     if mesh is not None and not is_ascending(mesh):
-        rule = "has ranks that do not ascend along an axis, as they do in torch's process groups"
-        raise SpecError(Problem("mismatch", "mesh", mesh.mesh.tolist(), rule, "order the ranks of each axis"))
+        rule = "must have ascending ranks along each axis, as torch's process groups do"
+        raise SpecError(Problem("mismatch", "mesh", mesh.mesh.tolist(), rule, "sort the ranks along each axis"))
     if not dist.is_initialized() or ranks == 1:
         return OneDevice((1,) * len(plan.mesh), (0,) * len(plan.mesh))
     if mesh is not None:

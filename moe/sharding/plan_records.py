@@ -84,4 +84,4 @@ def _axis_placement(text: str) -> AxisPlacement:
         return AxisPlacement(dim=int(value))
     if kind == "P" and value in ("sum", "max", "min"):
         return AxisPlacement(combine=value)  # type: ignore[arg-type]
-    raise SpecError(Problem("invalid_syntax", "plan", text, "is no placement", "plan again"))
+    raise SpecError(Problem("invalid_syntax", "plan", text, "is not a placement", "plan again"))

@@ -59,8 +59,6 @@ def _of(description: Any) -> Any:
             return value
         case {"type": kind}:
             raise SpecError(
-                Problem(
-                    "wrong_type", "sample", kind, "is nothing that a plan can keep", "give apply(..., sample=batch)"
-                )
+                Problem("wrong_type", "sample", kind, "cannot be stored in a plan", "pass apply(..., sample=batch)")
             )
-    raise SpecError(Problem("wrong_type", "plan.sample", description, "is no batch", "plan again"))
+    raise SpecError(Problem("wrong_type", "plan.sample", description, "is not a batch", "plan again"))

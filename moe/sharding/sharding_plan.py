@@ -87,7 +87,7 @@ class ShardingPlan:
     def from_json(cls, given: Mapping[str, Any]) -> "ShardingPlan":
         """The plan from JSON data. Raises SpecError for data that is no plan of this release."""
         if not isinstance(given, Mapping):
-            rule = "is no plan, which is an object in JSON"
+            rule = "is not a plan: it must be a JSON object"
             raise SpecError(Problem("corrupt", "plan", type(given).__name__, rule, "plan again"))
         plain = dict(given)
         if (version := plain.pop("version", None)) != VERSION:
@@ -111,7 +111,7 @@ class ShardingPlan:
                 }
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise SpecError(Problem("corrupt", "plan", None, f"is no plan ({error})", "plan again")) from None
+            raise SpecError(Problem("corrupt", "plan", None, f"is not a valid plan ({error})", "plan again")) from None
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n")
@@ -122,21 +122,16 @@ class ShardingPlan:
         try:
             return cls.from_json(json.loads(Path(path).read_text()))
         except OSError as error:
-            raise SpecError(
-                Problem(
-                    "unreadable",
-                    str(path),
-                    None,
-                    f"is a plan's file that cannot be read ({error.strerror})",
-                    "give the path that plan.save was given",
-                )
-            ) from None
+            rule, remedy = f"cannot be read ({error.strerror})", "use the path passed to plan.save"
+            raise SpecError(Problem("unreadable", str(path), None, rule, remedy)) from None
         except UnicodeDecodeError as error:
             raise SpecError(
-                Problem("invalid_encoding", str(path), None, f"is no UTF-8 ({error.reason})", "plan again")
+                Problem("invalid_encoding", str(path), None, f"is not UTF-8 ({error.reason})", "plan again")
             ) from None
         except (json.JSONDecodeError, RecursionError) as error:
-            raise SpecError(Problem("invalid_syntax", str(path), None, f"is no JSON ({error})", "plan again")) from None
+            raise SpecError(
+                Problem("invalid_syntax", str(path), None, f"is not JSON ({error})", "plan again")
+            ) from None
 
     def explain(self) -> str:
         """Description of the plan for people."""

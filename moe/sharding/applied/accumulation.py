@@ -56,10 +56,7 @@ def steps_of(program: Program, capture: CapturedGraph, micro_batches: int) -> Ac
 def check_once() -> None:
     """Called in a backward pass. Raises RuntimeError if its result is to be differentiated again."""
     if torch.is_grad_enabled():
-        raise RuntimeError(
-            "create_graph=True asks for gradients of gradients, which a program does not have; omit it, and let "
-            "forward return a loss without them"
-        )
+        raise RuntimeError("create_graph=True is not supported: a program has no second derivatives; omit it")
 
 
 class _AccumulatedStep(torch.autograd.Function):

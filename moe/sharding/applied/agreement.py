@@ -36,9 +36,9 @@ def agree(mesh: Mesh, signature: int) -> None:
         return
     signatures = gathered_signatures.tolist()
     if refusing := [str(rank) for rank, signature_of_rank in enumerate(signatures) if signature_of_rank == REFUSED]:
-        raise ValueError(f"the batch is refused on rank {', '.join(refusing)}; see the error there")
+        raise ValueError(f"the batch was refused on rank {', '.join(refusing)}; see the error there")
     unlike = [str(rank) for rank, signature_of_rank in enumerate(signatures) if signature_of_rank != signatures[0]]
     raise ValueError(
-        f"rank {', '.join(unlike)} calls with a batch of other sizes than rank 0, or in another mode (train or eval, "
-        "with or without gradients); call all ranks alike"
+        f"batch sizes or mode (train or eval, with or without gradients) of rank {', '.join(unlike)} differ from those "
+        "of rank 0; call all ranks alike"
     )

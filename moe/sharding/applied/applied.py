@@ -63,8 +63,8 @@ class _Stays(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._attribute_names:
             raise AttributeError(
-                f"{name} (={value!r}) cannot be set on an applied module, whose program has it as it was planned; set "
-                "it on the module itself, and plan and apply that again"
+                f"{name} (={value!r}) cannot be set on an applied module; set it on the original module, then plan and "
+                "apply again"
             )
         super().__setattr__(name, value)
 
@@ -74,8 +74,8 @@ class _Stays(nn.Module):
             now = fn(torch.empty(0, dtype=tensor.dtype, device=tensor.device))
             if (now.dtype, now.device) != (tensor.dtype, tensor.device):
                 raise RuntimeError(
-                    f"an applied module has its parts as {tensor.dtype} on {tensor.device}, which its plan is for, and "
-                    f"cannot have them as {now.dtype} on {now.device}; change the module, and plan and apply it again"
+                    f"an applied module cannot be converted from {tensor.dtype} on {tensor.device} to {now.dtype} on "
+                    f"{now.device}; convert the original module, then plan and apply again"
                 )
         return self
 
@@ -97,22 +97,22 @@ class Submodule(_Stays):
     """A submodule of an applied module: it holds parts, and computes nothing by itself."""
 
     def forward(self, *_: Any) -> Any:
-        raise RuntimeError("a submodule of an applied module has parts of parameters; call the whole module")
+        raise RuntimeError("a submodule of an applied module cannot be called; call the applied module")
 
     def train(self, mode: bool = True) -> "Submodule":
         """Raises RuntimeError if the mode would change for this submodule only."""
         if any(module.training != mode for module in self.modules()):
             call = "train()" if mode else "eval()"
             raise RuntimeError(
-                f"{call} of a submodule of an applied module would change nothing, as there is one program for the "
-                "whole; set the module's own submodule, and plan and apply it again"
+                f"{call} has no effect on a submodule of an applied module; call it on the original module's "
+                "submodule, then plan and apply again"
             )
         return self
 
     def _no_hook(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError(
-            "a hook on a submodule of an applied module would never run, as submodules are not called; return what it "
-            "would see from forward, and plan and apply the module again"
+            "a hook on a submodule of an applied module never runs, because submodules are not called; return "
+            "from forward what the hook needs, then plan and apply again"
         )
 
     register_forward_hook = register_forward_pre_hook = register_backward_hook = _no_hook
@@ -160,8 +160,7 @@ class Applied(_Stays):
         options. Raises RuntimeError for a step over micro-batches."""
         if self._programs.initial.steps is not None:
             raise RuntimeError(
-                "a step over micro-batches cannot be compiled: the loop over them is no program of torch's; leave "
-                "compile() out, or plan with micro_batches=1"
+                "a step over micro-batches cannot be compiled; omit compile() or plan with micro_batches=1"
             )
         self._programs.compile(dict(zip(("fullgraph",), args, strict=False)) | options)
 
@@ -174,15 +173,12 @@ class Applied(_Stays):
         return self
 
     def __deepcopy__(self, memo: Any) -> "Applied":
-        raise TypeError(
-            "an applied module cannot be copied: its parts are known to its mesh, which is one; apply the plan again, "
-            "or average or keep its parameters by themselves"
-        )
+        raise TypeError("an applied module cannot be copied; apply the plan again, or copy its parameters")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "an applied module cannot be pickled: it has parts of this rank, and process groups; write it with "
-            "sharding.save, or the whole tensors that sharding.state_dict gives"
+            "an applied module cannot be pickled: it holds this rank's shards and process groups; use sharding.save, "
+            "or pickle sharding.state_dict(applied)"
         )
 
     def _check_use(self) -> None:
@@ -191,8 +187,8 @@ class Applied(_Stays):
             raise RuntimeError("the applied module was closed by sharding.close; apply the plan again")
         if torch.is_autocast_enabled(self._device.type):
             raise RuntimeError(
-                "torch.autocast around the call of an applied module has no effect, as the plan fixes all dtypes; put "
-                "`with torch.autocast(...)` into the module's forward, and plan and apply it again"
+                "torch.autocast around an applied module has no effect: the plan fixes all dtypes; use "
+                "`with torch.autocast(...)` inside the module's forward, then plan and apply again"
             )
 
     def forward(self, *batch: Any, **named: Any) -> Any:
@@ -208,8 +204,8 @@ class Applied(_Stays):
             names := [name for name, parameter in frozen_parameters.items() if parameter.requires_grad]
         ):
             raise RuntimeError(
-                f"{', '.join(names)} asks for a gradient, which was not planned; set requires_grad on the module's own "
-                "parameters, and plan and apply it again"
+                f"{', '.join(names)} requires a gradient that was not planned; set requires_grad on the original "
+                "module's parameters, then plan and apply again"
             )
         is_step = program.backward is not None and torch.is_grad_enabled()
         if ready.steps is not None:

@@ -33,19 +33,17 @@ def check_batch(batch: Sequence[Any], plan_leaves: Sequence[Any], tree: pytree.T
         if isinstance(plan_leaf, tuple):
             if isinstance(leaf, Tensor) and leaf.requires_grad and torch.is_grad_enabled():
                 raise ValueError(
-                    f"inputs.{number} asks for its gradient, which programs give of parameters alone; detach it"
+                    f"inputs.{number} requires a gradient, which is supported for parameters only; detach it"
                 )
             if not isinstance(leaf, Tensor) or (leaf.dim(), leaf.dtype) != (len(plan_leaf[0]), plan_leaf[1]):
                 is_tensor = isinstance(leaf, Tensor)
                 has = f"{list(leaf.shape)} {leaf.dtype}" if is_tensor else type(leaf).__name__
                 raise ValueError(
-                    f"inputs.{number} (={has}) must be like {list(plan_leaf[0])} {plan_leaf[1]}, which the plan is "
-                    "for: sizes may differ, dtype and number of dimensions may not; plan again for this batch"
+                    f"inputs.{number} (={has}) must have the number of dimensions and the dtype of the planned "
+                    f"{list(plan_leaf[0])} {plan_leaf[1]}; plan again for this batch"
                 )
         elif isinstance(leaf, Tensor) or leaf != plan_leaf:
-            raise ValueError(
-                f"inputs.{number} (={leaf!r}) must be {plan_leaf!r}, which the captured graph has; plan again"
-            )
+            raise ValueError(f"inputs.{number} (={leaf!r}) must be {plan_leaf!r}, the captured value; plan again")
     return [leaf.resolve_conj().resolve_neg() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
@@ -57,10 +55,10 @@ def leaves_in_order(batch: Sequence[Any], plan_tree: pytree.TreeSpec) -> list[An
     except ValueError:
         tree = pytree.tree_structure(list(batch))
         num_given, num_wanted = tree.num_leaves, plan_tree.num_leaves
-        counts = f"has {num_given} values" if num_given != num_wanted else "is nested otherwise"
+        counts = f"has {num_given} values" if num_given != num_wanted else "has another nesting"
         raise ValueError(
-            f"the batch {counts}: {_nesting(tree)}; the plan is for {num_wanted}: {_nesting(plan_tree)}; give it so, "
-            "or plan again for this batch"
+            f"the batch {counts}: {_nesting(tree)}; the plan has {num_wanted}: {_nesting(plan_tree)}; pass that "
+            "structure or plan again for this batch"
         ) from None
 
 

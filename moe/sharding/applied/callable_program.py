@@ -109,26 +109,12 @@ def _assignment(capture: CapturedGraph, plan: ShardingPlan, degrees: tuple[int, 
         by_name: dict[str, AxisOption] = {option.name: option for option in rules(node).axis_options()}
         names = plan.options.get(node.name, ())
         if len(names) != len(degrees) or not set(names) <= set(by_name):
-            raise SpecError(
-                Problem(
-                    "not_a_choice",
-                    f"plan.options.{node.name}",
-                    names,
-                    f"must be options of {node.target} (={', '.join(by_name)}), one for each mesh axis",
-                    "plan again",
-                )
-            )
+            rule, remedy = f"must be one option of {node.target} (={', '.join(by_name)}) per mesh axis", "plan again"
+            raise SpecError(Problem("not_a_choice", f"plan.options.{node.name}", names, rule, remedy))
         options[node.name] = tuple(by_name[name] for name in names)
         if not rules(node).is_possible(options[node.name], degrees):
-            raise SpecError(
-                Problem(
-                    "conflict",
-                    f"plan.options.{node.name}",
-                    names,
-                    f"cannot be had together by {node.target} on {plan.mesh}",
-                    "plan again",
-                )
-            )
+            rule, remedy = f"cannot be combined for {node.target} on {plan.mesh}", "plan again"
+            raise SpecError(Problem("conflict", f"plan.options.{node.name}", names, rule, remedy))
     leaves = {
         node.name: (WHOLE,) * (len(degrees) - len(plan.mesh)) + of_words(plan.parameters[leaf.name])
         for node, leaf in capture.leaves.items()

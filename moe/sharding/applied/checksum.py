@@ -30,7 +30,7 @@ def check_same(mesh: Mesh, leaves: Sequence[Any] | None, plan_leaves: Sequence[A
         return
     ranks = range(mesh.num_ranks) if mesh.device_mesh is None else sorted(mesh.device_mesh.mesh.flatten().tolist())
     if refusing := [str(rank) for rank, (refuses_batch, *_) in zip(ranks, rows, strict=False) if refuses_batch]:
-        raise ValueError(f"the batch is refused on rank {', '.join(refusing)}; see the error there")
+        raise ValueError(f"the batch was refused on rank {', '.join(refusing)}; see the error there")
     different = {
         rank: [number for number, *sums in zip(numbers, of_rank[1:], rows[0][1:], strict=True) if len({*sums}) > 1]
         for rank, of_rank in zip(ranks, rows, strict=False)
@@ -41,8 +41,8 @@ def check_same(mesh: Mesh, leaves: Sequence[Any] | None, plan_leaves: Sequence[A
             f"rank {rank}: {', '.join(f'inputs.{number}' for number in unlike)}" for rank, unlike in different.items()
         )
         raise ValueError(
-            f"the batch is not the same on all ranks (other values than on rank 0 at {words}); give every rank the "
-            'global batch, or, where each has its own rows as of a DistributedSampler, apply(..., batch="local")'
+            f"the batch differs between ranks (values unlike rank 0's at {words}); pass the global batch on every "
+            'rank, or use apply(..., batch="local") if each rank has its own rows'
         )
 
 

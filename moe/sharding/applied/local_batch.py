@@ -54,12 +54,12 @@ def global_batch(
 def _check_alike(signatures: list[list[list[int]]]) -> None:
     """Raise ValueError if ranks' local batches have different signatures."""
     if refusing := [str(rank) for rank, ((num_leaves, _), *_) in enumerate(signatures) if not num_leaves]:
-        raise ValueError(f"the batch is refused on rank {', '.join(refusing)}; see the error there")
+        raise ValueError(f"the batch was refused on rank {', '.join(refusing)}; see the error there")
     rows = {rank: [count for count, _ in of_rank[1:] if count] for rank, of_rank in enumerate(signatures)}
     if any(counts != rows[0] for counts in rows.values()):
         raise ValueError(
-            f"local batches have different numbers of rows by rank ({rows}); give all ranks the same number, as "
-            "DistributedSampler(..., drop_last=True) and DataLoader(..., drop_last=True) do"
+            f"local batches must have the same number of rows on all ranks ({rows}); use drop_last=True in "
+            "DistributedSampler and DataLoader"
         )
     if different := {
         number
@@ -69,8 +69,7 @@ def _check_alike(signatures: list[list[list[int]]]) -> None:
     }:
         names = ", ".join(f"inputs.{number}" for number in sorted(different))
         raise ValueError(
-            f"rows of {names} have different shapes or dtypes on different ranks; pad the local batches of all ranks "
-            "to the same length"
+            f"rows of {names} have different shapes or dtypes on different ranks; pad all local batches to one length"
         )
 
 

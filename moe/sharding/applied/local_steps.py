@@ -35,8 +35,8 @@ def local_steps(optimizer: AnyOptimizer) -> AnyOptimizer:
     if type(optimizer) not in ELEMENTWISE:
         names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         raise TypeError(
-            f"{type(optimizer).__name__} is not one of torch's elementwise optimizers ({names}), so its update of "
-            "a shard may depend on other shards; use it without local_steps"
+            f"{type(optimizer).__name__} is not one of torch's elementwise optimizers ({names}), so the update of one "
+            "shard may depend on others; use it without local_steps"
         )
     step, shards = optimizer.step, _PlainShards()
 

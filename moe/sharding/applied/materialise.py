@@ -80,8 +80,8 @@ class Materialiser:
         for path, module in model.named_modules():
             for last in (*module._modules, *module._parameters, *module._buffers):
                 if last in (submodule_names if path else root_names):
-                    rule = "is a name that an applied module has for something else"
-                    remedy = f"rename it, or put the module into another one, whose forward calls it: `inner.{last}`"
+                    rule = "is an attribute of applied modules"
+                    remedy = f"rename it, or wrap the module: `inner.{last}`"
                     yield Problem("conflict", f"{path}.{last}" if path else last, None, rule, remedy)
 
     def _put(self, path: str, module: nn.Module) -> None:
@@ -127,8 +127,8 @@ def _initial(module: nn.Module, path: str, names: list[str], seed: int, init: In
             try:
                 reset(shell.module)
             except AttributeError as error:
-                rule = f"cannot be called by itself: {error}"
-                remedy = "let it use the module's own tensors alone, or give apply(init=...)"
+                rule = f"cannot run on its own: {error}"
+                remedy = "use only the module's own tensors in it, or pass apply(init=...)"
                 raise SpecError(
                     Problem("user_code", f"{path or 'model'}.reset_parameters", None, rule, remedy)
                 ) from None
@@ -186,15 +186,13 @@ def _filler(tensor: Tensor) -> Tensor:
 def _without_values(module: nn.Module, path: str, left: list[str], init: Init | None) -> Iterator[Problem]:
     kind = type(module).__name__
     if init is not None:
-        rule, remedy = "has no values, and init does not fill it", "let init fill it"
+        rule, remedy = "is on the meta device and is not filled by init", "fill it in init"
     elif hasattr(module, "reset_parameters"):
-        rule, remedy = (
-            f"has no values, and reset_parameters of {kind} does not fill it",
-            "fill it there, give apply(init=...)",
-        )
+        rule = f"is on the meta device and is not filled by {kind}.reset_parameters"
+        remedy = "fill it there, pass apply(init=...)"
     else:
-        rule = f"has no values, and {kind} has no reset_parameters that would give it some"
-        remedy = "give apply(init=...)"
-    remedy += " or a module that has values"
+        rule = f"is on the meta device, and {kind} has no reset_parameters"
+        remedy = "pass apply(init=...)"
+    remedy += " or pass a module with values"
     for last in left:
         yield Problem("uninitialized", f"{path}.{last}" if path else last, "meta", rule, remedy)

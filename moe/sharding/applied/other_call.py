@@ -93,7 +93,7 @@ def _choose_placements(
                 "kept": [(name, in_words(at)) for name, at in kept_tensors],
                 "micro_batches": count,
             }
-    raise AssertionError("without a limit there is a program")
+    raise AssertionError("a program exists when memory has no limit")
 
 
 def _ways(

@@ -9,8 +9,8 @@ from moe.sharding import torch_private
 def refuse_wrapper(name: str) -> None:
     """Raises TypeError for a wrapper of this name."""
     raise TypeError(
-        f"{name} must not wrap an applied module or a part of one, whose program already shards parameters and reduces "
-        f"gradients; use the applied module as it is, or give {name} the plain module"
+        f"{name} must not wrap an applied module or its submodules, which already shard parameters and reduce "
+        f"gradients; use the applied module directly, or wrap the original module with {name}"
     )
 
 

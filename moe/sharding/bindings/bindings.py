@@ -25,7 +25,7 @@ def _uncached(mask: AttentionMask, key: Hashable, make: Callable[[], Any]) -> An
 
 
 def _refuse_dropout(masks: Dropped, x: Tensor) -> NoReturn:
-    raise ValueError("a model must be captured without adapters' dropout; set adapter.dropout to 0")
+    raise ValueError("a model cannot be captured with adapter dropout; set adapter.dropout to 0")
 
 
 BINDINGS: Overrides = {

@@ -39,7 +39,7 @@ def run_experts(layer: MoELayer, x_TM: Tensor, choices: Choices) -> Tensor:
     choice_tensors = (choices.expert, choices.weight, choices.kept)
     weights, activation = layer.experts.weights, layer.experts.activation
     if weights.is_quantized or any(adapter is not None for adapter in weights.adapters):
-        raise ValueError("experts must be captured without adapters; merge these into the weights")
+        raise ValueError("experts cannot be captured with adapters; merge them into the weights")
     return torch.ops.shardyard.expert_feed_forward(
         x_TM, *choice_tensors, *weights.own, activation.name, activation.settings
     )

@@ -35,8 +35,8 @@ def route_tokens(layer: MoELayer, logits: Tensor, tokens: TokenContext) -> Routi
     spec, state = layer.spec, layer.state
     if type(layer.route) is not type(build_router(spec)):
         raise ValueError(
-            f"model (with MoE layer {layer.layer}) must not be captured while its routing is recorded or replayed: "
-            "its program routes by itself; capture it before"
+            f"model (with MoE layer {layer.layer}) cannot be captured while its routing is recorded or replayed; "
+            "capture it before"
         )
     _let_it_be_returned()
     number, step = (0, tokens.step) if isinstance(tokens.step, Tensor) else (tokens.step, None)

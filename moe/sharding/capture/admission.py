@@ -21,18 +21,11 @@ def admit(module: nn.Module, sample: Any) -> None:
     values."""
     if not isinstance(module, nn.Module):
         kind = module.__name__ if isinstance(module, type) else type(module).__name__
-        raise SpecError(
-            Problem(
-                "wrong_type",
-                "model",
-                kind,
-                "must be an nn.Module",
-                "call its class, or put the function into one's forward",
-            )
-        )
+        rule, remedy = "must be an nn.Module", "instantiate the class, or call the function from a module's forward"
+        raise SpecError(Problem("wrong_type", "model", kind, rule, remedy))
     if not isinstance(sample, tuple | list):
-        rule = "must be a tuple or list of the module's arguments, in order, or a dict of them by name"
-        raise SpecError(Problem("wrong_type", "sample", type(sample).__name__, rule, "give (x,) for model(x)"))
+        rule = "must be a tuple or list of arguments, or a dict of arguments by name"
+        raise SpecError(Problem("wrong_type", "sample", type(sample).__name__, rule, "pass (x,) for model(x)"))
     if problems := [*_of_modules(module), *_of_tensors(module), *_of_sample(sample)]:
         raise SpecError(problems)
 
@@ -40,14 +33,13 @@ def admit(module: nn.Module, sample: Any) -> None:
 def _of_modules(module: nn.Module) -> Iterator[Problem]:
     for path, submodule in module.named_modules():
         if submodule in APPLIED:
-            rule, remedy = "is applied already", "give the module that it was made of"
+            rule, remedy = "is already applied", "pass the original module"
         elif isinstance(submodule, DataParallel | DistributedDataParallel):
-            rule, remedy = "shares its batch out by itself", "give the module within it, its `.module`"
+            rule, remedy = "splits its batch itself", "pass its `.module`"
         elif isinstance(submodule, torch.jit.ScriptModule):
-            rule, remedy = "is scripted, which hides its operators", "give the module that it was made of"
+            rule, remedy = "is scripted, which hides its operators", "pass the original module"
         elif torch_private.is_compiled(submodule):
-            rule = "is compiled already"
-            remedy = "give the module that it was made of, and compile what sharding.apply gives"
+            rule, remedy = "is already compiled", "pass the original module, and compile the applied one"
         else:
             continue
         yield Problem("unsupported", path or "model", type(submodule).__name__, rule, remedy)
@@ -58,27 +50,19 @@ def _of_tensors(module: nn.Module) -> Iterator[Problem]:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):
             yield Problem(
-                "uninitialized",
-                name,
-                None,
-                "has no shape yet",
-                "run the module once on the sample before it is planned",
+                "uninitialized", name, None, "has no shape yet", "run the module once on the sample before planning"
             )
         elif isinstance(tensor, DTensor):
-            yield Problem(
-                "unsupported",
-                name,
-                "DTensor",
-                "is sharded already",
-                "give the module with whole tensors, or on the meta device",
-            )
+            rule, remedy = "is already sharded", "pass the module with whole tensors or on the meta device"
+            yield Problem("unsupported", name, "DTensor", rule, remedy)
         elif tensor.layout is not torch.strided:
             yield Problem(
-                "unsupported", name, str(tensor.layout), "must be a dense tensor", "make it dense with `to_dense()`"
+                "unsupported", name, str(tensor.layout), "must be a dense tensor", "convert it with `to_dense()`"
             )
         elif torch_private.has_hooks(tensor):
-            yield Problem("unsupported", name, None, "has a hook on its gradient, which a program would not run",
-                          "register it on applied.get_parameter(...), where it is given this rank's part")  # fmt: skip
+            rule = "has a gradient hook, which a program would not run"
+            remedy = "register it on applied.get_parameter(...), where it receives this rank's shard"
+            yield Problem("unsupported", name, None, rule, remedy)
 
 
 def _of_sample(sample: Any) -> Iterator[Problem]:
@@ -86,19 +70,16 @@ def _of_sample(sample: Any) -> Iterator[Problem]:
         name = f"inputs.{number}"
         if not isinstance(leaf, Tensor):
             if not torch_private.can_be_argument(leaf):
-                rule = "is of a type that a captured graph does not take"
-                remedy = "give tensors, numbers and text, or tuples, lists and dicts of them"
+                rule = "has a type that a captured graph does not accept"
+                remedy = "use tensors, numbers and strings, or tuples, lists and dicts of them"
                 yield Problem("wrong_type", name, type(leaf).__name__, rule, remedy)
             continue
         if leaf.layout is not torch.strided or leaf.is_nested:
-            yield Problem("unsupported", name, str(leaf.layout), "must be a dense tensor", "pad it, or make it dense")
+            rule, remedy = "must be a dense tensor", "pad it, or convert it to a dense tensor"
+            yield Problem("unsupported", name, str(leaf.layout), rule, remedy)
         elif leaf.requires_grad:
-            yield Problem(
-                "unsupported",
-                name,
-                "requires_grad",
-                "asks for its gradient, which programs give of parameters alone",
-                "detach it, or make it a parameter",
-            )
+            rule = "requires a gradient, which is supported for parameters only"
+            remedy = "detach it, or make it a parameter"
+            yield Problem("unsupported", name, "requires_grad", rule, remedy)
         elif not leaf.numel():
-            yield Problem("empty", name, list(leaf.shape), "has no elements", "give a sample with some")
+            yield Problem("empty", name, list(leaf.shape), "has no elements", "use a non-empty sample")

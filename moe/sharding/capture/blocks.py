@@ -83,7 +83,7 @@ _BLOCKS: ContextVar[dict[int, CapturedBlock]] = ContextVar("blocks")
 
 @torch.library.custom_op("shardyard::block", mutates_args=())
 def _block(tensors: list[Tensor], number: int, instance: int) -> list[Tensor]:
-    raise AssertionError("a block is only captured")
+    raise AssertionError("a block cannot be called")
 
 
 @_block.register_fake
@@ -93,7 +93,7 @@ def _(tensors: list[Tensor], number: int, instance: int) -> list[Tensor]:
 
 @torch.library.custom_op("shardyard::block_backward", mutates_args=())
 def _block_backward(tensors: list[Tensor], tangents: list[Tensor], number: int, instance: int) -> list[Tensor]:
-    raise AssertionError("a block is only captured")
+    raise AssertionError("a block cannot be called")
 
 
 @_block_backward.register_fake
@@ -278,7 +278,7 @@ def block_of(
                 return idx
             case torch_private.ParamAOTInput(target=name) | torch_private.BufferAOTInput(target=name):
                 return at_of[name]
-        raise AssertionError(f"a block begins with {descriptor}")
+        raise AssertionError(f"unexpected input of a block: {descriptor}")
 
     tensors: dict[fx.Node, int] = {}
     tangents: dict[fx.Node, int] = {}
@@ -303,7 +303,7 @@ def block_of(
             case torch_private.GradAOTOutput(grad_of=of) if node is not None:
                 gradients[number(of)] = node
             case torch_private.InputMutationAOTOutput():
-                raise ValueError("a block changes one of its arguments in place")
+                raise ValueError("a block modifies an argument in place")
     fake_outputs = [node.meta["val"] for node in (*outputs, *updates.values())]
     constants = {node: getattr(module, str(node.target)) for node in graph.nodes if node.op == "get_attr"}
     all_outputs = [*outputs, *updates.values()]

@@ -141,12 +141,9 @@ def capture(
     """
     admit(module, sample)
     if isinstance(loss, nn.Module) and list(loss.parameters()):
-        rule = "has parameters, which the module's program does not have"
-        raise SpecError(
-            Problem(
-                "unsupported", "loss", type(loss).__name__, rule, "put it into the module, which then returns the loss"
-            )
-        )
+        rule = "has parameters, which are not part of the program"
+        remedy = "call it in the module's forward and return the loss"
+        raise SpecError(Problem("unsupported", "loss", type(loss).__name__, rule, remedy))
     mode = torch_private.FakeTensorMode(allow_non_fake_inputs=True)
     arguments = tuple(fake(value, mode, device) for value in sample)
     wrapper = _TracedModule(module, loss)
@@ -316,7 +313,7 @@ def _split_outputs(
             case torch_private.GradAOTOutput() | None:
                 pass
             case _:
-                raise AssertionError(f"a graph gives {descriptor}")
+                raise AssertionError(f"unexpected output of a graph: {descriptor}")
     return outputs, updates, gradients
 
 
@@ -407,4 +404,4 @@ def _leaf(descriptor: Any) -> tuple[LeafKind, str]:
             return "input", f"inputs.{number}"
         case torch_private.TangentAOTInput(output=torch_private.PlainAOTOutput(idx=number)):
             return "tangent", f"outputs.{number}"
-    raise AssertionError(f"a graph begins with {descriptor}")
+    raise AssertionError(f"unexpected input of a graph: {descriptor}")

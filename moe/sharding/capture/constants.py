@@ -18,9 +18,7 @@ from moe.sharding import torch_private
 from moe.sharding.lines import line_of
 from moe.spec import Problem
 
-_MISTRACED = {
-    "multilabel_margin_loss": "is traced by torch with classes after the first -1, which it leaves out when it runs"
-}
+_MISTRACED = {"multilabel_margin_loss": "includes classes after the first -1 when traced, but not when run"}
 """Functions whose trace computes something else than the function."""
 _LARGEST = 10_000_000
 """Bytes above which the values of an array are not compared."""
@@ -42,14 +40,12 @@ class Constants(TorchFunctionMode):
             name = getattr(func, "__name__", "")
             self.values[where, name].append([_value_key(leaf) for leaf in leaves])
             if name in _MISTRACED:
-                self.problems[
-                    Problem("not_capturable", where, name, _MISTRACED[name], "write out what it computes")
-                ] = None
+                rule, remedy = _MISTRACED[name], "write out its computation"
+                self.problems[Problem("not_capturable", where, name, rule, remedy)] = None
             if torch.is_grad_enabled() and any(_is_unregistered(leaf) for leaf in leaves):
-                self.problems[Problem("not_capturable",
-                    where, "requires_grad", "computes with a tensor that asks for its gradient and is not registered",
-                    "register it in the module: as an nn.Parameter, in an nn.ParameterList, or in a submodule",
-                )] = None  # fmt: skip
+                rule = "computes with an unregistered tensor that requires a gradient"
+                remedy = "register it as an nn.Parameter, in an nn.ParameterList or in a submodule"
+                self.problems[Problem("not_capturable", where, "requires_grad", rule, remedy)] = None
         return result
 
     def is_as(self, rerun: "Constants") -> bool:
@@ -61,11 +57,9 @@ class Constants(TorchFunctionMode):
             other_values = rerun.values.get((where, function), [])
             if len(values) == len(other_values) and values != other_values:
                 name = "from_numpy" if function.startswith("lift_fresh") else function
-                yield Problem("not_capturable",
-                    where or "forward", _difference(values, other_values),
-                    f"is given to {name}, and is another in each call, of which a program would have the first",
-                    "give it to the module as a tensor, keep it in a buffer, or draw it with torch.rand",
-                )  # fmt: skip
+                rule = f"is passed to {name} and differs between calls; a program would repeat the first value"
+                remedy = "pass it to the module as a tensor, keep it in a buffer, or draw it with torch.rand"
+                yield Problem("not_capturable", where or "forward", _difference(values, other_values), rule, remedy)
 
 
 def _difference(values: list[list[Any]], other_values: list[list[Any]]) -> str:

@@ -179,11 +179,9 @@ class Effects:
             self._alive.append(value)
 
     def _refuse_seeding(self, frame: FrameType) -> None:
-        self._problems[Problem("not_capturable",
-            line_of(frame), f"torch.{frame.f_code.co_name}",
-            "seeds torch's random numbers, which programs do not draw: theirs are keyed by seed, step and position",
-            "omit it, and give sharding.apply(..., seed=...)",
-        )] = None  # fmt: skip
+        rule = "seeds torch's random numbers; a program's are keyed by seed, step and position"
+        remedy = "omit it, and pass sharding.apply(..., seed=...)"
+        self._problems[Problem("not_capturable", line_of(frame), f"torch.{frame.f_code.co_name}", rule, remedy)] = None
 
     def _reached_from(self, frame: FrameType, first: Any) -> Iterator[MutablePlace]:
         code, scope = frame.f_code, frame.f_globals
@@ -235,18 +233,18 @@ class Effects:
             if not is_again:
                 remedy = "compute it in __init__, and register it as a buffer if it is a tensor"
             elif isinstance(place.read(), Tensor) and not line_of_name(self._codes, place.last):
-                remedy = "use torch.nn.utils.parametrizations in place of a hook that sets it"
-            self._problems[Problem("side_effect", self.line_of(place.last), place.name,
-                                   "is changed in forward, which a captured program would not do again",
-                                   remedy)] = None  # fmt: skip
+                remedy = "use torch.nn.utils.parametrizations instead of a hook that sets it"
+            rule = "is modified in forward; a captured program would not repeat it"
+            self._problems[Problem("side_effect", self.line_of(place.last), place.name, rule, remedy)] = None
 
     def _compare_draws(self, before: tuple[Any, Any]) -> None:
         now = np.random.get_state()
         is_numpy = any(not np.array_equal(part, old_part) for part, old_part in zip(now, before[1], strict=True))
         if (is_numpy or random.getstate() != before[0]) and line_of_name(self._codes, "random"):
-            self._problems[Problem("not_capturable", self.line_of("random"), "numpy.random" if is_numpy else "random",
-                                   "gives random numbers that a captured program would have once and for all",
-                                   "draw them with torch.rand, or give them to the module")] = None  # fmt: skip
+            rule = "draws random numbers that a captured program would repeat"
+            remedy = "use torch.rand, or pass them to the module"
+            name = "numpy.random" if is_numpy else "random"
+            self._problems[Problem("not_capturable", self.line_of("random"), name, rule, remedy)] = None
 
     def _check_imported(self, names: set[str]) -> None:
         """Note problems of modules that forward has imported and that contain fake tensors, and unload these
@@ -261,15 +259,9 @@ class Effects:
                 del sys.modules[name]
                 lines = (line_of_name(self._codes, attribute) for attribute in (*traced_names, last))
                 where = next(filter(None, lines), line_of_forward(self._module))
-                self._problems[
-                    Problem(
-                        "not_capturable",
-                        where,
-                        name,
-                        f"is imported in forward, and makes tensors ({traced_names[0]})",
-                        "import it at the head of the file",
-                    )
-                ] = None
+                rule = f"is imported in forward and creates tensors ({traced_names[0]})"
+                remedy = "import it at the top of the file"
+                self._problems[Problem("not_capturable", where, name, rule, remedy)] = None
 
     def put_back(self) -> None:
         """Restore changed state as far as possible."""

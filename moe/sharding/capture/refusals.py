@@ -28,12 +28,12 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
         case torch_private.DataDependentOutputException():
             rule, remedy = _of_read(error)
         case torch_private.DynamicOutputShapeException():
-            rule = f"must have shapes that do not depend on the data ({cause.func})"
-            remedy = "use an operator whose result has a fixed shape: a mask in place of its positions"
+            rule = f"must not have data-dependent shapes ({cause.func})"
+            remedy = "use an operator with a fixed result shape, such as a mask instead of positions"
             if "nonzero" in str(cause.func):
                 remedy = _POSITIONS
             if "ctc_loss" in str(cause.func):
-                remedy = "return the log-probabilities, and compute the loss of what the applied module returns"
+                remedy = "return the log-probabilities, and compute the loss from the applied module's output"
         case torch_private.UnsupportedOperatorException():
             rule, remedy = _without_fake(str(cause.func))
         case _ if (custom_operator := _CUSTOM_WITHOUT_FAKE.search(text)) is not None:
@@ -41,26 +41,24 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
         case _ if any(phrase in text.lower() for phrase in _READS):
             rule, remedy = _READ
         case AssertionError() if "Unexpected fake" in text:
-            rule = "keeps a tensor from call to call in a place that was not found, and so a fake one of planning"
-            remedy = "compute it in __init__, and register it as a buffer"
+            rule = "keeps a tensor between calls in a place that capture cannot find"
+            remedy = "compute it in __init__ and register it as a buffer"
         case AssertionError() if "entirely functional graph" in text:
             with _Changes() as changes:
                 run()
-            where, rule = (
-                changes.where or where,
-                "changes a tensor in place that is not registered nor made in forward",
-            )
+            where = changes.where or where
+            rule = "modifies in place a tensor that is neither registered nor created in forward"
             remedy = "register it as a buffer"
         case _ if "file a bug in PyTorch" in text:
-            rule = "must only compute: what it does is not for one graph of forward and backward pass"
-            remedy = "call backward, and optimizers, outside of the module"
+            rule = "must only compute: it cannot be captured as one forward and backward graph"
+            remedy = "call backward and optimizers outside the module"
         case _:
             code = "user_code"
             rule = f"cannot be captured: {type(cause).__name__}: {text.splitlines()[0]}"
-            remedy = "correct the module so that it runs on the sample"
+            remedy = "fix the module so that it runs on the sample"
     if (rule, remedy) == _READ and (function := checking_function(error)):
-        rule = f"must not call {function}, which reads a tensor's values to check them"
-        remedy = "write out what it computes, without the check"
+        rule = f"must not call {function}, which reads a tensor's values for a check"
+        remedy = "write out its computation without the check"
     return SpecError(Problem(code, where, _path_of(module, error), rule, remedy))
 
 
@@ -69,39 +67,36 @@ _CUSTOM_WITHOUT_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\((.
 
 def _without_fake(operator: str) -> tuple[str, str]:
     """(rule, remedy) for an operator that cannot run on fake tensors."""
-    return (
-        f"calls {operator}, which has no fake implementation that gives the shapes of its results",
-        "register one with torch.library.register_fake",
-    )
+    return (f"calls {operator}, which has no fake implementation", "register one with torch.library.register_fake")
 
 
 _POSITIONS = (
-    "use a mask in place of its positions; a loop over experts that looks for the tokens of each "
-    "(torch.where(index == e)) is one product over stacked weights: "
+    "use a mask instead of positions; replace a loop over experts that selects tokens (torch.where(index == e)) by "
+    "a product with stacked weights: "
     'h = act(torch.einsum("tm,emh->teh", x, w_in)); y = torch.einsum("teh,ehm,te->tm", h, w_out, gates), with '
     "gates = torch.zeros(T, E).scatter(1, index, weight); moe.MoELayer dispatches by index"
 )
 
 _READ = (
-    "must not read a tensor's values: which way it goes would depend on the data",
-    "choose with torch.where, or compute it before the module is called",
+    "must not read a tensor's values: control flow would depend on the data",
+    "use torch.where, or compute it before calling the module",
 )
-_INDEX = "must not read a tensor's values, as an index without a dimension is read"
-_TAKEN = (_INDEX, "give it one, i.view(1), as in h.index_select(0, i.view(1))")
+_INDEX = "must not read a tensor's values, as indexing with a 0-dimensional tensor does"
+_TAKEN = (_INDEX, "use i.view(1), as in h.index_select(0, i.view(1))")
 _READ_BY = {
     "__getitem__": _TAKEN,
     "select": _TAKEN,
-    "__setitem__": (_INDEX, "give it one, i.view(1), as in q = q.index_copy(0, i.view(1), h.unsqueeze(0))"),
-    "narrow": ("must not read a tensor's values, as the begin of a part is read",
-               "take positions: h.index_select(0, begin + torch.arange(length))"),
+    "__setitem__": (_INDEX, "use i.view(1), as in q = q.index_copy(0, i.view(1), h.unsqueeze(0))"),
+    "narrow": ("must not read a tensor's values, as a tensor for the start of narrow is read",
+               "use positions: h.index_select(0, start + torch.arange(length))"),
 }  # fmt: skip
 _BOUNDS = (
-    "must not read a tensor's values, as the bounds of a slice are read",
-    "use a mask of positions in its place, as torch.arange(len(h)) < n",
+    "must not read a tensor's values, as tensors for slice bounds are read",
+    "use a mask of positions, as torch.arange(len(h)) < n",
 )
 _MOMENTUM = (
-    "must not read a tensor's values, as a batch norm with momentum=None reads how many batches there were",
-    "set its momentum, as momentum=0.1",
+    "must not read a tensor's values, as batch norm with momentum=None reads num_batches_tracked",
+    "set momentum, as momentum=0.1",
 )
 
 
@@ -169,9 +164,9 @@ def in_place_change(module: nn.Module, run: Callable[[], Any], name: str, tensor
     with _Changes(tensor) as changes:
         run()
     kind = "an input" if is_input else "a parameter"
-    remedy = "change a copy" if is_input else "change a copy, and leave the parameter to the optimizer"
+    remedy = "modify a copy" if is_input else "modify a copy; only the optimizer may change parameters"
     where = changes.where or line_of_forward(module)
-    return SpecError(Problem("side_effect", where, name, f"is {kind} that is changed in place", remedy))
+    return SpecError(Problem("side_effect", where, name, f"is {kind} modified in place", remedy))
 
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, Enum)
@@ -181,33 +176,25 @@ def check_returned(module: nn.Module, flat: list[Any]) -> None:
     """Raises SpecError for an object among a module's results in which tensors would not be found."""
     for value in flat:
         if not isinstance(value, (Tensor, *_PLAIN)):
-            raise SpecError(Problem("not_capturable", line_of_forward(module), type(value).__name__,
-                                    "is returned, and is neither a tensor nor plain: tensors in it would not be found",
-                                    "return tensors, or tuples, lists and dicts of them, or have torch look into it: "
-                                    "torch.export.register_dataclass"))  # fmt: skip
+            rule = "is returned, but is neither a tensor nor a plain value"
+            remedy = "return tensors or tuples, lists and dicts of them, or use torch.export.register_dataclass"
+            raise SpecError(Problem("not_capturable", line_of_forward(module), type(value).__name__, rule, remedy))
 
 
 def opaque(node: fx.Node, value: Any) -> SpecError:
     """The refusal for an operator's argument that is an object."""
     where = next((user.meta["where"] for user in node.users if user.meta.get("where")), node.name)
     if isinstance(value, torch.Generator):
-        rule = "draws random numbers of a generator of its own, whose state no program has"
-        return SpecError(
-            Problem("not_capturable", where, "generator", rule, "omit it: torch.rand is keyed by seed, step, position")
-        )
-    return SpecError(Problem("not_capturable", where, type(value).__name__, "is an object that only one process has",
-                             "compute with tensors"))  # fmt: skip
+        rule = "is a random generator, which a program cannot use"
+        remedy = "omit it: torch.rand is keyed by seed, step and position"
+        return SpecError(Problem("not_capturable", where, "generator", rule, remedy))
+    rule, remedy = "is an object of this process, which a program cannot use", "compute with tensors"
+    return SpecError(Problem("not_capturable", where, type(value).__name__, rule, remedy))
 
 
 def effect(node: fx.Node) -> SpecError:
     """The refusal for an operator with a side effect."""
     where = node.meta.get("where") or node.name
-    return SpecError(
-        Problem(
-            "side_effect",
-            where,
-            str(node.args[1]),
-            "does more than compute its result, which a program would not",
-            "leave exchanges to the plan, or put it in a sharding.manual part",
-        )
-    )
+    rule = "has a side effect that a program would not repeat"
+    remedy = "leave collectives to the plan, or use sharding.manual"
+    return SpecError(Problem("side_effect", where, str(node.args[1]), rule, remedy))

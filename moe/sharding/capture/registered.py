@@ -49,20 +49,12 @@ def _write(old: Any, now: Any) -> None:
 
 def _problem(where: str, name: str, old: Tensor | None, now: Tensor | None, is_buffer: bool) -> Iterator[Problem]:
     if not is_buffer:
-        yield Problem(
-            "side_effect",
-            where,
-            name,
-            "is a parameter that forward sets anew, which optimizers would not follow",
-            "compute with another tensor, and leave the parameter as it is",
-        )
+        rule = "is a parameter reassigned in forward; optimizers would keep the old one"
+        remedy = "assign the result to another name"
+        yield Problem("side_effect", where, name, rule, remedy)
         return
     was, is_now = ("nothing" if tensor is None else f"{list(tensor.shape)} {tensor.dtype}" for tensor in (old, now))
     if was != is_now:
-        yield Problem(
-            "side_effect",
-            where,
-            name,
-            f"is a buffer that forward sets anew (={is_now}), and must stay as it was (={was})",
-            "register it with the shape and dtype that it will have",
-        )
+        rule = f"is a buffer reassigned in forward from {was} to {is_now}"
+        remedy = "register it with its final shape and dtype"
+        yield Problem("side_effect", where, name, rule, remedy)

@@ -91,7 +91,7 @@ def part_of(whole: Tensor, placements: Placements, mesh: Mesh) -> Tensor:
     part, sizes = whole, list(whole.shape)
     for axis, (placement, degree) in enumerate(zip(placements, mesh.degrees, strict=True)):
         if placement.combine is not None:
-            raise ValueError(f"a tensor that every rank has whole is no {placement} of itself")
+            raise ValueError(f"a whole tensor cannot be converted to {placement}")
         if placement.dim is not None:
             sizes[placement.dim] = -(-sizes[placement.dim] // degree)
             part = take_part(mesh, part, axis, placement.dim, sizes[placement.dim])

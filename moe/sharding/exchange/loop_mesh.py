@@ -21,7 +21,7 @@ class LoopMesh(Mesh):
         self.indices = (micro_batch, *self._mesh.indices)
 
     def _axis(self, axis: int) -> int:
-        assert axis > 0, "nothing can be exchanged along a loop"
+        assert axis > 0, "a loop has no collectives"
         return axis - 1
 
     def all_gather(self, rows: Tensor, axis: int) -> Tensor:

@@ -185,7 +185,7 @@ class ShardingMesh(Mesh):
         """
         num_ranks = dist.get_world_size() if dist.is_initialized() else 1
         if num_ranks != math.prod(degrees):
-            raise ValueError(f"degrees {tuple(degrees)} must multiply to the number of ranks (={num_ranks})")
+            raise ValueError(f"the product of degrees {tuple(degrees)} must be the number of ranks (={num_ranks})")
         rank = dist.get_rank() if num_ranks > 1 else 0
         indices = _indices(devices.index(rank) if devices else rank, degrees)
         if num_ranks == 1:

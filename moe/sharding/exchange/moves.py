@@ -51,7 +51,7 @@ class Moves:
         """
         for placements in (source, target):
             if _mixes(placements):
-                raise ValueError(f"partial results of two kinds at once: {', '.join(map(str, placements))}")
+                raise ValueError(f"partial results of two kinds: {', '.join(map(str, placements))}")
         return self._cheapest(tuple(shape), itemsize, source, target, is_bucketed)
 
     def _search(
@@ -75,7 +75,7 @@ class Moves:
                     number += 1
                     move_s = self._seconds(move, shape, itemsize, placements, next_placements, is_bucketed)
                     heapq.heappush(waiting, (cost + move_s, len(moves) + 1, number, next_placements, (*moves, move)))
-        raise AssertionError(f"no way from {source} to {target}")
+        raise AssertionError(f"no conversion from {source} to {target}")
 
     def _seconds(
         self,

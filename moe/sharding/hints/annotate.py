@@ -81,15 +81,9 @@ def split(x: Tensor, dim: int, axis: str | None = None) -> Tensor:
     an axis that is no name, such as the number of partitions that the paper's annotation takes."""
     if axis is not None and not isinstance(axis, str):
         where = line_of(sys._getframe(1)) or "sharding.split"
-        raise SpecError(
-            Problem(
-                "wrong_type",
-                where,
-                axis,
-                "is the third argument of sharding.split, which names a mesh axis",
-                "omit it, since the plan decides the number of parts, or give axis='data'",
-            )
-        )
+        rule = "is the third argument of sharding.split and must be the name of a mesh axis"
+        remedy = "omit it, or use axis='data'; the plan decides the number of parts"
+        raise SpecError(Problem("wrong_type", where, axis, rule, remedy))
     return _annotate(x, _hint(Split, dim, axis))
 
 

@@ -24,7 +24,7 @@ def pin_of_array(
     for dims, order in _orders(ids, num_dims, mesh, origin):
         if order == device_order:
             return tuple(map(split, dims))
-    raise _refusal(ids, mesh, origin, "gives slices to devices in an order that no split over the axes of the mesh has")
+    raise _refusal(ids, mesh, origin, f"matches no split over the axes of the mesh {dict(mesh)}")
 
 
 def common_order(arrays: Iterable[tuple[Any, int, str]], mesh: Mapping[str, int]) -> Order:
@@ -38,8 +38,8 @@ def common_order(arrays: Iterable[tuple[Any, int, str]], mesh: Mapping[str, int]
         orders = list(dict.fromkeys(order for _, order in _orders(ids, num_dims, mesh, path)))
         common_orders = [order for order in common if order in orders] if first else orders
         if not common_orders:
-            rule = f"gives slices to devices in an order that no split over the axes of the mesh {dict(mesh)} has"
-            raise _refusal(ids, mesh, path, f"{rule} beside {first}" if first else rule)
+            rule = f"matches no split over the axes of the mesh {dict(mesh)}"
+            raise _refusal(ids, mesh, path, f"{rule} together with {first}" if first else rule)
         common, first = common_orders, first or path
     return in_order if in_order in common or not common else common[0]
 
@@ -59,8 +59,8 @@ def _orders(ids: Any, num_dims: int, mesh: Mapping[str, int], path: str) -> Iter
     num_devices = math.prod(degrees)
     shape = shape_of_array(ids)
     if len(shape) != num_dims or sorted(np.array(ids).reshape(-1).tolist()) != list(range(num_devices)):
-        problem = f"must be an array of {num_dims} dimensions with each of {num_devices} devices once"
-        raise SpecError(Problem("invalid_value", path, f"shape {shape}", problem, "give one entry for each slice"))
+        rule = f"must be a {num_dims}-dimensional array with each of the {num_devices} devices once"
+        raise SpecError(Problem("invalid_value", path, f"shape {shape}", rule, "use one entry per slice"))
     array, places = np.array(ids), np.arange(num_devices).reshape(degrees)
     for dims in itertools.product(range(num_dims), repeat=len(degrees)):
         cuts = [math.prod(d for d, dim in zip(degrees, dims, strict=True) if dim == at) for at in range(num_dims)]
@@ -72,5 +72,5 @@ def _orders(ids: Any, num_dims: int, mesh: Mapping[str, int], path: str) -> Iter
 
 
 def _refusal(ids: Any, mesh: Mapping[str, int], path: str, rule: str) -> SpecError:
-    remedy = "give a mesh whose axes multiply to the array's shape, and arrays that number devices alike"
+    remedy = "use a mesh whose axes multiply to the array's shape, and one device order in all arrays"
     return SpecError(Problem("invalid_value", path, np.array2string(np.array(ids), threshold=16), rule, remedy))

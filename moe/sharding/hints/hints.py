@@ -24,9 +24,8 @@ class Split:
     def __post_init__(self) -> None:
         _check_dim("Split.dim", self.dim)
         if self.axis is not None and not isinstance(self.axis, str):
-            raise SpecError(
-                Problem("wrong_type", "Split.axis", self.axis, "must name a mesh axis", "give its name, or omit it")
-            )
+            rule, remedy = "must be the name of a mesh axis", "use a string, or omit it"
+            raise SpecError(Problem("wrong_type", "Split.axis", self.axis, rule, remedy))
 
     def __str__(self) -> str:
         return f"Split({self.dim})" if self.axis is None else f"Split({self.dim}, axis={self.axis!r})"
@@ -82,16 +81,15 @@ class Partial:
         _check_dims("Partial.dims", self.dims)
         if self.combine not in get_args(Combine):
             remedy = f"use one of {', '.join(get_args(Combine))}"
-            raise SpecError(
-                Problem("not_a_choice", "Partial.combine", self.combine, "must say how parts are combined", remedy)
-            )
+            rule = "is not a way to combine partial results"
+            raise SpecError(Problem("not_a_choice", "Partial.combine", self.combine, rule, remedy))
 
 
 def _check_dims(path: str, dims: Any) -> None:
     """Raises SpecError if `dims` are not dimensions by mesh axis."""
     if not isinstance(dims, Mapping) or not all(isinstance(axis, str) for axis in dims):
         raise SpecError(
-            Problem("wrong_type", path, dims, "must be a dict of dimensions by mesh axis", 'give {"data": 0}')
+            Problem("wrong_type", path, dims, "must be a dict of dimensions by mesh axis", 'use {"data": 0}')
         )
     for dim in dims.values():
         _check_dim(path, dim)
@@ -99,7 +97,7 @@ def _check_dims(path: str, dims: Any) -> None:
 
 def _check_dim(path: str, dim: Any) -> None:
     if type(dim) is not int:
-        raise SpecError(Problem("wrong_type", path, dim, "must be a whole number", "give a dimension's number"))
+        raise SpecError(Problem("wrong_type", path, dim, "must be a whole number", "use the number of a dimension"))
 
 
 def axes_named(hints: Iterable[Hint]) -> tuple[str, ...]:
@@ -142,7 +140,7 @@ def of_plain(data: Any, path: str = "hints") -> Hint:
         case {"devices": list() | tuple() as ids} if len(data) == 1:
             return Devices(_freeze(ids))
     forms = "{split: 0}, {split: 0, axis: expert}, {shard: {data: 0}}, {devices: [[0, 1]]} or {replicate: true}"
-    raise SpecError(Problem("wrong_type", path, data, "is no hint", f"use {forms}"))
+    raise SpecError(Problem("wrong_type", path, data, "is not a hint", f"use {forms}"))
 
 
 def pin_of(
@@ -154,29 +152,16 @@ def pin_of(
 
     def check_dim(dim: int) -> int:
         if not -num_dims <= dim < num_dims:
-            remedy = f"use one from 0 to {num_dims - 1}" if num_dims else "use Replicate()"
-            raise SpecError(
-                Problem(
-                    "out_of_range",
-                    hint_path,
-                    str(hint),
-                    f"must split a dimension of a tensor that has {num_dims}",
-                    remedy,
-                )
-            )
+            remedy = f"use a dimension from 0 to {num_dims - 1}" if num_dims else "use Replicate()"
+            rule = f"must split a dimension of a {num_dims}-dimensional tensor"
+            raise SpecError(Problem("out_of_range", hint_path, str(hint), rule, remedy))
         return dim % num_dims
 
     def check_axis(axis: str) -> str:
         if axis not in axes:
-            raise SpecError(
-                Problem(
-                    "not_a_choice",
-                    hint_path,
-                    str(hint),
-                    f"must name an axis of the mesh (={', '.join(axes)})",
-                    "name one of these, or give plan(mesh={name: size})",
-                )
-            )
+            rule = f"must name an axis of the mesh (={', '.join(axes)})"
+            remedy = "use one of these, or pass plan(mesh={name: size})"
+            raise SpecError(Problem("not_a_choice", hint_path, str(hint), rule, remedy))
         return axis
 
     match hint:
@@ -217,7 +202,7 @@ def match_hints(
         tensor_names = dict.fromkeys(first_of(name) for name in names if name == pattern or fnmatchcase(name, pattern))
         if not tensor_names:
             near = difflib.get_close_matches(pattern.replace("*", ""), names, 3, 0.3)
-            remedy = f"did you mean {' or '.join(near)}?" if near else "name a parameter, or inputs"
+            remedy = f"did you mean {' or '.join(near)}?" if near else "name a parameter or inputs"
             problems.append(Problem("not_found", f"hints[{pattern!r}]", str(hint), "matches no tensor", remedy))
         for name in tensor_names:
             before = matches.get(name)
@@ -229,10 +214,9 @@ def match_hints(
                 aliases = [alias for alias in names if first_of(alias) == name != alias]
                 alternatives = " or ".join((name, *aliases))
                 how = "both name one tensor" if is_full else f"both match {alternatives}"
-                remedy = "drop one of the two" + ("" if is_full else f", or name {name} in full")
-                problems.append(Problem("conflict", f"hints[{pattern!r}]", str(hint),
-                                        f"contradicts hints[{before[0]!r}] (={before[1]}): {how}", remedy)
-                                )  # fmt: skip
+                remedy = "drop one of the two" + ("" if is_full else f", or use the full name {name}")
+                rule = f"contradicts hints[{before[0]!r}] (={before[1]}): {how}"
+                problems.append(Problem("conflict", f"hints[{pattern!r}]", str(hint), rule, remedy))
     if problems:
         raise SpecError(problems)
     return matches

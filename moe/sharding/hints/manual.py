@@ -34,15 +34,9 @@ class ManualPart:
         output = self.function(*tensors)
         results = [output] if isinstance(output, Tensor) else list(output)
         if len(results) != len(self.results):
-            raise SpecError(
-                Problem(
-                    "mismatch",
-                    self.where,
-                    self.name,
-                    f"gives {len(results)} tensors, and out_placements has {len(self.results)}",
-                    "give a placement for each",
-                )
-            )
+            rule = f"returns {len(results)} tensors, but out_placements has {len(self.results)}"
+            remedy = "use one placement per result"
+            raise SpecError(Problem("mismatch", self.where, self.name, rule, remedy))
         return results
 
     def gradients(self, tensors: Sequence[Tensor], of_results: Sequence[Tensor]) -> list[Tensor]:
@@ -91,8 +85,9 @@ def manual(function: Function, in_placements: Sequence[Hint], out_placements: Se
         name = f"{getattr(function, '__qualname__', type(function).__name__)}.{len(parts)}"
         where = line_of(sys._getframe(1)) or f"manual part {name}"
         if len(tensors) != len(in_placements):
-            raise SpecError(Problem("mismatch", where, name, f"is given {len(tensors)} tensors, and in_placements has "
-                                    f"{len(in_placements)}", "give a placement for each"))  # fmt: skip
+            rule = f"gets {len(tensors)} tensors, but in_placements has {len(in_placements)}"
+            remedy = "use one placement per argument"
+            raise SpecError(Problem("mismatch", where, name, rule, remedy))
         parts[name] = ManualPart(name, function, tuple(in_placements), tuple(out_placements), where)
         results = torch.ops.shardyard.manual(list(tensors), name)
         return results[0] if len(results) == 1 and len(out_placements) == 1 else tuple(results)
@@ -104,16 +99,9 @@ def _check(name: str, placements: Any, kinds: Any) -> None:
     is_list = isinstance(placements, Sequence) and not isinstance(placements, str)
     if not is_list or not all(isinstance(placement, kinds) for placement in placements):
         where = line_of(sys._getframe(2)) or "sharding.manual"
-        choices = "Split, Replicate, Shard or Devices" + (" or, of a result, Partial" if kinds != Hint else "")
-        raise SpecError(
-            Problem(
-                "wrong_type",
-                where,
-                placements,
-                f"is given as {name}, which must be a list of placements",
-                f"give one for each tensor: {choices}",
-            )
-        )
+        choices = "Split, Replicate, Shard or Devices" + (", or Partial for a result" if kinds != Hint else "")
+        rule, remedy = f"is passed as {name}, which must be a list of placements", f"use one per tensor: {choices}"
+        raise SpecError(Problem("wrong_type", where, placements, rule, remedy))
 
 
 @torch.library.custom_op("shardyard::manual", mutates_args=())

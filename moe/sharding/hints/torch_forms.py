@@ -25,11 +25,10 @@ def hint_of_torch(path: str, hint: Any, axes: Sequence[str] | None) -> Any:
     ):
         return hint
     if axes is None or len(axes) != len(hint):
-        axes_there = "no mesh was given" if axes is None else f"the mesh has {len(axes)}"
-        raise SpecError(
-            Problem("mismatch", path, str(hint), f"has placements for {len(hint)} mesh axes, but {axes_there}",
-                    'give plan(..., mesh=...) with as many axes, or sharding.Shard({"data": 0})')
-        )  # fmt: skip
+        axes_there = "there is no mesh" if axes is None else f"the mesh has {len(axes)}"
+        rule = f"has placements for {len(hint)} mesh axes, but {axes_there}"
+        remedy = 'pass plan(..., mesh=...) with as many axes, or use sharding.Shard({"data": 0})'
+        raise SpecError(Problem("mismatch", path, str(hint), rule, remedy))
     splits = {axis: _split(path, placement) for axis, placement in zip(axes, hint, strict=True)}
     return Shard({axis: split.dim for axis, split in splits.items() if split is not None})
 
@@ -41,13 +40,7 @@ def _split(path: str, placement: Placement) -> Split | None:
     if isinstance(placement, TorchReplicate):
         return None
     raise SpecError(
-        Problem(
-            "unsupported",
-            path,
-            str(placement),
-            "does not say how a whole tensor is sharded",
-            "use Shard(dim) or Replicate()",
-        )
+        Problem("unsupported", path, str(placement), "does not shard a whole tensor", "use Shard(dim) or Replicate()")
     )
 
 

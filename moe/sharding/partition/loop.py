@@ -113,7 +113,7 @@ def _step(program: Program, loss_dtype: torch.dtype, with_backward: bool) -> tup
                 continue
             copies[node] = graph.node_copy(node, lambda operand: copies[operand])
             copies[node].meta["of"] = node
-        raise AssertionError("a program gives something")
+        raise AssertionError("a program has outputs")
 
     outputs = copy_nodes(program.forward, leaves)
     results = outputs[: program.num_outputs + len(program.updates)]

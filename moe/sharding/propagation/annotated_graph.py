@@ -58,9 +58,9 @@ class AnnotatedGraph:
             cuts = [size for size in shape_of_array(request.hint.ids) if size > 1]
             if len(cuts) > MAX_AXES:
                 path = _path(request.origin, self._name(request))
-                raise SpecError(Problem("unsupported", path, f"shape {shape_of_array(request.hint.ids)}",
-                                        f"must cut at most {MAX_AXES} dimensions, since a mesh has no more axes",
-                                        "cut fewer dimensions into more parts"))  # fmt: skip
+                rule = f"must split at most {MAX_AXES} dimensions, the maximum number of mesh axes"
+                remedy = "split fewer dimensions into more parts"
+                raise SpecError(Problem("unsupported", path, f"shape {shape_of_array(request.hint.ids)}", rule, remedy))
             longest = max(longest, cuts, key=len)
         return None if self.axes or not longest else {f"axis{at}": size for at, size in enumerate(longest)}
 
@@ -78,10 +78,9 @@ class AnnotatedGraph:
             before = pins.get(request.node.name)
             if before is not None and before != pin:
                 earlier = requests[request.node.name]
-                raise SpecError(Problem("conflict", request.origin, str(request.hint),
-                                        f"contradicts {earlier.origin} (={earlier.hint}): both are of the same "
-                                        "tensor",
-                                        "drop one of the two"))  # fmt: skip
+                rule = f"contradicts {earlier.origin} (={earlier.hint}) for the same tensor"
+                remedy = "drop one of the two"
+                raise SpecError(Problem("conflict", request.origin, str(request.hint), rule, remedy))
             pins[request.node.name], requests[request.node.name] = pin, request
         return {
             name: tuple(

@@ -33,11 +33,9 @@ def attention(node: fx.Node) -> Rule:
     """Rule of fused attention. Raises SpecError for dropout."""
     arguments = _by_name(node)
     if (dropout := arguments.get("dropout_p", 0.0)) != 0:
-        raise SpecError(
-            Problem("unsupported", node.meta.get("where") or node.name, dropout,
-                    "is the dropout of a fused attention, whose random numbers would depend on the layout",
-                    "call scaled_dot_product_attention with dropout_p=0, or write attention with "
-                    "torch.nn.functional.dropout, which is keyed by position"))  # fmt: skip
+        rule = "is the dropout of fused attention, whose random numbers would depend on the layout"
+        remedy = "use dropout_p=0, or write attention with torch.nn.functional.dropout, which is keyed by position"
+        raise SpecError(Problem("unsupported", node.meta.get("where") or node.name, dropout, rule, remedy))
     query, key = shape_of(arguments["query"]), shape_of(arguments["key"])
     by_rows = node.target in _BY_ROWS and not arguments.get("is_causal", False)
     # each head of keys serves one head of queries, or a group of heads

@@ -77,7 +77,7 @@ def _pins(
         return tuple(WHOLE if pin is None else pin for pin in pins)
     if hint.axis not in mesh:
         rule = f"must name an axis of the mesh (={', '.join(mesh)})"
-        raise SpecError(Problem("not_a_choice", f"{where} ({name})", hint.axis, rule, "name one of these"))
+        raise SpecError(Problem("not_a_choice", f"{where} ({name})", hint.axis, rule, "use one of these"))
     cuts = [WHOLE if pin is None else pin for pin in pin_of(Shard(hint.dims), num_dims, mesh, where, name)]
     return tuple(partial(hint.combine) if axis == hint.axis else cut for axis, cut in zip(mesh, cuts, strict=True))
 
@@ -102,8 +102,8 @@ def _check_even(part: ManualPart, shapes: Any, pins: Any, mesh: Mapping[str, int
             for placement, degree in zip(placements, mesh.values(), strict=True):
                 ways *= degree if placement.dim == dim else 1
             if size % ways:
-                rule = f"must be divisible by the ranks that split dimension {dim} of {list(shape)} (={ways})"
-                raise SpecError(Problem("not_divisible", part.where, size, rule, "change its size, or the mesh"))
+                rule = f"must be divisible by the number of ranks that split dimension {dim} of {list(shape)} (={ways})"
+                raise SpecError(Problem("not_divisible", part.where, size, rule, "change the size or the mesh"))
 
 
 def attribute_of(name: str) -> str:

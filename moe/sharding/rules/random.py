@@ -155,11 +155,9 @@ def _draws(mesh: Mesh, elements: Elements, device: torch.device) -> Tensor:
 
 def refuse(node: fx.Node) -> Rule:
     """Raises SpecError for an operator whose numbers would depend on the layout."""
-    raise SpecError(
-        Problem("unsupported", node.meta.get("where") or node.name, str(node.target),
-                "draws random numbers that would depend on the layout",
-                "make them of torch.rand or torch.randn, whose numbers are keyed by position here, or give them to the "
-                "module"))  # fmt: skip
+    rule = "draws random numbers that would depend on the layout"
+    remedy = "use torch.rand or torch.randn, which are keyed by position, or pass them to the module"
+    raise SpecError(Problem("unsupported", node.meta.get("where") or node.name, str(node.target), rule, remedy))
 
 
 RULES: dict[Any, Callable[[fx.Node], Rule]] = {

@@ -47,18 +47,11 @@ def register(target: Any, maker: RuleMaker) -> None:
     """Register a rule for an operator; it is checked against the tensors of each node. Raises SpecError if `target` is
     no operator or `maker` is not callable."""
     if not isinstance(target, torch_private.OpOverload):
-        raise SpecError(Problem("wrong_type", "sharding.register", str(target), "must be given an operator",
-                                "give it with its overload, as torch.ops.mylib.myop.default"))  # fmt: skip
+        raise SpecError(Problem("wrong_type", "sharding.register", str(target), "must get an operator",
+                                "pass it with its overload, as torch.ops.mylib.myop.default"))  # fmt: skip
     if not callable(maker):
-        raise SpecError(
-            Problem(
-                "wrong_type",
-                "sharding.register",
-                type(maker).__name__,
-                "must be given a function that makes a Rule of a node of the graph",
-                "give lambda node: Rule(...)",
-            )
-        )
+        rule, remedy = "must get a function from a graph node to a Rule", "pass lambda node: Rule(...)"
+        raise SpecError(Problem("wrong_type", "sharding.register", type(maker).__name__, rule, remedy))
     RULES[target] = with_checks(maker)
 
 
@@ -83,13 +76,15 @@ def rule_of(node: fx.Node) -> Rule:
 
 def _without_rule(node: fx.Node) -> Problem:
     if any(result is not None and result.layout is not torch.strided for result in results(node)):
-        return Problem("unsupported", node.meta.get("where") or node.name, str(node.target),
-                       "gives a sparse tensor, which has no parts", "use dense ones: of an embedding, sparse=False"
-                       )  # fmt: skip
-    return Problem("no_sharding_rule", node.meta.get("where") or node.name, str(node.target),
-                   "has no rule that says how its dimensions may be split",
-                   "register one (sharding.register), put it in a sharding.manual part, or have it run on whole "
-                   f"tensors: plan(..., replicate=[{str(node.target)!r}])")  # fmt: skip
+        rule = "returns a sparse tensor, which cannot be sharded"
+        remedy = "use dense tensors, such as sparse=False for an embedding"
+        return Problem("unsupported", node.meta.get("where") or node.name, str(node.target), rule, remedy)
+    rule = "has no sharding rule"
+    remedy = (
+        "add one with sharding.register, use sharding.manual, or run it on whole tensors: plan(..., "
+        f"replicate=[{str(node.target)!r}])"
+    )
+    return Problem("no_sharding_rule", node.meta.get("where") or node.name, str(node.target), rule, remedy)
 
 
 def names_of(target: Any) -> set[str]:
@@ -154,7 +149,4 @@ class Rules:
             if name not in known_names:
                 near = difflib.get_close_matches(name, sorted(max(names, key=len) for names in operator_names), 3)
                 remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "omit it"
-                yield (
-                    name,
-                    Problem("not_found", "replicate", name, "names no operator that the module becomes", remedy),
-                )
+                yield (name, Problem("not_found", "replicate", name, "names no operator of the captured graph", remedy))

@@ -19,7 +19,7 @@ def with_checks(maker: RuleMaker) -> RuleMaker:
         rule = maker(node)
         place = node.meta.get("where") or node.name
         for wrong, remedy in _wrong(rule, node):
-            raise SpecError(Problem("invalid_value", place, str(node.target), f"has a rule that {wrong}", remedy))
+            raise SpecError(Problem("invalid_value", place, str(node.target), f"has an invalid rule: {wrong}", remedy))
         return rule
 
     return make
@@ -28,7 +28,7 @@ def with_checks(maker: RuleMaker) -> RuleMaker:
 def _wrong(rule: Rule, node: fx.Node) -> Iterator[tuple[str, str]]:
     """(what is wrong with a rule, what to do)"""
     if not isinstance(rule, Rule):
-        yield (f"is no Rule (={type(rule).__name__})", "return one from the function given to sharding.register")
+        yield (f"it is a {type(rule).__name__}", "return a Rule from the function passed to sharding.register")
         return
     operand_shapes = [shape_of(operand) for operand in operands(node)]
     result_shapes = [None if result is None else tuple(result.shape) for result in results(node)]
@@ -37,7 +37,7 @@ def _wrong(rule: Rule, node: fx.Node) -> Iterator[tuple[str, str]]:
         ("results", rule.results, result_shapes),
     ):
         if len(tensor_dims) != len(shapes):
-            yield (f"has {len(tensor_dims)} {kind}, of {len(shapes)}", "give the factors of each one's dimensions")
+            yield (f"it has {len(tensor_dims)} {kind}, the operator has {len(shapes)}", "describe every one")
             return
         for number, (dims, shape) in enumerate(zip(tensor_dims, shapes, strict=True)):
             if shape is not None:
@@ -47,13 +47,13 @@ def _wrong(rule: Rule, node: fx.Node) -> Iterator[tuple[str, str]]:
 def _wrong_dims(name: str, dims: Dims, shape: Sequence[int], rule: Rule) -> Iterator[tuple[str, str]]:
     """Problems of one tensor's dimensions; a factor without a size has 1."""
     if len(dims) != len(shape):
-        remedy = "give a tuple of factors for each dimension, () for one that is whole"
-        yield f"gives {name} {len(dims)} dimensions, of {list(shape)}", remedy
+        remedy = "use one tuple of factors per dimension, () for an unsplit one"
+        yield f"{name} has {len(dims)} dimensions for the shape {list(shape)}", remedy
         return
     for dim, (factors, size) in enumerate(zip(dims, shape, strict=True)):
         if isinstance(factors, str):
-            yield (f"gives {name} the text {factors!r} for dimension {dim}", f"give a tuple of factors: ({factors!r},)")
+            yield (f"dimension {dim} of {name} is the string {factors!r}", f"use a tuple of factors: ({factors!r},)")
         elif factors and math.prod(rule.sizes.get(factor, 1) for factor in factors) != size:
             sizes = {factor: rule.sizes.get(factor) for factor in factors}
-            remedy = 'take it from the node: node.args[0].meta["val"].shape'
-            yield f"has sizes {sizes} for dimension {dim} of {name}, which is {size} long", remedy
+            remedy = 'use the size from the node: node.args[0].meta["val"].shape'
+            yield f"dimension {dim} of {name} has sizes {sizes} for a size of {size}", remedy

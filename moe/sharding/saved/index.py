@@ -87,7 +87,7 @@ class Index:
         """Raises ValueError, KeyError or TypeError for data that is no index."""
         plain = dict(data)
         if plain.pop("version", None) != _VERSION:
-            raise ValueError(f"its version must be {_VERSION}")
+            raise ValueError(f"the version must be {_VERSION}")
         return cls(
             **{
                 **plain,
@@ -128,13 +128,13 @@ def read(folder: Folder) -> Index:
         body = json.loads(content)
         digest = body.pop("sha256")
         if digest != _digest(body):
-            raise ValueError("it was altered")
+            raise ValueError("its digest does not match")
         version = body["version"]
         index = Index.from_json(body) if version == _VERSION else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _corrupt_error(folder, f"has an {FILE} that none was saved with ({error})") from None
+        raise _corrupt_error(folder, f"has an invalid {FILE} ({error})") from None
     if index is None:
-        rule = f"has an {FILE} of version {version}, and this release reads version {_VERSION}"
+        rule = f"has an {FILE} of version {version}; this release reads version {_VERSION}"
         raise _error("wrong_version", folder, rule, "load it with the release that saved it")
     return index
 
@@ -145,12 +145,12 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 def _of_plain_files(folder: Folder) -> Index:
     files = [name for name in folder.names() if name.endswith(".safetensors")]
-    remedy = "use a folder that sharding.save has finished with"
+    remedy = "use a folder in which sharding.save has finished"
     if any(map(is_piece_file, files)):
-        rule = f"has parts of a checkpoint and no {FILE}: saving it broke off"
+        rule = f"is an incomplete checkpoint without {FILE}"
         raise _error("not_found", folder, rule, remedy)
     if not files:
-        rule = f"has neither an {FILE} nor files of safetensors"
+        rule = f"has neither {FILE} nor safetensors files"
         raise _error("not_found", folder, rule, remedy)
     tensors: dict[str, SavedTensor] = {}
     for file in files:

@@ -66,7 +66,7 @@ class Checkpoint:
     def problems(self, applied: Applied) -> Iterator[Problem]:
         """Problems of a checkpoint that is not of this module: tensors that are missing, have another shape, or are not
         in the module."""
-        remedy = "use the module that the checkpoint was saved of"
+        remedy = "use the module of the checkpoint"
         shards, persistent = applied.shards(), _persistent(applied)
         module_paths = {f"{MODEL}{self.index.tied.get(name, name)}" for names in applied.names() for name in names}
         for names in applied.names():
@@ -74,26 +74,19 @@ class Checkpoint:
             if (match := self.find(names)) is None:
                 if name in persistent:
                     yield Problem(
-                        "missing",
-                        name,
-                        None,
-                        f"of shape {list(shard.shape)} must be in the checkpoint, and is not",
-                        remedy,
+                        "missing", name, None, f"of shape {list(shard.shape)} is missing from the checkpoint", remedy
                     )
             elif match[1].shape != shard.shape:
-                yield Problem(
-                    "shape_mismatch",
-                    name,
-                    list(match[1].shape),
-                    f"must have the shape {list(shard.shape)} that it has here",
-                    remedy,
-                )
+                rule = f"must have the module's shape {list(shard.shape)}"
+                yield Problem("shape_mismatch", name, list(match[1].shape), rule, remedy)
             elif DTYPES[match[1].dtype].is_floating_point != shard.part.dtype.is_floating_point:
-                yield Problem("dtype_mismatch", name, match[1].dtype, f"cannot become {shard.part.dtype}", remedy)
+                yield Problem(
+                    "dtype_mismatch", name, match[1].dtype, f"cannot be converted to {shard.part.dtype}", remedy
+                )
         for path, saved_tensor in self.index.tensors.items():
             if path.startswith(MODEL) and path not in module_paths:
-                yield Problem("unknown_key", path.removeprefix(MODEL), list(saved_tensor.shape),
-                              "is in the checkpoint, and not in the module", remedy)  # fmt: skip
+                rule = "is in the checkpoint but not in the module"
+                yield Problem("unknown_key", path.removeprefix(MODEL), list(saved_tensor.shape), rule, remedy)
 
     def fill(self, applied: Applied) -> None:
         """Copy values into the module's parts in place, and set its seed and step."""
@@ -144,7 +137,7 @@ class Checkpoint:
                 raise self._corrupt_error(f"{error}") from None
             num_read += math.prod(sizes)
         if num_read != shard.part.numel():
-            raise self._corrupt_error(f"does not have all of {path}")
+            raise self._corrupt_error(f"lacks elements of {path}")
 
     def _corrupt_error(self, rule: str) -> SpecError:
         return SpecError(Problem("corrupt", "checkpoint", self.folder.url, rule, "use another checkpoint"))
@@ -152,9 +145,10 @@ class Checkpoint:
 
 def _file_problem(folder: Folder, fault: str, is_unreadable: bool) -> Problem:
     if is_unreadable:
-        return Problem("unreadable", "checkpoint", folder.url, fault, "try again once its storage can be read")
-    remedy = "use another checkpoint: this one is torn or was altered"
-    return Problem("corrupt", "checkpoint", folder.url, fault, remedy)
+        return Problem("unreadable", "checkpoint", folder.url, fault, "retry when the storage is readable")
+    return Problem(
+        "corrupt", "checkpoint", folder.url, fault, "use another checkpoint; this one is incomplete or modified"
+    )
 
 
 @torch.no_grad()

@@ -37,18 +37,17 @@ def plain_state(
                     and isinstance(value, DTensor)
                     and any(placement.is_shard() for placement in value.placements)
                 ):
-                    rule = f"is sharded and not of its parameter's shape (={list(parameter.shape)})"
-                    problems.append(Problem("shape_mismatch", path, list(value.shape), rule,
-                                            "save applied.state_dict() and this state with "
-                                            "torch.distributed.checkpoint"))  # fmt: skip
+                    rule = f"is sharded but does not have its parameter's shape (={list(parameter.shape)})"
+                    remedy = "save applied.state_dict() and this state with torch.distributed.checkpoint"
+                    problems.append(Problem("shape_mismatch", path, list(value.shape), rule, remedy))
                 add(path, name if lies_alike else None, local(value))
                 slots[slot] = {"tensor": path}
                 continue
             try:
                 slots[slot] = {"plain": _plain(value)}
             except TypeError:
-                problems.append(Problem("wrong_type", path, type(value).__name__, "is nothing that a checkpoint keeps",
-                                        "use an optimizer whose state is tensors and numbers"))  # fmt: skip
+                rule, remedy = "cannot be saved", "use an optimizer whose state is tensors and numbers"
+                problems.append(Problem("wrong_type", path, type(value).__name__, rule, remedy))
     by_number = {number: name for name, number in numbers.items()}
     groups = []
     for position, group in enumerate(state_dict["param_groups"]):
@@ -59,8 +58,12 @@ def plain_state(
             try:
                 options[key] = _plain(value)
             except TypeError:
-                problems.append(Problem("wrong_type", f"optimizer.param_groups[{position}].{key}", type(value).__name__,
-                                        "is nothing that a checkpoint keeps", "use a plain value"))  # fmt: skip
+                rule, remedy = "cannot be saved", "use a plain value"
+                problems.append(
+                    Problem(
+                        "wrong_type", f"optimizer.param_groups[{position}].{key}", type(value).__name__, rule, remedy
+                    )
+                )
         groups.append({"names": [by_number[number] for number in group["params"]], "options": options})
     if problems:
         raise SpecError(problems)
@@ -70,28 +73,23 @@ def plain_state(
 def optimizer_problems(applied: Applied, optimizer: Optimizer, index: Index) -> Iterator[Problem]:
     """Problems of a checkpoint whose state is not of this optimizer."""
     saved_state, kind = index.optimizer, type(optimizer).__name__
-    remedy = "make the optimizer as it was when the checkpoint was saved"
+    remedy = "build the optimizer as when the checkpoint was saved"
     if saved_state is None:
         yield Problem("missing", "optimizer", kind, "has no state in the checkpoint", "load without the optimizer")
         return
     if saved_state.kind != kind:
         yield Problem(
-            "mismatch", "optimizer", kind, f"must be what the checkpoint was saved with (={saved_state.kind})", remedy
+            "mismatch", "optimizer", kind, f"must be the saved optimizer's class (={saved_state.kind})", remedy
         )
     names = _names_by_group(applied, optimizer)
     if len(names) != len(saved_state.groups):
-        yield Problem(
-            "mismatch",
-            "optimizer.param_groups",
-            len(names),
-            f"must be as many as were saved (={len(saved_state.groups)})",
-            remedy,
-        )
+        rule = f"must be the number of saved groups (={len(saved_state.groups)})"
+        yield Problem("mismatch", "optimizer.param_groups", len(names), rule, remedy)
         return
     for position, (own_names, then) in enumerate(zip(names, saved_state.groups, strict=True)):
         before = {index.tied.get(name, name) for name in then["names"]}
         now = {index.tied.get(name, name) for name in own_names}
-        for rule, differing in (("was not saved", now - before), ("must be there", before - now)):
+        for rule, differing in (("is not in the saved group", now - before), ("is missing", before - now)):
             for name in sorted(differing):
                 yield Problem("mismatch", f"optimizer.param_groups[{position}]", name, rule, remedy)
 
@@ -148,8 +146,8 @@ def _names_by_group(applied_module: Applied, optimizer: Optimizer) -> list[list[
             "not_found",
             f"optimizer.param_groups[{position}]",
             list(parameter.shape),
-            "has a parameter that is none of the module's",
-            "make the optimizer of applied.parameters()",
+            "has a parameter that is not in the module",
+            "build the optimizer from applied.parameters()",
         )
         for position, group in enumerate(optimizer.param_groups)
         for parameter in group["params"]

@@ -74,8 +74,7 @@ def save(applied: Applied, folder: str | Path, optimizer: Optimizer | None = Non
         for file_name, file_seal in index.files.items():
             if sizes.get(file_name) != file_seal.size_bytes:
                 raise OSError(
-                    f"{file_name} is not seen here as its rank has written it: all ranks must see "
-                    f"{checkpoint_folder.url}"
+                    f"{file_name} differs from what its rank wrote: all ranks must share {checkpoint_folder.url}"
                 )
         indices.write(checkpoint_folder, index)
         for file_name in checkpoint_folder.names():
@@ -110,7 +109,7 @@ def _shards_of(
             "dtype_mismatch",
             path,
             str(shard.part.dtype),
-            "is of a dtype that safetensors do not have",
+            "is a dtype that safetensors does not support",
             "use another dtype",
         )
         for path, shard in shards.items()
@@ -119,9 +118,7 @@ def _shards_of(
     try:
         json.dumps(extra)
     except (TypeError, ValueError) as error:
-        problems.append(
-            Problem("wrong_type", "extra", None, f"must be a value as JSON has it ({error})", "use plain values")
-        )
+        problems.append(Problem("wrong_type", "extra", None, f"must be a JSON value ({error})", "use plain values"))
     raise_on_all_ranks(problems)
     return shards, state
 
@@ -150,5 +147,5 @@ def _everywhere(do: Callable[[], Any]) -> Any:
         if rank_failure
     ]
     if faults:
-        raise SaveError(f"the checkpoint was not saved ({'; '.join(faults)})")
+        raise SaveError(f"saving the checkpoint failed ({'; '.join(faults)})")
     return result

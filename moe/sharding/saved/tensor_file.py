@@ -61,7 +61,7 @@ class TensorFileReader:
         if entry is None or len(entry.shape) != len(sizes) or any(
             start + size > whole for start, size, whole in zip(starts, sizes, entry.shape, strict=True)
         ):  # fmt: skip
-            raise ValueError(f"{file} does not have the part of {name} that it should have")
+            raise ValueError(f"{file} lacks the expected shard of {name}")
         with self._folder.open(file) as stream:
             row_bytes = math.prod(sizes[1:]) * ITEM_BYTES[entry.dtype]
             rows = max(1, BLOCK_BYTES // max(1, row_bytes))
@@ -100,7 +100,7 @@ def _fill(stream: IO[bytes], memory: memoryview) -> None:
     while at < len(memory):
         content = stream.read(len(memory) - at)
         if not content:
-            raise ValueError("the file ends before its tensors do")
+            raise ValueError("the file is truncated")
         memory[at : at + len(content)] = content
         at += len(content)
 

@@ -35,15 +35,8 @@ def loop_of(capture: CapturedGraph, rule_of: Callable[[fx.Node], Rule], micro_ba
     inputs = [node for node, leaf in capture.leaves.items() if leaf.kind == "input" and leaf.shape]
     if not inputs or shape_of(inputs[0])[0] < micro_batches:
         size = shape_of(inputs[0])[0] if inputs else 0
-        raise SpecError(
-            Problem(
-                "out_of_range",
-                "micro_batches",
-                micro_batches,
-                f"must be at most the size of the batch (={size})",
-                "use fewer, or a larger batch",
-            )
-        )
+        rule, remedy = f"must be at most the batch size (={size})", "use fewer, or a larger batch"
+        raise SpecError(Problem("out_of_range", "micro_batches", micro_batches, rule, remedy))
     alike = [node for node in inputs if shape_of(node)[0] == shape_of(inputs[0])[0]]
     alone = sorted(alike, key=lambda node: -_size_in_memory(node)) if len(alike) > 1 else []
     first_error: SpecError | None = None
@@ -57,15 +50,8 @@ def loop_of(capture: CapturedGraph, rule_of: Callable[[fx.Node], Rule], micro_ba
         if options.is_cut():
             return loop
     if first_error is None:
-        raise SpecError(
-            Problem(
-                "not_applicable",
-                "micro_batches",
-                micro_batches,
-                "cuts nothing: no result depends on the batch",
-                "use micro_batches=1",
-            )
-        )
+        rule, remedy = "has no effect: no result depends on the batch", "use micro_batches=1"
+        raise SpecError(Problem("not_applicable", "micro_batches", micro_batches, rule, remedy))
     raise first_error
 
 
@@ -100,14 +86,14 @@ def _check_outputs(capture: CapturedGraph, micro_batches: int) -> None:
     tangents = [leaf for leaf in capture.leaves.values() if leaf.kind == "tangent"]
     if len(tangents) > 1 or any(leaf.shape for leaf in tangents):
         names = ", ".join(f"{leaf.name} {list(leaf.shape)}" for leaf in tangents)
-        raise SpecError(Problem("unsupported", "micro_batches", micro_batches,
-                                f"needs one scalar loss, the only output that needs gradients (these do: {names})",
-                                "return the loss alone, or detach the other outputs"))  # fmt: skip
+        rule = f"requires a scalar loss as the only output with gradients (found {names})"
+        remedy = "return the loss alone, or detach the other outputs"
+        raise SpecError(Problem("unsupported", "micro_batches", micro_batches, rule, remedy))
 
 
 _APART = (
-    'let no sample depend on the others: statistics of each (group or layer norm), a loss with reduction="sum" over a '
-    "constant, a batch that the micro-batches divide; or use micro_batches=1"
+    'make samples independent: group or layer norm, a loss with reduction="sum" divided by a constant, a batch size '
+    "that micro_batches divides; or use micro_batches=1"
 )
 
 
@@ -141,7 +127,7 @@ class _AccumulationOptions:
     def _first(self, node: fx.Node) -> AxisOption:
         """The option that uses operands in the placements in which they were computed, or else slices the fewest."""
         if node.target in manual.TARGETS:
-            raise self._unsupported_error(node, "is a part that is partitioned by hand, for the whole batch")
+            raise self._unsupported_error(node, "is a manual part for the whole batch")
         placements = [self._placements[operand] for operand in operands(node)]
         whole, *splits = self._rule_of(node).axis_options()
         if all(placement == WHOLE for placement in placements):
@@ -150,17 +136,17 @@ class _AccumulationOptions:
         if not candidates and self._rule_of(node).work == "none":
             raise self._unsupported_error(
                 node,
-                "joins the batch with a dimension that lies before it, so that parts of the batch are no parts of it",
-                "keep the batch first (transformer and recurrent layers of torch put time first inside); or use "
-                "recompute=True, or micro_batches=1",
+                "merges the batch dimension with one before it",
+                "keep the batch first (torch's transformer and recurrent layers transpose it inside), or use "
+                "recompute=True or micro_batches=1",
             )
         if not candidates:
             partial = next((placement for placement in placements if placement.combine is not None), None)
             raise self._unsupported_error(
                 node,
-                f"needs the whole batch at once: it uses a {partial.combine} over the batch before all is added up"
+                f"needs the whole batch: it uses a {partial.combine} over the batch before it is complete"
                 if partial is not None
-                else "needs the whole batch at once: it cannot be run on some of its rows",
+                else "needs the whole batch: it cannot run on some of the rows",
             )
         return min(candidates, key=lambda option: sum(w != m for w, m in zip(option.operands, placements, strict=True)))
 
@@ -214,4 +200,4 @@ class _AccumulationOptions:
     def _unsupported_error(self, node: fx.Node, rule: str, remedy: str = _APART) -> SpecError:
         (count,) = self._degrees
         where = node.meta.get("where") or node.name
-        return SpecError(Problem("unsupported", where, str(node.target), f"{rule}, with micro_batches={count}", remedy))
+        return SpecError(Problem("unsupported", where, str(node.target), f"{rule} (micro_batches={count})", remedy))

@@ -26,23 +26,23 @@ def no_room(subject: CapturedRequest) -> SpecError:
     cluster = subject.request.cluster
     if subject.limits.memory_bytes <= 0:
         whole = in_bytes(subject.capture.input_bytes)
-        why = f"the batch, which lies whole on each device, takes {whole} of its {in_bytes(cluster.memory_bytes)}"
+        why = f"the batch, stored whole on each device, takes {whole} of {in_bytes(cluster.memory_bytes)}"
         return _of_cluster(cluster, why, "a smaller batch")
     room = in_bytes(subject.limits.memory_bytes)
     if hints := _hints_in_the_way(subject):
         return SpecError([_of_hint(name, hint, [other for other in hints if other != name], room)
                           for name, hint in hints.items()])  # fmt: skip
-    return _of_cluster(cluster, f"no plan fits in {room} a device", _larger(subject))
+    return _of_cluster(cluster, f"no plan fits in {room} per device", _larger(subject))
 
 
 def _of_cluster(cluster: Cluster, why: str, remedy: str) -> SpecError:
     return SpecError(Problem("does_not_fit", "cluster", f"{cluster.num_devices} x {cluster.device}",
-                             f"has no room for the model: {why}", f"use {remedy}"))  # fmt: skip
+                             f"is too small for the model: {why}", f"use {remedy}"))  # fmt: skip
 
 
 def _of_hint(name: str, hint: str, others: Sequence[str], room: str) -> Problem:
-    beside = f" beside {' and '.join(others)}" if others else ""
-    rule = f"cannot be had{beside}: with that no plan fits in the memory of a device (={room})"
+    beside = f" with {' and '.join(others)}" if others else ""
+    rule = f"leaves no plan{beside} that fits in the memory of a device (={room})"
     remedy = f"drop {'one of them' if others else 'it'}, or use devices with more memory"
     return Problem("does_not_fit", name, hint, rule, remedy)
 
@@ -66,7 +66,7 @@ def _larger(subject: CapturedRequest) -> str:
     its axes longer. If there is none, the alternatives."""
     alternatives = "devices with more memory, or a smaller batch"
     if any(isinstance(placement.hint, Devices) for placement in subject.annotated_graph.requested_placements):
-        return f"{alternatives}: hints that name devices are of this cluster alone"
+        return f"{alternatives}: hints that name devices hold for this cluster only"
     cluster, mesh = subject.request.cluster, subject.request.mesh
     unit = cluster.devices_per_node if mesh is None else cluster.num_devices
     too_few = max(cluster.num_devices, math.ceil(least_bytes(subject) / subject.limits.memory_bytes) - 1) // unit
@@ -78,7 +78,7 @@ def _larger(subject: CapturedRequest) -> str:
 
     for enough in range(too_few + 1, min(too_few + IN_TURN, max_units) + 1):
         if with_room(enough):
-            return f"{with_room(enough)}, the smallest cluster of this kind that has room"
+            return f"{with_room(enough)}, the smallest such cluster that fits"
     enough = too_few = too_few + IN_TURN
     while enough < max_units:
         too_few, enough = enough, min(2 * enough, max_units)
@@ -86,11 +86,9 @@ def _larger(subject: CapturedRequest) -> str:
             between = range(too_few + 1, enough)
             enough = too_few + 1 + bisect_left(between, True, key=lambda units: with_room(units) is not None)
             less = (enough - 1) * unit
-            return f"{with_room(enough)}, a cluster of this kind that has room: {less} devices have not"
-    qualifier = "" if mesh is None else ", one axis as much longer,"
-    return (
-        f"{alternatives}: no cluster of this kind{qualifier} was found to have room, up to {LARGEST_CLUSTER:,} devices"
-    )
+            return f"{with_room(enough)}, which fits ({less} devices do not)"
+    qualifier = "" if mesh is None else " with one longer axis"
+    return f"{alternatives}: no such cluster{qualifier} fits, up to {LARGEST_CLUSTER:,} devices"
 
 
 def _with_room(request: ShardingRequest, num_devices: int) -> str | None:

@@ -45,31 +45,34 @@ class ShardingRequest:
 
     def _problems(self) -> Iterator[Problem]:
         if not isinstance(self.hints, Mapping):
-            yield Problem("wrong_type", "hints", _kind(self.hints), "must be a dict of placements by name",
-                          'give {"first.weight": sharding.Split(0)}')  # fmt: skip
+            rule, remedy = "must be a dict of placements by name", 'use {"first.weight": sharding.Split(0)}'
+            yield Problem("wrong_type", "hints", _kind(self.hints), rule, remedy)
         for name, hint in self.hints.items() if isinstance(self.hints, Mapping) else ():
             if not isinstance(hint, Hint):
                 yield Problem(
-                    "wrong_type", f"hints[{name!r}]", hint, "is no hint", "use Split, Replicate, Shard or Devices"
+                    "wrong_type", f"hints[{name!r}]", hint, "is not a hint", "use Split, Replicate, Shard or Devices"
                 )
             if not isinstance(name, str):
-                yield Problem("wrong_type", f"hints[{name!r}]", _kind(name), "is no name",
-                              "name a parameter, a buffer or inputs, or a pattern of them")  # fmt: skip
+                rule, remedy = "is not a name", "use the name or pattern of parameters, buffers or inputs"
+                yield Problem("wrong_type", f"hints[{name!r}]", _kind(name), rule, remedy)
         if self.loss is not None and not callable(self.loss):
-            yield Problem("wrong_type", "loss", _kind(self.loss), "must be a function of what the module returns",
-                          "give one that gives the loss, or omit it where the module does")  # fmt: skip
+            rule = "must be a function of the module's output"
+            remedy = "pass a function that returns the loss, or omit it if the module returns the loss"
+            yield Problem("wrong_type", "loss", _kind(self.loss), rule, remedy)
         if self.mesh is not None and not _is_mesh(self.mesh):
+            rule = "must have one to three named axes with sizes of at least 1"
+            remedy = 'use mesh={"data": 2, "model": 2}'
             yield Problem(
                 "out_of_range" if _has_mesh_types(self.mesh) else "wrong_type",
                 "mesh",
                 dict(self.mesh) if isinstance(self.mesh, Mapping) else self.mesh,
-                "must name one to three axes, each with a whole number of devices, at least 1",
-                'give mesh={"data": 2, "model": 2}',
+                rule,
+                remedy,
             )
         if isinstance(self.replicate, str) or not all(isinstance(operator, str) for operator in self.replicate):
-            yield Problem("wrong_type", "replicate", self.replicate, "must be a list of operators' names",
-                          'give replicate=["aten.polar.default"]')  # fmt: skip
-        remedy = "give the values of optimizer state for each trained one: 2 for Adam"
+            rule, remedy = "must be a list of operator names", 'use replicate=["aten.polar.default"]'
+            yield Problem("wrong_type", "replicate", self.replicate, rule, remedy)
+        remedy = "use the number of optimizer values per trained value, such as 2 for Adam"
         yield from whole_number_problems("optimizer_slots", self.optimizer_slots, 0, remedy)
         if self.micro_batches is not None:
             remedy = "use 1 or more, or omit it"
@@ -109,27 +112,14 @@ def resolve_cluster(cluster: Any) -> Cluster:
     if isinstance(cluster, Cluster):
         return cluster
     if not isinstance(cluster, str | Path):
-        raise SpecError(
-            Problem(
-                "wrong_type",
-                "cluster",
-                _kind(cluster),
-                "must be a Cluster or the path of a file that describes one",
-                "give moe.plan.Cluster(num_nodes=1, devices_per_node=4)",
-            )
-        )
+        rule = "must be a Cluster or the path of a cluster file"
+        remedy = "pass moe.plan.Cluster(num_nodes=1, devices_per_node=4)"
+        raise SpecError(Problem("wrong_type", "cluster", _kind(cluster), rule, remedy))
     try:
         return one_cluster_of(read_plain(cluster))
     except OSError as error:
-        raise SpecError(
-            Problem(
-                "unreadable",
-                "cluster",
-                str(cluster),
-                f"is a file that cannot be read ({error.strerror})",
-                "give the path of a cluster file, or a moe.plan.Cluster",
-            )
-        ) from None
+        rule, remedy = f"cannot be read ({error.strerror})", "pass the path of a cluster file or a moe.plan.Cluster"
+        raise SpecError(Problem("unreadable", "cluster", str(cluster), rule, remedy)) from None
 
 
 def own_cluster() -> Cluster:

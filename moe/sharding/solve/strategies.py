@@ -182,27 +182,13 @@ def meshes(cluster: Cluster, mesh: Mapping[str, int] | None, axis_names: tuple[s
     total = cluster.num_devices
     if mesh is not None:
         if math.prod(mesh.values()) != total:
-            raise SpecError(
-                Problem(
-                    "mismatch",
-                    "mesh",
-                    dict(mesh),
-                    f"must have sizes that multiply to all devices (={total})",
-                    "correct them",
-                )
-            )
+            rule, remedy = f"must have sizes whose product is the number of devices (={total})", "change the sizes"
+            raise SpecError(Problem("mismatch", "mesh", dict(mesh), rule, remedy))
         yield dict(mesh)
         return
     if len(axis_names) > 2:
-        raise SpecError(
-            Problem(
-                "missing",
-                "hints",
-                ", ".join(axis_names),
-                "name more than two mesh axes, whose sizes nothing says",
-                "give plan(mesh={name: size}), or name one or two",
-            )
-        )
+        rule, remedy = "name more than two mesh axes without sizes", "pass plan(mesh={name: size}), or name one or two"
+        raise SpecError(Problem("missing", "hints", ", ".join(axis_names), rule, remedy))
     inner = cluster.devices_per_node
     if cluster.num_nodes == 1 or inner == 1:
         inner = next((d for d in range(math.isqrt(total), 1, -1) if total % d == 0), 1)
@@ -229,15 +215,9 @@ def runs(
     if recompute_blocks(capture):
         yield from ((True, loop) for loop in _loops(capture, rules, micro_batches))
     elif recompute:
-        raise SpecError(
-            Problem(
-                "requires",
-                "recompute",
-                True,
-                "needs blocks: modules in a list, of whose values the backward pass needs some",
-                "put layers into an nn.ModuleList, or omit it",
-            )
-        )
+        rule = "requires blocks: modules in a list that store values for the backward pass"
+        remedy = "put layers into an nn.ModuleList, or omit it"
+        raise SpecError(Problem("requires", "recompute", True, rule, remedy))
 
 
 def _loops(capture: CapturedGraph, rules: Rules, micro_batches: int | None) -> Iterator[tuple[int, Loop | None]]:
