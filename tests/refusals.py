@@ -36,6 +36,10 @@ _EQUAL_FOLDERS = re.compile(r"(/[^/]+)\1{3,}")
 """Folders that a test makes down to a depth: how many, depends on the depth of pytest's own folder."""
 
 
+_LINE = re.compile(r"(tests/[\w/]+\.py):\d+")
+"""A line of a test: its number changes with every edit above it."""
+
+
 class Wording:
     """Messages of refusals by test, in order: those of this run, and the golden ones."""
 
@@ -99,7 +103,8 @@ def check(problems: Iterable[Problem | Mapping[str, Any]], expected: Iterable[Su
         if tempfile.gettempdir() in message and "..." in message:
             continue  # where a long path is cut depends on the folder that it begins with
         message = _TEMPORARY.sub("TMP", message).replace(str(REPOSITORY), ".")
-        WORDING.check(test, _DIGEST.sub("DIGEST", _EQUAL_FOLDERS.sub(r"\1\1...", message)))
+        message = _LINE.sub(r"\1:LINE", _EQUAL_FOLDERS.sub(r"\1\1...", message))
+        WORDING.check(test, _DIGEST.sub("DIGEST", message))
 
 
 def _code_and_path(summary: Summary) -> tuple[str, str]:

@@ -106,7 +106,7 @@ def test_parts_after_moves_are_the_wholes(ranks, degrees):
 
 
 def refused_mesh() -> str:
-    with pytest.raises(ValueError, match=r"degrees \(3,\) must multiply to the number of ranks \(=2\)") as error:
+    with pytest.raises(ValueError, match=r"degrees \(3,\) must be the number of ranks \(=2\)") as error:
         ShardingMesh.over((3,))
     return str(error.value)
 

@@ -1,33 +1,83 @@
-"""Modules that are no Transformer, written as their users write them: nothing in them knows of sharding."""
+"""Modules that know nothing of sharding: small ones that many tests share, and networks other than Transformers."""
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+class MeanSquare(nn.Module):
+    """Mean square of what layers return."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+def perceptron(*widths: int) -> MeanSquare:
+    """Linear layers with tanh between them: `layers.0`, `layers.2` and so on."""
+    layers = [layer for pair in itertools.pairwise(widths) for layer in (nn.Tanh(), nn.Linear(*pair))]
+    return MeanSquare(*layers[1:])
+
+
+class Stack(nn.Module):
+    """Repeated square layers, whose activations are larger than their parameters for large batches."""
+
+    def __init__(self, width: int = 16, depth: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def hidden(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.hidden(x).square().mean()
+
+
+class Function(nn.Module):
+    """A function of parameters and then of the inputs."""
+
+    def __init__(self, function: Callable[..., Any], *parameters: Tensor) -> None:
+        super().__init__()
+        self.function, self.operands = function, nn.ParameterList(parameters)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*self.operands, *inputs)
+
+
+def mean_square(y: Tensor) -> Tensor:
+    return y.square().mean()
+
+
 class Residual(nn.Module):
-    """Two convolutions around which the input goes, by a projection where it becomes smaller or has more channels."""
+    """Two convolutions with a shortcut, which is a projection if stride or channels change."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
         self.second = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
         self.first_norm, self.second_norm = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
-        self.around = nn.Identity()
+        self.shortcut = nn.Identity()
         if stride > 1 or channels_in != channels:
-            self.around = nn.Sequential(
+            self.shortcut = nn.Sequential(
                 nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
             )
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = F.relu(self.first_norm(self.first(x)))
-        return F.relu(self.second_norm(self.second(hidden)) + self.around(x))
+        return F.relu(self.second_norm(self.second(hidden)) + self.shortcut(x))
 
 
 class ConvolutionalNetwork(nn.Module):
-    """A residual network for pictures, with batch norm."""
+    """A residual network for images, with batch norm."""
 
     def __init__(self, channels: int = 4, num_classes: int = 5) -> None:
         super().__init__()
@@ -41,15 +91,14 @@ class ConvolutionalNetwork(nn.Module):
         )
         self.head = nn.Linear(2 * channels, num_classes)
 
-    def forward(self, pictures: Tensor, labels: Tensor) -> Tensor:
-        x = self.blocks(self.pool(F.relu(self.norm(self.stem(pictures)))))
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = self.blocks(self.pool(F.relu(self.norm(self.stem(images)))))
         x = torch.flatten(F.adaptive_avg_pool2d(x, 1), 1)
         return F.cross_entropy(self.head(x), labels)
 
 
 class Recommender(nn.Module):
-    """Whether an item is clicked, and how long it is watched, of users and items with tags: a table of embeddings for
-    each, and a mixture of experts with a gate by task (multi-gate mixture of experts)."""
+    """Multi-gate mixture of experts: predicts clicks and watching times from users, items and tags."""
 
     def __init__(self, num_users: int, num_items: int, num_tags: int, dim: int = 6, num_experts: int = 4) -> None:
         super().__init__()
@@ -64,22 +113,22 @@ class Recommender(nn.Module):
     def forward(
         self, users: Tensor, items: Tensor, tags: Tensor, is_clicked: Tensor, watched_s: Tensor
     ) -> dict[str, Tensor]:
-        there = (tags != 0).unsqueeze(-1)
-        of_tags = (self.tags(tags) * there).sum(1) / there.sum(1).clamp(min=1)
-        x = torch.cat([self.users(users), self.items(items), of_tags], dim=-1)
+        is_tag = (tags != 0).unsqueeze(-1)
+        mean_tag = (self.tags(tags) * is_tag).sum(1) / is_tag.sum(1).clamp(min=1)
+        x = torch.cat([self.users(users), self.items(items), mean_tag], dim=-1)
         outputs = torch.stack([expert(x) for expert in self.experts], dim=1)
-        found = {}
+        results = {}
         for task, gate in self.gates.items():
             weights = torch.softmax(gate(x), dim=-1)
             mixed = torch.einsum("be,beh->bh", weights, outputs)
-            found[task] = self.towers[task](mixed).squeeze(-1)
-        loss = F.binary_cross_entropy_with_logits(found["click"], is_clicked)
-        loss = loss + 0.1 * F.huber_loss(found["watch"], torch.log1p(watched_s))
-        return {"loss": loss, **{task: each.detach() for task, each in found.items()}}
+            results[task] = self.towers[task](mixed).squeeze(-1)
+        loss = F.binary_cross_entropy_with_logits(results["click"], is_clicked)
+        loss = loss + 0.1 * F.huber_loss(results["watch"], torch.log1p(watched_s))
+        return {"loss": loss, **{task: result.detach() for task, result in results.items()}}
 
 
 class UnevenPerceptron(nn.Module):
-    """Layers none of whose sizes a number of ranks divides."""
+    """Layers with sizes that no number of ranks divides."""
 
     def __init__(self, sizes: tuple[int, ...] = (7, 13, 11, 5, 1)) -> None:
         super().__init__()
@@ -97,7 +146,7 @@ class UnevenPerceptron(nn.Module):
 
 
 class RecurrentLanguageModel(nn.Module):
-    """Torch's own recurrent layers over embeddings, with the embedding for the output too."""
+    """Torch's recurrent layers over embeddings that are also the output weight."""
 
     def __init__(self, kind: str, num_words: int = 19, dim: int = 6) -> None:
         super().__init__()
@@ -113,14 +162,13 @@ class RecurrentLanguageModel(nn.Module):
 
 
 class SelectiveStateSpace(nn.Module):
-    """A layer whose state decays by as much as each position says (Mamba, arXiv 2312.00752), its recurrence scanned in
-    log2(length) steps."""
+    """Layer with input-dependent decay (Mamba, arXiv 2312.00752); its recurrence is a scan of log2(length) steps."""
 
     def __init__(self, dim: int = 5, inner: int = 6, num_states: int = 3, kernel: int = 4) -> None:
         super().__init__()
         self.norm, self.project = nn.LayerNorm(dim), nn.Linear(dim, 2 * inner, bias=False)
         self.convolution = nn.Conv1d(inner, inner, kernel, groups=inner, padding=kernel - 1)
-        self.of_input = nn.Linear(inner, 1 + 2 * num_states, bias=False)
+        self.selection = nn.Linear(inner, 1 + 2 * num_states, bias=False)
         self.step = nn.Linear(1, inner)
         self.decay = nn.Parameter(torch.log(torch.arange(1, num_states + 1.0)).repeat(inner, 1))
         self.skip, self.output = nn.Parameter(torch.ones(inner)), nn.Linear(inner, dim, bias=False)
@@ -130,28 +178,27 @@ class SelectiveStateSpace(nn.Module):
         hidden = self.convolution(hidden.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
         hidden = F.silu(hidden)
         num_states = self.decay.shape[1]
-        step, into, out_of = self.of_input(hidden).split([1, num_states, num_states], dim=-1)
+        step, into, output_by = self.selection(hidden).split([1, num_states, num_states], dim=-1)
         step = F.softplus(self.step(step))
         decay = torch.exp(-step[..., None] * torch.exp(self.decay))
-        state = scanned(decay, (step * hidden)[..., None] * into[:, :, None])
-        y = (state @ out_of[..., None]).squeeze(-1) + self.skip * hidden
+        state = scan(decay, (step * hidden)[..., None] * into[:, :, None])
+        y = (state @ output_by[..., None]).squeeze(-1) + self.skip * hidden
         return x + self.output(y * F.silu(gate))
 
 
-def scanned(decay: Tensor, given: Tensor) -> Tensor:
-    """`state[t] = decay[t] * state[t - 1] + given[t]` along dimension 1."""
-    distance, length = 1, given.shape[1]
+def scan(decay: Tensor, state: Tensor) -> Tensor:
+    """`state[t] += decay[t] * state[t - 1]` along dimension 1."""
+    distance, length = 1, state.shape[1]
     while distance < length:
-        behind = (0, 0) * (given.dim() - 2) + (distance, 0)
-        before = F.pad(given, behind)[:, :length]
-        given = given + decay * before
-        decay = decay * F.pad(decay, behind, value=1.0)[:, :length]
+        padding = (0, 0) * (state.dim() - 2) + (distance, 0)
+        state = state + decay * F.pad(state, padding)[:, :length]
+        decay = decay * F.pad(decay, padding, value=1.0)[:, :length]
         distance *= 2
-    return given
+    return state
 
 
 class StateSpaceModel(nn.Module):
-    """Such a layer, for series of which the next value is wanted."""
+    """Predicts the next value of a series."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,5 +206,5 @@ class StateSpaceModel(nn.Module):
         self.layer = SelectiveStateSpace()
 
     def forward(self, series: Tensor) -> tuple[Tensor, Tensor]:
-        found = self.last(self.layer(self.first(series[:, :-1])))
-        return F.smooth_l1_loss(found, series[:, 1:]), found
+        prediction = self.last(self.layer(self.first(series[:, :-1])))
+        return F.smooth_l1_loss(prediction, series[:, 1:]), prediction

@@ -1,4 +1,4 @@
-"""Programs of modules under assignments drawn at random, run on threads, held against one device."""
+"""Programs of modules under random assignments, run on threads and compared with one device."""
 
 import functools
 import itertools
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from moe.plan import Cluster
 from moe.sharding.capture.capture import CapturedGraph, capture
@@ -23,6 +23,7 @@ from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.registry import rule_of
 from moe.sharding.rules.rule import AxisOption, Options
 from tests.grid import num_cases
+from tests.sharding.modules import Function
 from tests.sharding.thread_mesh import ThreadMesh, on_threads
 
 MESHES = ((2,), (3,), (4,), (2, 2), (2, 3), (3, 2))
@@ -38,29 +39,33 @@ class OneDevice:
 
 
 def on_one_device(module: nn.Module, sample: Sequence[Any]) -> OneDevice:
-    """The module is as it was afterwards."""
-    before = {name: each.clone() for name, each in module.named_buffers()}
+    """Run both passes; buffers keep their values."""
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     outputs = _flat(module(*sample))
     for parameter in module.parameters():
         parameter.grad = None
-    total = sum((each.sum() for each in outputs if each.requires_grad), torch.zeros(()))
+    total = sum((output.sum() for output in outputs if output.requires_grad), torch.zeros(()))
     if total.requires_grad:
         total.backward()
-    after = {name: each.clone() for name, each in module.named_buffers()}
-    for name, each in module.named_buffers():
-        each.data.copy_(before[name])
+    after = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    for name, buffer in module.named_buffers():
+        buffer.data.copy_(before[name])
     gradients = {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
-    return OneDevice([each.detach() for each in outputs], gradients, after)
+    return OneDevice([output.detach() for output in outputs], gradients, after)
 
 
 def _flat(returned: Any) -> list[Tensor]:
-    return [each for each in torch.utils._pytree.tree_leaves(returned) if isinstance(each, Tensor)]
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(returned) if isinstance(leaf, Tensor)]
 
 
-def possible(captured: CapturedGraph, node: Any, degrees: tuple[int, ...]) -> list[Options]:
+def operators(captured: CapturedGraph) -> list[fx.Node]:
+    return [node for node in captured.graph.graph.nodes if is_operator(node)]
+
+
+def possible(node: fx.Node, degrees: tuple[int, ...]) -> list[Options]:
     rule = rule_of(node)
-    every = itertools.product(*[rule.axis_options()] * len(degrees))
-    return [options for options in every if rule.is_possible(options, degrees)]
+    candidates = itertools.product(*[rule.axis_options()] * len(degrees))
+    return [options for options in candidates if rule.is_possible(options, degrees)]
 
 
 def drawn(
@@ -69,13 +74,12 @@ def drawn(
     draw: random.Random,
     prefer: Callable[[AxisOption], bool] | None = None,
 ) -> Assignment:
-    """An option for each operator and a placement for each parameter, at random; such that `prefer` likes first."""
+    """A random option for each operator and a random placement for each parameter; preferred options if there are."""
     options = {}
-    for node in captured.graph.graph.nodes:
-        if is_operator(node):
-            every = possible(captured, node, degrees)
-            liked = [each for each in every if prefer is not None and any(map(prefer, each))]
-            options[node.name] = draw.choice(liked or every)
+    for node in operators(captured):
+        candidates = possible(node, degrees)
+        preferred = [each for each in candidates if prefer is not None and any(map(prefer, each))]
+        options[node.name] = draw.choice(preferred or candidates)
     leaves = {
         node.name: tuple(draw.choice([WHOLE, *map(split, range(len(leaf.shape)))]) for _ in degrees)
         for node, leaf in captured.leaves.items()
@@ -94,31 +98,59 @@ def _moves(degrees: tuple[int, ...]) -> Moves:
     return Moves(Cluster(num_nodes=1, devices_per_node=math.prod(degrees), device="h100"), degrees)
 
 
+def part_without_padding(program: Program, name: str, whole: Tensor, mesh: ThreadMesh) -> Tensor:
+    """A rank's part of a whole tensor in a program."""
+    placements = program.placements[name]
+    return strip_padding(part_of(whole.detach(), placements, mesh), whole.shape, placements, mesh)
+
+
+def arguments_of(program: Program, module: nn.Module, sample: Sequence[Any], mesh: ThreadMesh) -> list[Any]:
+    """A rank's arguments of a program's forward pass."""
+    tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
+    inputs, arguments = _flat(list(sample)), []
+    for leaf in program.leaves:
+        if leaf.kind == "input":
+            arguments.append(inputs[int(leaf.name.split(".")[1])])
+        elif leaf.kind == "constant":
+            arguments.append(program.constants[leaf.name])
+        else:
+            arguments.append(part_without_padding(program, leaf.name, tensors[leaf.name], mesh))
+    return arguments
+
+
 def run_program(
     program: Program, module: nn.Module, sample: Sequence[Any], mesh: ThreadMesh
 ) -> tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """(outputs, padded parts of gradients, padded parts of buffers' new values) on one rank."""
-    tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
-    inputs = _flat(list(sample))
-    given = []
-    for leaf in program.leaves:
-        if leaf.kind == "input":
-            given.append(inputs[int(leaf.name.split(".")[1])])
-        elif leaf.kind == "constant":
-            given.append(program.constants[leaf.name])
-        else:
-            whole, placements = tensors[leaf.name].detach(), program.placements[leaf.name]
-            given.append(strip_padding(part_of(whole, placements, mesh), whole.shape, placements, mesh))
-    results = list(program.forward(mesh, list(given)))
+    arguments = arguments_of(program, module, sample, mesh)
+    results = list(program.forward(mesh, list(arguments)))
     outputs, results = results[: program.num_outputs], results[program.num_outputs :]
     updates, saved = results[: len(program.updates)], results[len(program.updates) :]
-    found: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
     if program.backward is not None:
-        tangents = [torch.ones_like(each) for each in outputs]
-        sources = {"saved": saved, "leaf": given, "tangent": tangents}
+        tangents = [torch.ones_like(output) for output in outputs]
+        sources = {"saved": saved, "leaf": arguments, "tangent": tangents}
         parts = program.backward(mesh, [sources[kind][number] for kind, number in program.backward_arguments])
-        found = dict(zip(program.gradients, parts, strict=True))
-    return outputs, found, dict(zip(program.updates, updates, strict=True))
+        gradients = dict(zip(program.gradients, parts, strict=True))
+    return outputs, gradients, dict(zip(program.updates, updates, strict=True))
+
+
+def unlike_parts(
+    program: Program,
+    parts: dict[str, Tensor],
+    whole: dict[str, Tensor],
+    mesh: ThreadMesh,
+    is_close: Callable[[str, Tensor, Tensor], bool],
+) -> list[str]:
+    """Padded parts by name that differ from those of whole tensors; a missing one is a scalar zero."""
+    wrong = []
+    for name, part in parts.items():
+        tensor = whole.get(name, torch.zeros(()))
+        mine = strip_padding(part, tensor.shape, program.placements[name], mesh)
+        true = part_without_padding(program, name, tensor, mesh)
+        if not is_close(name, mine, true):
+            wrong.append(f"{name} on {mesh.indices}: {mine} for {true}")
+    return wrong
 
 
 def differences(
@@ -129,36 +161,26 @@ def differences(
     tolerance: float = 1e-10,
     expected: OneDevice | None = None,
 ) -> list[str]:
-    """What is not as on one device, on any rank."""
-    program = programmed(captured, assignment)
-    if expected is None:
-        expected = on_one_device(module, sample)
+    """What differs from one device, on any rank."""
+    program, reference = programmed(captured, assignment), expected or on_one_device(module, sample)
+
+    def close(_: Any, part: Tensor, whole: Tensor) -> bool:
+        if part.shape != whole.shape or part.dtype != whole.dtype:
+            return False
+        if not (part.is_floating_point() or part.is_complex()):
+            return torch.equal(part, whole)
+        return torch.allclose(part, whole, rtol=tolerance, atol=tolerance, equal_nan=True)
 
     def one(mesh: ThreadMesh) -> list[str]:
         outputs, gradients, updates = run_program(program, module, sample, mesh)
+        pairs = enumerate(zip(outputs, reference.outputs, strict=True))
         wrong = [
-            f"output {number}: {found} for {whole}"
-            for number, (found, whole) in enumerate(zip(outputs, expected.outputs, strict=True))
-            if not _close(found, whole, tolerance)
+            f"output {number}: {output} for {whole}" for number, (output, whole) in pairs if not close(0, output, whole)
         ]
-        for what, found, wanted in (("gradient", gradients, expected.gradients), ("buffer", updates, expected.buffers)):
-            for name, part in found.items():
-                placements, whole = program.placements[name], wanted.get(name, torch.zeros(()))
-                mine = strip_padding(part, whole.shape, placements, mesh)
-                true = strip_padding(part_of(whole, placements, mesh), whole.shape, placements, mesh)
-                if not _close(mine, true, tolerance):
-                    wrong.append(f"{what} of {name} on {mesh.indices}: {mine} for {true}")
-        return wrong
+        wrong += unlike_parts(program, gradients, reference.gradients, mesh, close)
+        return wrong + unlike_parts(program, updates, reference.buffers, mesh, close)
 
-    return [each for found in on_threads(assignment.degrees, one) for each in found]
-
-
-def _close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return False
-    if not (found.is_floating_point() or found.is_complex()):
-        return torch.equal(found, expected)
-    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return [each for wrong in on_threads(assignment.degrees, one) for each in wrong]
 
 
 def check_at_random(
@@ -169,15 +191,36 @@ def check_at_random(
     prefer: Callable[[AxisOption], bool] | None = None,
     meshes: Sequence[tuple[int, ...]] = MESHES,
 ) -> None:
-    """Fail where a program of the module, under an assignment drawn at random, differs from one device."""
+    """Fail where a program of the module under a random assignment differs from one device."""
     captured, expected = capture(module, sample), on_one_device(module, sample)
     for case in range(num_cases(cases)):
         draw = random.Random(1000 * seed + case)
         assignment = drawn(captured, draw.choice(list(meshes)), draw, prefer)
         wrong = differences(module, sample, captured, assignment, expected=expected)
-        assert not wrong, (
-            case,
-            assignment.degrees,
-            wrong[:3],
-            {n: [o.name for o in e] for n, e in assignment.options.items()},
-        )
+        names = {name: [option.name for option in options] for name, options in assignment.options.items()}
+        assert not wrong, (case, assignment.degrees, wrong[:3], names)
+
+
+def check_function(
+    function: Callable[..., Any], *parameters: tuple[int, ...] | Tensor, inputs: Sequence[Any] = (), **options: Any
+) -> None:
+    """The same for a function of parameters, random ones of float64 where only the shape is given, and of inputs."""
+    tensors = [
+        torch.randn(parameter, dtype=torch.float64) if isinstance(parameter, tuple) else parameter
+        for parameter in parameters
+    ]
+    check_at_random(Function(function, *tensors), tuple(inputs), **options)
+
+
+def node_of(target: Any, *args: Any) -> fx.Node:
+    """A node that calls an operator with placeholders for tensors."""
+    graph = fx.Graph()
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            node = graph.placeholder(f"x{len(graph.nodes)}")
+            node.meta["val"] = value
+            return node
+        return [placed(each) for each in value] if isinstance(value, list) else value
+
+    return graph.call_function(target, tuple(map(placed, args)))

@@ -1,4 +1,4 @@
-"""Modules made at random: each step takes tensors that are there and gives another one."""
+"""Random modules: each step turns existing tensors into another one."""
 
 import math
 import random
@@ -12,19 +12,19 @@ from torch.nn import functional as F
 
 D = torch.float64
 LARGEST = 360
-"""Elements of any tensor."""
+"""Maximum number of elements of a tensor."""
 GAP = 1e-6
-"""Distance between values whose order matters, and of those from a kink: ties are left out."""
+"""Minimum distance between values whose order matters, and to a kink: there are no ties."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a module is made of."""
+    """What a module computes."""
 
     shape: tuple[int, ...]
     """Of its input."""
     steps: tuple[tuple[str, int], ...]
-    """Kind of each, and the seed of its choices."""
+    """(name in `STEPS`, seed of its choices)"""
 
     def module(self) -> "RandomModule":
         return RandomModule(self)
@@ -34,318 +34,278 @@ class Recipe:
 
 
 class RandomModule(nn.Module):
-    """Made while it runs for the first time; afterwards it does the same again."""
+    """Built by its first run; later runs repeat the same steps."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         self.recipe = recipe
         self.notes: list[Any] = []
-        """What was decided by looking at values."""
+        """Decisions that the first run made by looking at values."""
         with torch.no_grad():
-            self._run(_Tensors(self, making=True), *recipe.sample())
+            self._run(_Maker(self, is_building=True), *recipe.sample())
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self._run(_Tensors(self, making=False), x)
+        return self._run(_Maker(self, is_building=False), x)
 
-    def _run(self, tensors: "_Tensors", x: Tensor) -> tuple[Tensor, ...]:
-        first = tensors.parameter(*x.shape)
-        there = [x * first]
-        for kind, seed in self.recipe.steps:
-            draw = random.Random(seed)
-            taken = there[-1] if draw.random() < 0.8 else draw.choice(there)
-            made = STEPS[kind](draw, tensors, taken, there)
-            if made is None or not 0 < made.numel() <= LARGEST or made.dim() > 5:
+    def _run(self, maker: "_Maker", x: Tensor) -> tuple[Tensor, ...]:
+        tensors = maker.tensors = [x * maker.parameter(*x.shape)]
+        for name, seed in self.recipe.steps:
+            draw = maker.draw = random.Random(seed)
+            operand = tensors[-1] if draw.random() < 0.8 else draw.choice(tensors)
+            needed, step = STEPS[name]
+            result = step(maker, operand) if operand.dim() >= needed else None
+            if result is None or not 0 < result.numel() <= LARGEST or result.dim() > 5:
                 continue
-            scale = tensors.note(lambda made=made: _scale(made))
-            there.append(made if scale == 1 else made * scale)
-        return tuple(there[-2:])
+            scale = maker.note(lambda result=result: _scale(result))
+            tensors.append(result if scale == 1 else result * scale)
+        return tuple(tensors[-2:])
 
 
-def _scale(made: Tensor) -> float:
-    """A power of two that keeps values small, so that functions are not where they amplify rounding."""
-    largest = float(made.abs().max())
+def _scale(result: Tensor) -> float:
+    """A power of two that keeps values small, where functions do not amplify rounding."""
+    largest = float(result.abs().max())
     return 1.0 if largest < 4 else 2.0 ** -math.ceil(math.log2(largest))
 
 
-class _Tensors:
-    """Parameters, buffers and notes of a module, in the order in which its steps ask for them."""
+class _Maker:
+    """Random choices, and the parameters, buffers and notes of a module in the order in which its steps use them."""
 
-    def __init__(self, module: RandomModule, making: bool) -> None:
-        self._module, self._making = module, making
+    draw: random.Random
+    tensors: list[Tensor]
+
+    def __init__(self, module: RandomModule, is_building: bool) -> None:
+        self._module, self._is_building = module, is_building
         self._count = self._noted = 0
 
-    def _given(self, make: Callable[[torch.Generator], Tensor], is_parameter: bool) -> Tensor:
+    def _next(self, make: Callable[[torch.Generator], Tensor], is_parameter: bool) -> Tensor:
         name = f"t{self._count}"
-        if self._making:
+        if self._is_building:
             value = make(torch.Generator().manual_seed(self._count))
             if is_parameter:
                 self._module.register_parameter(name, nn.Parameter(value))
             else:
                 self._module.register_buffer(name, value)
         self._count += 1
-        given: Tensor = getattr(self._module, name)
-        return given
+        tensor: Tensor = getattr(self._module, name)
+        return tensor
 
     def parameter(self, *shape: int) -> Tensor:
-        return self._given(lambda g: torch.randn(shape, dtype=D, generator=g), True)
+        return self._next(lambda g: torch.randn(shape, dtype=D, generator=g), True)
 
     def index(self, high: int, *shape: int) -> Tensor:
-        return self._given(lambda g: torch.randint(high, shape, generator=g), False)
+        return self._next(lambda g: torch.randint(high, shape, generator=g), False)
 
     def distinct(self, high: int, count: int) -> Tensor:
-        return self._given(lambda g: torch.randperm(high, generator=g)[:count], False)
+        return self._next(lambda g: torch.randperm(high, generator=g)[:count], False)
 
     def mask(self, *shape: int) -> Tensor:
-        return self._given(lambda g: torch.rand(shape, generator=g) < 0.5, False)
+        return self._next(lambda g: torch.rand(shape, generator=g) < 0.5, False)
 
     def note(self, look: Callable[[], Any]) -> Any:
-        if self._making:
+        if self._is_building:
             self._module.notes.append(look())
         self._noted += 1
         return self._module.notes[self._noted - 1]
 
+    def int(self, low: int, high: int) -> int:
+        return self.draw.randint(low, high)
 
-Step = Callable[[random.Random, _Tensors, Tensor, list[Tensor]], Tensor | None]
+    def dim(self, x: Tensor) -> int:
+        return self.draw.randrange(x.dim())
 
+    def dims(self, x: Tensor) -> list[int]:
+        return sorted(self.draw.sample(range(x.dim()), self.int(1, x.dim())))
 
-def _dim(draw: random.Random, x: Tensor) -> int:
-    return draw.randrange(x.dim())
+    def flag(self) -> bool:
+        return self.draw.random() < 0.5
 
+    def divisor(self, size: int) -> int:
+        return self.draw.choice([each for each in range(1, size + 1) if size % each == 0])
 
-def _dims(draw: random.Random, x: Tensor) -> list[int]:
-    return sorted(draw.sample(range(x.dim()), draw.randint(1, x.dim())))
-
-
-def elementwise(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor:
-    return draw.choice(
-        [torch.tanh, torch.sigmoid, torch.neg, torch.cos, F.silu, lambda x: x * 0.5 + 1, lambda x: 1 - x]
-    )(x)
-
-
-def kinked(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor | None:
-    if not tensors.note(lambda: bool(x.abs().min() > GAP)):
-        return None
-    return draw.choice([torch.relu, torch.abs, F.leaky_relu, lambda x: torch.where(x > 0, x, x * 0.1)])(x)
+    def slices(self, x: Tensor, dim: int, index: Any) -> Tensor:
+        return x[(*[slice(None)] * dim, index)]
 
 
-def with_another(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor | None:
-    """With a tensor that is there, or a parameter, broadcast against it."""
-    other = draw.choice(there)
-    try:
-        torch.broadcast_shapes(x.shape, other.shape)
-    except RuntimeError:
-        shape = [draw.choice([1, size]) for size in x.shape][draw.randint(0, x.dim()) :]
-        other = tensors.parameter(*shape)
-    first, second = draw.choice([(x, other), (other, x)])
-    return draw.choice([torch.add, torch.sub, torch.mul])(first, second)
-
-
-def product(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor | None:
-    size = draw.randint(1, 6)
-    if x.dim() == 0:
-        return x * tensors.parameter(size)
-    match draw.randrange(5):
-        case 0:
-            return x @ tensors.parameter(x.shape[-1], size)
-        case 1:
-            return F.linear(x, tensors.parameter(size, x.shape[-1]), tensors.parameter(size))
-        case 2 if x.dim() >= 2:
-            return x @ x.transpose(-1, -2)
-        case 3 if x.dim() >= 3:
-            return torch.matmul(x, tensors.parameter(*x.shape[:-2], x.shape[-1], size))
-        case 4 if x.dim() >= 2:
-            letters = "abcde"[: x.dim()]
-            kept = "".join(draw.sample(letters, draw.randint(1, len(letters))))
-            contracted = draw.sample(letters, draw.randint(1, len(letters)))
-            other = tensors.parameter(*[x.shape[letters.index(each)] for each in contracted], size)
-            return torch.einsum(f"{letters},{''.join(contracted)}z->{kept}z", x, other)
-    return x.unsqueeze(-1) * tensors.parameter(size)
-
-
-def view(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor:
-    match draw.randrange(4):
-        case 0 if x.dim() >= 2:
-            at = draw.randrange(x.dim() - 1)
-            return x.flatten(at, at + 1)
-        case 1 if x.dim() >= 1:
-            dim = _dim(draw, x)
-            size = draw.choice([each for each in range(1, x.shape[dim] + 1) if x.shape[dim] % each == 0])
-            return x.unflatten(dim, (size, x.shape[dim] // size))
-        case 2:
-            return x.unsqueeze(draw.randint(0, x.dim()))
-    left, shape = x.numel(), []
-    while left > 1 and len(shape) < 3:
-        size = draw.choice([each for each in range(1, left + 1) if left % each == 0])
-        shape.append(size)
-        left //= size
-    return x.reshape(*shape, left)
-
-
-def transpose(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor:
-    return x.permute(draw.sample(range(x.dim()), x.dim()))
-
-
-def reduction(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor | None:
-    if x.dim() == 0:
-        return None
-    dims, keep = _dims(draw, x), draw.random() < 0.5
-    match draw.randrange(7):
-        case 0:
-            return x.mean(dims, keep)
-        case 1:
-            return x.logsumexp(dims, keep)
-        case 2:
-            return x.sum() if draw.random() < 0.5 else x.mean()
-        case 3 if math.prod(x.shape[dim] for dim in dims) > 1:
-            return x.var(dims, correction=0, keepdim=keep)
-        case 4 if tensors.note(lambda: _apart(x, dims)):
-            return draw.choice([torch.amax, torch.amin])(x, dims, keep)
-    return x.sum(dims, keep)
-
-
-def _apart(x: Tensor, dims: list[int]) -> bool:
-    """Whether values along some dimensions are all apart from each other."""
-    rows = x.movedim(dims, list(range(len(dims)))).flatten(0, len(dims) - 1) if dims else x[None]
+def _are_apart(x: Tensor, dims: list[int]) -> bool:
+    """Whether values along some dimensions are all distinct."""
+    rows = x.movedim(dims, list(range(len(dims)))).flatten(0, len(dims) - 1)
     ordered = rows.sort(0)[0]
     return bool((ordered[1:] - ordered[:-1] > GAP).all())
 
 
-def ordered(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor | None:
-    if x.dim() == 0:
-        return None
-    dim = _dim(draw, x)
-    if not tensors.note(lambda: _apart(x, [dim])):
-        return None
-    match draw.randrange(4):
-        case 0:
-            return x.sort(dim)[0]
-        case 1:
-            return x.topk(draw.randint(1, x.shape[dim]), dim)[0]
-        case 2:
-            return x.max(dim, keepdim=draw.random() < 0.5)[0]
-    return x.gather(dim, x.argsort(dim))
+def _kinked(m: _Maker, x: Tensor) -> Tensor | None:
+    if m.note(lambda: bool(x.abs().min() > GAP)):
+        return m.draw.choice([torch.relu, torch.abs, F.leaky_relu, lambda x: torch.where(x > 0, x, x * 0.1)])(x)
+    return None
 
 
-def scan(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor | None:
-    return x.cumsum(_dim(draw, x)) if x.dim() else None
+def _binary(m: _Maker, x: Tensor) -> Tensor:
+    """With another tensor or a parameter, broadcast."""
+    other = m.draw.choice(m.tensors)
+    try:
+        torch.broadcast_shapes(x.shape, other.shape)
+    except RuntimeError:
+        other = m.parameter(*[m.draw.choice([1, size]) for size in x.shape][m.int(0, x.dim()) :])
+    first, second = m.draw.choice([(x, other), (other, x)])
+    return m.draw.choice([torch.add, torch.sub, torch.mul])(first, second)
 
 
-def gather(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor | None:
-    if x.dim() == 0:
-        return None
-    dim, count = _dim(draw, x), draw.randint(1, 6)
-    match draw.randrange(5):
-        case 0:
-            return x.index_select(dim, tensors.index(x.shape[dim], count))
-        case 1:
-            shape = [count if at == dim else draw.randint(1, size) if draw.random() < 0.3 else size
-                     for at, size in enumerate(x.shape)]  # fmt: skip
-            return x.gather(dim, tensors.index(x.shape[dim], *shape))
-        case 2:
-            return F.embedding(tensors.index(x.shape[0], 2, count), x) if x.dim() == 2 else None
-        case 3 if x.dim() >= 2:
-            other = draw.choice([each for each in range(x.dim()) if each != dim])
-            indices: list[Any] = [slice(None)] * x.dim()
-            indices[dim] = tensors.index(x.shape[dim], count)
-            indices[other] = tensors.index(x.shape[other], draw.choice([1, count]))
-            return x[tuple(indices)]
-    return x[(*[slice(None)] * dim, tensors.index(x.shape[dim], 2, count))]
+def _einsum(m: _Maker, x: Tensor) -> Tensor:
+    letters = "abcde"[: x.dim()]
+    kept, contracted = ("".join(m.draw.sample(letters, m.int(1, len(letters)))) for _ in range(2))
+    other = m.parameter(*[x.shape[letters.index(letter)] for letter in contracted], m.int(1, 6))
+    return torch.einsum(f"{letters},{contracted}z->{kept}z", x, other)
 
 
-def scatter(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor | None:
-    if x.dim() == 0:
-        return None
-    dim = _dim(draw, x)
-    size = draw.randint(1, 6)
-    shape = [size if at == dim else each for at, each in enumerate(x.shape)]
-    into = draw.choice([torch.zeros(shape, dtype=D), tensors.parameter(*shape)])
-    match draw.randrange(5):
-        case 0:
-            return into.index_add(dim, tensors.index(size, x.shape[dim]), x)
-        case 1:
-            return into.scatter_add(dim, tensors.index(size, *x.shape), x)
-        case 2:
-            index = tensors.index(size, x.shape[dim])
-            return into.index_put((*[None] * dim, index), x, accumulate=True) if dim == 0 else None
-        case 3 if size <= x.shape[dim]:
-            return x.index_copy(dim, tensors.distinct(x.shape[dim], size), into)
-    many = size + x.shape[dim]
-    shape[dim] = many
-    index = tensors.distinct(many, x.shape[dim]).view([-1 if at == dim else 1 for at in range(x.dim())])
-    return torch.zeros(shape, dtype=D).scatter(dim, index.expand(x.shape), x)
+def _reshape(m: _Maker, x: Tensor) -> Tensor:
+    left, shape = x.numel(), []
+    while left > 1 and len(shape) < 3:
+        shape.append(m.divisor(left))
+        left //= shape[-1]
+    return x.reshape(*shape, left)
 
 
-def window(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor | None:
-    """A part of a tensor, or with something at its borders."""
-    if x.dim() == 0:
-        return None
-    dim = _dim(draw, x)
-    size = x.shape[dim]
-    match draw.randrange(7):
-        case 0:
-            return x.select(dim, draw.randrange(size))
-        case 1:
-            around = [draw.randint(-(size // 3), 2), draw.randint(-(size // 3), 2)]
-            return F.pad(x, [0, 0] * (x.dim() - 1 - dim) + around, value=draw.choice([0.0, 0.5]))
-        case 2:
-            return x.flip(_dims(draw, x))
-        case 3:
-            return x.roll(draw.randint(-size, size), dim)
-        case 4:
-            return draw.choice(x.chunk(draw.randint(1, 3), dim))
-        case 5:
-            return x[(*[slice(None)] * dim, slice(draw.randrange(size), None, draw.randint(1, 3)))]
-    first = draw.randrange(size)
-    return x.narrow(dim, first, draw.randint(1, size - first))
+def _ordered(run: Callable[[_Maker, Tensor, int], Tensor]) -> Callable[[_Maker, Tensor], Tensor | None]:
+    """A step along a dimension whose values have an order."""
+
+    def step(m: _Maker, x: Tensor) -> Tensor | None:
+        dim = m.dim(x)
+        return run(m, x, dim) if m.note(lambda: _are_apart(x, [dim])) else None
+
+    return step
 
 
-def concatenation(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor | None:
-    if x.dim() == 0:
-        return torch.stack([x, draw.choice(there).sum()])
-    dim = _dim(draw, x)
-    around = [size for at, size in enumerate(x.shape) if at != dim]
-    alike = [
-        each
-        for each in there
-        if each.dim() == x.dim() and [size for at, size in enumerate(each.shape) if at != dim] == around
-    ]
-    shape = [draw.randint(1, 4) if at == dim else size for at, size in enumerate(x.shape)]
-    others = [draw.choice(alike), tensors.parameter(*shape)]
-    if draw.random() < 0.2:
-        return torch.stack([x, tensors.parameter(*x.shape)], draw.randint(0, x.dim()))
-    return torch.cat(draw.sample([x, *others], draw.randint(2, 3)), dim)
+def _extremes(m: _Maker, x: Tensor) -> Tensor | None:
+    dims = m.dims(x)
+    if m.note(lambda: _are_apart(x, dims)):
+        return m.draw.choice([torch.amax, torch.amin])(x, dims, m.flag())
+    return None
 
 
-def broadcast(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor:
-    count = draw.randint(1, 4)
-    if x.dim() and draw.random() < 0.3:
-        return x.repeat_interleave(count, _dim(draw, x)) if draw.random() < 0.5 else x.repeat(count, *[1] * x.dim())
-    wider = [count if size == 1 else size for size in x.shape]
-    return x.expand((*draw.choice([[], [count], [1]]), *wider))
+def _gather(m: _Maker, x: Tensor) -> Tensor:
+    dim = m.dim(x)
+    shape = [m.int(1, 6) if at == dim else m.int(1, size) for at, size in enumerate(x.shape)]
+    return x.gather(dim, m.index(x.shape[dim], *shape))
 
 
-def softmax(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor | None:
-    return draw.choice([F.softmax, F.log_softmax])(x, _dim(draw, x)) if x.dim() else None
+def _indexed_twice(m: _Maker, x: Tensor) -> Tensor:
+    first, second = m.draw.sample(range(x.dim()), 2)
+    indices: list[Any] = [slice(None)] * x.dim()
+    count = m.int(1, 6)
+    indices[first] = m.index(x.shape[first], count)
+    indices[second] = m.index(x.shape[second], m.draw.choice([1, count]))
+    return x[tuple(indices)]
 
 
-def layer_norm(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor | None:
-    if x.dim() == 0:
-        return None
-    shape = x.shape[draw.randrange(x.dim()) :]
-    weight = draw.choice([None, tensors.parameter(*shape)])
-    bias = tensors.parameter(*shape) if weight is not None and draw.random() < 0.7 else None
-    return F.layer_norm(x, shape, weight, bias, eps=0.1)
+def _into(m: _Maker, x: Tensor, dim: int, size: int) -> Tensor:
+    """Zeros or a parameter of the shape of `x` but for one dimension."""
+    shape = [size if at == dim else other for at, other in enumerate(x.shape)]
+    return torch.zeros(shape, dtype=D) if m.flag() else m.parameter(*shape)
 
 
-def masked(draw: random.Random, tensors: _Tensors, x: Tensor, there: list[Tensor]) -> Tensor:
-    mask = tensors.mask(*x.shape[draw.randint(0, x.dim()) :])
-    return torch.where(mask, x, draw.choice([torch.cos(x), torch.zeros((), dtype=D)]))
+def _scattered(run: Callable[[_Maker, Tensor, Tensor, int, int], Tensor]) -> Callable[[_Maker, Tensor], Tensor]:
+    """A write along a dimension into a tensor of another size there."""
+
+    def step(m: _Maker, x: Tensor) -> Tensor:
+        dim, size = m.dim(x), m.int(1, 6)
+        return run(m, _into(m, x, dim, size), x, dim, size)
+
+    return step
 
 
-STEPS: dict[str, Step] = {
-    each.__name__: each
-    for each in (
-        elementwise, kinked, with_another, product, view, transpose, reduction, ordered, scan, gather, scatter, window,
-        concatenation, broadcast, softmax, layer_norm, masked,
-    )
+def _scatter(m: _Maker, x: Tensor) -> Tensor:
+    dim = m.dim(x)
+    size = x.shape[dim] + m.int(1, 6)
+    index = m.distinct(size, x.shape[dim]).view([-1 if at == dim else 1 for at in range(x.dim())])
+    return _into(m, x, dim, size).scatter(dim, index.expand(x.shape), x)
+
+
+def _index_copy(m: _Maker, x: Tensor) -> Tensor:
+    dim = m.dim(x)
+    count = m.int(1, x.shape[dim])
+    return x.index_copy(dim, m.distinct(x.shape[dim], count), _into(m, x, dim, count))
+
+
+def _pad(m: _Maker, x: Tensor) -> Tensor:
+    dim = m.dim(x)
+    around = [m.int(-(x.shape[dim] // 3), 2) for _ in range(2)]
+    return F.pad(x, [0, 0] * (x.dim() - 1 - dim) + around, value=m.draw.choice([0.0, 0.5]))
+
+
+def _narrow(m: _Maker, x: Tensor) -> Tensor:
+    dim = m.dim(x)
+    start = m.draw.randrange(x.shape[dim])
+    return x.narrow(dim, start, m.int(1, x.shape[dim] - start))
+
+
+def _cat(m: _Maker, x: Tensor) -> Tensor:
+    dim = m.dim(x)
+    shape = [m.int(1, 4) if at == dim else size for at, size in enumerate(x.shape)]
+    alike = [y for y in m.tensors if y.dim() == x.dim() and
+             all(at == dim or size == y.shape[at] for at, size in enumerate(x.shape))]  # fmt: skip
+    return torch.cat(m.draw.sample([x, m.draw.choice(alike), m.parameter(*shape)], m.int(2, 3)), dim)
+
+
+def _layer_norm(m: _Maker, x: Tensor) -> Tensor:
+    shape = x.shape[m.dim(x) :]
+    weight = m.parameter(*shape) if m.flag() else None
+    return F.layer_norm(x, shape, weight, m.parameter(*shape) if weight is not None and m.flag() else None, eps=0.1)
+
+
+ELEMENTWISE = [torch.tanh, torch.sigmoid, torch.neg, torch.cos, F.silu, lambda x: x * 0.5 + 1, lambda x: 1 - x]
+Step = Callable[[_Maker, Tensor], Tensor | None]
+STEPS: dict[str, tuple[int, Step]] = {
+    "elementwise": (0, lambda m, x: m.draw.choice(ELEMENTWISE)(x)),
+    "kinked": (0, _kinked),
+    "binary": (0, _binary),
+    "masked": (0, lambda m, x: torch.where(m.mask(*x.shape[m.int(0, x.dim()) :]), x, torch.cos(x))),
+    "outer": (0, lambda m, x: x.unsqueeze(-1) * m.parameter(m.int(1, 6))),
+    "matmul": (1, lambda m, x: x @ m.parameter(x.shape[-1], m.int(1, 6))),
+    "linear": (1, lambda m, x: F.linear(x, m.parameter(size := m.int(1, 6), x.shape[-1]), m.parameter(size))),
+    "gram": (2, lambda m, x: x @ x.transpose(-1, -2)),
+    "batched matmul": (3, lambda m, x: torch.matmul(x, m.parameter(*x.shape[:-2], x.shape[-1], m.int(1, 6)))),
+    "einsum": (2, _einsum),
+    "flatten": (2, lambda m, x: x.flatten(at := m.draw.randrange(x.dim() - 1), at + 1)),
+    "unflatten": (1, lambda m, x: x.unflatten(dim := m.dim(x), (m.divisor(x.shape[dim]), -1))),
+    "unsqueeze": (0, lambda m, x: x.unsqueeze(m.int(0, x.dim()))),
+    "reshape": (0, _reshape),
+    "permute": (0, lambda m, x: x.permute(m.draw.sample(range(x.dim()), x.dim()))),
+    "sum": (1, lambda m, x: x.sum(m.dims(x), m.flag())),
+    "mean": (1, lambda m, x: x.mean(m.dims(x), m.flag())),
+    "logsumexp": (1, lambda m, x: x.logsumexp(m.dims(x), m.flag())),
+    "total": (0, lambda m, x: x.sum() if m.flag() else x.mean()),
+    "variance": (1, lambda m, x: x.var(m.dims(x), correction=0, keepdim=m.flag())),
+    "extremes": (1, _extremes),
+    "sort": (1, _ordered(lambda m, x, dim: x.sort(dim)[0])),
+    "topk": (1, _ordered(lambda m, x, dim: x.topk(m.int(1, x.shape[dim]), dim)[0])),
+    "maximum": (1, _ordered(lambda m, x, dim: x.max(dim, keepdim=m.flag())[0])),
+    "argsort": (1, _ordered(lambda m, x, dim: x.gather(dim, x.argsort(dim)))),
+    "cumsum": (1, lambda m, x: x.cumsum(m.dim(x))),
+    "softmax": (1, lambda m, x: m.draw.choice([F.softmax, F.log_softmax])(x, m.dim(x))),
+    "layer norm": (1, _layer_norm),
+    "index_select": (1, lambda m, x: x.index_select(dim := m.dim(x), m.index(x.shape[dim], m.int(1, 6)))),
+    "gather": (1, _gather),
+    "embedding": (2, lambda m, x: F.embedding(m.index(x.shape[0], 2, m.int(1, 6)), x) if x.dim() == 2 else None),
+    "indexed": (1, lambda m, x: m.slices(x, dim := m.dim(x), m.index(x.shape[dim], 2, m.int(1, 6)))),
+    "indexed twice": (2, _indexed_twice),
+    "index_add": (1, _scattered(lambda m, y, x, dim, size: y.index_add(dim, m.index(size, x.shape[dim]), x))),
+    "scatter_add": (1, _scattered(lambda m, y, x, dim, size: y.scatter_add(dim, m.index(size, *x.shape), x))),
+    "index_put": (1, lambda m, x: _into(m, x, 0, size := m.int(1, 6)).index_put(
+        (m.index(size, x.shape[0]),), x, accumulate=True)),
+    "index_copy": (1, _index_copy),
+    "scatter": (1, _scatter),
+    "select": (1, lambda m, x: x.select(dim := m.dim(x), m.draw.randrange(x.shape[dim]))),
+    "pad": (1, _pad),
+    "flip": (1, lambda m, x: x.flip(m.dims(x))),
+    "roll": (1, lambda m, x: x.roll(m.int(-6, 6), m.dim(x))),
+    "chunk": (1, lambda m, x: m.draw.choice(x.chunk(m.int(1, 3), m.dim(x)))),
+    "slice": (1, lambda m, x: m.slices(x, dim := m.dim(x), slice(m.draw.randrange(x.shape[dim]), None, m.int(1, 3)))),
+    "narrow": (1, _narrow),
+    "stack": (0, lambda m, x: torch.stack([x, m.parameter(*x.shape)], m.int(0, x.dim()))),
+    "cat": (1, _cat),
+    "repeat": (1, lambda m, x: x.repeat(m.int(1, 4), *[1] * x.dim())),
+    "repeat_interleave": (1, lambda m, x: x.repeat_interleave(m.int(1, 4), m.dim(x))),
+    "expand": (0, lambda m, x: x.expand((*m.draw.choice([[], [m.int(1, 4)]]), *(
+        m.int(1, 4) if size == 1 else size for size in x.shape)))),
 }  # fmt: skip
+"""(least number of dimensions, step) by name."""

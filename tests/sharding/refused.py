@@ -1,4 +1,4 @@
-"""A module that is to be refused, what it is told, and the user's line in that."""
+"""A module that planning refuses, and the user's line that its problems name."""
 
 import functools
 from collections.abc import Callable
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from moe import sharding
-from moe.spec import SpecError
+from moe.spec import Problem, SpecError
 from tests.sharding.on_ranks import cores
 
 MESH = {"data": 2, "model": 2}
 ONE_AXIS = {"data": 2}
-"""For what is accepted: two axes take many times as long to plan."""
+"""For accepted modules: planning two axes takes many times as long."""
 BATCH = (torch.randn(8, 6),)
 
 
@@ -29,12 +29,12 @@ class Slotted:
 
 
 class Plain(nn.Module):
-    """Two layers, between which something is done."""
+    """Two layers with a function between them, which may return None to leave the hidden values as they are."""
 
     calls = 0
     kept: ClassVar[dict[Any, Tensor]] = {}
 
-    def __init__(self, between: Callable[["Plain", Tensor], Tensor] = lambda module, h: h) -> None:
+    def __init__(self, between: Callable[["Plain", Tensor], Any] = lambda module, h: None) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
         self.between = between
@@ -49,18 +49,20 @@ class Plain(nn.Module):
         return 0.5
 
     def forward(self, x: Tensor) -> Any:
-        return self.second(self.between(self, self.first(x))).square().mean()
+        hidden = self.first(x)
+        changed = self.between(self, hidden)
+        return self.second(hidden if changed is None else changed).square().mean()
 
 
-def refused(module: nn.Module, sample: Any = BATCH, hints: Any = None, **options: Any) -> str:
-    """What planning the module raises."""
+def refused(module: nn.Module, sample: Any = BATCH, hints: Any = None, **options: Any) -> tuple[Problem, ...]:
+    """The problems with which planning refuses a module."""
     with pytest.raises(SpecError) as error:
         sharding.plan(module, sample, options.pop("cluster", cores(4)), hints, **{"mesh": MESH} | options)
-    return str(error.value)
+    return error.value.problems
 
 
 def lines_of(file: str) -> Callable[[str], str]:
-    """Place, as errors have it, of the line of a file that ends with a comment."""
+    """A function from a comment at the end of a line to the line's place, as problems name it."""
     path = Path(file)
     source = path.read_text().splitlines()
 

@@ -1,6 +1,8 @@
-"""What calls of an applied module leave behind, and what of them is differentiated: as the plain module, or refused."""
+"""State, results and gradients of calls of an applied module: those of the plain module, or refused."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,47 +10,74 @@ from torch import Tensor, nn
 
 from moe import sharding
 from moe.sharding.exchange.mesh import OneDevice
-from tests.sharding.on_ranks import cores
-
-
-def applied_to(module: nn.Module, *sample: Tensor, **options: int) -> sharding.Applied:
-    plan = sharding.plan(module, sample, cores(1), mesh={"devices": 1}, **options)
-    return sharding.apply(module, plan, sample=sample)
-
-
-class Follows(nn.Module):
-    """A buffer under two names follows what is seen; gradients need what it was."""
-
-    seen: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((3,), 2.0))
-        self.register_buffer("seen", torch.ones(3))
-        self.register_buffer("again", self.seen)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = (x * self.weight * self.seen.clone()).square().sum()
-        with torch.no_grad():
-            self.seen.mul_(0.5).add_(x.mean(0))
-        return y
-
+from tests.sharding.modules import MeanSquare
+from tests.sharding.on_ranks import apply_on_one_device, cores
 
 X = torch.arange(6.0).reshape(2, 3)
 
 
-def test_a_buffer_under_two_names_is_one_tensor_that_calls_write_into():
-    plain, module = Follows(), Follows()
-    applied = applied_to(module, X)
-    held = applied.get_buffer("seen")
+class Buffers(nn.Module):
+    """A weight and two buffers that a function updates; `alias` is another name of `one`."""
+
+    one: Tensor
+    other: Tensor
+
+    def __init__(self, run: Callable[["Buffers", Tensor], Any]) -> None:
+        super().__init__()
+        self.run, self.weight = run, nn.Parameter(torch.full((3,), 2.0))
+        self.register_buffer("one", torch.ones(3))
+        self.register_buffer("other", torch.zeros(3))
+        self.register_buffer("alias", self.one)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
+
+
+def in_place(module: Buffers, x: Tensor) -> Tensor:
+    """Gradients need the buffer's values before the update."""
+    y = (x * module.weight * module.one.clone()).square().sum()
+    with torch.no_grad():
+        module.one.mul_(0.5).add_(x.mean(0))
+    return y
+
+
+def swapped(module: Buffers, x: Tensor) -> Tensor:
+    module.one, module.other = module.other.clone(), module.one.clone()
+    return (x * module.weight * module.one).sum()
+
+
+def returned(module: Buffers, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Buffers are returned as they were before they are reassigned."""
+    before, rows = module.one, module.other[:2]
+    module.one, module.other = module.one + x.mean(0), x[1]
+    return (x * module.weight * module.one).sum(), before, rows
+
+
+def test_a_buffer_with_two_names_is_one_tensor_that_calls_update():
+    plain = Buffers(in_place)
+    applied = apply_on_one_device(Buffers(in_place), X)
+    buffer = applied.get_buffer("one")
     for _ in range(3):
-        for each in (plain, applied):
-            each(X).backward()
+        for model in (plain, applied):
+            model(X).backward()
     assert torch.equal(applied.get_parameter("weight").grad, plain.weight.grad)
-    assert torch.equal(held, plain.seen)
-    for name in ("seen", "again"):
-        assert applied.get_buffer(name) is held
-        assert torch.equal(sharding.state_dict(applied)[name], plain.seen)
+    assert torch.equal(buffer, plain.one)
+    for name in ("one", "alias"):
+        assert applied.get_buffer(name) is buffer
+        assert torch.equal(sharding.state_dict(applied)[name], plain.one)
+
+
+@pytest.mark.parametrize("run", [swapped, returned])
+def test_buffers_are_reassigned_as_on_one_device(run: Callable[[Buffers, Tensor], Any]):
+    plain, module = Buffers(run), Buffers(run)
+    for each in (plain, module):
+        del each.alias  # two names of a reassigned buffer would be two buffers
+    applied = apply_on_one_device(module, X)
+    for _ in range(3):
+        results = [torch.utils._pytree.tree_leaves(model(X)) for model in (applied, plain)]
+        assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+        for name, buffer in plain.named_buffers():
+            assert torch.equal(applied.get_buffer(name), buffer)
 
 
 class Tied(nn.Module):
@@ -61,7 +90,7 @@ class Tied(nn.Module):
         return self.second(self.first(x).tanh()).square().sum()
 
 
-def test_all_names_of_a_tied_parameter_lie_alike():
+def test_all_names_of_a_tied_parameter_have_one_placement():
     plan = sharding.plan(Tied(), (X,), cores(2), {"first.weight": sharding.Split(0)}, mesh={"devices": 2})
     applied = sharding.apply(Tied(), plan, OneDevice((2,), (1,)), sample=(X,))
     first, second = (applied.shards()[f"{name}.weight"] for name in ("first", "second"))
@@ -70,35 +99,41 @@ def test_all_names_of_a_tied_parameter_lie_alike():
     assert applied.placements_of("first.weight") == applied.placements_of("second.weight")
 
 
+class Halted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, tangent: Tensor) -> None:
+        return None
+
+
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_a_gradient_is_not_differentiated(micro_batches: int):
-    applied = applied_to(nn.Sequential(nn.Linear(3, 1), Summed()), X, micro_batches=micro_batches)
-    with pytest.raises(RuntimeError, match="create_graph=True asks for gradients of gradients"):
+def test_second_derivatives_are_refused_and_a_loss_without_a_gradient_leaves_none(micro_batches: int):
+    applied = apply_on_one_device(MeanSquare(nn.Linear(3, 1)), X, micro_batches=micro_batches)
+    with pytest.raises(RuntimeError, match="create_graph=True"):
         torch.autograd.grad(applied(X), [*applied.parameters()], create_graph=True)
+    Halted.apply(applied(X)).backward()
+    assert [parameter.grad for parameter in applied.parameters()] == [None, None]
 
 
-class Summed(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.square().sum()
-
-
-def test_evaluation_without_gradients_first():
-    module = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.5), Summed())
-    applied = applied_to(copy.deepcopy(module), X)
+def test_evaluation_without_gradients_may_come_first():
+    module = MeanSquare(nn.Linear(3, 1), nn.Dropout(0.5))
+    applied = apply_on_one_device(copy.deepcopy(module), X)
     applied.eval()
     with torch.no_grad():
         applied(X)
-    loss = applied(X)
-    loss.backward()
+    applied(X).backward()
     module.eval()(X).backward()
-    assert torch.allclose(applied.get_parameter("0.weight").grad, module[0].weight.grad)
+    assert torch.allclose(applied.get_parameter("layers.0.weight").grad, module.layers[0].weight.grad)
 
 
-def test_planned_without_gradients():
-    module = nn.Sequential(nn.Linear(3, 1), Summed())
+def test_a_plan_does_not_depend_on_the_gradient_mode():
+    module = MeanSquare(nn.Linear(3, 1))
     digest = sharding.plan(module, (X,), cores(1), mesh={"devices": 1}).digest
-    for within in (torch.no_grad(), torch.inference_mode()):
-        with within:
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
             assert sharding.plan(module, (X,), cores(1), mesh={"devices": 1}).digest == digest
 
 
@@ -113,17 +148,16 @@ class Compiled(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # within torch's compiler
-def test_a_function_that_is_compiled_within_forward():
+def test_forward_may_call_a_compiled_function():
     module = Compiled()
-    cold = applied_to(module, X)(X)
+    cold = apply_on_one_device(module, X)(X)
     expected = module(X)  # compiles it
-    warm = applied_to(module, X)(X)
     assert torch.allclose(cold, expected)
-    assert torch.allclose(warm, expected)
+    assert torch.allclose(apply_on_one_device(module, X)(X), expected)
 
 
-def test_each_call_in_training_draws_anew():
-    applied = applied_to(nn.Sequential(nn.Linear(3, 64), nn.Dropout(0.5), Summed()), X)
+def test_each_training_call_draws_new_numbers():
+    applied = apply_on_one_device(MeanSquare(nn.Linear(3, 64), nn.Dropout(0.5)), X)
     with torch.no_grad():
         assert applied(X) != applied(X)
     assert applied.draws.step == 2
@@ -132,24 +166,27 @@ def test_each_call_in_training_draws_anew():
     assert applied.draws.step == 2
 
 
-class Exchanges(nn.Module):
-    """Two buffers change places."""
+class Two(nn.Module):
+    """Two results with shared and separate parameters."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(3))
-        self.register_buffer("one", torch.ones(3))
-        self.register_buffer("other", torch.zeros(3))
+        self.both, self.p, self.q = (nn.Linear(3, 3) for _ in range(3))
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.one, self.other = self.other.clone(), self.one.clone()
-        return (x * self.weight * self.one).sum()
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.both(x).tanh()
+        return {"p": self.p(x).square().sum(), "q": self.q(x).square().mean(0)}
 
 
-def test_buffers_that_change_places():
-    plain, module = Exchanges(), Exchanges()
-    applied = applied_to(module, X)
-    for _ in range(3):
-        assert applied(X).item() == plain(X).item()
-        for name, buffer in plain.named_buffers():
-            assert torch.equal(applied.get_buffer(name), buffer)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("weights", [{"p": 1.0}, {"q": 1.0}, {"p": 2.0, "q": 1.0}, {"p": 0.0}], ids=str)
+def test_parameters_outside_the_loss_have_no_gradient(weights: dict[str, float]):
+    module = Two()
+    applied = apply_on_one_device(copy.deepcopy(module), X)
+    for model in (module, applied):
+        y = model(X)
+        torch.stack([(weight * y[name]).sum() for name, weight in weights.items()]).sum().backward()
+    for name, parameter in module.named_parameters():
+        gradient = applied.get_parameter(name).grad
+        assert (gradient is None) == (parameter.grad is None), name
+        assert gradient is None or torch.allclose(gradient, parameter.grad), name

@@ -1,4 +1,4 @@
-"""What a user does with an applied module: it has the plan's effect, or is refused in words."""
+"""Uses of an applied module: they have the plan's effect or are refused."""
 
 import copy
 import pickle
@@ -15,77 +15,65 @@ from torch.utils import _pytree as pytree
 from moe import sharding
 from moe.sharding.applied.batch import check_batch, leaves_of
 from tests.refusals import refused
-from tests.sharding.on_ranks import cores
-
-
-def applied_to(module: nn.Module, *sample: Any, **options: Any) -> sharding.Applied:
-    plan = sharding.plan(module, sample, cores(1), mesh={"devices": 1})
-    return sharding.apply(module, plan, sample=sample, **options)
-
-
-class Difference(nn.Module):
-    """Of what a function takes out of the batch, so that its order counts."""
-
-    def __init__(self, both: Callable[[Any], tuple[Tensor, Tensor]]) -> None:
-        super().__init__()
-        self.both, self.scale = both, nn.Parameter(torch.tensor(3.0))
-
-    def forward(self, batch: Any) -> Tensor:
-        x, y = self.both(batch)
-        return ((x - 2 * y) * self.scale).sum()
-
+from tests.sharding.modules import Function
+from tests.sharding.on_ranks import apply_on_one_device, cores
 
 X, Y = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
+BOTH = ([X, Y],)
 
 
-def test_a_dict_is_taken_by_its_keys():
-    module = Difference(lambda batch: (batch["x"], batch["y"]["only"]))
-    applied = applied_to(module, {"x": X, "y": {"only": Y}})
+def difference(take: Callable[[Any], tuple[Tensor, Tensor]]) -> Function:
+    """Scaled difference of two tensors of a batch, whose order counts."""
+    return Function(lambda scale, batch: ((take(batch)[0] - 2 * take(batch)[1]) * scale).sum(), torch.tensor(3.0))
+
+
+def test_dicts_are_matched_by_their_keys():
+    module = difference(lambda batch: (batch["x"], batch["y"]["only"]))
+    applied = apply_on_one_device(module, {"x": X, "y": {"only": Y}})
     assert applied({"y": {"only": Y}, "x": X}).item() == module({"x": X, "y": {"only": Y}}).item() == 9.0
 
 
-def test_a_conjugated_batch_is_given_as_its_values():
-    """Exchanges move memory, in which a conjugated tensor has the values that it had before."""
+def test_a_conjugated_batch_is_passed_as_its_values():
+    """Exchanges move memory, which has the unconjugated values of a conjugated tensor."""
     batch = [torch.randn(4, 3, dtype=torch.complex128).conj()]
-    (given,) = check_batch(batch, leaves_of(batch), pytree.tree_structure(batch))
-    assert not given.is_conj()
-    assert torch.equal(given, batch[0])
+    (checked,) = check_batch(batch, leaves_of(batch), pytree.tree_structure(batch))
+    assert not checked.is_conj()
+    assert torch.equal(checked, batch[0])
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    ("batch", "words"),
+    ("batch", "nesting"),
     [
-        ((X, Y), r"is nested otherwise: \(_, _\); the plan is for 2: \(\[_, _\],\)"),
-        (((X, Y),), r"is nested otherwise: \(\(_, _\),\); the plan is for 2: \(\[_, _\],\)"),
-        (([X, Y, Y],), r"has 3 values: \(\[_, _, _\],\); the plan is for 2: \(\[_, _\],\)"),
-        (({"x": X, "y": Y},), r"\(\{'x': _, 'y': _\},\); the plan is for 2"),
-        ((X,), r"has 1 values: \(_,\); the plan is for 2"),
+        ((X, Y), r"\(_, _\)"),
+        (((X, Y),), r"\(\(_, _\),\)"),
+        (([X, Y, Y],), r"3 values: \(\[_, _, _\],\)"),
+        (({"x": X, "y": Y},), r"\(\{'x': _, 'y': _\},\)"),
+        ((X,), r"1 values: \(_,\)"),
     ],
     ids=["flat", "tuple", "longer", "dict", "tensor"],
 )
-def test_a_batch_nested_otherwise(batch: tuple[Any, ...], words: str):
-    applied = applied_to(Difference(lambda batch: (batch[0], batch[1])), [X, Y])
-    with pytest.raises(ValueError, match=words):
+def test_batches_of_another_nesting_are_refused(batch: tuple[Any, ...], nesting: str):
+    applied = apply_on_one_device(difference(lambda batch: (batch[0], batch[1])), *BOTH)
+    with pytest.raises(ValueError, match=nesting + r"; the plan has 2: \(\[_, _\],\)"):
         applied(*batch)
-    assert applied([X, Y]).item() == 9.0
+    assert applied(*BOTH).item() == 9.0
 
 
 class Settings(dict[str, Any]):
-    """A dict whose keys are attributes, and which therefore has no `__deepcopy__` that could be asked for."""
+    """A dict with its keys as attributes, so that looking up `__deepcopy__` raises KeyError."""
 
     __getattr__ = dict.__getitem__
 
 
 class Uncopied(nn.Module):
-    """A module with what Python cannot copy, beside what a copy must have of its own."""
+    """A module with attributes that Python cannot copy beside those that a copy must own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lock, self.np, self.settings = threading.Lock(), np, Settings(width=3)
         self.file = open(__file__)  # noqa: SIM115
-        self.first = nn.Linear(3, 3)
-        self.drop = nn.Dropout(0.5)
+        self.first, self.drop = nn.Linear(3, 3), nn.Dropout(0.5)
         self.steps = [self.first, self.drop, self.lock]
         self.finish = self.finished
         self.norm = nn.BatchNorm1d(self.settings.width)
@@ -102,7 +90,7 @@ class Uncopied(nn.Module):
 def test_a_module_that_cannot_be_copied_has_both_modes():
     torch.manual_seed(0)
     module = Uncopied()
-    applied = applied_to(module, X)
+    applied = apply_on_one_device(module, X)
     for _ in range(2):
         applied(X).backward()
     assert applied.get_parameter("first.weight").grad is not None
@@ -114,7 +102,7 @@ def test_a_module_that_cannot_be_copied_has_both_modes():
     module.file.close()
 
 
-def test_parts_of_one_object_that_cannot_be_copied():
+def test_an_object_that_cannot_be_copied_may_be_shared():
     class Shared:
         def __init__(self) -> None:
             self.factor, self.lock = 2.0, threading.Lock()
@@ -122,14 +110,13 @@ def test_parts_of_one_object_that_cannot_be_copied():
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.scale = nn.Parameter(torch.tensor(3.0))
-            self.one = Shared()
+            self.scale, self.one = nn.Parameter(torch.tensor(3.0)), Shared()
             self.other = [self.one]
 
         def forward(self, x: Tensor) -> Tensor:
             return (x * self.scale * self.one.factor * self.other[0].factor).sum()
 
-    assert applied_to(Twice(), Y).eval()(Y).item() == 72.0
+    assert apply_on_one_device(Twice(), Y).eval()(Y).item() == 72.0
 
 
 class Normed(nn.Module):
@@ -143,10 +130,10 @@ class Normed(nn.Module):
         return (self.bn(self.first(x)) * self.factor).square().sum()
 
 
-def test_a_submodule_keeps_the_mode_that_was_planned():
+def test_a_submodule_keeps_its_planned_mode():
     module = Normed()
     module.bn.eval()
-    applied = applied_to(module, X)
+    applied = apply_on_one_device(module, X)
     expected = module(X).item()
     for _ in range(2):
         applied.train()
@@ -157,13 +144,13 @@ def test_a_submodule_keeps_the_mode_that_was_planned():
     assert applied.get_buffer("bn.running_mean").equal(torch.zeros(3))
 
 
-def test_modes_of_submodules_do_not_change_alone():
-    applied = applied_to(Normed(), X)
-    applied.get_submodule("bn").train()  # as it is
-    with pytest.raises(RuntimeError, match=r"eval\(\) of a submodule .* would change nothing"):
+def test_modes_of_submodules_cannot_be_set():
+    applied = apply_on_one_device(Normed(), X)
+    applied.get_submodule("bn").train()  # no change
+    with pytest.raises(RuntimeError, match=r"^eval\(\) has no effect"):
         applied.get_submodule("bn").eval()
     applied.eval()
-    with pytest.raises(RuntimeError, match=r"train\(\) of a submodule .* would change nothing"):
+    with pytest.raises(RuntimeError, match=r"^train\(\) has no effect"):
         applied.get_submodule("bn").train()
 
 
@@ -171,19 +158,19 @@ def test_modes_of_submodules_do_not_change_alone():
 @pytest.mark.parametrize(
     "kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook"]
 )
-def test_a_hook_on_a_submodule_would_not_run(kind: str):
-    applied = applied_to(Normed(), X)
-    with pytest.raises(RuntimeError, match="hook on a submodule of an applied module would never run"):
+def test_hooks_on_submodules_are_refused(kind: str):
+    applied = apply_on_one_device(Normed(), X)
+    with pytest.raises(RuntimeError, match="hook on a submodule"):
         getattr(applied.get_submodule("bn"), f"register_{kind}")(print)
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["first", "first.bias", ""], ids=["module", "parameter", "all"])
-def test_what_was_frozen_cannot_be_trained(name: str):
-    applied = applied_to(Normed(), X)
+def test_frozen_parameters_cannot_be_trained(name: str):
+    applied = apply_on_one_device(Normed(), X)
     thawed: Any = applied.get_parameter(name) if "." in name else applied.get_submodule(name)
     thawed.requires_grad_(True)
-    with pytest.raises(RuntimeError, match=r"first\.bias asks for a gradient, which was not planned"):
+    with pytest.raises(RuntimeError, match=r"^first\.bias requires a gradient"):
         applied(X)
     with torch.no_grad():
         applied(X)
@@ -191,25 +178,25 @@ def test_what_was_frozen_cannot_be_trained(name: str):
     applied(X).backward()
 
 
-def test_what_was_trained_can_be_frozen():
-    applied = applied_to(Normed(), X)
+def test_trained_parameters_can_be_frozen():
+    applied = apply_on_one_device(Normed(), X)
     applied.get_parameter("first.weight").requires_grad_(False)
     applied(X).backward()
     assert applied.get_parameter("first.weight").grad is None
     assert applied.get_parameter("bn.weight").grad is not None
 
 
-def test_values_that_the_program_has_cannot_be_set():
-    applied = applied_to(Normed(), X)
-    with pytest.raises(AttributeError, match=r"factor \(=0.5\) cannot be set on an applied module"):
+def test_captured_attributes_cannot_be_set():
+    applied = apply_on_one_device(Normed(), X)
+    with pytest.raises(AttributeError, match=r"^factor \(=0.5\)"):
         applied.factor = 0.5
-    with pytest.raises(AttributeError, match=r"eps \(=1\) cannot be set on an applied module"):
+    with pytest.raises(AttributeError, match=r"^eps \(=1\)"):
         applied.get_submodule("bn").eps = 1
     applied.note = "a user's own"
 
 
-def test_autocast_around_a_call():
-    applied = applied_to(Normed(), X)
+def test_calls_under_autocast_are_refused():
+    applied = apply_on_one_device(Normed(), X)
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RuntimeError, match=r"torch\.autocast"):
         applied(X)
     loss = applied(X)
@@ -217,28 +204,24 @@ def test_autocast_around_a_call():
         loss.backward()
 
 
-def test_copies():
-    applied = applied_to(Normed(), X)
+def test_copies_and_pickles_are_refused():
+    applied = apply_on_one_device(Normed(), X)
     for copied in (copy.deepcopy, torch.optim.swa_utils.AveragedModel):
         with pytest.raises(TypeError, match="an applied module cannot be copied"):
             copied(applied)
+    with pytest.raises(TypeError, match=r"an applied module cannot be pickled: .* sharding\.save"):
+        pickle.dumps(applied)
 
 
-def test_a_module_that_is_pickled():
-    with pytest.raises(TypeError, match=r"an applied module cannot be pickled: .* write it with sharding\.save"):
-        pickle.dumps(applied_to(Normed(), X))
-
-
-def test_a_call_with_other_tensors_in_the_place_of_parameters():
+def test_functional_calls_take_other_parameters():
     module = Normed()
     module.bn.eval()
-    applied = applied_to(module, X)
-    others = {name: each.detach() * 2 for name, each in module.named_parameters()}
+    applied = apply_on_one_device(module, X)
+    others = {name: parameter.detach() * 2 for name, parameter in module.named_parameters()}
     others["first.weight"].requires_grad_()
-    found, expected = (torch.func.functional_call(each, others, (X,)) for each in (applied, module))
-    assert torch.allclose(found, expected)
-    gradients = [torch.autograd.grad(each, others["first.weight"])[0] for each in (found, expected)]
-    assert torch.allclose(*gradients)
+    outputs = [torch.func.functional_call(model, others, (X,)) for model in (applied, module)]
+    assert torch.allclose(*outputs)
+    assert torch.allclose(*(torch.autograd.grad(output, others["first.weight"])[0] for output in outputs))
 
 
 def test_an_applied_module_is_not_planned_again():
@@ -254,16 +237,11 @@ def test_an_applied_module_is_not_planned_again():
 
 
 @pytest.mark.parametrize("options", [{1: 2.0, "t": (1, 2)}, {1: 2.0, "t": [1, 2]}], ids=["both", "key"])
-def test_a_sample_that_a_plan_cannot_keep(options: dict[Any, Any]):
-    class Optional(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.tensor(3.0))
+def test_a_sample_that_a_plan_cannot_store_is_passed_to_apply(options: dict[Any, Any]):
+    def scaled(scale: Tensor, x: Tensor, options: dict[Any, Any]) -> Tensor:
+        return (x * scale * options.get(1, 1.0) * sum(options["t"])).sum() if "t" in options else x.sum()
 
-        def forward(self, x: Tensor, options: dict[Any, Any]) -> Tensor:
-            return (x * self.scale * options.get(1, 1.0) * sum(options["t"])).sum() if "t" in options else x.sum()
-
-    module = Optional()
+    module = Function(scaled, torch.tensor(3.0))
     plan = sharding.plan(module, (X, options), cores(1), mesh={"devices": 1})
     with refused("wrong_type", "sample", "dict"):
         sharding.apply(module, plan)
@@ -271,11 +249,11 @@ def test_a_sample_that_a_plan_cannot_keep(options: dict[Any, Any]):
     assert applied(X, options).item() == module(X, options).item()
 
 
-def test_a_call_after_close():
-    applied = applied_to(Normed(), X)
+def test_a_closed_module_cannot_be_called():
+    applied = apply_on_one_device(Normed(), X)
     loss = applied(X)
     sharding.close(applied)
-    with pytest.raises(RuntimeError, match=r"was closed by sharding.close; apply the plan again"):
+    with pytest.raises(RuntimeError, match=r"was closed by sharding\.close"):
         applied(X)
-    with pytest.raises(RuntimeError, match=r"was closed by sharding.close; apply the plan again"):
+    with pytest.raises(RuntimeError, match=r"was closed by sharding\.close"):
         loss.backward()

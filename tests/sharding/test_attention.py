@@ -1,25 +1,25 @@
-"""Fused attention under random assignments; what is said of its dropout; rules of the forms that run on GPUs."""
+"""Fused attention: under random assignments, with dropout, and the rules of its forms on GPUs."""
 
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from moe.sharding.capture.capture import capture
-from moe.sharding.operands import is_operator
 from moe.sharding.rules.attention import RULES
 from moe.sharding.rules.registry import rule_of
 from tests.refusals import refused
-from tests.sharding.partitioned import check_at_random
+from tests.sharding.modules import Function
+from tests.sharding.partitioned import check_at_random, node_of, operators
 
 D = torch.float64
 aten = torch.ops.aten
 
 
 class Attention(nn.Module):
-    """`heads` of queries, `groups` of keys and values, of 4 numbers each."""
+    """`heads` query heads and `groups` key and value heads of width 4."""
 
     def __init__(self, heads: int, groups: int, mask: tuple[int, ...] | None = None, causal: bool = False) -> None:
         super().__init__()
@@ -32,21 +32,20 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         batch, queries, _ = x.shape
         q = (x @ self.q).view(batch, queries, self.heads, 4).transpose(1, 2)
-        k, v = ((y @ each).view(batch, -1, self.groups, 4).transpose(1, 2) for each in (self.k, self.v))
-        made = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=self.mask, is_causal=self.causal, enable_gqa=self.heads != self.groups
-        )
-        return made.transpose(1, 2).reshape(batch, queries, -1)
+        k, v = ((y @ weight).view(batch, -1, self.groups, 4).transpose(1, 2) for weight in (self.k, self.v))
+        is_grouped = self.heads != self.groups
+        y = F.scaled_dot_product_attention(q, k, v, self.mask, is_causal=self.causal, enable_gqa=is_grouped)
+        return y.transpose(1, 2).reshape(batch, queries, -1)
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "of 4 heads": {"heads": 4, "groups": 4},
-    "of 3 heads": {"heads": 3, "groups": 3},
-    "of groups": {"heads": 6, "groups": 2},
-    "of one group": {"heads": 4, "groups": 1},
+    "4 heads": {"heads": 4, "groups": 4},
+    "3 heads": {"heads": 3, "groups": 3},
+    "groups": {"heads": 6, "groups": 2},
+    "one group": {"heads": 4, "groups": 1},
     "causal": {"heads": 4, "groups": 4, "causal": True},
     "masked": {"heads": 4, "groups": 4, "mask": (5, 7)},
-    "masked by row of the batch": {"heads": 4, "groups": 2, "mask": (3, 1, 1, 7)},
+    "masked by batch row": {"heads": 4, "groups": 2, "mask": (3, 1, 1, 7)},
     "masked by head": {"heads": 3, "groups": 3, "mask": (1, 3, 5, 7)},
 }
 
@@ -62,42 +61,21 @@ def test_attention(name: str) -> None:
     check_at_random(Attention(**CASES[name]), sample, cases=4, seed=1, prefer=lambda option: option.factor in split)
 
 
-def test_its_dropout_is_refused_in_words() -> None:
-    node = _node(aten._scaled_dot_product_efficient_attention.default,
-                 *[(2, 4, 8, 16)] * 3, None, True, 0.1)  # fmt: skip
+def test_dropout_of_fused_attention_is_refused() -> None:
+    qkv = [torch.empty(2, 4, 8, 16, device="meta")] * 3
+    node = node_of(aten._scaled_dot_product_efficient_attention.default, *qkv, None, True, 0.1)
     with refused("unsupported", "_scaled_dot_product_efficient_attention_default", 0.1):
         rule_of(node)
 
 
-def test_dropout_of_attention_written_out_has_rules() -> None:
-    class Dropped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q = nn.Parameter(torch.randn(2, 4, 5, 8))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(self.q * x, x, x, dropout_p=0.5)
-
-    captured = capture(Dropped(), (torch.randn(2, 4, 5, 8),))
-    for node in filter(is_operator, captured.graph.graph.nodes):
+def test_dropout_of_decomposed_attention_has_rules() -> None:
+    module = Function(lambda q, x: F.scaled_dot_product_attention(q * x, x, x, dropout_p=0.5), torch.randn(2, 4, 5, 8))
+    for node in operators(capture(module, (torch.randn(2, 4, 5, 8),))):
         rule_of(node)
 
 
-def _node(target: Any, *args: Any) -> fx.Node:
-    """A node of a graph with placeholders for shapes."""
-    graph, given = fx.Graph(), []
-    for number, each in enumerate(args):
-        if isinstance(each, tuple):
-            placeholder = graph.placeholder(f"x{number}")
-            placeholder.meta["val"] = torch.empty(each, device="meta")
-            given.append(placeholder)
-        else:
-            given.append(each)
-    return graph.call_function(target, tuple(given))
-
-
 Q, KV, LSE = (2, 4, 8, 16), (2, 2, 8, 16), (2, 4, 32)
-OF_GPUS = {
+ON_GPUS = {
     "_scaled_dot_product_flash_attention": (Q, KV, KV, 0.0, True),
     "_scaled_dot_product_efficient_attention": (Q, Q, Q, (2, 4, 8, 8), True, 0.0),
     "_scaled_dot_product_cudnn_attention": (Q, KV, KV, None, True, 0.0, True),
@@ -113,27 +91,26 @@ OF_GPUS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OF_GPUS)
-def test_forms_that_run_on_gpus_split_batch_and_heads(name: str) -> None:
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_forms_on_gpus_split_batch_and_heads(name: str) -> None:
     target = getattr(aten, name).default
     assert target in RULES
-    node = _node(target, *OF_GPUS[name])
-    first = torch.empty(Q, device="meta")
+    arguments = [torch.empty(each, device="meta") if isinstance(each, tuple) else each for each in ON_GPUS[name]]
+    node = node_of(target, *arguments)
     if "backward" in name:
-        bias = node.args[4] if "efficient" in name else None
-        of_bias = bias.meta["val"] if isinstance(bias, fx.Node) else None
-        shapes = [node.args[at].meta["val"] for at in (1, 2, 3)]
-        node.meta["val"] = (*shapes, *([of_bias] if len(target._schema.returns) == 4 else []))
+        has_bias = "efficient" in name and isinstance(arguments[4], Tensor)
+        bias = [arguments[4] if has_bias else None] if len(target._schema.returns) == 4 else []
+        node.meta["val"] = (*arguments[1:4], *bias)
     else:
         lse = torch.empty(LSE if "efficient" in name else (2, 4, 8), device="meta")
-        others = [8 if "Int" in str(each.type) else torch.empty((), device="meta")
-                  for each in target._schema.returns[2:]]  # fmt: skip
-        node.meta["val"] = (first, lse, *others)
-    options = {each.factor: each for each in rule_of(node).axis_options()}
+        others = [8 if "Int" in str(result.type) else torch.empty((), device="meta")
+                  for result in target._schema.returns[2:]]  # fmt: skip
+        node.meta["val"] = (arguments[0], lse, *others)
+    options = {option.factor: option for option in rule_of(node).axis_options()}
     assert set(options) == {None, "b", "k"}
-    by_batch = [str(each) for each in options["b"].results]
+    by_batch = [str(placement) for placement in options["b"].results]
     assert by_batch[0] == "S(0)"
     if "efficient" in name and "backward" in name:
-        assert by_batch[3] == "P(sum)", "of a bias that all rows of the batch have"
+        assert by_batch[3] == "P(sum)", "the gradient of a bias shared by all batch rows"
     if "backward" not in name:
         assert set(by_batch[2:]) == {"R"}

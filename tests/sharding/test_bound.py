@@ -1,5 +1,5 @@
-"""Hints bind the work: what they split no plan computes whole on every rank, however dear its exchanges are; and hints
-as DDP or FSDP would say them give the exchanges of DDP or FSDP, and no others."""
+"""Hints bind the work: no plan computes whole on every rank what they split, however slow the links; hints like DDP or
+FSDP give exactly their exchanges."""
 
 from typing import Any
 
@@ -13,20 +13,12 @@ from moe.sharding.applied.other_call import of_other_call, without_values
 from moe.sharding.exchange.exchange import take_part
 from moe.sharding.placement import WHOLE
 from moe.sharding.solve import strategies
+from tests.sharding.modules import perceptron
 from tests.sharding.on_ranks import cores
 
 
-class Perceptron(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x).square().mean()
-
-
 def slow_links(num_devices: int) -> Cluster:
-    """Over which gradients take longer than all of the arithmetic."""
+    """Links on which gradients take longer than all arithmetic."""
     links = [{"devices": num_devices, "bytes_per_s": 1e5, "latency_s": 0.1}]
     return Cluster.model_validate(cores(num_devices).model_dump(exclude_none=True) | {"links": links})
 
@@ -42,7 +34,7 @@ def products(plan: sharding.ShardingPlan) -> list[list[str]]:
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_a_split_batch_with_replicated_parameters_stays_split(mesh: dict[str, int]):
     batch = (torch.zeros(16, 64),)
-    plan = sharding.plan(Perceptron(), batch, slow_links(4), DDP, mesh=mesh)
+    plan = sharding.plan(perceptron(64, 64, 64, 1), batch, slow_links(4), DDP, mesh=mesh)
     assert len(products(plan)) >= 7
     assert all("whole" not in names for names in products(plan))
     assert {each.kind for each in plan.collectives} == {"all_reduce"}
@@ -50,17 +42,17 @@ def test_a_split_batch_with_replicated_parameters_stays_split(mesh: dict[str, in
 
 
 def test_without_hints_slow_links_leave_all_of_it_whole(monkeypatch: pytest.MonkeyPatch):
-    """So that the test above can fail."""
+    """The test above can fail."""
     batch = (torch.zeros(16, 64),)
-    plan = sharding.plan(Perceptron(), batch, slow_links(4), mesh={"a": 4})
+    plan = sharding.plan(perceptron(64, 64, 64, 1), batch, slow_links(4), mesh={"a": 4})
     assert all(names == ["whole"] for names in products(plan))
     monkeypatch.setattr(strategies, "bound_by", lambda *_, **__: {})
-    plan = sharding.plan(Perceptron(), batch, slow_links(4), DDP, mesh={"a": 4})
+    plan = sharding.plan(perceptron(64, 64, 64, 1), batch, slow_links(4), DDP, mesh={"a": 4})
     assert any(names == ["whole"] for names in products(plan))
 
 
 def test_evaluation_and_other_sizes_are_bound_too():
-    model = Perceptron()
+    model = perceptron(64, 64, 64, 1)
     plan = sharding.plan(model, (torch.zeros(16, 64),), slow_links(4), DDP, mesh={"a": 4})
     placements = dict.fromkeys(plan.parameters, (WHOLE,))
     ready = of_other_call(without_values(model).eval(), (torch.zeros(8, 64),), None, plan, (), placements)
@@ -69,7 +61,7 @@ def test_evaluation_and_other_sizes_are_bound_too():
 
 
 class PackedAttention(nn.Module):
-    """Query, key and value in one product, unpacked as GPTs do it: their gradients are stacked."""
+    """Query, key and value of one product, unpacked as in GPTs, so that gradients are stacked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +83,7 @@ AS_BY_HAND: dict[str, tuple[dict[str, Any], set[tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize("which", AS_BY_HAND)
-def test_hints_as_of_a_wrapper_give_its_exchanges(which: str):
+def test_hints_like_a_wrapper_give_its_exchanges(which: str):
     hints, exchanges = AS_BY_HAND[which]
     plan = sharding.plan(PackedAttention(), (torch.zeros(64, 32, 32),), cores(2), hints, mesh={"a": 2})
     assert {(each.phase, each.kind) for each in plan.collectives if each.num_bytes > 8} <= exchanges

@@ -1,5 +1,5 @@
-"""Slices, concatenations, padding, reversal, rotation and reshapes that move the boundaries between parts: results and
-gradients of one device, uneven and empty parts among them."""
+"""Slices, concatenations, padding, reversal, rotation and reshapes move the boundaries between parts: results and
+gradients of one device, with uneven and empty parts."""
 
 import random
 from collections.abc import Callable
@@ -9,31 +9,28 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from moe.sharding.capture.capture import capture
 from moe.sharding.exchange.halo import Window, moved_positions
 from moe.sharding.rules.registry import rule_of
 from moe.sharding.rules.rule import AxisOption
 from tests.grid import seeds
+from tests.sharding.modules import Function
 from tests.sharding.partitioned import check_at_random
 
 SIZES = (1, 2, 3, 4, 5, 7, 9)
 
 
-class Applied(nn.Module):
-    """A function of reciprocals of parameters, which are infinite where there is padding, weighed so that each element
-    has a gradient of its own."""
+def weighted(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> Function:
+    """A function of reciprocals of parameters, which are infinite where there is padding, with weights that give each
+    element its own gradient."""
 
-    def __init__(self, function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
-        super().__init__()
-        self.function = function
-        self.given = nn.ParameterList([torch.rand(shape) + 0.5 for shape in shapes])
-        with torch.no_grad():
-            self.weights = nn.Parameter(torch.randn(function(*self.given).shape))
+    def run(weights: Tensor, *parameters: Tensor) -> Tensor:
+        return (function(*(parameter.reciprocal() for parameter in parameters)) * weights).pow(2).sum(-1)
 
-    def forward(self) -> Tensor:
-        return (self.function(*(each.reciprocal() for each in self.given)) * self.weights).pow(2).sum(-1)
+    parameters = [torch.rand(shape) + 0.5 for shape in shapes]
+    return Function(run, torch.randn(function(*parameters).shape), *parameters)
 
 
 def exchanges(option: AxisOption) -> bool:
@@ -42,7 +39,7 @@ def exchanges(option: AxisOption) -> bool:
 
 def check(function: Callable[..., Tensor], *shapes: tuple[int, ...], seed: int, cases: int = 6) -> None:
     torch.manual_seed(seed)
-    module = Applied(function, *shapes).double()
+    module = weighted(function, *shapes).double()
     check_at_random(module, (), cases=cases, seed=seed, prefer=exchanges if seed % 3 else None)
 
 
@@ -74,14 +71,14 @@ def test_single_positions(seed):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("index", range(5))
-def test_a_position_is_taken_from_no_padding(index):
-    """Parts cut twice have padding where the next rank's positions begin."""
-    module = Applied(lambda x: x[index].unsqueeze(-1) * 2, (5,)).double()
+def test_single_positions_are_not_read_from_padding(index):
+    """Parts that are split twice have padding where the next rank's positions start."""
+    module = weighted(lambda x: x[index].unsqueeze(-1) * 2, (5,)).double()
     check_at_random(module, (), prefer=lambda option: option.name == "split d0", meshes=[(2, 2)], cases=4)
 
 
 @pytest.mark.parametrize("seed", seeds(1, 6))
-def test_parts_written_into_a_whole(seed):
+def test_writes_of_slices(seed):
     draw = random.Random(seed)
     size, step = draw.choice(SIZES) + 2, draw.choice([1, 1, 2])
     begin = draw.randrange(size)
@@ -134,14 +131,14 @@ def test_overlapping_windows_and_diagonals(seed):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["reflect", "circular"])
 @pytest.mark.parametrize("seed", range(3))
-def test_padding_by_what_is_there(mode, seed):
+def test_padding_by_values(mode, seed):
     draw = random.Random(seed)
     pads = [draw.choice([0, 1, 2, 3]) for _ in range(4)]
     check(lambda x: F.pad(x, pads, mode=mode), (2, 3, 4, 5), seed=seed)
 
 
 @pytest.mark.slow
-def test_parts_overwritten():
+def test_assigned_slices():
     def overwritten(x: Tensor, y: Tensor) -> Tensor:
         x = x * 2
         x[1:4] = y
@@ -155,16 +152,9 @@ def test_parts_overwritten():
 
 
 RESHAPES = (
-    ((3, 2), (6,)),
-    ((6,), (3, 2)),
-    ((4, 6), (3, 8)),
-    ((7, 2, 3), (7, 6)),
-    ((5, 3), (15,)),
-    ((2, 9), (3, 2, 3)),
-    ((3, 1, 5, 4), (15, 1, 2, 2)),
-    ((2, 5, 6), (2, 3, 10)),
-    ((4, 3, 5), (12, 5)),
-)
+    ((3, 2), (6,)), ((6,), (3, 2)), ((4, 6), (3, 8)), ((7, 2, 3), (7, 6)), ((5, 3), (15,)), ((2, 9), (3, 2, 3)),
+    ((3, 1, 5, 4), (15, 1, 2, 2)), ((2, 5, 6), (2, 3, 10)), ((4, 3, 5), (12, 5)),
+)  # fmt: skip
 
 
 @pytest.mark.sample(2)
@@ -175,19 +165,16 @@ def test_reshapes(before, after):
 
 
 def test_a_reshape_that_keeps_boundaries_moves_nothing():
-    captured = capture(Applied(lambda x: x.reshape(12, 5), (4, 3, 5)), ())
-    node, *_ = [
-        node
-        for node in captured.graph.graph.nodes
-        if node.target is torch.ops.aten.view.default and node.meta["val"].shape == (12, 5)
-    ]
+    graph = capture(weighted(lambda x: x.reshape(12, 5), (4, 3, 5)), ()).graph.graph
+    views = graph.find_nodes(op="call_function", target=torch.ops.aten.view.default)
+    node = next(node for node in views if node.meta["val"].shape == (12, 5))
     (exchange,) = rule_of(node).exchanges
     assert [exchange.moved_bytes(degree) for degree in (2, 3, 4)] == [0, 4 * 5 * 4, 0]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_what_a_window_moves_is_counted(data):
+def test_moved_positions_of_a_window_are_counted(data):
     size, degree = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 6))
     small = st.integers(-8, 8)
     window = Window(

@@ -1,4 +1,4 @@
-"""Exchanges of a program go out in as few collectives as can be, and nobody waits for them longer than before."""
+"""Exchanges of a program are joined into few collectives without longer waits."""
 
 from dataclasses import replace
 
@@ -10,7 +10,6 @@ from moe.plan import Cluster
 from moe.sharding.capture.capture import CapturedGraph, capture
 from moe.sharding.exchange import exchange, joint
 from moe.sharding.exchange.moves import Moves
-from moe.sharding.operands import is_operator
 from moe.sharding.partition import buckets
 from moe.sharding.partition.buckets import with_buckets
 from moe.sharding.partition.overlap import MAX_IN_FLIGHT
@@ -18,29 +17,20 @@ from moe.sharding.partition.program import Partitioner, Program
 from moe.sharding.placement import WHOLE, split
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.registry import rule_of
-from tests.sharding.partitioned import differences, programmed, run_program
+from tests.sharding.modules import Function, Stack
+from tests.sharding.partitioned import differences, operators, programmed, run_program
 from tests.sharding.thread_mesh import ThreadMesh, on_threads
 
 
-class Layers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x).tanh()
-        return x.pow(2).sum()
-
-
 def batch_split(captured: CapturedGraph, leaves: int | None = None) -> Assignment:
-    """All that can be split along the batch is; parameters lie whole, or split in dimension `leaves`."""
+    """Everything that can be is split along the batch; parameters are whole, or split in dimension `leaves`."""
     options = {}
-    for node in captured.graph.graph.nodes:
-        if is_operator(node):
-            every = rule_of(node).axis_options()
-            batch = [each for each in every if each.factor is not None and rule_of(node).sizes[each.factor] == 8]
-            options[node.name] = ((batch or every)[0],)
+    for node in operators(captured):
+        candidates = rule_of(node).axis_options()
+        batch = [
+            option for option in candidates if option.factor is not None and rule_of(node).sizes[option.factor] == 8
+        ]
+        options[node.name] = ((batch or candidates)[0],)
     place = WHOLE if leaves is None else split(leaves)
     names = {node.name: (place,) for node, leaf in captured.leaves.items() if leaf.kind == "parameter"}
     return Assignment((2,), names, options)
@@ -48,7 +38,7 @@ def batch_split(captured: CapturedGraph, leaves: int | None = None) -> Assignmen
 
 def module_and_sample() -> tuple[nn.Module, tuple[Tensor, ...]]:
     torch.manual_seed(0)
-    return Layers().double(), (torch.randn(8, 6).double(),)
+    return Stack(6, 3).double(), (torch.randn(8, 6).double(),)
 
 
 def collectives(program: Program, module: nn.Module, sample: tuple[Tensor, ...]) -> list[str]:
@@ -74,7 +64,7 @@ def test_all_gradients_are_one_collective(leaves: int | None, kind: str):
 
 
 class Halves(nn.Module):
-    """Layers whose weights are used by halves, so that gradients are put together of two."""
+    """Layers that use their weights by halves, so that gradients are concatenated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +76,7 @@ class Halves(nn.Module):
         return x.pow(2).sum()
 
 
-def test_gradients_put_together_of_two_are_one_collective_with_the_others():
+def test_concatenated_gradients_are_one_collective():
     torch.manual_seed(0)
     module, sample = Halves().double(), (torch.randn(8, 6).double(),)
     captured = capture(module, sample)
@@ -96,7 +86,7 @@ def test_gradients_put_together_of_two_are_one_collective_with_the_others():
     assert collectives(program, module, sample).count("all_reduce") == 2  # beside the loss
 
 
-def test_parts_are_as_they_were_after_an_all_reduce():
+def test_an_all_reduce_leaves_its_input_unchanged():
     def run(mesh: ThreadMesh) -> tuple[Tensor, list[Tensor]]:
         part = torch.full((2, 2), float(mesh.indices[0] + 1))
         return part, joint.finish(joint.begin_all_reduces(mesh, [part], 0, "sum"))
@@ -106,7 +96,7 @@ def test_parts_are_as_they_were_after_an_all_reduce():
         assert total.tolist() == [[3.0, 3.0]] * 2
 
 
-def test_a_full_bucket_goes_out_at_once(monkeypatch: pytest.MonkeyPatch):
+def test_a_full_bucket_is_reduced_at_once(monkeypatch: pytest.MonkeyPatch):
     module, sample = module_and_sample()
     captured = capture(module, sample)
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 6 * 6 * 8 + 1)
@@ -120,39 +110,37 @@ def test_a_full_bucket_goes_out_at_once(monkeypatch: pytest.MonkeyPatch):
     assert not differences(module, sample, captured, batch_split(captured))
 
 
-def test_few_reductions_are_under_way_at_a_time(monkeypatch: pytest.MonkeyPatch):
-    """Each holds what it was given."""
+def test_few_reductions_are_in_flight(monkeypatch: pytest.MonkeyPatch):
+    """Each of them holds its input."""
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
     module, sample = module_and_sample()
     captured = capture(module, sample)
     program = programmed(captured, batch_split(captured))
     assert program.backward is not None
     reductions = (exchange.begin_all_reduce, exchange.begin_reduce_scatter)
-    under_way, at_most, in_all = set[fx.Node](), 0, 0
+    in_flight, most, total = set[fx.Node](), 0, 0
     for node in program.backward.graph.nodes:
         if node.target in reductions:
-            under_way.add(node)
-            in_all += 1
-        under_way -= set(node.all_input_nodes) if node.target is exchange.finish else set()
-        at_most = max(at_most, len(under_way))
-    assert in_all > at_most == MAX_IN_FLIGHT
+            in_flight.add(node)
+            total += 1
+        in_flight -= set(node.all_input_nodes) if node.target is exchange.finish else set()
+        most = max(most, len(in_flight))
+    assert total > most == MAX_IN_FLIGHT
 
 
-def test_nothing_waits_for_what_comes_later():
-    """A maximum, whose gradients need it, is not put off for the sake of the next layer's."""
+def test_exchanges_are_not_delayed_for_later_ones():
+    """A maximum that gradients need does not wait for that of the next layer."""
 
-    class Chain(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            x = x / x.amax(0)
-            x = x / x.exp().amax(0)
-            return (x / x.sum(0)).sum()
+    def chain(x: Tensor) -> Tensor:
+        x = x / x.amax(0)
+        x = x / x.exp().amax(0)
+        return (x / x.sum(0)).sum()
 
-    sample = (torch.rand(8, 4).double() + 1,)
-    captured = capture(Chain(), sample)
-    assert not differences(Chain(), sample, captured, batch_split(captured))
-    whole = Partitioner(
-        captured, batch_split(captured), rule_of, Moves(Cluster(num_nodes=1, devices_per_node=2), (2,))
-    ).program()
+    module, sample = Function(chain), (torch.rand(8, 4).double() + 1,)
+    captured = capture(module, sample)
+    assert not differences(module, sample, captured, batch_split(captured))
+    moves = Moves(Cluster(num_nodes=1, devices_per_node=2), (2,))
+    whole = Partitioner(captured, batch_split(captured), rule_of, moves).program()
     before = len([node for node in whole.forward.graph.nodes if "move" in node.meta])
     after = with_buckets(replace(whole), (2,))
     assert before == len([node for node in after.forward.graph.nodes if "move" in node.meta]) > 2
@@ -174,7 +162,7 @@ def test_parts_of_any_dtype_and_shape_are_gathered_together():
         assert numbers.flatten().tolist() == [0.5, 0.5, 1.5, 1.5]
 
 
-def test_a_graph_keeps_its_order():
+def test_operands_precede_operators():
     module, sample = module_and_sample()
     captured = capture(module, sample)
     program = programmed(captured, batch_split(captured, 0))

@@ -1,6 +1,7 @@
-"""A user's `torch.utils.checkpoint` is honoured: what it calls is computed again in the backward pass."""
+"""A user's `torch.utils.checkpoint` is honoured: its function is recomputed in the backward pass."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from moe.sharding.applied.callable_program import program_of
 from moe.sharding.capture.capture import capture
 from moe.sharding.operands import AGAIN
 from tests.parity.gloo_ranks import Pools
-from tests.sharding.on_ranks import Built, cores, differences
+from tests.sharding.on_ranks import Built, apply_on_one_device, check_on_ranks, cores
 from tests.sharding.test_recompute import kept_bytes
 
 
@@ -31,56 +32,40 @@ class Layer(nn.Module):
         return x + (checkpoint(self.feed, x, use_reentrant=False) if self.inside else self.feed(x))
 
 
-def plain(layers: nn.Sequential, x: Tensor) -> Tensor:
-    return layers(x)
-
-
-def around(layers: nn.Sequential, x: Tensor) -> Tensor:
+def each_layer(layers: nn.Sequential, x: Tensor, use_reentrant: bool = False) -> Tensor:
     for layer in layers:
-        x = checkpoint(layer, x, use_reentrant=False)
+        x = checkpoint(layer, x, use_reentrant=use_reentrant)
     return x
 
 
-def reentrant(layers: nn.Sequential, x: Tensor) -> Tensor:
-    for layer in layers:
-        x = checkpoint(layer, x, use_reentrant=True)
-    return x
-
-
-def sequential(layers: nn.Sequential, x: Tensor) -> Tensor:
-    return checkpoint_sequential(layers, 2, x, use_reentrant=False)
-
-
-def nested(layers: nn.Sequential, x: Tensor) -> Tensor:
-    return checkpoint(around, layers, x, use_reentrant=False)
+WAYS: dict[str, Callable[[nn.Sequential, Tensor], Tensor]] = {
+    "around": each_layer,
+    "reentrant": lambda layers, x: each_layer(layers, x, True),
+    "sequential": lambda layers, x: checkpoint_sequential(layers, 2, x, use_reentrant=False),
+    "nested": lambda layers, x: checkpoint(each_layer, layers, x, use_reentrant=False),
+    "not alike": each_layer,
+}
 
 
 class Deep(nn.Module):
-    def __init__(self, run: Callable[[nn.Sequential, Tensor], Tensor], inside: bool, alike: bool = True) -> None:
+    """Layers with checkpoints around them or, for `inside`, within them."""
+
+    def __init__(self, way: str) -> None:
         super().__init__()
-        self.run = run
-        self.layers = nn.Sequential(*(Layer(8, inside) for _ in range(4)))
-        if not alike:  # no repeated blocks, which are captured once
-            self.layers = nn.Sequential(*(nn.Sequential(each, nn.Identity()) for each in self.layers))
+        self.run = WAYS.get(way, lambda layers, x: layers(x))
+        self.layers = nn.Sequential(*(Layer(8, way == "inside") for _ in range(4)))
+        if way == "not alike":  # without repeated blocks, which are captured once
+            self.layers = nn.Sequential(*(nn.Sequential(layer, nn.Identity()) for layer in self.layers))
         self.first, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return F.mse_loss(self.head(self.run(self.layers, self.first(x))), y)
 
 
-WAYS: dict[str, tuple[Any, ...]] = {
-    "around": (around, False), "reentrant": (reentrant, False), "sequential": (sequential, False),
-    "nested": (nested, False), "inside": (plain, True), "not alike": (around, False, False),
-}  # fmt: skip
-
-
-FAST = ("sequential", "reentrant")
-
-
 def built(way: str) -> Built:
     torch.manual_seed(4)
     x, y = torch.randn(12, 6, 8, dtype=torch.float64), torch.randn(12, 6, 3, dtype=torch.float64)
-    return Deep(*WAYS.get(way, (plain, False))).double().eval(), (x, y)
+    return Deep(way).double().eval(), (x, y)
 
 
 def planned(build: Built, **options: Any) -> sharding.ShardingPlan:
@@ -88,10 +73,8 @@ def planned(build: Built, **options: Any) -> sharding.ShardingPlan:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "way", [*FAST, *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS if way not in FAST)]
-)
-def test_what_is_checkpointed_is_computed_again_and_not_kept(way: str):
+@pytest.mark.parametrize("way", [*WAYS, "inside"])
+def test_values_in_checkpoints_are_recomputed_and_not_stored(way: str):
     hints = {"*": sharding.Split(0)}  # one layout for both, as memory depends on it
     without, again = planned(built(""), hints=hints), planned(built(way), hints=hints)
     share = 0.95 if way == "sequential" else 0.6  # its last part is never checkpointed, its first is half
@@ -104,9 +87,9 @@ def test_what_is_checkpointed_is_computed_again_and_not_kept(way: str):
 
 
 def saved_bytes(way: str) -> int:
-    """Bytes that autograd keeps from one call of an applied module."""
+    """Bytes that autograd stores in one call of an applied module."""
     module, batch = built(way)
-    applied = sharding.apply(module, sharding.plan(module, batch, cores(1), mesh={"a": 1}, recompute=False))
+    applied = apply_on_one_device(module, *batch, recompute=False)
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -122,12 +105,8 @@ def saved_bytes(way: str) -> int:
 @pytest.mark.parametrize(
     "way", [*(pytest.param(way, marks=pytest.mark.slow) for way in ("around", "inside")), "sequential"]
 )
-def test_a_call_keeps_less_in_memory(way: str):
+def test_a_call_stores_less(way: str):
     assert saved_bytes(way) < 0.6 * saved_bytes("")
-
-
-def on_ranks(way: str, recompute: bool, micro_batches: int) -> list[str]:
-    return differences(lambda: built(way), {"a": 2}, steps=2, recompute=recompute, micro_batches=micro_batches)[0]
 
 
 @pytest.mark.sample(1)
@@ -142,21 +121,21 @@ def on_ranks(way: str, recompute: bool, micro_batches: int) -> list[str]:
     ],
 )
 def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, way: str, recompute: bool, micro_batches: int):
-    assert ranks[2].run(on_ranks, way, recompute, micro_batches) == [[], []]
+    check_on_ranks(ranks, partial(built, way), {"a": 2}, steps=2, recompute=recompute, micro_batches=micro_batches)
 
 
 @pytest.mark.slow
-def test_dropout_draws_again_what_it_drew():
+def test_dropout_draws_the_same_numbers_again():
     values = []
     for way in ("", "around"):
         module, batch = built(way)
-        applied = sharding.apply(module.train(), sharding.plan(module, batch, cores(1), mesh={"a": 1}), seed=3)
+        applied = apply_on_one_device(module.train(), *batch)
         loss = applied(*batch)
         loss.backward()
         values.append([loss, *(each.grad for each in applied.parameters())])
     assert all(torch.allclose(*pair, rtol=1e-12, atol=1e-12) for pair in zip(*values, strict=True))
 
 
-def test_plans_of_modules_with_and_without_it_are_told_apart():
+def test_graphs_with_and_without_checkpoints_differ():
     with_it, without = (capture(*built(way)).digest for way in ("around", ""))
     assert with_it != without

@@ -1,20 +1,21 @@
-"""Our rules beside DTensor's: what it offers along one axis is offered here too, or stands below with the reason; and
-operators that have no rule here run by its rules."""
+"""Our rules compared with DTensor's: its options along one axis are offered here too, or listed below with the reason;
+operators without a rule here use DTensor's."""
 
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.nn import functional as F
 
 from moe.sharding.capture.capture import capture
-from moe.sharding.operands import is_operator
 from moe.sharding.rules import dtensor
 from moe.sharding.rules.registry import RULES, register, rule_of
 from moe.sharding.rules.rule import Rule
 from tests.refusals import refused
-from tests.sharding.partitioned import check_at_random
+from tests.sharding.modules import Function
+from tests.sharding.partitioned import check_at_random, node_of, operators
+from tests.sharding.refused import lines_of
 
 aten = torch.ops.aten
 
@@ -75,79 +76,56 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "inverse": (aten.linalg_inv_ex.default, _float(2, 4, 4)),
 }  # fmt: skip
 
-_ADDED = "what is added to a product is a bias, whole or split, never partial sums that are worth keeping"
-_MONOTONE = "largest or smallest parts are combined before any other operator: they are small, and rare"
+_ADDED = "what is added to a product is a bias, whole or split, never partial sums worth keeping"
+_MONOTONE = "partial maxima and minima are combined before any other operator: they are small and rare"
 REASONS: dict[tuple[str, str], str] = {
-    **{("addmm", each): _ADDED for each in (
-        "P(sum), P(sum), R -> P(sum)", "P(sum), R, P(sum) -> P(sum)", "P(sum), S(1), S(0) -> P(sum)",
-    )},
-    **{("baddbmm", each): _ADDED for each in (
-        "P(sum), P(sum), R -> P(sum)", "P(sum), R, P(sum) -> P(sum)", "P(sum), S(2), S(1) -> P(sum)",
+    **{(name, f"{placements} -> P(sum)"): _ADDED for name, placements in (
+        ("addmm", "P(sum), P(sum), R"), ("addmm", "P(sum), R, P(sum)"), ("addmm", "P(sum), S(1), S(0)"),
+        ("baddbmm", "P(sum), P(sum), R"), ("baddbmm", "P(sum), R, P(sum)"), ("baddbmm", "P(sum), S(2), S(1)"),
     )},
     **{(name, f"P({each}), R -> P({each})"): _MONOTONE
        for name in ("add", "add, broadcast") for each in ("max", "min")},
     **{(name, f"P({each}) -> P({each})"): _MONOTONE
        for name in ("exp", "relu", "constant_pad_nd") for each in ("max", "min")},
 }  # fmt: skip
-"""Why options of DTensor's are not offered, by the name of the call and the placements."""
+"""Why options of DTensor's are not offered, by name of the call and placements."""
 
 
-def node_of(target: Any, *args: Any) -> fx.Node:
-    """A node that calls an operator with placeholders."""
-    graph = fx.Graph()
+@pytest.mark.parametrize("name", CALLS)
+def test_options_of_dtensor_are_offered(name: str) -> None:
+    node = call(*CALLS[name])
+    theirs = {(option.operands, option.results) for option in dtensor.options(node)}
+    assert theirs, "DTensor has a rule for it"
+    missing = theirs - {(option.operands, option.results) for option in rule_of(node).axis_options()}
+    assert {(name, f"{', '.join(map(str, before))} -> {', '.join(map(str, after))}") for before, after in missing} == {
+        reason for reason in REASONS if reason[0] == name
+    }
 
-    def placed(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            node = graph.placeholder(f"x{len(graph.nodes)}")
-            node.meta["val"] = value
-            return node
-        return [placed(each) for each in value] if isinstance(value, list) else value
 
-    node = graph.call_function(target, tuple(map(placed, args)))
+def call(target: Any, *args: Any) -> fx.Node:
+    node = node_of(target, *args)
     node.meta["val"] = target(*args)
     return node
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_what_dtensor_offers_is_offered(name: str) -> None:
-    node = node_of(*CALLS[name])
-    theirs = {(each.operands, each.results): each.name for each in dtensor.options(node)}
-    assert theirs, "DTensor has a rule of it"
-    ours = {(each.operands, each.results) for each in rule_of(node).axis_options()}
-    missing = [
-        f"{', '.join(map(str, before))} -> {', '.join(map(str, after))}"
-        for before, after in theirs
-        if (before, after) not in ours
-    ]
-    assert {(name, each) for each in missing} == {each for each in REASONS if each[0] == name}
-
-
-class Sampled(nn.Module):
-    """Operators that have no rule here."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.images = nn.Parameter(torch.randn(4, 2, 5, 6, dtype=torch.float64))
-
-    def forward(self, grid: Tensor) -> Tensor:
-        return F.grid_sample(self.images * 2, grid, align_corners=True).sin()
-
-
 @pytest.mark.slow
-def test_operators_without_a_rule_run_by_dtensors() -> None:
-    module, sample = Sampled(), (torch.rand(4, 3, 3, 2, dtype=torch.float64) * 2 - 1,)
-    nodes = [each for each in capture(module, sample).graph.graph.nodes if is_operator(each)]
-    borrowed = [each for each in nodes if rule_of(each).given]
-    assert {each.target for each in borrowed} == {aten.grid_sampler_2d.default, aten.grid_sampler_2d_backward.default}
-    assert all(any(each.operands[0].dim == 0 for each in rule_of(node).given) for node in borrowed)
+def test_operators_without_a_rule_use_those_of_dtensor() -> None:
+    sample = (torch.rand(4, 3, 3, 2, dtype=torch.float64) * 2 - 1,)
+    module = Function(
+        lambda images, grid: F.grid_sample(images * 2, grid, align_corners=True).sin(),
+        torch.randn(4, 2, 5, 6, dtype=torch.float64),
+    )
+    borrowed = [node for node in operators(capture(module, sample)) if rule_of(node).given]
+    assert {node.target for node in borrowed} == {aten.grid_sampler_2d.default, aten.grid_sampler_2d_backward.default}
+    assert all(any(option.operands[0].dim == 0 for option in rule_of(node).given) for node in borrowed)
     check_at_random(module, sample, cases=20)
     check_at_random(module, sample, cases=10, seed=1, prefer=lambda option: option.name.startswith("torch's"))
 
 
-def test_their_parts_are_even() -> None:
-    node = node_of(aten.grid_sampler_2d.default, _float(6, 2, 4, 4), _float(6, 3, 3, 2), 0, 0, True)
+def test_parts_of_dtensor_rules_are_even() -> None:
+    node = call(aten.grid_sampler_2d.default, _float(6, 2, 4, 4), _float(6, 3, 3, 2), 0, 0, True)
     rule = rule_of(node)
-    (rows,) = [each for each in rule.given if each.operands[0].dim == 0]
+    (rows,) = [option for option in rule.given if option.operands[0].dim == 0]
     assert rule.is_possible([rows], [3])
     assert rule.is_possible([rows, rows], [3, 2])
     assert not rule.is_possible([rows], [4])
@@ -163,20 +141,15 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-class Twice(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return twice(x)
-
-
-def test_a_users_operator_runs_by_the_rule_that_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample = (torch.randn(5, 4, dtype=torch.float64),)
-    (node,) = [each for each in capture(Twice(), sample).graph.graph.nodes if is_operator(each)]
-    with refused("no_sharding_rule", "tests/sharding/test_dtensor_rules.py:171", "shardyard_test.twice.default"):
+def test_a_users_operator_has_the_registered_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, sample = Function(lambda x: twice(x)), (torch.randn(5, 4, dtype=torch.float64),)  # twice
+    (node,) = operators(capture(module, sample))
+    with refused("no_sharding_rule", lines_of(__file__)("twice"), "shardyard_test.twice.default"):
         rule_of(node)
     monkeypatch.setattr("moe.sharding.rules.registry.RULES", dict(RULES))
     register(torch.ops.shardyard_test.twice.default, _rows)
-    check_at_random(Twice(), sample, cases=8)
-    assert [each.name for each in rule_of(node).axis_options()] == ["whole", "split rows"]
+    check_at_random(module, sample, cases=8)
+    assert [option.name for option in rule_of(node).axis_options()] == ["whole", "split rows"]
 
 
 def _rows(node: fx.Node) -> Rule:
@@ -186,4 +159,4 @@ def _rows(node: fx.Node) -> Rule:
 def test_an_operator_that_dtensor_only_replicates_has_no_rule() -> None:
     x = _float(4, 4)
     with refused("no_sharding_rule", "masked_scatter_default", "aten.masked_scatter.default"):
-        rule_of(node_of(aten.masked_scatter.default, x, x > 0, x))
+        rule_of(call(aten.masked_scatter.default, x, x > 0, x))

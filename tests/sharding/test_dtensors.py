@@ -1,7 +1,8 @@
-"""Parameters of applied modules are DTensors: torch's own checkpoints, clipping and norms are those of one device."""
+"""Parameters of applied modules are DTensors: torch's checkpoints, clipping and norms are those of one device."""
 
 import math
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,18 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from moe import sharding
+from moe.sharding.applied.dtensors import as_dtensor, cut, from_program, to_program
+from moe.sharding.exchange.exchange import part_of, strip_padding
+from moe.sharding.exchange.mesh import ShardingMesh
 from moe.sharding.placement import split
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.odd import odd, random_hints
-from tests.sharding.on_ranks import cores
+from tests.sharding.on_ranks import apply_on_one_device, cores
 
 Mesh = dict[str, int]
 MESHES: tuple[Mesh, ...] = ({"a": 2}, {"a": 4}, {"a": 2, "b": 2})
 EVERYTHING = {"*": sharding.Split(0)}
-"""Over two axes, uneven dimensions are cut otherwise by DTensor than programs take them."""
+"""Over two axes, DTensor splits uneven dimensions differently from programs."""
 
 
 def applied_on(mesh: Mesh, seed: int) -> tuple[nn.Module, sharding.Applied, Any]:
@@ -35,38 +39,41 @@ def applied_on(mesh: Mesh, seed: int) -> tuple[nn.Module, sharding.Applied, Any]
 
 
 def steps(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, num_steps: int) -> list[float]:
-    """Losses and norms."""
-    found = []
+    """Losses and gradient norms."""
+    numbers = []
     for _ in range(num_steps):
         optimizer.zero_grad()
         loss = model(*batch)
         loss.backward()
         norm = clip_grad_norm_(model.parameters(), 0.05)
         optimizer.step()
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        found += [float(loss.detach()), float(norm)]
-    return found
+        numbers += [float(loss.detach()), float(whole_of(norm))]
+    return numbers
 
 
-def differing(module: nn.Module, applied: sharding.Applied) -> list[str]:
-    wrong = []
+def whole_of(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def differing(module: nn.Module, applied: sharding.Applied, kinds: Sequence[str] = ("value", "gradient")) -> list[str]:
+    """Whole tensors, gathered by torch, that differ from the module's; buffers that are whole numbers are left out."""
+    pairs = [("buffer", name, applied.get_buffer(name), whole) for name, whole in module.named_buffers()]
     for name, whole in module.named_parameters():
         parameter = applied.get_parameter(name)
-        if not isinstance(parameter, DTensor) or parameter.shape != whole.shape:
-            wrong.append(f"{name} is {type(parameter).__name__} {list(parameter.shape)}")
-        elif not torch.allclose(parameter.full_tensor(), whole, rtol=1e-10, atol=1e-10):
-            wrong.append(f"value of {name}")
-        if whole.grad is not None and not torch.allclose(parameter.grad.full_tensor(), whole.grad, atol=1e-10):
-            wrong.append(f"gradient of {name}")
-    return wrong
+        assert isinstance(parameter, DTensor)
+        pairs.append(("value", name, parameter, whole))
+        if whole.grad is not None:
+            pairs.append(("gradient", name, parameter.grad, whole.grad))
+    return [f"{kind} of {name}" for kind, name, tensor, whole in pairs if kind in kinds and whole.is_floating_point()
+            and (tensor.shape != whole.shape or not torch.allclose(whole_of(tensor), whole, atol=1e-10))]  # fmt: skip
 
 
 def trained_on_ranks(mesh: Mesh, seed: int) -> list[str]:
     """What differs from one device after steps with clipping."""
     module, applied, batch = applied_on(mesh, seed)
-    found, expected = (steps(each, torch.optim.AdamW(each.parameters(), 1e-2), batch, 3) for each in (applied, module))
-    wrong = [] if torch.allclose(torch.tensor(found), torch.tensor(expected), rtol=1e-10) else [f"{found} {expected}"]
-    for norm_type in (1.0, 2.0, 3.0):  # of empty shards torch itself has no largest value
+    pair = [steps(model, torch.optim.AdamW(model.parameters(), 1e-2), batch, 3) for model in (applied, module)]
+    wrong = [] if pair[0] == pytest.approx(pair[1], rel=1e-10) else [str(pair)]
+    for norm_type in (1.0, 2.0, 3.0):  # torch has no maximum of empty shards
         norms = [get_total_norm([p.grad for p in each.parameters() if p.grad is not None], norm_type)
                  for each in (applied, module)]  # fmt: skip
         if not math.isclose(float(norms[0].full_tensor()), float(norms[1]), rel_tol=1e-9):
@@ -79,14 +86,14 @@ def trained_on_ranks(mesh: Mesh, seed: int) -> list[str]:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.slow)])
-def test_steps_with_torchs_clipping_are_those_of_one_device(ranks: Pools, mesh: Mesh, seed: int):
+def test_steps_with_torchs_clipping_equal_one_device(ranks: Pools, mesh: Mesh, seed: int):
     world = math.prod(mesh.values())
     assert ranks[world].run(trained_on_ranks, mesh, seed) == [[]] * world
 
 
-def saved_on_ranks(mesh: Mesh, seed: int, folder: str) -> None:
+def saved_on_ranks(mesh: Mesh, folder: str) -> None:
     """By torch.distributed.checkpoint, with the optimizer, after some steps."""
-    _, applied, batch = applied_on(mesh, seed)
+    _, applied, batch = applied_on(mesh, 0)
     optimizer = torch.optim.AdamW(applied.parameters(), 1e-2)
     steps(applied, optimizer, batch, 2)
     model, state = get_state_dict(applied, optimizer)
@@ -95,62 +102,44 @@ def saved_on_ranks(mesh: Mesh, seed: int, folder: str) -> None:
     sharding.close(applied)
 
 
-def loaded_on_ranks(mesh: Mesh, seed: int, folder: str) -> list[str]:
-    """What differs, after steps that follow, from one device that took all of them."""
+def loaded_on_ranks(mesh: Mesh, folder: str) -> list[str]:
+    """What differs from one device that took all steps, after loading the module alone, and after loading it with the
+    optimizer and further steps."""
     module, batch = odd(0)
-    expected_optimizer = torch.optim.AdamW(module.parameters(), 1e-2)
-    steps(module, expected_optimizer, batch, 2)
-    wrong = []
-    for whole in (False, True):
-        _, applied, _ = applied_on(mesh, seed)
-        with torch.no_grad():
-            for parameter in applied.parameters():
-                parameter.zero_()
-        optimizer = torch.optim.AdamW(applied.parameters(), 1.0)
-        if whole:
-            state = applied.state_dict()
-            dcp.load(state, checkpoint_id=f"{folder}/model")
-            applied.load_state_dict(state)
-            wrong += [f"alone: {name}" for name, value in module.named_parameters()
-                      if not torch.allclose(applied.get_parameter(name).full_tensor(), value, atol=1e-12)]  # fmt: skip
-            wrong += [f"alone: {name}" for name, value in module.named_buffers() if value.is_floating_point()
-                      and not torch.allclose(whole_of(applied.get_buffer(name)), value, atol=1e-12)]  # fmt: skip
-        else:
-            model, state = get_state_dict(applied, optimizer)
-            dcp.load(
-                {"model": model, "optimizer": state}, checkpoint_id=folder,
-                planner=DefaultLoadPlanner(allow_partial_load=True),  # torch saves no state of what nothing uses
-            )  # fmt: skip
-            set_state_dict(applied, optimizer, model_state_dict=model, optim_state_dict=state)
-            found = steps(applied, optimizer, batch, 2)
-            expected = steps(module, expected_optimizer, batch, 2)
-            if not torch.allclose(torch.tensor(found), torch.tensor(expected), rtol=1e-9):
-                wrong.append(f"{found} for {expected}")
-            wrong += differing(module, applied)
-            module, _ = odd(0)
-            steps(module, torch.optim.AdamW(module.parameters(), 1e-2), batch, 2)
-        sharding.close(applied)
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-2)
+    steps(module, optimizer, batch, 2)
+    _, applied, _ = applied_on(mesh, 0)
+    with torch.no_grad():
+        for parameter in applied.parameters():
+            parameter.zero_()
+    state = applied.state_dict()
+    dcp.load(state, checkpoint_id=f"{folder}/model")
+    applied.load_state_dict(state)
+    wrong = differing(module, applied, ("value", "buffer"))
+    sharding.close(applied)
+    _, applied, _ = applied_on(mesh, 0)
+    restored = torch.optim.AdamW(applied.parameters(), 1.0)
+    model, state = get_state_dict(applied, restored)
+    planner = DefaultLoadPlanner(allow_partial_load=True)  # torch saves no state of unused parameters
+    dcp.load({"model": model, "optimizer": state}, checkpoint_id=folder, planner=planner)
+    set_state_dict(applied, restored, model_state_dict=model, optim_state_dict=state)
+    pair = steps(applied, restored, batch, 2), steps(module, optimizer, batch, 2)
+    wrong += [] if pair[0] == pytest.approx(pair[1], rel=1e-9) else [str(pair)]
+    wrong += differing(module, applied)
+    sharding.close(applied)
     return wrong
-
-
-def whole_of(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        pytest.param({"a": 2}, {"a": 4}, marks=pytest.mark.slow),
-        ({"a": 2, "b": 2}, {"a": 2}),
-        pytest.param({"a": 4}, {"a": 2, "b": 2}, marks=pytest.mark.slow),
-    ],
-    ids=str,
+    ("before", "after"), [({"a": 2}, {"a": 4}), ({"a": 2, "b": 2}, {"a": 2}), ({"a": 4}, {"a": 2, "b": 2})], ids=str
 )
-def test_torchs_checkpoints_go_on_at_any_other_plan(ranks: Pools, tmp_path: Path, before: Mesh, after: Mesh):
-    ranks[math.prod(before.values())].run(saved_on_ranks, before, 0, str(tmp_path))
+def test_training_resumes_from_torchs_checkpoints_at_another_plan(
+    ranks: Pools, tmp_path: Path, before: Mesh, after: Mesh
+):
+    ranks[math.prod(before.values())].run(saved_on_ranks, before, str(tmp_path))
     world = math.prod(after.values())
-    assert ranks[world].run(loaded_on_ranks, after, 0, str(tmp_path)) == [[]] * world
+    assert ranks[world].run(loaded_on_ranks, after, str(tmp_path)) == [[]] * world
 
 
 def plain_loaded_on_ranks(mesh: Mesh) -> list[str]:
@@ -158,8 +147,7 @@ def plain_loaded_on_ranks(mesh: Mesh) -> list[str]:
     _, applied, _ = applied_on(mesh, 0)
     other, _ = odd(5)
     applied.load_state_dict(other.state_dict())
-    wrong = [name for name, whole in other.named_parameters()
-             if not torch.equal(applied.get_parameter(name).full_tensor(), whole)]  # fmt: skip
+    wrong = differing(other, applied, ("value",))
     with pytest.raises(RuntimeError, match=r"size mismatch for first\.weight"):
         applied.load_state_dict(other.state_dict() | {"first.weight": torch.zeros(1, 5).double()})
     whole = sharding.state_dict(applied)
@@ -169,16 +157,12 @@ def plain_loaded_on_ranks(mesh: Mesh) -> list[str]:
     return wrong
 
 
-def test_whole_tensors_are_cut_when_they_are_loaded(ranks: Pools):
+def test_whole_tensors_are_sharded_when_loaded(ranks: Pools):
     assert ranks[4].run(plain_loaded_on_ranks, {"a": 2, "b": 2}) == [[]] * 4
 
 
 def three_axes_on_ranks(sizes: tuple[int, ...]) -> list[str]:
-    """Shards and parts of a dimension that three axes split, to and fro."""
-    from moe.sharding.applied.dtensors import as_dtensor, cut, from_program, to_program
-    from moe.sharding.exchange.exchange import part_of, strip_padding
-    from moe.sharding.exchange.mesh import ShardingMesh
-
+    """What differs between shards and parts of a dimension that three axes split, in both directions."""
     mesh, wrong = ShardingMesh.over((2, 2, 1)), []
     for size in sizes:
         whole, placements = torch.arange(float(size * 2)).view(size, 2), (split(0), split(0), split(0))
@@ -193,11 +177,11 @@ def three_axes_on_ranks(sizes: tuple[int, ...]) -> list[str]:
     return wrong
 
 
-def test_shards_and_parts_are_of_the_same_whole(ranks: Pools):
+def test_shards_and_parts_have_the_same_whole(ranks: Pools):
     assert ranks[4].run(three_axes_on_ranks, (1, 2, 3, 5, 6, 7, 8, 9, 13)) == [[]] * 4
 
 
 def test_on_one_device_parameters_are_plain():
     module, batch = odd()
-    applied = sharding.apply(module, sharding.plan(module, batch, cores(1), mesh={"a": 1}))
-    assert not any(isinstance(each, DTensor) for each in applied.state_dict().values())
+    applied = apply_on_one_device(module, *batch)
+    assert not any(isinstance(tensor, DTensor) for tensor in applied.state_dict().values())

@@ -1,5 +1,5 @@
-"""Expert layers under assignments drawn at random compute what one device computes: every router, dropped tokens and
-auxiliary losses too."""
+"""Expert layers under random assignments compute what one device computes: every router, also dropped tokens and
+auxiliary losses."""
 
 import math
 import random
@@ -25,8 +25,8 @@ from moe.sharding.rules.differentiable import backward, begin_forward_kept, forw
 from moe.sharding.rules.registry import rule_of
 from moe.sharding.rules.rule import AxisOption
 from moe.spec import MoESpec, TranslationModelSpec
-from moe.tasks.translation import build_model
-from tests.sharding.partitioned import check_at_random, differences, drawn, programmed, run_program
+from tests.sharding.partitioned import check_at_random, differences, drawn, operators, programmed, run_program
+from tests.sharding.test_our_models import translation
 from tests.sharding.thread_mesh import ThreadMesh, on_threads
 
 SIZES = {"model_dim": 6, "hidden_dim": 5, "group_tokens": 8}
@@ -56,14 +56,14 @@ ROUTERS: dict[str, dict[str, Any]] = {
 
 
 class Layer(nn.Module):
-    """A layer between two others; what it says of its routing is looked at too."""
+    """A scaled input and an MoE layer, with its routing among the results."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.randn(6).double())
         self.moe = MoELayer(MoESpec(**SIZES, **fields), layer=1, dtype=torch.float64)
-        biases = self.moe.experts.b_in, self.moe.experts.b_gate, self.moe.experts.b_out, self.moe.logit_bias
-        for bias in biases:
+        experts = self.moe.experts
+        for bias in (experts.b_in, experts.b_gate, experts.b_out, self.moe.logit_bias):
             if bias is not None:
                 nn.init.normal_(bias)
         for buffer in self.moe.buffers():
@@ -107,7 +107,7 @@ def test_tokens_and_experts_along_one_axis(router, num_groups):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("router", ROUTERS)
-def test_rows_in_chunks_compute_what_one_device_computes(router: str, monkeypatch: pytest.MonkeyPatch):
+def test_rows_in_chunks(router: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(operator, "CHUNK_ROWS", 1)
     torch.manual_seed(1)
     check_at_random(Layer(ROUTERS[router]), sample(), cases=2, seed=4, prefer=exchanges)
@@ -116,7 +116,7 @@ def test_rows_in_chunks_compute_what_one_device_computes(router: str, monkeypatc
 @dataclass(frozen=True)
 class RecordingMesh(ThreadMesh):
     events: list[str] = dataclass_field(default_factory=list)
-    """`begin N` and `wait N` of the all-to-alls, and `product`."""
+    """`begin N` and `wait N` of all-to-alls, and `product`."""
 
     def begin_all_to_all(
         self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]
@@ -143,8 +143,8 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_one_chunk_is_exchanged_while_experts_work_on_the_other():
-    """In both passes, of a layer with as many rows as are worth it."""
+def test_one_chunk_is_exchanged_while_experts_compute_the_other():
+    """In both passes of a layer with enough rows for two chunks."""
     tokens, width = 2 * operator.CHUNK_ROWS, 4
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(tokens, width, generator=generator)
@@ -165,7 +165,7 @@ def test_one_chunk_is_exchanged_while_experts_work_on_the_other():
         for events in passes:
             begun = [event for event in events if event.startswith("begin")]
             assert len(begun) == 4
-            for begin in (begun[1], begun[2]):  # the second chunk's rows, and what was made of the first's
+            for begin in (begun[1], begun[2]):  # the second chunk's rows, and results of the first
                 wait = events.index(begin.replace("begin", "wait"))
                 assert "product" in events[events.index(begin) : wait], events
 
@@ -182,13 +182,13 @@ def test_a_layer_alone_returns_its_routing():
         values = [next(tensors) if isinstance(each, fx.Node) else each for each in captured.outputs]
         return pytree.tree_unflatten(values, captured.output_tree)
 
-    for found, its_routing in on_threads((2,), returned):
-        torch.testing.assert_close(found, y.detach())
+    for output, own_routing in on_threads((2,), returned):
+        torch.testing.assert_close(output, y.detach())
         for field in fields(Routing):
             if field.name != "choices":
-                mine, true = (getattr(each, field.name) for each in (its_routing, routing.detach()))
+                mine, true = (getattr(each, field.name) for each in (own_routing, routing.detach()))
                 torch.testing.assert_close(mine, true, check_dtype=False, msg=field.name)
-        assert torch.equal(its_routing.load, routing.load)
+        assert torch.equal(own_routing.load, routing.load)
 
 
 def test_the_same_program_at_another_step():
@@ -205,7 +205,7 @@ def test_the_same_program_at_another_step():
 
 
 @pytest.mark.parametrize("alike", [True, False])
-def test_gradients_take_what_the_forward_pass_kept_where_both_run_alike(alike):
+def test_gradients_reuse_stored_values_if_both_passes_have_one_option(alike):
     torch.manual_seed(0)
     captured = capture(Layer(ROUTERS["gshard"]), sample())
     assignment = drawn(captured, (2,), random.Random(0), exchanges)
@@ -230,10 +230,9 @@ def test_tokens_cross_twice_forward_and_twice_backward():
     captured = capture(layer, sample())
     assignment = drawn(captured, (2,), random.Random(0))
     options = {}
-    for node in captured.graph.graph.nodes:
-        if node.name in assignment.options:
-            every = rule_of(node).axis_options()
-            options[node.name] = (next(filter(exchanges, every), every[0]),)
+    for node in operators(captured):
+        candidates = rule_of(node).axis_options()
+        options[node.name] = (next(filter(exchanges, candidates), candidates[0]),)
     program = programmed(captured, replace(assignment, options=options, leaves={}))
 
     def sent(mesh: ThreadMesh) -> list[int]:
@@ -242,42 +241,26 @@ def test_tokens_cross_twice_forward_and_twice_backward():
 
     for (counts, *rows), num_tokens in zip(on_threads((2,), sent), (16, 13), strict=True):
         assert counts == 2 * 2 * 8  # int64, of two experts on each of two ranks
-        of_row = 2 * num_tokens * 8  # the width is 6; beside it what a row weighs there, or the gradient of that
+        of_row = 2 * num_tokens * 8  # the width is 6; the seventh number is the row's weight, or its gradient
         assert rows == [7 * of_row, 6 * of_row, 6 * of_row, 7 * of_row]
 
 
-def translation_loss() -> TranslationLoss:
-    experts = MoESpec(num_experts=4, model_dim=16, hidden_dim=24, capacity_factor=1.0, min_capacity=1, group_tokens=24)
-    spec = TranslationModelSpec(
-        model_dim=16, num_heads=2, head_dim=8, ffn_dim=32, num_encoder_layers=2, num_decoder_layers=2,
-        source_vocab_size=300, target_vocab_size=300, dropout=0.1, moe=experts,
-    )  # fmt: skip
-    return TranslationLoss(build_model(spec, dtype=torch.float64))
-
-
-def pairs(num_rows: int = 6) -> tuple[Tensor, ...]:
-    generator = torch.Generator().manual_seed(num_rows)
-    source, target_in, target_out = (
-        torch.randint(4, 300, (num_rows, length), generator=generator) for length in (7, 5, 5)
-    )
-    source[1, 4:] = 0
-    target_out[2, 3:] = 0
-    return source, target_in, target_out, torch.tensor(3)
+SMALL = {"num_experts": 4, "hidden_dim": 24, "group_tokens": 24}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_rows", [6, 5], ids=["whole groups", "the last filled up"])
+@pytest.mark.parametrize("num_rows", [6, 5], ids=["whole groups", "a padded group"])
 @pytest.mark.parametrize("prefer", [None, exchanges], ids=["any", "all-to-all"])
 def test_the_translation_model_with_dropout(prefer, num_rows):
-    check_at_random(translation_loss(), pairs(num_rows), cases=2, seed=num_rows, prefer=prefer)
+    check_at_random(*translation(num_rows, **SMALL), cases=2, seed=num_rows, prefer=prefer)
 
 
 @pytest.mark.slow
-def test_the_plain_module_is_captured_without_weights():
-    spec = translation_loss().model.spec
-    captured = capture(TranslationLoss.on_meta(spec, dtype=torch.float64), pairs())
-    assert captured.digest == capture(translation_loss(), pairs()).digest
-    assert len(captured.gradients) == len(list(translation_loss().parameters()))
+def test_the_plain_module_is_captured_on_the_meta_device():
+    module, sample = translation(6, **SMALL)
+    captured = capture(TranslationLoss.on_meta(module.model.spec, dtype=torch.float64), sample)
+    assert captured.digest == capture(module, sample).digest
+    assert len(captured.gradients) == len(list(module.parameters()))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What `plan.explain()` tells: every parameter once, every byte, the user's lines, in a terminal's width."""
+"""`plan.explain()`: every parameter once, every byte, the user's lines, within a terminal's width."""
 
 import itertools
 import re
@@ -34,7 +34,7 @@ def numbers_of(written: str) -> set[int]:
 
 
 def is_named_by(pattern: str, name: str) -> bool:
-    """Whether a reader takes the pattern to mean this name as well."""
+    """Whether the pattern denotes this name."""
     written = re.split(r"\.(?!\.|,)", pattern)
     steps = name.split(".")
     return len(written) == len(steps) and all(
@@ -47,14 +47,14 @@ def is_named_by(pattern: str, name: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_parameter_is_named_once(plan: str) -> None:
-    made = PLANS[plan]()
-    patterns = [re.sub(r" \(x \d+\)$", "", row[0]) for row in section(made, "placements")]
-    assert {each.name for each in made.stored} == set(made.parameters)
-    for name in made.parameters:
+    sharding_plan = PLANS[plan]()
+    patterns = [re.sub(r" \(x \d+\)$", "", row[0]) for row in section(sharding_plan, "placements")]
+    assert {each.name for each in sharding_plan.stored} == set(sharding_plan.parameters)
+    for name in sharding_plan.parameters:
         assert [is_named_by(pattern, name) for pattern in patterns].count(True) == 1, (name, patterns)
 
 
-def test_layers_that_are_alike_are_one_line_with_what_is_cut():
+def test_equal_layers_are_one_line_with_their_placements():
     rows = {row[0]: row[1] for row in section(stack(), "placements")}
     assert rows["layers.*.wi.weight (x 5)"] == "[256/model, 64]"
     assert len([name for name in rows if name.startswith("layers.")]) == 4
@@ -63,16 +63,16 @@ def test_layers_that_are_alike_are_one_line_with_what_is_cut():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("plan", PLANS)
 def test_collectives_add_up(plan: str) -> None:
-    made = PLANS[plan]()
-    total = sum(each.num_bytes for each in made.collectives)
-    assert f"{in_bytes(total)} by each rank in {len(made.collectives)} collectives" in made.explain()
-    if not made.collectives:
-        assert section(made, "collectives") == [["none"]]
+    sharding_plan = PLANS[plan]()
+    total = sum(each.num_bytes for each in sharding_plan.collectives)
+    assert f"{in_bytes(total)} by each rank in {len(sharding_plan.collectives)} collectives" in sharding_plan.explain()
+    if not sharding_plan.collectives:
+        assert section(sharding_plan, "collectives") == [["none"]]
         return
-    rows = [row for row in section(made, "collectives")[1:] if len(row) > 1]
-    assert sum(int(row[2]) for row in rows) == len(made.collectives)
-    _, *totals = section(made, "in all")
-    assert sum(int(row[1]) for row in totals if row[0] != "all") == len(made.collectives)
+    rows = [row for row in section(sharding_plan, "collectives")[1:] if len(row) > 1]
+    assert sum(int(row[2]) for row in rows) == len(sharding_plan.collectives)
+    _, *totals = section(sharding_plan, "in all")
+    assert sum(int(row[1]) for row in totals if row[0] != "all") == len(sharding_plan.collectives)
     assert totals[-1][-1] == in_bytes(total)
 
 
@@ -89,12 +89,10 @@ def test_lines_of_the_users_file_are_named():
     assert "inputs.0 [512]" in plan.annotated
 
 
-def test_a_collective_says_what_it_is_of_and_the_module_that_it_is_for():
+def test_collectives_name_their_tensor_and_module():
     plan = stack()
     blocks = {each.block for each in plan.collectives}
-    assert {f"layers.{number}.wi" for number in range(5)} & blocks or {
-        f"layers.{number}" for number in range(5)
-    } & blocks
+    assert {f"layers.{number}{last}" for number in range(5) for last in ("", ".wi")} & blocks
     of_gradients = {each.tensor for each in plan.collectives if each.tensor.startswith("gradient of ")}
     assert of_gradients <= {f"gradient of {name}" for name in plan.parameters}
     assert any("layers.4." in each for each in of_gradients)
@@ -105,7 +103,7 @@ def test_it_fits_a_terminal(plan: str) -> None:
     assert max(map(len, PLANS[plan]().explain().splitlines())) <= WIDTH
 
 
-def test_hints_memory_and_meshes_are_told_as_they_are():
+def test_hints_memory_and_meshes_are_listed():
     plan = stack()
     assert section(plan, "hints")[:2] == [
         ["inputs", "Split(0, axis='data')"], ["layers.*.wi.weight", "Shard({'model': 0})"],
@@ -113,18 +111,11 @@ def test_hints_memory_and_meshes_are_told_as_they_are():
     told = {row[0]: row[1] for row in section(plan, "memory on each rank")}
     assert told["total"] == in_bytes(plan.memory.total)
     assert told["optimizer state"] == in_bytes(plan.memory.optimizer)
-    assert section(plan, "considered") == [
-        [
-            "data 2 x model 2",
-            plan.layout,
-            in_seconds(plan.step_s),
-            in_bytes(plan.considered[0].memory_bytes),
-            "this plan",
-        ]
-    ]
+    cost = [in_seconds(plan.step_s), in_bytes(plan.considered[0].memory_bytes)]
+    assert section(plan, "considered") == [["data 2 x model 2", plan.layout, *cost, "this plan"]]
 
 
-def test_a_plan_that_was_saved_explains_itself_alike(tmp_path: Path):
+def test_a_saved_plan_has_the_same_explanation(tmp_path: Path):
     plan = stack()
     plan.save(tmp_path / "plan.json")
     again = sharding.ShardingPlan.load(tmp_path / "plan.json")
@@ -133,18 +124,13 @@ def test_a_plan_that_was_saved_explains_itself_alike(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "told"),
-    [(0, "0 B"), (999, "999 B"), (1000, "0.977 KiB"), (1536, "1.5 KiB"), (1 << 40, "1 TiB"), (1023 << 20, "0.999 GiB")],
-)
-def test_bytes_have_three_digits(num_bytes: int, told: str) -> None:
-    assert in_bytes(num_bytes) == told
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"), [(0.0123, "12.3 ms"), (1.5, "1.5 s"), (1234.0, "1,234 s"), (2e-6, "2 us")]
-)
-def test_seconds(seconds: float, told: str) -> None:
-    assert in_seconds(seconds) == told
+    ("text", "expected"),
+    [(in_bytes(0), "0 B"), (in_bytes(999), "999 B"), (in_bytes(1000), "0.977 KiB"), (in_bytes(1536), "1.5 KiB"),
+     (in_bytes(1 << 40), "1 TiB"), (in_bytes(1023 << 20), "0.999 GiB"), (in_seconds(0.0123), "12.3 ms"),
+     (in_seconds(1.5), "1.5 s"), (in_seconds(1234.0), "1,234 s"), (in_seconds(2e-6), "2 us")],
+)  # fmt: skip
+def test_bytes_and_seconds_have_three_digits(text: str, expected: str) -> None:
+    assert text == expected
 
 
 @pytest.mark.parametrize(
@@ -164,7 +150,7 @@ NAMES = st.dictionaries(
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(NAMES)
-def test_a_pattern_names_those_that_it_stands_for_and_no_others(about: dict[str, int]) -> None:
+def test_a_pattern_denotes_its_names_and_no_others(about: dict[str, int]) -> None:
     folds = fold_names(about)
     assert sorted(name for fold in folds for name in fold.names) == sorted(about)
     for fold in folds:

@@ -1,4 +1,4 @@
-"""No step takes more memory than its plan's cluster has: live bytes of tensors on each of two ranks."""
+"""Steps stay within the memory of the plan's cluster: live bytes of tensors on each of two ranks."""
 
 import gc
 import weakref
@@ -17,7 +17,7 @@ from tests.sharding.on_ranks import cores
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of all tensors that operators make, and the most that were there at once."""
+    """Bytes of live tensors that operators created, now and at most."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,8 +66,8 @@ HINTS: dict[str, dict[str, Any]] = {
 
 
 def memory_on_ranks(hints: str, share: float) -> tuple[int, int, int]:
-    """(live bytes of a step with AdamW at most, the limit, micro-batches) where there is a share of the memory that a
-    plan without a limit takes."""
+    """(peak of live bytes in a step with AdamW, the limit, micro-batches); the limit is a share of the memory of a plan
+    without one."""
     torch.manual_seed(0)
     module, batch = Blocks(), (torch.randn(1024, 96),)
     whole = sharding.plan(module, batch, cores(2), HINTS[hints], mesh={"a": 2}).memory.total
@@ -91,7 +91,7 @@ def memory_on_ranks(hints: str, share: float) -> tuple[int, int, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("hints", "share"), [("DDP", 1.07), ("FSDP", 0.75), ("none", 0.75)])
-def test_a_step_takes_no_more_memory_than_there_is(ranks: Pools, hints: str, share: float):
+def test_a_step_stays_within_the_memory_limit(ranks: Pools, hints: str, share: float):
     for peak, limit, micro_batches in ranks[2].run(memory_on_ranks, hints, share):
         assert limit / 2 < peak <= limit
         assert (micro_batches > 1) == (share < 1)

@@ -1,10 +1,11 @@
-"""Steps over micro-batches: loss and gradients are those of the whole batch; parameters are gathered and gradients
-reduced once; what needs the whole batch at once is refused with the user's line."""
+"""Steps over micro-batches: loss and gradients of the whole batch; parameters are gathered and gradients reduced once;
+operators that need the whole batch are refused with the user's line."""
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,18 +16,21 @@ from torch.nn import functional as F
 from moe import sharding
 from moe.sharding.applied.accumulation import steps_of
 from moe.sharding.applied.callable_program import program_of
-from moe.sharding.applied.dtensors import local
 from moe.sharding.capture.capture import capture
-from moe.sharding.exchange.exchange import part_of, strip_padding
 from moe.sharding.exchange.loop_mesh import LoopMesh
 from moe.sharding.exchange.mesh import Mesh, ShardingMesh
-from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
-from tests.refusals import refused
+from tests.refusals import check, refused
 from tests.sharding.gshard_listing import PaperModel
-from tests.sharding.on_ranks import Built, cores
-from tests.sharding.partitioned import on_one_device
+from tests.sharding.modules import Stack
+from tests.sharding.on_ranks import Built, check_on_ranks, cores, is_close
+from tests.sharding.partitioned import arguments_of, on_one_device, unlike_parts
+from tests.sharding.refused import lines_of
+from tests.sharding.refused import refused as problems_of
 from tests.sharding.thread_mesh import ThreadMesh, on_threads
+
+D = torch.float64
+line_of = lines_of(__file__)
 
 
 class Perceptron(nn.Module):
@@ -39,7 +43,7 @@ class Perceptron(nn.Module):
 
 
 class Attention(nn.Module):
-    """With a table of embeddings that is the output's weight too, and a loss that is a sum."""
+    """Embeddings that are also the output weight, and a loss that is a sum."""
 
     def __init__(self, num_words: int = 18, dim: int = 8) -> None:
         super().__init__()
@@ -49,110 +53,11 @@ class Attention(nn.Module):
 
     def forward(self, words: Tensor) -> tuple[Tensor, Tensor]:
         x = self.embedding(words[:, :-1])
-        q, k, v = (each.unflatten(-1, (2, -1)).transpose(1, 2) for each in self.keys(self.norm(x)).chunk(3, -1))
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.keys(self.norm(x)).chunk(3, -1))
         x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         logits = self.output(x)
         total = F.cross_entropy(logits.flatten(0, 1), words[:, 1:].reshape(-1), reduction="sum")
         return total / words.numel(), logits.argmax(-1)
-
-
-def perceptron() -> Built:
-    torch.manual_seed(0)
-    x, y = torch.randn(10, 5, dtype=torch.float64), torch.randn(10, 3, dtype=torch.float64)
-    return Perceptron().double(), (x, y)
-
-
-def groups() -> Built:
-    torch.manual_seed(1)
-    model = PaperModel(2, model_dim=16, hidden_dim=32, capacity=6).double()
-    return model, (torch.randn(8, 12, 16, dtype=torch.float64),)
-
-
-def annotated() -> Built:
-    torch.manual_seed(1)
-    model = PaperModel(1, True, model_dim=16, hidden_dim=32, capacity=6).double()
-    return model, (torch.randn(8, 12, 16, dtype=torch.float64),)
-
-
-def attention() -> Built:
-    torch.manual_seed(2)
-    return Attention().double(), (torch.randint(18, (8, 7)),)
-
-
-BUILDS = [perceptron, groups, annotated, attention]
-MESHES = [{"a": 1}, {"a": 2}, {"a": 2, "b": 2}]
-
-
-def planned(build: Callable[[], Built], mesh: dict[str, int], micro_batches: int, **options: Any) -> Any:
-    module, sample = build()
-    size = torch.Size(mesh.values()).numel()
-    return sharding.plan(module, sample, cores(size), mesh=mesh, micro_batches=micro_batches, **options)
-
-
-def on_mesh(build: Callable[[], Built], plan: sharding.ShardingPlan) -> tuple[list[str], list[tuple[str, int, int]]]:
-    """(what is not as on one device, the collectives of the first rank)."""
-    module, sample = build()
-    expected = on_one_device(module, sample)
-    captured = capture(module, sample)
-    program = program_of(captured, plan)
-    steps = steps_of(program, captured, plan.micro_batches)
-    program = replace(program, placements={name: at[1:] for name, at in program.placements.items()})
-    tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
-    assert steps.training is not None
-
-    def one(mesh: ThreadMesh) -> tuple[list[str], list[tuple[str, int, int]]]:
-        def mine(name: str, whole: Tensor) -> Tensor:
-            at = program.placements[name]
-            return strip_padding(part_of(whole.detach(), at, mesh), whole.shape, at, mesh)
-
-        given = [
-            sample[int(leaf.name.split(".")[1])]
-            if leaf.kind == "input"
-            else program.constants[leaf.name]
-            if leaf.kind == "constant"
-            else mine(leaf.name, tensors[leaf.name])
-            for leaf in program.leaves
-        ]
-        found = steps.training(mesh, given)
-        results, parts = found[: program.num_outputs], found[program.num_outputs :]
-        wrong = [
-            f"output {at}"
-            for at, (a, b) in enumerate(zip(results, expected.outputs, strict=True))
-            if not torch.allclose(a, b, rtol=1e-10, atol=1e-10)
-        ]
-        assert parts
-        for name, part in zip(program.gradients, parts, strict=True):
-            whole = expected.gradients[name]
-            part = strip_padding(part, whole.shape, program.placements[name], mesh)
-            if not torch.allclose(part, mine(name, whole), rtol=1e-10, atol=1e-10):
-                wrong.append(f"gradient of {name}")
-        return wrong, mesh.log
-
-    every = on_threads(plan.degrees, one)
-    return [each for wrong, _ in every for each in wrong], every[0][1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "mesh", [*(pytest.param(each, marks=pytest.mark.grid) for each in MESHES[:-1]), MESHES[-1]], ids=str
-)
-@pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize("micro_batches", [2, pytest.param(4, marks=pytest.mark.grid)])
-def test_loss_and_gradients_are_those_of_the_whole_batch(
-    build: Callable[[], Built], mesh: dict[str, int], micro_batches: int
-):
-    assert on_mesh(build, planned(build, mesh, micro_batches))[0] == []
-
-
-def test_a_batch_that_the_micro_batches_do_not_divide():
-    # of ten; of seven the last ones have no sample at all
-    for micro_batches, mesh in ((3, {"a": 2}), (4, {"a": 1}), (7, {"a": 1}), (7, {"a": 2})):
-        assert on_mesh(perceptron, planned(perceptron, mesh, micro_batches))[0] == []
-
-
-def large_batch() -> Built:
-    x, y = torch.randn(2000, 5, dtype=torch.float64), torch.randn(2000, 3, dtype=torch.float64)
-    return perceptron()[0], (x, y)
 
 
 class Classifier(nn.Module):
@@ -164,134 +69,139 @@ class Classifier(nn.Module):
         return F.cross_entropy(self.linear(x), labels)
 
 
-def some_ignored() -> Built:
-    torch.manual_seed(3)
-    labels = torch.randint(4, (10,))
-    labels[[1, 2, 7]] = -100
-    return Classifier().double(), (torch.randn(10, 5, dtype=torch.float64), labels)
+def build(name: str) -> Built:
+    torch.manual_seed(1)
+    match name:
+        case "perceptron" | "large batch":
+            num_rows = 10 if name == "perceptron" else 2000
+            return Perceptron().double(), (torch.randn(num_rows, 5, dtype=D), torch.randn(num_rows, 3, dtype=D))
+        case "attention":
+            return Attention().double(), (torch.randint(18, (8, 7)),)
+        case "ignored labels":
+            labels = torch.randint(4, (10,))
+            labels[[1, 2, 7]] = -100
+            return Classifier().double(), (torch.randn(10, 5, dtype=D), labels)
+    model = PaperModel(1 + (name == "groups"), name == "annotated", model_dim=16, hidden_dim=32, capacity=6).double()
+    return model, (torch.randn(8, 12, 16, dtype=D),)
 
 
-def test_labels_that_count_are_counted_before_the_loop():
+NAMES = ["perceptron", "groups", "annotated", "attention"]
+MESHES = [{"a": 1}, {"a": 2}, {"a": 2, "b": 2}]
+
+
+def check_steps(
+    name: str, mesh: dict[str, int], micro_batches: int, **options: Any
+) -> tuple[sharding.ShardingPlan, list[tuple[str, int, int]]]:
+    """Fail where a step differs from one device; return the plan and the collectives of the first rank."""
+    module, sample = build(name)
+    cluster = cores(torch.Size(mesh.values()).numel())
+    plan = sharding.plan(module, sample, cluster, mesh=mesh, micro_batches=micro_batches, **options)
+    expected, captured = on_one_device(module, sample), capture(module, sample)
+    program = program_of(captured, plan)
+    steps = steps_of(program, captured, plan.micro_batches)
+    program = replace(program, placements={name: at[1:] for name, at in program.placements.items()})
+    assert steps.training is not None
+
+    def one(mesh: ThreadMesh) -> tuple[list[str], list[tuple[str, int, int]]]:
+        results = steps.training(mesh, arguments_of(program, module, sample, mesh))
+        pairs = zip(results[: program.num_outputs], expected.outputs, strict=True)
+        wrong = [f"output {at}" for at, pair in enumerate(pairs) if not torch.allclose(*pair, rtol=1e-10, atol=1e-10)]
+        parts = dict(zip(program.gradients, results[program.num_outputs :], strict=True))
+        assert parts
+        wrong += unlike_parts(program, parts, expected.gradients, mesh, lambda _, *pair: is_close(*pair))
+        return wrong, mesh.log
+
+    ranks = on_threads(plan.degrees, one)
+    assert [each for wrong, _ in ranks for each in wrong] == []
+    return plan, ranks[0][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mesh", [*(pytest.param(mesh, marks=pytest.mark.grid) for mesh in MESHES[:-1]), MESHES[-1]], ids=str
+)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("micro_batches", [2, pytest.param(4, marks=pytest.mark.grid)])
+def test_loss_and_gradients_are_those_of_the_whole_batch(name: str, mesh: dict[str, int], micro_batches: int):
+    check_steps(name, mesh, micro_batches)
+
+
+def test_micro_batches_need_not_divide_the_batch():
+    for micro_batches, mesh in ((3, {"a": 2}), (4, {"a": 1}), (7, {"a": 1}), (7, {"a": 2})):
+        check_steps("perceptron", mesh, micro_batches)  # of ten rows; of seven micro-batches the last ones are empty
+
+
+def test_labels_are_counted_before_the_loop():
     for micro_batches in (2, 5):
-        assert on_mesh(some_ignored, planned(some_ignored, {"a": 2}, micro_batches))[0] == []
-
-
-SHARDED = {"inputs": sharding.Split(0), "*.weight": sharding.Split(0)}
+        check_steps("ignored labels", {"a": 2}, micro_batches)
 
 
 def test_parameters_are_gathered_and_gradients_reduced_once_a_step():
-    found = []
+    counts = []
     for micro_batches in (2, 5):
-        plan = planned(large_batch, {"a": 2}, micro_batches, hints=SHARDED)
-        wrong, log = on_mesh(large_batch, plan)
-        assert wrong == []
-        of_loss = 8
-        found.append(Counter(kind for kind, _, num_bytes in log if num_bytes > of_loss))
-        assert len([each for each in plan.collectives if each.num_bytes > of_loss]) == found[-1].total()
-    assert found[0] == found[1]
-    num_split = sum(each != "R" for each in plan.parameters.values())
+        hints = {"inputs": sharding.Split(0), "*.weight": sharding.Split(0)}
+        plan, log = check_steps("large batch", {"a": 2}, micro_batches, hints=hints)
+        counts.append(Counter(kind for kind, _, num_bytes in log if num_bytes > 8))  # without the loss
+        assert sum(collective.num_bytes > 8 for collective in plan.collectives) == counts[-1].total()
+    num_split = sum(placements != "R" for placements in plan.parameters.values())
     assert num_split >= 3
-    assert found[0] == {"all_gather": num_split, "reduce_scatter": num_split}
-
-
-def on_ranks(name: str, micro_batches: int) -> list[str]:
-    build = {each.__name__: each for each in BUILDS}[name]
-    plan = planned(build, {"a": 2}, micro_batches)
-    module, batch = build()
-    applied = sharding.apply(module, plan)
-    ours, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (applied, module))
-    wrong = []
-    for step in range(2):
-        pair = []
-        for model, optimizer in ((applied, ours), (module, theirs)):
-            optimizer.zero_grad()
-            returned = model(*batch)
-            loss = returned[0] if isinstance(returned, tuple) else returned
-            (3 * loss).backward()  # what comes back scales the gradients
-            pair.append(loss.detach())
-        if not torch.allclose(*pair, rtol=1e-10, atol=1e-10):
-            wrong.append(f"loss of step {step}")
-        for parameter, whole in module.named_parameters():
-            grad = local(applied.get_parameter(parameter).grad)
-            shard = applied.shard_of(parameter, grad)
-            cut = tuple(slice(at, at + size) for at, size in zip(shard.offsets, grad.shape, strict=True))
-            if not torch.allclose(grad, whole.grad[cut], rtol=1e-10, atol=1e-10):
-                wrong.append(f"gradient of {parameter} in step {step}")
-        ours.step()
-        theirs.step()
-    with torch.no_grad():
-        applied(*batch)
-        applied.eval()(*batch)
-    sharding.close(applied)
-    return wrong
+    assert counts[0] == counts[1] == {"all_gather": num_split, "reduce_scatter": num_split}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", BUILDS)
-def test_steps_on_gloo_ranks_are_those_of_one_device(ranks: Pools, build: Callable[[], Built]):
-    assert ranks[2].run(on_ranks, build.__name__, 4) == [[], []]
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_on_gloo_ranks_are_those_of_one_device(ranks: Pools, name: str):
+    check_on_ranks(ranks, partial(build, name), {"a": 2}, steps=2, micro_batches=4, scale=3)
 
 
 class OfBatch(nn.Module):
-    def __init__(self, what: str) -> None:
+    def __init__(self, function: Callable[["OfBatch", Tensor], Tensor]) -> None:
         super().__init__()
-        self.what = what
-        self.linear, self.norm = nn.Linear(5, 4), nn.BatchNorm1d(4)
-
-    def forward(self, x: Tensor, labels: Tensor) -> Any:
-        x = self.linear(x)
-        if self.what == "norm":
-            return self.norm(x).square().mean()
-        if self.what == "softmax":
-            return (torch.softmax(x, 0) * x).sum()
-        if self.what == "count of rows":
-            weights = (x > 0).any(-1).to(x.dtype)
-            return (weights * x.square().sum(-1)).sum() / weights.sum()
-        return x
-
-
-@pytest.mark.parametrize("what", ["norm", "softmax", "count of rows"])
-def test_what_needs_the_whole_batch_is_refused_with_the_users_line(what: str):
-    sample = (torch.randn(8, 5), torch.randint(4, (8,)))
-    with pytest.raises(SpecError, match="needs the whole batch at once") as error:
-        sharding.plan(OfBatch(what), sample, cores(1), micro_batches=2)
-    (problem,) = error.value.problems
-    assert re.search(r"test_micro_batches.py:\d+", problem.path) or "norm" in problem.path
-    assert 'reduction="sum"' in problem.remedy
-    assert "micro_batches=1" in problem.remedy
-
-
-def test_outputs_that_need_gradients_and_are_no_loss_are_refused():
-    sample = (torch.randn(8, 5), torch.randint(4, (8,)))
-    with refused("unsupported", "micro_batches", 2):
-        sharding.plan(OfBatch("nothing"), sample, cores(1), micro_batches=2)
-    with refused("out_of_range", "micro_batches", 9):
-        sharding.plan(OfBatch("softmax"), sample, cores(1), micro_batches=9)
-
-
-class Wide(nn.Module):
-    """Its activations are larger than its parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(8))
+        self.function, self.linear, self.norm = function, nn.Linear(5, 4), nn.BatchNorm1d(4)
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return x.square().mean()
+        return self.function(self, self.linear(x))
+
+
+def counts_rows(module: OfBatch, x: Tensor) -> Tensor:
+    weights = (x > 0).any(-1).to(x.dtype)
+    return (weights * x.square().sum(-1)).sum() / weights.sum()  # counts rows
+
+
+WHOLE_BATCH: dict[str, Callable[[OfBatch, Tensor], Tensor]] = {
+    "norm": lambda module, x: module.norm(x).square().mean(),  # norm
+    "softmax": lambda module, x: (torch.softmax(x, 0) * x).sum(),  # softmax
+    "counts rows": counts_rows,
+    "time first": lambda module, x: (x.view(2, 4, 4).transpose(0, 1).reshape(-1, 4)).square().sum(),  # time first
+}
+
+
+@pytest.mark.parametrize("which", WHOLE_BATCH)
+def test_operators_that_need_the_whole_batch_are_refused_with_the_users_line(which: str):
+    options = {"cluster": cores(1), "mesh": None, "micro_batches": 2}
+    problems = problems_of(OfBatch(WHOLE_BATCH[which]), (torch.randn(8, 5),), **options)
+    check(problems, [("unsupported", line_of(which), problems[0].value)])
+    assert "micro_batches=1" in problems[0].remedy
+
+
+def test_outputs_with_gradients_other_than_the_loss_are_refused():
+    sample = (torch.randn(8, 5),)
+    with refused("unsupported", "micro_batches", 2):
+        sharding.plan(OfBatch(lambda module, x: x), sample, cores(1), micro_batches=2)
+    with refused("out_of_range", "micro_batches", 9):
+        sharding.plan(OfBatch(WHOLE_BATCH["softmax"]), sample, cores(1), micro_batches=9)
 
 
 @pytest.mark.slow
-def test_a_plan_without_room_is_made_in_micro_batches_and_says_so(tmp_path: Any):
-    model, sample = Wide(), (torch.randn(4096, 16),)
+def test_a_plan_that_does_not_fit_uses_micro_batches(tmp_path: Path):
+    model, sample = Stack(), (torch.randn(4096, 16),)
     whole = sharding.plan(model, sample, cores(1))
     assert whole.micro_batches == 1
     plan = sharding.plan(model, sample, cores(1, whole.memory.total // 2))
     assert plan.micro_batches > 1
     assert plan.memory.total <= whole.memory.total // 2
     assert plan.memory.kept < whole.memory.kept / 2
-    counts = [each.micro_batches for each in plan.considered]
+    counts = [candidate.micro_batches for candidate in plan.considered]
     assert counts == sorted(counts)
     assert plan.considered[0].step_s is None
     assert f"{plan.micro_batches} micro-batches" in plan.explain()
@@ -301,23 +211,9 @@ def test_a_plan_without_room_is_made_in_micro_batches_and_says_so(tmp_path: Any)
     assert sharding.ShardingPlan.from_json(older).micro_batches == 1
 
 
-class TimeFirst(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.transpose(0, 1).reshape(-1, 4)).square().sum()
-
-
-def test_a_batch_behind_another_dimension_is_told_so():
-    with pytest.raises(SpecError, match=r"joins the batch with a dimension that lies before it.*keep the batch first"):
-        sharding.plan(TimeFirst(), (torch.zeros(8, 5, 4),), cores(1), micro_batches=2)
-
-
-def test_exchanges_within_a_loop_are_begun_as_they_are_outside():
-    """A mesh has each exchange done at once unless it says otherwise; a loop's passes all of them on."""
+def test_exchanges_start_early_also_within_a_loop():
+    """A mesh finishes each exchange at once by default; that of a loop passes all of them on."""
     for mesh in (LoopMesh, ShardingMesh):
-        begun = {name for name in dir(mesh) if name.startswith("begin_")}
-        assert len(begun) >= 4
-        assert {name for name in begun if getattr(mesh, name) is getattr(Mesh, name)} == set()
+        names = {name for name in dir(mesh) if name.startswith("begin_")}
+        assert len(names) >= 4
+        assert {name for name in names if getattr(mesh, name) is getattr(Mesh, name)} == set()

@@ -1,8 +1,8 @@
-"""Modules that are no Transformer, with no hint or a few, equal one device over several steps: losses, gradients,
-parameters, and what batch norm remembers."""
+"""Modules other than Transformers, with few or no hints, equal one device over several steps: losses, gradients,
+parameters and batch norm statistics."""
 
-import math
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from tests.sharding.modules import (
     StateSpaceModel,
     UnevenPerceptron,
 )
-from tests.sharding.on_ranks import Built, cores, differences
+from tests.sharding.on_ranks import Built, check_on_ranks, cores
 
 D = torch.float64
 Hints = dict[str, sharding.Split | sharding.Replicate | sharding.Shard]
@@ -31,28 +31,25 @@ class Case:
     arguments: tuple[object, ...] = ()
     hints: Hints = field(default_factory=dict)
     wanted: dict[str, str] = field(default_factory=dict)
-    """Placements along any axis, by parameter, that come of the hints."""
+    """Expected placements along each axis by parameter."""
     always: tuple[int, ...] = (2, 4)
-    """Ranks of one axis that it is on in every run: each kind of module is on 2 and on 4."""
+    """Ranks of one axis outside the grid; each kind of module has 2 and 4."""
     on_two_axes: bool = False
 
 
 TABLES = ("users.weight", "items.weight")
 CASES = {
-    "pictures": Case(ConvolutionalNetwork, always=(2,), on_two_axes=True),
-    "pictures by batch": Case(ConvolutionalNetwork, hints={"inputs": sharding.Split(0)}, always=(4,)),
-    "one picture": Case(ConvolutionalNetwork, hints={"inputs.0": sharding.Split(2)}, always=(4,)),
+    "images": Case(ConvolutionalNetwork, always=(2,), on_two_axes=True),
+    "images by batch": Case(ConvolutionalNetwork, hints={"inputs": sharding.Split(0)}, always=(4,)),
+    "one image": Case(ConvolutionalNetwork, hints={"inputs.0": sharding.Split(2)}, always=(4,)),
     "recommender": Case(Recommender, (23, 16, 9), always=(2,)),
     "recommender by rows": Case(
         Recommender, (23, 16, 9), dict.fromkeys(TABLES, sharding.Split(0)), dict.fromkeys(TABLES, "S(0)"), always=(4,)
     ),
     "recommender by experts": Case(
-        Recommender,
-        (23, 16, 9),
+        Recommender, (23, 16, 9),
         {"experts.*.0.*": sharding.Split(0), "gates.*.weight": sharding.Split(0), "tags.*": sharding.Replicate()},
-        {"experts.2.0.weight": "S(0)", "gates.watch.weight": "S(0)", "tags.weight": "R"},
-        always=(2,),
-        on_two_axes=True,
+        {"experts.2.0.weight": "S(0)", "gates.watch.weight": "S(0)", "tags.weight": "R"}, always=(2,), on_two_axes=True,
     ),
     "uneven": Case(UnevenPerceptron, always=(4,), on_two_axes=True),
     "uneven by rows": Case(
@@ -64,7 +61,7 @@ CASES = {
     ),
     "state space": Case(StateSpaceModel, always=(2,)),
     "state space by time": Case(StateSpaceModel, (), {"inputs.0": sharding.Split(1)}, always=(4,), on_two_axes=True),
-}
+}  # fmt: skip
 
 
 def batch(name: str) -> tuple[Tensor, ...]:
@@ -72,7 +69,7 @@ def batch(name: str) -> tuple[Tensor, ...]:
         return torch.randint(0, below, shape)
 
     module = CASES[name].module
-    if name == "one picture":
+    if name == "one image":
         return torch.randn(1, 3, 61, 44, dtype=D), number(5, 1)
     if module is ConvolutionalNetwork:
         return torch.randn(6, 3, 30, 22, dtype=D), number(5, 6)
@@ -92,11 +89,6 @@ def built(name: str) -> Built:
     return case.module(*case.arguments).double(), batch(name)
 
 
-def on_ranks(mesh: dict[str, int], name: str) -> tuple[list[str], sharding.ShardingPlan]:
-    wrong, plan = differences(lambda: built(name), mesh, CASES[name].hints, steps=3)
-    return wrong, plan
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh"),
@@ -111,28 +103,26 @@ def on_ranks(mesh: dict[str, int], name: str) -> tuple[list[str], sharding.Shard
     ids=str,
 )
 def test_losses_gradients_and_buffers_are_those_of_one_device(ranks: Pools, name: str, mesh: dict[str, int]) -> None:
-    for wrong, plan in ranks[math.prod(mesh.values())].run(on_ranks, mesh, name):
-        assert wrong == []
-        for parameter, placement in CASES[name].wanted.items():
-            assert plan.parameters[parameter] == " ".join([placement] * len(mesh))
-        if name == "one picture":
-            windows = [each for node, each in plan.options.items() if node.startswith("convolution")]
-            assert {option for options in windows for option in options} == {"exchange halo d2"}
+    plan = check_on_ranks(ranks, partial(built, name), mesh, CASES[name].hints, steps=3)
+    for parameter, placement in CASES[name].wanted.items():
+        assert plan.parameters[parameter] == " ".join([placement] * len(mesh))
+    if name == "one image":
+        windows = [options for node, options in plan.options.items() if node.startswith("convolution")]
+        assert {option for options in windows for option in options} == {"exchange halo d2"}
 
 
 def evaluated() -> list[bool]:
-    """Whether a network that was trained, with what batch norm remembers, is the same where it is evaluated, on this
-    rank; and whether it trains on from there."""
-    module, sample = built("pictures")
+    """Whether a network equals one device when it switches between training and evaluation."""
+    module, sample = built("images")
     applied = sharding.apply(module, sharding.plan(module, sample, cores(2), mesh={"a": 2}))
-    found = []
+    equal = []
     for training in (True, True, False, True, False):
         applied.train(training)
         module.train(training)
-        found.append(torch.allclose(applied(*sample), module(*sample), rtol=1e-10))
+        equal.append(torch.allclose(applied(*sample), module(*sample), rtol=1e-10))
     sharding.close(applied)
-    return found
+    return equal
 
 
-def test_batch_norm_remembers_the_global_batch(ranks: Pools) -> None:
+def test_batch_norm_has_statistics_of_the_global_batch(ranks: Pools) -> None:
     assert ranks[2].run(evaluated) == [[True] * 5] * 2

@@ -1,6 +1,7 @@
-"""Without a cluster a plan is for the devices that there are: names and memory of GPUs as torch tells them."""
+"""Without a cluster, a plan is for the present devices: GPU names and memory as torch reports them."""
 
 import pytest
+import torch
 
 from moe.plan import Cluster
 from moe.sharding.solve.request import cluster_of_gpus, resolve_cluster
@@ -26,7 +27,7 @@ def test_gpus_are_known_by_torchs_names(name: str, device: str):
     assert cluster.traits.kind == "cuda"
 
 
-def test_an_unknown_gpu_is_said_to_be_one():
+def test_an_unknown_gpu_is_named_as_such():
     cluster = Cluster.model_validate(cluster_of_gpus("NVIDIA Future 1", 24 * GIB, 1, 1))
     assert "unknown GPU NVIDIA Future 1" in cluster.model_dump_json()
     assert cluster.traits.kind == "cuda"
@@ -38,8 +39,6 @@ def test_ranks_are_spread_over_machines(num_gpus: int, num_ranks: int, shape: tu
     assert (cluster.num_nodes, cluster.devices_per_node) == shape
 
 
-def test_where_there_are_no_gpus_it_is_cores():
-    import torch
-
+def test_without_gpus_devices_are_cores():
     cluster = resolve_cluster(None)
     assert cluster.traits.kind == ("cuda" if torch.cuda.is_available() else "cpu")

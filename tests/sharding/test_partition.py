@@ -1,6 +1,7 @@
 """Programs under random assignments compute what one device computes: outputs and every gradient."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from torch import Tensor, nn
 
 from moe.sharding.exchange import exchange
 from moe.sharding.exchange.exchange import pad_end
-from moe.sharding.rules.rule import AxisOption
-from tests.sharding.partitioned import check_at_random
+from tests.sharding.modules import MeanSquare
+from tests.sharding.partitioned import check_at_random, check_function
 
 D = torch.float64
 
@@ -24,49 +25,97 @@ class UnevenMLP(nn.Module):
         return ((self.second(hidden.view(-1, 10)).view(*x.shape[:-1], 7) - y) ** 2).mean()
 
 
-class EinsumExperts(nn.Module):
-    """Every token to all experts, weighed."""
+def experts(router: Tensor, w_in: Tensor, w_out: Tensor, x: Tensor) -> Tensor:
+    """Every token to all experts, weighted."""
+    gates = torch.tanh(torch.einsum("GSM,ME->GSE", x, router))
+    dispatched = torch.einsum("GSE,GSM->EGSM", gates, x)
+    hidden = torch.relu(torch.einsum("EGSM,EMH->EGSH", dispatched, w_in))
+    return torch.einsum("EGSH,EHM->GSM", hidden, w_out).pow(2).sum()
+
+
+UNEVEN = (torch.randn(4, 3, 6).double(), torch.randn(4, 3, 7).double())
+SEEDS = [0, pytest.param(1, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_mlp_of_uneven_sizes(seed: int) -> None:
+    torch.manual_seed(seed)
+    check_at_random(UnevenMLP().double(), UNEVEN, cases=15, seed=seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_experts_in_einsum(seed: int) -> None:
+    torch.manual_seed(seed)
+    inputs = [torch.randn(3, 5, 6, dtype=D)]
+    check_function(experts, (6, 4), (4, 6, 5), (4, 5, 6), inputs=inputs, cases=15, seed=seed)
+
+
+def test_three_axes() -> None:
+    torch.manual_seed(0)
+    check_at_random(UnevenMLP().double(), UNEVEN, cases=4, meshes=[(2, 2, 2), (2, 1, 3)])
+
+
+class PreActivation(nn.Module):
+    """A residual block with an activation in place before its convolution (He et al., arXiv 1603.05027)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.router = nn.Parameter(torch.randn(6, 4))
-        self.w_in, self.w_out = nn.Parameter(torch.randn(4, 6, 5)), nn.Parameter(torch.randn(4, 5, 6))
+        self.norm, self.relu, self.conv = nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.Conv2d(2, 2, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        gates = torch.tanh(torch.einsum("GSM,ME->GSE", x, self.router))
-        dispatched = torch.einsum("GSE,GSM->EGSM", gates, x)
-        hidden = torch.relu(torch.einsum("EGSM,EMH->EGSH", dispatched, self.w_in))
-        return torch.einsum("EGSH,EHM->GSM", hidden, self.w_out).pow(2).sum()
+        return x + self.conv(self.relu(self.norm(x)))
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_an_mlp_of_uneven_sizes(seed):
-    torch.manual_seed(seed)
-    sample = (torch.randn(4, 3, 6).double(), torch.randn(4, 3, 7).double())
-    check_at_random(UnevenMLP().double(), sample, cases=15, seed=seed)
+class ActivationOfInput(nn.Module):
+    """A block that modifies its input."""
 
-
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_experts_in_einsum(seed):
-    torch.manual_seed(seed)
-    check_at_random(EinsumExperts().double(), (torch.randn(3, 5, 6).double(),), cases=15, seed=seed)
-
-
-def test_three_axes():
-    torch.manual_seed(0)
-    sample = (torch.randn(4, 3, 6).double(), torch.randn(4, 3, 7).double())
-    check_at_random(UnevenMLP().double(), sample, cases=4, meshes=[(2, 2, 2), (2, 1, 3)])
-
-
-class Of(nn.Module):
-    """A function of one parameter."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor], value: Tensor) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.function, self.value = function, nn.Parameter(value)
+        self.relu, self.conv = nn.ReLU(inplace=True), nn.Conv2d(2, 2, 1)
 
-    def forward(self) -> Tensor:
-        return self.function(self.value * 2)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(self.relu(x))
+
+
+def convolutions(channels_in: int, channels: int) -> list[nn.Module]:
+    return [layer for count in (channels_in, channels)
+            for layer in (nn.Conv2d(count, channels, 3, padding=1), nn.ReLU(inplace=True))]  # fmt: skip
+
+
+class UNet(nn.Module):
+    """Two levels with a skip connection, of convolutions and activations in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.bottom = nn.Sequential(*convolutions(1, 2)), nn.Sequential(*convolutions(2, 2))
+        self.pool, self.up, self.out = (
+            nn.MaxPool2d(2),
+            nn.ConvTranspose2d(2, 2, 2, 2),
+            nn.Sequential(*convolutions(4, 1)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = self.down(x)
+        return self.out(torch.cat([skip, self.up(self.bottom(self.pool(skip)))], 1))
+
+
+IN_PLACE: dict[str, tuple[Callable[[], list[nn.Module]], tuple[int, ...]]] = {
+    "perceptron": (lambda: [m for _ in range(2) for m in (nn.Linear(4, 4), nn.ReLU(inplace=True))], (8, 4)),
+    "convolutions": (lambda: [*convolutions(1, 2), nn.MaxPool2d(2)], (4, 1, 4, 4)),
+    "U-Net": (lambda: [UNet()], (4, 1, 4, 4)),
+    "pre-activation": (lambda: [PreActivation() for _ in range(3)], (4, 2, 4, 4)),
+    "activation of the input": (
+        lambda: [nn.Conv2d(2, 2, 1), *(ActivationOfInput() for _ in range(3))], (4, 2, 3, 3)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_repeated_layers_may_modify_their_input_in_place(name: str) -> None:
+    torch.manual_seed(0)
+    build, shape = IN_PLACE[name]
+    check_at_random(MeanSquare(*build()).to(D), (torch.randn(shape, dtype=D),), cases=3)
 
 
 EMPTY: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
@@ -76,55 +125,49 @@ EMPTY: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", EMPTY)
 def test_tensors_without_elements(name: str) -> None:
     function, shape = EMPTY[name]
-    check_at_random(Of(function, torch.randn(shape, dtype=D)), (), cases=12)
+    check_function(lambda x: function(x * 2), shape, cases=12)
 
 
-def test_conjugates_are_exchanged_as_they_are() -> None:
-    module = Of(
-        lambda z: (z.conj() @ z.mT).imag + (z.conj().imag @ z.real.t()), torch.randn(4, 5, dtype=torch.complex128)
-    )
-    check_at_random(module, (), cases=8)
+def test_conjugates_are_exchanged_as_their_values() -> None:
+    check_function(
+        lambda z: (2 * z.conj() @ z.mT).imag + (z.conj().imag @ z.real.t()), torch.randn(4, 5, dtype=torch.complex128),
+        cases=8,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.complex128])
-def test_the_same_memory_as_another_dtype(dtype: torch.dtype) -> None:
-    check_at_random(
-        Of(lambda x: x.detach().t().contiguous().view(dtype).abs().sum(1), torch.randn(6, 4, dtype=D)), (), cases=12
-    )
+def test_memory_viewed_as_another_dtype(dtype: torch.dtype) -> None:
+    check_function(lambda x: (x * 2).detach().t().contiguous().view(dtype).abs().sum(1), (6, 4), cases=12)
 
 
-def test_zeros_of_both_signs_are_two() -> None:
+def test_zeros_keep_their_signs() -> None:
     def signed(x: Tensor) -> Tensor:
         below, above = (torch.full((5,), zero, dtype=D) for zero in (-0.0, 0.0))
-        return torch.copysign(x, below) + torch.copysign(x * 2, above)
+        return torch.copysign(x * 2, below) + torch.copysign(x * 4, above)
 
-    check_at_random(Of(signed, torch.randn(4, 5, dtype=D)), (), cases=2)
-
-
-class Divided(nn.Module):
-    def forward(self, whole: Tensor, divisors: Tensor) -> tuple[Tensor, ...]:
-        return whole // divisors, whole % divisors, torch.fmod(whole, divisors)
+    check_function(signed, (4, 5), cases=2)
 
 
 def test_whole_numbers_are_not_divided_by_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Nothing is faked: the product's own padding again, zeros. By the 77 that conftest pads with one may divide.
+    # No fake: the product's own padding with zeros again, because conftest pads with 77, which can divide.
     monkeypatch.setattr(exchange, "pad_end", pad_end)
-    sample = torch.randint(-9, 9, (5, 10, 5)), torch.randint(1, 5, (10, 5))
 
-    def splits_divisors(option: AxisOption) -> bool:
+    def divided(whole: Tensor, divisors: Tensor) -> tuple[Tensor, ...]:
+        return whole // divisors, whole % divisors, torch.fmod(whole, divisors)
+
+    def splits_divisors(option: Any) -> bool:
         return option.operands[-1].dim is not None
 
-    check_at_random(Divided(), sample, cases=4, prefer=splits_divisors, meshes=[(3,), (4,)])
+    inputs = torch.randint(-9, 9, (5, 10, 5)), torch.randint(1, 5, (10, 5))
+    check_function(divided, inputs=inputs, cases=4, prefer=splits_divisors, meshes=[(3,), (4,)])
 
 
-def test_complex_numbers_have_no_largest() -> None:
+def test_complex_numbers_have_no_maximum() -> None:
     def reduced(x: Tensor) -> tuple[Tensor, ...]:
-        parts = torch.ops.aten.split_with_sizes_copy(x, [1, 4])
-        return (*(each.abs() for each in parts), x.all(), x.any(), (x * 0).any(1))
+        parts = torch.ops.aten.split_with_sizes_copy(x * 2, [1, 4])
+        return (*(part.abs() for part in parts), x.all(), x.any(), (x * 0).any(1))
 
-    module = Of(reduced, torch.randn(5, 5, dtype=torch.complex128))
-    check_at_random(module, (), cases=6, meshes=[(3,), (2, 2)])
+    check_function(reduced, torch.randn(5, 5, dtype=torch.complex128), cases=6, meshes=[(3,), (2, 2)])

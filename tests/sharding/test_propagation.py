@@ -1,6 +1,5 @@
-"""Propagation of hints alone: GShard's plan from its three annotations, priorities, conflicts with both sources."""
+"""Propagation of hints without a search: GShard's plan, priorities, and conflicts with both sources."""
 
-import math
 from typing import Any
 
 import pytest
@@ -9,14 +8,13 @@ from torch import Tensor, nn
 
 from moe import sharding
 from moe.plan import Cluster
-from moe.sharding.applied.dtensors import local
 from moe.sharding.capture.capture import capture
 from moe.sharding.propagation.annotated_graph import annotate_graph
 from moe.sharding.propagation.propagate import Propagation
 from moe.sharding.rules.registry import Rules
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.gshard_listing import PaperModel
-from tests.sharding.on_ranks import cores
+from tests.sharding.on_ranks import Built, check_on_ranks
 from tests.sharding.partitioned import differences
 
 H100 = Cluster.model_validate({"num_nodes": 1, "devices_per_node": 8, "device": "h100"})
@@ -35,7 +33,7 @@ def test_three_annotations_give_the_papers_layer_without_a_search():
 
 
 class Chain(nn.Module):
-    """A product between operators that pass tensors on."""
+    """Products between elementwise operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,26 +79,13 @@ def test_hidden_units_split_by_one_hint_are_split_in_both_products():
     assert str(made.assignment.leaves[by_name["second.weight"]][0]) == "S(1)"
 
 
-def on_ranks(mesh: dict[str, int]) -> list[str]:
+def paper() -> Built:
     torch.manual_seed(0)
     model = PaperModel(2, True, model_dim=32, hidden_dim=64, capacity=8).double()
-    batch = (torch.randn(8, 24, 32, dtype=torch.float64),)
-    plan = sharding.plan(model, batch, cores(math.prod(mesh.values())), mesh=mesh, search=False)
-    applied = sharding.apply(model, plan)
-    found, expected = applied(*batch), model(*batch)
-    found.backward()
-    expected.backward()
-    wrong = [] if torch.allclose(found, expected, atol=1e-12) else ["loss"]
-    for name, shard in applied.shards().items():
-        here, whole = local(applied.get_parameter(name).grad), model.get_parameter(name).grad
-        cut = tuple(slice(at, at + n) for at, n in zip(shard.offsets, here.shape, strict=True))
-        if not torch.allclose(here, whole[cut], atol=1e-12):
-            wrong.append(name)
-    sharding.close(applied)
-    return wrong
+    return model, (torch.randn(8, 24, 32, dtype=torch.float64),)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [pytest.param({"a": 2}, marks=pytest.mark.grid), {"a": 2, "b": 2}], ids=str)
 def test_what_follows_from_hints_computes_what_one_device_computes(ranks: Pools, mesh: dict[str, int]):
-    assert ranks[math.prod(mesh.values())].run(on_ranks, mesh) == [[]] * math.prod(mesh.values())
+    check_on_ranks(ranks, paper, mesh, search=False)

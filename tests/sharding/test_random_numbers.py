@@ -1,4 +1,4 @@
-"""Random numbers are a function of seed, step, operator and position: any layout draws those that one device draws."""
+"""Random numbers are a function of seed, step, operator and position, in any layout."""
 
 import math
 import random
@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from moe.sharding.capture.capture import capture
-from moe.sharding.exchange.exchange import part_of, strip_padding
 from moe.sharding.exchange.mesh import Draws, OneDevice
-from moe.sharding.operands import is_operator
 from moe.sharding.placement import WHOLE
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.distributions import DISTRIBUTIONS, values
 from moe.sharding.rules.registry import rule_of
-from moe.spec import SpecError
-from tests.sharding.partitioned import MESHES, drawn, programmed, run_program
+from tests.refusals import refused
+from tests.sharding.modules import Function
+from tests.sharding.partitioned import MESHES, drawn, operators, programmed, run_program, unlike_parts
+from tests.sharding.refused import lines_of
 from tests.sharding.thread_mesh import ThreadMesh, on_threads
 
 D = torch.float64
@@ -36,49 +36,43 @@ class Dropped(nn.Module):
         return F.dropout(hidden, 0.2, self.training) @ self.v
 
 
-class Drawn(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(5, 7, dtype=D))
-
-    def forward(self, x: Tensor) -> Tensor:
-        noise = torch.rand(5, 7, dtype=D) + torch.rand_like(self.w) * torch.empty(7, dtype=D).uniform_(-2, 3)
-        coins = torch.empty_like(x).bernoulli_(0.3) + torch.bernoulli(torch.sigmoid(x))
-        whole_rows = F.dropout1d(self.w[None], 0.5)[0]
-        return self.w * (noise + coins) + whole_rows
+def uniform(w: Tensor, x: Tensor) -> Tensor:
+    noise = torch.rand(5, 7, dtype=D) + torch.rand_like(w) * torch.empty(7, dtype=D).uniform_(-2, 3)
+    coins = torch.empty_like(x).bernoulli_(0.3) + torch.bernoulli(torch.sigmoid(x))
+    return w * (noise + coins) + F.dropout1d(w[None], 0.5)[0]
 
 
-class Distributions(nn.Module):
+def distributed(w: Tensor, x: Tensor) -> Tensor:
     """Noise of every distribution, from functions and methods."""
+    noise = torch.randn(5, 7, dtype=D) + torch.randn_like(x) + torch.empty(7, dtype=D).normal_(1, 2)
+    noise = noise + torch.normal(x, x.abs()) + torch.normal(0.5, x.abs()) + torch.normal(x, 2.0)
+    noise = noise + torch.normal(0.0, 1.0, (5, 7), dtype=D) + torch.empty_like(x).exponential_(2.0).log()
+    noise = noise + torch.empty_like(x).log_normal_(0.1, 0.2) + torch.empty_like(x).geometric_(0.3)
+    noise = noise + torch.empty_like(x).cauchy_(1, 2).tanh() + torch.randint(9, (5, 7)) + torch.randint(-3, 3, (7,))
+    noise = noise + torch.randint_like(x, 4) + torch.randint_like(x, -2, 9)
+    return w * noise + F.gumbel_softmax(w, hard=True)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(5, 7, dtype=D))
 
-    def forward(self, x: Tensor) -> Tensor:
-        like = torch.empty_like(x)
-        noise = torch.randn(5, 7, dtype=D) + torch.randn_like(x) + torch.empty(7, dtype=D).normal_(1, 2)
-        noise = noise + torch.normal(x, x.abs()) + torch.normal(0.5, x.abs()) + torch.normal(x, 2.0)
-        noise = noise + torch.normal(0.0, 1.0, (5, 7), dtype=D) + like.exponential_(2.0).log()
-        noise = noise + torch.empty_like(x).log_normal_(0.1, 0.2) + torch.empty_like(x).geometric_(0.3)
-        noise = noise + torch.empty_like(x).cauchy_(1, 2).tanh() + torch.randint(9, (5, 7)) + torch.randint(-3, 3, (7,))
-        noise = noise + torch.randint_like(x, 4) + torch.randint_like(x, -2, 9)
-        return self.w * noise + F.gumbel_softmax(self.w, hard=True)
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "dropout": Dropped,
+    "uniform": lambda: Function(uniform, torch.randn(5, 7, dtype=D)),
+    "distributions": lambda: Function(distributed, torch.randn(5, 7, dtype=D)),
+}
 
 
 def on_one(module: nn.Module, sample: tuple[Tensor, ...], draws: Draws) -> Any:
     captured = capture(module, sample)
-    whole = {node.name: (rule_of(node).axis_options()[0],) for node in captured.graph.graph.nodes if is_operator(node)}
+    whole = {node.name: (rule_of(node).axis_options()[0],) for node in operators(captured)}
     leaves = {node.name: (WHOLE,) for node in captured.leaves}
     program = programmed(captured, Assignment((1,), leaves, whole))
     return run_program(program, module, sample, OneDevice(draws=draws))  # type: ignore[arg-type]
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("kind", [Dropped, Drawn, Distributions])
-def test_any_layout_draws_the_same(kind: type[nn.Module]) -> None:
+@pytest.mark.parametrize("name", MODULES)
+def test_any_layout_draws_the_same(name: str) -> None:
     torch.manual_seed(0)
-    module, sample = kind(), (torch.randn(5, 6 if kind is Dropped else 7, dtype=D),)
+    module, sample = MODULES[name](), (torch.randn(5, 6 if name == "dropout" else 7, dtype=D),)
     captured, draws = capture(module, sample), Draws(seed=3, step=8)
     (output,), gradients, _ = on_one(module, sample, draws)
     for case in range(20):
@@ -86,35 +80,29 @@ def test_any_layout_draws_the_same(kind: type[nn.Module]) -> None:
         degrees = draw.choice(MESHES)
         program = programmed(captured, drawn(captured, degrees, draw))
 
-        def one(mesh: ThreadMesh, program: Any = program) -> None:
+        def one(mesh: ThreadMesh, program: Any = program) -> list[str]:
             mesh.draws.seed, mesh.draws.step = draws.seed, draws.step
             (found,), parts, _ = run_program(program, module, sample, mesh)
             assert torch.allclose(found, output, rtol=1e-10, atol=1e-10)
-            for name, whole in gradients.items():
-                placements = program.placements[name]
-                mine = strip_padding(parts[name], whole.shape, placements, mesh)
-                true = strip_padding(part_of(whole, placements, mesh), whole.shape, placements, mesh)
-                assert torch.allclose(mine, true, rtol=1e-10, atol=1e-10)
+            return unlike_parts(program, parts, gradients, mesh, lambda _, a, b: torch.allclose(a, b, 1e-10, 1e-10))
 
-        on_threads(degrees, one)
+        assert not any(on_threads(degrees, one))
 
 
-def test_seed_and_step_change_what_is_drawn_and_nothing_else_does() -> None:
-    module, sample = Drawn(), (torch.zeros(5, 7, dtype=D),)
+def test_only_seed_and_step_change_the_numbers() -> None:
+    module, sample = MODULES["uniform"](), (torch.zeros(5, 7, dtype=D),)
     (first,), _, _ = on_one(module, sample, Draws())
     assert torch.equal(on_one(module, sample, Draws())[0][0], first)
     for draws in (Draws(seed=1), Draws(step=1)):
         assert not torch.isclose(on_one(module, sample, draws)[0][0], first).any()
 
 
-class Uniform(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+def test_uniform_numbers_are_distributed_as_in_torch() -> None:
+    def drawn(x: Tensor) -> tuple[Tensor, ...]:
         kept = F.dropout(torch.ones(300, 100), 0.25)
         return torch.rand(300, 100), torch.rand(300, 100, dtype=torch.bfloat16), kept, x.bernoulli(0.9)
 
-
-def test_what_is_drawn_is_distributed_as_torch_says() -> None:
-    numbers, coarse, kept, coins = on_one(Uniform(), (torch.zeros(300, 100),), Draws())[0]
+    numbers, coarse, kept, coins = on_one(Function(drawn), (torch.zeros(300, 100),), Draws())[0]
     for each in (numbers, coarse.float()):
         assert 0 <= each.min() < 0.01
         assert 0.99 < each.max() < 1
@@ -124,16 +112,7 @@ def test_what_is_drawn_is_distributed_as_torch_says() -> None:
     assert kept.mean() == pytest.approx(1, abs=0.02)
     assert coins.mean() == pytest.approx(0.9, abs=0.01)
     rows = torch.corrcoef(torch.stack([numbers.flatten(), coarse.float().flatten(), kept.flatten()]))
-    assert (rows - torch.eye(3)).abs().max() < 0.03, "operators draw from streams of their own"
-
-
-class Samples(nn.Module):
-    def __init__(self, draw: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.draw = draw
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.draw(torch.empty_like(x))
+    assert (rows - torch.eye(3)).abs().max() < 0.03, "each operator has its own stream"
 
 
 @pytest.mark.parametrize(
@@ -150,9 +129,9 @@ class Samples(nn.Module):
     ],
     ids=["randn", "normal", "log-normal", "exponential", "Cauchy", "geometric", "below", "between"],
 )
-def test_distributions_are_those_of_torch(draw: Callable[[Tensor], Tensor], distribution: Any) -> None:
-    """By the Kolmogorov-Smirnov statistic of continuous ones, and the greatest error of a frequency of others."""
-    (numbers,) = on_one(Samples(draw), (torch.zeros(300, 100, dtype=D),), Draws())[0]
+def test_other_numbers_are_distributed_as_in_torch(draw: Callable[[Tensor], Tensor], distribution: Any) -> None:
+    """By the Kolmogorov-Smirnov statistic, or the largest error of a frequency for whole numbers."""
+    (numbers,) = on_one(Function(lambda x: draw(torch.empty_like(x))), (torch.zeros(300, 100, dtype=D),), Draws())[0]
     assert numbers.isfinite().all()
     if hasattr(distribution, "pmf"):
         numbers, counts = numbers.unique(return_counts=True)
@@ -163,7 +142,7 @@ def test_distributions_are_those_of_torch(draw: Callable[[Tensor], Tensor], dist
 
 @pytest.mark.parametrize("draw", [0.0, 2.0**-53, 1 - 2.0**-53])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_the_least_and_the_greatest_draw_give_finite_numbers(name: str, draw: float) -> None:
+def test_the_smallest_and_largest_draws_give_finite_numbers(name: str, draw: float) -> None:
     parameters: list[Any] = {"integer": [2, 5], "geometric": [0.5]}.get(name, [])
     dtypes = (torch.float16, torch.float32, D) if name == "exponential" else (D,)
     for dtype in dtypes:
@@ -173,25 +152,17 @@ def test_the_least_and_the_greatest_draw_give_finite_numbers(name: str, draw: fl
         assert name != "integer" or 2 <= number < 5
 
 
-def test_dropout_of_a_module_that_is_evaluated_drops_nothing() -> None:
+def test_dropout_has_no_effect_in_evaluation() -> None:
     module, sample = Dropped().eval(), (torch.randn(5, 6, dtype=D),)
     assert torch.allclose(on_one(module, sample, Draws())[0][0], module(*sample))
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: torch.randn(3, dtype=torch.complex64).real,
-        lambda x: torch.randperm(5),
-        lambda x: torch.multinomial(x, 1),
-    ],
-)
-def test_others_are_refused_in_words(function: Any) -> None:
-    class Other(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return function(x)
-
-    captured = capture(Other(), (torch.ones(2, 4),))
-    node = next(node for node in captured.graph.graph.nodes if is_operator(node))
-    with pytest.raises(SpecError, match=r"test_random_numbers.py:\d+.*would depend on the layout; make them of"):
+@pytest.mark.parametrize("function", [
+    lambda x: torch.randn(3, dtype=torch.complex64).real,  # complex
+    lambda x: torch.randperm(5),  # permutation
+    lambda x: torch.multinomial(x, 1),  # multinomial
+], ids=["complex", "permutation", "multinomial"])  # fmt: skip
+def test_other_distributions_are_refused(function: Any, request: pytest.FixtureRequest) -> None:
+    node = operators(capture(Function(function), (torch.ones(2, 4),)))[0]
+    with refused("unsupported", lines_of(__file__)(request.node.callspec.id)):
         rule_of(node)

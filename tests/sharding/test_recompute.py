@@ -1,8 +1,10 @@
-"""Blocks that are computed again in the backward pass: the same losses and gradients, with less kept, where it is asked
-for and where nothing else has room."""
+"""Blocks recomputed in the backward pass: the same losses and gradients with fewer stored values, on request and where
+nothing else fits."""
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
+from functools import partial
 
 import pytest
 import torch
@@ -17,15 +19,15 @@ from moe.sharding.lines import BLOCK
 from moe.sharding.operands import AGAIN
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.recompute import recompute_blocks
-from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
+from tests.refusals import refused
 from tests.sharding.gshard_listing import PaperModel
-from tests.sharding.on_ranks import Built, cores, differences
-from tests.sharding.test_our_models import softmax as translation
+from tests.sharding.on_ranks import Built, check_on_ranks, cores
+from tests.sharding.test_our_models import SOFTMAX, translation
 
 
 class Block(nn.Module):
-    """With dropout in training, a buffer that is written, and a result that the next but one uses too."""
+    """Dropout, an updated buffer, and a result that the next block but one uses too."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -79,12 +81,7 @@ def member() -> Built:
     return Member(module), batch
 
 
-BUILT = {"deep": deep, "member": member, "paper": paper, "translation": translation}
-
-
-def on_ranks(mesh: dict[str, int], model: str, micro_batches: int) -> tuple[list[str], bool]:
-    wrong, plan = differences(BUILT[model], mesh, steps=2, recompute=True, micro_batches=micro_batches)
-    return wrong, plan.recompute
+BUILT = {"deep": deep, "member": member, "paper": paper, "translation": partial(translation, **SOFTMAX)}
 
 
 @pytest.mark.slow
@@ -97,12 +94,12 @@ def on_ranks(mesh: dict[str, int], model: str, micro_batches: int) -> tuple[list
 def test_losses_and_gradients_are_those_of_one_device(
     ranks: Pools, model: str, mesh: dict[str, int], micro_batches: int
 ) -> None:
-    for wrong, recompute in ranks[math.prod(mesh.values())].run(on_ranks, mesh, model, micro_batches):
-        assert (wrong, recompute) == ([], True)
+    plan = check_on_ranks(ranks, BUILT[model], mesh, steps=2, recompute=True, micro_batches=micro_batches)
+    assert plan.recompute
 
 
 def drawn(mesh: dict[str, int], micro_batches: int, hints: dict[str, sharding.Split]) -> list[str]:
-    """What is not as without, where numbers are drawn: losses, gradients, buffers of two steps."""
+    """Losses, gradients and buffers of two steps with dropout that recomputation changes."""
     module, batch = deep()
     found = []
     for recompute in (False, True):
@@ -129,7 +126,7 @@ def drawn(mesh: dict[str, int], micro_batches: int, hints: dict[str, sharding.Sp
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("hints", [{"inputs": sharding.Split(0)}, {"*.weight": sharding.Split(0)}], ids=str)
-def test_what_is_computed_again_draws_what_it_drew(
+def test_recomputation_draws_the_same_numbers(
     ranks: Pools, micro_batches: int, hints: dict[str, sharding.Split]
 ) -> None:
     for wrong in ranks[2].run(drawn, {"a": 2}, micro_batches, hints):
@@ -142,7 +139,7 @@ def planned(build: Built, memory_bytes: int = 1 << 33, **options: bool | int | N
 
 
 def kept_bytes(build: Built, plan: ShardingPlan) -> int:
-    """That the program of rank 0 keeps from the forward pass to the backward pass, without its arguments."""
+    """Bytes that a program of rank 0 stores for the backward pass, without its arguments."""
     captured = capture(*build)
     program = program_of(captured, plan)
     *_, output = program.forward.graph.nodes
@@ -152,7 +149,7 @@ def kept_bytes(build: Built, plan: ShardingPlan) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["deep", "member", "paper"])
-def test_what_is_inside_blocks_is_not_kept(model: str) -> None:
+def test_values_inside_blocks_are_not_stored(model: str) -> None:
     without, again = (planned(BUILT[model](), recompute=each) for each in (False, True))
     assert (without.recompute, again.recompute) == (False, True)
     assert again.memory.kept < 0.6 * without.memory.kept
@@ -162,8 +159,8 @@ def test_what_is_inside_blocks_is_not_kept(model: str) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_chosen_where_nothing_else_has_room() -> None:
-    """One sample, which no micro-batches can divide."""
+def test_recomputation_is_chosen_if_nothing_else_fits() -> None:
+    """One row, which micro-batches cannot divide."""
     large = deep()[0], (torch.zeros(1, 20_000, 8).double(), torch.zeros(1, 20_000, 3).double())
     without, again = (planned(large, recompute=each) for each in (False, True))
     assert again.memory.total < without.memory.total
@@ -172,7 +169,7 @@ def test_it_is_chosen_where_nothing_else_has_room() -> None:
     assert found.recompute
     assert found.memory.total <= between
     assert [(each.recompute, each.step_s is None) for each in found.considered] == [(False, True), (True, False)]
-    with pytest.raises(SpecError, match="no plan fits"):
+    with refused("does_not_fit", "cluster"):
         planned(large, between, recompute=False)
 
 
@@ -181,15 +178,17 @@ def linears(*more: nn.Module) -> nn.Sequential:
 
 
 class Encoder(nn.Module):
-    """Layers in a list, or in a dict with numbers as keys, and operators beside them. The first layer may have a name
-    of its own, too."""
+    """Layers in a list or a dict, with operators outside them. The first layer may have another name too."""
 
-    def __init__(self, layers: nn.ModuleList | nn.ModuleDict, has_alias: bool = False) -> None:
+    def __init__(
+        self, layers: Iterable[nn.Module] | None = None, is_dict: bool = False, has_alias: bool = False
+    ) -> None:
         super().__init__()
-        modules = layers.values() if isinstance(layers, nn.ModuleDict) else layers
+        modules = list(layers or (linears() for _ in range(2)))
         if has_alias:
-            self.first = next(iter(modules))
-        self.layers = layers
+            self.first = modules[0]
+        names = {str(number): module for number, module in enumerate(modules)}
+        self.layers = nn.ModuleDict(names) if is_dict else nn.ModuleList(modules)
         self.scale = nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -198,62 +197,34 @@ class Encoder(nn.Module):
         return x
 
 
-def encoder(**options: bool) -> Encoder:
-    return Encoder(nn.ModuleList(linears() for _ in range(2)), **options)
-
-
-def numbered() -> Encoder:
-    return Encoder(nn.ModuleDict({str(number): linears() for number in range(2)}))
-
-
-def with_shared_activation() -> Encoder:
-    """Layers of two widths, which are therefore not captured as one block."""
-    tanh = nn.Tanh()
-    return Encoder(nn.ModuleList(nn.Sequential(nn.Linear(4, width), tanh, nn.Linear(width, 4)) for width in (4, 5)))
-
-
 LAYERS = {"layers.0", "layers.1", None}
+BLOCKS: dict[str, tuple[nn.Module, set[str | None]]] = {
+    "list": (linears(), {"0", "1"}),
+    "only member": (nn.Sequential(linears()), {"0.0", "0.1"}),
+    "no two": (nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(4, 4)))), {"0"}),
+    "unlike": (nn.Sequential(nn.ReLU(), linears(), nn.Tanh()), {"0", "1.0", "1.1", "2"}),
+    "lists": (nn.Sequential(linears(), linears()), {"0", "1"}),
+    "list within a list": (linears(linears()), {"0", "1", "2"}),
+    "named": (nn.Sequential(OrderedDict(only=linears())), {"only.0", "only.1"}),
+    "none": (nn.Sequential(OrderedDict(only=nn.Linear(4, 4))), {None}),
+    "encoder": (Encoder(), LAYERS),
+    "dict": (Encoder(is_dict=True), LAYERS),
+    "alias": (Encoder(has_alias=True), LAYERS),
+    "encoder as only member": (nn.Sequential(Encoder()), {"0.layers.0", "0.layers.1", None}),
+    "encoder between linears": (
+        nn.Sequential(nn.Linear(4, 4), Encoder(), nn.Linear(4, 4)), {"0", "1.layers.0", "1.layers.1", "2", None}
+    ),
+    "encoders in a list": (
+        nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Sequential(Encoder(), Encoder())), {"0", "1.0", "1.1"}
+    ),
+    "shared": (Encoder([linears()] * 2), {"layers.0", None}),
+}  # fmt: skip
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize(
-    ("module", "blocks"),
-    [
-        (linears(), {"0", "1"}),
-        (nn.Sequential(linears()), {"0.0", "0.1"}),
-        (nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(4, 4)))), {"0"}),
-        (nn.Sequential(nn.ReLU(), linears(), nn.Tanh()), {"0", "1.0", "1.1", "2"}),
-        (nn.Sequential(linears(), linears()), {"0", "1"}),
-        (linears(linears()), {"0", "1", "2"}),
-        (nn.Sequential(OrderedDict(only=linears())), {"only.0", "only.1"}),
-        (nn.Sequential(OrderedDict(only=nn.Linear(4, 4))), {None}),
-        (encoder(), LAYERS),
-        (numbered(), LAYERS),
-        (encoder(has_alias=True), LAYERS),
-        (nn.Sequential(encoder()), {"0.layers.0", "0.layers.1", None}),
-        (nn.Sequential(nn.Linear(4, 4), encoder(), nn.Linear(4, 4)), {"0", "1.layers.0", "1.layers.1", "2", None}),
-        (nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Sequential(encoder(), encoder())), {"0", "1.0", "1.1"}),
-        (Encoder(nn.ModuleList([linears()] * 2)), {"layers.0", None}),
-    ],
-    ids=[
-        "list",
-        "alone",
-        "no-two",
-        "unlike",
-        "lists",
-        "list-within",
-        "named",
-        "none",
-        "encoder",
-        "dict",
-        "alias",
-        "member",
-        "between-linears",
-        "sequentials",
-        "shared",
-    ],
-)
-def test_blocks_are_members_of_the_outermost_list_of_layers(module: nn.Module, blocks: set[str | None]) -> None:
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_are_members_of_the_outermost_list_of_layers(name: str) -> None:
+    module, blocks = BLOCKS[name]
     captured = capture(module, (torch.zeros(4, 4),), torch.sum)
     operators = [node for node in captured.graph.graph.nodes if node.op == "call_function"]
     loss = {"sum", "expand", "full", "scalar_tensor"}
@@ -261,14 +232,16 @@ def test_blocks_are_members_of_the_outermost_list_of_layers(module: nn.Module, b
 
 
 def test_a_shared_activation_belongs_to_the_layer_that_calls_it() -> None:
-    captured = capture(with_shared_activation(), (torch.zeros(4, 4),), torch.sum)
+    tanh = nn.Tanh()
+    layers = [nn.Sequential(nn.Linear(4, width), tanh, nn.Linear(width, 4)) for width in (4, 5)]  # not one block
+    captured = capture(Encoder(layers), (torch.zeros(4, 4),), torch.sum)
     nodes = captured.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default)
     assert [node.meta[BLOCK] for node in nodes] == ["layers.0", "layers.1"]
 
 
 @pytest.mark.slow
-def test_operators_beside_the_layers_are_not_recomputed() -> None:
-    """Neither in a module nor in the only member of a list."""
+def test_operators_outside_the_layers_are_not_recomputed() -> None:
+    """Neither those of a module nor those of the only member of a list."""
     for build in (deep, member):
         captured = capture(*build())
         assert recompute_blocks(captured)
@@ -276,20 +249,20 @@ def test_operators_beside_the_layers_are_not_recomputed() -> None:
         assert {block.rpartition(".")[0] for block in blocks} <= {"blocks", "networks.0.blocks"}
 
 
-def test_a_module_without_blocks_is_told_so() -> None:
+def test_recomputation_needs_blocks() -> None:
     module = nn.Sequential()
     module.add_module("only", nn.Linear(4, 4))
-    with pytest.raises(SpecError, match="needs blocks"):
+    with refused("requires", "recompute", True):
         sharding.plan(module, (torch.zeros(4, 4),), cores(2), loss=torch.sum, recompute=True)
 
 
 @pytest.mark.slow
-def test_experts_are_kept_within_the_backward_pass() -> None:
-    """The operator that is computed again is the one whose gradients are taken: it runs once there, not twice."""
-    module, sample = translation()
+def test_experts_run_once_in_the_backward_pass() -> None:
+    """The recomputed operator is also the one that is differentiated."""
+    module, sample = BUILT["translation"]()
     captured = capture(module, sample)
     program_of(captured, planned((module, sample), recompute=True))
     experts = [node for node in captured.graph.graph.nodes if "expert_feed_forward" in node.name]
     backward = [node for node in experts if "backward" in node.name]
     assert backward
-    assert not any(AGAIN in node.meta for node in experts)  # its result alone is needed, by nobody in its block
+    assert not any(AGAIN in node.meta for node in experts)  # only its result is needed, outside its block

@@ -7,21 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.sharding.partitioned import check_at_random
+from tests.sharding.partitioned import check_at_random, check_function
 
 D = torch.float64
-
-
-class Of(nn.Module):
-    """A function of a parameter `[5, 4, 6]` and one `[6]`."""
-
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-        self.a, self.b = nn.Parameter(torch.randn(5, 4, 6, dtype=D)), nn.Parameter(torch.randn(6, dtype=D))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.function(self.a * x, self.b) * 0.7).sin()
 
 
 def _norms(a: Tensor, b: Tensor) -> Tensor:
@@ -41,8 +29,8 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "argsort": lambda a, b: a.gather(1, a.argsort(1)) * b,
     "topk": lambda a, b: a.topk(3, 1)[0] * b,
     "topk of the last": lambda a, b: a.topk(3)[0] * b[:3],
-    "extremes with places": lambda a, b: a.max(1)[0] * b + a.min(1, keepdim=True)[0][:, 0],
-    "places of extremes": lambda a, b: a.argmax(1) * b + a.argmin(1) + a.argmax(),
+    "extremes with indices": lambda a, b: a.max(1)[0] * b + a.min(1, keepdim=True)[0][:, 0],
+    "indices of extremes": lambda a, b: a.argmax(1) * b + a.argmin(1) + a.argmax(),
     "medians": lambda a, b: a.median(0)[0] * b + a.kthvalue(2, 0)[0] + a.median() + a.mode(0)[0],
     "products": lambda a, b: a.prod(1) * b + (a * 0.1 + 1).prod(),
     "glu": lambda a, b: F.glu(a, 1).sum((0, 1)) * b + F.glu(a)[0, 0, 0],
@@ -66,7 +54,7 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "distances": lambda a, b: torch.cdist(a, a.flip(1)).sum(-1, keepdim=True) * b,
     "norm-like": lambda a, b: a.norm(dim=1) * b + F.normalize(a, dim=0)[0, 0] + a.logsumexp(1),
     "activations": lambda a, b: F.logsigmoid(a) * b + F.hardswish(a) + F.elu(a) + F.leaky_relu(a) + F.mish(a),
-    "in simpler ones": lambda a, b: (
+    "decomposed": lambda a, b: (
         torch.outer(b, b).sum() * b + torch.vdot(b, b) + a.aminmax()[0] + a.dist(a * 2) + torch.rot90(a[0, :, :4]).sum()
         + a.count_nonzero() + torch.diag_embed(b).cumsum(0)[-1] + torch.isin(a.argsort(1), torch.tensor([1, 2])).sum()
     ),
@@ -81,11 +69,12 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_whole_dimensions(name: str) -> None:
     torch.manual_seed(len(name))
-    check_at_random(Of(FUNCTIONS[name]), (torch.randn(5, 4, 6, dtype=D),), cases=10)
+    function, x = FUNCTIONS[name], torch.randn(5, 4, 6, dtype=D)
+    check_function(lambda a, b, x: (function(a * x, b) * 0.7).sin(), (5, 4, 6), (6,), inputs=[x], cases=10)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (nn.GRU, nn.RNN))])
 def test_recurrent_layers(kind: type[nn.Module]) -> None:
-    """They are written with products: torch's own operator for all of one has no parts."""
+    """Decomposed into products, since torch's operator for a whole layer cannot be split."""
     torch.manual_seed(0)
     check_at_random(kind(4, 3, batch_first=True).double(), (torch.randn(4, 3, 4, dtype=D),), cases=6)

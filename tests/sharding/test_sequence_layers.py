@@ -1,4 +1,5 @@
-"""Attention with sinks, rotary positions, RMS norm and the gated delta rule of our own, split in random ways."""
+"""Our attention with sinks, rotary positions, RMS norm and gated delta rule, and feed-forward layers, under random
+assignments."""
 
 import pytest
 import torch
@@ -6,11 +7,15 @@ from torch import Tensor, nn
 
 from moe.layers.attention_mask import AttentionMask
 from moe.layers.delta_rule import gated_delta_rule
+from moe.layers.feed_forward import FeedForward
 from moe.layers.norm import rms_norm
 from moe.layers.rotary import Pairing, rotary_table, rotate
 from moe.layers.short_convolution import short_convolution
 from moe.layers.softmax_attention import attend
+from moe.parallel import SequenceShard, declare
+from moe.spec.parameter import linear
 from moe.spec.rope import RopeSpec
+from tests.sharding.modules import Function
 from tests.sharding.partitioned import check_at_random
 
 D = torch.float64
@@ -21,7 +26,7 @@ def random(*shape: int) -> nn.Parameter:
 
 
 class Attending(nn.Module):
-    """4 heads of 4 numbers, on 2 of keys."""
+    """4 query heads and 2 key heads of width 4."""
 
     def __init__(self, pairing: Pairing, window: int | None, has_sinks: bool) -> None:
         super().__init__()
@@ -31,7 +36,7 @@ class Attending(nn.Module):
         self.sinks = random(4) if has_sinks else None
 
     def forward(self, x: Tensor, documents: Tensor) -> Tensor:
-        q, k, v = ((x @ each).unflatten(2, (-1, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        q, k, v = ((x @ weight).unflatten(2, (-1, 4)).transpose(1, 2) for weight in (self.q, self.k, self.v))
         positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         cos, sin = rotary_table(positions, 4, self.rope, dtype=x.dtype)
         q, k = (rotate(rms_norm(each, self.norm, 1e-6), cos, sin, self.rope.pairing) for each in (q, k))
@@ -72,3 +77,16 @@ def test_attention(pairing: Pairing, window: int | None, has_sinks: bool) -> Non
 def test_the_gated_delta_rule() -> None:
     torch.manual_seed(0)
     check_at_random(Recurring(), sample(), cases=6)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu", "geglu"])
+def test_feed_forward(activation: str) -> None:
+    torch.manual_seed(0)
+    layer = FeedForward(activation)
+    inputs = ("w_in", "w_gate") if layer.activation.gated else ("w_in",)
+    weights = [linear(name, ("hidden", 12), ("model", 6)) for name in inputs]
+    declare(layer, (*weights, linear("w_out", ("model", 6), ("hidden", 12))), D)
+    module = Function(lambda x: layer(x, SequenceShard(len(x))).square().sum())
+    module.layer = layer
+    check_at_random(module, (torch.randn(8, 6, dtype=D),), cases=6)

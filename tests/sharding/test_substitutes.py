@@ -1,4 +1,4 @@
-"""Functions that are captured as others: `nn.EmbeddingBag` and `torch.cond` compute what torch computes."""
+"""Functions captured as substitutes, such as `nn.EmbeddingBag` and `torch.cond`, compute what torch computes."""
 
 import importlib
 import random
@@ -13,13 +13,13 @@ from moe import sharding
 from moe.sharding.capture.substitutes import embedding_bag, histc
 from moe.spec import SpecError
 from tests.sharding.on_ranks import cores
-from tests.sharding.partitioned import check_at_random
+from tests.sharding.partitioned import check_at_random, check_function
 
 D = torch.float64
 
 
 class Bags(nn.Module):
-    """Bags of tags, whose embeddings are reduced, and a layer on top."""
+    """An embedding bag and a linear layer."""
 
     def __init__(self, num_rows: int, **options: Any) -> None:
         super().__init__()
@@ -32,8 +32,7 @@ class Bags(nn.Module):
 
 
 def bags(seed: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A module and its batch, with options drawn at random: bags of one size or of several, some of them empty, with
-    weights, and rows that are left out."""
+    """A module and its batch with random options: bags of any sizes, also empty, weights, padding rows."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
     mode, num_rows = draw.choice(["sum", "mean", "max"]), draw.randint(3, 11)
@@ -72,7 +71,7 @@ def test_long_bags_in_bfloat16(mode: str) -> None:
 
 
 @pytest.mark.parametrize("bound", [0.0, 1.0])
-def test_equal_bounds_of_counts_are_those_of_the_elements(bound: float) -> None:
+def test_equal_bounds_of_a_histogram_are_those_of_the_elements(bound: float) -> None:
     x = torch.linspace(0, 4, 20)
     assert torch.equal(histc(x, 4, bound, bound), torch.histc(x, 4, bound, bound))
 
@@ -80,25 +79,14 @@ def test_equal_bounds_of_counts_are_those_of_the_elements(bound: float) -> None:
 @pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"sparse": True}, {"scale_grad_by_freq": True}], ids=str)
 def test_bags_without_a_substitute_are_refused(options: dict[str, Any]) -> None:
     module = Bags(7, mode="sum", **options)
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as error:
         sharding.plan(module, (torch.randint(7, (8, 3)),), cores(2), mesh={"a": 2})
-    assert any("test_substitutes.py" in problem.path for problem in caught.value.problems)
-
-
-class Counts(nn.Module):
-    def __init__(self, bins: int, low: float, high: float) -> None:
-        super().__init__()
-        self.bins, self.bounds = bins, (low, high)
-        self.scale = nn.Parameter(torch.ones((), dtype=D))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        counts = torch.histc(x, self.bins, *self.bounds)
-        return (counts * self.scale).square().sum(), x.histc(self.bins, *self.bounds), x.histc(self.bins)
+    assert any("test_substitutes.py" in problem.path for problem in error.value.problems)
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(10))
-def test_counts_in_bins(seed: int) -> None:
+def test_histograms(seed: int) -> None:
     draw = random.Random(seed)
     torch.manual_seed(seed)
     bins = draw.randint(1, 7)
@@ -106,62 +94,50 @@ def test_counts_in_bins(seed: int) -> None:
     x, bounds = draw.choice(
         [(whole, (0, max(1, bins - 1))), (whole.new_ones(5), (0, 0)), (torch.randn(20).to(D), (-1, 2))]
     )
-    check_at_random(Counts(bins, *bounds), (x,), cases=2, seed=seed)
 
+    def counts(scale: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return (torch.histc(x, bins, *bounds) * scale).square().sum(), x.histc(bins, *bounds), x.histc(bins)
 
-class GroupedProducts(nn.Module):
-    """Two grouped products of rows sorted by group, by the operator that the transformers library registers."""
-
-    def __init__(self, num_groups: int) -> None:
-        super().__init__()
-        self.first = nn.Parameter(torch.randn(num_groups, 5, 3, dtype=D))
-        self.second = nn.Parameter(torch.randn(num_groups, 3, 4, dtype=D))
-        self.before = nn.Parameter(torch.randn(5, dtype=D))
-
-    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
-        hidden = torch.ops.transformers.grouped_mm_fallback(rows * self.before, self.first, ends).tanh()
-        return torch.ops.transformers.grouped_mm_fallback(hidden, self.second, ends).square().sum()
+    check_function(counts, (), inputs=[x], cases=2, seed=seed)
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(12))
 def test_grouped_products(seed: int) -> None:
-    """Groups of any sizes, some of them empty, and rows behind the last group."""
+    """By the operator that transformers registers: groups of any sizes, also empty, and rows after the last group."""
     importlib.import_module("transformers.integrations.moe")
+    product = torch.ops.transformers.grouped_mm_fallback
     draw = random.Random(seed)
     torch.manual_seed(seed)
     num_rows, num_groups = draw.randint(1, 17), draw.randint(1, 7)
-    ends = sorted(draw.randint(0, num_rows) for _ in range(num_groups))
-    sample = (torch.randn(num_rows, 5, dtype=D), torch.tensor(ends, dtype=torch.int32))
-    check_at_random(GroupedProducts(num_groups), sample, cases=4, seed=seed)
+    ends = torch.tensor(sorted(draw.randint(0, num_rows) for _ in range(num_groups)), dtype=torch.int32)
 
+    def run(first: Tensor, second: Tensor, scale: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
+        return product(product(rows * scale, first, ends).tanh(), second, ends).square().sum()
 
-class TorchProducts(nn.Module):
-    """The same by torch's own operator, in whole numbers that bfloat16 adds without rounding."""
-
-    def __init__(self, num_groups: int) -> None:
-        super().__init__()
-        self.matrices = nn.Parameter(torch.randint(-1, 2, (num_groups, 16, 8)).bfloat16())
-        self.scale = nn.Parameter(torch.randint(-1, 2, (16,)).bfloat16())
-
-    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
-        return F.grouped_mm(rows * self.scale, self.matrices, offs=ends).float().sum()
+    shapes = (num_groups, 5, 3), (num_groups, 3, 4), (5,)
+    check_function(run, *shapes, inputs=[torch.randn(num_rows, 5, dtype=D), ends], cases=4, seed=seed)
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_grouped_products_of_torch(seed: int) -> None:
+    """In whole numbers, which bfloat16 adds without rounding."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
     num_groups, num_rows = draw.randint(1, 5), draw.randint(1, 17)
     ends = [*sorted(draw.randint(0, num_rows) for _ in range(num_groups - 1)), num_rows]
-    rows = torch.randint(-1, 2, (num_rows, 16)).bfloat16()
-    module = TorchProducts(num_groups)
-    check_at_random(module, (rows, torch.tensor(ends, dtype=torch.int32)), cases=4, seed=seed)
+    rows, matrices, scale = (
+        torch.randint(-1, 2, shape).bfloat16() for shape in ((num_rows, 16), (num_groups, 16, 8), (16,))
+    )
+    check_function(
+        lambda matrices, scale, rows, ends: F.grouped_mm(rows * scale, matrices, offs=ends).float().sum(),
+        matrices, scale, inputs=[rows, torch.tensor(ends, dtype=torch.int32)], cases=4, seed=seed,
+    )  # fmt: skip
 
 
 class Loop(nn.Module):
-    """Experts in a loop over those that have tokens, as they are often written."""
+    """A common loop over experts that selects the tokens of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,12 +153,12 @@ class Loop(nn.Module):
         return out.square().sum()
 
 
-def test_a_loop_over_experts_is_refused_with_the_form_to_write() -> None:
+def test_a_loop_over_experts_is_refused_with_its_replacement() -> None:
     module, x = Loop().to(D), torch.randn(8, 4, dtype=D)
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as error:
         sharding.plan(module, (x,), cores(2), mesh={"a": 2})
-    remedy = caught.value.problems[0].remedy
-    assert all(part in remedy for part in ('torch.einsum("tm,emh->teh"', "scatter(1, index, weight)", "moe.MoELayer"))
+    remedy = error.value.problems[0].remedy
+    assert all(code in remedy for code in ('torch.einsum("tm,emh->teh"', "scatter(1, index, weight)", "moe.MoELayer"))
     weight, index = module.gate(x).softmax(-1).topk(2)
     gates = torch.zeros(8, 3, dtype=D).scatter(1, index, weight)
     stacked = torch.stack([expert.weight.t() for expert in module.experts])
@@ -205,8 +181,8 @@ class Branches(nn.Module):
 
 @pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch.cond's own, on one device
-@pytest.mark.parametrize("threshold", [-1e9, 1e9], ids=["the first", "the second"])
-def test_a_branch_that_the_data_choose(threshold: float) -> None:
+@pytest.mark.parametrize("threshold", [-1e9, 1e9], ids=["first", "second"])
+def test_branches_chosen_by_the_data(threshold: float) -> None:
     torch.manual_seed(0)
     sample = (torch.randn(8, 4, dtype=D), torch.tensor(threshold, dtype=D))
     check_at_random(Branches().to(D), sample, cases=4)

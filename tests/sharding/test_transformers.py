@@ -1,5 +1,5 @@
-"""Models of transformers, their own forward code untouched, equal one device in float64: losses, gradients and
-parameters over two steps, with no hint and with those of tensor parallelism."""
+"""Unmodified models of transformers equal one device in float64: losses, gradients and parameters over two steps,
+without hints and with those of tensor parallelism."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ from torch.overrides import TorchFunctionMode
 
 from moe import sharding
 from tests.parity.gloo_ranks import Pools
-from tests.sharding.on_ranks import Built, cores, differences
+from tests.sharding.on_ranks import Built, apply_on_one_device, cores, differences
 
 Hints = dict[str, sharding.Split | sharding.Replicate | sharding.Shard]
 
 
 class InFloat64(TorchFunctionMode):
-    """Makes float64 of a float32 that is asked for by name, as rotary embeddings and norms do."""
+    """Replaces explicit float32, as in rotary embeddings and norms, by float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def wider(value: Any) -> Any:
@@ -28,31 +28,27 @@ class InFloat64(TorchFunctionMode):
         return func(*map(wider, args), **{name: wider(each) for name, each in (kwargs or {}).items()})
 
 
-SIZES = {"vocab_size": 37, "hidden_size": 16, "intermediate_size": 24}
+SIZES = {"vocab_size": 37, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4}
+
+
+def causal(kind: str, num_layers: int, **options: Any) -> Built:
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(
+        **SIZES, num_hidden_layers=num_layers, num_key_value_heads=2, use_cache=False, **options
+    )
+    words, is_word = text()
+    labels = words.masked_fill(is_word == 0, -100)
+    return getattr(transformers, f"{kind}ForCausalLM")(config), (words, is_word, None, None, None, labels)
 
 
 def llama(attention: str, num_layers: int) -> Built:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        **SIZES, num_hidden_layers=num_layers, num_attention_heads=4, num_key_value_heads=2, use_cache=False,
-        attn_implementation=attention,
-    )  # fmt: skip
-    words, is_word = text()
-    labels = words.masked_fill(is_word == 0, -100)
-    return LlamaForCausalLM(config), (words, is_word, None, None, None, labels)
+    return causal("Llama", num_layers, attn_implementation=attention)
 
 
 def mixtral(experts: str, num_layers: int) -> Built:
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    config = MixtralConfig(
-        **SIZES, num_hidden_layers=num_layers, num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
-        output_router_logits=True, use_cache=False, attn_implementation="sdpa", experts_implementation=experts,
-    )  # fmt: skip
-    words, is_word = text()
-    labels = words.masked_fill(is_word == 0, -100)
-    return MixtralForCausalLM(config), (words, is_word, None, None, None, labels)
+    return causal("Mixtral", num_layers, num_local_experts=4, output_router_logits=True, attn_implementation="sdpa",
+                  experts_implementation=experts)  # fmt: skip
 
 
 def t5(attention: str, num_layers: int) -> Built:
@@ -70,13 +66,13 @@ def t5(attention: str, num_layers: int) -> Built:
 def vit(attention: str, num_layers: int) -> Built:
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(**SIZES, num_hidden_layers=num_layers, num_attention_heads=4, image_size=12, patch_size=4,
+    config = ViTConfig(**SIZES, num_hidden_layers=num_layers, image_size=12, patch_size=4,
                        num_labels=5, attn_implementation=attention)  # fmt: skip
     return ViTForImageClassification(config), (torch.randn(4, 3, 12, 12), torch.randint(0, 5, (4,)))
 
 
 def text() -> tuple[Tensor, Tensor]:
-    """(words, 1 where there is one and 0 where the rest is padding)"""
+    """(words, 1 for words and 0 for padding)"""
     words, is_word = torch.randint(1, 37, (4, 7)), torch.ones(4, 7, dtype=torch.int64)
     is_word[1, 5:] = 0
     return words, is_word
@@ -88,10 +84,10 @@ MODELS = {"llama": llama, "mixtral": mixtral, "t5": t5, "vit": vit}
 def built(name: str, attention: str, num_layers: int = 2) -> Built:
     torch.manual_seed(2)
     model, batch = MODELS[name](attention, num_layers)
-    for parameter in model.parameters():  # their own beginning leaves many gradients below 1e-6
+    for parameter in model.parameters():  # their initial values leave many gradients below 1e-6
         torch.nn.init.normal_(parameter, std=0.3)
-    is_float = [isinstance(each, Tensor) and each.is_floating_point() for each in batch]
-    return model.double(), tuple(each.double() if wide else each for each, wide in zip(batch, is_float, strict=True))
+    is_image = name == "vit"
+    return model.double(), (batch[0].double() if is_image else batch[0], *batch[1:])
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,7 @@ class Case:
 
     model: str
     attention: str
-    """The implementation of its attention, or, of Mixtral, of its experts."""
+    """Implementation of attention, or of Mixtral's experts."""
     mesh: dict[str, int]
     hints: Hints = field(default_factory=dict)
     num_layers: int = 2
@@ -111,10 +107,9 @@ class Case:
 
 
 def columns_and_rows(columns: tuple[str, ...], rows: tuple[str, ...], axis: str | None = None) -> Hints:
-    """Layers that a Megatron would split by columns, and by rows; torch keeps them transposed."""
-    return {f"*.{name}.weight": sharding.Split(0, axis) for name in columns} | {
-        f"*.{name}.weight": sharding.Split(1, axis) for name in rows
-    }
+    """Hints that split layers by columns and by rows, as in Megatron; torch stores them transposed."""
+    dims = dict.fromkeys(columns, 0) | dict.fromkeys(rows, 1)
+    return {f"*.{name}.weight": sharding.Split(dim, axis) for name, dim in dims.items()}
 
 
 LLAMA = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
@@ -166,10 +161,10 @@ def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, case: Case) 
             assert {each[-1] for each in lie} == {"S(0)"}
 
 
-def test_what_a_model_returns_has_its_names() -> None:
+def test_results_keep_their_type() -> None:
     with InFloat64():
         model, batch = built("llama", "sdpa", num_layers=1)
-        applied = sharding.apply(model, sharding.plan(model, batch, cores(1)))
+        applied = apply_on_one_device(model, *batch)
         found, expected = applied(*batch), model(*batch)
     assert type(found) is type(expected)
     assert torch.allclose(found.logits, expected.logits, rtol=1e-10, atol=1e-10)
@@ -178,15 +173,15 @@ def test_what_a_model_returns_has_its_names() -> None:
 
 
 @pytest.mark.slow
-def test_experts_as_grouped_products_are_those_of_one_device() -> None:
+def test_experts_as_grouped_products_equal_one_device() -> None:
     model, batch = built("mixtral", "grouped_mm", num_layers=2)
-    model = model.float()  # torch's own kernel, of the plain model, takes no float64
-    applied = sharding.apply(model, sharding.plan(model, batch, cores(1)))
+    model = model.float()  # torch's kernel does not support float64
+    applied = apply_on_one_device(model, *batch)
     assert torch.allclose(applied(*batch).loss, model(*batch).loss, rtol=1e-5)
 
 
 @pytest.mark.slow
-def test_the_choice_of_a_loop_over_experts_is_the_models_own_afterwards() -> None:
+def test_planning_restores_the_models_implementation_of_experts() -> None:
     model, batch = built("mixtral", "eager", num_layers=1)
     with InFloat64():
         sharding.plan(model, batch, cores(2), mesh={"a": 2})

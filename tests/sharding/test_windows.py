@@ -1,20 +1,21 @@
-"""Convolutions and pooling with dimensions split in space: results and gradients of one device, for strides, dilations,
-paddings and sizes drawn at random, uneven and empty parts among them."""
+"""Convolutions and pooling split in space: results and gradients of one device, for random strides, dilations, paddings
+and sizes, with uneven and empty parts."""
 
 import random
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.grid import seeds
-from tests.sharding.partitioned import check_at_random
+from tests.sharding.modules import ConvolutionalNetwork
+from tests.sharding.partitioned import check_at_random, check_function
 from tests.sharding.test_boundaries import check, exchanges
 
 
 def _size_for(draw: random.Random, reach: int, padding: int) -> int:
-    """Of a dimension on which there is a window at least."""
+    """Size of a dimension with at least one window."""
     return max(1, reach + 1 - 2 * padding) + draw.randrange(7)
 
 
@@ -66,8 +67,8 @@ def test_transposed_convolutions(num_dims, seed):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("kernel", "padding"), [(1, 0), (1, 1), (2, 2)])
-def test_a_transposed_convolution_is_longer_at_its_end(kernel, padding):
-    """By more than a stride: a convolution of its result has more windows than it has positions."""
+def test_output_padding_of_a_transposed_convolution(kernel, padding):
+    """By more than a stride: a convolution of the result has more windows than the input has positions."""
     check(
         lambda x, weight: F.conv_transpose1d(x, weight, padding=padding, output_padding=2, dilation=3),
         (2, 2, 6),
@@ -93,18 +94,17 @@ def test_pooling(num_dims, seed):
     check(lambda x: average(x, kernel, stride, padding, ceil_mode, *more), shape, seed=seed)
 
 
-def test_windows_beside_each_other_by_default():
+def test_windows_do_not_overlap_by_default():
     check(lambda x: F.max_pool2d(x, 2), (2, 3, 6, 7), seed=1)
     check(lambda x: F.avg_pool2d(x, 2), (2, 3, 6, 7), seed=1)
     check(lambda x: F.max_pool3d(x, 2), (3, 5, 4, 4), seed=2)
 
 
 def test_averages_of_whole_numbers_are_whole():
-    class Averaged(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return F.avg_pool2d(x, 2, 1, 1), F.avg_pool2d(x, 2, divisor_override=3)
+    def averaged(x: Tensor) -> tuple[Tensor, Tensor]:
+        return F.avg_pool2d(x, 2, 1, 1), F.avg_pool2d(x, 2, divisor_override=3)
 
-    check_at_random(Averaged(), (torch.randint(-9, 9, (2, 3, 6, 7)),), cases=6)
+    check_function(averaged, inputs=[torch.randint(-9, 9, (2, 3, 6, 7))], cases=6)
 
 
 @pytest.mark.slow
@@ -114,23 +114,9 @@ def test_adaptive_averages(size):
     check(lambda x: F.adaptive_avg_pool2d(x, size), (2, 3, 8, 12), seed=2)
 
 
-class Residual(nn.Module):
-    """A small residual network, as images are classified with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.norm = nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(4)
-        self.first, self.second = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 6, 3, stride=2, padding=1)
-        self.shortcut, self.head = nn.Conv2d(4, 6, 1, stride=2), nn.Linear(6, 5)
-
-    def forward(self, image: Tensor) -> Tensor:
-        x = F.max_pool2d(torch.relu(self.norm(self.stem(image))), 3, 2, 1)
-        x = torch.relu(self.second(torch.relu(self.first(x))) + self.shortcut(x))
-        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1)).pow(2).mean()
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_residual_network(seed):
     torch.manual_seed(seed)
-    check_at_random(Residual().double(), (torch.randn(2, 3, 15, 17).double(),), cases=4, seed=seed, prefer=exchanges)
+    sample = (torch.randn(2, 3, 30, 34).double(), torch.tensor([1, 3]))
+    check_at_random(ConvolutionalNetwork(2).double(), sample, cases=4, seed=seed, prefer=exchanges)

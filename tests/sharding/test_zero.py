@@ -1,4 +1,4 @@
-"""Optimizer states, gradients and parameters cut over data-parallel ranks by hints alone (ZeRO, arXiv 1910.02054)."""
+"""Optimizer states, gradients and parameters sharded over data-parallel ranks by hints (ZeRO, arXiv 1910.02054)."""
 
 import math
 from collections import Counter
@@ -9,20 +9,16 @@ from torch import Tensor, nn
 
 from moe import sharding
 from moe.sharding.applied.dtensors import local
-from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
+from tests.refusals import refused
 from tests.sharding.odd import odd
-from tests.sharding.on_ranks import Built, cores, differences
+from tests.sharding.on_ranks import Built, check_on_ranks, cores
 
 REPLICATE, SPLIT = sharding.Replicate(), sharding.Split(0)
 STATES = {"*": REPLICATE, "optimizer.*": SPLIT}
 STATES_AND_GRADIENTS = {"*": REPLICATE, "gradients.*": SPLIT, "optimizer.*": SPLIT}
 ALL = {"*": SPLIT}
-SLOW_BUT_FOR_TWO_AXES = (
-    pytest.param({"a": 2}, marks=pytest.mark.slow),
-    pytest.param({"a": 4}, marks=pytest.mark.slow),
-    {"a": 2, "b": 2},
-)
+MESHES = (*(pytest.param({"a": size}, marks=pytest.mark.slow) for size in (2, 4)), {"a": 2, "b": 2})
 HINTS = {"states": STATES, "states and gradients": STATES_AND_GRADIENTS, "all": ALL}
 
 
@@ -42,12 +38,8 @@ def layers() -> Built:
     return Layers().double(), (torch.randn(512, 16, dtype=torch.float64),)
 
 
-def uneven() -> Built:
-    return odd()
-
-
 def held_on_ranks(mesh: dict[str, int], hints: str) -> dict[str, int]:
-    """Bytes on this rank, predicted ones less those that there are."""
+    """Predicted minus actual bytes on this rank."""
     module, batch = layers()
     plan = sharding.plan(module, batch, cores(math.prod(mesh.values())), HINTS[hints], mesh=mesh)
     applied = sharding.apply(module, plan)
@@ -68,27 +60,22 @@ def held_on_ranks(mesh: dict[str, int], hints: str) -> dict[str, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hints", HINTS)
-@pytest.mark.parametrize("mesh", SLOW_BUT_FOR_TWO_AXES, ids=str)
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_a_rank_has_its_share_of_states_as_predicted(ranks: Pools, mesh: dict[str, int], hints: str):
     for found in ranks[math.prod(mesh.values())].run(held_on_ranks, mesh, hints):
         assert found == {"parameters": 0, "gradients": 0, "optimizer": 0, "share": 0}
 
 
-def differences_on_ranks(mesh: dict[str, int], hints: str, is_uneven: bool) -> list[str]:
-    return differences(uneven if is_uneven else layers, mesh, HINTS[hints], steps=3)[0]
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("is_uneven", [pytest.param(False, marks=pytest.mark.grid), True], ids=["even", "uneven"])
 @pytest.mark.parametrize("hints", HINTS)
-@pytest.mark.parametrize("mesh", SLOW_BUT_FOR_TWO_AXES, ids=str)
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_results_are_those_of_one_device(ranks: Pools, mesh: dict[str, int], hints: str, is_uneven: bool):
-    count = math.prod(mesh.values())
-    assert ranks[count].run(differences_on_ranks, mesh, hints, is_uneven) == [[]] * count
+    check_on_ranks(ranks, odd if is_uneven else layers, mesh, HINTS[hints], steps=3)
 
 
 def collectives(hints: dict[str, sharding.Replicate | sharding.Split]) -> Counter[tuple[str, str]]:
-    """Of a step on four ranks, by phase and kind; of one number left out."""
+    """Collectives of a step on four ranks by phase and kind, without those of one number."""
     module, batch = layers()
     plan = sharding.plan(module, batch, cores(4), hints, mesh={"a": 4})
     return Counter((each.phase, each.kind) for each in plan.collectives if each.num_bytes > 8)
@@ -100,7 +87,7 @@ def test_gradients_are_reduced_and_scattered_and_parameters_gathered_once_a_step
     assert collectives(STATES) == collectives(STATES_AND_GRADIENTS) == expected
 
 
-def test_parameters_that_are_split_are_brought_anew_for_the_backward_pass_and_not_kept():
+def test_split_parameters_are_gathered_again_for_the_backward_pass():
     module, batch = layers()
     kept, split = (sharding.plan(module, batch, cores(4), hints, mesh={"a": 4}) for hints in (STATES, ALL))
     assert split.memory.kept < kept.memory.kept
@@ -113,7 +100,7 @@ def test_parameters_that_are_split_are_brought_anew_for_the_backward_pass_and_no
     assert brought["backward"] >= 3
 
 
-def test_patterns_leave_single_numbers_whole():
+def test_patterns_leave_scalars_whole():
     module, batch = odd()
     for hints in HINTS.values():
         plan = sharding.plan(module, batch, cores(2), hints, mesh={"a": 2})
@@ -121,8 +108,8 @@ def test_patterns_leave_single_numbers_whole():
         assert plan.parameters["shift"] == "S(0)"
 
 
-def test_a_tensor_that_cannot_be_split_so_is_named():
+def test_tensors_without_the_split_dimension_are_refused_by_name():
     module, batch = odd()
     for pattern, name in (("optimizer.scale", "scale"), ("last.*", "last.bias")):
-        with pytest.raises(SpecError, match=rf"\({name}\).*must split a dimension of a tensor that has"):
+        with refused("out_of_range", f"hints['{pattern}'] ({name})", "Split(1)"):
             sharding.plan(module, batch, cores(2), {pattern: sharding.Split(1)}, mesh={"a": 2})

@@ -196,7 +196,7 @@ def test_what_cannot_be_recorded_or_replayed_is_refused() -> None:
         (replayed(model, good), dict, "must run an MoE layer for its routing to be replayed"),
         (recorded(MoELayer(other)), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
         (replayed(MoELayer(other), good), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
-        (recorded(model), lambda: capture(model, (x,)), "must not be captured while its routing is recorded"),
+        (recorded(model), lambda: capture(model, (x,)), "cannot be captured while its routing is recorded"),
     ]  # fmt: skip
     for watch, act, message in within:
         with pytest.raises(ValueError, match=message), watch:
