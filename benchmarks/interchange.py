@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from benchmarks import results
-from moe.interchange.config import anew, describe_config
+from moe.interchange.config import describe_config, new_config
 from moe.interchange.families.qwen3_moe import QWEN3_MOE
 from moe.interchange.fitting import expected_tensors
 from moe.interchange.load import load_weights
@@ -230,7 +230,7 @@ def main(gigabytes: float = 0.5) -> None:
     plain_s = min(each[0]["seconds"] for each in plains)
     figures = {
         "folder_bytes": num_bytes,
-        "config": anew(spec, QWEN3_MOE, "bfloat16"),
+        "config": new_config(spec, QWEN3_MOE, "bfloat16"),
         "load": {
             "bytes_per_s": num_bytes / load_s,
             "plain_loop_bytes_per_s": num_bytes / plain_s,

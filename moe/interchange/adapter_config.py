@@ -1,4 +1,4 @@
-"""`adapter_config.json`: how it is written for PEFT, and what it must say when it is read. No torch."""
+"""Writing and checking of PEFT's `adapter_config.json`. No torch."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import accumulate
@@ -19,15 +19,15 @@ _DEFAULTS: Mapping[str, Any] = {
     "velora_config": None, "kasa_config": None, "arrow_config": None, "corda_config": None, "eva_config": None,
     "use_bdlora": None, "monteclora_config": None,
 }  # fmt: skip
-"""Keys that must have these values or be empty: other values change what the adapter computes."""
-_BEGINNINGS = (None, True, False, "gaussian", "orthogonal")
+"""Keys that must have these values or be empty; other values change what the adapter computes."""
+_INIT_LORA_WEIGHTS = (None, True, False, "gaussian", "orthogonal")
 
 
 def adapter_config(
     adapter: AdapterSpec, places: Iterable[AdapterPlace], tensors: Collection[str], base: str | None
 ) -> dict[str, Any]:
-    """Config of an adapter in these places of a model; `tensors` are the names of the model's tensors in memory. PEFT
-    refuses dropout wherever it wraps a parameter."""
+    """Config of an adapter of these matrices; `tensors` are the names of transformers' parameters. Dropout is 0 if PEFT
+    wraps a parameter, where it refuses dropout."""
     alpha = alpha_of(adapter)
     places = dict.fromkeys(places)
     modules = {place.target: place.within for place in places if place.parameter is None}
@@ -49,41 +49,41 @@ def alpha_of(adapter: AdapterSpec) -> float:
 
 
 def _shortest_suffixes(targets: Mapping[str, str], all_names: Collection[str], fewest: int | None = None) -> set[str]:
-    """Shortest suffixes that match all `targets` and nothing else in `all_names`, as PEFT matches names.
+    """Shortest suffixes that match all `targets` and no other name in `all_names`, as PEFT matches names.
 
-    `targets` maps each name to its name within its layer, of which a suffix has at least `fewest` parts (all of them if
-    None). If any such suffix would match another layer's name that is no target, the whole name is used.
+    `targets` maps each full name to its name within its layer. A suffix has at least `fewest` parts of the name within
+    the layer (all if None). If every such suffix also matches a name that is not a target, the full name is used.
     """
-    fits: dict[str, bool] = {}
+    is_exact: dict[str, bool] = {}
 
-    def stands_for_chosen(end: str) -> bool:
-        if end not in fits:
+    def matches_only_targets(end: str) -> bool:
+        if end not in is_exact:
             matching_names = (name for name in all_names if name == end or name.endswith(f".{end}"))
-            fits[end] = all(name in targets for name in matching_names)
-        return fits[end]
+            is_exact[end] = all(name in targets for name in matching_names)
+        return is_exact[end]
 
     suffixes = set()
     for name, within in targets.items():
         parts = within.split(".")
         ends = (".".join(parts[-number:]) for number in range(fewest or len(parts), len(parts) + 1))
-        suffixes.add(next(filter(stands_for_chosen, ends), name))
+        suffixes.add(next(filter(matches_only_targets, ends), name))
     return suffixes
 
 
 def names_target(config: Mapping[str, Any], place: AdapterPlace) -> bool:
-    """Whether a config names the parameter at this place, or an end of its name."""
+    """Whether the config's `target_parameters` include this parameter, by its name or a suffix of it."""
     targets = config.get("target_parameters")
     ends = [target for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
     return any(place.target == end or place.target.endswith(f".{end}") for end in ends)
 
 
 def _in_order(names: set[str]) -> list[str]:
-    """The outer one of two wrappers last."""
+    """Sort names so that PEFT applies the outer of two wrappers last."""
     return sorted(names, key=lambda name: (name.rpartition(".")[0], name.endswith(SECOND)))
 
 
 def misfits(config: Mapping[str, Any], adapter: AdapterSpec, where: str) -> Iterator[Problem]:
-    """Contradictions between a config at `where` and a model's adapter."""
+    """Yield the problems of a config, at path `where`, that contradicts a model's adapter."""
     for key, value in {"peft_type": KIND, "r": adapter.rank, "lora_alpha": alpha_of(adapter)}.items():
         code: ProblemCode = "unsupported" if key == "peft_type" else "mismatch"
         if key not in config:
@@ -95,6 +95,6 @@ def misfits(config: Mapping[str, Any], adapter: AdapterSpec, where: str) -> Iter
         if config_value is not None and config_value != value and (config_value or value):
             code = "mismatch" if key == "use_rslora" else "unsupported"
             yield Problem(code, f"{where}:{key}", config_value, f"must be {value!r} here", AGAIN)
-    if (init := config.get("init_lora_weights")) not in _BEGINNINGS:
+    if (init := config.get("init_lora_weights")) not in _INIT_LORA_WEIGHTS:
         yield Problem("unsupported", f"{where}:init_lora_weights", init, "changes the base weights",
                       "convert it to a plain adapter, as PEFT can when saving")  # fmt: skip

@@ -1,5 +1,5 @@
-"""A folder with an adapter in PEFT's format: what it holds for a model, and what it fills in of a job's `adapter:
-{from: FOLDER}`. Only its config and headers are read. No torch."""
+"""A folder with an adapter in PEFT's format: checks it against a model, and fills in a job's `adapter: {from: FOLDER}`.
+Reads only config and headers. No torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any
 
 from moe.interchange.adapter_config import AGAIN, CONFIG, KIND, WEIGHTS, misfits, names_target
 from moe.interchange.adapter_parts import FIRST, PREFIX, SECOND, AdapterPlace, Half, halves
-from moe.interchange.catalog import PLAIN, Held
+from moe.interchange.catalog import PLAIN, StoredTensor
 from moe.interchange.family import Family
 from moe.interchange.fitting import rows_of
 from moe.interchange.headers import entries
@@ -19,7 +19,7 @@ PICKLE = "adapter_model.bin"
 _FIELDS: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "rank": ("r", (int,)), "alpha": ("lora_alpha", (int, float)), "rank_stabilized": ("use_rslora", (bool,)),
 }  # fmt: skip
-"""Fields of a job's adapter: the config key of each, and its types."""
+"""Config key and types of each field of a job's adapter."""
 
 
 class AdapterFolder:
@@ -29,7 +29,7 @@ class AdapterFolder:
         folder = HubFolder(url, roots, place)
         self.url, self._place = folder.url, place
         self._config, self._digest = folder.config(CONFIG)
-        self._says, self._holds = folder.path(CONFIG), folder.path(WEIGHTS)
+        self._config_path, self._weights_path = folder.path(CONFIG), folder.path(WEIGHTS)
         if not folder.has(WEIGHTS):
             rule, remedy = f"has no {WEIGHTS}", "name a folder with an adapter saved by PEFT"
             if folder.has(PICKLE):
@@ -38,38 +38,46 @@ class AdapterFolder:
             raise spec_error("not_found", place, self.url, rule, remedy)
         self.location = folder.find(WEIGHTS)
         self.tensors = {
-            entry.name: Held(entry.name, entry.shape, entry) for entry in entries(WEIGHTS, self.location, place)
+            entry.name: StoredTensor(entry.name, entry.shape, entry) for entry in entries(WEIGHTS, self.location, place)
         }
 
-    def filled_in(
+    def fill_in(
         self, adapter: Mapping[str, Any], place: str, model: tuple[LanguageModelSpec, Family] | None = None
     ) -> dict[str, Any]:
-        """A job's adapter as plain data, with the folder's fields filled in; targets only if the base `model` is known.
-        Raises SpecError if the adapter is another model's, was filled in from another config, or contradicts the
-        folder."""
+        """Return a job's adapter as plain data with the folder's fields filled in; targets only if the base `model` is
+        known. Raises SpecError if the adapter belongs to another model, was filled in from another config, or
+        contradicts the folder."""
         if adapter.get("from_config") not in (None, self._digest):
             raise spec_error("changed",
-                self._place, self.url, f"has another {CONFIG} than the one the other fields came from",
+                self._place, self.url, f"has changed: the other fields came from a different {CONFIG}",
                 f"write only {place}: {{from: FOLDER}}",
             )  # fmt: skip
         if (kind := self._config.get("peft_type")) != KIND:
             rule = f"must be {KIND!r}, the only supported kind"
-            raise spec_error("unsupported", f"{self._says}:peft_type", kind, rule, "name the folder of a LoRA adapter")
+            raise spec_error(
+                "unsupported", f"{self._config_path}:peft_type", kind, rule, "name the folder of a LoRA adapter"
+            )
         fields = {name: self._value(*key_and_kinds) for name, key_and_kinds in _FIELDS.items()}
         problems = [
-            Problem("mismatch", f"{place}.{name}", adapter[name], f"must be {value!r}, as {self._says} says", "omit it")
+            Problem(
+                "mismatch",
+                f"{place}.{name}",
+                adapter[name],
+                f"must be {value!r}, as {self._config_path} says",
+                "omit it",
+            )
             for name, value in fields.items()
             if adapter.get(name) not in (None, value)
         ]
         if model is not None and not problems:
             spec, family = model
-            matrices, adapted_matrices = _matrices(spec), self._find_adapted_matrices(spec, family)
+            matrices, adapted_matrices = _matrices(spec), self._adapted_matrices(spec, family)
             fields["targets"] = _targets(adapted_matrices, matrices)
             if (targets := adapter.get("targets")) is not None:
                 fields["targets"] = targets
-                problems += _other_targets(f"{place}.targets", targets, adapted_matrices, matrices)
+                problems += _target_problems(f"{place}.targets", targets, adapted_matrices, matrices)
             if not adapted_matrices:
-                problems += self._of_another_base()
+                problems += self._other_base_problems()
             elif not problems:
                 problems += self._problems_of(fields, place, spec, family)
         if problems:
@@ -77,12 +85,12 @@ class AdapterFolder:
         return {"dropout": self._dropout(), **adapter, **fields, "from_config": self._digest}
 
     def problems(self, spec: LanguageModelSpec, family: Family) -> Iterator[Problem]:
-        """Differences between the folder and a model's adapter, with the values of both."""
+        """Yield the differences between the folder and a model's adapter, with both values."""
         assert spec.adapter is not None
-        yield from misfits(self._config, spec.adapter, self._says)
+        yield from misfits(self._config, spec.adapter, self._config_path)
         shapes = {half.piece.name: half.piece.their_side.shape for half in halves(spec, family)}
         for name, shape in shapes.items():
-            where = f"{self._holds}:{name}"
+            where = f"{self._weights_path}:{name}"
             if (tensor := self.tensors.get(name)) is None:
                 yield Problem("missing", where, None, f"is missing, of shape {list(shape)}", AGAIN)
             elif tensor.shape != shape:
@@ -90,7 +98,7 @@ class AdapterFolder:
             elif tensor.entry.dtype not in PLAIN:
                 yield Problem("dtype_mismatch", where, tensor.entry.dtype, f"must be one of {', '.join(PLAIN)}",
                               "convert it to float32")  # fmt: skip
-        yield from (problem for name in self.tensors if name not in shapes for problem in [self._left_over(name)])
+        yield from (problem for name in self.tensors if name not in shapes for problem in [self._unknown_tensor(name)])
 
     def _problems_of(
         self, fields: Mapping[str, Any], place: str, spec: LanguageModelSpec, family: Family
@@ -102,14 +110,15 @@ class AdapterFolder:
             return [replace(problem, path=f"{place}.{problem.path}") for problem in error.problems]
 
     def not_finite(self, name: str) -> Problem:
-        """Problem of a tensor with infinite or NaN values."""
+        """Problem for a tensor with infinite or NaN values."""
         rule = "contains infinite or NaN values"
         return Problem(
-            "not_finite", f"{self._holds}:{name}", None, rule, "download the file again, or retrain the adapter"
+            "not_finite", f"{self._weights_path}:{name}", None, rule, "download the file again, or retrain the adapter"
         )
 
     def parts(self, spec: LanguageModelSpec, family: Family) -> dict[str, Half]:
-        """Halves of a model's adapter by our names. Raises SpecError for an adapter of another model, base or kind."""
+        """A and B of a model's adapter, by our names. Raises SpecError for an adapter of another model, base or
+        kind."""
         if problems := list(self.problems(spec, family)):
             raise SpecError(problems)
         return {half.our_name: half for half in halves(spec, family)}
@@ -118,20 +127,22 @@ class AdapterFolder:
         value = self._config.get(key, False if bool in kinds else None)
         if type(value) not in kinds:
             rule = "must be true or false" if bool in kinds else "must be a number"
-            raise spec_error("wrong_type", f"{self._says}:{key}", value, rule, "download the file again, or correct it")
+            raise spec_error(
+                "wrong_type", f"{self._config_path}:{key}", value, rule, "download the file again, or correct it"
+            )
         return value
 
     def _dropout(self) -> Any:
-        """Dropout in the config. It only concerns training, so a job may change it."""
+        """Dropout in the config. It affects only training, so a job may change it."""
         value = self._config.get("lora_dropout", 0.0)
         if type(value) not in (int, float) or not 0 <= value < 1:
             code: ProblemCode = "out_of_range" if type(value) in (int, float) else "wrong_type"
             rule = "must be a number from 0 to below 1"
-            raise spec_error(code, f"{self._says}:lora_dropout", value, rule, "correct it")
+            raise spec_error(code, f"{self._config_path}:lora_dropout", value, rule, "correct it")
         return value
 
-    def _find_adapted_matrices(self, spec: LanguageModelSpec, family: Family) -> set[str]:
-        """Matrices of a model, by our names, that the folder has an adapter of."""
+    def _adapted_matrices(self, spec: LanguageModelSpec, family: Family) -> set[str]:
+        """Our names of the model's matrices for which the folder has an adapter."""
         names = set()
         for name in _matrices(spec):
             layer, layouts = rows_of(spec, family, name)
@@ -144,55 +155,56 @@ class AdapterFolder:
                 place.parameter in (FIRST, SECOND)
                 and f"{PREFIX}{place.module}.base_layer.lora_A.weight" not in self.tensors
             ):
-                has = has and names_target(self._config, place)  # the one wrapper may be of either
+                has = has and names_target(self._config, place)  # a single wrapper may belong to either
             if has:
                 names.add(name)
         return names
 
-    def _of_another_base(self) -> Iterator[Problem]:
+    def _other_base_problems(self) -> Iterator[Problem]:
         if not self.tensors:
             yield Problem("empty", self._place, self.url, "has no adapter matrices", "name another folder")
-        yield from map(self._left_over, self.tensors)
+        yield from map(self._unknown_tensor, self.tensors)
 
-    def _left_over(self, name: str) -> Problem:
+    def _unknown_tensor(self, name: str) -> Problem:
         rule = "is not part of this model's adapter"
-        return Problem("unknown_key", f"{self._holds}:{name}", list(self.tensors[name].shape), rule, AGAIN)
+        return Problem("unknown_key", f"{self._weights_path}:{name}", list(self.tensors[name].shape), rule, AGAIN)
 
 
 def _matrices(spec: LanguageModelSpec) -> list[str]:
-    """Names of the matrices that can have an adapter."""
+    """Names of matrices that can have an adapter."""
     all_targets = AdapterSpec(rank=1, targets=("*",))
     return [parameter.name for parameter in spec.parameters() if all_targets.chooses(parameter.name)]
 
 
 def _targets(adapted_matrices: set[str], matrices: Sequence[str]) -> tuple[str, ...] | None:
-    """Patterns that match exactly the adapted matrices; None if those are the default targets. Each pattern covers as
-    many matrices as it can: one matrix in all layers, or else all of a layer, or else a layer's attention or
-    feed-forward layer."""
+    """Patterns that match exactly the adapted matrices; None if these are the default targets. Each pattern is as
+    general as possible: one matrix in all layers, else a whole layer, else a layer's attention or feed-forward part."""
     if adapted_matrices == {name for name in matrices if AdapterSpec(rank=1).chooses(name)}:
         return None
-    partial = {pattern for name in matrices if name not in adapted_matrices for pattern in _wider(name)}
+    partial = {pattern for name in matrices if name not in adapted_matrices for pattern in _patterns_of(name)}
     patterns = {
-        name: next((pattern for pattern in _wider(name) if pattern not in partial), name)
+        name: next((pattern for pattern in _patterns_of(name) if pattern not in partial), name)
         for name in matrices if name in adapted_matrices
     }  # fmt: skip
     return tuple(dict.fromkeys(patterns.values()))
 
 
-def _wider(name: str) -> tuple[str, ...]:
-    """Patterns that choose a matrix and others."""
+def _patterns_of(name: str) -> tuple[str, ...]:
+    """Patterns that match a matrix and others, in order of preference."""
     layers, number, part, *_ = name.split(".")
     return starred(name), f"{layers}.{number}.*", f"{layers}.{number}.{part}.*"
 
 
-def _other_targets(place: str, targets: Any, adapted_matrices: set[str], matrices: Sequence[str]) -> Iterator[Problem]:
-    """Problem of a job whose targets are not those of the folder. Malformed targets are reported when the job is
+def _target_problems(
+    place: str, targets: Any, adapted_matrices: set[str], matrices: Sequence[str]
+) -> Iterator[Problem]:
+    """Yield a problem if a job's targets differ from the folder's. Malformed targets are reported when the job is
     parsed."""
     if not isinstance(targets, list | tuple) or not all(isinstance(pattern, str) for pattern in targets):
         return
     chosen_matrices = {name for name in matrices if any(matches(pattern, name) for pattern in targets)}
-    unlike = sorted(chosen_matrices ^ adapted_matrices)
-    if unlike:
-        difference = "also a target" if unlike[0] in chosen_matrices else "not a target"
-        rule = f"must match the folder's adapter, but {unlike[0]} is {difference}"
+    differing = sorted(chosen_matrices ^ adapted_matrices)
+    if differing:
+        difference = "also a target" if differing[0] in chosen_matrices else "not a target"
+        rule = f"must match the folder's adapter, but {differing[0]} is {difference}"
         yield Problem("mismatch", place, list(targets), rule, "omit it")

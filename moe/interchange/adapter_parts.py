@@ -1,8 +1,8 @@
-"""Matrices A and B of each adapter of a model, and their places in PEFT's format: the names that its wrappers give them
-around the modules of transformers' model. No torch.
+"""Matrices A and B of a model's adapters, and their names in PEFT's format, which follow PEFT's wrappers around the
+modules of the transformers model. No torch.
 
-Experts are two fused parameters there. Their A is `[E · r, in]`, expert by expert, and their B `[out, r · E]`, whose
-columns go by rank first.
+There, experts are two fused parameters. A is `[E · r, in]`, expert by expert; B is `[out, r · E]`, with the rank as the
+outer index of the columns.
 """
 
 from collections.abc import Mapping
@@ -22,37 +22,38 @@ FIRST, SECOND = "gate_up_proj", "down_proj"
 
 @dataclass(frozen=True)
 class AdapterPlace:
-    """Place of an adapted matrix in transformers' model."""
+    """Location of an adapted matrix in the transformers model."""
 
     module: str
     """Path of the module that PEFT wraps."""
     within: str
-    """The same within its layer."""
+    """The module's path within its layer."""
     parameter: str | None
-    """Name within the module, where PEFT wraps a parameter: fused experts, routers, and in models with experts the
-    other feed-forward layers too, since PEFT takes modules called `gate_proj` there for experts that it has to fuse."""
+    """Parameter's name within the module if PEFT wraps the parameter, else None. PEFT wraps the parameters of fused
+    experts and routers and, in models with experts, those of other feed-forward layers: it takes modules called
+    `gate_proj` there for experts to fuse."""
 
     @classmethod
     def from_row(cls, row: TensorRow, layer: int | None, *, is_module: bool) -> "AdapterPlace":
-        """Place of one of their tensors; `is_module`: whether PEFT wraps its module as a whole."""
+        """Location of a Hugging Face tensor; `is_module`: whether PEFT wraps the whole module."""
         module, _, last = row.name_in(layer).rpartition(".")
         within = row.their_name.rpartition("{layer}.")[2].rpartition(".")[0]
         return cls(module, within, None if is_module else last)
 
     @property
     def target(self) -> str:
-        """Name of the target in a config of PEFT."""
+        """Target's name in PEFT's config."""
         return self.module if self.parameter is None else f"{self.module}.{self.parameter}"
 
     @property
     def target_within(self) -> str:
-        """The same without the layer."""
+        """`target` without the layer."""
         return self.within if self.parameter is None else f"{self.within}.{self.parameter}"
 
 
 @dataclass(frozen=True)
 class Half:
-    """A or B of one adapter."""
+    """Matrix A or B of an adapter."""
 
     our_name: str
     shape: tuple[int, ...]
@@ -61,14 +62,14 @@ class Half:
 
 
 def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
-    """A and B of each adapter of a model. Raises SpecError for a matrix that PEFT's format has in another form."""
+    """A and B of each adapter of a model. Raises SpecError for a matrix that PEFT's format cannot express."""
     assert spec.adapter is not None
     table = {parameter.name: parameter for parameter in spec.parameters()}
     matrices = [parameter for name, parameter in table.items() if name + B in table]
     adapter_halves, problems = [], []
     for matrix in matrices:
         layer, layouts = rows_of(spec, family, matrix.name)
-        rows = layouts[-1] if layouts else []  # the last is that of their memory
+        rows = layouts[-1] if layouts else []  # the last is the layout in memory
         if len(rows) != 1:
             problems.append(_inexpressible(matrix.name, family))
             continue
@@ -93,7 +94,7 @@ def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
 
 
 def their_tensors(spec: LanguageModelSpec, family: Family) -> set[str]:
-    """Names of all tensors of a model, as their memory has them."""
+    """Names of all parameters of the transformers model in memory."""
     names = set()
     for tensor in expected_tensors(spec):
         layer, layouts = rows_of(spec, family, tensor.name)
@@ -109,14 +110,14 @@ def _inexpressible(name: str, family: Family) -> Problem:
 
 
 def _wraps_both(parameter: Parameter, table: Mapping[str, Parameter]) -> bool:
-    """Whether both fused parameters of these experts have adapters, so that one wrapper lies within the other."""
+    """Whether both fused parameters of these experts have adapters, so that one wrapper is nested in the other."""
     return parameter.name.rpartition(".")[0] + f".w_out{B}" in table
 
 
 def _patterns(
     parameter: Parameter, patterns: tuple[str, str], table: Mapping[str, Parameter]
 ) -> dict[str, tuple[tuple[int, ...], str, str]]:
-    """(shape, our pattern, theirs) of each half, from those of the matrix."""
+    """(shape, our pattern, PEFT's pattern) of A and B, from the matrix's patterns."""
     our_dims, their_dims = (dimensions(pattern) for pattern in patterns)
     if parameter.of_experts:
         experts, inputs, outputs = our_dims

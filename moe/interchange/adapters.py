@@ -1,4 +1,4 @@
-"""Adapters in PEFT's format, in and out: `adapter_config.json`, and `adapter_model.safetensors`."""
+"""Loading and saving of adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,9 @@ from moe.interchange.copying import fill_ours
 from moe.interchange.families import BY_TYPE
 from moe.interchange.family import Family
 from moe.interchange.hub_folder import HubFolder
-from moe.interchange.load import each_told
+from moe.interchange.load import collect_problems
 from moe.interchange.origin import Origin
-from moe.interchange.save import CARD, Made, beside_weights, write_folder
+from moe.interchange.save import CARD, TensorToWrite, shared_files, write_folder
 from moe.interchange.sources import TensorSource
 from moe.interchange.tensor_reader import NAMES, TensorReader
 from moe.parallel import Layout, extent, local_parameters
@@ -39,17 +39,16 @@ def save_adapter(
     files: Mapping[str, bytes] | None = None,
     facts: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a model's adapter as PEFT has it, into a new folder, a path or an fsspec URL: all of it, or nothing.
-    `origin` is the folder that the model began with; its tokenizer and `files`, further small ones by path, lie beside
-    the adapter, and a card with the `facts`. Where the source is collective all ranks call it. Raises SpecError on all
-    of them."""
+    """Write a model's adapter in PEFT's format to a new folder (a path or fsspec URL), atomically. `origin` is the
+    pretrained folder; its tokenizer, `files` (further small files by path) and a model card with the `facts` are
+    written next to the adapter. Collective if the source is. Raises SpecError on all ranks."""
     family = _family(spec, origin)
     adapter_halves = halves(spec, family)
     halves_by_tensor: dict[str, list[Half]] = {}
     for half in adapter_halves:
         halves_by_tensor.setdefault(half.piece.name, []).append(half)
     tensors = [
-        Made(
+        TensorToWrite(
             name, NAMES[dtype], parts[0].piece.their_side.shape, tuple((half.our_name, half.piece, 0) for half in parts)
         )
         for name, parts in sorted(halves_by_tensor.items())
@@ -58,7 +57,7 @@ def save_adapter(
     places, base = (half.place for half in adapter_halves), None if origin is None else origin.url
     config = adapter_config(spec.adapter, places, their_tensors(spec, family), base)
     small = {
-        **beside_weights(origin, files or {}),
+        **shared_files(origin, files or {}),
         CONFIG: (json.dumps(config, indent=2) + "\n").encode(),
         CARD: adapter_card(spec, facts or {}, origin, family, config).encode(),
     }
@@ -66,7 +65,7 @@ def save_adapter(
 
 
 def _family(spec: LanguageModelSpec, origin: Origin | None, roots: Sequence[str] | None = None) -> Family:
-    """Family of the model's folder, or the first that can represent the model."""
+    """Family of the model's folder, else the first family that can represent the model."""
     if origin is None and spec.from_folder is not None:
         return family_in(HubFolder(spec.from_folder, roots))
     config = build_config(spec, None, "float32") if origin is None else origin.config
@@ -74,7 +73,7 @@ def _family(spec: LanguageModelSpec, origin: Origin | None, roots: Sequence[str]
 
 
 class MergedSource(TensorSource):
-    """A model's parameters with its adapters added to the matrices that they lie beside."""
+    """A model's parameters with its adapters merged into their matrices."""
 
     def __init__(self, source: TensorSource, spec: LanguageModelSpec) -> None:
         assert spec.adapter is not None
@@ -96,7 +95,7 @@ class MergedSource(TensorSource):
         else:
             a = self._source.read(name + A, (rank, inputs))
             b = self._source.read(name + B, (outputs, rank))
-        if not base.numel():  # on a rank that only sends
+        if not base.numel():  # this rank only sends
             return base
         wide = torch.promote_types(base.dtype, torch.float32)
         a, b = a.to(wide), b.to(wide)
@@ -118,9 +117,9 @@ def load_adapter(
     roots: Sequence[str] | None = None,
     place: str = "folder",
 ) -> None:
-    """Fill this rank's part of a model's adapter from a folder of PEFT's, called `place` in errors; all ranks together.
-    All that its config and headers tell is checked before a weight is read. Raises SpecError on every rank where it is
-    raised on one, for an adapter of another base, rank or kind with both sides."""
+    """Load this rank's part of a model's adapter from a folder in PEFT's format, called `place` in errors. Collective.
+    Checks config and headers before reading weights. Raises SpecError on every rank if it is raised on one, with both
+    values if base, rank or kind differ."""
     layout = layout or Layout.single()
     problems: tuple[Problem, ...] = ()
     try:
@@ -141,13 +140,13 @@ def load_adapter(
 
     try:
         with torch.no_grad():
-            raise_on_all_ranks(each_told(folder, fill))
+            raise_on_all_ranks(collect_problems(folder, fill))
     finally:
         weights.close()
 
 
 class _FiniteCheck:
-    """Problems of tensors with infinite or NaN values, by name."""
+    """Collects problems for tensors with infinite or NaN values, by name."""
 
     def __init__(self, folder: AdapterFolder) -> None:
         self._folder = folder

@@ -1,9 +1,9 @@
-"""Tokens that files beside a `tokenizer.json` add to its vocabulary, as the library transformers reads them.
+"""Tokens that files next to a `tokenizer.json` add to its vocabulary, as transformers reads them.
 
 `tokenizer_config.json` may name tokens (`added_tokens_decoder`, `bos_token`, `extra_special_tokens`, ...) that
 `tokenizer.json` lacks, or whose flags differ there; older folders have `added_tokens.json` and
-`special_tokens_map.json` in its place. transformers adds them when it loads the folder. Here they are written into
-`tokenizer.json`, so that whatever reads that file alone has the same tokens.
+`special_tokens_map.json` instead. transformers adds them when it loads the folder. Here they are written into
+`tokenizer.json`, so that tools that read only that file have the same tokens.
 """
 
 import json
@@ -19,18 +19,18 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 _Token = dict[str, Any]
 
 
-def with_added_tokens(tokenizer: bytes, beside: Mapping[str, bytes], place: str) -> bytes:
-    """A `tokenizer.json` with the tokens that the files `beside` it add; the same bytes where they add none.
+def with_added_tokens(tokenizer: bytes, other_files: Mapping[str, bytes], place: str) -> bytes:
+    """Return a `tokenizer.json` with the tokens that `other_files` of its folder add; the same bytes if they add none.
 
-    Raises SpecError where a token's declared id is not the one that it has in `tokenizer.json`, or gets there.
+    Raises SpecError if a token's declared id differs from its id in `tokenizer.json`.
     """
-    if not beside.keys() & {TOKENIZER_CONFIG, ADDED_TOKENS, SPECIAL_TOKENS_MAP}:
+    if not other_files.keys() & {TOKENIZER_CONFIG, ADDED_TOKENS, SPECIAL_TOKENS_MAP}:
         return tokenizer
     content = _object(tokenizer)
     vocabulary = _Vocabulary.from_content(content)
     if vocabulary is None:
-        return tokenizer  # what is wrong with it is found when it is tried
-    declarations = _TokenDeclarations(beside, vocabulary, place)
+        return tokenizer  # the fault is reported when the file is loaded
+    declarations = _TokenDeclarations(other_files, vocabulary, place)
     before = vocabulary.tokens_in_order
     for token in list(declarations.tokens(vocabulary)):
         vocabulary.add(token)
@@ -54,12 +54,12 @@ class _Vocabulary:
 
     @property
     def tokens_in_order(self) -> list[_Token]:
-        """Added tokens in order, as `tokenizer.json` has them."""
+        """Added tokens in the order of `tokenizer.json`."""
         return list(self._by_text.values())
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> "_Vocabulary | None":
-        """The vocabulary of a `tokenizer.json`; None where it has none that can be read."""
+        """Vocabulary of a `tokenizer.json`; None if it has no readable one."""
         model, added_tokens = content.get("model"), content.get("added_tokens")
         entries = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(entries, list):  # Unigram: [token, score]
@@ -76,62 +76,62 @@ class _Vocabulary:
         return vocabulary
 
     def add(self, token: _Token) -> None:
-        """Add a token, or replace the one of the same text: its id stays."""
+        """Add a token, or replace the one with the same text, which keeps its id."""
         text = token["content"]
         if text not in self.ids:
             self.ids[text] = max(self._highest_added + 1, self._num_model_tokens)
         id = self.ids[text]
         self._highest_added = max(self._highest_added, id)
-        self._by_text[text] = {"id": id, **{key: value for key, value in _whole(token).items() if key != "id"}}
+        self._by_text[text] = {"id": id, **{key: value for key, value in _with_all_flags(token).items() if key != "id"}}
 
 
 class _TokenDeclarations:
-    """Tokens that the files beside a `tokenizer.json` name."""
+    """Tokens declared by other files of a tokenizer's folder."""
 
-    def __init__(self, beside: Mapping[str, bytes], vocabulary: _Vocabulary, place: str) -> None:
-        config = _object(beside.get(TOKENIZER_CONFIG, b"{}"))
+    def __init__(self, other_files: Mapping[str, bytes], vocabulary: _Vocabulary, place: str) -> None:
+        config = _object(other_files.get(TOKENIZER_CONFIG, b"{}"))
         self._by_id: dict[int, _Token] = {}
         self.ids: list[tuple[str, int, str]] = []
-        """(file, id, text) of tokens whose id is declared."""
+        """(file, id, text) of tokens with a declared id."""
         if "added_tokens_decoder" in config:
             self._config = config
             for id, token in _entries(config["added_tokens_decoder"], f"{place}/{TOKENIZER_CONFIG}"):
                 self._by_id[id] = token
                 self.ids.append((TOKENIZER_CONFIG, id, token["content"]))
         else:
-            by_role = _object(beside.get(SPECIAL_TOKENS_MAP, b"{}"))
+            by_role = _object(other_files.get(SPECIAL_TOKENS_MAP, b"{}"))
             self._config = {**config, **by_role}
             # transformers compares texts here before the objects of tokenizer_config.json become tokens.
             plain = {role: value for role, value in config.items() if isinstance(value, str)}
             special = {_text_of({**plain, **by_role}.get(role)) for role in _ROLES}
             special.update(value for value in self._extra() if isinstance(value, str))
-            for text, id in _object(beside.get(ADDED_TOKENS, b"{}")).items():
-                if type(id) is int:  # True is none
-                    self._by_id[id] = _whole(_token(text, special=text in special))
+            for text, id in _object(other_files.get(ADDED_TOKENS, b"{}")).items():
+                if type(id) is int:  # excludes bool
+                    self._by_id[id] = _with_all_flags(_token(text, special=text in special))
                     self.ids.append((ADDED_TOKENS, id, text))
             self._by_id.update({token["id"]: token for token in vocabulary.tokens_in_order})
 
     def tokens(self, vocabulary: _Vocabulary) -> Iterator[_Token]:
-        """Tokens to add or to replace, in order: those with an id, then those with only a role."""
-        of_roles = {role: token for role, token in self._roles().items() if token}
-        role_texts = {_text_of(token) for token in of_roles.values()}
+        """Yield tokens to add or replace: first those with an id, then those with only a role."""
+        tokens_by_role = {role: token for role, token in self._roles().items() if token}
+        role_texts = {_text_of(token) for token in tokens_by_role.values()}
         texts = {token["content"] for token in vocabulary.tokens_in_order}
         for _, token in sorted(self._by_id.items()):
             if token["content"]:
                 texts.add(token["content"])
-                yield _made_special(token) if token["content"] in role_texts else token
+                yield _as_special(token) if token["content"] in role_texts else token
         seen_texts = set[str]()
-        for value in (*of_roles.values(), *self._extra()):
+        for value in (*tokens_by_role.values(), *self._extra()):
             text = _text_of(value)
             if not text or text in texts or (isinstance(value, str) and value in seen_texts):
                 continue
             if isinstance(value, str):
                 seen_texts.add(value)
             token = _token(value, special=True) if isinstance(value, str) else _token(value)
-            yield _made_special(token) if text in role_texts else token
+            yield _as_special(token) if text in role_texts else token
 
     def _roles(self) -> dict[str, Any]:
-        """Tokens by role: those that every tokenizer has, then a model's own."""
+        """Tokens by role: first the roles of every tokenizer, then the model's own."""
         own = {
             key: value
             for key, value in self._config.items()
@@ -169,12 +169,12 @@ def _token(value: Any, special: bool = False) -> _Token:
     return token
 
 
-def _made_special(token: _Token) -> _Token:
+def _as_special(token: _Token) -> _Token:
     return {**token, "special": True}
 
 
-def _whole(token: _Token) -> _Token:
-    """A token with all of its flags: by default, an ordinary token matches normalized text, a special one does not."""
+def _with_all_flags(token: _Token) -> _Token:
+    """Token with all flags set. By default, ordinary tokens match normalized text and special tokens do not."""
     defaults = {"single_word": False, "lstrip": False, "rstrip": False, "special": False}
     return {**defaults, "normalized": not token.get("special", False), **token}
 

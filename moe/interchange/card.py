@@ -1,4 +1,4 @@
-"""The model card of an export: plain facts, in the form in which hubs read them."""
+"""Model cards of exports, in the Hugging Face hub's format."""
 
 from collections.abc import Mapping
 
@@ -9,10 +9,10 @@ from moe.spec import LanguageModelSpec
 
 
 def model_card(spec: LanguageModelSpec, facts: Mapping[str, str], origin: Origin | None, family: Family) -> str:
-    """`README.md` of a model: what it is, what is said of its training, and what reads it."""
+    """`README.md` of a model: dimensions, training facts, and what can load it."""
     lines = [
         *_head("transformers", facts.get("name", "A language model")),
-        f"- Started from: {_beginning(origin)}",
+        f"- Started from: {_starting_point(origin)}",
         (f"- Parameters: {spec.num_parameters():,}, {spec.num_active_parameters():,} active per token"),
         f"- Layers: {spec.num_layers}, model dimension {spec.model_dim}",
     ]
@@ -37,7 +37,7 @@ def adapter_card(
     parameters = bool(config["target_parameters"])
     lines = [
         *_head("peft", facts.get("name", "An adapter of a language model"), "lora"),
-        f"- Base: {_beginning(origin)}",
+        f"- Base: {_starting_point(origin)}",
         f"- Rank: {spec.adapter.rank}, scale {spec.adapter.scale:g}, on {', '.join(targets)}",
         f"- Loads in: {adapter_readers(spec, family, parameters)}",
     ]
@@ -45,11 +45,11 @@ def adapter_card(
 
 
 def _head(library: str, name: str, *tags: str) -> list[str]:
-    of_hub = [f"library_name: {library}", "pipeline_tag: text-generation", *(f"tags: [{tag}]" for tag in tags)]
-    return ["---", *of_hub, "---", "", f"# {name}", "", "Trained with Shardyard.", ""]
+    hub_metadata = [f"library_name: {library}", "pipeline_tag: text-generation", *(f"tags: [{tag}]" for tag in tags)]
+    return ["---", *hub_metadata, "---", "", f"# {name}", "", "Trained with Shardyard.", ""]
 
 
-def _beginning(origin: Origin | None) -> str:
+def _starting_point(origin: Origin | None) -> str:
     return "random weights" if origin is None else f"the weights of `{origin.url.rpartition('/')[2]}`"
 
 

@@ -1,4 +1,4 @@
-"""Tensors of a folder, decoded ones included, by the names in the families' tables. No torch."""
+"""Tensors of a folder, including quantized ones, by their names in the families' tables. No torch."""
 
 import re
 from collections.abc import Iterator
@@ -18,20 +18,20 @@ PLAIN = ("F32", "BF16", "F16", "F64")
 MXFP4_BLOCK = 32
 """Values that share one scale, in 16 bytes."""
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
-"""Tensors of old checkpoints that follow from the config."""
+"""Tensors of old checkpoints that can be computed from the config."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """A tensor in a folder, by its decoded shape."""
+class StoredTensor:
+    """A tensor in a folder, with its shape after dequantization."""
 
     name: str
     shape: tuple[int, ...]
     entry: HeaderEntry
-    """Its bytes, or those of its quantised values."""
+    """Header entry of the tensor, or of its quantized values."""
     scales: HeaderEntry | None = None
     block: tuple[int, int] = (1, 1)
-    """Rows and columns of FP8 that have one scale."""
+    """Rows and columns of FP8 values that share one scale."""
 
     @property
     def is_decoded(self) -> bool:
@@ -44,24 +44,24 @@ class Held:
 
 @dataclass
 class Catalog:
-    """Config and tensors of a folder, from its config and headers alone."""
+    """Config and tensors of a folder, read from config and headers alone."""
 
     folder: HubFolder
     config: dict[str, object]
     description: ConfigDescription
     files: dict[str, Location]
-    tensors: dict[str, Held] = field(default_factory=dict)
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def problem(self, code: ProblemCode, name: str, rule: str, remedy: str, value: object = None) -> Problem:
-        """Problem of one of its tensors."""
+        """Problem for one of the folder's tensors."""
         tensor = self.tensors.get(name)
         where = self.folder.url if tensor is None else self.folder.path(tensor.file)
         return Problem(code, f"{where}:{name}", value, rule, remedy)
 
 
 def catalog(folder: HubFolder) -> Catalog:
-    """Read a folder. Raises SpecError with all problems of its config, or else with all files that cannot be read."""
+    """Read a folder. Raises SpecError with all problems of its config, else with all unreadable files."""
     config, _ = folder.config()
     folder_catalog = Catalog(folder, config, describe_config(config, folder.path(CONFIG)), folder.weight_files())
     tensor_entries: list[HeaderEntry] = []
@@ -79,7 +79,7 @@ def catalog(folder: HubFolder) -> Catalog:
         name = f"model.{entry.name}" if is_base_model and not entry.name.startswith("lm_head.") else entry.name
         if name in by_name:
             folder_catalog.problems.append(Problem("duplicate", f"{folder.path(entry.file)}:{entry.name}", None,
-                                          f"is in {by_name[name].file}, too", "remove one of them"))  # fmt: skip
+                                          f"is also in {by_name[name].file}", "remove one of them"))  # fmt: skip
         if not _IGNORED.fullmatch(name):
             by_name[name] = entry
     for tensor in _pair_with_scales(by_name, folder_catalog.description.quantization, folder_catalog):
@@ -88,19 +88,19 @@ def catalog(folder: HubFolder) -> Catalog:
 
 
 def family_in(folder: HubFolder) -> Family:
-    """The family of a folder's model. Raises SpecError."""
+    """Family of a folder's model. Raises SpecError."""
     return family_of(folder.config()[0], folder.path(CONFIG))
 
 
 def _is_base_model(tensor_entries: list[HeaderEntry]) -> bool:
-    """Whether names lack the `model.` that they have in a model with logits."""
+    """Whether names lack the prefix `model.` that they have in a model with an output head."""
     names = {entry.name for entry in tensor_entries}
     return "embed_tokens.weight" in names and not any(name.startswith("model.") for name in names)
 
 
 def _pair_with_scales(
     by_name: dict[str, HeaderEntry], quantization: Quantization | None, into: Catalog
-) -> Iterator[Held]:
+) -> Iterator[StoredTensor]:
     used_names: set[str] = set()
     for name, entry in by_name.items():
         stem = name.removesuffix("_blocks")
@@ -115,7 +115,7 @@ def _pair_with_scales(
             experts, rows, blocks, _ = entry.shape
             used_names |= {name, f"{stem}_scales"}
             # Rows are outputs; the family's tensors are inputs by outputs.
-            yield Held(stem, (experts, MXFP4_BLOCK * blocks, rows), entry, scales)
+            yield StoredTensor(stem, (experts, MXFP4_BLOCK * blocks, rows), entry, scales)
         elif entry.dtype.startswith("F8_"):
             scales = by_name.get(f"{name}_scale_inv")
             block = (1, 1) if quantization is None else quantization.block
@@ -129,10 +129,10 @@ def _pair_with_scales(
                 into.problems.append(_misfit(into, "shape_mismatch", entry, list(scales.shape), rule))
                 continue
             used_names |= {name, f"{name}_scale_inv"}
-            yield Held(name, entry.shape, entry, scales, block)
+            yield StoredTensor(name, entry.shape, entry, scales, block)
     for name, entry in by_name.items():
         if name not in used_names:
-            yield Held(name, entry.shape, entry)
+            yield StoredTensor(name, entry.shape, entry)
 
 
 def _mxfp4_fits(blocks: HeaderEntry, scales: HeaderEntry) -> bool:

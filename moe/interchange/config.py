@@ -1,4 +1,4 @@
-"""`config.json` and our spec, either way, by the families' tables."""
+"""Conversion between `config.json` and our spec, in both directions, by the families' tables."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from moe.interchange.families import BY_TYPE, FAMILIES
 from moe.interchange.family import Family, Fields
-from moe.interchange.ignored import BOOKKEEPING, GENERATION, REASONS, SO_ANYWAY, explain_ignored_keys, refused_dropout
+from moe.interchange.ignored import BOOKKEEPING, FIXED_VALUES, GENERATION, REASONS, check_dropout, explain_ignored_keys
 from moe.interchange.quantization import Quantization, quantization_of
 from moe.interchange.reading import Reading
 from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
@@ -20,7 +20,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "pruned_heads": ({},),
 }
-"""Keys of any family that must have one of these values."""
+"""Keys of every family that must have one of these values."""
 
 TRAINING_ONLY = (
     "preset", "from", "from_config", "ignored_keys", "moe.group_tokens", "moe.aux_coefficient", "moe.aux_scope",
@@ -28,10 +28,10 @@ TRAINING_ONLY = (
     "moe.input_jitter", "moe.bias_update_rate", "moe.drop_by", "moe.min_capacity",
     "moe.capacity_factor",
 )  # fmt: skip
-"""Fields of ours that say how a model is trained, not what it is."""
+"""Spec fields that affect training, but not what the model computes."""
 
 _NOT_CARRIED = ("quantization_config", "auto_map")
-"""Keys that exports do not keep: weights are written decoded, and without code."""
+"""Keys that exports omit: weights are written dequantized, and without code."""
 
 
 @dataclass(frozen=True)
@@ -40,26 +40,26 @@ class ConfigDescription:
 
     family: Family
     model_fields: dict[str, Any]
-    """The model, as a job's spec has it."""
+    """The model's fields in a job's spec."""
     keys: Mapping[str, tuple[str, ...]]
-    """Keys of the config that each of its fields is read from, by the field's path."""
+    """Config keys that each field was read from, by the field's path."""
     quantization: Quantization | None
     notes: tuple[str, ...]
     """Notes for the user."""
     ignored_keys: tuple[str, ...] = ()
-    """Keys that change nothing of what is computed here, each with the reason."""
-    asks_router_loss: bool = False
-    """Whether `output_router_logits` asks for transformers' router loss, which is not implemented here."""
+    """Keys that do not affect the computation, each with the reason."""
+    requests_router_loss: bool = False
+    """Whether `output_router_logits` requests transformers' router loss, which is not implemented here."""
 
 
 def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
-    """Model that a config describes. Raises SpecError with every unsupported value and every unknown key; `place` is
-    the file's name in errors."""
+    """Return the model that a config describes. `place` is the file's name in errors. Raises SpecError with every
+    unsupported value and unknown key."""
     family = family_of(config, place)
     problems: list[Problem] = []
     reading = Reading(config, place, family.defaults, family.aliases)
     layers = reading.raw("num_hidden_layers")
-    if isinstance(layers, int) and not 1 <= layers <= MAX_LAYERS:  # before anything is listed layer by layer
+    if isinstance(layers, int) and not 1 <= layers <= MAX_LAYERS:  # before building lists of layers
         raise spec_error("out_of_range", f"{place}:num_hidden_layers", layers, f"must be from 1 to {MAX_LAYERS:,}",
                          "correct config.json")  # fmt: skip
     fields: Fields = {"kind": "language"}
@@ -69,11 +69,11 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
         fields |= field_values
         field_keys = {*field.keys, *(alias for alias, key in family.aliases.items() if key in field.keys)}
         keys |= dict.fromkeys(field_values, tuple(key for key in config if key in field_keys))
-    so_anyway = _so_anyway(family)
-    for key, allowed_values in {**_ONLY, **so_anyway}.items():
+    fixed_values = _fixed_values(family)
+    for key, allowed_values in {**_ONLY, **fixed_values}.items():
         reading.only(key, allowed_values)
-    refused_dropout(reading)
-    asks_loss = config.get("output_router_logits")
+    check_dropout(reading)
+    wants_router_loss = config.get("output_router_logits")
     reading.only("output_router_logits", (True, False))
     quantization, problem = quantization_of(config.get("quantization_config"), f"{place}:quantization_config", family)
     problems += [] if problem is None else [problem]
@@ -91,37 +91,43 @@ def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
     ]
     if problems:
         raise SpecError(problems)
-    notes, passed_over = tuple(_notes(config)), tuple(explain_ignored_keys(config, _reasons(family)))
+    notes, ignored_keys = tuple(_notes(config)), tuple(explain_ignored_keys(config, _reasons(family)))
     return ConfigDescription(
-        family, _nest(fields), keys, quantization, notes, passed_over, bool(asks_loss) and "moe.router" in fields
+        family,
+        _nest(fields),
+        keys,
+        quantization,
+        notes,
+        ignored_keys,
+        bool(wants_router_loss) and "moe.router" in fields,
     )
 
 
 def known_keys(family: Family) -> set[str]:
-    """Keys of a family's config that are read, that may have one value, or that change nothing."""
+    """Keys of a family's config that are read, restricted to some values, or ignored."""
     free = BOOKKEEPING | GENERATION | _reasons(family).keys()
-    return _read(family) | _ONLY.keys() | _so_anyway(family).keys() | free
+    return _read(family) | _ONLY.keys() | _fixed_values(family).keys() | free
 
 
 def _reasons(family: Family) -> dict[str, str]:
-    """Keys that change nothing of a family's models, each with the reason."""
+    """Ignored keys of a family, each with the reason."""
     read = _read(family)
     return {key: reason for key, reason in {**REASONS, **family.unused_keys}.items() if key not in read}
 
 
 def _read(family: Family) -> set[str]:
-    """Keys that say something of a family's models."""
+    """Keys of a family that fields are read from."""
     return {key for field in family.fields for key in field.keys} | family.aliases.keys()
 
 
-def _so_anyway(family: Family) -> dict[str, tuple[Any, ...]]:
-    """Keys that must have these values, as all models of a family do."""
+def _fixed_values(family: Family) -> dict[str, tuple[Any, ...]]:
+    """Keys that must have these values, which hold for all models of the family."""
     read = _read(family)
-    return {key: allowed_values for key, allowed_values in SO_ANYWAY.items() if key not in read} | dict(family.only)
+    return {key: allowed_values for key, allowed_values in FIXED_VALUES.items() if key not in read} | dict(family.only)
 
 
 def family_of(config: Mapping[str, Any], place: str) -> Family:
-    """The family that a config is of. Raises SpecError; `place` is the file's name in it."""
+    """Family of a config. `place` is the file's name in errors. Raises SpecError."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in BY_TYPE:
         raise spec_error("unsupported", f"{place}:model_type", kind, f"must be one of {', '.join(BY_TYPE)}",
@@ -149,7 +155,7 @@ def _nest(fields: Fields) -> dict[str, Any]:
 
 
 def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
-    """Flat description of what a spec's model computes: equal for two that compute the same."""
+    """Flat description of what a model computes: equal for specs that compute the same function."""
     fields = dict(_flat(_with_router_defaults(spec).model_dump(mode="json", exclude={"adapter", "upcycle"})))
     for path in TRAINING_ONLY:
         fields.pop(path, None)
@@ -171,12 +177,12 @@ def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
         if spec.moe.routing.max_expert_groups is None:
             fields.pop("moe.expert_groups_per_token", None)
         if fields.get("moe.softmax") == "after_topk" and not fields["moe.selection_bias"]:
-            fields["moe.softmax"] = "before_topk"  # then the two are one, as weights are divided by their sum
+            fields["moe.softmax"] = "before_topk"  # equivalent, since weights are divided by their sum
     return {path: value for path, value in fields.items() if value is not None}
 
 
 def _with_router_defaults(spec: LanguageModelSpec) -> LanguageModelSpec:
-    """The same model with its router's defaults written out."""
+    """The model with its router's defaults written out."""
     if spec.moe is None:
         return spec
     routing = spec.moe.resolved.routing
@@ -194,24 +200,24 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 
 def build_config(spec: LanguageModelSpec, origin_config: Mapping[str, Any] | None, dtype: str) -> dict[str, Any]:
-    """Config of a model: that of its folder, with what has changed, or without a folder a new one of the first family
-    that can represent the model. Weights are written in `dtype`.
+    """Config of a model: its folder's config, updated, or else a new config of the first family that can represent the
+    model. Weights are written in `dtype`.
 
-    Raises SpecError, with what each family cannot represent, if none can.
+    Raises SpecError, with what each family cannot represent, if no family can.
     """
     if origin_config is not None:
         return _update_origin(spec, origin_config, dtype)
     reasons = []
     for family in FAMILIES:
-        config = anew(spec, family, dtype)
-        unlike = list(differences(spec, config))
-        if not unlike:
+        config = new_config(spec, family, dtype)
+        difference_texts = list(differences(spec, config))
+        if not difference_texts:
             return config
-        has_layers = (spec.moe is None) == (not any(path.startswith("moe.") for path in _fields_of(family)))
+        has_same_kind = (spec.moe is None) == (not any(path.startswith("moe.") for path in _fields_of(family)))
         problem = Problem(
-            "unsupported", "model", family.model_types[0], f"cannot express the model: {'; '.join(unlike)}"
+            "unsupported", "model", family.model_types[0], f"cannot express the model: {'; '.join(difference_texts)}"
         )
-        reasons.append((not has_layers, len(unlike), problem))
+        reasons.append((not has_same_kind, len(difference_texts), problem))
     nearest = [problem for _, _, problem in sorted(reasons, key=lambda reason: reason[:2])]
     raise SpecError(
         [
@@ -232,8 +238,8 @@ def _fields_of(family: Family) -> set[str]:
     return {path for field in family.fields for path in field.read(reading)}
 
 
-def anew(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
-    """New config of a family, with all that it can say of a model."""
+def new_config(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
+    """New config of a family, with everything of the model that the family can express."""
     config: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_types[0]}
     for field in family.fields:
         config |= field.write(_with_router_defaults(spec))
@@ -242,7 +248,7 @@ def anew(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
 
 
 def differences(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Iterator[str]:
-    """Differences between a spec and the model of a config."""
+    """Yield the differences between a spec and the model of a config."""
     try:
         their_meaning = meaning(LanguageModelSpec(**describe_config(config, "config.json").model_fields))
     except SpecError as error:
@@ -260,30 +266,30 @@ def _reading(family: Family, config: Mapping[str, Any]) -> Reading:
 
 def _update_origin(spec: LanguageModelSpec, origin_config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     config = {key: value for key, value in origin_config.items() if key not in _NOT_CARRIED}
-    config["model_type"] = BY_TYPE[config["model_type"]].model_types[0]  # which transformers knows without code
     family = BY_TYPE[config["model_type"]]
+    config["model_type"] = family.model_types[0]  # the type that transformers loads without remote code
     if not list(differences(spec, config)):
         return _for_any_release(config, spec, family, dtype)
     aliases = {key: alias for alias, key in family.aliases.items() if alias in config}
     for field in family.fields:
         new = field.write(_with_router_defaults(spec))
         if field.read(_reading(family, config)) == field.read(_reading(family, {**config, **new})):
-            continue  # which leaves how it is written
+            continue  # keep the original notation
         changes = {aliases.get(key, key): value for key, value in new.items()}
         if "rope_parameters" in changes:
             longest = config.get("max_position_embeddings", changes["max_position_embeddings"])
             config = {key: value for key, value in config.items() if key not in field.keys}
             changes["max_position_embeddings"] = longest
         config |= changes
-    if unlike := list(differences(spec, config)):
-        rule = f"can no longer be expressed as {config['model_type']}: {'; '.join(unlike)}"
-        raise spec_error("unsupported", "model", None, rule, "remove the fields beside `from`")
+    if difference_texts := list(differences(spec, config)):
+        rule = f"can no longer be expressed as {config['model_type']}: {'; '.join(difference_texts)}"
+        raise spec_error("unsupported", "model", None, rule, "remove the fields next to `from`")
     return _for_any_release(config, spec, family, dtype)
 
 
 def _for_any_release(config: Mapping[str, Any], spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
-    """Config that transformers 4, transformers 5 and vLLM read alike: keys under the names that all of them know,
-    positions in both forms, and keys whose absence a reader would misinterpret."""
+    """Config that transformers 4, transformers 5 and vLLM interpret in the same way: keys under names that all of them
+    know, RoPE in both forms, and keys that a reader would misinterpret if missing."""
     full_config = dict(family.constant_keys)
     full_config |= {family.aliases.get(key, key): value for key, value in config.items()}
     for field in family.fields:

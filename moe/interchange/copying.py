@@ -1,4 +1,4 @@
-"""Parts of tensors copied between their layout and ours, a bounded block at a time."""
+"""Copies parts of tensors between the Hugging Face layout and ours, in blocks of bounded size."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,24 +9,24 @@ from moe.interchange.pieces import IN_NAME, Box, ParameterPiece, Side, split
 from moe.spec.parameter import Slices
 
 BLOCK_ELEMENTS = 1 << 21
-"""Elements of one copy: a block is decoded or converted in memory as a whole."""
+"""Maximum elements of a copy: a block is dequantized or converted in memory as a whole."""
 
 
 def view(tensor: Tensor, origin: Sequence[int], side: Side, box: Box, axes: Sequence[str]) -> Tensor:
-    """A box of a piece in memory that holds a rectangle of its tensor from `origin` on: its axes in order, without
-    those of one."""
+    """View of a box of a piece in memory that holds a rectangle of its tensor starting at `origin`: axes in order,
+    without those of length 1."""
     first = side.bounds(box)
     offset = tensor.storage_offset() + sum(
         (low - begin) * stride for (low, _), begin, stride in zip(first, origin, tensor.stride(), strict=True)
     )
-    long = [axis for axis in axes if box[axis][1] - box[axis][0] != 1]
-    sizes = [box[axis][1] - box[axis][0] for axis in long]
-    return tensor.as_strided(sizes, side.strides(long, tensor.stride()), offset)
+    long_axes = [axis for axis in axes if box[axis][1] - box[axis][0] != 1]
+    sizes = [box[axis][1] - box[axis][0] for axis in long_axes]
+    return tensor.as_strided(sizes, side.strides(long_axes, tensor.stride()), offset)
 
 
 def copy(into: Tensor, source: Tensor) -> None:
-    """Copy one view to another of any strides and dtype. The narrower dtype is transposed: to transpose and convert at
-    once takes twice as long."""
+    """Copy a view to another of any strides and dtype. Transposes in the narrower dtype: transposing and converting in
+    one copy takes twice as long_axes."""
     if into.dtype != source.dtype and not source.is_contiguous():
         source = source.contiguous() if source.itemsize <= into.itemsize else source.to(into.dtype)
     into.copy_(source)
@@ -39,8 +39,8 @@ def fill_ours(
     read: Callable[[str, Slices], Tensor],
     check: Callable[[str, Tensor], None],
 ) -> None:
-    """Fill a rectangle of a parameter, which begins at `origin`, from what `read` returns of their tensors. Each block
-    is checked, with the name of its tensor."""
+    """Fill a rectangle of a parameter, which starts at `origin`, from Hugging Face tensors, read by `read`. Calls
+    `check` on each block with the name of its tensor."""
     within = tuple((low, low + size) for low, size in zip(origin, local.shape, strict=True))
     for piece in pieces:
         for part in piece.our_side.boxes(within):
@@ -57,31 +57,31 @@ def fill_ours(
 
 
 def skip_check(name: str, block: Tensor) -> None:
-    """A check of `fill_ours` that finds nothing."""
+    """No-op check for `fill_ours`."""
 
 
-MadeOf = Sequence[tuple[str, ParameterPiece, int]]
-"""(our name, piece, expert of the tensor's name) of each parameter that one of their tensors is made of."""
+Components = Sequence[tuple[str, ParameterPiece, int]]
+"""(our name, piece, expert in the tensor's name) of each parameter that a Hugging Face tensor is built from."""
 
 
 def fill_theirs(
-    block: Tensor, within: Slices, made_of: MadeOf, read: Callable[[str, Slices, torch.dtype], Tensor]
+    block: Tensor, within: Slices, components: Components, read: Callable[[str, Slices, torch.dtype], Tensor]
 ) -> None:
-    """Fill a rectangle of one of their tensors from what `read` returns of our parameters."""
+    """Fill a rectangle of a Hugging Face tensor from our parameters, read by `read`."""
     origin = [low for low, _ in within]
-    for name, piece, box in _boxes(within, made_of):
+    for name, piece, box in _boxes(within, components):
         bounds = piece.our_side.bounds(box)
         source = view(read(name, bounds, block.dtype), [low for low, _ in bounds], piece.our_side, box, piece.axes)
         copy(view(block, origin, piece.their_side, box, piece.axes), source)
 
 
-def reads_of(within: Slices, made_of: MadeOf) -> Iterator[tuple[str, Slices]]:
-    """Reads of `fill_theirs`, in its order."""
-    for name, piece, box in _boxes(within, made_of):
+def reads_of(within: Slices, components: Components) -> Iterator[tuple[str, Slices]]:
+    """Yield the reads of `fill_theirs`, in order."""
+    for name, piece, box in _boxes(within, components):
         yield name, piece.our_side.bounds(box)
 
 
-def _boxes(within: Slices, made_of: MadeOf) -> Iterator[tuple[str, ParameterPiece, Box]]:
-    for name, piece, expert in made_of:
+def _boxes(within: Slices, components: Components) -> Iterator[tuple[str, ParameterPiece, Box]]:
+    for name, piece, expert in components:
         for box in piece.their_side.boxes(within):
-            yield name, piece, {**box, IN_NAME: (expert, expert + 1)} if piece.counts_tensors else box
+            yield name, piece, {**box, IN_NAME: (expert, expert + 1)} if piece.is_per_expert else box

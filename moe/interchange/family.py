@@ -1,6 +1,7 @@
-"""A model family in the Hugging Face format: what its config says, and what its tensors are called.
+"""A model family in the Hugging Face format: its config keys and tensor names.
 
-A family's file has one table for each. What is common to many is made of the parts here and in `fields`.
+Each family's file has one table for each, built from shared parts here and in `fields`. "Ours" is this library's spec
+and parameters, "theirs" the Hugging Face config and tensors.
 """
 
 from abc import ABC, abstractmethod
@@ -14,38 +15,38 @@ from moe.interchange.reading import Reading
 from moe.spec import LanguageModelSpec
 
 LAYER = "layers.{layer}."
-"""Before our names of what lies in a layer; theirs have `model.` before it. What a layer with linear attention has in
-`attention` stands in `linear_attention` in the tables."""
+"""Prefix of our names in a layer; Hugging Face names also have `model.` before it. In the tables, `attention` of a
+layer with linear attention is called `linear_attention`."""
 
 Fields = dict[str, Any]
 """Fields of our spec, by dotted path."""
 
 
 class Field(ABC):
-    """Keys of their config, and the fields of our spec that say the same."""
+    """Config keys, and the equivalent fields of our spec."""
 
     @property
     @abstractmethod
     def keys(self) -> tuple[str, ...]:
-        """Keys of their config."""
+        """Config keys."""
 
     def read(self, config: Reading) -> Fields:
-        """Fields of ours from a config."""
+        """Spec fields from a config."""
         return {}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        """Keys for a spec. What they cannot express is found by reading them back."""
+        """Config keys for a spec. Reading them back shows what they cannot express."""
         return {}
 
     def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Keys that transformers 4 and vLLM need beside those of a `config` that says what the spec does."""
+        """Keys that transformers 4 and vLLM need in addition to those of `config`, which describes the spec."""
         return {}
 
 
 @dataclass(frozen=True)
 class TensorRow:
-    """Row of a tensor table: one of our parameters, or part of it, and where it lies in theirs. The patterns are those
-    of `pieces`; without patterns both are the same."""
+    """Row of a tensor table: one of our parameters, or part of it, and its location in a Hugging Face tensor. Patterns
+    are those of `pieces`; without patterns, both tensors are equal."""
 
     our_name: str
     their_name: str
@@ -53,12 +54,12 @@ class TensorRow:
     their_axes: str | None = None
 
     def piece(self, shape: tuple[int, ...], layer: int | None, sizes: Mapping[str, int]) -> ParameterPiece:
-        """Pieces of a parameter of that shape in that layer; `sizes` are those that patterns name."""
+        """Piece of a parameter of this shape in this layer. `sizes`: lengths that patterns name."""
         our_pattern, their_pattern = self.patterns(len(shape), sizes)
         return piece(shape, our_pattern, self.name_in(layer), their_pattern, sizes)
 
     def patterns(self, num_dims: int, sizes: Mapping[str, int]) -> tuple[str, str]:
-        """(ours, theirs) of a parameter of so many dimensions, with the sizes that they name."""
+        """(our pattern, their pattern) of a parameter of `num_dims` dimensions, with sizes substituted."""
         axes = " ".join(f"a{dim}" for dim in range(num_dims))
         our_pattern, their_pattern = (
             Template(pattern or axes).substitute(sizes) for pattern in (self.our_axes, self.their_axes)
@@ -66,22 +67,22 @@ class TensorRow:
         return our_pattern, their_pattern
 
     def name_in(self, layer: int | None) -> str:
-        """Theirs in that layer."""
+        """Hugging Face name in this layer."""
         return self.their_name if layer is None else self.their_name.replace("{layer}", str(layer))
 
 
 def transposed_row(our_name: str, their_name: str) -> TensorRow:
-    """A matrix, transposed."""
+    """Row of a matrix that is transposed."""
     return TensorRow(our_name, their_name, "a b", "b a")
 
 
 def part(our_name: str, our_axes: str, their_name: str, their_axes: str) -> TensorRow:
-    """Pieces by two patterns; `$name` in them is one of `sizes_of`."""
+    """Row with two patterns, in which `$name` is one of `sizes_of`."""
     return TensorRow(our_name, their_name, our_axes, their_axes)
 
 
 def sizes_of(spec: LanguageModelSpec) -> dict[str, int]:
-    """Lengths that shapes alone do not determine: those of linear attention, by their names in patterns."""
+    """Lengths that shapes do not determine, by their names in patterns: those of linear attention."""
     linear = spec.linear_attention
     if linear is None:
         return {}
@@ -93,7 +94,7 @@ def sizes_of(spec: LanguageModelSpec) -> dict[str, int]:
 
 
 def in_layers(*rows: TensorRow | Iterable[TensorRow]) -> tuple[TensorRow, ...]:
-    """Rows of what lies in every layer."""
+    """Rows with the prefix of a layer, for every layer."""
     flat = [line for row in rows for line in ([row] if isinstance(row, TensorRow) else row)]
     return tuple(
         TensorRow(LAYER + row.our_name, f"model.{LAYER}{row.their_name}", row.our_axes, row.their_axes) for row in flat
@@ -102,32 +103,32 @@ def in_layers(*rows: TensorRow | Iterable[TensorRow]) -> tuple[TensorRow, ...]:
 
 @dataclass(frozen=True)
 class Family:
-    """One family, both ways."""
+    """Model family, for reading and writing."""
 
     model_types: tuple[str, ...]
     """`model_type` values; the first is written."""
     architecture: str
     defaults: Mapping[str, Any]
-    """Values of missing keys. A missing key that is not here is an error."""
+    """Values of missing keys. A missing key without a default is an error."""
     fields: tuple[Field, ...]
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Keys that must have these values: others change what the model computes in ways that are not supported."""
+    """Keys that must have these values; other values change the computation in unsupported ways."""
     unused_keys: Mapping[str, str] = field(default_factory=dict)
-    """Keys that change nothing here, beside those that change nothing anywhere, each with the reason."""
+    """Ignored keys, in addition to those that every family ignores, each with the reason."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names of keys."""
+    """Key by alternative name."""
     tensors: tuple[TensorRow, ...] = ()
-    """Layout on the hub, which is also the one that is written."""
+    """Layout on the hub, also used for writing."""
     fused_tensors: tuple[TensorRow, ...] = ()
-    """Another layout that is read: transformers writes that of its memory when asked to."""
+    """Alternative layout for reading: the layout in memory, which transformers can also write."""
     extra_head_pattern: str | None = None
-    """Pattern of names of tensors that are carried through without being trained (multi-token prediction)."""
+    """Name pattern of tensors that are copied but not trained (multi-token prediction)."""
     new_config_keys: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of a new config, beside those of the fields."""
+    """Keys of a new config, in addition to those of the fields."""
     constant_keys: Mapping[str, Any] = field(default_factory=dict)
     """Keys with one value in every model of the family, which vLLM misinterprets if they are missing."""
 
     def rows(self, name: str) -> list[list[TensorRow]]:
-        """Rows of a parameter, by its name in the tables, in each layout."""
+        """Rows of a parameter in each layout, by its name in the tables."""
         by_table = ([row for row in table if row.our_name == name] for table in (self.tensors, self.fused_tensors))
         return [rows for rows in by_table if rows]

@@ -1,4 +1,4 @@
-"""Parts of the families' config tables: keys for one field, and keys for several."""
+"""Parts of the families' config tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention
 
 
 def value(spec: LanguageModelSpec, path: str) -> Any:
-    """A spec's field by its dotted path; None where a part on the way is none."""
+    """A spec's field by its dotted path; None if a part of the path is None."""
     part: Any = spec
     for name in path.split("."):
         part = getattr(part, name, None)
@@ -31,7 +31,7 @@ class _OneKey(Field):
 
 @dataclass(frozen=True)
 class Key(_OneKey):
-    """A key for a field of ours."""
+    """A key for a spec field."""
 
     our_path: str
     kind: type = int
@@ -61,12 +61,12 @@ class Switch(_OneKey):
 
 @dataclass(frozen=True)
 class Optional(_OneKey):
-    """A key that is null where the field is None."""
+    """A key that is null if the field is None."""
 
     our_path: str
     kind: type = float
     null_value: Any = None
-    """Value of the key where the field is None."""
+    """Value of the key if the field is None."""
 
     def read(self, config: Reading) -> Fields:
         key_value = config.get(self.their_key, self.kind, null=None)
@@ -79,7 +79,7 @@ class Optional(_OneKey):
 
 @dataclass(frozen=True)
 class Always(Field):
-    """Fixed values of every model of the family."""
+    """Fields with one value in every model of the family."""
 
     fields: tuple[tuple[str, Any], ...]
     keys = ()
@@ -89,22 +89,22 @@ class Always(Field):
 
 
 def always(**fields: Any) -> Always:
-    """`moe__router="softmax_topk"` is the field `moe.router`."""
+    """Fields by keyword; `moe__router="softmax_topk"` sets `moe.router`."""
     return Always(tuple((name.replace("__", "."), constant) for name, constant in fields.items()))
 
 
 @dataclass(frozen=True)
 class Heads(Field):
-    """Heads, those of keys and values (as many where null), and their width."""
+    """Numbers of query and key-value heads (equal if the latter is null), and head dimension."""
 
     head_dim: int | None = None
-    """Default width of a head; None is the model's width divided by the number of heads."""
+    """Default head dimension; None: model dimension over number of heads."""
 
     keys = ("num_attention_heads", "num_key_value_heads", "head_dim")
 
     def read(self, config: Reading) -> Fields:
         heads, width = config.get("num_attention_heads", int), config.get("hidden_size", int)
-        of_keys = config.get("num_key_value_heads", int, null=heads)
+        num_kv_heads = config.get("num_key_value_heads", int, null=heads)
         dim = self.head_dim
         if config.has("head_dim"):
             dim = config.get("head_dim", int)
@@ -113,7 +113,7 @@ class Heads(Field):
         return {
             "attention.kind": "grouped_query",
             "attention.num_heads": heads,
-            "attention.num_kv_heads": of_keys,
+            "attention.num_kv_heads": num_kv_heads,
             "attention.head_dim": dim,
         }
 
@@ -127,7 +127,7 @@ class Heads(Field):
 
 @dataclass(frozen=True)
 class Scale(_OneKey):
-    """A key with the factor of attention scores, whatever the width of a head."""
+    """A key with the factor of attention scores, independent of the head dimension."""
 
     def read(self, config: Reading) -> Fields:
         return {"attention.scale": config.get(self.their_key, float)}
@@ -141,7 +141,7 @@ _DENSE = "a model without experts has another model_type"
 
 @dataclass(frozen=True)
 class SparseSteps(Field):
-    """Every `decoder_sparse_step`-th layer has experts, but those of `mlp_only_layers` (Qwen)."""
+    """Every `decoder_sparse_step`-th layer has experts, except those in `mlp_only_layers` (Qwen)."""
 
     keys = ("decoder_sparse_step", "mlp_only_layers", "intermediate_size")
 
@@ -149,7 +149,7 @@ class SparseSteps(Field):
         step = config.get("decoder_sparse_step", int)
         dense = config.raw("mlp_only_layers") or []
         layers = config.get("num_hidden_layers", int)
-        if layers and isinstance(dense, list):  # those beyond the last are passed over, as transformers does
+        if layers and isinstance(dense, list):  # ignore layers beyond the last, as transformers does
             dense = [layer for layer in dense if not (isinstance(layer, int) and layer >= layers)]
         fields: Fields = {"moe_every": step, "dense_layers": dense}
         if layers and step and isinstance(dense, list):
@@ -191,7 +191,7 @@ class FirstDense(Field):
 
 @dataclass(frozen=True)
 class SharedExpertCount(Field):
-    """Number of shared experts, each as wide as a routed one (DeepSeek)."""
+    """Number of shared experts, each with the hidden dimension of a routed expert (DeepSeek)."""
 
     keys = ("n_shared_experts",)
 
@@ -208,14 +208,15 @@ class SharedExpertCount(Field):
 
 @dataclass(frozen=True)
 class Windows(Field):
-    """Layers that look back at most `sliding_window` tokens."""
+    """Layers with a sliding window of `sliding_window` tokens."""
 
     by: Literal["all", "types"]
-    """`all` layers where there is a window; by `layer_types`, which tell `sliding_attention`."""
+    """`all`: all layers, if there is a window. `types`: layers with `sliding_attention` in `layer_types`."""
     default: Literal["even", "below", "from", ""] = ""
-    """Where a config has no `layer_types`: even layers, even layers below `max_window_layers`, or layers from that."""
+    """Without `layer_types`: even layers, even layers below `max_window_layers`, or layers from `max_window_layers`
+    on."""
     has_switch: bool = False
-    """Whether `use_sliding_window` has to be true, too."""
+    """Whether `use_sliding_window` must also be true."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -263,8 +264,8 @@ class Windows(Field):
         return keys
 
     def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Switch off what no layer uses: transformers 4 does not read `layer_types` of Qwen2-MoE, and windows every
-        layer."""
+        """Switch off a window that no layer uses: transformers 4 ignores `layer_types` of Qwen2-MoE and would apply the
+        window to every layer."""
         is_used = any(spec.window_of(layer) is not None for layer in range(spec.num_layers))
         if is_used or not config.get("use_sliding_window"):
             return {}
@@ -324,10 +325,10 @@ def _of_type(config: Reading, number: int, kind: str) -> list[int]:
 
 @dataclass(frozen=True)
 class ExpertGroups(Field):
-    """Groups of experts, and those that a token chooses of (DeepSeek); null is one."""
+    """Number of expert groups, and of groups per token (DeepSeek); null means 1."""
 
     method: bool = False
-    """Whether `topk_method` decides if groups are used (DeepSeek-V2)."""
+    """Whether `topk_method` determines if groups are used (DeepSeek-V2)."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -351,7 +352,7 @@ class ExpertGroups(Field):
 
 @dataclass(frozen=True)
 class WriteOnlyKey(_OneKey):
-    """A key that is written, and never read."""
+    """A key that is written but never read."""
 
     our_path: str
     kind: type = float

@@ -1,4 +1,4 @@
-"""Whether a folder's tensors make a model: all that are missing, left over or of another shape, reported at once. No
+"""Matches a folder's tensors to a model's, and reports all that are missing, unknown or of another shape together. No
 torch."""
 
 import math
@@ -11,21 +11,21 @@ from moe.interchange.catalog import PLAIN, Catalog
 from moe.interchange.family import LAYER, Family, TensorRow, sizes_of
 from moe.interchange.hub_folder import CONFIG
 from moe.interchange.pieces import ParameterPiece
-from moe.interchange.upcycled import begins_anew, piece_of
+from moe.interchange.upcycled import is_new_in_mixture, piece_of
 from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
 from moe.spec.adapter import is_adapter
 
 LM_HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _BIAS = "feed_forward.moe.router_bias"
-_FEW_EXPERTS = 100_000
-"""Number of experts whose tensors can all be named within a second."""
-_REMEDY = "use the folder as published, and remove the fields beside `from`"
+_MAX_UNCHECKED_EXPERTS = 100_000
+"""Number of experts whose tensor names can be listed within a second."""
+_REMEDY = "use the folder as published, and remove the fields next to `from`"
 
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """A tensor of ours: a parameter, or a buffer."""
+    """A parameter or buffer of our model."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,18 +34,18 @@ class ExpectedTensor:
 
 @dataclass
 class Fit:
-    """Tensors of a folder that make those of a model."""
+    """Match of a folder's tensors to a model's."""
 
     pieces: dict[str, tuple[ParameterPiece, ...]] = field(default_factory=dict)
-    """By our name; without tensors of a mixture that its dense folder has no part of."""
+    """Pieces by our name, without a mixture's tensors that its dense folder lacks."""
     extra_head_tensors: tuple[str, ...] = ()
-    """Their tensors that are copied without being trained."""
-    tied_twice: bool = False
+    """Hugging Face tensors that are copied but not trained."""
+    has_tied_head: bool = False
     """Whether a folder with tied embeddings also has output weights, which must then be equal."""
 
 
 def expected_tensors(spec: LanguageModelSpec) -> Iterator[ExpectedTensor]:
-    """All tensors of a model that a folder holds, without adapters."""
+    """Yield all tensors of a model that a folder holds, without adapters."""
     for parameter in spec.parameters():
         if not is_adapter(parameter.name):
             yield ExpectedTensor(parameter.name, parameter.shape)
@@ -57,7 +57,7 @@ def expected_tensors(spec: LanguageModelSpec) -> Iterator[ExpectedTensor]:
 
 
 def rows_of(spec: LanguageModelSpec, family: Family, name: str) -> tuple[int | None, list[list[TensorRow]]]:
-    """(the layer, if it lies in one, lines of the family's tables in each layout) of a tensor of ours."""
+    """(layer or None, rows of the family's tables in each layout) of one of our tensors."""
     match = _LAYER.match(name)
     if match is None:
         return None, family.rows(name)
@@ -68,27 +68,27 @@ def rows_of(spec: LanguageModelSpec, family: Family, name: str) -> tuple[int | N
 
 
 def alternatives(spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor) -> list[tuple[ParameterPiece, ...]]:
-    """Pieces that make one of our tensors, in each layout that a folder may have, the hub's first; empty if the family
-    has no such tensor."""
+    """Pieces of one of our tensors in each layout that a folder may have, the hub's first; empty if the family has no
+    such tensor."""
     layer, layouts = rows_of(spec, family, tensor.name)
     sizes = sizes_of(spec)
     return [tuple(row.piece(tensor.shape, layer, sizes) for row in rows) for rows in layouts]
 
 
 def _sources(spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor) -> list[tuple[ParameterPiece, ...]]:
-    """The same in a folder that a model begins with, which may be a dense one that it is made of."""
+    """Like `alternatives`, for the pretrained folder, which is dense if the model is upcycled."""
     dense_piece = piece_of(spec, family, tensor.name, tensor.shape)
     return alternatives(spec, family, tensor) if dense_piece is None else [(dense_piece,)]
 
 
 def fit(spec: LanguageModelSpec, folder_catalog: Catalog) -> Fit:
-    """The folder's tensors for each of a model's. Raises SpecError with every mismatch, both shapes in each."""
+    """Match a folder's tensors to a model's. Raises SpecError with every mismatch and both shapes."""
     family, tensors = folder_catalog.description.family, folder_catalog.tensors
     _check_size(spec, folder_catalog)
     result, problems = Fit(), list(folder_catalog.problems)
     used_names: set[str] = set()
     for tensor in expected_tensors(spec):
-        if begins_anew(spec, tensor.name):
+        if is_new_in_mixture(spec, tensor.name):
             continue
         choices = _sources(spec, family, tensor)
         if not choices:
@@ -108,11 +108,11 @@ def fit(spec: LanguageModelSpec, folder_catalog: Catalog) -> Fit:
             used_names.update(name for choice_names in names for name in choice_names)
             continue
         used_names.update(names[choice])
-        problems += _misshapen(folder_catalog, tensor, choices[choice])
+        problems += _shape_mismatches(folder_catalog, tensor, choices[choice])
         result.pieces[tensor.name] = choices[choice]
     if spec.tie_embeddings and LM_HEAD in tensors:
         used_names.add(LM_HEAD)
-        result.tied_twice = True
+        result.has_tied_head = True
     untrained_names = _extra_head_tensors(family, folder_catalog.config, set(tensors) - used_names)
     result.extra_head_tensors = tuple(sorted(untrained_names))
     problems += [
@@ -126,14 +126,14 @@ def fit(spec: LanguageModelSpec, folder_catalog: Catalog) -> Fit:
         if not tensors[name].is_decoded and tensors[name].entry.dtype not in PLAIN
     ]  # fmt: skip
     if problems:
-        raise SpecError(_once(problems))
+        raise SpecError(_distinct(problems))
     return result
 
 
 def _check_size(spec: LanguageModelSpec, catalog: Catalog) -> None:
-    """Refuse more experts than a folder can have, before each of their tensors is named. Raises SpecError."""
+    """Raise SpecError for more experts than the folder can have, before listing their tensor names."""
     num_experts = 0 if spec.moe is None else len(spec.moe_layers) * spec.moe.num_experts
-    if num_experts <= _FEW_EXPERTS or spec.upcycle is not None:
+    if num_experts <= _MAX_UNCHECKED_EXPERTS or spec.upcycle is not None:
         return
     num_matrices = sum(math.prod(tensor.shape[:-2]) for tensor in catalog.tensors.values())
     if num_experts > num_matrices:
@@ -141,8 +141,8 @@ def _check_size(spec: LanguageModelSpec, catalog: Catalog) -> None:
         raise spec_error("mismatch", catalog.folder.path(CONFIG), None, rule, _REMEDY)
 
 
-def _once(problems: list[Problem]) -> Iterator[Problem]:
-    """Distinct problems, in order: two of our parameters may lie in one of their tensors."""
+def _distinct(problems: list[Problem]) -> Iterator[Problem]:
+    """Yield distinct problems, in order: one Hugging Face tensor may contain two of our parameters."""
     seen_texts = set()
     for problem in problems:
         if str(problem) not in seen_texts:
@@ -159,7 +159,9 @@ def _missing(catalog: Catalog, tensor: ExpectedTensor, names: list[str]) -> Iter
             )
 
 
-def _misshapen(catalog: Catalog, tensor: ExpectedTensor, pieces: tuple[ParameterPiece, ...]) -> Iterator[Problem]:
+def _shape_mismatches(
+    catalog: Catalog, tensor: ExpectedTensor, pieces: tuple[ParameterPiece, ...]
+) -> Iterator[Problem]:
     for piece in pieces:
         for name in piece.names():
             if (shape := catalog.tensors[name].shape) != piece.their_side.shape:
@@ -168,14 +170,14 @@ def _misshapen(catalog: Catalog, tensor: ExpectedTensor, pieces: tuple[Parameter
                 yield catalog.problem("shape_mismatch", name, rule, _REMEDY, list(shape))
 
 
-_OF_A_HEAD = (".eh_proj.", ".enorm.", ".hnorm.", ".shared_head.")
-"""Parts of tensor names that only a prediction head has. The number of heads in a config proves nothing about other
-layers."""
+_HEAD_PARTS = (".eh_proj.", ".enorm.", ".hnorm.", ".shared_head.")
+"""Parts of tensor names that only a prediction head has. The number of heads in the config is not enough to identify
+its layers."""
 
 
 def _extra_head_tensors(family: Family, config: Mapping[str, Any], names: set[str]) -> set[str]:
-    """Tensors of heads that predict further tokens: of layers beyond the config's last that have what only such a head
-    has, or under a name of their own."""
+    """Tensors of multi-token prediction heads: those with a prefix of their own, or in layers beyond the config's last
+    that contain tensors of such a head."""
     if family.extra_head_pattern is None:
         return set()
     before, beyond, _ = family.extra_head_pattern.partition("{beyond}")
@@ -183,7 +185,7 @@ def _extra_head_tensors(family: Family, config: Mapping[str, Any], names: set[st
         return {name for name in names if name.startswith(before)}
     numbers = {name: name.removeprefix(before).split(".")[0] for name in names if name.startswith(before)}
     last = config.get("num_hidden_layers", family.defaults["num_hidden_layers"])
-    heads = {number for name, number in numbers.items() if any(mark in name for mark in _OF_A_HEAD)}
+    heads = {number for name, number in numbers.items() if any(mark in name for mark in _HEAD_PARTS)}
     return {
         name for name, number in numbers.items()
         if number in heads and number.isdecimal() and int(number) >= last

@@ -1,4 +1,4 @@
-"""Headers of a model's safetensors files, read before any weight is. No torch."""
+"""Reading of safetensors headers, before any weights. No torch."""
 
 from moe.data.locations import Location
 from moe.spec import ProblemCode, spec_error
@@ -6,14 +6,14 @@ from moe.storage.tensor_header import HeaderEntry, read_header
 
 
 def entries(file: str, location: Location, place: str) -> list[HeaderEntry]:
-    """Tensors of a file, in the order of its bytes. Raises SpecError, with file and tensor, for a file that is cut off,
-    unreadable, or no safetensors file, or that has complex numbers."""
+    """Tensors of a file, in byte order. Raises SpecError, with file and tensor, if the file is truncated, unreadable or
+    not in the safetensors format, or has complex numbers."""
     try:
         with location.raw() as stream:
             tensor_entries = read_header(stream, file)
         for entry in tensor_entries:
             if entry.dtype == "C64":
-                raise ValueError(f"{entry.name!r} has the dtype {entry.dtype!r}, which is not known")
+                raise ValueError(f"{entry.name!r} has the dtype {entry.dtype!r}, which is not supported")
     except (ValueError, OSError) as error:
         code: ProblemCode = "unreadable" if isinstance(error, OSError) else "corrupt"
         remedy = "download the file again"

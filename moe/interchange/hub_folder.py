@@ -1,5 +1,5 @@
-"""A folder in the Hugging Face format, under the roots that the settings allow: its small files, and where its weights
-lie. No torch."""
+"""A folder in the Hugging Face format, under the allowed roots: its small files, and the locations of its weights. No
+torch."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "*.bin", "*.pt"
 
 
 def folder_of(url: str) -> str:
-    """The folder that a user names by itself or by its `config.json`."""
+    """Folder of a URL that names the folder or its `config.json`."""
     folder, slash, name = url.rpartition("/")
     return (folder or slash or ".") if name == CONFIG else url
 
@@ -39,8 +39,8 @@ class HubFolder:
 
     @cached_property
     def _is_config(self) -> bool:
-        """Whether the URL is a model's config file under another name, such as `qwen3-30b.json`, rather than a folder.
-        Files beside it are not read, since they may belong to other models."""
+        """Whether the URL is a config file with another name, such as `qwen3-30b.json`, instead of a folder. Other
+        files in its folder are not read, since they may belong to other models."""
         return self.url.endswith(".json") and (self._is_file(self.url) or not self._is_file(f"{self.url}/{CONFIG}"))
 
     def _is_file(self, path: str) -> bool:
@@ -50,22 +50,22 @@ class HubFolder:
             return False
 
     def find(self, name: str) -> Location:
-        """Where a file lies. Raises SpecError."""
+        """Location of a file. Raises SpecError."""
         return self._locator.locate(self.place, self.path(name))[0]
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file, or any that matches a pattern. Raises SpecError outside of the roots."""
+        """Whether a file of this name, or any that matches this pattern, exists. Raises SpecError outside the roots."""
         return bool(self.glob(name))
 
     def glob(self, pattern: str) -> list[Location]:
-        """Files that match a pattern; empty if there are none. Raises SpecError outside of the roots."""
+        """Files that match a pattern; empty if none do. Raises SpecError outside the roots."""
         try:
             return self._locator.locate(self.place, self.path(pattern))
         except NoFile:
             return []
 
     def read(self, name: str, max_bytes: int) -> bytes:
-        """A file whole. Raises SpecError where it is not there, or larger."""
+        """Read a whole file. Raises SpecError if it is missing, or larger than `max_bytes`."""
         location = self.find(name)
         try:
             with location.raw() as file:
@@ -79,14 +79,14 @@ class HubFolder:
         return content
 
     def read_json(self, name: str, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
-        """An object in a JSON file. Raises SpecError."""
+        """Read a JSON file with an object. Raises SpecError."""
         return self._object(name, self.read(name, max_bytes))
 
     def _object(self, name: str, content: bytes) -> dict[str, Any]:
         try:
             value = json.loads(content, parse_constant=_no_number)
             if not isinstance(value, dict):
-                raise ValueError(f"it holds a {type(value).__name__}, not an object")
+                raise ValueError(f"expected an object, not {type(value).__name__}")
         except (ValueError, RecursionError) as error:
             raise spec_error(
                 "invalid_syntax", self.place, self.path(name), f"is not valid JSON: {error}", "download the file again"
@@ -94,13 +94,13 @@ class HubFolder:
         return value
 
     def config(self, name: str = CONFIG) -> tuple[dict[str, Any], str]:
-        """(`config.json`, or another, a digest of it). Raises SpecError."""
+        """(content, digest) of `config.json` or another config. Raises SpecError."""
         content = self.read(name, MAX_CONFIG_BYTES)
         return self._object(name, content), hashlib.sha256(content).hexdigest()[:16]
 
     def weight_files(self) -> dict[str, Location]:
         """Weight files by name. Raises SpecError if there are none, or only pickles, which are never loaded."""
-        if self.has(SINGLE):  # which others prefer to an index, too
+        if self.has(SINGLE):  # preferred to an index, as in transformers
             return {SINGLE: self.find(SINGLE)}
         if self.has(INDEX):
             names = sorted(set(self._read_index()))
@@ -124,7 +124,7 @@ class HubFolder:
             raise spec_error("too_large", self.place, self.url, rule, "save it in larger shards")
 
     def _read_index(self) -> Iterator[str]:
-        """Names of files that the index names."""
+        """Yield the file of each tensor in the index."""
         index = self.read_json(INDEX, MAX_INDEX_BYTES)
         where = index.get("weight_map")
         if not isinstance(where, dict) or not where:

@@ -18,8 +18,8 @@ BOOKKEEPING = frozenset({
     "_experts_implementation", "experts_implementation", "tie_last_hidden_states", "use_flash_attn", "use_sdpa",
     "transformers.js_config",
 })  # fmt: skip
-"""Keys that are read elsewhere (tokens, dtypes, weight formats), or concern code that does not run here. They are
-carried through without a note."""
+"""Keys that are read elsewhere (tokens, dtypes, weight formats), or configure code that does not run here. Exports keep
+them; users get no note."""
 
 GENERATION = frozenset({
     "max_length", "min_length", "max_new_tokens", "min_new_tokens", "do_sample", "early_stopping", "num_beams",
@@ -36,7 +36,7 @@ GENERATION = frozenset({
     "max_matching_ngram_size", "constraints", "force_words_ids", "dola_layers", "continuous_batching_config",
     "max_cache_len", "assistant_ensemble_weight", "speculation_type", "use_mtp", "_from_model_config",
 })  # fmt: skip
-"""Generation settings, which transformers 4 kept in this file and 5 omits. They are carried through."""
+"""Generation settings, which transformers 4 kept in this file and 5 omits. Exports keep them."""
 
 _LENGTH = "positions are not limited here; data.max_tokens limits sequences"
 _TRAINER = "another trainer's note"
@@ -64,7 +64,7 @@ REASONS: Mapping[str, str] = {
     "license": "its author's note", "license_name": "its author's note", "model_name": "its author's note",
     "base_model": "its author's note", "base_model_name_or_path": "its author's note",
 }  # fmt: skip
-"""Keys with any value, and why it does not matter here."""
+"""Keys whose value does not matter here, each with the reason."""
 
 _OFF: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attention_dropout", "classifier_dropout", "neftune_noise_alpha"), (0,)),
@@ -73,9 +73,9 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"), (0,)),
     "use_mtp": (False,),
 }
-"""Values of such keys that need no note."""
+"""Values of ignored keys that need no note."""
 
-SO_ANYWAY: Mapping[str, tuple[Any, ...]] = {
+FIXED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "position_embedding_type": ("rope", "rotary"),
     "use_mrope": (False,),
     "rope_interleaved": (False,),
@@ -90,19 +90,19 @@ SO_ANYWAY: Mapping[str, tuple[Any, ...]] = {
     "router_jitter_noise": (0,), "jitter_noise": (0,),
     "normalization": ("rmsnorm", "RMSNorm"), "norm_type": ("rmsnorm", "rms_norm", "RMSNorm"),
 }  # fmt: skip
-"""Keys that state what holds for every family that does not read them; other values are refused."""
+"""Values that hold for every family that does not read the key; other values are refused."""
 
 
 def explain_ignored_keys(config: Mapping[str, Any], reasons: Mapping[str, str]) -> Iterator[str]:
-    """A line for each key of a config that does not affect the computation, with its reason."""
+    """Yield a line for each config key that does not affect the computation, with the reason."""
     for key in sorted(config.keys() & reasons.keys()):
         value = config[key]
         if value is not None and not _is_off(key, value):
             yield f"{key}={_short(value)}: {reasons[key]}"
 
 
-def refused_dropout(reading: Reading) -> None:
-    """Report an `attention_dropout` that is not a probability."""
+def check_dropout(reading: Reading) -> None:
+    """Report an `attention_dropout` that is not a probability below 1."""
     value = reading.raw("attention_dropout")
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1):
         code: ProblemCode = "out_of_range" if type(value) in (int, float) else "wrong_type"
@@ -111,7 +111,7 @@ def refused_dropout(reading: Reading) -> None:
 
 
 def _is_off(key: str, value: Any) -> bool:
-    """Whether a key has the value that its absence means: off, or one device."""
+    """Whether a key has the same meaning as if it were missing: off, or one device."""
     return any(json_equal(value, off_value) for off_value in _OFF.get(key, ()))
 
 

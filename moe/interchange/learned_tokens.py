@@ -1,4 +1,4 @@
-"""Files beside a `tokenizer.json` that was learned here, which tell tools the tokens that begin and end a text."""
+"""Files that go with a `tokenizer.json` trained here, and tell other tools its BOS and EOS tokens."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _IDS = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
 
 
 def is_learned(files: Mapping[str, bytes]) -> bool:
-    """Whether the tokenizer among these files is one of our own, whose special tokens no text can spell."""
+    """Whether these files have a tokenizer trained here, whose special tokens cannot occur in text."""
     try:
         vocabulary = json.loads(files[JSON])["model"]["vocab"]
         return all(vocabulary.get(name) == id for id, name in enumerate(SPECIALS))
@@ -20,12 +20,12 @@ def is_learned(files: Mapping[str, bytes]) -> bool:
 
 
 def ids() -> dict[str, int]:
-    """Keys of `config.json`."""
+    """Token ids for `config.json`."""
     return dict(_IDS)
 
 
 def describe_special_tokens(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Files, by name, that tools read: each document that such a model has read begins with BOS, and ends with EOS."""
+    """Tokenizer files by name. In training, each document started with BOS and ended with EOS."""
     names = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": UNK}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

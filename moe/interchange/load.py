@@ -1,5 +1,5 @@
-"""Weights of a folder into a model that is placed: each rank reads what is its own part, and nothing is loaded by
-halves."""
+"""Loading of a folder's weights into a placed model. Each rank reads only its own part; a failure on any rank fails
+all."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from moe.interchange.hub_folder import HubFolder
 from moe.interchange.pieces import ParameterPiece
 from moe.interchange.seals import faults
 from moe.interchange.tensor_reader import TensorReader
-from moe.interchange.upcycled import begins_anew
+from moe.interchange.upcycled import is_new_in_mixture
 from moe.parallel import Layout, QuantScheme, extent, local_parameters, part_of, plain_collectives, quant_schemes_of
 from moe.parallel.problems import raise_on_all_ranks
 from moe.parallel.quantized import blocks, put, quantize
@@ -30,17 +30,17 @@ _AGAIN = "download the file again"
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Outcome of a load."""
+    """Result of a load."""
 
     num_tensors: int
-    """Number of their tensors read on this rank."""
+    """Number of the folder's tensors read on this rank."""
     notes: tuple[str, ...]
     """Notes for the user."""
 
 
 @dataclass(frozen=True)
 class _TensorPart:
-    """This rank's part of a tensor of ours, or of the codes or scales that it is kept as."""
+    """This rank's part of a parameter or buffer, or of its quantized elements or scales."""
 
     name: str
     local: Tensor
@@ -50,7 +50,7 @@ class _TensorPart:
 
     @property
     def values(self) -> Slices:
-        """Rectangle of the decoded tensor that it is made of."""
+        """Rectangle of the dequantized tensor that this part is computed from."""
         within = tuple((low, low + size) for low, size in zip(self.origin, self.local.shape, strict=True))
         return within if self.scheme is None else self.scheme.values_of(within, of_scales=self.of_scales)
 
@@ -64,11 +64,11 @@ def load_weights(
     roots: Sequence[str] | None = None,
     seed: int = 0,
 ) -> LoadReport:
-    """Fill this rank's parameters and buffers from a folder in the Hugging Face format; all ranks together.
+    """Load this rank's parameters and buffers from a folder in the Hugging Face format. Collective.
 
-    All that headers tell is checked, and reported at once, before a weight is read. Conversion takes a few megabytes of
-    memory at a time. Raises SpecError on every rank if it is raised on one; the model must then be discarded. `roots`
-    are the folders that may be read, as in `moe.data.locations`. What a mixture has beyond its dense folder is drawn by
+    Checks all headers, and reports all problems together, before reading weights. Conversion needs a few megabytes of
+    memory. Raises SpecError on every rank if it is raised on one; the model must then be discarded. `roots` are the
+    folders that may be read, as in `moe.data.locations`. Parts of a mixture that its dense folder lacks are drawn from
     `seed`.
     """
     layout = layout or Layout.single()
@@ -81,37 +81,37 @@ def load_weights(
         problems = error.problems
     raise_on_all_ranks(problems)
     reader, weights = _ReadRecord(folder_catalog), TensorReader(folder_catalog.tensors, folder_catalog.files)
-    beginning = None if spec.upcycle is None else Beginning(spec, seed)
+    mixture_init = None if spec.upcycle is None else MixtureInit(spec, seed)
     try:
         raise_on_all_ranks(
-            each_told(
+            collect_problems(
                 folder,
                 lambda: faults(folder_catalog, weights, plain_collectives.rank(), plain_collectives.world_size()),
             )
         )
 
         def fill() -> list[Problem]:
-            for scheme, alike in _made_together(parts):
-                part, pieces = alike[0], fit_result.pieces.get(alike[0].name, ())
+            for scheme, same_parts in _parts_by_source(parts):
+                part, pieces = same_parts[0], fit_result.pieces.get(same_parts[0].name, ())
                 if scheme is None:
                     fill_ours(part.local, part.origin, pieces, weights.read, reader.check)
                 else:
-                    _fill_quantized(alike, scheme, pieces, weights, reader)
-                if beginning is not None:
-                    beginning.finish(part.name, part.local, part.origin)
-                if fit_result.tied_twice and part.name == "embedding.weight":
+                    _fill_quantized(same_parts, scheme, pieces, weights, reader)
+                if mixture_init is not None:
+                    mixture_init.finish(part.name, part.local, part.origin)
+                if fit_result.has_tied_head and part.name == "embedding.weight":
                     reader.problems += _check_tied(folder_catalog, weights, part)
             return reader.problems
 
         with torch.no_grad():
-            raise_on_all_ranks(each_told(folder, fill))
+            raise_on_all_ranks(collect_problems(folder, fill))
     finally:
         weights.close()
     return LoadReport(len(reader.read), (*folder_catalog.description.notes, *_notes(fit_result, spec)))
 
 
 def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterator[_TensorPart]:
-    """Local parts of a model, with their place in the whole."""
+    """Yield this rank's parts of a model, with their positions in the whole tensors."""
     shapes, schemes = ({tensor.name: tensor.shape for tensor in expected_tensors(spec)}, quant_schemes_of(model))
     for parameter in local_parameters(model):
         of_scales = (name := parameter.name.removesuffix(SCALES)) in schemes and name != parameter.name
@@ -129,14 +129,14 @@ def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterato
             yield _TensorPart(name, buffer.detach(), tuple(first for first, _ in extent(part_of(buffer), layout)))
 
 
-def _made_together(parts: Sequence[_TensorPart]) -> Iterator[tuple[QuantScheme | None, list[_TensorPart]]]:
-    """Codes and scales that are made of the same rectangle of a tensor; other parts one by one."""
+def _parts_by_source(parts: Sequence[_TensorPart]) -> Iterator[tuple[QuantScheme | None, list[_TensorPart]]]:
+    """Group quantized elements and scales that are computed from the same rectangle; other parts are alone."""
     parts_by_key: dict[object, list[_TensorPart]] = {}
     for at, part in enumerate(parts):
         key = at if part.scheme is None else (part.name, part.values)
         parts_by_key.setdefault(key, []).append(part)
-    for alike in parts_by_key.values():
-        yield alike[0].scheme, alike
+    for same_parts in parts_by_key.values():
+        yield same_parts[0].scheme, same_parts
 
 
 def _fill_quantized(
@@ -146,7 +146,7 @@ def _fill_quantized(
     weights: TensorReader,
     reader: "_ReadRecord",
 ) -> None:
-    """Fill codes and scales of one rectangle of a tensor, of which a bounded block at a time is there in float32."""
+    """Fill quantized elements and scales of one rectangle of a tensor, dequantized to float32 in bounded blocks."""
     for block in blocks(parts[0].values, scheme.dim, "cpu", _order_of_reading(pieces[0])):
         first = [low for low, _ in block]
         values = torch.empty([end - low for low, end in block])
@@ -159,7 +159,7 @@ def _fill_quantized(
 
 
 def _order_of_reading(piece: ParameterPiece) -> list[int]:
-    """Our dimensions in the order of the files: a block that is short in the first ones lies in few rows there."""
+    """Our dimensions in the file's order: a block that is short in the first ones spans few rows of the file."""
     places = {dim: (len(piece.their_side.shape), 0) for dim in range(len(piece.our_side.shape))}
     for axis, (dim, _) in piece.our_side.steps.items():
         their_dim, step = piece.their_side.steps.get(axis, (-1, 0))
@@ -168,7 +168,7 @@ def _order_of_reading(piece: ParameterPiece) -> list[int]:
 
 
 class _ReadRecord:
-    """Record of the tensors that were read, and of the faults in them."""
+    """Tensors that were read, and problems with their values."""
 
     def __init__(self, folder_catalog: Catalog) -> None:
         self._catalog = folder_catalog
@@ -176,9 +176,9 @@ class _ReadRecord:
         self.problems: list[Problem] = []
 
     def check(self, name: str, block: Tensor) -> None:
-        """Note a tensor with infinite or NaN values, once."""
+        """Record a problem, once per tensor, for infinite or NaN values."""
         self.read[name] += 1
-        # Both ends are NaN where any is: a hundred times as quick as a look at each.
+        # Both are NaN if any element is. A hundred times as fast as checking each element.
         if block.numel() == 0 or all(isfinite(float(end)) for end in torch.aminmax(block)):
             return
         problem = self._catalog.problem("not_finite", name, "contains infinite or NaN values", _AGAIN)
@@ -187,7 +187,7 @@ class _ReadRecord:
 
 
 def _check_tied(folder_catalog: Catalog, weights: TensorReader, part: _TensorPart) -> Iterator[Problem]:
-    """Problem of output weights that differ from the embedding although config.json ties them."""
+    """Yield a problem if output weights differ from the embedding although config.json ties them."""
     rows, width = part.local.shape
     first, column = part.origin
     for begin in range(first, first + rows, step := max(1, BLOCK_ELEMENTS // max(1, width))):
@@ -195,14 +195,14 @@ def _check_tied(folder_catalog: Catalog, weights: TensorReader, part: _TensorPar
         if not torch.equal(weights.read(LM_HEAD, within), weights.read(EMBEDDING, within)):
             yield folder_catalog.problem("mismatch", LM_HEAD,
                                 f"must equal {EMBEDDING}, as tie_word_embeddings requires",
-                                "to keep both, set `tie_embeddings: false` beside `from`")  # fmt: skip
+                                "to keep both, set `tie_embeddings: false` next to `from`")  # fmt: skip
             return
 
 
-def each_told(folder: str, look: Callable[[], list[Problem]]) -> list[Problem]:
-    """Problems that `look` finds. A file that cannot be read is one, too, so that the other ranks learn of it."""
+def collect_problems(folder: str, find_problems: Callable[[], list[Problem]]) -> list[Problem]:
+    """Result of `find_problems`. An OSError becomes a problem, to be raised on all ranks."""
     try:
-        return look()
+        return find_problems()
     except OSError as error:
         return [
             Problem("unreadable", folder, None, f"cannot be read: {error}", "repair the storage or its permissions")
@@ -222,10 +222,10 @@ def _notes(fit_result: Fit, spec: LanguageModelSpec) -> Iterator[str]:
         )
 
 
-class Beginning:
-    """Beginning of a mixture, beside what its folder gives it.
+class MixtureInit:
+    """Initialization of the parts of a mixture that its dense folder lacks.
 
-    Draws are keyed by (seed, name, element): any layout begins with the same model.
+    Draws are keyed by (seed, name, element): every layout starts with the same model.
     """
 
     def __init__(self, spec: LanguageModelSpec, seed: int) -> None:
@@ -234,28 +234,28 @@ class Beginning:
         self._table = {parameter.name: parameter for parameter in spec.parameters()}
 
     def finish(self, name: str, local: Tensor, origin: Sequence[int]) -> None:
-        """Change a rectangle of a parameter or buffer, which begins at `origin`, once it has what the folder gives
-        it."""
+        """Complete a rectangle of a parameter or buffer, which starts at `origin`, after it was loaded from the
+        folder."""
         if name.endswith(".router"):
             self._draw_router(name, local, origin)
-        elif begins_anew(self._spec, name):
+        elif is_new_in_mixture(self._spec, name):
             local.zero_()
         elif self._upcycle.noise and ".experts." in name:
             self._add_noise(name, local, origin)
 
     def _draw_router(self, name: str, local: Tensor, origin: Sequence[int]) -> None:
-        """Draw as of a new router `[M, N]`, a column for each virtual group, which all of its experts have.
+        """Draw a router `[M, N]` with a column per virtual group, and repeat each column for all experts of its group.
 
-        Of equal logits the lower expert's is taken first, and experts of a group stand side by side: a token takes
-        groups whole also where two of them tie.
+        Experts of a group are consecutive, and ties go to the lower expert: a token takes whole groups even if two of
+        them tie.
         """
         std = self._table[name].std
         assert std is not None
         (first, column), num_groups = origin, self._upcycle.num_experts
-        of_groups = local.new_empty(local.shape[0], num_groups)
-        init_uniform_(of_groups, std, self._seed, name, (self._spec.model_dim, num_groups), (first, 0))
-        of_experts = of_groups.repeat_interleave(self._upcycle.routed_slices, dim=1)
-        local.copy_(of_experts[:, column : column + local.shape[1]])
+        group_columns = local.new_empty(local.shape[0], num_groups)
+        init_uniform_(group_columns, std, self._seed, name, (self._spec.model_dim, num_groups), (first, 0))
+        expert_columns = group_columns.repeat_interleave(self._upcycle.routed_slices, dim=1)
+        local.copy_(expert_columns[:, column : column + local.shape[1]])
 
     def _add_noise(self, name: str, local: Tensor, origin: Sequence[int]) -> None:
         for block, first in _blocks(local, origin):
@@ -265,7 +265,7 @@ class Beginning:
 
 
 def _blocks(local: Tensor, origin: Sequence[int]) -> Iterator[tuple[Tensor, tuple[int, int, int]]]:
-    """Rows of single experts of `[E, rows, columns]`, with where each block begins."""
+    """Yield blocks of rows of single experts of `[E, rows, columns]`, with the start of each."""
     experts, rows, columns = origin
     step = max(1, BLOCK_ELEMENTS // max(1, local.shape[2]))
     for expert in range(local.shape[0]):

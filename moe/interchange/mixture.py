@@ -1,4 +1,4 @@
-"""Mixture that a dense folder's model becomes: its spec's fields, and its config in another family. No torch."""
+"""Spec and config of the mixture that a dense folder's model is upcycled to. No torch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -6,27 +6,27 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from moe.interchange.config import ConfigDescription, anew, build_config, differences, meaning
+from moe.interchange.config import ConfigDescription, build_config, differences, meaning, new_config
 from moe.interchange.families import BY_TYPE
 from moe.spec import LanguageModelSpec, Problem, SpecError, UpcycleSpec, expansion, spec_error
 from moe.spec.problems import problems_of
 from moe.spec.upcycle import MixtureFamily
 
 FORMS: tuple[MixtureFamily, ...] = get_args(MixtureFamily)
-"""Families of mixtures, by preference: if none is asked for, the first that can represent the mixture."""
+"""Families of mixtures in order of preference. By default, the first that can represent the mixture is used."""
 _ALWAYS_SHARED = ("qwen2_moe", "glm4_moe")
 """Families whose models always have shared experts."""
-_NOT_OF_DENSE = {"upcycle", "moe", "adapter", "from", "from_config", "ignored_keys", "preset"}
-"""Keys of a model that do not concern the dense one."""
+_MIXTURE_ONLY = {"upcycle", "moe", "adapter", "from", "from_config", "ignored_keys", "preset"}
+"""Keys of a model that do not describe its dense model."""
 _CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "initializer_range")
-"""Keys of a dense config that its mixture's config keeps."""
+"""Keys of a dense config that the mixture's config keeps."""
 
 
 def mixture(description: ConfigDescription, job_model: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """A model as plain data: the fields of `job_model`, `from` and `upcycle` among them, and all those that the model
-    of the `description` has as a mixture. `place` is the model's in errors. Raises SpecError.
+    """Return a mixture as plain data: the fields of `job_model`, including `from` and `upcycle`, over those of the
+    upcycled model of `description`. `place` is the model's path in errors. Raises SpecError.
 
-    What is wrong with the fields that are given beside these two is left to who parses the model.
+    Problems with other fields of `job_model` are reported when the model is parsed.
     """
     model, place = place, f"{place}.upcycle"
     if (name := description.family.model_types[0]) not in ("llama", "qwen3"):
@@ -37,7 +37,7 @@ def mixture(description: ConfigDescription, job_model: Mapping[str, Any], place:
     ffn_dim = description.model_fields["ffn_dim"]
     if problems := list(upcycle.problems_of_dense(ffn_dim, dense["num_layers"])):
         raise SpecError([replace(problem, path=f"{place}.{problem.path}") for problem in problems])
-    if changes := list(_of_another_function(description, job_model, model)):
+    if changes := list(_function_changes(description, job_model, model)):
         raise SpecError(changes)
     if upcycle.every > 1:
         dense |= {"ffn_dim": ffn_dim, "moe_every": upcycle.every}
@@ -47,46 +47,44 @@ def mixture(description: ConfigDescription, job_model: Mapping[str, Any], place:
             rule = "always has shared experts, but shared_slices is 0"
             reasons.append(Problem("conflict", f"{place}.form", form, rule, "raise shared_slices, or use another form"))
             continue
-        layer = {**upcycle.layer_of(ffn_dim), **_of_form(form, upcycle)}
+        layer = {**upcycle.layer_of(ffn_dim), **_fixed_fields(form, upcycle)}
         upcycle_fields = {**upcycle.model_dump(mode="json"), "form": form}
         fields = {**expansion.over({**dense, "moe": layer}, job_model), "upcycle": upcycle_fields}
         try:
             spec = LanguageModelSpec(**fields)
         except SpecError:
             return fields
-        unlike = list(differences(spec, anew(spec, BY_TYPE[form], "float32")))
-        if not unlike:
+        difference_texts = list(differences(spec, new_config(spec, BY_TYPE[form], "float32")))
+        if not difference_texts:
             return fields
         reasons.append(
             Problem(
                 "unsupported",
                 f"{place}.form",
                 form,
-                f"cannot express an upcycled {name}: {'; '.join(unlike)}",
+                f"cannot express an upcycled {name}: {'; '.join(difference_texts)}",
                 "change what it cannot express, or use another form",
             )
         )
     raise SpecError(reasons)
 
 
-def _of_another_function(
-    description: ConfigDescription, model_fields: Mapping[str, Any], model: str
-) -> Iterator[Problem]:
-    """Fields beside `upcycle` that change what the folder's model computes before it becomes a mixture. Their other
-    problems are reported when the model is parsed."""
-    beside = {key: value for key, value in model_fields.items() if key not in _NOT_OF_DENSE}
+def _function_changes(description: ConfigDescription, model_fields: Mapping[str, Any], model: str) -> Iterator[Problem]:
+    """Yield problems for fields next to `upcycle` that change the function of the folder's dense model. Other problems
+    with these fields are reported when the model is parsed."""
+    dense_fields = {key: value for key, value in model_fields.items() if key not in _MIXTURE_ONLY}
     try:
-        was, becomes = (
+        folder_spec, job_spec = (
             LanguageModelSpec(**spec_fields)
-            for spec_fields in (description.model_fields, expansion.over(description.model_fields, beside))
+            for spec_fields in (description.model_fields, expansion.over(description.model_fields, dense_fields))
         )
     except SpecError:
         return
-    before = meaning(was)
-    for path, value in meaning(becomes).items():
+    before = meaning(folder_spec)
+    for path, value in meaning(job_spec).items():
         if value != before.get(path):
             rule = f"changes the function of the folder's model, where it is {before.get(path)!r}"
-            yield Problem("mismatch", f"{model}.{path}", value, rule, "omit it beside upcycle")
+            yield Problem("mismatch", f"{model}.{path}", value, rule, "omit it, or omit upcycle")
 
 
 def _upcycle(fields: Any, place: str) -> UpcycleSpec:
@@ -100,8 +98,8 @@ def _upcycle(fields: Any, place: str) -> UpcycleSpec:
     ])  # fmt: skip
 
 
-def _of_form(form: MixtureFamily, upcycle: UpcycleSpec) -> dict[str, Any]:
-    """Fields of a layer of experts that all models of a family have, and the scaling factor of those with one."""
+def _fixed_fields(form: MixtureFamily, upcycle: UpcycleSpec) -> dict[str, Any]:
+    """Fields of an MoE layer that are fixed in a family, with its scaling factor, if any."""
     if form == "glm4_moe":
         scaling = float(upcycle.routed_slices)
         return {"router": "sigmoid_topk", "renormalize_gates": True, "routed_scaling_factor": scaling}
@@ -110,8 +108,8 @@ def _of_form(form: MixtureFamily, upcycle: UpcycleSpec) -> dict[str, Any]:
 
 
 def config_of(spec: LanguageModelSpec, dense: Mapping[str, Any]) -> dict[str, Any]:
-    """Config of the mixture that the model of a `dense` config becomes. Raises SpecError."""
+    """Config of the mixture that the model of a `dense` config is upcycled to. Raises SpecError."""
     assert spec.upcycle is not None
     form = spec.upcycle.form
-    config = build_config(spec, None, "float32") if form is None else anew(spec, BY_TYPE[form], "float32")
+    config = build_config(spec, None, "float32") if form is None else new_config(spec, BY_TYPE[form], "float32")
     return {**config, **{key: dense[key] for key in _CARRIED if key in dense}}

@@ -1,4 +1,4 @@
-"""Origin of a model that came from a folder: a record that checkpoints keep beside its weights."""
+"""Record of the folder that a model started from, kept in checkpoints."""
 
 import json
 from collections import Counter
@@ -28,33 +28,33 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Origin:
-    """The folder that a model began with, as far as an export needs it."""
+    """What an export needs of the folder that a model started from."""
 
     url: str
     config: Mapping[str, Any]
-    """Config of the folder, or of the mixture that its dense model became."""
+    """Config of the folder, or of the mixture that its dense model was upcycled to."""
     dtype: str
-    """dtype of most tensors."""
+    """Most common dtype of tensors."""
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    """dtypes of other tensors, by their names in the hub's layout."""
+    """dtypes of the other tensors, by their names in the hub's layout."""
     untrained: tuple[str, ...] = ()
-    """Tensors that are not trained, and copied from the folder by an export."""
+    """Untrained tensors, which an export copies from the folder."""
     keeps_tied: bool = False
-    """Whether the folder has output weights although they equal the embedding."""
+    """Whether the folder stores output weights although they equal the embedding."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Small files that are copied, by path."""
+    """Content of small files that are copied, by path."""
     digest: str | None = None
-    """Digest of its weights (`digest.digest_of`), if checkpoints omit them."""
+    """Digest of the folder's weights (`digest.digest_of`), if checkpoints omit them."""
 
     @classmethod
     def of_folder(cls, url: str, spec: LanguageModelSpec, roots: Sequence[str] | None = None) -> "Origin":
-        """Origin of a folder's model. Reads headers and small files. Raises SpecError, as `load_weights` does."""
+        """Origin of a folder's model. Reads headers and small files. Raises SpecError as `load_weights` does."""
         folder_catalog = catalog(HubFolder(url, roots))
         return cls.of_catalog(folder_catalog, spec)
 
     @classmethod
     def of_catalog(cls, folder_catalog: Catalog, spec: LanguageModelSpec) -> "Origin":
-        """Origin of the model of a catalogued folder."""
+        """Origin of the model in a catalog."""
         fit_result = fit(spec, folder_catalog)
         config = dict(folder_catalog.config) if spec.upcycle is None else config_of(spec, folder_catalog.config)
         dtypes = dict(_dtypes(folder_catalog, spec, fit_result, BY_TYPE[str(config["model_type"])]))
@@ -63,14 +63,14 @@ class Origin:
         other_dtypes = {name: dtype for name, dtype in dtypes.items() if dtype != main_dtype}
         return cls(
             folder_catalog.folder.url, config, main_dtype, other_dtypes, fit_result.extra_head_tensors,
-            fit_result.tied_twice, dict(_small_files(folder_catalog.folder)),
+            fit_result.has_tied_head, dict(_small_files(folder_catalog.folder)),
         )  # fmt: skip
 
     def dtype_of(self, name: str) -> str:
         return self.dtypes.get(name, self.dtype)
 
     def to_files(self) -> dict[str, bytes]:
-        """The record, by name: what `of_files` reads."""
+        """Files of the record by name, for `of_files`."""
         names = {path: path.replace("/", ".") for path in sorted(self.files)}
         record = {
             "version": _VERSION, "url": self.url, "config": self.config, "dtype": self.dtype, "dtypes": self.dtypes,
@@ -83,7 +83,7 @@ class Origin:
 
     @classmethod
     def of_files(cls, read: Callable[[str], bytes]) -> "Origin":
-        """The record of which `read` gives the files. Raises SpecError for another release's."""
+        """Origin from the record's files, read by `read`. Raises SpecError if another release wrote them."""
         record = json.loads(read(RECORD))
         if record.get("version") != _VERSION:
             raise spec_error("wrong_version", RECORD, record.get("version"), f"must have version {_VERSION}",
@@ -112,7 +112,7 @@ def _dtypes(
                     yield name, of(name if name in folder_catalog.tensors else source_names[0])
                 elif tensor.is_buffer:
                     yield name, "F32"
-    if fit_result.tied_twice:
+    if fit_result.has_tied_head:
         yield LM_HEAD, of(LM_HEAD)
     for name in fit_result.extra_head_tensors:
         yield name, of(name)

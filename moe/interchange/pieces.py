@@ -1,17 +1,17 @@
-"""Which element of their tensor is which of ours, in one small language of axes.
+"""Maps elements of Hugging Face tensors to elements of our parameters by patterns of axes.
 
-Each side of a piece is a pattern, one term for each dimension:
+Each side of a piece has a pattern with one term per dimension:
 
-    h m          two dimensions, each an axis
-    (h g)        one dimension made of two axes, the last running fastest
-    (0/2 h)      one place of an axis of two: the first half of the rows; `(h 1/2)` is every second one, from 1 on
-    (j d@4/12)   an axis that begins at place 4 of 12
-    (j d)@8/32   a dimension of which this is the part that begins at 8, of 32
-    1            a dimension of one
+    h m          two dimensions, one axis each
+    (h g)        one dimension composed of two axes, the last varying fastest
+    (0/2 h)      index 0 of an axis of length 2: the first half of the rows; `(h 1/2)` is every second row, from 1 on
+    (j d@4/12)   an axis that starts at index 4 of 12
+    (j d)@8/32   the part of a dimension of length 32 that starts at 8
+    1            a dimension of length 1
 
-An axis that is in a name, `experts.{e}.up_proj.weight`, counts tensors, and along `n` ours may have what theirs has
-once. Both sides are strided views over the same axes, so that any rectangle of either is computed from rectangles of
-the other, and nothing else of it.
+An axis in a name, `experts.{e}.up_proj.weight`, enumerates tensors. Along `n`, our parameter may have copies of theirs.
+Both sides are strided views over the same axes, so that a rectangle of one is computed from only the corresponding
+rectangles of the other.
 """
 
 import re
@@ -27,17 +27,16 @@ Box = Mapping[str, tuple[int, int]]
 """(first, end) of each axis."""
 
 IN_NAME = "e"
-"""The axis that a name may have."""
+"""Axis that a name may contain."""
 COPIES = "n"
-"""The axis of ours that theirs may lack."""
+"""Axis of our parameter that their tensor may lack."""
 _TERM = re.compile(r"\([^()]*\)(?:@\d+/\d+)?|[^\s()]+")
 _PART = re.compile(r"(?P<axis>[a-z]\w*)(?:@(?P<begin>\d+)/(?P<of>\d+))?|(?P<place>\d+)/(?P<places>\d+)|(?P<one>1)")
 
 
 @dataclass(frozen=True)
 class DimensionFactor:
-    """One factor of a dimension: an axis or a fixed place, at `begin` of `total` places; None are as many as the axis
-    is long."""
+    """Factor of a dimension: an axis or a fixed index, starting at `begin` of `total`; None is the axis's length."""
 
     axis: str | None
     begin: int = 0
@@ -46,7 +45,7 @@ class DimensionFactor:
 
 @dataclass(frozen=True)
 class Dimension:
-    """One dimension of a pattern: its factors, outermost first, and the part of it that they are."""
+    """Dimension of a pattern: its factors, outermost first, which cover it from `begin` on, out of `total`."""
 
     terms: tuple[DimensionFactor, ...]
     begin: int = 0
@@ -54,13 +53,13 @@ class Dimension:
 
 
 def dimensions(pattern: str) -> list[str]:
-    """The pattern of each dimension."""
+    """Split a pattern into those of its dimensions."""
     assert not _TERM.sub("", pattern).strip(), pattern
     return _TERM.findall(pattern)
 
 
 def parse_pattern(pattern: str) -> tuple[Dimension, ...]:
-    """The dimensions that a pattern names."""
+    """Parse the dimensions of a pattern."""
     return tuple(map(_dimension, dimensions(pattern)))
 
 
@@ -85,7 +84,7 @@ def _term(text: str) -> DimensionFactor:
 
 @dataclass(frozen=True)
 class Side:
-    """One tensor of a piece as a strided view: where the view begins, and the dimension and step of each axis."""
+    """Strided view of one tensor of a piece: its start, and the dimension and step of each axis."""
 
     shape: tuple[int, ...]
     first: tuple[int, ...]
@@ -94,7 +93,7 @@ class Side:
     lengths: Mapping[str, int]
 
     def boxes(self, slices: Sequence[tuple[int, int]]) -> Iterator[dict[str, tuple[int, int]]]:
-        """Boxes of axes that together are what the view has within a rectangle of the tensor, without overlap."""
+        """Yield disjoint boxes that cover the view's elements within a rectangle of the tensor."""
         by_dim = [
             list(self._along(dim, self._axes_of(dim), self.first[dim], *within)) for dim, within in enumerate(slices)
         ]
@@ -125,7 +124,7 @@ class Side:
                     yield {axis: (at, at + 1)} | rest
 
     def bounds(self, box: Box) -> Slices:
-        """The least rectangle of the tensor that has a box."""
+        """Smallest rectangle of the tensor that contains a box."""
         intervals = []
         for dim, first in enumerate(self.first):
             parts = [(step, box[axis]) for axis, (of, step) in self.steps.items() if of == dim]
@@ -134,8 +133,8 @@ class Side:
         return tuple(intervals)
 
     def strides(self, axes: Sequence[str], of_tensor: Sequence[int]) -> tuple[int, ...]:
-        """Strides of the view, for axes in order, in memory whose dimensions have those strides; 0 for an axis that it
-        does not have."""
+        """Strides of the view's axes, in order, for a tensor with strides `of_tensor`; 0 for axes that the view
+        lacks."""
         strides = []
         for axis in axes:
             dim, step = self.steps.get(axis, (None, 0))
@@ -145,24 +144,24 @@ class Side:
 
 @dataclass(frozen=True)
 class ParameterPiece:
-    """Part of one parameter of ours, or all of it, and the tensors that it is in."""
+    """One of our parameters, or a part of it, and the Hugging Face tensors that contain it."""
 
     our_side: Side
     name: str
-    """Name of their tensor, with `{e}` where the axis of experts counts tensors."""
+    """Name of their tensor, with `{e}` for the expert if each expert has its own tensor."""
     their_side: Side
     axes: tuple[str, ...]
-    """In the order of ours."""
+    """Axes in the order of our side."""
     factor: float = 1.0
-    """Ours over theirs."""
+    """Our values divided by theirs."""
 
     @cached_property
-    def counts_tensors(self) -> bool:
+    def is_per_expert(self) -> bool:
         return "{" + IN_NAME + "}" in self.name
 
     def names(self) -> list[str]:
-        """Every tensor that it is in."""
-        if not self.counts_tensors:
+        """Names of all tensors that contain it."""
+        if not self.is_per_expert:
             return [self.name]
         return [self.tensor_name(at) for at in range(self.our_side.lengths[IN_NAME])]
 
@@ -170,8 +169,8 @@ class ParameterPiece:
         return self.name.replace("{" + IN_NAME + "}", str(at))
 
     def by_tensor(self, box: Box) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
-        """A box, tensor by tensor."""
-        if not self.counts_tensors:
+        """Split a box by tensor: (name, box) pairs."""
+        if not self.is_per_expert:
             yield self.name, dict(box)
             return
         for at in range(*box[IN_NAME]):
@@ -179,19 +178,19 @@ class ParameterPiece:
 
 
 def split(box: Box, side: Side, max_elements: int) -> Iterator[dict[str, tuple[int, int]]]:
-    """A box in parts that have at most so many elements, as their rectangles do, or one of each axis; in the order of
-    memory."""
+    """Split a box into parts of at most `max_elements`, counted in the box and in its rectangle, or down to single
+    elements; in memory order."""
     bounds = side.bounds(box)
     if max(prod(end - first for first, end in ranges) for ranges in (bounds, box.values())) <= max_elements:
         yield dict(box)
         return
-    long = [axis for axis, (first, end) in box.items() if end - first > 1]
-    if not long:
+    splittable_axes = [axis for axis, (first, end) in box.items() if end - first > 1]
+    if not splittable_axes:
         yield dict(box)
         return
-    last = len(side.shape), 0  # what the side does not have, so that copies are made of one read
-    places = {axis: side.steps.get(axis, last) for axis in long}
-    axis = min(long, key=lambda name: (places[name][0], -places[name][1]))
+    last = len(side.shape), 0  # axes that the side lacks come last, so that one read serves all copies
+    places = {axis: side.steps.get(axis, last) for axis in splittable_axes}
+    axis = min(splittable_axes, key=lambda name: (places[name][0], -places[name][1]))
     first, end = box[axis]
     middle = (first + end) // 2
     yield from split({**box, axis: (first, middle)}, side, max_elements)
@@ -206,8 +205,8 @@ def piece(
     sizes: Mapping[str, int] | None = None,
     factor: float = 1.0,
 ) -> ParameterPiece:
-    """The piece that two patterns say, of a parameter of that shape, which is `factor` times theirs; `sizes` are
-    lengths of axes that its shape does not tell."""
+    """Piece from two patterns, for a parameter of shape `our_shape`, which is `factor` times their tensor. `sizes`:
+    lengths of axes that the shape does not determine."""
     our_dims, their_dims = parse_pattern(our_pattern), parse_pattern(their_pattern)
     lengths = dict(sizes or {})
     assert len(our_dims) == len(our_shape), f"{our_pattern} of {list(our_shape)}"
@@ -224,9 +223,9 @@ def piece(
     our_side, their_side = _side(our_dims, lengths), _side(their_dims, lengths)
     assert our_side.shape == tuple(our_shape), f"{our_pattern} is {our_side.shape}, not {list(our_shape)}"
     name_axes = {IN_NAME} if "{" + IN_NAME + "}" in name else set()
-    once = {COPIES} & our_side.steps.keys()
-    assert our_side.steps.keys() == their_side.steps.keys() | name_axes | once, (
-        f"{our_pattern} has other axes than {their_pattern}"
+    copy_axes = {COPIES} & our_side.steps.keys()
+    assert our_side.steps.keys() == their_side.steps.keys() | name_axes | copy_axes, (
+        f"{our_pattern} and {their_pattern} have different axes"
     )
     return ParameterPiece(our_side, name, their_side, tuple(our_side.steps), factor)
 
@@ -249,7 +248,7 @@ def _side(pattern: tuple[Dimension, ...], lengths: Mapping[str, int]) -> Side:
             step *= _places(term, lengths)
         shape.append(step if dimension.total is None else dimension.total)
         first.append(begin)
-    in_order = {  # outermost first
+    ordered_steps = {  # outermost first
         axis: steps[axis] for dimension in pattern for term in dimension.terms if (axis := term.axis)
     }
-    return Side(tuple(shape), tuple(first), in_order, {axis: lengths[axis] for axis in in_order})
+    return Side(tuple(shape), tuple(first), ordered_steps, {axis: lengths[axis] for axis in ordered_steps})

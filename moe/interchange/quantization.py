@@ -1,4 +1,5 @@
-"""Quantised weights that are decoded as they are read: GPT-OSS's MXFP4 and DeepSeek's FP8 in blocks. No torch."""
+"""Formats of quantized weights that are dequantized on reading: MXFP4 (GPT-OSS) and block-wise FP8 (DeepSeek). No
+torch."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -6,21 +7,21 @@ from typing import Any, Literal
 from moe.interchange.family import Family
 from moe.spec import Problem
 
-_REMEDY = "use a folder whose weights are bfloat16, or decode them first"
+_REMEDY = "use a folder with bfloat16 weights, or dequantize them first"
 FP8_BLOCK = (128, 128)
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a folder's weights are quantised."""
+    """Quantization format of a folder's weights."""
 
     method: Literal["mxfp4", "fp8"]
     block: tuple[int, int] = FP8_BLOCK
-    """Rows and columns of FP8 that have one scale."""
+    """Rows and columns of FP8 values that share one scale."""
 
 
 def quantization_of(config: Any, place: str, family: Family) -> tuple[Quantization | None, Problem | None]:
-    """Format that a `quantization_config` names, and the problems in it."""
+    """(format, problem) of a `quantization_config`."""
     if config is None:
         return None, None
     if not isinstance(config, dict):

@@ -1,4 +1,4 @@
-"""Reading of a `config.json`: values of the keys that are asked for, and the problems found."""
+"""Reading of a `config.json`, key by key, with the problems found."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ _KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true
 
 
 class Reading:
-    """A config, with its family's defaults."""
+    """A config with its family's defaults and aliases."""
 
     def __init__(
         self, config: Mapping[str, Any], place: str, defaults: Mapping[str, Any], aliases: Mapping[str, str]
@@ -34,7 +34,7 @@ class Reading:
         return self._values.get(key, self._defaults.get(key))
 
     def get(self, key: str, kind: type, *, null: Any = ...) -> Any:
-        """Value of a key, of this kind, or its default; `null` is the meaning of null, if it has one."""
+        """Value of a key as `kind`, or its default; `null` is returned for null, if given."""
         if key not in self._values and key not in self._defaults:
             self.refuse(key, None, "is required", "add it to config.json", code="missing")
             return None
@@ -42,7 +42,7 @@ class Reading:
         if value is None and null is not ...:
             return null
         if value is None and kind is bool and key in self._values:
-            return False  # as whoever asks only whether it is true has it
+            return False  # null is falsy in transformers' code
         fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
         if not fits or (isinstance(value, bool) and kind is not bool):
             rule = f"must be {_KINDS[kind]}, not {value!r}"
@@ -58,11 +58,11 @@ class Reading:
     def refuse(
         self, key: str, value: Any, rule: str, remedy: str = REMEDY, *, code: ProblemCode = "unsupported"
     ) -> None:
-        """Note a problem of a key."""
+        """Record a problem with a key."""
         self.problems.append(Problem(code, f"{self._place}:{key}", value, rule, remedy))
 
     def only(self, key: str, allowed_values: Iterable[Any]) -> None:
-        """Note a problem if a key has a value other than these; null counts as absent."""
+        """Record a problem if a key has a value other than these; null counts as missing."""
         allowed_values = list(allowed_values)
         value = self._values.get(key)
         if value is not None and not any(json_equal(value, allowed_value) for allowed_value in allowed_values):
@@ -71,7 +71,7 @@ class Reading:
 
 
 def json_equal(left: Any, right: Any) -> bool:
-    """Whether two values of JSON are the same: 0 is 0.0, and not false."""
+    """Whether two JSON values are equal: 0 equals 0.0 but not false."""
     return left == right and (type(left) is type(right) or (_is_number(left) and _is_number(right)))
 
 

@@ -1,4 +1,4 @@
-"""Releases of transformers that read an export, and what the older one computes differently. No torch."""
+"""Releases of transformers that can load an export, and differences in what the older one computes. No torch."""
 
 from collections.abc import Iterator
 
@@ -9,14 +9,14 @@ CURRENT, OLDER = "5.24.0", "4.57.6"
 """Releases of transformers that exports of every family were compared with (`python -m
 benchmarks.older_transformers`)."""
 PEFT = "0.21.2"
-"""Release that adapters were compared with."""
+"""Release of PEFT that adapters were compared with."""
 _UNKNOWN_TO_OLDER = ("minimax_m2",)
 _SWIGLU = (1.702, 7.0)
 """Alpha and limit that transformers 4 hard-codes for GPT-OSS."""
 
 
 def readers(spec: LanguageModelSpec, family: Family) -> str:
-    """The releases that read a model's export, for its card."""
+    """Releases that can load a model's export, for its card."""
     reasons = list(unlike_older(spec, family))
     if not reasons:
         return f"transformers 5 and 4 (compared with {CURRENT} and {OLDER}), and vLLM, which reads the same keys"
@@ -24,8 +24,8 @@ def readers(spec: LanguageModelSpec, family: Family) -> str:
 
 
 def adapter_readers(spec: LanguageModelSpec, family: Family, parameters: bool) -> str:
-    """The releases that read an adapter, for its card: `parameters` is whether it names parameters, fused experts among
-    them, which PEFT has known since 0.17, and not modules alone."""
+    """Releases that can load an adapter, for its card. `parameters`: whether it targets parameters, such as fused
+    experts, which PEFT supports since 0.17."""
     reasons = list(unlike_older(spec, family))
     if parameters:
         reasons.append("it stores experts in other tensors than those this adapter targets")
@@ -36,7 +36,7 @@ def adapter_readers(spec: LanguageModelSpec, family: Family, parameters: bool) -
 
 
 def unlike_older(spec: LanguageModelSpec, family: Family) -> Iterator[str]:
-    """Reasons why transformers 4 does not compute what this model does."""
+    """Yield the reasons why transformers 4 does not compute the same function as this model."""
     name = family.model_types[0]
     if name in _UNKNOWN_TO_OLDER:
         yield f"it has no {name}"

@@ -1,5 +1,4 @@
-"""Rotary positions as their configs write them: `rope_parameters` (transformers 5), or `rope_theta` and
-`rope_scaling`."""
+"""RoPE settings in `config.json`: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,29 +29,29 @@ _SCALED = {
         "mscale_all_dim": "mscale_all_dim",
     },
 }
-"""Kinds of scaling: our field for each of their keys."""
+"""Our field for each config key, by kind of scaling."""
 _REQUIRED = {"linear": ("factor",), "dynamic": ("factor",), "yarn": ("factor",),
              "llama3": ("factor", "low_freq_factor", "high_freq_factor")}  # fmt: skip
-_OF_ANY = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _LENGTH = {"original_max_position_embeddings"}
 ORIGINAL = "original_max_position_embeddings"
 DEFAULT_MAX_TOKENS = 4096
-"""`max_position_embeddings` of a config that is made anew, where nothing says it."""
+"""`max_position_embeddings` of a new config if the spec does not determine it."""
 
 
 @dataclass(frozen=True)
 class Rope(Field):
-    """Rotary positions of a family: defaults of its base, and of the share of a head's channels that rotate."""
+    """RoPE of a family: defaults of the base, and of the fraction of a head's dimensions that rotate."""
 
     base: float = 10_000.0
     fraction: float | None = None
-    """None: all channels rotate, and no other share is supported."""
+    """None: all dimensions rotate; other fractions are not supported."""
     dim_key: str | None = None
-    """Key with the number of rotated channels, in place of a share (MiniMax-M2)."""
+    """Key with the number of rotated dimensions, instead of a fraction (MiniMax-M2)."""
     pairing: Literal["half", "interleaved", "key"] = "half"
-    """`key`: `rope_interleave` says (DeepSeek-V3)."""
+    """`key`: determined by the key `rope_interleave` (DeepSeek-V3)."""
     default: tuple[tuple[str, Any], ...] = ()
-    """`rope_parameters` of a config without any."""
+    """Default of `rope_parameters`."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -62,17 +61,17 @@ class Rope(Field):
                 "max_position_embeddings", *dim, *own)  # fmt: skip
 
     def read(self, config: Reading) -> Fields:
-        where, parameters = self._parameters(config)
+        path, parameters = self._parameters(config)
         kind = parameters.get("rope_type", parameters.get("type", "default"))
         base = parameters.get("rope_theta", config.raw("rope_theta"))
         rope: dict[str, Any] = {"base": self.base if base is None else base}
         rope["fraction"] = self._fraction(config, parameters)
         rope["pairing"] = self._pairing(config)
         if kind != "default":
-            rope["scaling"] = self._scaling(config, where, str(kind), parameters)
-        elif foreign := sorted(parameters.keys() - _OF_ANY - _LENGTH - {"factor"}):
+            rope["scaling"] = self._scaling(config, path, str(kind), parameters)
+        elif unused_keys := sorted(parameters.keys() - _COMMON_KEYS - _LENGTH - {"factor"}):
             rule = "has no effect without a rope_type"
-            config.refuse(f"{where}.{foreign[0]}", parameters[foreign[0]], rule, code="not_applicable")
+            config.refuse(f"{path}.{unused_keys[0]}", parameters[unused_keys[0]], rule, code="not_applicable")
         return {"attention.rope": {key: value for key, value in rope.items() if value is not None}}
 
     def _parameters(self, config: Reading) -> tuple[str, dict[str, Any]]:
@@ -114,29 +113,29 @@ class Rope(Field):
             return self.pairing
         return "interleaved" if config.get("rope_interleave", bool, null=False) else "half"
 
-    def _scaling(self, config: Reading, where: str, kind: str, parameters: dict[str, Any]) -> dict[str, Any] | None:
+    def _scaling(self, config: Reading, path: str, kind: str, parameters: dict[str, Any]) -> dict[str, Any] | None:
         if kind not in _SCALED:
-            config.refuse(f"{where}.rope_type", kind, f"must be default, {', '.join(_SCALED)}; no other is supported")
+            config.refuse(f"{path}.rope_type", kind, f"must be default, {', '.join(_SCALED)}; no other is supported")
             return None
         field_by_key = _SCALED[kind]
-        for key in sorted(parameters.keys() - field_by_key.keys() - _OF_ANY - _LENGTH):
+        for key in sorted(parameters.keys() - field_by_key.keys() - _COMMON_KEYS - _LENGTH):
             if parameters[key] is not None:
                 rule = f"is not a key of the rope_type {kind}"
-                config.refuse(f"{where}.{key}", parameters[key], rule, code="unknown_key")
+                config.refuse(f"{path}.{key}", parameters[key], rule, code="unknown_key")
         for key in _REQUIRED[kind]:
             if parameters.get(key) is None:
                 rule = f"is required by the rope_type {kind}"
-                config.refuse(f"{where}.{key}", None, rule, "add it to config.json", code="missing")
+                config.refuse(f"{path}.{key}", None, rule, "add it to config.json", code="missing")
         scaling = {field: parameters[key] for key, field in field_by_key.items() if parameters.get(key) is not None}
         if "truncate" in field_by_key and parameters.get("truncate", True) is None:
-            scaling["truncate"] = False  # a null is no default, as transformers has it
-        for zero in ("mscale", "mscale_all_dim"):  # which mean the same as none
+            scaling["truncate"] = False  # null is false, not the default, as in transformers
+        for zero in ("mscale", "mscale_all_dim"):  # zero means the same as None
             if scaling.get(zero) == 0:
                 del scaling[zero]
         if kind == "dynamic":
             scaling["original_tokens"] = config.get("max_position_embeddings", int)
         elif kind != "linear":
-            # A key outside of the parameters is preferred to one in them, and the longest position to none.
+            # A top-level key takes precedence over one in the parameters; the default is the longest position.
             original = config.raw(ORIGINAL) or parameters.get(ORIGINAL) or config.get("max_position_embeddings", int)
             scaling["original_tokens"] = original
         return {"kind": kind, **scaling}
@@ -160,11 +159,11 @@ class Rope(Field):
         return keys | self._older_keys(spec, parameters)
 
     def _older_keys(self, spec: LanguageModelSpec, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Keys in which transformers 4 and vLLM read what `parameters` say. `rope_scaling` is null, not left out, where
-        nothing is scaled: GPT-OSS has a default of its own."""
-        outside = {"rope_theta", "partial_rotary_factor"}
-        scaling = {key: value for key, value in parameters.items() if key not in outside}
-        keys = {key: parameters[key] for key in sorted(outside) if key in parameters}
+        """Keys in which transformers 4 and vLLM expect `parameters`. `rope_scaling` is null, not omitted, without
+        scaling: GPT-OSS has a default of its own."""
+        top_level_keys = {"rope_theta", "partial_rotary_factor"}
+        scaling = {key: value for key, value in parameters.items() if key not in top_level_keys}
+        keys = {key: parameters[key] for key in sorted(top_level_keys) if key in parameters}
         keys["rope_scaling"] = None if parameters["rope_type"] == "default" else scaling
         if self.dim_key is not None:
             keys[self.dim_key] = spec.attention.rope.rotated_dim(spec.attention.head_dim)
@@ -172,15 +171,15 @@ class Rope(Field):
 
     def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
         new_parameters = self.write(spec)["rope_parameters"]
-        as_it_is = config.get("rope_parameters") if not config.get("rope_scaling") else None
+        original_parameters = config.get("rope_parameters") if not config.get("rope_scaling") else None
         always = {"rope_type", "rope_theta", "partial_rotary_factor", ORIGINAL}
         parameters = (
-            {**as_it_is, **{key: new_parameters[key] for key in always & new_parameters.keys()}}
-            if as_it_is
+            {**original_parameters, **{key: new_parameters[key] for key in always & new_parameters.keys()}}
+            if original_parameters
             else new_parameters
         )
         keys = self._older_keys(spec, parameters)
-        if config.get("rope_scaling") and config.get(ORIGINAL) is None:  # which transformers 4 does not read
+        if config.get("rope_scaling") and config.get(ORIGINAL) is None:  # transformers 4 ignores the top-level key
             del keys["rope_scaling"]
         return {key: value for key, value in keys.items() if key == "rope_scaling" or config.get(key) is None}
 

@@ -1,5 +1,5 @@
-"""Writing of a model into a folder in the Hugging Face format: shard by shard, from wherever its parts lie, all or
-nothing."""
+"""Writing of a model to a folder in the Hugging Face format: atomically, shard by shard, from parts on all ranks or in
+a checkpoint."""
 
 import json
 import os
@@ -42,21 +42,21 @@ from moe.storage.tensor_header import ITEM_BYTES, header_bytes
 MAX_SHARD_BYTES = 4 * 10**9
 BLOCK_ELEMENTS = 1 << 23
 """Elements converted at a time."""
-_BLOCKS_UNDER_WAY = 2
-"""Converted blocks that may wait to be written."""
+_MAX_PENDING_BLOCKS = 2
+"""Converted blocks that may be waiting to be written."""
 CARD = "README.md"
-_NAMED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+_TORCH_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
 @dataclass(frozen=True)
-class Made:
-    """One of their tensors, and what it is made of."""
+class TensorToWrite:
+    """A Hugging Face tensor, and the parameters that it is built from."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    made_of: tuple[tuple[str, ParameterPiece, int], ...] = ()
-    """(our name, piece, expert); if empty, the tensor is copied from the folder that the model came from."""
+    components: tuple[tuple[str, ParameterPiece, int], ...] = ()
+    """(our name, piece, expert); if empty, the tensor is copied from the pretrained folder."""
 
     @property
     def num_bytes(self) -> int:
@@ -76,38 +76,37 @@ def save_folder(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     roots: Sequence[str] | None = None,
 ) -> None:
-    """Write a model as the hub has it, into a new folder, a path or an fsspec URL: all of it, or nothing.
+    """Write a model in the hub's format to a new folder (a path or fsspec URL), atomically.
 
-    With an `origin`, its config, its tokenizer and its tensors' dtypes are kept, and tensors that are not trained are
-    copied from its folder, which must lie under the `roots`; without, all is written in `dtype`, under the first family
-    that can say what the model is, with `max_tokens` as the longest text. `files` are further small ones by path, a
-    tokenizer's; `facts` are what the model card says. Where the source is collective all ranks call it, and rank 0
-    writes. Raises SpecError on all of them.
+    With an `origin`, keeps its config, tokenizer and dtypes, and copies untrained tensors from its folder, which must
+    be under the `roots`. Otherwise writes all weights in `dtype`, in the first family that can represent the model,
+    with `max_tokens` as the maximum length. `files` are further small files by path, such as a tokenizer; `facts` are
+    for the model card. Collective if the source is; rank 0 writes. Raises SpecError on all ranks.
     """
     problems: tuple[Problem, ...] = ()
     try:
         main_dtype = NAMES[dtype] if origin is None else origin.dtype
-        config = build_config(spec, None if origin is None else origin.config, _NAMED[main_dtype])
+        config = build_config(spec, None if origin is None else origin.config, _TORCH_DTYPES[main_dtype])
         if origin is None and max_tokens is not None and spec.attention.rope.scaling is None:
             config["max_position_embeddings"] = max_tokens
-        whence = None if origin is None or not origin.untrained else _whence(origin, roots)
-        tensors = list(_tensors(spec, config, origin, whence, main_dtype))
+        origin_catalog = None if origin is None or not origin.untrained else _open_origin(origin, roots)
+        tensors = list(_tensors(spec, config, origin, origin_catalog, main_dtype))
     except SpecError as error:
         problems = error.problems
     _agree(problems, source)
     small = _small_files(config, origin, files or {}, facts or {}, spec)
-    write_folder(_shards(tensors, max_shard_bytes), small, source, target, whence)
+    write_folder(_shards(tensors, max_shard_bytes), small, source, target, origin_catalog)
 
 
 def write_folder(
-    shards: list[tuple[str, list[Made]]],
+    shards: list[tuple[str, list[TensorToWrite]]],
     small: Mapping[str, bytes],
     source: TensorSource,
     target: str | Path,
-    whence: Catalog | None = None,
+    origin_catalog: Catalog | None = None,
 ) -> None:
-    """Write a new folder of these tensors, file by file, and small files by path: all of it, or nothing. What is made
-    of none of ours is copied from `whence`. All ranks of a collective source call it. Raises SpecError on all of them.
+    """Write a new folder of these tensors, file by file, and small files by path, atomically. Tensors without
+    components are copied from `origin_catalog`. Collective if the source is. Raises SpecError on all ranks.
     """
     problems: tuple[Problem, ...] = ()
     if plain_collectives.rank() == 0 or not source.is_collective:
@@ -122,11 +121,11 @@ def write_folder(
         with _new(target) as folder:
             for path, content in small.items():
                 folder.write(path, content)
-            _write_weights(folder, shards, counting_source, whence)
+            _write_weights(folder, shards, counting_source, origin_catalog)
     except OSError as error:
         problem = Problem("not_writable", "target", str(target), f"cannot be written: {error}",
                           "free some space, or name another folder")  # fmt: skip
-        if source.is_collective:  # the others wait for each other's reads, and for ours
+        if source.is_collective:  # other ranks wait for the remaining reads
             _take_part(source, shards, counting_source.num_read)
         _agree((problem,), source)
     _agree((), source)
@@ -139,8 +138,8 @@ def _agree(problems: Sequence[Problem], source: TensorSource) -> None:
         raise SpecError(problems)
 
 
-def _whence(origin: Origin, roots: Sequence[str] | None) -> Catalog:
-    """Folder that a model came from, for tensors that are copied."""
+def _open_origin(origin: Origin, roots: Sequence[str] | None) -> Catalog:
+    """Catalog of the pretrained folder, from which tensors are copied."""
     try:
         folder_catalog = catalog(HubFolder(origin.url, roots))
     except SpecError as error:
@@ -157,33 +156,33 @@ def _tensors(
     spec: LanguageModelSpec,
     config: Mapping[str, object],
     origin: Origin | None,
-    whence: Catalog | None,
+    origin_catalog: Catalog | None,
     main_dtype: str,
-) -> Iterator[Made]:
-    """Their tensors in the hub's layout, in the order of ours."""
+) -> Iterator[TensorToWrite]:
+    """Yield the Hugging Face tensors in the hub's layout, in our order."""
     family = BY_TYPE[str(config["model_type"])]
     their_tensors: dict[str, tuple[tuple[int, ...], list[tuple[str, ParameterPiece, int]]]] = {}
-    wide = set()
+    float32_names = set()
     for our_tensor in expected_tensors(spec):
         for piece in alternatives(spec, family, our_tensor)[0]:
             for expert, name in enumerate(piece.names()):
                 their_tensors.setdefault(name, (piece.their_side.shape, []))[1].append((our_tensor.name, piece, expert))
                 if our_tensor.is_buffer:
-                    wide.add(name)
+                    float32_names.add(name)
     if origin is not None and origin.keeps_tied and spec.tie_embeddings:
         their_tensors[LM_HEAD] = their_tensors[EMBEDDING]
-    for name, (shape, of) in their_tensors.items():
-        dtype = ("F32" if name in wide else main_dtype) if origin is None else origin.dtype_of(name)
-        yield Made(name, dtype, shape, tuple(of))
-    if origin is None or whence is None:
+    for name, (shape, components) in their_tensors.items():
+        dtype = ("F32" if name in float32_names else main_dtype) if origin is None else origin.dtype_of(name)
+        yield TensorToWrite(name, dtype, shape, tuple(components))
+    if origin is None or origin_catalog is None:
         return
     for name in origin.untrained:
-        yield Made(name, origin.dtype_of(name), whence.tensors[name].shape)
+        yield TensorToWrite(name, origin.dtype_of(name), origin_catalog.tensors[name].shape)
 
 
-def _shards(tensors: Sequence[Made], max_bytes: int) -> list[tuple[str, list[Made]]]:
-    """Files with their tensors, each of at most `max_bytes`, unless one tensor is larger."""
-    groups: list[list[Made]] = [[]]
+def _shards(tensors: Sequence[TensorToWrite], max_bytes: int) -> list[tuple[str, list[TensorToWrite]]]:
+    """Assign tensors to files of at most `max_bytes` each, unless a single tensor is larger."""
+    groups: list[list[TensorToWrite]] = [[]]
     size = 0
     for tensor in tensors:
         if groups[-1] and size + tensor.num_bytes > max_bytes:
@@ -197,7 +196,7 @@ def _shards(tensors: Sequence[Made], max_bytes: int) -> list[tuple[str, list[Mad
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[Slices]:
-    """A tensor in bounded parts, in the order of its bytes."""
+    """Split a tensor into bounded blocks, in byte order."""
     if not shape:
         yield ()
         return
@@ -210,10 +209,10 @@ def _blocks(shape: tuple[int, ...]) -> Iterator[Slices]:
 
 
 def _write_weights(
-    folder: Folder, shards: list[tuple[str, list[Made]]], source: TensorSource, whence: Catalog | None
+    folder: Folder, shards: list[tuple[str, list[TensorToWrite]]], source: TensorSource, origin_catalog: Catalog | None
 ) -> None:
     seals: dict[str, int] = {}
-    weights = None if whence is None else TensorReader(whence.tensors, whence.files)
+    weights = None if origin_catalog is None else TensorReader(origin_catalog.tensors, origin_catalog.files)
     for file, tensors in shards:
         with folder.create(file) as stream, _BlockWriter(stream, seals) as writer:
             stream.write(header_bytes([(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]))
@@ -222,29 +221,29 @@ def _write_weights(
                 for within in _blocks(tensor.shape):
                     writer.write(tensor.name, _block(tensor, within, source, weights))
     if len(shards) > 1:
-        where = {tensor.name: file for file, tensors in shards for tensor in tensors}
+        weight_map = {tensor.name: file for file, tensors in shards for tensor in tensors}
         total = sum(tensor.num_bytes for _, tensors in shards for tensor in tensors)
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         folder.write(INDEX, json.dumps(index, indent=2).encode())
     folder.write(SEALS, seals_text(seals))
 
 
 class _BlockWriter:
-    """Writes blocks in order, with their checksums, on a thread of its own while the next block is made. Raises the
-    OSError of a block with a later one, or at the end."""
+    """Writes blocks in order, with checksums, on a separate thread while the next block is converted. The OSError of a
+    block is raised by a later write, or at the end."""
 
     def __init__(self, stream: IO[bytes], seals: dict[str, int]) -> None:
         self._stream, self._seals = stream, seals
         self._thread = ThreadPoolExecutor(1)
-        self._under_way: deque[Future[None]] = deque()
+        self._pending: deque[Future[None]] = deque()
 
     def __enter__(self) -> "_BlockWriter":
         return self
 
     def write(self, name: str, block: Tensor) -> None:
-        self._under_way.append(self._thread.submit(self._write_block, name, block))
-        while len(self._under_way) > _BLOCKS_UNDER_WAY:
-            self._under_way.popleft().result()
+        self._pending.append(self._thread.submit(self._write_block, name, block))
+        while len(self._pending) > _MAX_PENDING_BLOCKS:
+            self._pending.popleft().result()
 
     def _write_block(self, name: str, block: Tensor) -> None:
         self._stream.write(block.flatten().view(torch.uint8).numpy().data)
@@ -253,21 +252,21 @@ class _BlockWriter:
     def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
         self._thread.shutdown(cancel_futures=exception_type is not None)
         if exception_type is None:
-            for future in self._under_way:
+            for future in self._pending:
                 future.result()
 
 
-def _block(tensor: Made, within: Slices, source: TensorSource, weights: TensorReader | None) -> Tensor:
-    if not tensor.made_of:
-        assert weights is not None, "what is made of nothing is copied"
+def _block(tensor: TensorToWrite, within: Slices, source: TensorSource, weights: TensorReader | None) -> Tensor:
+    if not tensor.components:
+        assert weights is not None, "a tensor without components is copied"
         return weights.read(tensor.name, within).to(DTYPES[tensor.dtype]).contiguous()
     block = torch.empty([end - first for first, end in within], dtype=DTYPES[tensor.dtype])
-    fill_theirs(block, within, tensor.made_of, source.read)
+    fill_theirs(block, within, tensor.components, source.read)
     return block
 
 
 class _CountingSource(TensorSource):
-    """A source that knows how many reads there were."""
+    """Source that counts its reads."""
 
     def __init__(self, source: TensorSource) -> None:
         self._source, self.num_read = source, 0
@@ -277,14 +276,14 @@ class _CountingSource(TensorSource):
         return self._source.read(name, within, dtype)
 
 
-def _take_part(source: TensorSource, shards: list[tuple[str, list[Made]]], num_read: int = 0) -> None:
-    """Read what rank 0 reads, in the same order, beginning with read number `num_read`."""
+def _take_part(source: TensorSource, shards: list[tuple[str, list[TensorToWrite]]], num_read: int = 0) -> None:
+    """Take part in the reads of rank 0, in the same order, from number `num_read` on."""
     reads = (
         (*read, DTYPES[tensor.dtype])
         for _, group in shards
         for tensor in group
-        for within in (_blocks(tensor.shape) if tensor.made_of else ())
-        for read in reads_of(within, tensor.made_of)
+        for within in (_blocks(tensor.shape) if tensor.components else ())
+        for read in reads_of(within, tensor.components)
     )
     for name, bounds, dtype in islice(reads, num_read, None):
         source.read(name, bounds, dtype)
@@ -298,7 +297,7 @@ def _small_files(
     facts: Mapping[str, str],
     spec: LanguageModelSpec,
 ) -> dict[str, bytes]:
-    small_files = beside_weights(origin, files)
+    small_files = shared_files(origin, files)
     if origin is None and learned_tokens.is_learned(files):
         config = {**config, **learned_tokens.ids()}
     small_files[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()
@@ -307,15 +306,15 @@ def _small_files(
     return small_files
 
 
-def beside_weights(origin: Origin | None, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Small files that a model and its adapters share: the tokenizer, and what is copied from the folder."""
+def shared_files(origin: Origin | None, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Small files of both model and adapter exports: the tokenizer, and files copied from the pretrained folder."""
     if origin is not None:
         return {**export_tokenizer(origin.files, origin.url), **files}
     return {**files, **(learned_tokens.describe_special_tokens(files) if learned_tokens.is_learned(files) else {})}
 
 
 def _check_target(target: str | Path) -> Iterator[Problem]:
-    """Problem of a target where no new folder can be made."""
+    """Yield a problem if no new folder can be created at the target."""
     folder = Folder(str(target))
     if not folder.is_local:
         is_taken = bool(folder.names())
@@ -332,8 +331,7 @@ def _check_target(target: str | Path) -> Iterator[Problem]:
 
 @contextmanager
 def _new(target: str | Path) -> Iterator[Folder]:
-    """A new folder that appears with everything written to it if this ends without an error, and not at all
-    otherwise."""
+    """New folder that appears, with everything written to it, only if the block succeeds."""
     final = Folder(str(target))
     if not final.is_local:
         try:
@@ -345,7 +343,7 @@ def _new(target: str | Path) -> Iterator[Folder]:
         return
     path = Path(final.path_of("")).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path = path.parent.resolve() / path.name  # without any `..`, below which no file may lie
+    path = path.parent.resolve() / path.name  # without `..`, below which writes are refused
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     draft.mkdir()
     try:

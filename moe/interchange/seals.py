@@ -1,5 +1,5 @@
-"""Checksums beside the weights that we write: they tell the file and the tensor of a flipped bit. The safetensors
-format has none, so other folders are checked only by their headers and for finite values."""
+"""Checksums of exported weights, which identify the file and tensor of a flipped bit. The safetensors format has none,
+so other folders are checked only by headers and for finite values."""
 
 import json
 import zlib
@@ -19,19 +19,19 @@ _BLOCK_BYTES = 1 << 24
 
 
 def crc_of(block: Tensor, before: int = 0) -> int:
-    """CRC-32 of a tensor's bytes, which follow others."""
+    """CRC-32 of a tensor's bytes, continued from the CRC `before`."""
     flat = block.contiguous().flatten()
     return zlib.crc32(flat.view(torch.uint8).numpy().data, before) if flat.numel() else before
 
 
 def seals_text(crc_by_name: dict[str, int]) -> bytes:
-    """Content of the file of checksums."""
+    """Content of the checksum file."""
     record: dict[str, Any] = {"version": VERSION, "crc32": {name: f"{crc:08x}" for name, crc in crc_by_name.items()}}
     return (json.dumps(record, indent=1) + "\n").encode()
 
 
 def faults(folder_catalog: Catalog, reader: TensorReader, rank: int, num_ranks: int) -> list[Problem]:
-    """Problems of this rank's share of tensors that differ from what was written, if the folder has checksums."""
+    """Problems for tensors, of this rank's share, whose checksum differs; empty if the folder has no checksums."""
     if not folder_catalog.folder.has(SEALS):
         return []
     record = folder_catalog.folder.read_json(SEALS, MAX_INDEX_BYTES)
@@ -59,7 +59,7 @@ def faults(folder_catalog: Catalog, reader: TensorReader, rank: int, num_ranks: 
 
 
 def _share(catalog: Catalog, rank: int, num_ranks: int) -> list[tuple[str, HeaderEntry]]:
-    """Tensors for one of `num_ranks` ranks to check: about as many bytes as any other's."""
+    """Tensors for one of `num_ranks` ranks to check, balanced by bytes."""
     sizes, share = [0] * num_ranks, []
     entries = {tensor.entry.name: (name, tensor.entry) for name, tensor in catalog.tensors.items()}
     for name, entry in sorted(entries.values(), key=lambda named_entry: -named_entry[1].num_bytes):

@@ -1,4 +1,4 @@
-"""Sources of parameters to write: anything that returns a rectangle of one by its name."""
+"""Sources of parameters to write, read by name in rectangles."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -16,27 +16,26 @@ from moe.parallel.collective import collective
 from moe.spec.form import BLOCK, SCALES
 from moe.spec.parameter import Slices
 
-AHEAD_BYTES = 1 << 26
-"""Bytes that a rank may have sent and rank 0 not yet taken."""
+MAX_PENDING_BYTES = 1 << 26
+"""Bytes that a rank may send ahead of rank 0's receives."""
 
 
 class TensorSource(ABC):
-    """A model's parameters and buffers, in parts."""
+    """Parameters and buffers of a model, read in parts."""
 
     is_collective = False
-    """Whether all ranks read the same together, and only rank 0 gets it."""
+    """Whether reads are collective, with the result on rank 0 only."""
 
     @abstractmethod
     def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
-        """A rectangle of a parameter or buffer, on the CPU and read-only; `dtype` is preferred, but any is possible."""
+        """Rectangle of a parameter or buffer, on the CPU and read-only; `dtype` is preferred but not guaranteed."""
 
     def finish(self) -> None:  # noqa: B027  (most have nothing to wait for)
         """Wait for pending transfers, after the last read."""
 
 
 class ModelSource(TensorSource):
-    """A model in memory, with all of its parameters here or a part of each on every rank of its layout; what is kept as
-    codes is read as the matrix that it is decoded into."""
+    """A model in memory, whole or sharded over the ranks of its layout. Quantized weights are dequantized."""
 
     def __init__(self, model: nn.Module, layout: Layout | None = None) -> None:
         layout = layout or Layout.single()
@@ -48,7 +47,7 @@ class ModelSource(TensorSource):
         for name, buffer in model.named_buffers():
             self._parts_by_name[name] = buffer.detach(), extent(part_of(buffer), layout)
         self._schemes, self._rank = quant_schemes_of(model), plain_collectives.rank()
-        self._under_way: deque[tuple[dist.Work, Tensor]] = deque()
+        self._pending: deque[tuple[dist.Work, Tensor]] = deque()
         parts_by_rank = plain_collectives.all_gather_json(
             {name: (within, NAMES[tensor.dtype]) for name, (tensor, within) in self._parts_by_name.items()}
         )
@@ -77,7 +76,7 @@ class ModelSource(TensorSource):
         return _cut(quantized_matrix.dequantize(torch.float32), matrix, within)
 
     def _read_parameter(self, name: str, within: Slices, dtype: torch.dtype | None) -> Tensor:
-        """The same of a parameter as it is kept."""
+        """Read a parameter as stored, without dequantizing it."""
         if not self.is_collective:
             local, place = self._parts_by_name[name]
             return _cut(local, place, within).cpu()
@@ -86,7 +85,7 @@ class ModelSource(TensorSource):
         return self._gather(name, within, dtype if dtype is not None and narrower else own)
 
     def _gather(self, name: str, within: Slices, dtype: torch.dtype) -> Tensor:
-        """The rectangle on rank 0, each part from the first rank that has it, sent in `dtype`."""
+        """Gather the rectangle on rank 0, each part in `dtype` from the first rank that has it."""
         parts = [(common, self._transfer(name, common, rank, dtype)) for rank, common in self._owners(name, within)]
         if self._rank != 0:
             return torch.empty(0)
@@ -98,7 +97,7 @@ class ModelSource(TensorSource):
         return rectangle
 
     def _owners(self, name: str, within: Slices) -> Iterator[tuple[int, Slices]]:
-        """Ranks whose parts make up a rectangle, and what each gives; of replicas, the first."""
+        """Yield the ranks whose parts cover a rectangle, with the part of each; of replicas, only the first."""
         seen_places: set[Slices] = set()
         for rank, places in enumerate(self._places):
             place = places.get(name)
@@ -107,7 +106,7 @@ class ModelSource(TensorSource):
                 yield rank, common
 
     def _transfer(self, name: str, common: Slices, rank: int, dtype: torch.dtype) -> Tensor:
-        """A rank's part, on rank 0; senders may run ahead by some megabytes."""
+        """Transfer a rank's part to rank 0; senders may be ahead by up to MAX_PENDING_BYTES."""
         if rank == self._rank:
             local, place = self._parts_by_name[name]
             part = _cut(local, place, common)
@@ -127,27 +126,27 @@ class ModelSource(TensorSource):
         with collective(f"sending of {name} to rank 0"):
             work = dist.isend(buffer, 0)
             assert work is not None, "both ranks are of the group"
-            self._under_way.append((work, buffer))
+            self._pending.append((work, buffer))
             while (
-                len(self._under_way) > 1
-                and sum(pending_buffer.nbytes for _, pending_buffer in self._under_way) > AHEAD_BYTES
+                len(self._pending) > 1
+                and sum(pending_buffer.nbytes for _, pending_buffer in self._pending) > MAX_PENDING_BYTES
             ):
-                self._under_way.popleft()[0].wait()
+                self._pending.popleft()[0].wait()
 
     def finish(self) -> None:
-        while self._under_way:
+        while self._pending:
             with collective("sending of a part to rank 0"):
-                self._under_way.popleft()[0].wait()
+                self._pending.popleft()[0].wait()
 
 
 def _common(place: Slices, within: Slices) -> Slices | None:
-    """Intersection of two rectangles; None where it is empty."""
+    """Intersection of two rectangles; None if empty."""
     overlap = tuple((max(first, low), min(end, high)) for (first, end), (low, high) in zip(place, within, strict=True))
     return overlap if all(first < end for first, end in overlap) else None
 
 
 def _cut(tensor: Tensor, place: Slices, within: Slices) -> Tensor:
-    """A rectangle of a tensor that lies at a place."""
+    """Rectangle `within` of a tensor that covers the rectangle `place`."""
     for dim, ((first, _), (low, high)) in enumerate(zip(place, within, strict=True)):
         tensor = tensor.narrow(dim, low - first, high - low)
     return tensor

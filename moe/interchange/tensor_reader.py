@@ -1,7 +1,7 @@
-"""Tensors of a folder, read in rectangles: plain ones as they lie, quantised ones decoded.
+"""Reads rectangles of a folder's tensors, dequantizing quantized ones.
 
-Local files are memory-mapped, so that what is read is copied once, to its destination, and only its pages are touched.
-Of remote files, the rows that contain a rectangle are fetched.
+Local files are memory-mapped, so that values are copied once, to their destination, and only the pages needed are read.
+For remote files, the rows that contain a rectangle are fetched.
 """
 
 import mmap
@@ -13,31 +13,31 @@ import torch
 from torch import Tensor
 
 from moe.data.locations import Location
-from moe.interchange.catalog import MXFP4_BLOCK, Held
+from moe.interchange.catalog import MXFP4_BLOCK, StoredTensor
 from moe.spec.parameter import Slices
 from moe.storage.tensor_header import ITEM_BYTES, TORCH_NAMES, HeaderEntry
 
 DTYPES = {name: getattr(torch, torch_name) for name, torch_name in TORCH_NAMES.items()}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""Values of four bits (OCP Microscaling Formats, section 5.3.3)."""
+"""Values of 4-bit codes (OCP Microscaling Formats, section 5.3.3)."""
 
-assert sys.byteorder == "little", "safetensors files are"
+assert sys.byteorder == "little", "safetensors files are little-endian"
 
 
 class TensorReader:
-    """Reads tensors by their names, from the files that they lie in."""
+    """Reads tensors by name from a folder's files."""
 
-    def __init__(self, tensors: Mapping[str, Held], files: Mapping[str, Location]) -> None:
+    def __init__(self, tensors: Mapping[str, StoredTensor], files: Mapping[str, Location]) -> None:
         self._tensors, self._files = tensors, files
         self._mmaps: dict[str, mmap.mmap] = {}
 
     def close(self) -> None:
-        """Close the files; tensors that were read from them must no longer be used."""
+        """Close the files; tensors read from them must no longer be used."""
         self._mmaps.clear()
 
     def read(self, name: str, within: Slices) -> Tensor:
-        """A rectangle of a tensor, not to be written to; of a quantised one in bfloat16 or wider."""
+        """Rectangle of a tensor, read-only; if quantized, dequantized to bfloat16 or wider."""
         weight = self._tensors[name]
         if weight.scales is None:
             return self.raw(weight.entry, within)
@@ -46,7 +46,7 @@ class TensorReader:
         return self._fp8(weight, weight.scales, within)
 
     def raw(self, entry: HeaderEntry, within: Slices) -> Tensor:
-        """A rectangle of a tensor as it lies in its file."""
+        """Rectangle of a tensor as stored."""
         first, end = within[0] if within else (0, 1)
         row = prod(entry.shape[1:]) * ITEM_BYTES[entry.dtype]
         begin, size = entry.begin + first * row, max(0, end - first) * row
@@ -64,15 +64,15 @@ class TensorReader:
                 return bytearray(stream.read(size))
         if entry.file not in self._mmaps:
             with location.raw() as stream:
-                # Private, which torch takes as writable; nobody writes.
+                # Copy-on-write, so that torch accepts it as writable; nothing writes to it.
                 self._mmaps[entry.file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         view = memoryview(self._mmaps[entry.file])[begin : begin + size]
         is_aligned = begin % ITEM_BYTES[entry.dtype] == 0
         return view if is_aligned else bytearray(view)
 
-    def _mxfp4(self, weight: Held, scales: HeaderEntry, within: Slices) -> Tensor:
-        """Blocks of 32 values along the inputs, the lower half of a byte first, times 2^(scale - 127); rows are
-        outputs, and are turned."""
+    def _mxfp4(self, weight: StoredTensor, scales: HeaderEntry, within: Slices) -> Tensor:
+        """Dequantize blocks of 32 values along the inputs (low nibble first): values times 2^(scale - 127). Stored rows
+        are outputs; the result is transposed."""
         experts, (low, high), rows = within
         blocks = (low // MXFP4_BLOCK, -(-high // MXFP4_BLOCK))
         packed_values = self.raw(weight.entry, (experts, rows, blocks, (0, MXFP4_BLOCK // 2)))
@@ -83,8 +83,8 @@ class TensorReader:
         begin = low - blocks[0] * MXFP4_BLOCK
         return decoded_values.narrow(2, begin, high - low).transpose(1, 2)
 
-    def _fp8(self, weight: Held, scales: HeaderEntry, within: Slices) -> Tensor:
-        """Values times the scale of their block."""
+    def _fp8(self, weight: StoredTensor, scales: HeaderEntry, within: Slices) -> Tensor:
+        """Dequantize: values times the scale of their block."""
         blocks = [(first // size, -(-end // size)) for (first, end), size in zip(within, weight.block, strict=True)]
         factors = self.raw(scales, tuple(blocks)).to(torch.float32)
         for dim, ((first, end), size) in enumerate(zip(within, weight.block, strict=True)):

@@ -1,9 +1,9 @@
-"""Tokenizers of folders: `tokenizer.json` as it is, or made of a tiktoken file, which Kimi's models have in its place.
+"""Tokenizers of folders: `tokenizer.json`, or converted from a tiktoken file, which Kimi's models have instead.
 
-The `tokenizers` library reads no tiktoken files, so that the conversion is ours. What tiktoken does is simple: in each
-word that its pattern finds, the two neighbours are joined whose union has the lowest rank, until no union is a token;
-a word that is a token itself is taken whole. BPE does the same where its merges are all pairs of tokens whose union is
-one, in order of its rank.
+The `tokenizers` library cannot read tiktoken files, so they are converted here. In each word that its pattern finds,
+tiktoken repeatedly merges the two neighbours whose concatenation has the lowest rank, until none is a token; a word
+that is a token itself is used whole. BPE is equivalent if its merges are all pairs of tokens whose concatenation is a
+token, in order of that token's rank.
 """
 
 import base64
@@ -21,26 +21,26 @@ from moe.storage.folder import MAX_READ_BYTES
 
 JSON, CONFIG, TIKTOKEN = "tokenizer.json", "tokenizer_config.json", "tiktoken.model"
 _HAN, _UPPER, _LOWER = r"\p{Han}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 PATTERN = "|".join((
     rf"[{_HAN}]+",
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}&&[^{_HAN}]]*[{_LOWER}&&[^{_HAN}]]+{_SHORT}",
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}&&[^{_HAN}]]+[{_LOWER}&&[^{_HAN}]]*{_SHORT}",
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}&&[^{_HAN}]]*[{_LOWER}&&[^{_HAN}]]+{_CONTRACTIONS}",
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}&&[^{_HAN}]]+[{_LOWER}&&[^{_HAN}]]*{_CONTRACTIONS}",
     r"\p{N}{1,3}",
     r" ?[^\s\p{L}\p{N}]+[\r\n]*",
     r"\s*[\r\n]+",
     r"\s+(?!\S)",
     r"\s+",
 ))  # fmt: skip
-"""Words of Kimi K2 and Moonlight, as the Python code beside their files has them, which is never run."""
+"""Word pattern of Kimi K2 and Moonlight, from their folders' Python code, which is never run."""
 MAX_TOKEN_BYTES = 512
-"""Four times those of the longest in published files: merges are looked for in all ways to part a token."""
+"""Maximum token length, four times that in published files: the search for merges tries every split of a token."""
 NUM_SPECIAL = 256
-"""Tokens behind those of the file; what has no name in tokenizer_config.json is reserved."""
+"""Special tokens after those of the file; those without a name in tokenizer_config.json are reserved."""
 
 
 def tokenizer_json(url: str, roots: Sequence[str] | None = None) -> bytes:
-    """The `tokenizer.json` of a folder, made of its tiktoken file where it has none. Raises SpecError."""
+    """Return a folder's `tokenizer.json`, or convert its tiktoken file. Raises SpecError."""
     folder = HubFolder(url, roots)
     names = (JSON, TIKTOKEN, CONFIG, ADDED_TOKENS, SPECIAL_TOKENS_MAP)
     files = {
@@ -56,8 +56,8 @@ def tokenizer_json(url: str, roots: Sequence[str] | None = None) -> bytes:
 
 
 def export_tokenizer(files: Mapping[str, bytes], place: str = "model.from") -> dict[str, bytes]:
-    """A folder's files of its tokenizer, with a `tokenizer.json` that needs no code beside it, and has the tokens that
-    only other files name. Raises SpecError."""
+    """Return a folder's tokenizer files, with a `tokenizer.json` that needs no Python code and includes the tokens
+    declared in other files. Raises SpecError."""
     exported_files = dict(files)
     if JSON in files:
         exported_files[JSON] = with_added_tokens(files[JSON], files, place)
@@ -101,8 +101,8 @@ def special_tokens(config: Mapping[str, Any]) -> dict[int, str]:
 
 
 def ranks_of(content: bytes) -> dict[bytes, int]:
-    """Tokens of a tiktoken file, each with its rank, which is its id. Raises ValueError, with the line, for another
-    file."""
+    """Tokens of a tiktoken file with their ranks, which are their ids. Raises ValueError with the line if the file is
+    invalid."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(content.splitlines(), start=1):
         if not line.strip():
@@ -121,7 +121,7 @@ def ranks_of(content: bytes) -> dict[bytes, int]:
 
 
 def of_tiktoken(content: bytes, special: Mapping[int, str], pattern: str = PATTERN) -> str:
-    """`tokenizer.json` of a tiktoken file and special tokens by id. Raises ValueError."""
+    """Convert a tiktoken file, with special tokens by id, to a `tokenizer.json`. Raises ValueError."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     ranks = ranks_of(content)
@@ -139,7 +139,7 @@ def of_tiktoken(content: bytes, special: Mapping[int, str], pattern: str = PATTE
 
 
 def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """All pairs of tokens whose union is one, in order of its rank."""
+    """Yield all pairs of tokens whose concatenation is a token, in order of that token's rank."""
     for token, _ in sorted(ranks.items(), key=lambda token_and_rank: token_and_rank[1]):
         pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
         known_pairs = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
@@ -148,7 +148,7 @@ def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
 
 @cache
 def _characters() -> dict[int, str]:
-    """The printable character that byte-level BPE has for each byte (GPT-2)."""
+    """Printable character for each byte in byte-level BPE (GPT-2)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     other_bytes = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(other_bytes)}

@@ -1,5 +1,4 @@
-"""Tensors of a mixture that is made of a dense folder: the part of their tensors that each one begins with. No
-torch."""
+"""Parts of a dense folder's tensors that initialize an upcycled mixture. No torch."""
 
 import re
 from collections.abc import Sequence
@@ -8,23 +7,22 @@ from moe.interchange.family import LAYER, Family
 from moe.interchange.pieces import ParameterPiece, piece
 from moe.spec import LanguageModelSpec
 
-_OF_EXPERTS = re.compile(r"layers\.(\d+)\.feed_forward\.moe\.(experts|shared)\.(w_in|w_gate|w_out)")
-_OF_NONE = re.compile(r"layers\.\d+\.feed_forward\.moe\.(router|router_bias|shared\.gate)")
+_EXPERT_MATRIX = re.compile(r"layers\.(\d+)\.feed_forward\.moe\.(experts|shared)\.(w_in|w_gate|w_out)")
+_NEW_TENSOR = re.compile(r"layers\.\d+\.feed_forward\.moe\.(router|router_bias|shared\.gate)")
 
 
-def begins_anew(spec: LanguageModelSpec, name: str) -> bool:
-    """Whether one of our tensors is part of a mixture only, so that no dense model has anything of it."""
-    return spec.upcycle is not None and _OF_NONE.fullmatch(name) is not None
+def is_new_in_mixture(spec: LanguageModelSpec, name: str) -> bool:
+    """Whether one of our tensors exists only in the mixture, without a counterpart in the dense model."""
+    return spec.upcycle is not None and _NEW_TENSOR.fullmatch(name) is not None
 
 
 def piece_of(spec: LanguageModelSpec, family: Family, name: str, shape: Sequence[int]) -> ParameterPiece | None:
-    """Part of a dense layer's matrix, in the hub's layout of its family, that is one of experts or shared experts; None
-    for what a dense model has, too.
+    """Piece of a dense layer's matrix, in its family's hub layout, that initializes a matrix of experts or shared
+    experts; None for tensors that the dense model has too.
 
-    Shared experts have the first hidden units, and the experts of each virtual group, which stand side by side, the
-    others in order.
+    Shared experts get the first hidden units; the consecutive experts of each virtual group get the others in order.
     """
-    if spec.upcycle is None or spec.moe is None or (match := _OF_EXPERTS.fullmatch(name)) is None:
+    if spec.upcycle is None or spec.moe is None or (match := _EXPERT_MATRIX.fullmatch(name)) is None:
         return None
     layer, part, matrix = match.groups()
     upcycle, width = spec.upcycle, spec.moe.hidden_dim

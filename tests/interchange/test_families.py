@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from moe.interchange.config import anew, build_config, describe_config, differences, meaning
+from moe.interchange.config import build_config, describe_config, differences, meaning, new_config
 from moe.interchange.families import BY_TYPE, FAMILIES
 from moe.interchange.load import load_weights
 from moe.interchange.origin import Origin
@@ -87,9 +87,9 @@ def test_a_model_made_anew_gives_transformers_the_same_logits(family: tuple[str,
 def test_a_config_made_anew_says_the_same(family: tuple[str, Path]):
     name, folder = family
     spec = tiny.spec_of(tiny.config_of(folder / "hub"))
-    assert list(differences(spec, anew(spec, BY_TYPE[name], "bfloat16"))) == []
+    assert list(differences(spec, new_config(spec, BY_TYPE[name], "bfloat16"))) == []
     first = BY_TYPE[str(build_config(spec, None, "bfloat16")["model_type"])]
-    assert list(differences(spec, anew(spec, first, "bfloat16"))) == []
+    assert list(differences(spec, new_config(spec, first, "bfloat16"))) == []
 
 
 def test_every_class_default_is_transformers():
@@ -197,7 +197,7 @@ def test_any_config_means_what_transformers_writes_of_it_and_comes_back(config: 
     rest = {key: each for key, each in config.items() if key != "model_type"}
     full = AutoConfig.for_model(name, **rest).to_dict()
     assert meaning(tiny.spec_of(full)) == meaning(spec)
-    again = anew(spec, BY_TYPE[name], "bfloat16")
+    again = new_config(spec, BY_TYPE[name], "bfloat16")
     assert list(differences(spec, again)) == []
     keys = {key: each for key, each in again.items() if key not in ("model_type", "architectures", "dtype")}
     theirs = AutoConfig.for_model(name, **keys).to_dict()

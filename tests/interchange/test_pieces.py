@@ -50,7 +50,7 @@ def plainly(pieces: list[ParameterPiece], shape: tuple[int, ...], tensors: dict[
                 for axis, (dim, step) in side.steps.items():
                     index[dim] += at[axis] * step
                 indices.append(tuple(index))
-            tensor = tensors[each.tensor_name(at["e"]) if each.counts_tensors else each.name]
+            tensor = tensors[each.tensor_name(at["e"]) if each.is_per_expert else each.name]
             ours[indices[0]] = each.factor * tensor[indices[1]]
     return ours
 

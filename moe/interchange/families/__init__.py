@@ -1,4 +1,4 @@
-"""Model families, a file each."""
+"""Model families, one file each."""
 
 from moe.interchange.families.deepseek_v2 import DEEPSEEK_V2
 from moe.interchange.families.deepseek_v3 import DEEPSEEK_V3
@@ -17,7 +17,7 @@ FAMILIES = (
     LLAMA, QWEN3, MIXTRAL, QWEN3_MOE, OLMOE, QWEN2_MOE, GRANITE_MOE, GRANITE_MOE_SHARED, GPT_OSS, DEEPSEEK_V2,
     DEEPSEEK_V3, GLM4_MOE, MINIMAX_M2, QWEN3_NEXT,
 )  # fmt: skip
-"""A model that several could say is written as the first of them."""
+"""In order of preference: a model is written in the first family that can represent it."""
 
 BY_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 

@@ -1,4 +1,4 @@
-"""Rows that the tables of most families have."""
+"""Parts of the tables that most families share."""
 
 from moe.interchange.family import TensorRow, in_layers, transposed_row
 from moe.interchange.fields import FULL, EveryLayer, Key, WriteOnlyKey, always
@@ -16,8 +16,8 @@ FULL_LAYERS = EveryLayer("layer_types", FULL)
 """Layer types of families without windows or linear attention."""
 
 AUXILIARY = (WriteOnlyKey("router_aux_loss_coef", "moe.aux_coefficient"), always(moe__aux_coefficient=0.0))
-"""A loss that is computed only with `output_router_logits`, over all layers together: not one of ours. A user who wants
-ours writes `moe: {aux_coefficient: 0.01}` beside `from`."""
+"""transformers computes this loss only with `output_router_logits`, over all layers together, which is not implemented
+here. To use our per-layer loss, set `moe: {aux_coefficient: 0.01}` next to `from`."""
 
 STACK: tuple[TensorRow, ...] = (
     TensorRow("embedding.weight", "model.embed_tokens.weight"),
@@ -39,7 +39,7 @@ ATTENTION: tuple[TensorRow, ...] = in_layers(
     TensorRow("attention.query_norm.weight", "self_attn.q_norm.weight"),
     TensorRow("attention.key_norm.weight", "self_attn.k_norm.weight"),
 )
-"""Grouped queries; of a model without biases or norms, those lines say nothing."""
+"""Grouped-query attention; the rows of biases and norms are unused in models without them."""
 
 DENSE: tuple[TensorRow, ...] = in_layers(
     *(
@@ -51,7 +51,7 @@ DENSE: tuple[TensorRow, ...] = in_layers(
 
 
 def experts(where: str, gate: str, up: str, down: str) -> tuple[TensorRow, ...]:
-    """A tensor an expert, out by in."""
+    """One tensor `[out, in]` per expert."""
     return in_layers(
         *(
             TensorRow(
@@ -67,7 +67,7 @@ def experts(where: str, gate: str, up: str, down: str) -> tuple[TensorRow, ...]:
 
 
 def fused_experts(gate_up: str, down: str) -> tuple[TensorRow, ...]:
-    """All experts in one tensor, the gate before the other in the rows of one."""
+    """All experts in one tensor; gate rows come before up rows."""
     return in_layers(
         TensorRow("feed_forward.moe.experts.w_gate", gate_up, "e m h", "e (0/2 h) m"),
         TensorRow("feed_forward.moe.experts.w_in", gate_up, "e m h", "e (1/2 h) m"),
@@ -93,7 +93,7 @@ def shared_experts(where: str, gate: str | None = None) -> tuple[TensorRow, ...]
 
 
 FUSED = fused_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
-"""As transformers has experts in memory, and writes them without `save_original_format`."""
+"""Experts as transformers stores them in memory, and writes them without `save_original_format`."""
 
 LATENT: tuple[TensorRow, ...] = in_layers(
     TensorRow("attention.query.weight", "self_attn.q_proj.weight"),
@@ -111,4 +111,4 @@ LATENT: tuple[TensorRow, ...] = in_layers(
     TensorRow("attention.key_value_norm.weight", "self_attn.kv_a_layernorm.weight"),
     TensorRow("attention.key_value_up.weight", "self_attn.kv_b_proj.weight"),
 )
-"""Keys and values of a latent (DeepSeek)."""
+"""Multi-head latent attention (DeepSeek)."""

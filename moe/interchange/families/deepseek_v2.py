@@ -68,7 +68,7 @@ DEEPSEEK_V2 = Family(
             moe__aux_coefficient=0.0,
         ),
     ),
-    # transformers ignores `norm_topk_prob`, the hub's own code heeds it: true would mean two things.
+    # transformers ignores `norm_topk_prob`, the hub's own code does not: true would be ambiguous.
     only={"norm_topk_prob": (False,), "scoring_func": ("softmax",), "moe_layer_freq": (1,), "mlp_bias": (False,)},
     unused_keys=LATENT_UNUSED,
     aliases={"num_experts": "n_routed_experts"},

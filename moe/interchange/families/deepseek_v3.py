@@ -1,4 +1,4 @@
-"""DeepSeek-V3 (arXiv 2412.19437), and Kimi K2, which is one under another name."""
+"""DeepSeek-V3 (arXiv 2412.19437), and Kimi K2, which has the same architecture."""
 
 from moe.interchange.families.decoder import (
     DECODER,
@@ -21,8 +21,8 @@ SIGMOID = always(
     moe__router="sigmoid_topk", moe__selection_bias=True, moe__bias_update_rate=0.0, moe__aux_coefficient=0.0,
     moe__activation="swiglu",
 )  # fmt: skip
-"""The bias of the choice is loaded, and stays as it is: a user who wants it to follow the loads writes
-`moe: {bias_update_rate: 0.001}` beside `from`."""
+"""The selection bias is loaded and stays fixed; to update it by the loads, set `moe: {bias_update_rate: 0.001}` next to
+`from`."""
 
 FURTHER_TOKENS = dict.fromkeys(
     ("num_nextn_predict_layers", "num_mtp_layers"),

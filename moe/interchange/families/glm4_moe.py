@@ -32,7 +32,7 @@ GLM4_MOE = Family(
         FULL_LAYERS,
         Heads(),
         Rope(fraction=0.5),
-        Switch("attention_bias", ("attention.bias",)),  # the output's has none
+        Switch("attention_bias", ("attention.bias",)),  # the output projection has none
         Switch("use_qk_norm", ("attention.query_key_norm",), on="head", off=None),
         FirstDense(),
         SharedExpertCount(),

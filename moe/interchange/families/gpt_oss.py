@@ -47,7 +47,7 @@ GPT_OSS = Family(
         *in_layers(
             TensorRow("attention.sinks", "self_attn.sinks"),
             TensorRow("feed_forward.moe.logit_bias", "mlp.router.bias"),
-            # In by out, even columns the gate's.
+            # [in, out]; even columns belong to the gate.
             part("feed_forward.moe.experts.w_gate", "e m h", "mlp.experts.gate_up_proj", "e m (h 0/2)"),
             part("feed_forward.moe.experts.w_in", "e m h", "mlp.experts.gate_up_proj", "e m (h 1/2)"),
             part("feed_forward.moe.experts.b_gate", "e h", "mlp.experts.gate_up_proj_bias", "e (h 0/2)"),

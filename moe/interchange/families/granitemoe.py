@@ -1,4 +1,4 @@
-"""Granite 3 with experts, and with a shared expert beside them."""
+"""Granite 3 with experts, with or without a shared expert."""
 
 from moe.interchange.families.decoder import ATTENTION, AUXILIARY, DECODER, FULL_LAYERS, STACK, fused_experts, router
 from moe.interchange.family import Family, in_layers, part, transposed_row

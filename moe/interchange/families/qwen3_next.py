@@ -16,7 +16,7 @@ from moe.interchange.fields import Heads, Key, LinearLayers, SparseSteps, Switch
 from moe.interchange.rope import Rope
 
 _CONVOLUTION = (
-    # Ours has all of a key head together, theirs all queries, then all keys, then all values.
+    # Our rows are ordered by key head; theirs are all queries, then all keys, then all values.
     part("linear_attention.convolution.weight", "(j q@0/$head) w", "linear_attn.conv1d.weight", "(j q)@0/$rows 1 w"),
     part(
         "linear_attention.convolution.weight",
