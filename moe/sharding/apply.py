@@ -23,7 +23,7 @@ from moe.sharding.sample import of_description
 from moe.sharding.saved.load import Checkpoint
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.request import whole_number_problems
-from moe.spec import Problem, SpecError
+from moe.spec import SpecError, spec_error
 
 MAX_PROGRAMS = 8
 """Default number of programs that an applied module keeps, over its modes and batch sizes."""
@@ -64,7 +64,7 @@ def apply(
     """
     if batch not in ("global", "local"):
         rule, remedy = 'must be "global" or "local"', 'use "local" if each rank has its own rows'
-        raise SpecError(Problem("not_a_choice", "batch", batch, rule, remedy))
+        raise spec_error("not_a_choice", "batch", batch, rule, remedy)
     if problems := list(whole_number_problems("max_programs", max_programs, 1, "omit it")):
         raise SpecError(problems)
     if not isinstance(mesh, Mesh):
@@ -77,7 +77,7 @@ def apply(
             "is not captured as the plan's graph: the module, the batch shapes or torch changed, or forward uses "
             "values that vary between calls"
         )
-        raise SpecError(Problem("changed", "model", type(model).__name__, rule, "plan again"))
+        raise spec_error("changed", "model", type(model).__name__, rule, "plan again")
     ready = make_callable(captured_graph, program_of(captured_graph, plan, replicate), plan, arguments)
     tensors = tensors_of(model)
     used_placements = {id(tensor): at for name, tensor in tensors.items() if (at := ready.program.placements.get(name))}
@@ -112,12 +112,10 @@ def _check_loss(plan: ShardingPlan, loss: Callable[[Any], Tensor] | None) -> Non
     """Raises SpecError if the plan was made with a loss and none is given, or the other way round."""
     if plan.loss is not None and loss is None:
         rule, remedy = f"is required: the plan was made with {plan.loss}", "pass the same loss= to sharding.apply"
-        raise SpecError(Problem("missing", "loss", None, rule, remedy))
+        raise spec_error("missing", "loss", None, rule, remedy)
     if plan.loss is None and loss is not None:
         name = getattr(loss, "__qualname__", type(loss).__name__)
-        raise SpecError(
-            Problem("conflict", "loss", name, "is not part of the plan", "omit it, or plan again with loss=...")
-        )
+        raise spec_error("conflict", "loss", name, "is not part of the plan", "omit it, or plan again with loss=...")
 
 
 def _mesh_of(plan: ShardingPlan, mesh: DeviceMesh | None) -> Mesh:
@@ -126,17 +124,17 @@ def _mesh_of(plan: ShardingPlan, mesh: DeviceMesh | None) -> Mesh:
     ranks = plain_collectives.world_size()
     if ranks != plan.num_devices:
         rule, remedy = f"must have one rank per process (={ranks})", "plan again for this number of processes"
-        raise SpecError(Problem("mismatch", "plan.mesh", plan.mesh, rule, remedy))
+        raise spec_error("mismatch", "plan.mesh", plan.mesh, rule, remedy)
     if mesh is not None and tuple(mesh.shape) != plan.degrees:
         rule = f"must have the sizes of the plan's mesh (={plan.mesh})"
         remedy = "pass a mesh of these sizes, or plan again with mesh=mesh"
-        raise SpecError(Problem("mismatch", "mesh", axes_of_mesh(mesh), rule, remedy))
+        raise spec_error("mismatch", "mesh", axes_of_mesh(mesh), rule, remedy)
     if mesh is not None and plan.devices and tuple(mesh.mesh.flatten().tolist()) != plan.devices:
         rule = f"must have the ranks in the plan's order (={plan.devices})"
-        raise SpecError(Problem("mismatch", "mesh", mesh.mesh.tolist(), rule, "omit it"))
+        raise spec_error("mismatch", "mesh", mesh.mesh.tolist(), rule, "omit it")
     if mesh is not None and not is_ascending(mesh):
         rule = "must have ascending ranks along each axis, as torch's process groups do"
-        raise SpecError(Problem("mismatch", "mesh", mesh.mesh.tolist(), rule, "sort the ranks along each axis"))
+        raise spec_error("mismatch", "mesh", mesh.mesh.tolist(), rule, "sort the ranks along each axis")
     if not dist.is_initialized() or ranks == 1:
         return OneDevice((1,) * len(plan.mesh), (0,) * len(plan.mesh))
     if mesh is not None:

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 
 from moe.sharding.placement import AxisPlacement, Placements
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 
 @dataclass(frozen=True)
@@ -84,4 +84,4 @@ def _axis_placement(text: str) -> AxisPlacement:
         return AxisPlacement(dim=int(value))
     if kind == "P" and value in ("sum", "max", "min"):
         return AxisPlacement(combine=value)  # type: ignore[arg-type]
-    raise SpecError(Problem("invalid_syntax", "plan", text, "is not a placement", "plan again"))
+    raise spec_error("invalid_syntax", "plan", text, "is not a placement", "plan again")

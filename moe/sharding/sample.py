@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moe.sharding.arguments import Keywords
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 
 def describe(sample: Sequence[Any]) -> list[Any]:
@@ -58,7 +58,7 @@ def _of(description: Any) -> Any:
         case {"value": value}:
             return value
         case {"type": kind}:
-            raise SpecError(
-                Problem("wrong_type", "sample", kind, "cannot be stored in a plan", "pass apply(..., sample=batch)")
+            raise spec_error(
+                "wrong_type", "sample", kind, "cannot be stored in a plan", "pass apply(..., sample=batch)"
             )
-    raise SpecError(Problem("wrong_type", "plan.sample", description, "is not a batch", "plan again"))
+    raise spec_error("wrong_type", "plan.sample", description, "is not a batch", "plan again")

@@ -10,7 +10,7 @@ from typing import Any
 from moe.plan.cluster.cluster import Cluster, one_cluster_of
 from moe.sharding.hints.hints import Hint, of_plain, to_plain
 from moe.sharding.plan_records import Collective, Memory, PricedLayout, StoredTensor
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 VERSION = 1
 
@@ -88,10 +88,10 @@ class ShardingPlan:
         """The plan from JSON data. Raises SpecError for data that is no plan of this release."""
         if not isinstance(given, Mapping):
             rule = "is not a plan: it must be a JSON object"
-            raise SpecError(Problem("corrupt", "plan", type(given).__name__, rule, "plan again"))
+            raise spec_error("corrupt", "plan", type(given).__name__, rule, "plan again")
         plain = dict(given)
         if (version := plain.pop("version", None)) != VERSION:
-            raise SpecError(Problem("wrong_version", "plan.version", version, f"must be {VERSION}", "plan again"))
+            raise spec_error("wrong_version", "plan.version", version, f"must be {VERSION}", "plan again")
         try:
             return cls(
                 **{
@@ -111,7 +111,7 @@ class ShardingPlan:
                 }
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise SpecError(Problem("corrupt", "plan", None, f"is not a valid plan ({error})", "plan again")) from None
+            raise spec_error("corrupt", "plan", None, f"is not a valid plan ({error})", "plan again") from None
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n")
@@ -123,15 +123,13 @@ class ShardingPlan:
             return cls.from_json(json.loads(Path(path).read_text()))
         except OSError as error:
             rule, remedy = f"cannot be read ({error.strerror})", "use the path passed to plan.save"
-            raise SpecError(Problem("unreadable", str(path), None, rule, remedy)) from None
+            raise spec_error("unreadable", str(path), None, rule, remedy) from None
         except UnicodeDecodeError as error:
-            raise SpecError(
-                Problem("invalid_encoding", str(path), None, f"is not UTF-8 ({error.reason})", "plan again")
+            raise spec_error(
+                "invalid_encoding", str(path), None, f"is not UTF-8 ({error.reason})", "plan again"
             ) from None
         except (json.JSONDecodeError, RecursionError) as error:
-            raise SpecError(
-                Problem("invalid_syntax", str(path), None, f"is not JSON ({error})", "plan again")
-            ) from None
+            raise spec_error("invalid_syntax", str(path), None, f"is not JSON ({error})", "plan again") from None
 
     def explain(self) -> str:
         """Description of the plan for people."""

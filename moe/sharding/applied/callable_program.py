@@ -23,7 +23,7 @@ from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import AxisOption
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.recompute import recompute_blocks, recompute_checkpointed
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,11 +110,11 @@ def _assignment(capture: CapturedGraph, plan: ShardingPlan, degrees: tuple[int, 
         names = plan.options.get(node.name, ())
         if len(names) != len(degrees) or not set(names) <= set(by_name):
             rule, remedy = f"must be one option of {node.target} (={', '.join(by_name)}) per mesh axis", "plan again"
-            raise SpecError(Problem("not_a_choice", f"plan.options.{node.name}", names, rule, remedy))
+            raise spec_error("not_a_choice", f"plan.options.{node.name}", names, rule, remedy)
         options[node.name] = tuple(by_name[name] for name in names)
         if not rules(node).is_possible(options[node.name], degrees):
             rule, remedy = f"cannot be combined for {node.target} on {plan.mesh}", "plan again"
-            raise SpecError(Problem("conflict", f"plan.options.{node.name}", names, rule, remedy))
+            raise spec_error("conflict", f"plan.options.{node.name}", names, rule, remedy)
     leaves = {
         node.name: (WHOLE,) * (len(degrees) - len(plan.mesh)) + of_words(plan.parameters[leaf.name])
         for node, leaf in capture.leaves.items()

@@ -13,7 +13,7 @@ from moe.random import fold_name
 from moe.sharding.applied.applied import Applied, Submodule
 from moe.sharding.applied.dtensors import as_dtensor, cut
 from moe.sharding.placement import stored_extent
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, SpecError, spec_error
 
 Init = Callable[[str, Tensor], None]
 """Function of (name, whole tensor) that fills the tensor."""
@@ -129,9 +129,7 @@ def _initial(module: nn.Module, path: str, names: list[str], seed: int, init: In
             except AttributeError as error:
                 rule = f"cannot run on its own: {error}"
                 remedy = "use only the module's own tensors in it, or pass apply(init=...)"
-                raise SpecError(
-                    Problem("user_code", f"{path or 'model'}.reset_parameters", None, rule, remedy)
-                ) from None
+                raise spec_error("user_code", f"{path or 'model'}.reset_parameters", None, rule, remedy) from None
         values = shell.collect_filled() | values
     return {last: values[last] for last in names if last in values}
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from moe.sharding import torch_private
 from moe.sharding.parameters import APPLIED
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, SpecError, spec_error
 
 
 def admit(module: nn.Module, sample: Any) -> None:
@@ -22,10 +22,10 @@ def admit(module: nn.Module, sample: Any) -> None:
     if not isinstance(module, nn.Module):
         kind = module.__name__ if isinstance(module, type) else type(module).__name__
         rule, remedy = "must be an nn.Module", "instantiate the class, or call the function from a module's forward"
-        raise SpecError(Problem("wrong_type", "model", kind, rule, remedy))
+        raise spec_error("wrong_type", "model", kind, rule, remedy)
     if not isinstance(sample, tuple | list):
         rule = "must be a tuple or list of arguments, or a dict of arguments by name"
-        raise SpecError(Problem("wrong_type", "sample", type(sample).__name__, rule, "pass (x,) for model(x)"))
+        raise spec_error("wrong_type", "sample", type(sample).__name__, rule, "pass (x,) for model(x)")
     if problems := [*_of_modules(module), *_of_tensors(module), *_of_sample(sample)]:
         raise SpecError(problems)
 

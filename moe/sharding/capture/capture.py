@@ -31,7 +31,7 @@ from moe.sharding.hints.annotate import capturing
 from moe.sharding.hints.manual import PARTS, ManualPart
 from moe.sharding.lines import REGION, LineMarker, beginning, note_lines, recomputed_region
 from moe.sharding.operands import AGAIN, is_operator
-from moe.spec import Problem, SpecError
+from moe.spec import SpecError, spec_error
 
 aten = torch.ops.aten
 
@@ -143,7 +143,7 @@ def capture(
     if isinstance(loss, nn.Module) and list(loss.parameters()):
         rule = "has parameters, which are not part of the program"
         remedy = "call it in the module's forward and return the loss"
-        raise SpecError(Problem("unsupported", "loss", type(loss).__name__, rule, remedy))
+        raise spec_error("unsupported", "loss", type(loss).__name__, rule, remedy)
     mode = torch_private.FakeTensorMode(allow_non_fake_inputs=True)
     arguments = tuple(fake(value, mode, device) for value in sample)
     wrapper = _TracedModule(module, loss)

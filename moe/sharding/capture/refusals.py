@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from moe.sharding import torch_private
 from moe.sharding.lines import checking_function, line_of, line_of_forward, user_line
-from moe.spec import Problem, ProblemCode, SpecError
+from moe.spec import ProblemCode, SpecError, spec_error
 
 _READS = (".numpy()", "data-dependent", "data dependent", "data is not allocated yet")
 
@@ -59,7 +59,7 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
     if (rule, remedy) == _READ and (function := checking_function(error)):
         rule = f"must not call {function}, which reads a tensor's values for a check"
         remedy = "write out its computation without the check"
-    return SpecError(Problem(code, where, _path_of(module, error), rule, remedy))
+    return spec_error(code, where, _path_of(module, error), rule, remedy)
 
 
 _CUSTOM_WITHOUT_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\((.+?)\)>")
@@ -166,7 +166,7 @@ def in_place_change(module: nn.Module, run: Callable[[], Any], name: str, tensor
     kind = "an input" if is_input else "a parameter"
     remedy = "modify a copy" if is_input else "modify a copy; only the optimizer may change parameters"
     where = changes.where or line_of_forward(module)
-    return SpecError(Problem("side_effect", where, name, f"is {kind} modified in place", remedy))
+    return spec_error("side_effect", where, name, f"is {kind} modified in place", remedy)
 
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, Enum)
@@ -178,7 +178,7 @@ def check_returned(module: nn.Module, flat: list[Any]) -> None:
         if not isinstance(value, (Tensor, *_PLAIN)):
             rule = "is returned, but is neither a tensor nor a plain value"
             remedy = "return tensors or tuples, lists and dicts of them, or use torch.export.register_dataclass"
-            raise SpecError(Problem("not_capturable", line_of_forward(module), type(value).__name__, rule, remedy))
+            raise spec_error("not_capturable", line_of_forward(module), type(value).__name__, rule, remedy)
 
 
 def opaque(node: fx.Node, value: Any) -> SpecError:
@@ -187,9 +187,9 @@ def opaque(node: fx.Node, value: Any) -> SpecError:
     if isinstance(value, torch.Generator):
         rule = "is a random generator, which a program cannot use"
         remedy = "omit it: torch.rand is keyed by seed, step and position"
-        return SpecError(Problem("not_capturable", where, "generator", rule, remedy))
+        return spec_error("not_capturable", where, "generator", rule, remedy)
     rule, remedy = "is an object of this process, which a program cannot use", "compute with tensors"
-    return SpecError(Problem("not_capturable", where, type(value).__name__, rule, remedy))
+    return spec_error("not_capturable", where, type(value).__name__, rule, remedy)
 
 
 def effect(node: fx.Node) -> SpecError:
@@ -197,4 +197,4 @@ def effect(node: fx.Node) -> SpecError:
     where = node.meta.get("where") or node.name
     rule = "has a side effect that a program would not repeat"
     remedy = "leave collectives to the plan, or use sharding.manual"
-    return SpecError(Problem("side_effect", where, str(node.args[1]), rule, remedy))
+    return spec_error("side_effect", where, str(node.args[1]), rule, remedy)

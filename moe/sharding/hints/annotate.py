@@ -15,7 +15,7 @@ from torch import Tensor
 
 from moe.sharding.hints.hints import Hint, Replicate, Shard, Split, of_plain, to_plain
 from moe.sharding.lines import line_of
-from moe.spec import Problem, SpecError
+from moe.spec import SpecError, spec_error
 
 _CAPTURING: ContextVar[bool] = ContextVar("capturing", default=False)
 
@@ -83,7 +83,7 @@ def split(x: Tensor, dim: int, axis: str | None = None) -> Tensor:
         where = line_of(sys._getframe(1)) or "sharding.split"
         rule = "is the third argument of sharding.split and must be the name of a mesh axis"
         remedy = "omit it, or use axis='data'; the plan decides the number of parts"
-        raise SpecError(Problem("wrong_type", where, axis, rule, remedy))
+        raise spec_error("wrong_type", where, axis, rule, remedy)
     return _annotate(x, _hint(Split, dim, axis))
 
 

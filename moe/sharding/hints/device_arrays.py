@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from moe.sharding.placement import AxisPlacement, split
-from moe.spec import Problem, SpecError
+from moe.spec import SpecError, spec_error
 
 Order = tuple[int, ...]
 """Device at each place of a mesh, whose last axis runs fastest."""
@@ -60,7 +60,7 @@ def _orders(ids: Any, num_dims: int, mesh: Mapping[str, int], path: str) -> Iter
     shape = shape_of_array(ids)
     if len(shape) != num_dims or sorted(np.array(ids).reshape(-1).tolist()) != list(range(num_devices)):
         rule = f"must be a {num_dims}-dimensional array with each of the {num_devices} devices once"
-        raise SpecError(Problem("invalid_value", path, f"shape {shape}", rule, "use one entry per slice"))
+        raise spec_error("invalid_value", path, f"shape {shape}", rule, "use one entry per slice")
     array, places = np.array(ids), np.arange(num_devices).reshape(degrees)
     for dims in itertools.product(range(num_dims), repeat=len(degrees)):
         cuts = [math.prod(d for d, dim in zip(degrees, dims, strict=True) if dim == at) for at in range(num_dims)]
@@ -73,4 +73,4 @@ def _orders(ids: Any, num_dims: int, mesh: Mapping[str, int], path: str) -> Iter
 
 def _refusal(ids: Any, mesh: Mapping[str, int], path: str, rule: str) -> SpecError:
     remedy = "use a mesh whose axes multiply to the array's shape, and one device order in all arrays"
-    return SpecError(Problem("invalid_value", path, np.array2string(np.array(ids), threshold=16), rule, remedy))
+    return spec_error("invalid_value", path, np.array2string(np.array(ids), threshold=16), rule, remedy)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from moe.sharding.hints.device_arrays import pin_of_array
 from moe.sharding.placement import WHOLE, AxisPlacement, Combine, split
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, SpecError, spec_error
 
 Pin = tuple[AxisPlacement | None, ...]
 """Requested placement along each mesh axis; None for an axis along which any placement is allowed."""
@@ -25,7 +25,7 @@ class Split:
         _check_dim("Split.dim", self.dim)
         if self.axis is not None and not isinstance(self.axis, str):
             rule, remedy = "must be the name of a mesh axis", "use a string, or omit it"
-            raise SpecError(Problem("wrong_type", "Split.axis", self.axis, rule, remedy))
+            raise spec_error("wrong_type", "Split.axis", self.axis, rule, remedy)
 
     def __str__(self) -> str:
         return f"Split({self.dim})" if self.axis is None else f"Split({self.dim}, axis={self.axis!r})"
@@ -82,22 +82,20 @@ class Partial:
         if self.combine not in get_args(Combine):
             remedy = f"use one of {', '.join(get_args(Combine))}"
             rule = "is not a way to combine partial results"
-            raise SpecError(Problem("not_a_choice", "Partial.combine", self.combine, rule, remedy))
+            raise spec_error("not_a_choice", "Partial.combine", self.combine, rule, remedy)
 
 
 def _check_dims(path: str, dims: Any) -> None:
     """Raises SpecError if `dims` are not dimensions by mesh axis."""
     if not isinstance(dims, Mapping) or not all(isinstance(axis, str) for axis in dims):
-        raise SpecError(
-            Problem("wrong_type", path, dims, "must be a dict of dimensions by mesh axis", 'use {"data": 0}')
-        )
+        raise spec_error("wrong_type", path, dims, "must be a dict of dimensions by mesh axis", 'use {"data": 0}')
     for dim in dims.values():
         _check_dim(path, dim)
 
 
 def _check_dim(path: str, dim: Any) -> None:
     if type(dim) is not int:
-        raise SpecError(Problem("wrong_type", path, dim, "must be a whole number", "use the number of a dimension"))
+        raise spec_error("wrong_type", path, dim, "must be a whole number", "use the number of a dimension")
 
 
 def axes_named(hints: Iterable[Hint]) -> tuple[str, ...]:
@@ -140,7 +138,7 @@ def of_plain(data: Any, path: str = "hints") -> Hint:
         case {"devices": list() | tuple() as ids} if len(data) == 1:
             return Devices(_freeze(ids))
     forms = "{split: 0}, {split: 0, axis: expert}, {shard: {data: 0}}, {devices: [[0, 1]]} or {replicate: true}"
-    raise SpecError(Problem("wrong_type", path, data, "is not a hint", f"use {forms}"))
+    raise spec_error("wrong_type", path, data, "is not a hint", f"use {forms}")
 
 
 def pin_of(
@@ -154,14 +152,14 @@ def pin_of(
         if not -num_dims <= dim < num_dims:
             remedy = f"use a dimension from 0 to {num_dims - 1}" if num_dims else "use Replicate()"
             rule = f"must split a dimension of a {num_dims}-dimensional tensor"
-            raise SpecError(Problem("out_of_range", hint_path, str(hint), rule, remedy))
+            raise spec_error("out_of_range", hint_path, str(hint), rule, remedy)
         return dim % num_dims
 
     def check_axis(axis: str) -> str:
         if axis not in axes:
             rule = f"must name an axis of the mesh (={', '.join(axes)})"
             remedy = "use one of these, or pass plan(mesh={name: size})"
-            raise SpecError(Problem("not_a_choice", hint_path, str(hint), rule, remedy))
+            raise spec_error("not_a_choice", hint_path, str(hint), rule, remedy)
         return axis
 
     match hint:

@@ -13,7 +13,7 @@ from torch import Tensor
 from moe.sharding.hints.annotate import is_capturing
 from moe.sharding.hints.hints import Hint, Partial
 from moe.sharding.lines import line_of
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 Function = Callable[..., Any]
 
@@ -36,7 +36,7 @@ class ManualPart:
         if len(results) != len(self.results):
             rule = f"returns {len(results)} tensors, but out_placements has {len(self.results)}"
             remedy = "use one placement per result"
-            raise SpecError(Problem("mismatch", self.where, self.name, rule, remedy))
+            raise spec_error("mismatch", self.where, self.name, rule, remedy)
         return results
 
     def gradients(self, tensors: Sequence[Tensor], of_results: Sequence[Tensor]) -> list[Tensor]:
@@ -87,7 +87,7 @@ def manual(function: Function, in_placements: Sequence[Hint], out_placements: Se
         if len(tensors) != len(in_placements):
             rule = f"gets {len(tensors)} tensors, but in_placements has {len(in_placements)}"
             remedy = "use one placement per argument"
-            raise SpecError(Problem("mismatch", where, name, rule, remedy))
+            raise spec_error("mismatch", where, name, rule, remedy)
         parts[name] = ManualPart(name, function, tuple(in_placements), tuple(out_placements), where)
         results = torch.ops.shardyard.manual(list(tensors), name)
         return results[0] if len(results) == 1 and len(out_placements) == 1 else tuple(results)
@@ -101,7 +101,7 @@ def _check(name: str, placements: Any, kinds: Any) -> None:
         where = line_of(sys._getframe(2)) or "sharding.manual"
         choices = "Split, Replicate, Shard or Devices" + (", or Partial for a result" if kinds != Hint else "")
         rule, remedy = f"is passed as {name}, which must be a list of placements", f"use one per tensor: {choices}"
-        raise SpecError(Problem("wrong_type", where, placements, rule, remedy))
+        raise spec_error("wrong_type", where, placements, rule, remedy)
 
 
 @torch.library.custom_op("shardyard::manual", mutates_args=())

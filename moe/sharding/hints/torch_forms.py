@@ -9,7 +9,7 @@ from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
 
 from moe.sharding.hints.hints import Replicate, Shard, Split
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 
 def hint_of_torch(path: str, hint: Any, axes: Sequence[str] | None) -> Any:
@@ -28,7 +28,7 @@ def hint_of_torch(path: str, hint: Any, axes: Sequence[str] | None) -> Any:
         axes_there = "there is no mesh" if axes is None else f"the mesh has {len(axes)}"
         rule = f"has placements for {len(hint)} mesh axes, but {axes_there}"
         remedy = 'pass plan(..., mesh=...) with as many axes, or use sharding.Shard({"data": 0})'
-        raise SpecError(Problem("mismatch", path, str(hint), rule, remedy))
+        raise spec_error("mismatch", path, str(hint), rule, remedy)
     splits = {axis: _split(path, placement) for axis, placement in zip(axes, hint, strict=True)}
     return Shard({axis: split.dim for axis, split in splits.items() if split is not None})
 
@@ -39,8 +39,8 @@ def _split(path: str, placement: Placement) -> Split | None:
         return Split(placement.dim)
     if isinstance(placement, TorchReplicate):
         return None
-    raise SpecError(
-        Problem("unsupported", path, str(placement), "does not shard a whole tensor", "use Shard(dim) or Replicate()")
+    raise spec_error(
+        "unsupported", path, str(placement), "does not shard a whole tensor", "use Shard(dim) or Replicate()"
     )
 
 

@@ -12,7 +12,7 @@ from moe.sharding.hints.device_arrays import Order, common_order, shape_of_array
 from moe.sharding.hints.hints import Devices, Hint, Pin, axes_named, match_hints, pin_of, to_plain
 from moe.sharding.operands import is_operator, shape_of
 from moe.sharding.placement import MAX_AXES
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class AnnotatedGraph:
                 path = _path(request.origin, self._name(request))
                 rule = f"must split at most {MAX_AXES} dimensions, the maximum number of mesh axes"
                 remedy = "split fewer dimensions into more parts"
-                raise SpecError(Problem("unsupported", path, f"shape {shape_of_array(request.hint.ids)}", rule, remedy))
+                raise spec_error("unsupported", path, f"shape {shape_of_array(request.hint.ids)}", rule, remedy)
             longest = max(longest, cuts, key=len)
         return None if self.axes or not longest else {f"axis{at}": size for at, size in enumerate(longest)}
 
@@ -80,7 +80,7 @@ class AnnotatedGraph:
                 earlier = requests[request.node.name]
                 rule = f"contradicts {earlier.origin} (={earlier.hint}) for the same tensor"
                 remedy = "drop one of the two"
-                raise SpecError(Problem("conflict", request.origin, str(request.hint), rule, remedy))
+                raise spec_error("conflict", request.origin, str(request.hint), rule, remedy)
             pins[request.node.name], requests[request.node.name] = pin, request
         return {
             name: tuple(

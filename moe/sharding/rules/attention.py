@@ -9,7 +9,7 @@ from torch import fx
 from moe.sharding.operands import is_tensor, results, shape_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Rule
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 aten = torch.ops.aten
 
@@ -35,7 +35,7 @@ def attention(node: fx.Node) -> Rule:
     if (dropout := arguments.get("dropout_p", 0.0)) != 0:
         rule = "is the dropout of fused attention, whose random numbers would depend on the layout"
         remedy = "use dropout_p=0, or write attention with torch.nn.functional.dropout, which is keyed by position"
-        raise SpecError(Problem("unsupported", node.meta.get("where") or node.name, dropout, rule, remedy))
+        raise spec_error("unsupported", node.meta.get("where") or node.name, dropout, rule, remedy)
     query, key = shape_of(arguments["query"]), shape_of(arguments["key"])
     by_rows = node.target in _BY_ROWS and not arguments.get("is_causal", False)
     # each head of keys serves one head of queries, or a group of heads

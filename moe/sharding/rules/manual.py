@@ -12,7 +12,7 @@ from moe.sharding.placement import WHOLE, AxisPlacement, partial
 from moe.sharding.rules.dims import unsplit
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import AxisOption, Rule
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 TARGETS = (FORWARD, BACKWARD)
 
@@ -77,7 +77,7 @@ def _pins(
         return tuple(WHOLE if pin is None else pin for pin in pins)
     if hint.axis not in mesh:
         rule = f"must name an axis of the mesh (={', '.join(mesh)})"
-        raise SpecError(Problem("not_a_choice", f"{where} ({name})", hint.axis, rule, "use one of these"))
+        raise spec_error("not_a_choice", f"{where} ({name})", hint.axis, rule, "use one of these")
     cuts = [WHOLE if pin is None else pin for pin in pin_of(Shard(hint.dims), num_dims, mesh, where, name)]
     return tuple(partial(hint.combine) if axis == hint.axis else cut for axis, cut in zip(mesh, cuts, strict=True))
 
@@ -103,7 +103,7 @@ def _check_even(part: ManualPart, shapes: Any, pins: Any, mesh: Mapping[str, int
                 ways *= degree if placement.dim == dim else 1
             if size % ways:
                 rule = f"must be divisible by the number of ranks that split dimension {dim} of {list(shape)} (={ways})"
-                raise SpecError(Problem("not_divisible", part.where, size, rule, "change the size or the mesh"))
+                raise spec_error("not_divisible", part.where, size, rule, "change the size or the mesh")
 
 
 def attribute_of(name: str) -> str:

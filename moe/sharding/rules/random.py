@@ -14,7 +14,7 @@ from moe.sharding.rules.dims import factor_dims, sizes_of, unsplit
 from moe.sharding.rules.distributions import QUANTILES, parameters, values
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Rule
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 aten = torch.ops.aten
 
@@ -157,7 +157,7 @@ def refuse(node: fx.Node) -> Rule:
     """Raises SpecError for an operator whose numbers would depend on the layout."""
     rule = "draws random numbers that would depend on the layout"
     remedy = "use torch.rand or torch.randn, which are keyed by position, or pass them to the module"
-    raise SpecError(Problem("unsupported", node.meta.get("where") or node.name, str(node.target), rule, remedy))
+    raise spec_error("unsupported", node.meta.get("where") or node.name, str(node.target), rule, remedy)
 
 
 RULES: dict[Any, Callable[[fx.Node], Rule]] = {

@@ -34,7 +34,7 @@ from moe.sharding.rules import (
 from moe.sharding.rules.dims import unsplit
 from moe.sharding.rules.rule import Rule
 from moe.sharding.rules.user_rules import RuleMaker, with_checks
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, SpecError, spec_error
 
 FAMILIES = (
     annotations, attention, boundaries, convolutions, creation, gathers, grouped_products, norms, pooling, products,
@@ -47,11 +47,11 @@ def register(target: Any, maker: RuleMaker) -> None:
     """Register a rule for an operator; it is checked against the tensors of each node. Raises SpecError if `target` is
     no operator or `maker` is not callable."""
     if not isinstance(target, torch_private.OpOverload):
-        raise SpecError(Problem("wrong_type", "sharding.register", str(target), "must get an operator",
-                                "pass it with its overload, as torch.ops.mylib.myop.default"))  # fmt: skip
+        raise spec_error("wrong_type", "sharding.register", str(target), "must get an operator",
+                         "pass it with its overload, as torch.ops.mylib.myop.default")  # fmt: skip
     if not callable(maker):
         rule, remedy = "must get a function from a graph node to a Rule", "pass lambda node: Rule(...)"
-        raise SpecError(Problem("wrong_type", "sharding.register", type(maker).__name__, rule, remedy))
+        raise spec_error("wrong_type", "sharding.register", type(maker).__name__, rule, remedy)
     RULES[target] = with_checks(maker)
 
 

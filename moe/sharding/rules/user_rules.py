@@ -7,7 +7,7 @@ from torch import fx
 
 from moe.sharding.operands import operands, results, shape_of
 from moe.sharding.rules.rule import Dims, Rule
-from moe.spec import Problem, SpecError
+from moe.spec import spec_error
 
 RuleMaker = Callable[[fx.Node], Rule]
 
@@ -19,7 +19,7 @@ def with_checks(maker: RuleMaker) -> RuleMaker:
         rule = maker(node)
         place = node.meta.get("where") or node.name
         for wrong, remedy in _wrong(rule, node):
-            raise SpecError(Problem("invalid_value", place, str(node.target), f"has an invalid rule: {wrong}", remedy))
+            raise spec_error("invalid_value", place, str(node.target), f"has an invalid rule: {wrong}", remedy)
         return rule
 
     return make

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from moe.sharding.saved import tensor_file
-from moe.spec import Problem, ProblemCode, SpecError
+from moe.spec import ProblemCode, SpecError, spec_error
 from moe.storage.folder import Folder
 
 FILE = "index.json"
@@ -169,4 +169,4 @@ def _corrupt_error(folder: Folder, rule: str) -> SpecError:
 
 
 def _error(code: ProblemCode, folder: Folder, rule: str, remedy: str) -> SpecError:
-    return SpecError(Problem(code, "checkpoint", folder.url, rule, remedy))
+    return spec_error(code, "checkpoint", folder.url, rule, remedy)

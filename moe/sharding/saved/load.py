@@ -18,7 +18,7 @@ from moe.sharding.saved import index as indices
 from moe.sharding.saved.index import MODEL, Index, SavedTensor
 from moe.sharding.saved.optimizer_state import optimizer_problems, restore
 from moe.sharding.saved.tensor_file import DTYPES, TensorFileReader
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, SpecError, spec_error
 from moe.storage import sealing
 from moe.storage.folder import Folder
 
@@ -140,7 +140,7 @@ class Checkpoint:
             raise self._corrupt_error(f"lacks elements of {path}")
 
     def _corrupt_error(self, rule: str) -> SpecError:
-        return SpecError(Problem("corrupt", "checkpoint", self.folder.url, rule, "use another checkpoint"))
+        return spec_error("corrupt", "checkpoint", self.folder.url, rule, "use another checkpoint")
 
 
 def _file_problem(folder: Folder, fault: str, is_unreadable: bool) -> Problem:

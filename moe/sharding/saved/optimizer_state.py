@@ -59,11 +59,8 @@ def plain_state(
                 options[key] = _plain(value)
             except TypeError:
                 rule, remedy = "cannot be saved", "use a plain value"
-                problems.append(
-                    Problem(
-                        "wrong_type", f"optimizer.param_groups[{position}].{key}", type(value).__name__, rule, remedy
-                    )
-                )
+                problems.append(Problem("wrong_type", f"optimizer.param_groups[{position}].{key}", type(value).__name__,
+                                        rule, remedy))  # fmt: skip
         groups.append({"names": [by_number[number] for number in group["params"]], "options": options})
     if problems:
         raise SpecError(problems)

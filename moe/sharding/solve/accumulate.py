@@ -16,7 +16,7 @@ from moe.sharding.placement import WHOLE, AxisPlacement, split
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules import manual
 from moe.sharding.rules.rule import AxisOption, Rule
-from moe.spec import Problem, SpecError
+from moe.spec import SpecError, spec_error
 
 Loop = Mapping[fx.Node, AxisOption]
 """Options of all operators along a loop over micro-batches."""
@@ -36,7 +36,7 @@ def loop_of(capture: CapturedGraph, rule_of: Callable[[fx.Node], Rule], micro_ba
     if not inputs or shape_of(inputs[0])[0] < micro_batches:
         size = shape_of(inputs[0])[0] if inputs else 0
         rule, remedy = f"must be at most the batch size (={size})", "use fewer, or a larger batch"
-        raise SpecError(Problem("out_of_range", "micro_batches", micro_batches, rule, remedy))
+        raise spec_error("out_of_range", "micro_batches", micro_batches, rule, remedy)
     alike = [node for node in inputs if shape_of(node)[0] == shape_of(inputs[0])[0]]
     alone = sorted(alike, key=lambda node: -_size_in_memory(node)) if len(alike) > 1 else []
     first_error: SpecError | None = None
@@ -51,7 +51,7 @@ def loop_of(capture: CapturedGraph, rule_of: Callable[[fx.Node], Rule], micro_ba
             return loop
     if first_error is None:
         rule, remedy = "has no effect: no result depends on the batch", "use micro_batches=1"
-        raise SpecError(Problem("not_applicable", "micro_batches", micro_batches, rule, remedy))
+        raise spec_error("not_applicable", "micro_batches", micro_batches, rule, remedy)
     raise first_error
 
 
@@ -88,7 +88,7 @@ def _check_outputs(capture: CapturedGraph, micro_batches: int) -> None:
         names = ", ".join(f"{leaf.name} {list(leaf.shape)}" for leaf in tangents)
         rule = f"requires a scalar loss as the only output with gradients (found {names})"
         remedy = "return the loss alone, or detach the other outputs"
-        raise SpecError(Problem("unsupported", "micro_batches", micro_batches, rule, remedy))
+        raise spec_error("unsupported", "micro_batches", micro_batches, rule, remedy)
 
 
 _APART = (
@@ -200,4 +200,4 @@ class _AccumulationOptions:
     def _unsupported_error(self, node: fx.Node, rule: str, remedy: str = _APART) -> SpecError:
         (count,) = self._degrees
         where = node.meta.get("where") or node.name
-        return SpecError(Problem("unsupported", where, str(node.target), f"{rule} (micro_batches={count})", remedy))
+        return spec_error("unsupported", where, str(node.target), f"{rule} (micro_batches={count})", remedy)

@@ -12,7 +12,7 @@ from moe.sharding.hints.hints import Devices
 from moe.sharding.solve.captured_request import CapturedRequest, capture_request
 from moe.sharding.solve.request import ShardingRequest
 from moe.sharding.solve.strategies import has_room, least_bytes
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, SpecError, spec_error
 
 LARGEST_CLUSTER = 1 << 14
 IN_TURN = 8
@@ -36,8 +36,8 @@ def no_room(subject: CapturedRequest) -> SpecError:
 
 
 def _of_cluster(cluster: Cluster, why: str, remedy: str) -> SpecError:
-    return SpecError(Problem("does_not_fit", "cluster", f"{cluster.num_devices} x {cluster.device}",
-                             f"is too small for the model: {why}", f"use {remedy}"))  # fmt: skip
+    return spec_error("does_not_fit", "cluster", f"{cluster.num_devices} x {cluster.device}",
+                      f"is too small for the model: {why}", f"use {remedy}")  # fmt: skip
 
 
 def _of_hint(name: str, hint: str, others: Sequence[str], room: str) -> Problem:

@@ -17,7 +17,7 @@ from moe.plan.cluster.device_names import device_named, unknown_gpu
 from moe.sharding.hints.hints import Hint
 from moe.sharding.placement import MAX_AXES
 from moe.sharding.solve.progress import PlanningProgress
-from moe.spec import Problem, ProblemCode, SpecError
+from moe.spec import Problem, ProblemCode, SpecError, spec_error
 from moe.spec.files import read_plain
 
 
@@ -62,13 +62,8 @@ class ShardingRequest:
         if self.mesh is not None and not _is_mesh(self.mesh):
             rule = "must have one to three named axes with sizes of at least 1"
             remedy = 'use mesh={"data": 2, "model": 2}'
-            yield Problem(
-                "out_of_range" if _has_mesh_types(self.mesh) else "wrong_type",
-                "mesh",
-                dict(self.mesh) if isinstance(self.mesh, Mapping) else self.mesh,
-                rule,
-                remedy,
-            )
+            yield Problem("out_of_range" if _has_mesh_types(self.mesh) else "wrong_type", "mesh",
+                          dict(self.mesh) if isinstance(self.mesh, Mapping) else self.mesh, rule, remedy)  # fmt: skip
         if isinstance(self.replicate, str) or not all(isinstance(operator, str) for operator in self.replicate):
             rule, remedy = "must be a list of operator names", 'use replicate=["aten.polar.default"]'
             yield Problem("wrong_type", "replicate", self.replicate, rule, remedy)
@@ -114,12 +109,12 @@ def resolve_cluster(cluster: Any) -> Cluster:
     if not isinstance(cluster, str | Path):
         rule = "must be a Cluster or the path of a cluster file"
         remedy = "pass moe.plan.Cluster(num_nodes=1, devices_per_node=4)"
-        raise SpecError(Problem("wrong_type", "cluster", _kind(cluster), rule, remedy))
+        raise spec_error("wrong_type", "cluster", _kind(cluster), rule, remedy)
     try:
         return one_cluster_of(read_plain(cluster))
     except OSError as error:
         rule, remedy = f"cannot be read ({error.strerror})", "pass the path of a cluster file or a moe.plan.Cluster"
-        raise SpecError(Problem("unreadable", "cluster", str(cluster), rule, remedy)) from None
+        raise spec_error("unreadable", "cluster", str(cluster), rule, remedy) from None
 
 
 def own_cluster() -> Cluster:

@@ -22,7 +22,7 @@ from moe.sharding.solve.recompute import recompute_blocks, with_recomputed_pins
 from moe.sharding.solve.search import PlacementSearch
 from moe.sharding.solve.simple import LayoutName, simple_layouts
 from moe.sharding.solve.solution import ShardingSolution
-from moe.spec import Problem, SpecError
+from moe.spec import SpecError, spec_error
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,12 +183,12 @@ def meshes(cluster: Cluster, mesh: Mapping[str, int] | None, axis_names: tuple[s
     if mesh is not None:
         if math.prod(mesh.values()) != total:
             rule, remedy = f"must have sizes whose product is the number of devices (={total})", "change the sizes"
-            raise SpecError(Problem("mismatch", "mesh", dict(mesh), rule, remedy))
+            raise spec_error("mismatch", "mesh", dict(mesh), rule, remedy)
         yield dict(mesh)
         return
     if len(axis_names) > 2:
         rule, remedy = "name more than two mesh axes without sizes", "pass plan(mesh={name: size}), or name one or two"
-        raise SpecError(Problem("missing", "hints", ", ".join(axis_names), rule, remedy))
+        raise spec_error("missing", "hints", ", ".join(axis_names), rule, remedy)
     inner = cluster.devices_per_node
     if cluster.num_nodes == 1 or inner == 1:
         inner = next((d for d in range(math.isqrt(total), 1, -1) if total % d == 0), 1)
@@ -217,7 +217,7 @@ def runs(
     elif recompute:
         rule = "requires blocks: modules in a list that store values for the backward pass"
         remedy = "put layers into an nn.ModuleList, or omit it"
-        raise SpecError(Problem("requires", "recompute", True, rule, remedy))
+        raise spec_error("requires", "recompute", True, rule, remedy)
 
 
 def _loops(capture: CapturedGraph, rules: Rules, micro_batches: int | None) -> Iterator[tuple[int, Loop | None]]:
