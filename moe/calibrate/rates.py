@@ -28,7 +28,7 @@ from moe.train.environment import children_keep_freed_memory
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Benchmark sizes: large enough to reach full speed, small enough to run in moments."""
+    """Benchmark sizes: large enough to reach full speed, small enough to run quickly."""
 
     wide: int
     """Both dims of a weight matrix."""
@@ -39,7 +39,7 @@ class _Sizes:
     """Elements of a memory-bound addition."""
     heads: tuple[int, int, int, int]
     """[batch, heads, positions, head dim]"""
-    sent: int
+    exchanged: int
     """Elements of a large collective."""
 
     @property
@@ -53,13 +53,13 @@ _SIZES = {
 }
 _EXPERTS = 8
 _LAYERS = 4
-_LITTLE = {"model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"}, "train": {"num_steps": 1}}
+_SMALL_JOB = {"model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"}, "train": {"num_steps": 1}}
 """Job with the demo model; its data is never read."""
 _ROUNDS, _MOMENT_S = 3, 0.08
 
 
 def calibrated(cache: Path, *, refresh: bool = False) -> Calibration:
-    """Stored calibration of this machine's CPU with these versions; measured and stored if there is none."""
+    """Stored calibration of this machine's CPU with these versions; measured, and stored, if missing."""
     calibration = read_calibration(cache)
     if calibration is not None and calibration.machine == machine() and not refresh:
         return calibration
@@ -77,19 +77,19 @@ def machine(device: str = "cpu") -> str:
 
 
 def measure_cpu() -> Calibration:
-    """Measure one core while another is busy too, and gloo between two processes of this machine."""
+    """Measure one core while another is also busy, and gloo between two processes of this machine."""
     spawn = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory() as folder,
         children_keep_freed_memory(),
         ProcessPoolExecutor(2, spawn) as workers,
     ):
-        ranks = [workers.submit(_of_this_machine, rank, f"{folder}/rendezvous") for rank in range(2)]
+        ranks = [workers.submit(_measure_rank, rank, f"{folder}/rendezvous") for rank in range(2)]
         calibration, *_ = [rank.result() for rank in ranks]
     return calibration
 
 
-def _of_this_machine(rank: int, rendezvous: str) -> Calibration:
+def _measure_rank(rank: int, rendezvous: str) -> Calibration:
     torch.set_num_threads(1)
     listen_on(LOOPBACK)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
@@ -100,11 +100,11 @@ def _of_this_machine(rank: int, rendezvous: str) -> Calibration:
 
 
 def measure(device: str, nodes: Sequence[int]) -> Calibration:
-    """Measure the rates of each device while the others are busy too, and of the links between them. Collective.
+    """Measure the rates of each device while the others are also busy, and of the links between them. Collective.
 
-    `nodes[r]` is the node number of rank r; rank 0's results count. Links are measured by pairs, all at once: the
-    first two ranks of each node, and ranks of equal position in the first two nodes. GPU latencies keep the defaults:
-    a small exchange between two ranks measures mostly launch overhead.
+    `nodes[r]` is the node number of rank r; rank 0's results are used. Links are measured between pairs, all at the
+    same time: the first two ranks of each node, and ranks of equal position in the first two nodes. GPU latencies keep
+    their defaults, since a small exchange between two ranks measures mostly launch overhead.
     """
     calibration = _arithmetic(device)
     by_node = [[rank for rank, at in enumerate(nodes) if at == node] for node in dict.fromkeys(nodes)]
@@ -132,19 +132,19 @@ def measure(device: str, nodes: Sequence[int]) -> Calibration:
 
 
 def _arithmetic(device: str) -> Calibration:
-    kind, usual = accelerator(device).kind, accelerator(device).matrix_dtype
-    sizes, on = _SIZES[kind], torch.device(device)
-    other_dtype = torch.float32 if usual == torch.bfloat16 else torch.bfloat16
-    x = torch.randn(sizes.rows, sizes.wide, device=on, dtype=usual)
-    w = torch.randn(sizes.wide, sizes.wide, device=on, dtype=usual)
+    kind, native_dtype = accelerator(device).kind, accelerator(device).matrix_dtype
+    sizes, target = _SIZES[kind], torch.device(device)
+    other_dtype = torch.float32 if native_dtype == torch.bfloat16 else torch.bfloat16
+    x = torch.randn(sizes.rows, sizes.wide, device=target, dtype=native_dtype)
+    w = torch.randn(sizes.wide, sizes.wide, device=target, dtype=native_dtype)
     other_x, other_w = (tensor.to(other_dtype) for tensor in (x, w))
     experts = (
-        torch.randn(_EXPERTS, sizes.expert_rows, sizes.wide // 4, device=on, dtype=usual),
-        torch.randn(_EXPERTS, sizes.wide // 4, sizes.wide, device=on, dtype=usual),
+        torch.randn(_EXPERTS, sizes.expert_rows, sizes.wide // 4, device=target, dtype=native_dtype),
+        torch.randn(_EXPERTS, sizes.wide // 4, sizes.wide, device=target, dtype=native_dtype),
     )
-    a, b = torch.ones(sizes.add, device=on), torch.ones(sizes.add, device=on)
-    heads = torch.randn(sizes.heads, device=on, dtype=usual)
-    seconds = _in_quiet_moments(
+    a, b = torch.ones(sizes.add, device=target), torch.ones(sizes.add, device=target)
+    heads = torch.randn(sizes.heads, device=target, dtype=native_dtype)
+    seconds = _best_seconds(
         device,
         {
             "product": lambda: x @ w,
@@ -153,13 +153,13 @@ def _arithmetic(device: str) -> Calibration:
             "experts": lambda: torch.bmm(*experts),
             "add": lambda: a.add_(b),
             "attention": lambda: functional.scaled_dot_product_attention(heads, heads, heads),
-            "layers": _little_step(on),
+            "layers": _small_step(target),
         },
     )
     rate, other_rate = (sizes.product_flops / seconds[name] for name in ("product", "other_dtype"))
     batch, num_heads, positions, width = sizes.heads
-    each_expert = 2 * sizes.expert_rows * sizes.wide**2 // 4
-    by_dtype = {usual: rate, other_dtype: other_rate}
+    expert_flops = 2 * sizes.expert_rows * sizes.wide**2 // 4
+    by_dtype = {native_dtype: rate, other_dtype: other_rate}
     return Calibration(
         machine=machine(device),
         device=kind,
@@ -170,28 +170,28 @@ def _arithmetic(device: str) -> Calibration:
         },
         memory_bytes_per_s=3 * a.nbytes / seconds["add"],
         half_rows=_half_rows(seconds["few_rows"], sizes.few_rows, 2 * sizes.few_rows * sizes.wide**2, rate),
-        expert_half_rows=_half_rows(seconds["experts"], sizes.expert_rows, _EXPERTS * each_expert, rate),
+        expert_half_rows=_half_rows(seconds["experts"], sizes.expert_rows, _EXPERTS * expert_flops, rate),
         attention_flops_per_s=2 * 2 * batch * num_heads * positions**2 * width / seconds["attention"],
         layer_s=seconds["layers"] / _LAYERS,
         cores=(os.cpu_count() or 1) if kind == "cpu" else None,
     )
 
 
-def _in_quiet_moments(device: str, works: dict[str, Callable[[], object]]) -> dict[str, float]:
+def _best_seconds(device: str, calls: dict[str, Callable[[], object]]) -> dict[str, float]:
     """Seconds of each function: minimum over rounds of the median call, to exclude temporary load."""
-    rounds = [{name: _seconds(device, work) for name, work in works.items()} for _ in range(_ROUNDS)]
-    return {name: min(seconds[name] for seconds in rounds) for name in works}
+    rounds = [{name: _seconds(device, call) for name, call in calls.items()} for _ in range(_ROUNDS)]
+    return {name: min(seconds[name] for seconds in rounds) for name in calls}
 
 
-def _seconds(device: str, work: Callable[[], object]) -> float:
-    """Median seconds of `work` over several calls."""
-    work()
+def _seconds(device: str, call: Callable[[], object]) -> float:
+    """Median seconds of `call` over several calls."""
+    call()
     times_s: list[float] = []
     accelerator(device).synchronize()
     began = time.perf_counter()
     while time.perf_counter() - began < _MOMENT_S or len(times_s) < 3:
         at = time.perf_counter()
-        work()
+        call()
         accelerator(device).synchronize()
         times_s.append(time.perf_counter() - at)
     return sorted(times_s)[len(times_s) // 2]
@@ -204,10 +204,10 @@ def _half_rows(seconds: float, rows: int, flops: float, rate: float) -> float:
 
 def _links(device: str, pair: dist.ProcessGroup) -> tuple[float, float]:
     """(latency in seconds of a small all-to-all between busy ranks, bytes per second of large collectives)."""
-    sizes, on = _SIZES[accelerator(device).kind], torch.device(device)
-    small, large = torch.ones(256, device=on), torch.ones(sizes.sent, device=on)
-    x = torch.randn(sizes.few_rows * 32, sizes.wide, device=on)
-    w = torch.randn(sizes.wide, sizes.wide, device=on)
+    sizes, target = _SIZES[accelerator(device).kind], torch.device(device)
+    small, large = torch.ones(256, device=target), torch.ones(sizes.exchanged, device=target)
+    x = torch.randn(sizes.few_rows * 32, sizes.wide, device=target)
+    w = torch.randn(sizes.wide, sizes.wide, device=target)
 
     def exchange(rows: Tensor) -> None:
         dist.all_to_all_single(torch.empty_like(rows), rows, group=pair)
@@ -220,25 +220,25 @@ def _links(device: str, pair: dist.ProcessGroup) -> tuple[float, float]:
         warm_up()
     waits, exchanges, sums = [], [], []
     for _ in range(5):
-        waits.append(_same_number(device, busy, 25) - _same_number(device, lambda: x @ w, 25))
-        exchanges.append(_same_number(device, lambda: exchange(large), 3))
-        sums.append(_same_number(device, lambda: dist.all_reduce(large, group=pair), 3))
+        waits.append(_mean_seconds(device, busy, 25) - _mean_seconds(device, lambda: x @ w, 25))
+        exchanges.append(_mean_seconds(device, lambda: exchange(large), 3))
+        sums.append(_mean_seconds(device, lambda: dist.all_reduce(large, group=pair), 3))
     # Each of two ranks sends half of its all-to-all buffer, and its whole buffer in the all-reduce.
     return max(1e-6, sorted(waits)[2]), 1.5 * large.nbytes / (min(exchanges) + min(sums))
 
 
-def _same_number(device: str, work: Callable[[], object], times: int) -> float:
+def _mean_seconds(device: str, call: Callable[[], object], times: int) -> float:
     """Mean seconds over `times` calls, the same number on every rank."""
     accelerator(device).synchronize()
     began = time.perf_counter()
     for _ in range(times):
-        work()
+        call()
     accelerator(device).synchronize()
     return (time.perf_counter() - began) / times
 
 
-def _little_step(device: torch.device) -> Callable[[], None]:
+def _small_step(device: torch.device) -> Callable[[], None]:
     """Forward and backward pass of the demo model on a minimal batch."""
-    task, layout = build_task(JobSpec.parse(_LITTLE)), Layout.single(device)
+    task, layout = build_task(JobSpec.parse(_SMALL_JOB)), Layout.single(device)
     model, micro_batch = task.build_model(layout), task.dummy_batch(4, 4, layout)
     return lambda: task.loss(model, micro_batch).objective.backward()

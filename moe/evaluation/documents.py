@@ -50,8 +50,8 @@ def read_documents(task: TaskSpec, folder: Path) -> TaskDocuments:
         is_same = task.fewshot_split == task.split
         examples = documents if is_same else _split(task, task.fewshot_split, folder)
     # A document is never an example for itself or for an equal one.
-    num_alike = max(Counter(documents).values()) if task.fewshot_split == task.split else 0
-    if task.num_fewshot > (num_others := len(examples) - num_alike):
+    num_equal = max(Counter(documents).values()) if task.fewshot_split == task.split else 0
+    if task.num_fewshot > (num_others := len(examples) - num_equal):
         rule = f"must be at most the {num_others:,} other documents of the split {task.fewshot_split}"
         raise spec_error("out_of_range", "num_fewshot", task.num_fewshot, rule, "lower it, or add documents")
     return TaskDocuments(documents, examples)
@@ -102,7 +102,7 @@ def _split(task: TaskSpec, split: str, folder: Path) -> tuple[TaskDocument, ...]
         place = f"{_PLACE}.{split}"
         if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "://" in path:
             rule = "must be a path below the task file's folder"
-            raise spec_error("not_allowed", place, path, rule, "put the file beside the task file")
+            raise spec_error("not_allowed", place, path, rule, "put the file next to the task file")
         for location in Locator([str(folder)]).locate(place, f"{folder}/{path}"):
             lines = Lines(DataFile(place, location), remedy="shorten it")
             document_lines += [
@@ -112,12 +112,12 @@ def _split(task: TaskSpec, split: str, folder: Path) -> tuple[TaskDocument, ...]
         paths = ", ".join(task.dataset_kwargs.paths(split))
         raise spec_error("empty", f"{_PLACE}.{split}", paths, "has no documents", "write one JSON object per line")
     columns = dict.fromkeys(column for line in document_lines for column in line.values)
-    _refuse_words(task, tuple(columns))
+    _check_columns(task, tuple(columns))
     return tuple(_document(task, line, columns.keys()) for line in document_lines)
 
 
-def _refuse_words(task: TaskSpec, columns: Sequence[str]) -> None:
-    """Raise SpecError for words meant as columns: the harness would show the word itself to the model."""
+def _check_columns(task: TaskSpec, columns: Sequence[str]) -> None:
+    """Raise SpecError for unknown column names: the harness would show the name itself to the model."""
     remedy = f"name one of {', '.join(map(repr, columns[:20]))}, or write a template with one: {{{{column}}}}"
     problems = []
     for key in ("doc_to_text", "doc_to_target", "doc_to_choice", "description"):
@@ -131,10 +131,10 @@ def _refuse_words(task: TaskSpec, columns: Sequence[str]) -> None:
             if name not in columns
         ]
         is_index = key == "doc_to_target" and task.doc_to_choice is not None and source.isdecimal()
-        says_nothing = not template.columns and not is_index and (
+        is_unknown_column = not template.columns and not is_index and (
             key in ("doc_to_target", "doc_to_choice") or (key == "doc_to_text" and _WORD.fullmatch(source))
         )  # fmt: skip
-        if says_nothing:
+        if is_unknown_column:
             problems.append(Problem("not_found", key, source, "is not a column of the documents", remedy))
     if problems:
         raise SpecError(problems)
@@ -181,7 +181,7 @@ def _choices(task: TaskSpec, line: _Line, columns: Container[str]) -> tuple[str,
 def _index(task: TaskSpec, line: _Line, columns: Container[str], choices: Sequence[str]) -> int:
     """Index of the correct choice, from an index or the choice's text.
 
-    As in the harness, digits are an index if a template renders them, a choice's text in a text column.
+    As in the harness, digits are an index if rendered by a template, but a choice's text if from a text column.
     """
     source = task.doc_to_target
     value: object = source

@@ -153,7 +153,7 @@ def _rows(task: EvaluationTask, results: Any) -> Iterator[Score]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the harness's output and notes: stdout is for results.
+    """Silence the harness's output and log messages: stdout is for results.
 
     Also disables its resampling processes, each of which would copy this process and its model.
     """

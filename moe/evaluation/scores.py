@@ -30,7 +30,7 @@ class TaskScores:
 
 @dataclass(frozen=True)
 class ScoreComparison:
-    """Score next to that of the pretrained base model, if there is one."""
+    """Score of a model, with that of its pretrained base model, if any."""
 
     score: Score
     base: Score | None
@@ -50,8 +50,8 @@ class ScoreComparison:
 
 def compare_scores(scores: TaskScores, base: TaskScores | None) -> Sequence[ScoreComparison]:
     """Pair a model's scores with those of its base on the same tasks."""
-    beside: Sequence[Score | None] = [None] * len(scores.rows) if base is None else base.rows
-    return [ScoreComparison(score, base_score) for score, base_score in zip(scores.rows, beside, strict=True)]
+    base_rows: Sequence[Score | None] = [None] * len(scores.rows) if base is None else base.rows
+    return [ScoreComparison(score, base_score) for score, base_score in zip(scores.rows, base_rows, strict=True)]
 
 
 def _plain(score: Score) -> dict[str, Any]:

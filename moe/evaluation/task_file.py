@@ -76,7 +76,7 @@ def _at(place: str, problems: Iterable[Problem]) -> list[Problem]:
 def _refuse_tags(path: Path) -> None:
     """Refuse YAML tags, which could name code.
 
-    Leaves other faults, including excessive nesting, to the parser of the data.
+    Other faults, including excessive nesting, are reported by the parser.
     """
     content = path.read_bytes()
     if path.suffix == ".json" or len(content) > MAX_SPEC_BYTES:

@@ -84,7 +84,7 @@ class GenerationKwargs(Spec):
     top_p: Positive = 1.0
 
     @model_validator(mode="after")
-    def _as_ours(self) -> "GenerationKwargs":
+    def _check_sampling(self) -> "GenerationKwargs":
         if self.do_sample is not None and self.do_sample != (self.temperature > 0):
             rule = f"contradicts temperature (={self.temperature:g})"
             raise spec_error("conflict", "do_sample", self.do_sample, rule, "omit it: any temperature above 0 samples")
@@ -157,12 +157,12 @@ class TaskSpec(Spec):
         return value
 
     @model_validator(mode="after")
-    def _goes_together(self) -> "TaskSpec":
-        if problems := [*self._of_splits(), *self._of_output(), *self._of_metrics()]:
+    def _check_fields(self) -> "TaskSpec":
+        if problems := [*self._problems_of_splits(), *self._problems_of_output(), *self._problems_of_metrics()]:
             raise SpecError(problems)
         return self
 
-    def _of_splits(self) -> list[Problem]:
+    def _problems_of_splits(self) -> list[Problem]:
         problems, split_names = [], ", ".join(self.dataset_kwargs.data_files)
         for name in ("test_split", "validation_split", "fewshot_split"):
             split = getattr(self, name)
@@ -180,7 +180,7 @@ class TaskSpec(Spec):
                                     f"name one of data_files: {split_names}"))  # fmt: skip
         return problems
 
-    def _of_output(self) -> list[Problem]:
+    def _problems_of_output(self) -> list[Problem]:
         problems, kind = [], self.output_type
         if kind == "multiple_choice":
             if self.doc_to_choice is None:
@@ -207,7 +207,7 @@ class TaskSpec(Spec):
                                     "omit it; doc_to_target is the text"))  # fmt: skip
         return problems
 
-    def _of_metrics(self) -> list[Problem]:
+    def _problems_of_metrics(self) -> list[Problem]:
         problems, metrics = [], METRICS[self.output_type]
         for at, metric in enumerate(self.metric_list or ()):
             place = f"metric_list[{at}]"

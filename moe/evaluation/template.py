@@ -19,10 +19,10 @@ REMEDY = "add computed values as a column of the data files"
 
 _OPENING = re.compile(r"\{[{%#]")
 _SUBSTITUTION = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)((?:\s*\|\s*[a-z]+)*)\s*\}\}")
-_WORDS_OF_JINJA = frozenset(
+_JINJA_KEYWORDS = frozenset(
     {"True", "False", "None", "true", "false", "none", "and", "or", "not", "in", "is", "if", "else", "self"}
 )
-"""Jinja words that are no column names."""
+"""Jinja keywords, which cannot be column names."""
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
@@ -51,7 +51,7 @@ class Template:
         while (opening := _OPENING.search(text, at)) is not None:
             match = _SUBSTITUTION.match(text, opening.start())
             filters = () if match is None else tuple(name.strip() for name in match[2].split("|")[1:])
-            if match is None or match[1] in _WORDS_OF_JINJA or not FILTERS.keys() >= set(filters):
+            if match is None or match[1] in _JINJA_KEYWORDS or not FILTERS.keys() >= set(filters):
                 raise NotPlain(text[opening.start() : opening.start() + 40])
             parts += [text[at : opening.start()], Substitution(match[1], filters)]
             at = match.end()

@@ -1,4 +1,4 @@
-"""Loading of the pretrained model that a trained one started from."""
+"""Loading of the pretrained model that training started from."""
 
 from collections.abc import Sequence
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from moe.data.conversations.template import CHAT_TEMPLATE, TRAINING_TEMPLATE, has_template
 from moe.data.sequences import CLOSERS
 from moe.data.special_tokens import json_object
-from moe.export.trained_model import not_ours, verify_checkpoint
+from moe.export.trained_model import module_checkpoint_error, verify_checkpoint
 from moe.interchange.adapters import MergedSource, save_adapter
 from moe.interchange.catalog import catalog
 from moe.interchange.copying import fill_ours, skip_check
@@ -44,7 +44,7 @@ class CheckpointSource(TensorSource):
         return self._parts.read(f"model.{name}", within)
 
 
-class FolderBeneath(TensorSource):
+class AdapterWithBaseSource(TensorSource):
     """Adapter weights from a checkpoint, and base weights from the pretrained folder."""
 
     def __init__(self, adapters: TensorSource, spec: LanguageModelSpec, roots: Sequence[str] | None) -> None:
@@ -85,9 +85,9 @@ def save_checkpoint_as_folder(
     step, checkpoint = verify_checkpoint(checkpoints, name).step, checkpoints.below(name)
     spec = spec_of(checkpoint)
     if isinstance(spec.model, ModuleModelSpec):
-        raise CheckpointError(not_ours(checkpoint, spec.model))
+        raise CheckpointError(module_checkpoint_error(checkpoint, spec.model))
     if not isinstance(spec.model, LanguageModelSpec):
-        rule = f"holds a {spec.model.kind} model; only language models have a Hugging Face format"
+        rule = f"has a {spec.model.kind} model; only language models have a Hugging Face format"
         raise CheckpointError(f"{checkpoint.url} {rule}: export it in the shardyard format")
     source: TensorSource = CheckpointSource(checkpoint)
     origin = _origin(checkpoint, spec.model, roots)
@@ -102,7 +102,7 @@ def save_checkpoint_as_folder(
             return
         if spec.model.keeps_frozen:
             base_digest(spec.model, roots, files_of(checkpoint))
-            source = FolderBeneath(source, spec.model, roots)
+            source = AdapterWithBaseSource(source, spec.model, roots)
         source = MergedSource(source, spec.model)
     elif merge:
         rule = "has no adapters to merge"
@@ -127,34 +127,34 @@ def _tokenizer(checkpoint: Folder) -> dict[str, bytes]:
     return {name: checkpoint.read(f"{TOKENIZERS}/{name}")} if name in checkpoint.names(TOKENIZERS) else {}
 
 
-def _template(checkpoint: Folder, origin: Origin | None, is_asked: bool) -> dict[str, bytes]:
+def _template(checkpoint: Folder, origin: Origin | None, is_requested: bool) -> dict[str, bytes]:
     """The job's chat template, if requested or if the pretrained folder has none."""
     if TRAINING_TEMPLATE not in checkpoint.names(TOKENIZERS):
         return {}
     return (
         {CHAT_TEMPLATE: checkpoint.read(f"{TOKENIZERS}/{TRAINING_TEMPLATE}")}
-        if is_asked or not has_template({} if origin is None else origin.files)
+        if is_requested or not has_template({} if origin is None else origin.files)
         else {}
     )
 
 
 def _generation(checkpoint: Folder, origin: Origin | None) -> dict[str, bytes]:
-    """`generation_config.json` with the tokens that ended answers in training added to its EOS tokens."""
+    """`generation_config.json`, with the tokens that ended answers in training added to its EOS tokens."""
     if origin is None or CLOSERS not in checkpoint.names(TOKENIZERS):
         return {}
     closers = json.loads(checkpoint.read(f"{TOKENIZERS}/{CLOSERS}"))
     generation_config = json_object(origin.files, GENERATION)
     ends = generation_config.get("eos_token_id", origin.config.get("eos_token_id"))
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    if not (further := [id for id in closers if id not in ends]):
+    if not (new_ids := [id for id in closers if id not in ends]):
         return {}
     return {
-        GENERATION: (json.dumps({**generation_config, "eos_token_id": [*ends, *further]}, indent=2) + "\n").encode()
+        GENERATION: (json.dumps({**generation_config, "eos_token_id": [*ends, *new_ids]}, indent=2) + "\n").encode()
     }
 
 
 def _facts(spec: JobSpec, step: int) -> dict[str, str]:
-    """Facts for the model card, without local paths of the data."""
+    """Facts for the model card, without local data paths."""
     data = spec.data.model_dump(mode="json", exclude_defaults=True)
     for data_source in (data, *data.get("sources", ())):
         if "paths" in data_source:

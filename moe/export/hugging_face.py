@@ -40,12 +40,12 @@ def load_hf(
     layout = Layout.single(device) if plan is None else Layout.build(plan, device)
     model = build_model(spec, layout, seed=seed, dtype=dtype)
     load_result = load_weights(url, model, spec, layout, roots=roots, seed=seed)
-    model.hugging_face = Loadable(spec, layout, Origin.of_folder(url, spec, roots), load_result.notes)  # type: ignore[assignment]
+    model.hugging_face = LoadRecord(spec, layout, Origin.of_folder(url, spec, roots), load_result.notes)  # type: ignore[assignment]
     return model
 
 
-class Loadable:
-    """Where and how a model was loaded."""
+class LoadRecord:
+    """How a model was loaded, for `save_hf`."""
 
     def __init__(self, spec: LanguageModelSpec, layout: Layout, origin: Origin, notes: tuple[str, ...]) -> None:
         self.spec, self.layout, self.origin = spec, layout, origin
@@ -65,7 +65,7 @@ def save_hf(
 ) -> None:
     """Write a model that `load_hf` loaded, or any model with its `spec`, as `save_folder` does. Raises SpecError.
 
-    With a `layout` it is one rank's part; collective.
+    With a `layout`, the model is one rank's part, and the call is collective.
     """
     load_record = getattr(model, "hugging_face", None)
     if spec is None and load_record is None:

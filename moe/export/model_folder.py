@@ -24,7 +24,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 class ExportError(Exception):
-    """The folder cannot be written or holds no exported model; the message says why."""
+    """The folder cannot be written, or has no exported model; the message says why."""
 
 
 def is_exported(folder: str | Path) -> bool:

@@ -43,7 +43,7 @@ class TrainedModel:
         """Load a checkpoint's folder (a path or fsspec URL, `.../checkpoints/step-...`) into one process.
 
         Verifies all files against the checkpoint's marker first. Raises CheckpointError if the checkpoint is
-        uncommitted, damaged, not written by a run (even if sealed), or of a user module, whose code is not called.
+        uncommitted, damaged, not written by a run (even if sealed), or of a user's module, whose code is not run.
         """
         parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
         return cls.from_checkpoint(Folder(parent or "."), name, device)
@@ -55,13 +55,13 @@ class TrainedModel:
         try:
             spec = spec_of(checkpoint)
             if isinstance(spec.model, ModuleModelSpec):
-                raise CheckpointError(not_ours(checkpoint, spec.model))
+                raise CheckpointError(module_checkpoint_error(checkpoint, spec.model))
             task = build_task(spec)
-            layout, elsewhere = Layout.single(device), task.kept_elsewhere()
+            layout, base_names = Layout.single(device), task.kept_elsewhere()
             model = task.build_model(layout).eval()
-            if elsewhere:
-                _fill_beneath(task, model, layout, checkpoint)
-            tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in elsewhere}
+            if base_names:
+                _load_base_weights(task, model, layout, checkpoint)
+            tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in base_names}
             shards.load(checkpoint, {f"model.{name}": tensor for name, tensor in tensors.items()})
             generator = task.generator(
                 model, spec.data.max_tokens, lambda name: checkpoint.read(f"{TOKENIZERS}/{name}")
@@ -71,7 +71,7 @@ class TrainedModel:
         return cls(model, spec.model, spec.train.dtype, generator, spec.data.max_tokens, step)
 
 
-def _fill_beneath(task: Task[Any, Any], model: nn.Module, layout: Layout, checkpoint: Folder) -> None:
+def _load_base_weights(task: Task[Any, Any], model: nn.Module, layout: Layout, checkpoint: Folder) -> None:
     """Load the base weights that an adapter's checkpoint omits. Raises CheckpointError."""
     try:
         task.check_base(files_of(checkpoint), None)
@@ -80,9 +80,9 @@ def _fill_beneath(task: Task[Any, Any], model: nn.Module, layout: Layout, checkp
         raise CheckpointError(f"{checkpoint.url} has only an adapter, and {error}") from error
 
 
-def not_ours(checkpoint: Folder, spec: ModuleModelSpec) -> str:
+def module_checkpoint_error(checkpoint: Folder, spec: ModuleModelSpec) -> str:
     return (
-        f"{checkpoint.url} is of a user's module (model.build={spec.build!r}), whose code is "
+        f"{checkpoint.url} is a checkpoint of a user's module (model.build={spec.build!r}), whose code is "
         "not run here; load its weights with torch: torch.distributed.checkpoint.load(tensors, "
         "checkpoint_id=FOLDER) fills a module's state_dict(), each name prefixed with "
         "'model.', as in examples/recommender/score.py"

@@ -25,7 +25,7 @@ from moe.interchange.tensor_reader import NAMES, TensorReader
 from moe.parallel import Layout, extent, local_parameters
 from moe.parallel.problems import raise_on_all_ranks
 from moe.spec import LanguageModelSpec, Problem, SpecError
-from moe.spec.adapter import A, B, narrowed_by
+from moe.spec.adapter import A, B, a_name
 from moe.spec.parameter import Slices
 
 
@@ -90,7 +90,7 @@ class MergedSource(TensorSource):
         inputs, outputs = (second, first) if name.endswith(".weight") else (first, second)
         base = self._source.read(name, within)
         if matrix.of_experts:
-            a = self._source.read(narrowed_by(name), (*experts, inputs, rank))
+            a = self._source.read(a_name(name), (*experts, inputs, rank))
             b = self._source.read(name + B, (*experts, rank, outputs))
         else:
             a = self._source.read(name + A, (rank, inputs))

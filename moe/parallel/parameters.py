@@ -14,7 +14,7 @@ from moe.plan.placement import FSDP_AXES
 from moe.plan.profile import OURS
 from moe.random import init_uniform_
 from moe.spec import Problem, spec_error
-from moe.spec.form import SCALES, kept
+from moe.spec.form import SCALES, stored_tensors
 from moe.spec.parameter import Parameter
 from moe.spec.patterns import matches
 
@@ -56,7 +56,7 @@ def declare(
         path, _, own_name = declaration.name.rpartition(".")
         owner = module.get_submodule(path)
         assert own_name in owner._parameters, f"{type(owner).__name__} has no {own_name}"
-        for tensor, item_dtype in kept(declaration):
+        for tensor, item_dtype in stored_tensors(declaration):
             name, of = tensor.name.rpartition(".")[2], getattr(torch, item_dtype) if item_dtype else dtype
             parameter = nn.Parameter(torch.ones(tensor.shape, dtype=of), requires_grad=not declaration.frozen)
             parameter.part = ParameterShard(torch.Size(tensor.shape), (), declaration.of_experts)  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from moe.plan.degrees import ShardCounts
 from moe.plan.profile import OURS, Axes, Axis
 from moe.spec import ModelSpec, Problem, SpecError, spec_error
 from moe.spec.base import Count, CountOrZero, Spec, Text
-from moe.spec.form import ITEM_BYTES, kept
+from moe.spec.form import ITEM_BYTES, stored_tensors
 from moe.spec.parameter import Parameter
 from moe.spec.patterns import starred
 
@@ -168,7 +168,7 @@ def weights_of(parameters: Iterable[Parameter], axes: Axes, frozen: Collection[s
             parameter.numel if dtype and tensor.name == parameter.name else 0,
         )
         for parameter in parameters
-        for tensor, dtype in kept(parameter)
+        for tensor, dtype in stored_tensors(parameter)
     )
 
 

@@ -9,7 +9,7 @@ from pydantic import AliasChoices, Field, SerializerFunctionWrapHandler, StrictB
 
 from moe.spec.base import Count, Fraction, Positive, Spec, Text
 from moe.spec.errors import Problem
-from moe.spec.form import kept_bytes
+from moe.spec.form import stored_bytes
 from moe.spec.parameter import Form, Parameter, Size
 from moe.spec.patterns import matches, starred
 
@@ -17,10 +17,10 @@ _MATRIX = re.compile(
     r"(?P<kind>attention|dense|shared|experts)\.(?!convolution|\w*norm)(\w+\.weight|w_in|w_gate|w_out)$|(\brouter)$"
 )
 """Names of matrices that can have adapters: in layers, except convolutions, norms and the gate of shared experts."""
-_GATE, _BESIDE_GATE = "w_gate", "w_in"
-"""First matrices of a gated expert, which multiply the same rows and share A."""
+_GATE, _UP = "w_gate", "w_in"
+"""Gate and up matrices of an expert, which have the same inputs and share A."""
 A, B = "_lora_a", "_lora_b"
-"""Suffixes of the two parts' names, after the matrix's name."""
+"""Name suffixes of A and B, after the matrix's name."""
 
 
 class AdapterSpec(Spec):
@@ -51,10 +51,11 @@ class AdapterSpec(Spec):
         default=None, max_length=4096, validation_alias=AliasChoices("from", "from_folder")
     )
     """Written `from`: folder in PEFT's format to start from, a path or fsspec URL under the service's data roots. Sets
-    `rank`, `alpha`, `rank_stabilized` and `targets`, which must not differ beside it, and the default of `dropout`."""
+    `rank`, `alpha`, `rank_stabilized` and `targets`, which must not be set to other values, and the default of
+    `dropout`."""
     from_config: str | None = Field(default=None, pattern="^[0-9a-f]{16}$")
-    """Digest of that folder's `adapter_config.json`, written when it sets other fields; these are refused with another
-    config."""
+    """Digest of that folder's `adapter_config.json`, stored when it sets other fields. Those fields are refused if the
+    config has changed."""
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -75,9 +76,9 @@ class AdapterSpec(Spec):
             return match["kind"] is not None
         return any(matches(pattern, name) for pattern in self.targets)
 
-    def beside(self, parameter: Parameter) -> tuple[Parameter, ...]:
-        """Adapter of a matrix: A `[r, in]` and B `[out, r]`; for experts `[E, in, out]`, A `[E, in, r]` and B `[E,
-        r, out]`. An expert gate has only B: it shares A with the matrix beside it."""
+    def adapter_of(self, parameter: Parameter) -> tuple[Parameter, ...]:
+        """Adapter of a matrix: A `[r, in]` and B `[out, r]`; for experts `[E, in, out]`, A `[E, in, r]` and B `[E, r,
+        out]`. An expert's gate has only B: it shares A with the up matrix."""
         sides = list(zip(parameter.dims, parameter.shape, strict=True))
         rank: Size = ("none", self.rank)
         if parameter.of_experts:
@@ -86,17 +87,17 @@ class AdapterSpec(Spec):
         else:
             outputs, inputs = sides if parameter.name.endswith(".weight") else reversed(sides)
             a, b = [rank, inputs], [outputs, rank]
-        narrows = _table(parameter.name + A, a, (3 * inputs[1]) ** -0.5)  # Uniform(±in^-½), as in PEFT
-        widens = _table(parameter.name + B, b, 0.0)
+        a_matrix = _adapter_parameter(parameter.name + A, a, (3 * inputs[1]) ** -0.5)  # Uniform(±in^-½), as in PEFT
+        b_matrix = _adapter_parameter(parameter.name + B, b, 0.0)
         shares = parameter.of_experts and parameter.name.endswith(_GATE)
-        return (widens,) if shares else (narrows, widens)
+        return (b_matrix,) if shares else (a_matrix, b_matrix)
 
-    def chosen(self, path: str, parameters: Iterable[Parameter]) -> frozenset[str]:
+    def target_names(self, path: str, parameters: Iterable[Parameter]) -> frozenset[str]:
         """Names of the parameters of the block at `path` that get an adapter."""
         return frozenset(parameter.name for parameter in parameters if self.chooses(f"{path}.{parameter.name}"))
 
-    def adapted(self, parameters: Iterable[Parameter], chosen: frozenset[str]) -> tuple[Parameter, ...]:
-        """A block's parameters, frozen, with the adapters of the chosen ones."""
+    def with_adapters(self, parameters: Iterable[Parameter], target_names: frozenset[str]) -> tuple[Parameter, ...]:
+        """A block's parameters, frozen, with adapters for `target_names`."""
         form: Form = "full" if self.base == "float32" else self.base
         base_parameters = [
             replace(parameter, frozen=True, form=form if is_base_matrix(parameter.name) else "full")
@@ -107,8 +108,8 @@ class AdapterSpec(Spec):
             *(
                 adapter
                 for parameter in base_parameters
-                if parameter.name in chosen
-                for adapter in self.beside(parameter)
+                if parameter.name in target_names
+                for adapter in self.adapter_of(parameter)
             ),
         )
 
@@ -123,7 +124,7 @@ class AdapterSpec(Spec):
                 yield Problem("not_found", f"targets[{index}]", pattern, "is not a matrix that adapters apply to",
                               f"use one of {', '.join(kinds)}")  # fmt: skip
         for name in target_shapes:
-            partner = _other_first(name)
+            partner = _partner(name)
             if partner in names and partner not in target_shapes:
                 yield Problem("conflict", "targets", list(self.targets or ()),
                               f"has {name} without {partner}, and both share A",
@@ -136,20 +137,20 @@ class AdapterSpec(Spec):
                           "lower it, or remove that matrix from targets")  # fmt: skip
 
 
-def _other_first(name: str) -> str:
-    """The other first matrix of a gated expert; any other name unchanged."""
+def _partner(name: str) -> str:
+    """Name of the matrix that shares A with a gate or up matrix of experts; other names unchanged."""
     if f"experts.{_GATE}" in name:
-        return name.replace(_GATE, _BESIDE_GATE)
-    return name.replace(_BESIDE_GATE, _GATE) if f"experts.{_BESIDE_GATE}" in name else name
+        return name.replace(_GATE, _UP)
+    return name.replace(_UP, _GATE) if f"experts.{_UP}" in name else name
 
 
-def _table(name: str, sides: Sequence[Size], std: float) -> Parameter:
+def _adapter_parameter(name: str, sides: Sequence[Size], std: float) -> Parameter:
     return Parameter(name, tuple(size for _, size in sides), tuple(dim for dim, _ in sides), std)
 
 
-def narrowed_by(name: str) -> str:
+def a_name(name: str) -> str:
     """Name of the A of an adapted matrix."""
-    return (_other_first(name) if _GATE in name else name) + A
+    return (_partner(name) if _GATE in name else name) + A
 
 
 def is_base_matrix(name: str) -> bool:
@@ -159,15 +160,16 @@ def is_base_matrix(name: str) -> bool:
 
 
 def base_in_words(parameters: Iterable[Parameter], width: int) -> str:
-    """Storage form and bytes of the frozen parameters, in words, if other weights take `width` bytes each."""
+    """Sentence about storage form and bytes of the frozen parameters, if unquantized weights take `width` bytes
+    each."""
     frozen_parameters = [parameter for parameter in parameters if parameter.frozen]
     matrices = [parameter for parameter in frozen_parameters if parameter.form != "full"]
     rest = [parameter for parameter in frozen_parameters if parameter.form == "full"]
-    full = f"float{8 * width}, {sum(kept_bytes(parameter, width) for parameter in rest):,} bytes"
+    full = f"float{8 * width}, {sum(stored_bytes(parameter, width) for parameter in rest):,} bytes"
     if not matrices:
         return f"the base is stored in {full}"
     num_bytes, number = (
-        sum(kept_bytes(parameter, width) for parameter in matrices),
+        sum(stored_bytes(parameter, width) for parameter in matrices),
         sum(parameter.numel for parameter in matrices),
     )
     return (

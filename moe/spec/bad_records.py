@@ -1,4 +1,4 @@
-"""Treatment of unusable records in a user's files."""
+"""Handling of unusable records in a user's files."""
 
 from typing import Literal
 

@@ -33,11 +33,11 @@ class Spec(Frozen):
             except ValidationError as error:
                 raise SpecError(problems_of(error)) from None
 
-        __init__.__pydantic_base_init__ = True  # parts are validated as such, so that an error has its whole path
+        __init__.__pydantic_base_init__ = True  # so that errors in nested parts have full paths
 
 
 LARGEST_EXACT = 2**53 - 1
-"""Largest integer that JSON readers and databases hold exactly."""
+"""Largest integer that JSON readers and databases represent exactly."""
 
 
 def _exact(number: int) -> int:
@@ -74,7 +74,7 @@ Count = Annotated[int, Field(strict=True, gt=0), AfterValidator(_exact)]
 CountOrZero = Annotated[int, Field(strict=True, ge=0), AfterValidator(_exact)]
 Positive = Annotated[float, Field(strict=True, gt=0)]
 AboveOne = Annotated[float, Field(strict=True, gt=1)]
-"""A type of its own: of two bounds of one kind, `Positive`'s and a field's `gt`, pydantic ignores one."""
+"""Separate type, since pydantic ignores one of two `gt` bounds, `Positive`'s and a field's."""
 NonNegative = Annotated[float, Field(strict=True, ge=0)]
 Rate = Annotated[float, Field(strict=True, ge=1, le=1e21)]
 """Bytes or FLOPs per second."""
@@ -84,6 +84,6 @@ Fraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
 
 
 MAX_PLACES = 1000
-"""Most files or patterns, or languages, of a corpus; each is looked up when a job is posted."""
+"""Maximum files, patterns or languages of a corpus; each is looked up when a job is posted."""
 Place = Annotated[Text, Field(max_length=4096)]
 Column = Annotated[Text, Field(max_length=256)]

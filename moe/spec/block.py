@@ -9,24 +9,25 @@ from moe.spec.parameter import Parameter
 
 @dataclass(frozen=True)
 class KeptWidths:
-    """Elements per position that our attention saves for the backward pass; by default, of a tensor rank's heads in
-    the compute dtype."""
+    """Elements per position that our attention saves for the backward pass; unless noted, for a tensor rank's heads and
+    in the compute dtype."""
 
     fused: int
     """Inputs and outputs of fused attention."""
     fused_on_cpu: int
-    """The same on a CPU: values as wide as keys, and at least float32."""
+    """`fused` on a CPU: values as wide as keys, in float32 or wider."""
     narrowed: int = 0
-    """Outputs in the compute dtype, beside a CPU's float32 ones."""
-    beside: int = 0
+    """On a CPU, outputs in the compute dtype, in addition to those in float32."""
+    unfused: int = 0
+    """Tensors saved outside fused attention."""
     wide: int = 0
-    """In float32 at least."""
+    """In float32 or wider."""
     normed_together: int = 0
     """Inputs of norms over the heads of all tensor ranks; with several ranks, twice in float32."""
     of_tokens: int = 0
-    """Per token of the rank's own, whatever its heads."""
+    """Per token of the rank's own shard, independent of its heads."""
     of_tokens_wide: int = 2
-    """The same in float32: statistics of norms, two of the layer's own."""
+    """`of_tokens` in float32: statistics of norms, including the layer's two."""
     gathered: int = 0
     """Per token of the tensor group, on each rank."""
     worked: int = 0
@@ -43,7 +44,7 @@ class AttentionDims:
     """Keys, repeated for each query head."""
     values: int
     kept_keys_and_values: int
-    """As projected and saved: fewer if query heads share them."""
+    """Keys and values as projected and saved: fewer if query heads share them."""
     projections: int
     """Projection weights."""
     latent: int = 0
@@ -55,7 +56,7 @@ class AttentionDims:
     gathered: int | None = None
     """Width of the all-gather into the layer; None for hidden states."""
     takes_own: bool = False
-    """Whether tensor ranks project their own tokens before the all-gather."""
+    """Whether tensor ranks project only their own tokens, before the all-gather."""
     kept: KeptWidths | None = None
     """None: queries, keys, values and outputs are saved."""
     linear: int = 0
@@ -78,13 +79,13 @@ class FeedForwardDims:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Parameters used together. Identical blocks are one object."""
+    """Parameters used together. Identical blocks share one object."""
 
     kind: str
     """`embeddings`, `encoder layer with experts`, `head`."""
     parameters: tuple[Parameter, ...]
     tied: tuple[Parameter, ...] = ()
-    """Shared parameters of another block."""
+    """Parameters shared with another block."""
     attentions: tuple[AttentionDims, ...] = ()
     """Empty outside layers."""
     feed_forward: FeedForwardDims | None = None

@@ -49,23 +49,23 @@ class _ConversationsSpec(BadRecordsFields, SequencesFields):
     paths: tuple[Place, ...] = Field(min_length=1, max_length=MAX_PLACES)
     """fsspec URLs of JSON Lines, JSON and Parquet files under the service's data roots; `*` is expanded."""
     held_out: NonNegative = Field(default=0.01, lt=0.5)
-    """Fraction of conversations held out for evaluation, by a hash of the messages before the first answer: answers to
-    the same prompt are on one side."""
+    """Fraction of conversations held out for evaluation, by a hash of the messages before the first answer, so that all
+    answers to a prompt are in the same set."""
     date: Day | None = None
-    """Today's date, for templates that ask for it. Default: the day of submission, which is stored here."""
+    """Today's date, for templates that use it. Default: the day of submission, which is stored here."""
     chat_template: Place | None = None
-    """fsspec URL, under the same roots, of a Jinja chat template to use instead of the folder's. The loss is on the
-    text that it marks by `{% generation %}`, if it marks any. Exports keep the folder's template, if there is one."""
+    """fsspec URL, under the same roots, of a Jinja chat template to use instead of the folder's. The loss is on text in
+    `{% generation %}` blocks, if it has any. Exports keep the folder's template, if there is one."""
     template_arguments: Annotated[dict[Argument, JsonValue], AfterValidator(_own_arguments)] = Field(
         default={}, max_length=32
     )
-    """Arguments of the template beside the messages, such as `{enable_thinking: false}`; a record's
+    """Template arguments in addition to the messages, such as `{enable_thinking: false}`; a record's
     `chat_template_kwargs` override them."""
 
 
 class ChatSpec(_ConversationsSpec):
-    """Conversations: `messages` with `role` and `content`, and `tools` beside them; ShareGPT's `conversations` with
-    `from` and `value`; Alpaca's `instruction`, `input` and `output`; or `prompt` and `completion`."""
+    """Conversations: `messages` with `role` and `content`, and optional `tools`; ShareGPT's `conversations` with `from`
+    and `value`; Alpaca's `instruction`, `input` and `output`; or `prompt` and `completion`."""
 
     corpus: Literal["chat"]
 

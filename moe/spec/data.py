@@ -12,8 +12,8 @@ from moe.spec.module import ModuleDataSpec
 from moe.spec.sequences import DocumentsSpec, PackagesSpec
 
 PAIRS_LENGTH = 0.2
-"""Mean length of a token's row over `max_tokens`: 18 of 96 in the catalogs; assumed for users' corpora, which are
-unread when a plan is made."""
+"""Mean padded length of a token's row, as a fraction of `max_tokens`: 18 of 96 in the catalogs. Also assumed for users'
+corpora, which are not read for planning."""
 
 
 class _CorpusSpec(Spec):
@@ -32,9 +32,9 @@ class _CorpusSpec(Spec):
     max_length_ratio: AboveOne = 9.0
     """Pairs whose lengths in characters differ by more than this factor, and by more than 20, are dropped."""
     held_out_messages: NonNegative = Field(default=0.02, lt=0.5)
-    """Fraction of distinct targets held out in all languages: the `unseen` set."""
+    """Fraction of distinct targets that are held out in all languages: the `unseen` set."""
     held_out_pairs: NonNegative = Field(default=0.01, lt=0.5)
-    """Fraction of the remaining pairs held out, whose targets are seen in other languages: the `seen` set."""
+    """Fraction of the remaining pairs that are held out; their targets are seen in other languages: the `seen` set."""
 
     @property
     def padded_tokens(self) -> float:
@@ -81,7 +81,7 @@ class ParallelTextSpec(BadRecordsFields, _CorpusSpec):
     files: tuple[TextPair, ...] = Field(min_length=1, max_length=MAX_PLACES)
 
     @model_validator(mode="after")
-    def _apart(self) -> "ParallelTextSpec":
+    def _check_files(self) -> "ParallelTextSpec":
         for pair in self.files:
             if pair.source == pair.target:
                 raise RuleError("duplicate", f"has {pair.source!r} as both source and target", "name two files")
@@ -89,7 +89,7 @@ class ParallelTextSpec(BadRecordsFields, _CorpusSpec):
 
 
 class SyntheticSpec(Spec):
-    """Random tokens in sequences of equal length: to plan a language model with, not to train it."""
+    """Random tokens in sequences of equal length, for planning a language model but not for training."""
 
     corpus: Literal["synthetic"]
     max_tokens: Count = 4096

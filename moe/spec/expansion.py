@@ -12,7 +12,7 @@ from moe.spec.moe import MoESpec
 from moe.spec.published import PUBLISHED
 from moe.spec.routers import for_router
 
-# Trained for minutes, so most pairs are seen at most once: dropout would only slow it down.
+# Trained for a few minutes, so that most pairs are seen at most once: dropout would only slow it down.
 _TINY: dict[str, Any] = {
     "model_dim": 128, "num_heads": 4, "head_dim": 32, "ffn_dim": 512,
     "num_encoder_layers": 2, "num_decoder_layers": 2,
@@ -50,7 +50,7 @@ def _dense_twin(sparse: dict[str, Any]) -> dict[str, Any]:
 
 
 def names() -> list[str]:
-    """All presets, each translation preset with its dense twin."""
+    """Names of all presets, each translation preset with its dense twin."""
     return [twin for name in _MODELS for twin in ((name, f"{name}-dense") if _has_twin(name) else (name,))]
 
 
@@ -67,23 +67,23 @@ def dimensions(name: Any) -> dict[str, Any]:
     raise spec_error("not_a_choice", "preset", name, "is not a preset", f"use one of {', '.join(names())}")
 
 
-def over(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge fields over a base; `moe`, `attention` and `linear_attention` field by field."""
-    fields = dict(given)
+def over(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge `overrides` into a base; `moe`, `attention` and `linear_attention` field by field."""
+    fields = dict(overrides)
     for part in ("moe", "attention", "linear_attention"):
-        if isinstance(base.get(part), dict) and isinstance(given.get(part), dict):
-            defaults = for_router(given[part].get("router"), base[part]) if part == "moe" else base[part]
-            fields[part] = {**defaults, **given[part]}
+        if isinstance(base.get(part), dict) and isinstance(overrides.get(part), dict):
+            defaults = for_router(overrides[part].get("router"), base[part]) if part == "moe" else base[part]
+            fields[part] = {**defaults, **overrides[part]}
     return {**base, **fields}
 
 
-def expanded(given: Any) -> Any:
-    """A model's fields with its preset's and the experts' `model_dim` filled in."""
-    if not isinstance(given, dict):
-        return given
-    fields = dict(given)
-    if (name := given.get("preset")) is not None:
-        fields = over(dimensions(name), given)
+def expand_preset(model: Any) -> Any:
+    """Fill in a model's preset, and `model_dim` of its experts."""
+    if not isinstance(model, dict):
+        return model
+    fields = dict(model)
+    if (name := model.get("preset")) is not None:
+        fields = over(dimensions(name), model)
     moe = fields.get("moe")
     if isinstance(moe, dict) and "model_dim" in fields:
         fields["moe"] = {"model_dim": fields["model_dim"], **moe}

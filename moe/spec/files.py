@@ -15,9 +15,9 @@ MAX_SPEC_BYTES = 1_000_000
 MAX_DEPTH = 64
 MAX_VALUES = 10_000
 MAX_INT_DIGITS = 30
-_NAMES_DATA = "refer to data by path instead of including it"
+_REFER_TO_DATA = "refer to data by path instead of including it"
 _TOO_DEEP = "is nested too deeply", "use fewer levels"
-_TOO_MANY_VALUES = f"must have at most {MAX_VALUES:,} keys and values", _NAMES_DATA
+_TOO_MANY_VALUES = f"must have at most {MAX_VALUES:,} keys and values", _REFER_TO_DATA
 _TOO_LONG_NUMBER = "contains a number with too many digits", "shorten it"
 """(rule, remedy)"""
 
@@ -101,8 +101,8 @@ for _name, _pattern in (("int", _INT), ("float", _FLOAT)):
 
 
 def _load_yaml(text: str) -> Any:
-    """Parse YAML. Raises MarkedYAMLError, also for aliases and for too deep or large input, which a quick first pass
-    finds."""
+    """Parse YAML. Raises MarkedYAMLError, also for aliases and for input that is too deep or large, found in a fast
+    first pass."""
     depth = num_values = 0
     for event in yaml.parse(text, _StrictLoader):
         mark: Any = event.start_mark
@@ -130,7 +130,7 @@ def _has_more_values(data: Any, limit: int) -> bool:
     return num_values > limit
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """JSON object hook that refuses duplicate keys."""
     mapping: dict[str, Any] = {}
     for key, value in pairs:
@@ -185,10 +185,10 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
     text = text.removeprefix("\ufeff")
     if len(text.encode()) > MAX_SPEC_BYTES:
         rule = f"must have at most {MAX_SPEC_BYTES:,} bytes, not {len(text.encode()):,}"
-        raise _too_large(name, rule, _NAMES_DATA)
+        raise _too_large(name, rule, _REFER_TO_DATA)
     if format == "json":
         try:
-            data = json.loads(text, object_pairs_hook=_once)
+            data = json.loads(text, object_pairs_hook=_unique_keys)
         except _DuplicateKey as error:
             raise _duplicate_key(name, error.args[0]) from None
         except json.JSONDecodeError as error:
@@ -277,7 +277,7 @@ def _decode(content: bytes, name: str) -> str:
         raise spec_error("invalid_encoding", name, None, rule, "save it as UTF-8") from None
 
 
-_FILLED_IN = (
+_PRESET_PARTS = (
     "TranslationModelSpec", "LanguageModelSpec", "MoESpec", "GroupedQueryAttentionSpec", "LatentAttentionSpec",
     "LinearAttentionSpec",
 )  # fmt: skip
@@ -289,7 +289,7 @@ def json_schema() -> dict[str, Any]:
     schema = JobSpec.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Shardyard job"
-    for part in _FILLED_IN:
+    for part in _PRESET_PARTS:
         schema["$defs"][part].pop("required", None)
     kinds = schema["properties"]["model"].pop("oneOf")
     schema["properties"]["model"]["anyOf"] = kinds  # a preset alone may be of any kind

@@ -7,9 +7,9 @@ from typing import Literal
 from moe.spec.parameter import Dim, Form, Parameter
 
 CODED: tuple[Form, ...] = ("bfloat16", "int8", "nf4")
-"""Forms that are decoded where they are multiplied."""
+"""Forms that are dequantized for each product."""
 BLOCK = 64
-"""Consecutive values along a dimension with one scale (QLoRA, arXiv 2305.14314, section 3)."""
+"""Consecutive values along a dimension that share one scale (QLoRA, arXiv 2305.14314, section 3)."""
 SCALES = "_scales"
 """Name suffix of scales; quantized elements have the matrix's name."""
 
@@ -17,17 +17,17 @@ ItemDtype = Literal["float32", "bfloat16", "int8", "uint8"]
 ITEM_BYTES: dict[ItemDtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1, "uint8": 1}
 _ITEMS: dict[Form, ItemDtype] = {"bfloat16": "bfloat16", "int8": "int8", "nf4": "uint8"}
 _UNSPLIT: tuple[Dim, ...] = ("model", "vocab", "none")
-"""Dimensions that no rank computes a part of."""
+"""Dimensions that are never split in computation."""
 
 
 def block_dim(dims: Sequence[Dim]) -> int:
-    """Dimension of quantization blocks: the last one that is whole on each rank that multiplies, so that blocks do
-    not depend on the layout."""
+    """Dimension of quantization blocks: the last one that is never split in computation, so that blocks do not depend
+    on the layout."""
     return next(dim for dim in reversed(range(len(dims))) if dims[dim] in _UNSPLIT)
 
 
 def num_codes(form: Form, length: int) -> int:
-    """Items for `length` values along the block dimension."""
+    """Stored items for `length` values along the block dimension."""
     return -(-length // 2) if form == "nf4" else length
 
 
@@ -36,8 +36,8 @@ def num_scales(length: int) -> int:
     return -(-length // BLOCK)
 
 
-def kept(parameter: Parameter) -> Iterator[tuple[Parameter, ItemDtype | None]]:
-    """Yield the (tensor, dtype) pairs that a parameter is stored as; None is the dtype of other weights.
+def stored_tensors(parameter: Parameter) -> Iterator[tuple[Parameter, ItemDtype | None]]:
+    """Yield the (tensor, dtype) pairs that a parameter is stored as; None is the dtype of unquantized weights.
 
     Quantized: elements (two nf4 per byte) and a scale per block, split like the parameter.
     """
@@ -56,6 +56,6 @@ def _of(parameter: Parameter, ending: str, at: int, length: int) -> Parameter:
     return replace(parameter, name=parameter.name + ending, shape=shape)
 
 
-def kept_bytes(parameter: Parameter, width: int) -> int:
-    """Stored bytes, if other weights take `width` bytes each."""
-    return sum(tensor.numel * (ITEM_BYTES[dtype] if dtype else width) for tensor, dtype in kept(parameter))
+def stored_bytes(parameter: Parameter, width: int) -> int:
+    """Stored bytes of a parameter, if unquantized weights take `width` bytes each."""
+    return sum(tensor.numel * (ITEM_BYTES[dtype] if dtype else width) for tensor, dtype in stored_tensors(parameter))

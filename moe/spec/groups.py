@@ -12,30 +12,30 @@ from moe.spec.sequences import SequencesFields
 from moe.spec.train import TrainSpec
 
 
-def with_group(given: Any) -> Any:
-    """Return a job's plain data with an unset `model.moe.group_tokens` filled in.
+def with_group(job: Any) -> Any:
+    """Return a job's plain data, with `model.moe.group_tokens` filled in if unset.
 
-    One sequence (`max_tokens`) for a model `from` a folder; for others if the preset's or default value is not a
-    multiple of `max_tokens` or does not divide `batch_tokens`. Returns `given` itself if nothing changes.
+    Sets one sequence (`max_tokens`) if the model is `from` a folder, or if the preset's or default value is not a
+    multiple of `max_tokens` or does not divide `batch_tokens`. Returns `job` itself if nothing changes.
     """
-    model = given.get("model") if isinstance(given, Mapping) else None
+    model = job.get("model") if isinstance(job, Mapping) else None
     if not isinstance(model, Mapping) or kind_of(model) != "language":
-        return given
+        return job
     try:
-        moe_fields, expanded_moe = model.get("moe") or {}, expansion.expanded(dict(model)).get("moe")
+        moe_fields, expanded_moe = model.get("moe") or {}, expansion.expand_preset(dict(model)).get("moe")
     except SpecError:
-        return given  # unknown preset: its own validator refuses it
+        return job  # unknown preset: its own validator refuses it
     if not isinstance(moe_fields, Mapping) or not isinstance(expanded_moe, Mapping) or "group_tokens" in moe_fields:
-        return given
-    corpus = _part(given, "data").get("corpus")
-    max_tokens = _number(given, "data", "max_tokens", SyntheticSpec if corpus == "synthetic" else SequencesFields)
-    batch_tokens = _number(given, "train", "batch_tokens", TrainSpec)
+        return job
+    corpus = _part(job, "data").get("corpus")
+    max_tokens = _number(job, "data", "max_tokens", SyntheticSpec if corpus == "synthetic" else SequencesFields)
+    batch_tokens = _number(job, "train", "batch_tokens", TrainSpec)
     if max_tokens is None or batch_tokens is None:
-        return given  # invalid value: its own validator refuses it
+        return job  # invalid value: its own validator refuses it
     default = expanded_moe.get("group_tokens", MoESpec.model_fields["group_tokens"].default)
     if model.get("from") is None and not default % max_tokens and not batch_tokens % default:
-        return given
-    return {**given, "model": {**model, "moe": {**moe_fields, "group_tokens": max_tokens}}}
+        return job
+    return {**job, "model": {**model, "moe": {**moe_fields, "group_tokens": max_tokens}}}
 
 
 def _part(job: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from moe.spec.resources import CheckpointSpec, LogsSpec, ParallelSpec, Resources
 from moe.spec.train import EvaluationSpec, TrainSpec
 
 _NEW = {"new": True}
-"""Validation context of new jobs, not of stored ones."""
+"""Validation context for new jobs, as opposed to stored ones."""
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 
 
@@ -37,9 +37,9 @@ def _labels(labels: dict[str, str]) -> dict[str, str]:
 
 
 class StartFromSpec(Spec):
-    """Committed checkpoint of another job of the same owner, copied to the new job's storage on submission.
+    """Committed checkpoint of another job of the same owner, copied to the new job's storage at submission.
 
-    Model, data (except `sampling_exponent` and `date`), `train.dtype` and the optimizer's name must be that job's;
+    Model, data (except `sampling_exponent` and `date`), `train.dtype` and the optimizer's name must equal that job's;
     steps, batches, learning rate, schedule, seed, layout and workers may differ. `train.num_steps` includes the
     checkpoint's steps.
     """
@@ -74,7 +74,7 @@ class JobSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _with_adapter(cls, values: Any) -> Any:
-        """Move an `adapter` written beside `model` into it."""
+        """Move a top-level `adapter` into `model`."""
         if not isinstance(values, dict) or values.get("adapter") is None:
             return values
         model = values.get("model")
@@ -83,7 +83,7 @@ class JobSpec(Spec):
                              "omit it, or use a language model")  # fmt: skip
         fields = model if isinstance(model, dict) else model.model_dump(exclude_unset=True)  # type: ignore[union-attr]
         if fields.get("adapter") is not None:
-            raise spec_error("duplicate", "adapter", None, "is given twice, beside model and in it", "omit one")
+            raise spec_error("duplicate", "adapter", None, "is given twice, at the top level and in model", "omit one")
         rest = {name: value for name, value in values.items() if name != "adapter"}
         return {**rest, "model": {**fields, "adapter": values["adapter"]}}
 
@@ -98,10 +98,10 @@ class JobSpec(Spec):
 
     @property
     def group_tokens(self) -> int:
-        """Positions of a token group: whole pairs or sequences, routed together and never split.
+        """Positions per token group: whole pairs or sequences, routed together and never split.
 
-        Of a dense model, the smallest divisor of the batch that holds one longest pair or sequence: the finest split
-        over ranks.
+        For a dense model, the smallest divisor of the batch that holds the longest possible pair or sequence: the
+        finest split over ranks.
         """
         if self.model.moe is not None:
             return self.model.moe.group_tokens
@@ -120,16 +120,16 @@ class JobSpec(Spec):
 
     @property
     def missing_texts(self) -> Problem | None:
-        """Problem of a synthetic corpus, which can be planned but not trained."""
+        """Problem if the corpus is synthetic, which can be planned but not trained."""
         if not isinstance(self.data, SyntheticSpec):
             return None
-        return Problem("not_applicable", "data.corpus", self.data.corpus, "is random tokens, which teach nothing",
+        return Problem("not_applicable", "data.corpus", self.data.corpus, "has random tokens, only for planning",
                        "use packages or documents, or only plan it: shardyard plan")  # fmt: skip
 
     @property
     def missing_folder(self) -> Problem | None:
-        """Problem of a job that names no model folder for its adapter's base or chat template; it can be planned but
-        not trained."""
+        """Problem if the job names no model folder for its adapter's base or chat template; it can be planned but not
+        trained."""
         if not isinstance(self.model, LanguageModelSpec) or self.model.from_folder is not None:
             return None
         if self.model.adapter is not None:
@@ -166,25 +166,25 @@ class JobSpec(Spec):
         return self.model_copy(update=update)
 
     @classmethod
-    def parse(cls, given: Any, *, accepted: bool = False) -> "JobSpec":
+    def parse(cls, plain: Any, *, accepted: bool = False) -> "JobSpec":
         """Parse plain data. Raises SpecError with every problem.
 
         `accepted`: a stored job, without the rules for new jobs and without filling in `group_tokens`.
         """
-        fields = given if accepted else with_group(given)
+        fields = plain if accepted else with_group(plain)
         try:
             job = cls.model_validate(fields, context=None if accepted else _NEW)
-            if fields is not given and job.model.moe is not None:
-                # Keep it unset: the same job with another sequence length must get another default.
+            if fields is not plain and job.model.moe is not None:
+                # Keep it unset: if the sequence length changes, so must the default.
                 job.model.moe.model_fields_set.discard("group_tokens")
             return job
         except ValidationError as error:
-            beside = isinstance(given, dict) and given.get("adapter") is not None
-            raise SpecError(_as_written(problems_of(error)) if beside else problems_of(error)) from None
+            is_top_level = isinstance(plain, dict) and plain.get("adapter") is not None
+            raise SpecError(_as_written(problems_of(error)) if is_top_level else problems_of(error)) from None
 
 
 def _as_written(problems: list[Problem]) -> list[Problem]:
-    """Move an adapter's problems to where it was written: beside the model."""
+    """Change the paths of an adapter's problems to the top level, where it was written."""
     inside = "model.adapter"
     return [
         replace(problem, path=problem.path.removeprefix("model."))
@@ -195,7 +195,7 @@ def _as_written(problems: list[Problem]) -> list[Problem]:
 
 
 def _problems_across_parts(job: JobSpec) -> list[Problem]:
-    """Problems between parts of a job."""
+    """Conflicts between parts of a job."""
     if isinstance(job.model, ModuleModelSpec) or isinstance(job.data, ModuleDataSpec):
         return list(_problems_of_module(job))
     problems = [*_problems_of_freezing(job), *_problems_of_evaluation(job)]
@@ -232,7 +232,7 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
 
 
 def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
-    """A user's module needs module batches, and takes no settings of computation or precision."""
+    """Problems of a user's module: it requires its own batches, and rejects settings for computation or precision."""
     if not isinstance(job.data, ModuleDataSpec):
         yield Problem("not_applicable", "data.corpus", job.data.corpus, "does not apply to a module model",
                       "use corpus module, with the function that returns batches")  # fmt: skip
@@ -242,7 +242,7 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
                       "use kind module, or another corpus")  # fmt: skip
         return
     train, default = job.train, TrainSpec(num_steps=job.train.num_steps)
-    for name in _NOT_OF_MODULES:
+    for name in _LIBRARY_ONLY_FIELDS:
         if (value := getattr(train, name)) != getattr(default, name):
             plain_value = None if isinstance(value, Spec) else value
             yield Problem("not_applicable", f"train.{name}", plain_value, "does not apply to a user's module",
@@ -253,12 +253,12 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
                           "omit it: the layout follows from the module's graph")  # fmt: skip
 
 
-_NOT_OF_MODULES = ("batch_tokens", "label_smoothing", "preference_beta", "dtype", "evaluation", "freeze")
-"""Fields of `train` about this library's models."""
+_LIBRARY_ONLY_FIELDS = ("batch_tokens", "label_smoothing", "preference_beta", "dtype", "evaluation", "freeze")
+"""Fields of `train` that apply only to this library's models."""
 
 
 def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
-    """Patterns that match nothing, or leave nothing to train."""
+    """Problems of patterns that match nothing, or leave nothing to train."""
     if not job.train.freeze:
         return
     table = job.model.parameters()
@@ -276,7 +276,7 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
 
 
 def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
-    """Sizes in pairs for a language model, or in sequences for a translation model."""
+    """Problems of sizes in pairs for a language model, or in sequences for a translation model."""
     own_field, foreign_field = ("max_sequences", "max_pairs") if isinstance(job.model, LanguageModelSpec) else (
         "max_pairs", "max_sequences")  # fmt: skip
     for name in (foreign_field, f"{foreign_field}_along_the_way"):
@@ -287,7 +287,7 @@ def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
 
 
 def _problems_from_scratch(job: JobSpec) -> list[Problem]:
-    """Problems of a model with new weights; pretrained routers need not learn."""
+    """Problems that matter only with new weights: pretrained routers need not learn."""
     has_weights = isinstance(job.model, LanguageModelSpec) and (
         job.model.from_folder is not None or job.model.adapter is not None
     )
@@ -298,7 +298,7 @@ def _problems_from_scratch(job: JobSpec) -> list[Problem]:
 
 
 def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
-    """DPO needs an adapter, whose base is the reference model."""
+    """Problems of conversations: DPO requires an adapter, whose base is the reference model."""
     assert isinstance(job.model, LanguageModelSpec)
     is_preference = isinstance(job.data, PreferenceSpec)
     if is_preference and job.model.adapter is None:
@@ -314,16 +314,13 @@ def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
 
 
 def _problems_of_sequences(job: JobSpec) -> list[Problem]:
-    """Token groups and batches are whole sequences."""
+    """Problems of token groups and batches that do not hold whole sequences."""
     group_tokens, max_tokens, batch_tokens = job.group_tokens, job.data.max_tokens, job.train.batch_tokens
     problems = []
     if group_tokens % max_tokens:
         problems.append(
             Problem("not_divisible", "model.moe.group_tokens", group_tokens,
-                    (
-f"must be a multiple of data.max_tokens (={max_tokens}), since groups hold whole "
-"sequences"
-),
+                    f"must be a multiple of data.max_tokens (={max_tokens}), since groups hold whole sequences",
                     f"use {max_tokens * max(1, group_tokens // max_tokens)}")
         )  # fmt: skip
     if group_tokens == max_tokens and batch_tokens % max_tokens:
@@ -344,12 +341,12 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
         above = -(-moe.num_experts // expert) * expert
         problems.append(Problem("not_divisible", "model.moe.num_experts", moe.num_experts,
                                 f"must be divisible by parallel.expert (={expert})",
-                                f"use {above} experts or an expert degree of {_one_of(fits)}"))  # fmt: skip
+                                f"use {above} experts or an expert degree of {_choices_in_words(fits)}"))  # fmt: skip
     data = job.parallel.data
     if expert is not None and data is not None:
         min_workers, max_workers = job.resources.min_num_workers, job.resources.max_num_workers
-        beside = {"expert_tensor": job.parallel.expert_tensor or 1, "pipeline": job.parallel.pipeline or 1}
-        degrees = {"expert": expert, "data": data, **{axis: of for axis, of in beside.items() if of > 1}}
+        optional = {"expert_tensor": job.parallel.expert_tensor or 1, "pipeline": job.parallel.pipeline or 1}
+        degrees = {"expert": expert, "data": data, **{axis: degree for axis, degree in optional.items() if degree > 1}}
         num_ranks = prod(degrees.values())
         if not min_workers <= num_ranks <= max_workers:
             workers = f"{max_workers}" if min_workers == max_workers else f"{min_workers} to {max_workers}"
@@ -360,7 +357,7 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
     return problems
 
 
-def _one_of(numbers: list[int]) -> str:
+def _choices_in_words(numbers: list[int]) -> str:
     if len(numbers) == 1:
         return str(numbers[0])
     texts = [str(number) for number in numbers]

@@ -12,14 +12,14 @@ from moe.spec.problems import problems_of
 from moe.spec.translation import TranslationModelSpec
 
 
-def kind_of(given: Any) -> str:
-    """Kind as given, else the preset's, else translation."""
-    if not isinstance(given, dict):
-        return str(getattr(given, "kind", "translation"))
-    if "kind" in given:
-        return str(given["kind"])
+def kind_of(model: Any) -> str:
+    """Explicit kind, else the preset's, else translation."""
+    if not isinstance(model, dict):
+        return str(getattr(model, "kind", "translation"))
+    if "kind" in model:
+        return str(model["kind"])
     try:
-        return str(expansion.dimensions(given["preset"]).get("kind", "translation"))
+        return str(expansion.dimensions(model["preset"]).get("kind", "translation"))
     except (KeyError, SpecError):  # the model's own validators report it
         return "translation"
 
@@ -33,9 +33,9 @@ ModelSpec = Annotated[
 _MODEL: TypeAdapter[TranslationModelSpec | LanguageModelSpec | ModuleModelSpec] = TypeAdapter(ModelSpec)
 
 
-def model_spec(given: Any) -> TranslationModelSpec | LanguageModelSpec | ModuleModelSpec:
+def model_spec(plain: Any) -> TranslationModelSpec | LanguageModelSpec | ModuleModelSpec:
     """Parse plain data. Raises SpecError with every problem."""
     try:
-        return _MODEL.validate_python(given)
+        return _MODEL.validate_python(plain)
     except ValidationError as error:
         raise SpecError(problems_of(error)) from None

@@ -1,4 +1,4 @@
-"""A user's module: the functions that build it and its batches."""
+"""Specs of a user's module: the functions that build it and return its batches."""
 
 import json
 import math
@@ -82,10 +82,10 @@ def _is_plain(value: Any) -> bool:
 
 
 class ModuleModelSpec(Counted):
-    """A torch module that the user's function builds. It returns a batch's loss, a scalar, or a dict with `loss`, whose
-    other scalars are recorded with each step.
+    """A torch module built by the user's function. It returns the batch's loss as a scalar, or a dict with `loss` and
+    further scalars, which are recorded at each step.
 
-    The layout is planned from its computation. Only functions that the operator's settings name may be called.
+    The layout is planned from its graph. Only functions that the operator's settings allow may be called.
     """
 
     kind: Literal["module"]
@@ -94,13 +94,13 @@ class ModuleModelSpec(Counted):
     options: Annotated[dict[str, Any], AfterValidator(_options)] = Field(default={}, max_length=1000)
     """Keyword arguments of the function: plain values."""
     hints: Annotated[dict[str, Any], AfterValidator(_plain_values)] = Field(default={}, max_length=1000)
-    """Placements that the plan must have, by name patterns of parameters and inputs: `{"*.experts.*": {split: 0}}`."""
+    """Required placements, by name patterns of parameters and inputs: `{"*.experts.*": {split: 0}}`."""
 
     if not TYPE_CHECKING:  # type checkers use the declaration of the base class
 
         @property
         def moe(self) -> None:
-            """None: this library knows nothing of its layers."""
+            """None: its layers are unknown."""
             return
 
     @property
@@ -133,8 +133,8 @@ class ModuleModelSpec(Counted):
 
 
 class ModuleDataSpec(Spec):
-    """Batches of the user's function: `batch(seed, step)` returns the global batch, a tuple of the module's arguments
-    or a mapping of them by name, the same on every call and machine."""
+    """Batches from the user's function: `batch(seed, step)` returns the global batch, as a tuple of the module's
+    arguments or a mapping by name. It must return the same batch on every call and machine."""
 
     corpus: Literal["module"]
     batches: Code
@@ -142,7 +142,7 @@ class ModuleDataSpec(Spec):
 
     @property
     def max_tokens(self) -> int:
-        """Raises SpecError: batches are the user's own."""
+        """Raises SpecError: unknown for a user's batches."""
         raise spec_error("unsupported", "data.corpus", self.corpus,
                          "has no known lengths: its batches come from the module's code",
                          "use the module's own code")  # fmt: skip

@@ -17,17 +17,17 @@ from pydantic import (
 from moe.spec.base import Count, Fraction, NonNegative, Positive, Spec
 from moe.spec.errors import Problem, SpecError
 from moe.spec.parameter import Parameter, Size, matrix, within
-from moe.spec.routers import DEFAULT, RouterSpec, router_fields, router_spec, written_flat
+from moe.spec.routers import DEFAULT, RouterSpec, flatten_schema, router_fields, router_spec
 
 
 class MoESpec(Spec):
     """Mixture-of-experts layer: its router and its experts.
 
-    The router's fields are beside the layer's, `MoESpec(num_experts=8, router="softmax_topk", top_k=4, ...)`; those of
-    other routers are refused.
+    The router's fields are written next to the layer's, `MoESpec(num_experts=8, router="softmax_topk", top_k=4, ...)`;
+    those of other routers are refused.
     """
 
-    model_config = ConfigDict(json_schema_extra=written_flat)
+    model_config = ConfigDict(json_schema_extra=flatten_schema)
 
     if TYPE_CHECKING:  # type checkers do not know the router's fields
 
@@ -36,7 +36,7 @@ class MoESpec(Spec):
     routing: Annotated[SerializeAsAny[RouterSpec], BeforeValidator(router_spec)] = Field(
         default=DEFAULT, validation_alias="router"
     )
-    """The class in `routers.ROUTERS` that `router` names. No union type, so that routers from elsewhere can be
+    """Spec of the class in `routers.ROUTERS` that `router` names. Not a union type, so that external routers can be
     added."""
     num_experts: Count = Field(le=1_000_000)
     model_dim: Count
@@ -62,9 +62,9 @@ class MoESpec(Spec):
     """Whether router logits have a trained bias per expert, for choices and weights (GPT-OSS); `selection_bias` is for
     choices only."""
     group_tokens: Count = 1024
-    """Positions per token group. Groups are routed independently: a property of the data, not of the layout. Default
-    for language models: one sequence (`data.max_tokens`) if the model is `from` a folder, or if the preset's value, or
-    1024, does not hold whole sequences or divide the batch."""
+    """Positions per token group. Groups are routed independently; they depend on the data, not on the layout. Default
+    for language models: one sequence (`data.max_tokens`) if the model is `from` a folder, or if the preset's value (or
+    1024) does not hold whole sequences or does not divide the batch."""
     input_jitter: Fraction = 0.0
     """In training, the router's input is multiplied elementwise by Uniform(1 - jitter, 1 + jitter) (arXiv 2101.03961,
     section 2.4)."""
@@ -102,17 +102,17 @@ class MoESpec(Spec):
                     yield Problem("not_applicable", name, value, f"does not apply to the activation {self.activation}",
                                   "omit it, or use the activation swiglu_clamped")  # fmt: skip
 
-    if not TYPE_CHECKING:  # typed code reads `routing`
+    if not TYPE_CHECKING:  # type-checked code reads `routing`
 
         def __getattr__(self, name: str) -> Any:
-            """A router's field, written beside the layer's own."""
+            """A field of the router, which is written next to the layer's own."""
             if name in router_fields() and hasattr(routing := self.routing, name):
                 return getattr(routing, name)
             return super().__getattr__(name)
 
     @property
     def experts_per_token(self) -> int:
-        """K of the router."""
+        """K, experts per token."""
         return self.routing.experts_per_token(self.num_experts)
 
     @property
@@ -138,20 +138,20 @@ class MoESpec(Spec):
         if self.logit_bias:
             table.append(Parameter("logit_bias", (self.num_experts,), ("none",), 0.0))
         inner: Size = ("expert_hidden", self.hidden_dim)
-        of_expert = [matrix(name, width, inner, self.model_dim) for name in ("w_in", *gates)]
-        of_expert.append(matrix("w_out", inner, width, self.hidden_dim))
+        expert_table = [matrix(name, width, inner, self.model_dim) for name in ("w_in", *gates)]
+        expert_table.append(matrix("w_out", inner, width, self.hidden_dim))
         if self.expert_bias:
             biases = ["b_in", *(["b_gate"] if gates else [])]
-            of_expert += [Parameter(name, (self.hidden_dim,), ("expert_hidden",), 0.0) for name in biases]
-            of_expert.append(Parameter("b_out", (self.model_dim,), ("expert_output",), 0.0))
-        table += within("experts", (parameter.times("expert", self.num_experts) for parameter in of_expert))
+            expert_table += [Parameter(name, (self.hidden_dim,), ("expert_hidden",), 0.0) for name in biases]
+            expert_table.append(Parameter("b_out", (self.model_dim,), ("expert_output",), 0.0))
+        table += within("experts", (parameter.times("expert", self.num_experts) for parameter in expert_table))
         if self.shared_hidden_dim is not None:
             shared_hidden: Size = ("none", self.shared_hidden_dim)
-            of_shared = [matrix(name, width, shared_hidden, self.model_dim) for name in ("w_in", *gates)]
-            of_shared.append(matrix("w_out", shared_hidden, width, self.shared_hidden_dim))
+            shared_table = [matrix(name, width, shared_hidden, self.model_dim) for name in ("w_in", *gates)]
+            shared_table.append(matrix("w_out", shared_hidden, width, self.shared_hidden_dim))
             if self.shared_gate:
-                of_shared.append(matrix("gate", width, ("none", 1), self.model_dim))
-            table += within("shared", of_shared)
+                shared_table.append(matrix("gate", width, ("none", 1), self.model_dim))
+            table += within("shared", shared_table)
         return tuple(table)
 
     @property

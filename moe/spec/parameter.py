@@ -6,8 +6,8 @@ from math import prod
 from typing import Literal
 
 Dim = Literal["model", "heads", "hidden", "vocab", "expert", "expert_hidden", "expert_output", "none"]
-"""Logical dimension: token width, attention heads, hidden units, vocabulary; experts, hidden units of one, outputs
-that its last bias is added to; or one that no layout splits."""
+"""Logical dimension: model dimension, attention heads, hidden units, vocabulary; experts, hidden units of an expert,
+outputs that an expert's last bias is added to; or `none`, which no layout splits."""
 
 Size = tuple[Dim, int]
 """(dimension, length)."""
@@ -16,7 +16,7 @@ Slices = tuple[tuple[int, int], ...]
 """(start, end) of each dimension of a shard."""
 
 Form = Literal["full", "bfloat16", "int8", "nf4"]
-"""Storage form: `full` is float32, or float64 with that compute dtype."""
+"""Storage form: `full` is float32, or float64 if that is the compute dtype."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class Counted(Spec, ABC):
     @property
     @abstractmethod
     def sides(self) -> int:
-        """Stacks that share the batch's positions: 2 in an encoder-decoder."""
+        """Number of stacks that share the batch's positions: 2 in an encoder-decoder."""
 
     @property
     @abstractmethod
@@ -43,7 +43,7 @@ class Counted(Spec, ABC):
 
     @property
     def keeps_frozen(self) -> bool:
-        """Whether checkpoints omit frozen parameters, which the model's folder has."""
+        """Whether checkpoints omit frozen parameters, which can be loaded from the model's folder."""
         return False
 
     def parameters(self) -> tuple[Parameter, ...]:
@@ -54,17 +54,17 @@ class Counted(Spec, ABC):
         return len(self.moe_layers) * self.moe.num_experts if self.moe else 0
 
     def num_parameters(self) -> int:
-        """All weights."""
+        """Number of all parameters."""
         blocks = Counter(block for _, block in self.blocks())
         return sum(parameter.numel * count for block, count in blocks.items() for parameter in block.parameters)
 
     def num_expert_parameters(self) -> int:
-        """Weights of routed experts."""
+        """Number of parameters of routed experts."""
         return self.num_experts_total() * self.moe.parameters_per_expert if self.moe else 0
 
     def num_active_parameters(self) -> int:
-        """All weights except those of experts that a token does not choose; with both stacks, and whole embedding
-        tables, as in most published figures (GPT-OSS excludes the input embedding)."""
+        """Number of parameters without those of experts that a token does not use. Includes both stacks and all
+        embedding tables, as in most published figures (GPT-OSS excludes the input embedding)."""
         active_expert_parameters = 0
         if self.moe is not None:
             active_expert_parameters = (

@@ -11,8 +11,8 @@ def starred(name: str) -> str:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether the pattern matches the whole name, in linear time: each part at its first occurrence, which leaves
-    the most for the rest."""
+    """Whether the pattern matches the whole name. Linear time: each part is matched at its first occurrence, which
+    leaves the most text for the rest."""
     first, *middle = pattern.split("*")
     if not middle:
         return name == pattern

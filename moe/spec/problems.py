@@ -8,10 +8,10 @@ from pydantic import ValidationError
 from moe.spec.errors import Problem, ProblemCode, RuleError, SpecError
 
 _TAGGED = {"model", "data", "optimizer", "attention"}
-"""Discriminated parts: pydantic inserts their tags into locations."""
+"""Parts with a discriminator: pydantic inserts their tags into locations."""
 _MODELS = {"translation", "language", "module"}
 """Tags that begin the location of a model parsed alone."""
-_WHOLE = "the spec"
+_ROOT_NAME = "the spec"
 
 
 def problems_of(error: ValidationError) -> list[Problem]:
@@ -23,21 +23,21 @@ def problems_of(error: ValidationError) -> list[Problem]:
             location = entry["loc"][:-1] if entry["loc"][-1:] == ("router",) else entry["loc"]  # written flat
             place = dotted_path(_without_tags(location))
             problems.extend(
-                replace(problem, path=".".join(filter(None, (place, problem.path))) or _WHOLE)
+                replace(problem, path=".".join(filter(None, (place, problem.path))) or _ROOT_NAME)
                 for problem in cause.problems
             )
             continue
         if entry["type"] == "too_short" and len(entry["input"]) >= entry["ctx"]["min_length"]:
-            continue  # it is long enough; pydantic did not count items that have errors of their own
+            continue  # long enough: pydantic does not count invalid items
         location = _without_tags(entry["loc"])
         if entry["type"] == "invalid_key":  # the location ends in the key itself
             location = location[:-1]
-        problems.append(_problem(dotted_path(location) or _WHOLE, entry, cause))
+        problems.append(_problem(dotted_path(location) or _ROOT_NAME, entry, cause))
     return problems
 
 
 def _without_tags(location: tuple[Any, ...]) -> tuple[Any, ...]:
-    """As a user writes it: `model.num_heads`, not `model.translation.num_heads`."""
+    """Location as the user writes it: `model.num_heads`, not `model.translation.num_heads`."""
     return tuple(
         part for at, part in enumerate(location) if not (location[at - 1] in _TAGGED if at else part in _MODELS)
     )
@@ -81,12 +81,14 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
         return Problem("wrong_type", path, value, f"must be a mapping of fields{also}", "write its fields below it")
     if kind == "too_long" and not isinstance(value, str):
         limit = context["max_length"]
-        return Problem("too_large", path, None, f"must have at most {limit} entries", _FEWER.get(path, "remove some"))
-    return Problem(code_of(kind), path, value, rule_of(entry), _REMEDIES.get(kind, _OTHERWISE))
+        return Problem(
+            "too_large", path, None, f"must have at most {limit} entries", _TOO_LONG_REMEDIES.get(path, "remove some")
+        )
+    return Problem(code_of(kind), path, value, rule_of(entry), _REMEDIES.get(kind, _DEFAULT_REMEDY))
 
 
 def rule_of(entry: Any) -> str:
-    """Rule that a pydantic error broke, to follow a path: `must be a whole number`."""
+    """Rule that was broken, phrased to follow the path: `must be a whole number`."""
     kind, context = entry["type"], entry.get("ctx", {})
     if kind in _RULES:
         return _RULES[kind]
@@ -142,8 +144,8 @@ _RULES = {
     "string_type": "must be text",
     "tuple_type": "must be a list",
 }
-_OTHERWISE = "correct it"
-_FEWER = {
+_DEFAULT_REMEDY = "correct it"
+_TOO_LONG_REMEDIES = {
     "data.paths": "match several files with one `*` pattern, or merge them",
     "data.files": "merge the files of each language",
     "data.sources": "list several files in the `paths` of one source",

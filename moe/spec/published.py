@@ -17,7 +17,7 @@ def _grouped_query(num_heads: int, num_kv_heads: int, head_dim: int, **fields: A
 
 
 def _latent(num_heads: int, base: float, **yarn: Any) -> dict[str, Any]:
-    """DeepSeek's and Kimi's differ only in heads and RoPE."""
+    """MLA of DeepSeek and Kimi, which differ only in heads and RoPE."""
     scaling = {"kind": "yarn", "original_tokens": 4096, **yarn}
     return {"kind": "latent", "num_heads": num_heads, "query_rank": 1536, "key_value_rank": 512,
             "head_dim": 128, "rope_dim": 64, "value_dim": 128,
@@ -25,7 +25,7 @@ def _latent(num_heads: int, base: float, **yarn: Any) -> dict[str, Any]:
 
 
 def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
-    """The two sizes differ only in these numbers."""
+    """GPT-OSS; its two sizes differ only in these numbers."""
     scaling = {"kind": "yarn", "factor": 32.0, "original_tokens": 4096, "truncate": False}
     attention = _grouped_query(
         64, 8, 64, bias=True, output_bias=True, sinks=True, window=128, rope={"base": 1.5e5, "scaling": scaling}

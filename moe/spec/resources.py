@@ -11,20 +11,20 @@ DeviceKind = Literal["cuda", "cpu"]
 """Device types that workers train on, as torch names them."""
 
 
-def _no_look_alike(value: Any) -> Any:
-    """Refuse `true` and 1.0, which equal 1 but are not numbers of GPUs."""
+def _check_gpus(value: Any) -> Any:
+    """Refuse `true` and 1.0, which equal 1 but are not valid."""
     if isinstance(value, bool | float):
         raise RuleError("wrong_type", "must be auto, 0 or 1", "write it as a whole number")
     return value
 
 
 class ResourcesSpec(Spec):
-    """Number of workers, one accelerator each: `num_workers`, or a range from which the launch chooses."""
+    """Number of workers, with one accelerator each: `num_workers`, or a range to choose from at launch."""
 
     num_workers: Count | None = Field(default=None, le=100_000)
     min_workers: Count | None = Field(default=None, le=100_000)
     max_workers: Count | None = Field(default=None, le=100_000)
-    gpus_per_worker: Annotated[Literal["auto", 0, 1], BeforeValidator(_no_look_alike)] = "auto"
+    gpus_per_worker: Annotated[Literal["auto", 0, 1], BeforeValidator(_check_gpus)] = "auto"
     """`auto`: 1 if the cluster has GPUs, else 0."""
     cpus_per_worker: Count = 1
     device: Literal["auto", "cpu"] = "auto"
@@ -32,7 +32,7 @@ class ResourcesSpec(Spec):
     CPU cores, even if the cluster lists GPUs."""
 
     @model_validator(mode="after")
-    def _one_way(self) -> "ResourcesSpec":
+    def _check_range(self) -> "ResourcesSpec":
         has_range = self.min_workers is not None or self.max_workers is not None
         if has_range and self.num_workers is not None:
             raise RuleError(
@@ -60,11 +60,11 @@ class ResourcesSpec(Spec):
 
 
 class ParallelSpec(Spec):
-    """Parallelism degrees and options that plans must have. The planner chooses unset ones; `auto` leaves all unset."""
+    """Parallelism degrees and options. The planner chooses those that are unset; `auto` leaves all unset."""
 
     auto: Literal["predicted", "measured"] = "predicted"
-    """`predicted` runs the plan with the shortest predicted step; `measured` tries the three best for five steps each
-    and runs the fastest."""
+    """`predicted` uses the plan with the shortest predicted step; `measured` runs the three best for five steps each
+    and uses the fastest."""
     expert: Count | None = None
     """Expert parallelism: ranks that a layer's experts are spread over."""
     data: Count | None = None
@@ -88,19 +88,19 @@ class ParallelSpec(Spec):
     """FSDP of experts: ranks that shard each expert parameter, among its `data` replicas."""
     dispatch: Literal["flat", "hierarchical"] | None = None
     """Dispatch to experts on several nodes. `flat` sends each row to its expert's rank; `hierarchical` sends a token
-    once to each node with experts of it, then within the node."""
+    once to each node that has experts for it, then within the node."""
     num_chunks: Count | None = None
     """Chunks of dispatched rows, to overlap all-to-all and computation."""
     overlap: StrictBool | None = None
-    """Whether one micro-batch's all-to-all overlaps another's computation. They take turns within blocks, so blocks are
-    not recomputed whole. Planned only."""
+    """Whether one micro-batch's all-to-all overlaps another's computation. Micro-batches alternate within blocks, so
+    that whole blocks cannot be recomputed. Planned only."""
     recompute: Literal["none", "selective", "full"] | None = None
     """Activation recomputation: none, hidden states of feed-forward layers and experts, or whole blocks."""
     micro_batch_groups: Count | None = None
     """Token groups of a micro-batch on one data rank."""
 
     @model_validator(mode="after")
-    def _in_turns(self) -> "ParallelSpec":
+    def _check_overlap(self) -> "ParallelSpec":
         if self.overlap and self.recompute == "full":
             raise RuleError("conflict",
                             "has overlap (=True) with recompute (='full'), which recomputes whole blocks at once",
@@ -120,7 +120,7 @@ class ParallelSpec(Spec):
         return self
 
     @model_validator(mode="after")
-    def _of_something(self) -> "ParallelSpec":
+    def _check_effect(self) -> "ParallelSpec":
         if (self.virtual_stages or 1) > 1 and self.pipeline == 1:
             raise RuleError("not_applicable",
                             f"has virtual_stages (={self.virtual_stages}) with pipeline (=1), which has no stages",
@@ -140,13 +140,13 @@ class ParallelSpec(Spec):
 class CheckpointSpec(Spec):
     every_steps: Count = 100
     keep: Count = 3
-    """Committed checkpoints kept in storage, the last one among them."""
+    """Number of committed checkpoints kept in storage, including the last one."""
 
 
 FailureKind = Literal["error", "out_of_memory", "lost", "hung", "driver"]
 """`error`: a worker raised an exception. `out_of_memory`: a worker reported it. `lost`: a worker's process or node
-died. `hung`: a worker was ended because it was stopped or nobody made progress. `driver`: the job's driver died or
-failed."""
+died. `hung`: a worker was terminated because it was stopped or no worker made progress. `driver`: the job's driver died
+or failed."""
 
 
 class Backoff(Spec):
@@ -157,7 +157,7 @@ class Backoff(Spec):
     max_s: NonNegative = Field(default=60.0, le=604_800)
 
     @model_validator(mode="after")
-    def _in_order(self) -> "Backoff":
+    def _check_order(self) -> "Backoff":
         if self.first_s > self.max_s:
             raise RuleError(
                 "out_of_range", f"has first_s (={self.first_s:g}) above max_s (={self.max_s:g})", "raise max_s"
@@ -170,7 +170,7 @@ class Backoff(Spec):
 
 
 class RetryRule(Spec):
-    """Retries after failures of one kind; unset fields are as for other kinds."""
+    """Retries after failures of one kind; unset fields use the general rule."""
 
     max_failures: CountOrZero | None = Field(default=None, le=100)
     """Failures of this kind that are retried, counted separately; 0 for none."""
@@ -182,8 +182,8 @@ class RetrySpec(Spec):
     """Failures of worker groups or drivers that are retried, counted since the last committed checkpoint; the next one
     fails the job. Kinds with their own limit are not counted."""
     backoff: Backoff | None = None
-    """Delay before a retry, without cluster resources. Default: none for a worker group; for a driver 1 s, doubled each
-    time up to 60 s."""
+    """Delay before a retry, during which no cluster resources are held. Default: none for a worker group; for a driver
+    1 s, doubled each time up to 60 s."""
     kinds: dict[FailureKind, RetryRule] = Field(default_factory=dict)
     """Rules for kinds of failures."""
 
@@ -202,7 +202,7 @@ class RetrySpec(Spec):
 
 
 class LogsSpec(Spec):
-    """Retention of output and log lines of a job's driver and workers."""
+    """Retention of the output and logs of a job's driver and workers."""
 
     max_bytes: Count = Field(default=268_435_456, ge=1_000_000)
-    """Maximum stored log, all processes together. The oldest lines are removed first, and a line says where."""
+    """Maximum stored log of all processes together. The oldest lines are removed first, and a line marks the gap."""

@@ -9,7 +9,7 @@ from moe.spec.base import Count, NonNegative, Positive, Spec
 from moe.spec.errors import RuleError
 
 Factor = Annotated[float, Field(strict=True, ge=1)]
-"""Extended over original sequence length."""
+"""Extended sequence length divided by the original."""
 
 
 class LinearScaling(Spec):

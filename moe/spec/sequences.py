@@ -1,4 +1,4 @@
-"""Language-model text: users' documents, or the source of installed packages."""
+"""Text for language models: users' documents, or the source of installed packages."""
 
 from typing import Annotated, Literal
 
@@ -11,7 +11,7 @@ from moe.spec.errors import spec_error
 Format = Literal["jsonl", "text", "parquet"]
 MAX_SOURCES = 100
 ALL = "all"
-"""Report name of all sources together."""
+"""Name in reports of all sources together."""
 
 _FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".txt": "text", ".text": "text", ".md": "text",
@@ -21,7 +21,7 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 
 
 def format_of(path: str) -> Format | None:
-    """Format by a path's suffix, ignoring compression; None if unknown."""
+    """Format from a path's suffix, ignoring compression; None if unknown."""
     name = path.rsplit("/", 1)[-1].lower()
     for ending in _COMPRESSED:
         name = name.removesuffix(ending)
@@ -29,7 +29,7 @@ def format_of(path: str) -> Format | None:
 
 
 class SourceSpec(Spec):
-    """Documents from files of one format, with one weight in the mixture and one line in the report."""
+    """Documents from files of one format, with a weight in the mixture and a line in the report."""
 
     name: Annotated[Text, Field(max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")] | None = None
     """Name in the report. Default: `source-1`, `source-2`, in order."""
@@ -41,11 +41,11 @@ class SourceSpec(Spec):
     column: Column = "text"
     """JSON key or Parquet column with the text; `text` has none."""
     weight: Positive = Field(default=1.0, ge=0.001, le=1000)
-    """Times that an epoch uses its sequences; 0.5 is every other epoch. Its share of the mixture is weight · tokens,
-    over the sum for all sources."""
+    """Number of times that an epoch uses its sequences; 0.5 is every other epoch. Its share of the mixture is weight ·
+    tokens, divided by the sum over all sources."""
 
     @model_validator(mode="after")
-    def _of_one_format(self) -> "SourceSpec":
+    def _check_format(self) -> "SourceSpec":
         if self.format is None:
             formats = {format_of(path) for path in self.paths}
             if len(formats) > 1 or None in formats:
@@ -61,7 +61,7 @@ class SourceSpec(Spec):
 
     @property
     def file_format(self) -> Format:
-        """As given, or by the suffix of the paths."""
+        """`format`, or the format from the suffix of the paths."""
         name = self.format or format_of(self.paths[0])
         assert name is not None
         return name
@@ -81,7 +81,7 @@ class SequencesFields(Spec):
 
 
 class PackagesSpec(SequencesFields):
-    """Python source of a fixed list of packages that Shardyard needs: real text without a download."""
+    """Python source of a fixed list of packages that Shardyard depends on: real text without a download."""
 
     corpus: Literal["packages"]
 
@@ -92,11 +92,11 @@ class DocumentsSpec(BadRecordsFields, SequencesFields):
     corpus: Literal["documents"]
     sources: tuple[SourceSpec, ...] = Field(min_length=1, max_length=MAX_SOURCES)
     held_out: NonNegative = Field(default=0.01, lt=0.5)
-    """Fraction of each source's documents held out for evaluation, by a hash of the text: equal documents are on one
-    side."""
+    """Fraction of each source's documents held out for evaluation, by a hash of the text, so that equal documents are
+    in the same set."""
 
     @model_validator(mode="after")
-    def _named_apart(self) -> "DocumentsSpec":
+    def _check_names(self) -> "DocumentsSpec":
         names = self.source_names
         for index, name in enumerate(names):
             if name == ALL:

@@ -31,7 +31,7 @@ class AdamWSpec(Spec):
     """AdamW: Adam with decoupled weight decay (arXiv 1711.05101)."""
 
     is_elementwise: ClassVar[bool] = True
-    """Whether an element's update depends on that element alone, so that shards can be updated on their own."""
+    """Whether an element's update depends only on that element, so that shards can be updated independently."""
 
     name: Literal["adamw"]
     peak_lr: Positive = Field(default=1e-3, le=100)
@@ -42,7 +42,7 @@ class AdamWSpec(Spec):
     moments: Literal["float32", "bfloat16"] = "float32"
     """Dtype of both moments. bfloat16 is planned only."""
     offload: StrictBool = False
-    """Whether moments, and float32 weights beside narrower ones, are kept and updated in host memory. Planned only."""
+    """Whether moments, and float32 copies of narrower weights, are kept and updated in host memory. Planned only."""
 
     def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
         """Elements of optimizer state for a rank's `shape`: two moments."""
@@ -50,7 +50,7 @@ class AdamWSpec(Spec):
 
 
 class AdafactorSpec(Spec):
-    """Adafactor (arXiv 1804.04235) without first moment, as in the GShard paper.
+    """Adafactor (arXiv 1804.04235) without a first moment, as in the GShard paper.
 
     Factored statistics are per expert: updates do not depend on the layout.
     """
@@ -61,19 +61,19 @@ class AdafactorSpec(Spec):
     peak_lr: Positive = Field(default=1e-2, le=100)
     beta2: Fraction = 0.99
     clip_threshold: Positive = 1.0
-    """Maximum root mean square of the update of a tensor, or of one expert in it."""
+    """Maximum root mean square of the update of a tensor, or of one expert's part of it."""
     eps: Positive = 1e-30
-    """Added to squared gradients; the default is the published one. With it, rounding errors of gradients that are zero
-    in exact arithmetic become full steps; 1e-18 bounds these as AdamW's `eps` does."""
+    """Added to squared gradients; the default is the published value. With it, rounding errors of gradients that are
+    zero in exact arithmetic become full steps; 1e-18 bounds these as AdamW's `eps` does."""
     weight_decay: NonNegative = 0.0
 
     def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
-        """Elements of optimizer state for a rank's `shape`: row and column means of each matrix, experts apart; of a
-        vector, one per element."""
-        own = 1 if of_experts else 0
-        if len(shape) - own < 2:
+        """Elements of optimizer state for a rank's `shape`: row and column means of each matrix, separately per expert;
+        one per element of a vector."""
+        num_expert_dims = 1 if of_experts else 0
+        if len(shape) - num_expert_dims < 2:
             return prod(shape)
-        return prod(shape[:-1]) + prod(shape[:own]) * shape[-1]
+        return prod(shape[:-1]) + prod(shape[:num_expert_dims]) * shape[-1]
 
 
 OptimizerSpec = Annotated[AdamWSpec | AdafactorSpec, Field(discriminator="name")]
@@ -103,7 +103,7 @@ class EvaluationSpec(Spec):
     max_sequences: Count | None = None
     """For language models: sequences per source measured at the end. Default: all."""
     num_examples: CountOrZero = 8
-    """Source, reference and translation rows in the report; for language models completions, at most 3."""
+    """Rows of source, reference and translation in the report; for language models, completions, at most 3."""
 
 
 class ProfileSpec(Spec):
@@ -117,10 +117,10 @@ class ProfileSpec(Spec):
 class TrainSpec(Spec):
     num_steps: Count
     max_duration: Duration | None = None
-    """Time limit such as `90m` or `1h30m`; training then ends as after its last step, with checkpoint and evaluation.
-    Counts steps of all attempts, not loading, checkpoints or evaluations. Default: none."""
+    """Time limit such as `90m` or `1h30m`, after which training ends as after its last step, with checkpoint and
+    evaluation. Counts steps of all attempts, but not loading, checkpoints or evaluations. Default: none."""
     batch_tokens: Count = Field(default=4096, le=1_000_000_000)
-    """Positions of the global batch: sources and targets, with padding. A multiple of the model's
+    """Positions of the global batch: sources and targets, including padding. Must be a multiple of the model's
     `moe.group_tokens`."""
     seed: CountOrZero = 0
     optimizer: OptimizerSpec = AdamWSpec(name="adamw")
@@ -152,7 +152,7 @@ class TrainSpec(Spec):
         return None if self.max_duration is None else seconds_of(self.max_duration)
 
     @model_validator(mode="after")
-    def _profile_comes(self) -> "TrainSpec":
+    def _check_profile(self) -> "TrainSpec":
         if self.profile is not None and self.profile.from_step > self.num_steps:
             raise RuleError("out_of_range",
                             f"has profile.from_step (={self.profile.from_step}) after num_steps (={self.num_steps})",
@@ -160,7 +160,7 @@ class TrainSpec(Spec):
         return self
 
     @model_validator(mode="after")
-    def _warm_up_ends(self) -> "TrainSpec":
+    def _check_warm_up(self) -> "TrainSpec":
         warmup = self.schedule.warmup_steps
         if warmup is not None and warmup > self.num_steps:
             raise RuleError("out_of_range", f"warms up for {warmup} steps but runs only num_steps (={self.num_steps})",

@@ -18,7 +18,7 @@ from moe.spec.parameter_counts import Counted
 class TranslationModelSpec(Counted):
     """The GShard paper's encoder-decoder Transformer, with experts in every other feed-forward layer.
 
-    `{preset: gshard-tiny}` sets every dimension; fields beside it override the preset's.
+    `{preset: gshard-tiny}` sets every dimension; other fields override the preset's.
     """
 
     kind: Literal["translation"] = "translation"
@@ -35,10 +35,10 @@ class TranslationModelSpec(Counted):
     """Size of the sources' byte-level BPE: 256 bytes, 4 special tokens, and merges."""
     target_vocab_size: Count = Field(ge=300)
     share_vocabulary: StrictBool = True
-    """One tokenizer and one embedding table for both sides, also used as the output projection."""
+    """Whether both sides share one tokenizer and one embedding table, which is also the output projection."""
     dropout: Fraction = 0.1
-    """Dropout of embeddings and sub-layer outputs. Attention probabilities have none: fused attention cannot key its
-    draws by position."""
+    """Dropout of embeddings and sub-layer outputs, but not of attention probabilities, since fused attention cannot key
+    its draws by position."""
     moe: MoESpec | None = None
     """MoE layer in place of every `moe_every`-th feed-forward layer. None: a dense model."""
     moe_every: Count = 2
@@ -50,7 +50,7 @@ class TranslationModelSpec(Counted):
     @classmethod
     def _expand(cls, fields: Any) -> Any:
         """Fill in the preset, and the experts' model dimension."""
-        return expansion.expanded(fields)
+        return expansion.expand_preset(fields)
 
     @model_validator(mode="after")
     def _coherent(self) -> "TranslationModelSpec":
@@ -82,7 +82,7 @@ class TranslationModelSpec(Counted):
 
     @property
     def attention(self) -> GroupedQueryAttentionSpec:
-        """Multi-head attention of every layer, to its own positions or to the encoder's."""
+        """Multi-head attention of every layer, either self-attention or cross-attention."""
         return GroupedQueryAttentionSpec(num_heads=self.num_heads, num_kv_heads=self.num_heads, head_dim=self.head_dim)
 
     @property
@@ -91,7 +91,7 @@ class TranslationModelSpec(Counted):
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """Numbered through both stacks: encoder layers first, from 0."""
+        """Layers with experts, numbered from 0 through both stacks, encoder first."""
         if self.moe is None:
             return ()
         encoder = range(self.moe_every - 1, self.num_encoder_layers, self.moe_every)
@@ -114,8 +114,8 @@ class TranslationModelSpec(Counted):
             if (stack, ffn_dim) not in unique_blocks:
                 unique_blocks[stack, ffn_dim] = self._layer(self._kind(stack, ffn_dim), decodes, ffn_dim)
             yield f"{stack}.{number}", unique_blocks[stack, ffn_dim]
-        own, tied_parameters = ((), (source,)) if self.share_vocabulary else ((target,), ())
-        parameters = (norm("decoder_norm", self.model_dim), *own)
+        output_parameters, tied_parameters = ((), (source,)) if self.share_vocabulary else ((target,), ())
+        parameters = (norm("decoder_norm", self.model_dim), *output_parameters)
         yield "", Block("head", parameters, tied_parameters, vocabulary=self.target_vocab_size)
 
     def _kind(self, stack: str, ffn_dim: int | None) -> str:
@@ -139,9 +139,9 @@ class TranslationModelSpec(Counted):
         )
         dense = None if ffn_dim is None else FeedForwardDims(ffn_dim, 2)
         moe = self.moe if ffn_dim is None else None
-        return Block(kind, self._of_layer(decodes, ffn_dim), attentions=attentions, feed_forward=dense, moe=moe)
+        return Block(kind, self._layer_parameters(decodes, ffn_dim), attentions=attentions, feed_forward=dense, moe=moe)
 
-    def _of_layer(self, decodes: bool, ffn_dim: int | None) -> tuple[Parameter, ...]:
+    def _layer_parameters(self, decodes: bool, ffn_dim: int | None) -> tuple[Parameter, ...]:
         """Parameters of a layer; experts if `ffn_dim` is None."""
         width: Size = ("model", self.model_dim)
         heads: Size = ("heads", self.num_heads * self.head_dim)

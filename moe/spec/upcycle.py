@@ -12,15 +12,15 @@ from moe.spec.routers.router import GatedTopKSpec
 
 MixtureFamily = Literal["mixtral", "qwen3_moe", "qwen2_moe", "granitemoe", "granitemoeshared", "glm4_moe"]
 
-_ANEW = "write model: {from: FOLDER, upcycle: {...}}, without the fields that these determine"
+_REMEDY = "write model: {from: FOLDER, upcycle: {...}}, without the fields that these determine"
 
 
 class UpcycleSpec(Spec):
     """Sparse upcycling (arXiv 2212.05055): a dense model as a mixture that initially computes the same function.
 
     Each feed-forward layer is split along its hidden units into `granularity` slices, each copied `num_experts` times.
-    One copy of every slice is a virtual group (arXiv 2410.07524): its router columns start equal, so that a token takes
-    whole groups, whose slices sum to the dense layer.
+    One copy of every slice forms a virtual group (arXiv 2410.07524): its router columns start equal, so that a token
+    takes whole groups, whose slices sum to the dense layer.
     """
 
     num_experts: Count = Field(le=1_000_000)
@@ -30,14 +30,14 @@ class UpcycleSpec(Spec):
     granularity: Count = Field(default=1, le=1024)
     """g, slices of the dense layer: N · g experts, of which a token takes K · g."""
     shared_slices: CountOrZero = 0
-    """Slices that all tokens use, as shared experts; the copies keep g minus this many."""
+    """Slices that all tokens use, as shared experts; each copy has the other slices."""
     every: Count = 1
     """Every n-th layer has experts, starting with the n-th; the others stay dense."""
     form: MixtureFamily | None = None
     """Hugging Face family of the mixture. Default: the first that can represent it."""
     noise: NonNegative = Field(default=0.0, le=1)
-    """Expert weights are multiplied by Uniform(1 ± √3 · noise), each on its own: noise of this standard deviation,
-    relative to their root mean square. Above 0, the initial function is no longer the dense model's."""
+    """Standard deviation of noise relative to each weight: expert weights are multiplied by independent draws from
+    Uniform(1 ± √3 · noise). Above 0, the initial function differs from the dense model's."""
 
     @model_validator(mode="after")
     def _coherent(self) -> "UpcycleSpec":
@@ -63,7 +63,7 @@ class UpcycleSpec(Spec):
         return self.granularity - self.shared_slices
 
     def problems_of_dense(self, ffn_dim: int, num_layers: int) -> Iterator[Problem]:
-        """Yield problems with a dense model of these sizes."""
+        """Problems with upcycling a dense model of these sizes."""
         if ffn_dim % self.granularity:
             fits = max(number for number in range(1, self.granularity) if ffn_dim % number == 0)
             rule = f"must divide the hidden dimension of the dense layers (={ffn_dim})"
@@ -87,35 +87,35 @@ class UpcycleSpec(Spec):
     def problems_of_mixture(
         self, moe: MoESpec, moe_layers: Sequence[int], num_layers: int, ffn_dim: int | None
     ) -> Iterator[Problem]:
-        """Fields of a mixture, by path, that would change the dense model's function. `moe`: its layers
-        `moe_layers`; `ffn_dim`: its dense layers."""
+        """Problems for fields of a mixture that would change the dense model's function. `moe` describes its layers
+        `moe_layers`, `ffn_dim` its dense layers."""
         expected_fields = self.layer_of(moe.hidden_dim * self.granularity)
         expected_fields |= {"expert_bias": False, "logit_bias": False, "num_expert_groups": 1}
         expected_fields.setdefault("shared_hidden_dim", None)
         if not isinstance(moe.routing, GatedTopKSpec):
             rule = "must be softmax_topk or sigmoid_topk, whose weights per token have a constant sum"
-            yield Problem("unsupported", "moe.router", moe.routing.router, f"{rule} for all tokens", _ANEW)
+            yield Problem("unsupported", "moe.router", moe.routing.router, f"{rule} for all tokens", _REMEDY)
             return
         for name, value in expected_fields.items():
             if (actual := getattr(moe, name)) != value:
-                yield Problem("mismatch", f"moe.{name}", actual, f"must be {value}, as set by upcycle", _ANEW)
+                yield Problem("mismatch", f"moe.{name}", actual, f"must be {value}, as set by upcycle", _REMEDY)
         if not (moe.routing.renormalizes or getattr(moe.routing, "softmax", None) == "after_topk"):
             rule = "leaves the sum of a token's weights to its scores, but the dense layers weigh 1"
-            yield Problem("unsupported", "moe.renormalize_gates", False, rule, _ANEW)
+            yield Problem("unsupported", "moe.renormalize_gates", False, rule, _REMEDY)
         layers = list(range(self.every - 1, num_layers, self.every))
         if list(moe_layers) != layers:
             rule = f"must put experts in the layers {layers}, as set by upcycle.every (={self.every})"
-            yield Problem("mismatch", "moe_every", list(moe_layers), rule, _ANEW)
+            yield Problem("mismatch", "moe_every", list(moe_layers), rule, _REMEDY)
         if ffn_dim is not None and moe.hidden_dim * self.granularity != ffn_dim:
             rule = f"must be ffn_dim (={ffn_dim}) divided by upcycle.granularity (={self.granularity})"
-            yield Problem("mismatch", "moe.hidden_dim", moe.hidden_dim, rule, _ANEW)
+            yield Problem("mismatch", "moe.hidden_dim", moe.hidden_dim, rule, _REMEDY)
 
     def experts_factor(self, moe: MoESpec) -> float:
-        """Initial factor of the experts' last matrices: undoes the weights, which sum to 1 over a group's slices,
-        times the router's scaling factor."""
+        """Initial factor of the experts' last matrices. Cancels the weights, which sum to 1 over a group's slices, and
+        the router's scaling factor."""
         assert isinstance(moe.routing, GatedTopKSpec)
         return self.routed_slices / moe.routing.routed_scaling_factor
 
     def shared_factor(self, moe: MoESpec) -> float:
-        """Initial factor of the shared experts' last matrices: 2 for a gate, initially sigmoid(0) = ½."""
+        """Initial factor of the shared experts' last matrices: 2 with a gate, which is initially sigmoid(0) = ½."""
         return 2.0 if moe.shared_gate else 1.0

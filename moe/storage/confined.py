@@ -1,8 +1,8 @@
-"""Opens, creates and removes files strictly beneath a folder, safe against concurrent symlink swaps.
+"""Opens, creates and removes files strictly inside a folder, safely under concurrent symlink swaps.
 
-Paths are opened component by component from a handle of the folder (`openat`), without following links. If a
-component is a link, the path is resolved by name, must stay in the folder, and is opened again in the same way: a
-component swapped for a link meanwhile is an error, not an escape. Creating and removing follow no links.
+Paths are opened component by component from a handle of the folder (`openat`), without following links. If a component
+is a link, the path is resolved by name, must stay in the folder, and is reopened in the same way: if a component is
+swapped for a link in the meantime, opening fails instead of escaping. Creation and removal follow no links.
 """
 
 import errno
@@ -25,7 +25,7 @@ _AT_A_LINK = (errno.ELOOP, errno.ENOTDIR)
 """Errors of opening a link without following it; ENOTDIR also means a file in place of a folder."""
 
 _TRIES = 10
-"""Attempts to create folders that other processes remove while empty."""
+"""Attempts to create folders that other processes may remove while they are empty."""
 
 _DEEPEST = 64
 """Maximum depth of folders to remove recursively; runs create four levels."""
@@ -40,16 +40,16 @@ def follow(folder: str, path: str) -> str:
     real = follow_links(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
     if contains(os.path.realpath(folder), real):
         return real
-    raise Outside(errno.EACCES, f"lies outside {folder}", path)
+    raise Outside(errno.EACCES, f"is outside {folder}", path)
 
 
 def contains(folder: str, path: str) -> bool:
-    """Whether `path` is `folder` or lies in it, both without links."""
+    """Whether `path` is `folder` or is in it, both without links."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def open_file(folder: str, path: str, *, links: bool = True) -> io.BufferedReader:
-    """Open a regular file beneath the folder for reading. Without `links`, follow none below the folder.
+    """Open a regular file in the folder for reading. Without `links`, follow no links below the folder.
 
     Raises OSError, including Outside.
     """
@@ -66,7 +66,7 @@ def open_file(folder: str, path: str, *, links: bool = True) -> io.BufferedReade
 
 @contextmanager
 def listing(folder: str, path: str, *, links: bool = True) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """Entries of a folder beneath the folder, or of itself; `links` as in `open_file`.
+    """Entries of `folder` or of a folder inside it; `links` as in `open_file`.
 
     Raises OSError, including Outside.
     """
@@ -79,9 +79,9 @@ def listing(folder: str, path: str, *, links: bool = True) -> Iterator[Iterator[
 
 
 def sizes(folder: str, path: str, *, links: bool = True) -> dict[str, int]:
-    """Bytes of the entries of a folder beneath the folder, by name; `links` as in `open_file`.
+    """Bytes of the entries of `folder` or of a folder inside it, by name; `links` as in `open_file`.
 
-    Omits links, and entries renamed or removed meanwhile. Raises OSError, including Outside.
+    Omits links, and entries renamed or removed in the meantime. Raises OSError, including Outside.
     """
     size_by_name = {}
     with listing(folder, path, links=links) as entries:
@@ -94,14 +94,14 @@ def sizes(folder: str, path: str, *, links: bool = True) -> dict[str, int]:
 
 @contextmanager
 def create(folder: str, path: str, mode: int = 0o666) -> Iterator[io.BufferedWriter]:
-    """Create a file beneath the folder atomically: it gets its name, complete and durable, if the block succeeds.
+    """Create a file in the folder atomically: it gets its name, complete and durable, if the block succeeds.
 
     Until then it has an unguessable name. Replaces an existing file or link, creates missing folders, follows no link
     below the folder. Raises OSError, including Outside.
     """
     below = os.path.relpath(path, folder)
     if _climbs(path, below):
-        raise Outside(errno.EACCES, f"lies outside {folder}", path)
+        raise Outside(errno.EACCES, f"is outside {folder}", path)
     *folders, name = below.split("/")
     handle = _make_folder(folder, folders)
     try:
@@ -124,18 +124,18 @@ def create(folder: str, path: str, mode: int = 0o666) -> Iterator[io.BufferedWri
 
 
 def make_folder(folder: str, path: str) -> None:
-    """Create a folder beneath the folder, or the folder itself, with missing parents; follows no link.
+    """Create a folder inside `folder`, or `folder` itself, with missing parents; follows no links.
 
     Raises OSError, including Outside.
     """
     below = os.path.relpath(path, folder)
     if _climbs(path, below):
-        raise Outside(errno.EACCES, f"lies outside {folder}", path)
+        raise Outside(errno.EACCES, f"is outside {folder}", path)
     os.close(_make_folder(folder, below.split("/")))
 
 
 def remove(folder: str, path: str) -> None:
-    """Remove a file or folder (recursively) beneath the folder, or the folder itself, without following links.
+    """Remove a file or folder (recursively) inside `folder`, or `folder` itself, without following links.
 
     If the last component is a link, the link is removed. Raises OSError, including Outside and FileNotFoundError.
     """
@@ -143,7 +143,7 @@ def remove(folder: str, path: str) -> None:
     if below == ".":
         folder, below = os.path.split(os.path.abspath(folder))
     if _climbs(path, below):
-        raise Outside(errno.EACCES, f"lies outside {folder}", path)
+        raise Outside(errno.EACCES, f"is outside {folder}", path)
     parents, _, name = below.rpartition("/")
     parent = _walk(folder, parents or ".", _FOLDER)
     try:
@@ -158,12 +158,12 @@ def remove(folder: str, path: str) -> None:
 
 
 def remove_entries(handle: int, until: float = math.inf, depth: int = 0) -> bool:
-    """Remove the entries of a folder (links themselves), at least one, until the monotonic time `until`.
+    """Remove the entries of a folder, at least one, until the monotonic time `until`; links are removed, not followed.
 
     Returns whether all are gone. Raises OSError.
     """
     if depth > _DEEPEST:
-        raise OSError(errno.ELOOP, f"its folders lie more than {_DEEPEST} levels deep")
+        raise OSError(errno.ELOOP, f"its folders are more than {_DEEPEST} levels deep")
     for name, is_folder in entries_of(handle):
         with suppress(FileNotFoundError):  # removed by another process
             if is_folder:
@@ -195,7 +195,8 @@ def open_folder(parent: int, name: str) -> Iterator[int]:
 
 
 def _make_folder(folder: str, names: list[str]) -> int:
-    """Handle of a folder, creating missing ones on the path `names`, again if others remove them meanwhile."""
+    """Handle of a folder; creates missing folders on the path `names`, again if other processes remove them
+    meanwhile."""
     os.makedirs(folder, exist_ok=True)
     for left in reversed(range(_TRIES)):
         handle = os.open(folder, _FOLDER)
@@ -229,7 +230,7 @@ def _open(folder: str, path: str, flags: int, links: bool) -> int:
     below = os.path.relpath(path, folder)
     climbs = _climbs(path, below)
     if climbs and not links:
-        raise Outside(errno.EACCES, f"lies outside {folder}", path)
+        raise Outside(errno.EACCES, f"is outside {folder}", path)
     if not climbs:
         try:
             return _walk(folder, below, flags)

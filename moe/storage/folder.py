@@ -19,7 +19,7 @@ MAX_READ_BYTES = 1 << 28
 
 
 class FileTooLarge(ValueError):
-    """File larger than any that a run writes there."""
+    """File larger than any that a run writes."""
 
 
 class Folder:
@@ -38,9 +38,9 @@ class Folder:
 
     @classmethod
     def of_job(cls, url: str) -> "Folder":
-        """Folder of a job: links are followed neither to it, from its parent, nor within it.
+        """Folder of a job: neither the folder itself nor anything in it may be a link.
 
-        Links above its parent are followed; pass `root` if the root of jobs is known.
+        Links on the path to its parent are followed; pass `root` if the root of jobs is known.
         """
         folder = cls(url)
         folder._within, folder._links = posixpath.dirname(folder._path), False
@@ -65,7 +65,7 @@ class Folder:
         Raises Outside for paths that leave an object store's folder; local paths are checked when opened.
         """
         if not self.is_local and (path.startswith("/") or ".." in path.split("/")):
-            raise confined.Outside(errno.EACCES, f"lies outside {self.url}", path)
+            raise confined.Outside(errno.EACCES, f"is outside {self.url}", path)
         return posixpath.join(self._path, path) if path else self._path
 
     def names(self, path: str = "") -> list[str]:
@@ -103,7 +103,7 @@ class Folder:
 
         Raises FileNotFoundError, Outside, and FileTooLarge, before reading, for more than `max_bytes`.
         """
-        fault = FileTooLarge(f"{path} has more than {max_bytes:,} bytes, too many for a run's file")
+        fault = FileTooLarge(f"{path} has more than {max_bytes:,} bytes, too many for a file of a run")
         if self.is_local:
             with self.open(path) as file:
                 last = os.fstat(file.fileno()).st_size
@@ -116,7 +116,7 @@ class Folder:
         if end is None or end - start > max_bytes:
             self.files.invalidate_cache()  # object stores cache sizes
             last = int(self.files.size(remote_path) or 0)
-            end = last if end is None else min(last, end)  # no more, should it grow
+            end = last if end is None else min(last, end)  # stop here even if it grows
             if end - start > max_bytes:
                 raise fault
             if end <= start:
@@ -142,7 +142,7 @@ class Folder:
         final = self.path_of(path)
         draft = posixpath.join(posixpath.dirname(final), f".{secrets.token_hex(8)}.draft")
         try:
-            # A store that learns of an error by a stream's end keeps what it received.
+            # Some stores keep a partial file if a stream ends with an error.
             with self._put(draft, lambda: self.files.open(draft, "wb")) as stream:
                 yield stream
             self.files.mv(draft, final)

@@ -1,4 +1,4 @@
-"""Bounded resolution of symbolic links: `os.path.realpath` can take as long as the creator of the links likes."""
+"""Bounded resolution of symbolic links; crafted links can make `os.path.realpath` arbitrarily slow."""
 
 import errno
 import os
@@ -11,23 +11,23 @@ MAX_CHARACTERS = 4096
 MAX_PARTS = 64
 """Maximum depth of a path: each component makes resolving the next more expensive."""
 MAX_LINK_PARTS = 4096
-"""Maximum components of all links on a path together."""
+"""Maximum total components of all links on a path."""
 
 
 def follow_links(path: str, below: str = "/", step: Callable[[], None] = lambda: None) -> str:
     """Absolute path with all links followed; it need not exist.
 
-    Relative paths start in `below`, a path without links. `step` is called for each component of a link, and may
-    raise. Raises OSError with the path so far beyond the limits above.
+    Relative paths start in `below`, a path without links. `step` is called for each component of a link, and may raise.
+    Raises OSError, with the path resolved so far, beyond the limits above.
     """
     real = "" if path.startswith("/") else below.rstrip("/")
-    left = _parts(path)
+    remaining = _parts(path)
     num_links = num_link_parts = 0
-    num_link_parts_left = 0  # components of `left` that came from links, which are popped first
-    while left:
-        part = left.pop()
-        if num_link_parts_left:
-            num_link_parts_left -= 1
+    num_link_parts_remaining = 0  # components of `remaining` that came from links, which are popped first
+    while remaining:
+        part = remaining.pop()
+        if num_link_parts_remaining:
+            num_link_parts_remaining -= 1
             step()
         if part in ("", "."):
             continue
@@ -38,7 +38,7 @@ def follow_links(path: str, below: str = "/", step: Callable[[], None] = lambda:
         if len(next_path) > MAX_CHARACTERS:
             raise OSError(errno.ENAMETOOLONG, f"leads to a path of more than {MAX_CHARACTERS} characters", next_path)
         if next_path.count("/") > MAX_PARTS:
-            raise OSError(errno.ENAMETOOLONG, f"lies more than {MAX_PARTS} folders deep", next_path)
+            raise OSError(errno.ENAMETOOLONG, f"is more than {MAX_PARTS} folders deep", next_path)
         try:
             target = os.readlink(next_path)
         except OSError:  # no link, or missing
@@ -53,8 +53,8 @@ def follow_links(path: str, below: str = "/", step: Callable[[], None] = lambda:
         num_link_parts += len(parts)
         if num_link_parts > MAX_LINK_PARTS:
             raise OSError(errno.ELOOP, f"leads through links of more than {MAX_LINK_PARTS:,} parts together", next_path)
-        left += parts
-        num_link_parts_left += len(parts)
+        remaining += parts
+        num_link_parts_remaining += len(parts)
     return real or "/"
 
 

@@ -11,7 +11,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 class UnreadableStorage(str):
-    """Fault of the storage rather than of the file, which may be intact."""
+    """Fault of the storage, not of the file, which may be intact."""
 
 
 class SealingStream(io.RawIOBase):
@@ -39,14 +39,14 @@ class SealingStream(io.RawIOBase):
 
 
 def fault(folder: Folder, path: str, size_bytes: int, sha256: str, label: str | None = None) -> str | None:
-    """Fault of a sealed file, naming it `label`, or None.
+    """Fault of a sealed file, called `label` in the message, or None.
 
     An UnreadableStorage if the storage cannot deliver a file that may be there.
     """
     label = label or path
     try:
         with folder.open(path) as stream:
-            stream.seek(0, os.SEEK_END)  # some stores' files return None here
+            stream.seek(0, os.SEEK_END)  # seek returns None for files of some stores
             if (actual_bytes := stream.tell()) != size_bytes:
                 return f"{label} has {actual_bytes} bytes instead of {size_bytes}"
             stream.seek(0)

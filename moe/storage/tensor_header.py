@@ -1,7 +1,7 @@
-"""Headers of safetensors files: names, dtypes, shapes and places of their tensors. No torch.
+"""Headers of safetensors files: names, dtypes, shapes and offsets of tensors. No torch.
 
-A file is eight bytes with the length of the header, the header (JSON), and the tensors' bytes. The safetensors library
-opens files on disks only, does not tell where a tensor lies, and writes the tensors of a file all at once.
+A file consists of the header's length in eight bytes, the header (JSON), and the tensors' bytes. The safetensors
+library opens only local files, does not expose tensor offsets, and writes all tensors of a file in one call.
 """
 
 import json
@@ -16,27 +16,27 @@ TORCH_NAMES = {
     "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "I64": "int64", "I32": "int32", "I16": "int16",
     "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64",
 }  # fmt: skip
-"""torch's names of dtypes, by those of safetensors."""
+"""torch dtype names by safetensors dtype name."""
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I64": 8, "I32": 4, "I16": 2,
     "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "C64": 8,
 }  # fmt: skip
 MAX_HEADER_BYTES = 100_000_000
-"""Largest header, as in the safetensors library."""
+"""Maximum header size, as in the safetensors library."""
 _METADATA = "__metadata__"
 
 
 @dataclass(frozen=True)
 class HeaderEntry:
-    """One tensor as it lies in a file."""
+    """Header entry of a tensor in a file."""
 
     name: str
     dtype: str
-    """As safetensors calls it."""
+    """safetensors name."""
     shape: tuple[int, ...]
     file: str
     begin: int
-    """Its first byte in the file."""
+    """Offset in the file, in bytes."""
 
     @property
     def num_bytes(self) -> int:
@@ -44,14 +44,14 @@ class HeaderEntry:
 
 
 def read_header(stream: IO[bytes], file: str) -> list[HeaderEntry]:
-    """Tensors of a file, in the order of its bytes. Raises ValueError, with the tensor, for a file that is cut off or
-    no safetensors file."""
+    """Tensors of a file, in byte order. Raises ValueError, with the tensor, if the file is truncated or not in the
+    safetensors format."""
     size = stream.seek(0, os.SEEK_END) or stream.tell()
     stream.seek(0)
     length = int.from_bytes(stream.read(8), "little")
     if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
         raise ValueError(
-            f"its header would have {length:,} bytes, and it has {size:,} in all: it is cut off, or no safetensors file"
+            f"it has {size:,} bytes but a header length of {length:,}: it is truncated, or not a safetensors file"
         )
     try:
         header = json.loads(stream.read(length))
@@ -64,19 +64,19 @@ def read_header(stream: IO[bytes], file: str) -> list[HeaderEntry]:
 
 def _entries(header: Any, file: str, start: int) -> Iterator[HeaderEntry]:
     if not isinstance(header, dict):
-        raise ValueError("its header is no object")
+        raise ValueError("its header is not a JSON object")
     for name, fields in header.items():
         if name == _METADATA:
             continue
         try:
             dtype, shape, (begin, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
-            whole = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+            are_integers = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
         except (TypeError, KeyError, ValueError):
-            raise ValueError(f"its header does not say where {name!r} lies") from None
+            raise ValueError(f"its header has no valid dtype, shape and data_offsets for {name!r}") from None
         if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-            raise ValueError(f"{name!r} has the dtype {dtype!r}, which is not known")
-        if not whole or end - begin != prod(shape) * ITEM_BYTES[dtype]:
-            raise ValueError(f"{name!r}, {dtype} {shape}, cannot be the bytes from {begin} to {end}")
+            raise ValueError(f"{name!r} has the dtype {dtype!r}, which is not supported")
+        if not are_integers or end - begin != prod(shape) * ITEM_BYTES[dtype]:
+            raise ValueError(f"{name!r}, {dtype} {shape}, does not fit the bytes from {begin} to {end}")
         yield HeaderEntry(name, dtype, tuple(shape), file, start + begin)
 
 
@@ -84,17 +84,16 @@ def _check(tensor_entries: list[HeaderEntry], start: int, size: int) -> None:
     at = start
     for entry in tensor_entries:
         if entry.begin != at and entry.num_bytes:
-            raise ValueError(f"{entry.name!r} does not begin where the tensor before it ends")
+            raise ValueError(f"{entry.name!r} does not start where the previous tensor ends")
         at = max(at, entry.begin + entry.num_bytes)
         if at > size:
-            raise ValueError(f"it has {size:,} bytes and ends within {entry.name!r}, whose last would be the "
-                             f"{at:,}th: it is cut off")  # fmt: skip
+            raise ValueError(f"it has {size:,} bytes but {entry.name!r} ends at byte {at:,}: it is truncated")
     if at != size:
-        raise ValueError(f"it has {size - at:,} bytes beyond its last tensor")
+        raise ValueError(f"it has {size - at:,} bytes after its last tensor")
 
 
 def header_bytes(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
-    """The beginning of a file with these (name, dtype, shape), in order."""
+    """Header bytes of a file with these (name, dtype, shape) tensors, in order."""
     at, fields = 0, dict[str, Any]({_METADATA: {"format": "pt"}})
     for name, dtype, shape in tensors:
         end = at + prod(shape) * ITEM_BYTES[dtype]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from moe.data.progress import Tell
 from moe.records import Ending, HeldOutLosses, JsonRecord
 from moe.spec import JobSpec, ModelSpec, spec_error
-from moe.spec.form import kept
+from moe.spec.form import stored_tensors
 from moe.spec.generation import GenerationSpec
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
         if not getattr(self.spec.model, "keeps_frozen", False):
             return frozenset()
         frozen_parameters = (parameter for parameter in self.spec.model.parameters() if parameter.frozen)
-        return frozenset(tensor.name for parameter in frozen_parameters for tensor, _ in kept(parameter))
+        return frozenset(tensor.name for parameter in frozen_parameters for tensor, _ in stored_tensors(parameter))
 
     @classmethod
     def model_of(

@@ -140,7 +140,7 @@ def test_a_file_that_is_cut_off_is_told_with_the_tensor_it_ends_in(keep: int, hu
     path.write_bytes(content[:keep])
     problem = refusal(folder).problems[0]
     assert problem.value.endswith("model.safetensors")
-    assert "cut off" in problem.rule
+    assert "truncated" in problem.rule
     if keep < 0:
         (length,) = struct.unpack("<Q", content[:8])
         end = len(content) + keep - 8 - length

@@ -160,7 +160,7 @@ def job(folder: Path, upcycle: Any, **model: Any) -> dict[str, Any]:
         ({"moe": {"router": "switch_top1"}}, "model.moe.router", "softmax_topk or sigmoid_topk"),
         ({"moe": {"expert_bias": True}}, "model.moe.expert_bias", "must be False"),
         ({"moe_every": 2, "ffn_dim": 40}, "model.moe_every", "in the layers [0, 1, 2]"),
-        ({"adapter": {"rank": 2}}, "model.adapter", "cannot apply to a mixture"),
+        ({"adapter": {"rank": 2}}, "model.adapter", "cannot be used with upcycle"),
     ],
 )
 def test_fields_beside_it_that_make_another_function_are_refused(

@@ -133,7 +133,7 @@ def test_whoever_loads_its_checkpoint_calls_no_code_that_it_names(tmp_path: Path
     run(planned(1, job()), f"{tmp_path}")
     (folder,) = tmp_path.glob("checkpoints/step-00000006.a1.g0")
     with pytest.raises(
-        CheckpointError, match=r"is of a user's module .* whose code is not run here; load its weights with torch"
+        CheckpointError, match=r"of a user's module .* whose code is not run here; load its weights with torch"
     ):
         TrainedModel.load(str(folder))
 

@@ -13,7 +13,7 @@ from moe.layers.linear import linear
 from moe.parallel import QuantizedWeight, QuantScheme, block_kernels, quantized
 from moe.parallel.block_kernels import dequantize_with_kernel, runs_on
 from moe.parallel.quantized import NF4, blocks, cut, dequantize_reference, put, quantize
-from moe.spec.form import kept, kept_bytes
+from moe.spec.form import stored_bytes, stored_tensors
 from moe.spec.parameter import Dim, Form, Parameter
 from tests.unit import plain_codes
 from tests.unit.plain_codes import through_codes
@@ -138,10 +138,10 @@ def test_stored_tensors_are_those_of_the_parameter_table(form: Form, dims: tuple
         assert dims[scheme.dim] == "model", "no layout cuts what shares a scale"
         stored = [tensor for tensor in quantize(torch.randn(shape), scheme) if tensor is not None]
         assert [(tuple(tensor.shape), tensor.dtype) for tensor in stored] == [
-            (part.shape, getattr(torch, str(dtype))) for part, dtype in kept(parameter)
+            (part.shape, getattr(torch, str(dtype))) for part, dtype in stored_tensors(parameter)
         ]
-        assert kept_bytes(parameter, 4) == sum(tensor.nbytes for tensor in stored)
-    assert kept_bytes(Parameter("w", (3, 5), ("heads", "model")), 8) == 8 * 15
+        assert stored_bytes(parameter, 4) == sum(tensor.nbytes for tensor in stored)
+    assert stored_bytes(Parameter("w", (3, 5), ("heads", "model")), 8) == 8 * 15
 
 
 @pytest.mark.parametrize("form", ["full", *FORMS])

@@ -110,9 +110,9 @@ def test_a_path_swapped_for_a_link_after_its_check_is_not_read(root, outside, pa
     (location,) = Locator([str(root)]).locate("data.paths[0]", str(root / "folder/secret.jsonl"))
     (root / part).rename(root / "aside")
     (root / part).symlink_to(outside if part == "folder" else outside / "secret.jsonl")
-    with pytest.raises(OSError, match="lies outside"), location.open():
+    with pytest.raises(OSError, match="outside"), location.open():
         pass
-    with pytest.raises(OSError, match="lies outside"):
+    with pytest.raises(OSError, match="outside"):
         location.fingerprint()
 
 

@@ -22,7 +22,7 @@ from moe.plan.candidate import RECOMPUTES, Candidate, Options, Recompute
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.profile import OURS
 from moe.spec import JobSpec, LanguageModelSpec, TranslationModelSpec
-from moe.spec.form import kept_bytes
+from moe.spec.form import stored_bytes
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.build import build_model
 from moe.train.moe_layers import MoELayers
@@ -231,7 +231,7 @@ def predicted(model: dict[str, Any], dtype: str, recompute: Recompute) -> int:
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1 << 40)
     candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups, recompute=recompute))
     memory = MemoryModel(spec, cluster, OURS).estimate(candidate)
-    held = sum(kept_bytes(each, 4) for each in spec.model.parameters())
+    held = sum(stored_bytes(each, 4) for each in spec.model.parameters())
     narrowed = memory.parameters - held  # MemTracker takes them for activations
     return memory.activations + memory.dispatch + memory.workspace + memory.logits + narrowed
 

@@ -198,7 +198,7 @@ def _by_ours(
     narrow = (
         tokens * (m + kept_widths.of_tokens)
         + normed_elements
-        + positions * (kept_widths.gathered + kept_widths.beside // tensor)
+        + positions * (kept_widths.gathered + kept_widths.unfused // tensor)
     )
     in_float32 = tokens * kept_widths.of_tokens_wide + positions * kept_widths.wide // tensor
     if not on_cpu:

@@ -36,16 +36,18 @@ class GroupedQueryAttentionSpec(Spec):
     """QK norm before the rotary embedding: per head, with one weight vector for all (Qwen3), or over all heads together
     (OLMoE)."""
     clip: Positive | None = None
-    """Queries, keys and values are clamped to ± this, after QK norm (OLMo's `clip_qkv`)."""
+    """Bound to which queries, keys and values are clamped, after QK norm (OLMo's `clip_qkv`)."""
     scale: Positive | None = None
     """Factor of attention scores. Default: head_dim^-½."""
     rope: RopeSpec = RopeSpec()
     output_gate: StrictBool = False
-    """Whether the heads' outputs are multiplied by a sigmoid gate, projected as wide as the queries (Qwen3-Next)."""
+    """Whether the heads' outputs are multiplied by a sigmoid gate, which has a projection of the queries' shape
+    (Qwen3-Next)."""
     sinks: StrictBool = False
     """Whether each head has an attention sink: a logit for attending to nothing (GPT-OSS)."""
     window: Count | None = None
-    """Sliding window of `windowed_layers`: tokens attended to, the token itself included. Default: no window."""
+    """Sliding window of `windowed_layers`: number of tokens attended to, including the token itself. Default: no
+    window."""
     windowed_layers: Literal["even", "all"] | tuple[CountOrZero, ...] = Field(default="even", max_length=MAX_LAYERS)
     """Layers with the sliding window, counted from 0."""
 
@@ -108,18 +110,19 @@ class GroupedQueryAttentionSpec(Spec):
         )  # fmt: skip
 
     def _kept_widths(self, queries: int, keys: int, window: int | None) -> KeptWidths:
-        """Fused attention saves queries and keys after RoPE; only their norms and the clip save them before it."""
-        beside = 2 * queries if self.output_gate else 0  # the gate's sigmoid, and its other factor
-        if window is not None or self.sinks:  # outputs of block-wise attention, or before the sinks' share
-            beside += queries
+        """Fused attention saves queries and keys after RoPE; they are saved before RoPE only for their norms and the
+        clip."""
+        unfused = 2 * queries if self.output_gate else 0  # both factors of the gate's product
+        if window is not None or self.sinks:  # outputs of block-wise attention, or before scaling for sinks
+            unfused += queries
         if self.query_key_norm == "head":
-            beside += queries + keys
+            unfused += queries + keys
         if self.clip is not None:
-            beside += queries + 2 * keys
-        together = queries + keys if self.query_key_norm == "width" else 0
+            unfused += queries + 2 * keys
+        normed_together = queries + keys if self.query_key_norm == "width" else 0
         rows = self.num_heads + self.num_kv_heads if self.query_key_norm == "head" else 0
         fused_elements = 2 * queries + 2 * keys
-        return KeptWidths(fused_elements, fused_elements, queries, beside, self.num_heads + rows, together)
+        return KeptWidths(fused_elements, fused_elements, queries, unfused, self.num_heads + rows, normed_together)
 
 
 class LatentAttentionSpec(Spec):
@@ -198,13 +201,14 @@ class LatentAttentionSpec(Spec):
         )  # fmt: skip
 
     def _kept_widths(self, queries: int, values: int, ranks: int) -> KeptWidths:
-        """Keys and values of all heads are one tensor, kept alive by the values; outputs are copied into order."""
+        """Keys and values of all heads are one tensor, which the values keep alive; outputs are copied to make them
+        contiguous."""
         up = self.num_heads * (self.head_dim + self.value_dim)
         fused_elements = 2 * queries + up + values
         wider = max(queries, values)
         on_cpu = 4 * queries if queries > values else 2 * wider + up + values
         return KeptWidths(
-            fused_elements, on_cpu, beside=values, wide=self.num_heads, of_tokens=ranks + self.rope_dim,
+            fused_elements, on_cpu, unfused=values, wide=self.num_heads, of_tokens=ranks + self.rope_dim,
             of_tokens_wide=3 if self.query_rank is None else 4, gathered=ranks,
         )  # fmt: skip
 

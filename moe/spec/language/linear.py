@@ -10,7 +10,7 @@ from moe.spec.parameter import Parameter, Size, linear, norm
 CHUNK = 64
 """Positions whose state updates form one triangular system."""
 POSITIONS_AT_ONCE = 16 * CHUNK
-"""Positions of a row whose systems are in memory at once."""
+"""Positions of a row whose systems are in memory at the same time."""
 
 
 class LinearAttentionSpec(Spec):
@@ -65,9 +65,9 @@ class LinearAttentionSpec(Spec):
         )  # fmt: skip
 
     def _kept_widths(self, keys: int, values: int) -> KeptWidths:
-        """Saved: inputs, outputs and activated outputs of the convolution; gates, also activated; the state's outputs
-        before and after their norm, and gated. In float32: queries and keys before and after normalization, values,
-        scalars per head, periodic states.
+        """Saved: inputs, outputs and activated outputs of the convolution; gates before and after activation; the
+        state's outputs before and after their norm, and gated. In float32: queries and keys before and after
+        normalization, values, scalars per head, periodic states.
 
         Temporary: systems of some chunks, with solutions and gradients.
         """
@@ -75,5 +75,5 @@ class LinearAttentionSpec(Spec):
         states = heads * self.key_dim * self.value_dim // POSITIONS_AT_ONCE
         wide = 4 * keys + values + 7 * heads + 2 * self.num_key_heads + states
         workspace = heads * (4 * CHUNK + 5 * (self.key_dim + self.value_dim)) + 2 * keys + values
-        return KeptWidths(0, 0, beside=2 * (2 * keys + values) + 6 * values, wide=wide, worked=workspace,
+        return KeptWidths(0, 0, unfused=2 * (2 * keys + values) + 6 * values, wide=wide, worked=workspace,
                           worked_positions=POSITIONS_AT_ONCE)  # fmt: skip

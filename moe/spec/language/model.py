@@ -22,8 +22,8 @@ from moe.spec.upcycle import UpcycleSpec
 class LanguageModelSpec(Counted):
     """Decoder-only Transformer with RMS norms, and no biases unless a part has them.
 
-    `{preset: mixtral-8x7b}` sets every dimension, `{from: FOLDER}` those in the folder's `config.json`; fields beside
-    them override.
+    `{preset: mixtral-8x7b}` sets every dimension, and `{from: FOLDER}` those in the folder's `config.json`; other
+    fields override them.
     """
 
     kind: Literal["language"]
@@ -34,10 +34,10 @@ class LanguageModelSpec(Counted):
     """Written `from`: folder in the Hugging Face format with the initial weights and the tokenizer, a path or fsspec
     URL under the service's data roots."""
     from_config: str | None = Field(default=None, pattern="^[0-9a-f]{16}$")
-    """Digest of that folder's `config.json`, written when it sets other fields; these are refused with another
-    config."""
+    """Digest of that folder's `config.json`, stored when it sets other fields. Those fields are refused if the config
+    has changed."""
     ignored_keys: tuple[Annotated[Text, Field(max_length=400)], ...] = Field(default=(), max_length=200)
-    """Keys of that `config.json` without effect on the computation, each with the reason; written when it sets other
+    """Keys of that `config.json` without effect on the computation, each with the reason; stored when it sets other
     fields."""
     model_dim: Count
     """M, the model dimension."""
@@ -52,7 +52,7 @@ class LanguageModelSpec(Counted):
     """Activation of dense feed-forward layers; `swiglu` and `geglu` have three matrices."""
     vocab_size: Count
     tie_embeddings: StrictBool = False
-    """One table for embedding and output projection."""
+    """Whether embedding and output projection share one table."""
     moe: MoESpec | None = None
     """MoE layer. None: a dense model."""
     moe_every: Count = 1
@@ -67,19 +67,19 @@ class LanguageModelSpec(Counted):
     embedding_multiplier: Positive = 1.0
     """Factor of the embeddings (Granite, like `residual_multiplier` and `logits_divisor`)."""
     residual_multiplier: Positive = 1.0
-    """Factor of what each attention, feed-forward and MoE layer adds to the residual stream."""
+    """Factor of each attention, feed-forward and MoE layer's output before it is added to the residual stream."""
     logits_divisor: Positive = 1.0
     upcycle: UpcycleSpec | None = None
-    """Upcycling of the folder's dense model to this mixture; beside `from`, it sets the other fields. None: the
+    """Upcycling of the folder's dense model to this mixture; together with `from`, it sets the other fields. None: the
     folder's own model."""
     adapter: AdapterSpec | None = None
-    """LoRA adapter to train instead of the weights; may also be written beside `model`."""
+    """LoRA adapter to train instead of the weights; may also be written next to `model`."""
 
     @model_validator(mode="before")
     @classmethod
     def _expand(cls, fields: Any) -> Any:
         """Fill in the preset, and the experts' model dimension."""
-        return expansion.expanded(fields)
+        return expansion.expand_preset(fields)
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class LanguageModelSpec(Counted):
             layers = self.moe_layers
             yield from self.upcycle.problems_of_mixture(self.moe, layers, self.num_layers, self.ffn_dim)
         if self.adapter is not None:
-            rule = "cannot apply to a mixture created when the job starts: no folder has its base"
+            rule = "cannot be used with upcycle: the base is created when the job starts, and no folder has it"
             yield Problem(
                 "conflict", "adapter", None, rule, "export the mixture and name that folder by from, or omit one"
             )
@@ -208,19 +208,20 @@ class LanguageModelSpec(Counted):
         with_experts, tables, unique_blocks = set(self.moe_layers), {}, {}
         for layer in range(self.num_layers):
             path, targets = f"layers.{layer}", frozenset[str]()
-            of = layer in with_experts, self.has_full_attention(layer), self.window_of(layer) is not None
-            if of not in tables:
-                tables[of] = self._of_layer(*of[:2])
+            layer_kind = layer in with_experts, self.has_full_attention(layer), self.window_of(layer) is not None
+            if layer_kind not in tables:
+                tables[layer_kind] = self._layer_parameters(*layer_kind[:2])
             if self.adapter is not None:
-                targets = self.adapter.chosen(path, tables[of])
-            if (alike := (of, targets)) not in unique_blocks:
-                table = tables[of]
+                targets = self.adapter.target_names(path, tables[layer_kind])
+            if (block_key := (layer_kind, targets)) not in unique_blocks:
+                table = tables[layer_kind]
                 if self.adapter is not None:
-                    table = self.adapter.adapted(table, targets)
-                unique_blocks[alike] = self._layer(*of[:2], table, self.window_of(layer), self._kind(*of))
-            yield path, unique_blocks[alike]
-        own, tied_parameters = ((), (embedding,)) if self.tie_embeddings else ((output,), ())
-        yield "", Block("head", (last, *own), tied_parameters, vocabulary=self.vocab_size)
+                    table = self.adapter.with_adapters(table, targets)
+                kind = self._kind(*layer_kind)
+                unique_blocks[block_key] = self._layer(*layer_kind[:2], table, self.window_of(layer), kind)
+            yield path, unique_blocks[block_key]
+        output_parameters, tied_parameters = ((), (embedding,)) if self.tie_embeddings else ((output,), ())
+        yield "", Block("head", (last, *output_parameters), tied_parameters, vocabulary=self.vocab_size)
 
     def _kind(self, experts: bool, full: bool, has_window: bool) -> str:
         kinds = [] if full else ["linear attention"]
@@ -247,7 +248,7 @@ class LanguageModelSpec(Counted):
         dense = FeedForwardDims(self.ffn_dim, self.num_ffn_matrices)
         return Block(kind, parameters, attentions=(dims,), feed_forward=dense)
 
-    def _of_layer(self, experts: bool, full: bool) -> tuple[Parameter, ...]:
+    def _layer_parameters(self, experts: bool, full: bool) -> tuple[Parameter, ...]:
         if full:
             attention = self.attention.parameters(self.model_dim, one_plus=self.norm_one_plus)
         else:

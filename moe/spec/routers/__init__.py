@@ -1,6 +1,6 @@
 """Router specs, one class per router.
 
-A layer's spec is flat: its router's fields are beside its own; another router's are refused.
+A layer's spec is flat: its router's fields are written next to its own; those of other routers are refused.
 """
 
 import json
@@ -22,7 +22,7 @@ ROUTERS: dict[str, type[RouterSpec]] = {
     router.model_fields["router"].default: router
     for router in (GShardTop2Spec, SwitchTop1Spec, SoftmaxTopKSpec, SigmoidTopKSpec, SinkhornTopKSpec, ExpertChoiceSpec)
 }
-"""By name. Routers from elsewhere are added here and to `moe.routing.ROUTERS`."""
+"""Router specs by name. External routers are added here and to `moe.routing.ROUTERS`."""
 
 
 def router_fields() -> set[str]:
@@ -30,43 +30,43 @@ def router_fields() -> set[str]:
     return {field for router in ROUTERS.values() for field in router.model_fields}
 
 
-def router_spec(given: Any) -> Any:
+def router_spec(plain: Any) -> Any:
     """Parse plain data. Raises SpecError with every problem."""
-    if not isinstance(given, dict):
-        return given
-    name = given.get("router", DEFAULT.router)
+    if not isinstance(plain, dict):
+        return plain
+    name = plain.get("router", DEFAULT.router)
     if not isinstance(name, str) or name not in ROUTERS:
         *first, last = map(repr, ROUTERS)
         raise spec_error("not_a_choice", "router", name, f"must be {', '.join(first)} or {last}", "use one of them")
-    if foreign := sorted(given.keys() - ROUTERS[name].model_fields.keys()):
+    if foreign := sorted(plain.keys() - ROUTERS[name].model_fields.keys()):
         raise SpecError(
-            Problem("unknown_key", field, given[field], f"is not a field of the router {name}",
+            Problem("unknown_key", field, plain[field], f"is not a field of the router {name}",
                     f"omit it, or use {' or '.join(_owners(field))}")
             for field in foreign
         )  # fmt: skip
-    return ROUTERS[name](**given)
+    return ROUTERS[name](**plain)
 
 
 def _owners(field: str) -> list[str]:
     return [name for name, router in ROUTERS.items() if field in router.model_fields]
 
 
-def for_router(router: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A preset's layer fields, without its router's if another router is requested."""
-    if router in (None, given.get("router", DEFAULT.router)):
-        return dict(given)
+def for_router(router: Any, preset_fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A preset's layer fields, without those of its router if another router is requested."""
+    if router in (None, preset_fields.get("router", DEFAULT.router)):
+        return dict(preset_fields)
     fields = router_fields()
-    return {name: value for name, value in given.items() if name not in fields}
+    return {name: value for name, value in preset_fields.items() if name not in fields}
 
 
-def written_flat(schema: dict[str, Any]) -> None:
+def flatten_schema(schema: dict[str, Any]) -> None:
     """Add all routers' fields to a layer's JSON Schema."""
     if "properties" not in schema:  # serialization schema
         return
     by_field: dict[str, dict[str, dict[str, Any]]] = {}
     for name, router in ROUTERS.items():
-        for field, own in router.model_json_schema()["properties"].items():
-            by_field.setdefault(field, {})[name] = own
+        for field, schema_of_field in router.model_json_schema()["properties"].items():
+            by_field.setdefault(field, {})[name] = schema_of_field
     del by_field["router"]
     description = " ".join(f"`{name}`: {(router.__doc__ or '').splitlines()[0]}" for name, router in ROUTERS.items())
     schema["properties"]["router"] = {
@@ -88,5 +88,5 @@ def _of_any(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
 __all__ = [
     "DEFAULT", "ROUTERS", "AuxiliaryLoss", "BalancedSpec", "ExpertChoiceSpec", "GShardTop2Spec", "GatedTopKSpec",
     "RouterSpec", "Scope", "SigmoidTopKSpec", "SinkhornTopKSpec", "SoftmaxTopKSpec", "SwitchTop1Spec",
-    "TokenChoiceSpec", "for_router", "router_fields", "router_spec", "written_flat",
+    "TokenChoiceSpec", "for_router", "router_fields", "router_spec", "flatten_schema",
 ]  # fmt: skip

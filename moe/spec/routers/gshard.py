@@ -22,7 +22,7 @@ class GShardTop2Spec(RouterSpec):
     normalize_gates: Literal["before_drop", "after_drop"] = "before_drop"
     capacity_factor: CapacityFactor = 2.0
     capacity_rule: Literal["released", "paper"] = "released"
-    """`released`: int(S·factor/E), or 4 if 0; if above `min_capacity` rounded up to a multiple of 4, else
+    """`released`: int(S·factor/E), or 4 if 0; rounded up to a multiple of 4 if above `min_capacity`, else
     `min_capacity`. `paper`: 2S/E, rounded up."""
     min_capacity: MinCapacity = 4
     aux_coefficient: AuxCoefficient = 0.01
@@ -33,7 +33,7 @@ class GShardTop2Spec(RouterSpec):
         return min(2, num_experts)
 
     def capacity(self, group_tokens: int, num_experts: int) -> int | None:
-        """`released`: int(S·factor/E), or 4 for 0; above `min_capacity` rounded up to a multiple of 4, else
+        """`released`: int(S·factor/E), or 4 if 0; rounded up to a multiple of 4 if above `min_capacity`, else
         `min_capacity` (Lingvo, gshard_layers.py). `paper`: 2S/E rounded up (section 2.2)."""
         if self.capacity_factor is None:
             return None

@@ -51,12 +51,12 @@ class RouterSpec(Spec):
         """K: experts that a token chooses; with expert choice, the average."""
 
     def capacity(self, group_tokens: int, num_experts: int) -> int | None:
-        """C: rows of an expert's buffer for a token group of S = `group_tokens` positions with padding. None is
+        """C: rows of an expert's buffer for a token group of S = `group_tokens` positions, including padding. None is
         dropless."""
         return None
 
     def max_load(self, num_experts: int) -> float | None:
-        """The capacity's bound on the busiest expert's rows over the mean; None without one."""
+        """Bound, set by the capacity, on the busiest expert's rows relative to the mean; None if dropless."""
         return None
 
     @property
@@ -65,7 +65,7 @@ class RouterSpec(Spec):
 
     @property
     def keeps_load(self) -> bool:
-        """Whether a step needs the loads of the last one."""
+        """Whether a step needs the loads of the previous step."""
         return self.auxiliary_loss.scope == "global_batch"
 
     @property
@@ -80,7 +80,7 @@ class RouterSpec(Spec):
 
     @property
     def max_expert_groups(self) -> int | None:
-        """Most expert groups that a token's choices may fall in; None without groups."""
+        """Maximum number of expert groups among a token's experts; None without groups."""
         return None
 
     @property
@@ -93,20 +93,20 @@ class RouterSpec(Spec):
         yield from ()
 
     def never_trained(self) -> Problem | None:
-        """Problem of the field that keeps the router from learning: a choice that always weighs 1 has no gradient.
+        """Problem of a field that prevents the router from learning: a choice whose weight is always 1 has no gradient.
 
-        None if it learns, or has nothing to learn. Not an error by itself: some published models have such routers,
-        trained otherwise.
+        None if it learns, or has nothing to learn. Not an error in itself: some published models have such routers,
+        trained in other ways.
         """
         return None
 
     def not_causal(self) -> Problem | None:
-        """Problem of a choice in which later tokens affect earlier ones, unless accepted."""
+        """Problem if later tokens affect the experts of earlier ones, unless accepted."""
         return None
 
 
 class TokenChoiceSpec(RouterSpec):
-    """Router in which tokens choose experts, while these have capacity."""
+    """Router in which tokens choose experts, within the experts' capacity."""
 
     capacity_factor: CapacityFactor = None
     min_capacity: MinCapacity = 1
@@ -149,21 +149,21 @@ class GatedTopKSpec(BalancedSpec):
     num_expert_groups: Count = 1
     """Groups of consecutive experts, to limit how many nodes a token is sent to."""
     expert_groups_per_token: Count = 1
-    """Group-limited routing: a token's experts come from this many groups, those with the highest best score under
-    softmax (DeepSeek-V2), or sum of their two best under sigmoid (DeepSeek-V3)."""
+    """Group-limited routing: a token's experts come from this many groups, ranked by their highest score under softmax
+    (DeepSeek-V2), or the sum of their two highest under sigmoid (DeepSeek-V3)."""
     routed_scaling_factor: Positive = 1.0
     """Factor of the weights."""
     bias_update_rate: BiasUpdateRate = 0.0
     selection_bias: StrictBool | None = None
     """Whether experts have a bias that affects choices but not weights. Default: if `bias_update_rate` > 0. True with a
-    rate of 0 keeps the loaded one."""
+    rate of 0 keeps the loaded bias."""
 
     def experts_per_token(self, num_experts: int) -> int:
         return self.top_k
 
     @property
     def renormalizes(self) -> bool:
-        """`renormalize_gates`, by default K > 1: one choice would always weigh 1."""
+        """`renormalize_gates`, by default K > 1: a single renormalized weight would always be 1."""
         return self.top_k > 1 if self.renormalize_gates is None else self.renormalize_gates
 
     @property
@@ -180,7 +180,7 @@ class GatedTopKSpec(BalancedSpec):
 
     @property
     def resolved(self) -> Self:
-        # None unless only the field says it: digests of plans made before the field existed still match.
+        # None unless the field is needed, so that digests of plans from before it existed still match.
         selection_bias = True if self.has_selection_bias and self.bias_rate == 0 else None
         return self.model_copy(update={"renormalize_gates": self.renormalizes, "selection_bias": selection_bias})
 
@@ -193,12 +193,9 @@ class GatedTopKSpec(BalancedSpec):
         elif per_token > groups:
             yield Problem("out_of_range", "expert_groups_per_token", per_token,
                           f"must be at most num_expert_groups (={groups})", "lower it")  # fmt: skip
-        elif self.top_k > (standing := per_token * (num_experts // groups)) and self.top_k <= num_experts:
+        elif self.top_k > (limit := per_token * (num_experts // groups)) and self.top_k <= num_experts:
             yield Problem("out_of_range", "top_k", self.top_k,
-                          (
-f"must be at most the {standing} experts of expert_groups_per_token (={per_token}) "
-"groups"
-),
+                          f"must be at most the {limit} experts of expert_groups_per_token (={per_token}) groups",
                           "lower it, or raise expert_groups_per_token")  # fmt: skip
         if self.selection_bias is False and self.bias_update_rate:
             yield Problem(
@@ -216,7 +213,7 @@ f"must be at most the {standing} experts of expert_groups_per_token (={per_token
 
 
 def unlearnable(field: str, value: object, instead: str) -> Problem:
-    """Problem of a value with which a top-1 router does not learn."""
+    """Problem of a field value with which a top-1 router does not learn."""
     return Problem(
         "out_of_range",
         field,

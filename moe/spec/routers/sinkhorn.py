@@ -1,4 +1,4 @@
-"""Balanced assignment by Sinkhorn's normalisation (BASE layers, arXiv 2103.16716)."""
+"""Balanced assignment by Sinkhorn normalization (BASE layers, arXiv 2103.16716)."""
 
 from collections.abc import Iterator
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Top-k routing by softmax: Mixtral (arXiv 2401.04088), OLMoE, Qwen3 and their kin."""
+"""Top-k routing by softmax: Mixtral (arXiv 2401.04088), OLMoE, Qwen3 and others."""
 
 from typing import Literal
 
