@@ -107,7 +107,7 @@ def measure(device: str, nodes: Sequence[int]) -> Calibration:
     their defaults, since a small exchange between two ranks measures mostly launch overhead.
     """
     calibration = _arithmetic(device)
-    by_node = [[rank for rank, at in enumerate(nodes) if at == node] for node in dict.fromkeys(nodes)]
+    by_node = [[rank for rank, rank_node in enumerate(nodes) if rank_node == node] for node in dict.fromkeys(nodes)]
     within = [ranks[:2] for ranks in by_node if len(ranks) > 1]
     across = [list(pair) for pair in zip(*by_node[:2], strict=False)] if len(by_node) > 1 else []
     for pairs, latency, rate in (
@@ -190,10 +190,10 @@ def _seconds(device: str, call: Callable[[], object]) -> float:
     accelerator(device).synchronize()
     began = time.perf_counter()
     while time.perf_counter() - began < _MOMENT_S or len(times_s) < 3:
-        at = time.perf_counter()
+        start = time.perf_counter()
         call()
         accelerator(device).synchronize()
-        times_s.append(time.perf_counter() - at)
+        times_s.append(time.perf_counter() - start)
     return sorted(times_s)[len(times_s) // 2]
 
 

@@ -71,13 +71,13 @@ class HarnessModel(LM):
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """`args` of each request: context, `generation_kwargs`."""
         answers, kinds = [""] * len(requests), dict[GenerationSpec, list[int]]()
-        for at, request in enumerate(requests):
-            kinds.setdefault(GenerationKwargs(**request.args[1]).spec(""), []).append(at)
+        for index, request in enumerate(requests):
+            kinds.setdefault(GenerationKwargs(**request.args[1]).spec(""), []).append(index)
         for spec, numbers in kinds.items():
-            texts, num_cut = self._generator.generate_cut([requests[at].args[0] for at in numbers], spec)
+            texts, num_cut = self._generator.generate_cut([requests[index].args[0] for index in numbers], spec)
             self.num_cut += num_cut
-            for at, text in zip(numbers, texts, strict=True):
-                answers[at] = text
+            for index, text in zip(numbers, texts, strict=True):
+                answers[index] = text
         return answers
 
 

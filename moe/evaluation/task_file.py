@@ -35,7 +35,7 @@ def read_tasks(path: str | Path) -> tuple[EvaluationTask, ...]:
     if not 0 < len(entries) <= _MAX_TASKS:
         rule = f"must have 1 to {_MAX_TASKS:,} tasks"
         raise spec_error("out_of_range", path.name, len(entries), rule, "write one task, or a list")
-    places = [f"{path.name}: " + (f"[{at}]." if content is entries else "") for at in range(len(entries))]
+    places = [f"{path.name}: " + (f"[{index}]." if content is entries else "") for index in range(len(entries))]
     specs, problems = list[TaskSpec](), list[Problem]()
     for place, entry in zip(places, entries, strict=True):
         try:

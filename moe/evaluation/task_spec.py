@@ -209,8 +209,8 @@ class TaskSpec(Spec):
 
     def _problems_of_metrics(self) -> list[Problem]:
         problems, metrics = [], METRICS[self.output_type]
-        for at, metric in enumerate(self.metric_list or ()):
-            place = f"metric_list[{at}]"
+        for index, metric in enumerate(self.metric_list or ()):
+            place = f"metric_list[{index}]"
             if metric.metric not in metrics:
                 problems.append(Problem("not_a_choice", f"{place}.metric", metric.metric,
                                         f"is not a metric of {self.output_type}",

@@ -47,15 +47,15 @@ class Template:
     @classmethod
     def parse(cls, text: str) -> "Template":
         """Parse a template. Raises NotPlain."""
-        text, parts, at = _LINE_END.sub("\n", text), list[str | Substitution](), 0  # as Jinja does
-        while (opening := _OPENING.search(text, at)) is not None:
+        text, parts, position = _LINE_END.sub("\n", text), list[str | Substitution](), 0  # as Jinja does
+        while (opening := _OPENING.search(text, position)) is not None:
             match = _SUBSTITUTION.match(text, opening.start())
             filters = () if match is None else tuple(name.strip() for name in match[2].split("|")[1:])
             if match is None or match[1] in _JINJA_KEYWORDS or not FILTERS.keys() >= set(filters):
                 raise NotPlain(text[opening.start() : opening.start() + 40])
-            parts += [text[at : opening.start()], Substitution(match[1], filters)]
-            at = match.end()
-        return cls(tuple(part for part in (*parts, text[at:]) if part))
+            parts += [text[position : opening.start()], Substitution(match[1], filters)]
+            position = match.end()
+        return cls(tuple(part for part in (*parts, text[position:]) if part))
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -40,8 +40,8 @@ class CheckpointSource(TensorSource):
     def __init__(self, checkpoint: Folder) -> None:
         self._parts = StoredParts(checkpoint)
 
-    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
-        return self._parts.read(f"model.{name}", within)
+    def read(self, name: str, region: Slices, dtype: torch.dtype | None = None) -> Tensor:
+        return self._parts.read(f"model.{name}", region)
 
 
 class AdapterWithBaseSource(TensorSource):
@@ -55,11 +55,11 @@ class AdapterWithBaseSource(TensorSource):
         is_double = any(tensor.entry.dtype == "F64" for tensor in folder_catalog.tensors.values())
         self._dtype = torch.float64 if is_double else torch.float32
 
-    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
+    def read(self, name: str, region: Slices, dtype: torch.dtype | None = None) -> Tensor:
         if is_adapter(name):
-            return self._adapters.read(name, within, dtype)
-        block = torch.empty([end - first for first, end in within], dtype=dtype or self._dtype)
-        fill_ours(block, [first for first, _ in within], self._pieces[name], self._reader.read, skip_check)
+            return self._adapters.read(name, region, dtype)
+        block = torch.empty([end - first for first, end in region], dtype=dtype or self._dtype)
+        fill_ours(block, [first for first, _ in region], self._pieces[name], self._reader.read, skip_check)
         return block
 
 

@@ -30,8 +30,8 @@ def adapter_config(
     wraps a parameter, where it refuses dropout."""
     alpha = alpha_of(adapter)
     places = dict.fromkeys(places)
-    modules = {place.target: place.within for place in places if place.parameter is None}
-    parameters = {place.target: place.target_within for place in places if place.parameter is not None}
+    modules = {place.target: place.path_in_layer for place in places if place.parameter is None}
+    parameters = {place.target: place.target_in_layer for place in places if place.parameter is not None}
     paths = {path for name in tensors for path in accumulate(name.split("."), "{}.{}".format)}
     return {
         "peft_type": KIND, "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True,
@@ -63,8 +63,8 @@ def _shortest_suffixes(targets: Mapping[str, str], all_names: Collection[str], f
         return is_exact[end]
 
     suffixes = set()
-    for name, within in targets.items():
-        parts = within.split(".")
+    for name, path_in_layer in targets.items():
+        parts = path_in_layer.split(".")
         ends = (".".join(parts[-number:]) for number in range(fewest or len(parts), len(parts) + 1))
         suffixes.add(next(filter(matches_only_targets, ends), name))
     return suffixes
@@ -82,19 +82,19 @@ def _in_order(names: set[str]) -> list[str]:
     return sorted(names, key=lambda name: (name.rpartition(".")[0], name.endswith(SECOND)))
 
 
-def misfits(config: Mapping[str, Any], adapter: AdapterSpec, where: str) -> Iterator[Problem]:
-    """Yield the problems of a config, at path `where`, that contradicts a model's adapter."""
+def misfits(config: Mapping[str, Any], adapter: AdapterSpec, config_path: str) -> Iterator[Problem]:
+    """Yield the problems of a config, at `config_path`, that contradicts a model's adapter."""
     for key, value in {"peft_type": KIND, "r": adapter.rank, "lora_alpha": alpha_of(adapter)}.items():
         code: ProblemCode = "unsupported" if key == "peft_type" else "mismatch"
         if key not in config:
-            yield Problem("missing", f"{where}:{key}", None, "is missing", AGAIN)
+            yield Problem("missing", f"{config_path}:{key}", None, "is missing", AGAIN)
         elif config[key] != value:
-            yield Problem(code, f"{where}:{key}", config[key], f"must be {value!r} here", AGAIN)
+            yield Problem(code, f"{config_path}:{key}", config[key], f"must be {value!r} here", AGAIN)
     for key, value in {**_DEFAULTS, "use_rslora": adapter.rank_stabilized}.items():
         config_value = config.get(key)
         if config_value is not None and config_value != value and (config_value or value):
             code = "mismatch" if key == "use_rslora" else "unsupported"
-            yield Problem(code, f"{where}:{key}", config_value, f"must be {value!r} here", AGAIN)
+            yield Problem(code, f"{config_path}:{key}", config_value, f"must be {value!r} here", AGAIN)
     if (init := config.get("init_lora_weights")) not in _INIT_LORA_WEIGHTS:
-        yield Problem("unsupported", f"{where}:init_lora_weights", init, "changes the base weights",
+        yield Problem("unsupported", f"{config_path}:init_lora_weights", init, "changes the base weights",
                       "convert it to a plain adapter, as PEFT can when saving")  # fmt: skip

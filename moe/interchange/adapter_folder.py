@@ -90,13 +90,15 @@ class AdapterFolder:
         yield from misfits(self._config, spec.adapter, self._config_path)
         shapes = {half.piece.name: half.piece.their_side.shape for half in halves(spec, family)}
         for name, shape in shapes.items():
-            where = f"{self._weights_path}:{name}"
+            tensor_path = f"{self._weights_path}:{name}"
             if (tensor := self.tensors.get(name)) is None:
-                yield Problem("missing", where, None, f"is missing, of shape {list(shape)}", AGAIN)
+                yield Problem("missing", tensor_path, None, f"is missing, of shape {list(shape)}", AGAIN)
             elif tensor.shape != shape:
-                yield Problem("shape_mismatch", where, list(tensor.shape), f"must have the shape {list(shape)}", AGAIN)
+                yield Problem(
+                    "shape_mismatch", tensor_path, list(tensor.shape), f"must have the shape {list(shape)}", AGAIN
+                )
             elif tensor.entry.dtype not in PLAIN:
-                yield Problem("dtype_mismatch", where, tensor.entry.dtype, f"must be one of {', '.join(PLAIN)}",
+                yield Problem("dtype_mismatch", tensor_path, tensor.entry.dtype, f"must be one of {', '.join(PLAIN)}",
                               "convert it to float32")  # fmt: skip
         yield from (problem for name in self.tensors if name not in shapes for problem in [self._unknown_tensor(name)])
 

@@ -26,7 +26,7 @@ class AdapterPlace:
 
     module: str
     """Path of the module that PEFT wraps."""
-    within: str
+    path_in_layer: str
     """The module's path within its layer."""
     parameter: str | None
     """Parameter's name within the module if PEFT wraps the parameter, else None. PEFT wraps the parameters of fused
@@ -37,8 +37,8 @@ class AdapterPlace:
     def from_row(cls, row: TensorRow, layer: int | None, *, is_module: bool) -> "AdapterPlace":
         """Location of a Hugging Face tensor; `is_module`: whether PEFT wraps the whole module."""
         module, _, last = row.name_in(layer).rpartition(".")
-        within = row.their_name.rpartition("{layer}.")[2].rpartition(".")[0]
-        return cls(module, within, None if is_module else last)
+        path_in_layer = row.their_name.rpartition("{layer}.")[2].rpartition(".")[0]
+        return cls(module, path_in_layer, None if is_module else last)
 
     @property
     def target(self) -> str:
@@ -46,9 +46,9 @@ class AdapterPlace:
         return self.module if self.parameter is None else f"{self.module}.{self.parameter}"
 
     @property
-    def target_within(self) -> str:
+    def target_in_layer(self) -> str:
         """`target` without the layer."""
-        return self.within if self.parameter is None else f"{self.within}.{self.parameter}"
+        return self.path_in_layer if self.parameter is None else f"{self.path_in_layer}.{self.parameter}"
 
 
 @dataclass(frozen=True)

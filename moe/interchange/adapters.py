@@ -82,13 +82,13 @@ class MergedSource(TensorSource):
         self._adapted_parameters = {name: parameter for name, parameter in table.items() if name + B in table}
         self.is_collective = source.is_collective
 
-    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
+    def read(self, name: str, region: Slices, dtype: torch.dtype | None = None) -> Tensor:
         if (matrix := self._adapted_parameters.get(name)) is None:
-            return self._source.read(name, within, dtype)
-        *experts, first, second = within
+            return self._source.read(name, region, dtype)
+        *experts, first, second = region
         rank = 0, self._rank
         inputs, outputs = (second, first) if name.endswith(".weight") else (first, second)
-        base = self._source.read(name, within)
+        base = self._source.read(name, region)
         if matrix.of_experts:
             a = self._source.read(a_name(name), (*experts, inputs, rank))
             b = self._source.read(name + B, (*experts, rank, outputs))

@@ -31,7 +31,7 @@ def with_added_tokens(tokenizer: bytes, other_files: Mapping[str, bytes], place:
     if vocabulary is None:
         return tokenizer  # the fault is reported when the file is loaded
     declarations = _TokenDeclarations(other_files, vocabulary, place)
-    before = vocabulary.tokens_in_order
+    original_tokens = vocabulary.tokens_in_order
     for token in list(declarations.tokens(vocabulary)):
         vocabulary.add(token)
     for file, id, text in declarations.ids:
@@ -39,7 +39,7 @@ def with_added_tokens(tokenizer: bytes, other_files: Mapping[str, bytes], place:
             rule = f"has the id {id} here but {actual_id} in tokenizer.json"
             remedy = "download both files again"
             raise spec_error("conflict", f"{place}/{file}", text, rule, remedy)
-    if vocabulary.tokens_in_order == before:
+    if vocabulary.tokens_in_order == original_tokens:
         return tokenizer
     return json.dumps({**content, "added_tokens": vocabulary.tokens_in_order}).encode()
 
@@ -132,15 +132,15 @@ class _TokenDeclarations:
 
     def _roles(self) -> dict[str, Any]:
         """Tokens by role: first the roles of every tokenizer, then the model's own."""
-        own = {
+        model_roles = {
             key: value
             for key, value in self._config.items()
             if key.endswith("_token") and key not in _ROLES and _text_of(value) is not None
         }
         extra = self._config.get("extra_special_tokens")
         if isinstance(extra, dict):
-            own.update({key: value for key, value in extra.items() if _text_of(value) is not None})
-        return {**{role: self._config.get(role) for role in _ROLES}, **own}
+            model_roles.update({key: value for key, value in extra.items() if _text_of(value) is not None})
+        return {**{role: self._config.get(role) for role in _ROLES}, **model_roles}
 
     def _extra(self) -> list[Any]:
         """Special tokens without a role."""

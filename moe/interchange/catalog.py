@@ -56,8 +56,8 @@ class Catalog:
     def problem(self, code: ProblemCode, name: str, rule: str, remedy: str, value: object = None) -> Problem:
         """Problem for one of the folder's tensors."""
         tensor = self.tensors.get(name)
-        where = self.folder.url if tensor is None else self.folder.path(tensor.file)
-        return Problem(code, f"{where}:{name}", value, rule, remedy)
+        path_of_file = self.folder.url if tensor is None else self.folder.path(tensor.file)
+        return Problem(code, f"{path_of_file}:{name}", value, rule, remedy)
 
 
 def catalog(folder: HubFolder) -> Catalog:

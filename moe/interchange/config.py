@@ -146,11 +146,11 @@ def _nest(fields: Fields) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, value in fields.items():
         *parts, name = path.split(".")
-        into = tree
+        branch = tree
         for part in parts:
-            into = into.setdefault(part, {})
+            branch = branch.setdefault(part, {})
         if value is not None:
-            into[name] = value
+            branch[name] = value
     return tree
 
 
@@ -191,12 +191,12 @@ def _with_router_defaults(spec: LanguageModelSpec) -> LanguageModelSpec:
     return spec.model_copy(update={"moe": spec.moe.model_copy(update={"routing": routing})})
 
 
-def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{before}{key}.")
+            yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield before + key, value
+            yield prefix + key, value
 
 
 def build_config(spec: LanguageModelSpec, origin_config: Mapping[str, Any] | None, dtype: str) -> dict[str, Any]:

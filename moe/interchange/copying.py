@@ -24,12 +24,12 @@ def view(tensor: Tensor, origin: Sequence[int], side: Side, box: Box, axes: Sequ
     return tensor.as_strided(sizes, side.strides(long_axes, tensor.stride()), offset)
 
 
-def copy(into: Tensor, source: Tensor) -> None:
+def copy(target: Tensor, source: Tensor) -> None:
     """Copy a view to another of any strides and dtype. Transposes in the narrower dtype: transposing and converting in
     one copy takes twice as long_axes."""
-    if into.dtype != source.dtype and not source.is_contiguous():
-        source = source.contiguous() if source.itemsize <= into.itemsize else source.to(into.dtype)
-    into.copy_(source)
+    if target.dtype != source.dtype and not source.is_contiguous():
+        source = source.contiguous() if source.itemsize <= target.itemsize else source.to(target.dtype)
+    target.copy_(source)
 
 
 def fill_ours(
@@ -41,19 +41,19 @@ def fill_ours(
 ) -> None:
     """Fill a rectangle of a parameter, which starts at `origin`, from Hugging Face tensors, read by `read`. Calls
     `check` on each block with the name of its tensor."""
-    within = tuple((low, low + size) for low, size in zip(origin, local.shape, strict=True))
+    region = tuple((low, low + size) for low, size in zip(origin, local.shape, strict=True))
     for piece in pieces:
-        for part in piece.our_side.boxes(within):
+        for part in piece.our_side.boxes(region):
             for name, box in piece.by_tensor(part):
                 for block in split(box, piece.their_side, BLOCK_ELEMENTS):
                     bounds = piece.their_side.bounds(block)
                     their_tensor = read(name, bounds)
                     check(name, their_tensor)
                     source = view(their_tensor, [low for low, _ in bounds], piece.their_side, block, piece.axes)
-                    into = view(local, origin, piece.our_side, block, piece.axes)
-                    copy(into, source)
+                    target = view(local, origin, piece.our_side, block, piece.axes)
+                    copy(target, source)
                     if piece.factor != 1:
-                        into.mul_(piece.factor)
+                        target.mul_(piece.factor)
 
 
 def skip_check(name: str, block: Tensor) -> None:
@@ -65,23 +65,23 @@ Components = Sequence[tuple[str, ParameterPiece, int]]
 
 
 def fill_theirs(
-    block: Tensor, within: Slices, components: Components, read: Callable[[str, Slices, torch.dtype], Tensor]
+    block: Tensor, region: Slices, components: Components, read: Callable[[str, Slices, torch.dtype], Tensor]
 ) -> None:
     """Fill a rectangle of a Hugging Face tensor from our parameters, read by `read`."""
-    origin = [low for low, _ in within]
-    for name, piece, box in _boxes(within, components):
+    origin = [low for low, _ in region]
+    for name, piece, box in _boxes(region, components):
         bounds = piece.our_side.bounds(box)
         source = view(read(name, bounds, block.dtype), [low for low, _ in bounds], piece.our_side, box, piece.axes)
         copy(view(block, origin, piece.their_side, box, piece.axes), source)
 
 
-def reads_of(within: Slices, components: Components) -> Iterator[tuple[str, Slices]]:
+def reads_of(region: Slices, components: Components) -> Iterator[tuple[str, Slices]]:
     """Yield the reads of `fill_theirs`, in order."""
-    for name, piece, box in _boxes(within, components):
+    for name, piece, box in _boxes(region, components):
         yield name, piece.our_side.bounds(box)
 
 
-def _boxes(within: Slices, components: Components) -> Iterator[tuple[str, ParameterPiece, Box]]:
+def _boxes(region: Slices, components: Components) -> Iterator[tuple[str, ParameterPiece, Box]]:
     for name, piece, expert in components:
-        for box in piece.their_side.boxes(within):
+        for box in piece.their_side.boxes(region):
             yield name, piece, {**box, IN_NAME: (expert, expert + 1)} if piece.is_per_expert else box

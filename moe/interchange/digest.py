@@ -26,9 +26,9 @@ def digest_of(url: str, roots: Sequence[str] | None) -> str:
                 last = max(0, entry.num_bytes - _BYTES)
                 for sample in range(_NUM_SAMPLES):
                     first = last * sample // (_NUM_SAMPLES - 1)
-                    within = (first, min(first + _BYTES, entry.num_bytes))
+                    region = (first, min(first + _BYTES, entry.num_bytes))
                     plain = HeaderEntry(name, "U8", (entry.num_bytes,), entry.file, entry.begin)
-                    digest.update(weights.raw(plain, (within,)).numpy().tobytes())
+                    digest.update(weights.raw(plain, (region,)).numpy().tobytes())
     finally:
         weights.close()
     return digest.hexdigest()[:32]

@@ -236,8 +236,8 @@ class Windows(Field):
             config.refuse("layer_types", None, rule, "correct config.json", code="requires")
         number = config.get("num_hidden_layers", int) or 0
         short = {tuple(range(number)): "all", tuple(range(0, number, 2)): "even", (): "even"}
-        within = short.get(tuple(layers), layers)
-        return {"attention.window": window if layers else None, "attention.windowed_layers": within}
+        layers_with_window = short.get(tuple(layers), layers)
+        return {"attention.window": window if layers else None, "attention.windowed_layers": layers_with_window}
 
     def _layers(self, config: Reading, on: bool) -> list[int]:
         number = config.get("num_hidden_layers", int) or 0

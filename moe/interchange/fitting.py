@@ -61,10 +61,10 @@ def rows_of(spec: LanguageModelSpec, family: Family, name: str) -> tuple[int | N
     match = _LAYER.match(name)
     if match is None:
         return None, family.rows(name)
-    layer, within = int(match[1]), name[match.end() :]
-    if within.startswith("attention.") and not spec.has_full_attention(layer):
-        within = f"linear_{within}"
-    return layer, family.rows(LAYER + within)
+    layer, name_in_layer = int(match[1]), name[match.end() :]
+    if name_in_layer.startswith("attention.") and not spec.has_full_attention(layer):
+        name_in_layer = f"linear_{name_in_layer}"
+    return layer, family.rows(LAYER + name_in_layer)
 
 
 def alternatives(spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor) -> list[tuple[ParameterPiece, ...]]:
@@ -97,7 +97,7 @@ def fit(spec: LanguageModelSpec, folder_catalog: Catalog) -> Fit:
             continue
         names = [[name for piece in pieces for name in piece.names()] for pieces in choices]
         choice = next(
-            (at for at, choice_names in enumerate(names) if all(name in tensors for name in choice_names)), None
+            (index for index, choice_names in enumerate(names) if all(name in tensors for name in choice_names)), None
         )
         if choice is None:
             problems += _missing(
@@ -180,10 +180,10 @@ def _extra_head_tensors(family: Family, config: Mapping[str, Any], names: set[st
     that contain tensors of such a head."""
     if family.extra_head_pattern is None:
         return set()
-    before, beyond, _ = family.extra_head_pattern.partition("{beyond}")
-    if not beyond:
-        return {name for name in names if name.startswith(before)}
-    numbers = {name: name.removeprefix(before).split(".")[0] for name in names if name.startswith(before)}
+    prefix, placeholder, _ = family.extra_head_pattern.partition("{beyond}")
+    if not placeholder:
+        return {name for name in names if name.startswith(prefix)}
+    numbers = {name: name.removeprefix(prefix).split(".")[0] for name in names if name.startswith(prefix)}
     last = config.get("num_hidden_layers", family.defaults["num_hidden_layers"])
     heads = {number for name, number in numbers.items() if any(mark in name for mark in _HEAD_PARTS)}
     return {

@@ -126,10 +126,10 @@ class HubFolder:
     def _read_index(self) -> Iterator[str]:
         """Yield the file of each tensor in the index."""
         index = self.read_json(INDEX, MAX_INDEX_BYTES)
-        where = index.get("weight_map")
-        if not isinstance(where, dict) or not where:
+        weight_map = index.get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
             raise spec_error("corrupt", self.place, self.path(INDEX), "has no weight_map", "download the file again")
-        for tensor, name in where.items():
+        for tensor, name in weight_map.items():
             if not isinstance(name, str) or not _SHARD.fullmatch(name):
                 raise spec_error("corrupt", self.place, self.path(INDEX),
                                  f"places {tensor!r} in {name!r}, which is not a .safetensors file of this folder",

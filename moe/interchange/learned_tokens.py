@@ -34,7 +34,7 @@ def describe_special_tokens(files: Mapping[str, bytes]) -> dict[str, bytes]:
     }
     tokenizer = json.loads(files[JSON])
     first = {"SpecialToken": {"id": SPECIALS[BOS], "type_id": 0}}
-    texts = [{"Sequence": {"id": name, "type_id": at}} for at, name in enumerate("AB")]
+    texts = [{"Sequence": {"id": name, "type_id": index}} for index, name in enumerate("AB")]
     tokenizer["post_processor"] = {
         "type": "TemplateProcessing",
         "single": [first, texts[0]],

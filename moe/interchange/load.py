@@ -51,8 +51,8 @@ class _TensorPart:
     @property
     def values(self) -> Slices:
         """Rectangle of the dequantized tensor that this part is computed from."""
-        within = tuple((low, low + size) for low, size in zip(self.origin, self.local.shape, strict=True))
-        return within if self.scheme is None else self.scheme.values_of(within, of_scales=self.of_scales)
+        region = tuple((low, low + size) for low, size in zip(self.origin, self.local.shape, strict=True))
+        return region if self.scheme is None else self.scheme.values_of(region, of_scales=self.of_scales)
 
 
 def load_weights(
@@ -118,11 +118,11 @@ def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterato
         scheme = schemes.get(name)
         if name not in shapes:
             continue
-        within = extent(parameter.part, layout)
+        region = extent(parameter.part, layout)
         is_whole = scheme is not None or tuple(parameter.part.shape) == shapes[name]
         assert is_whole, f"{parameter.name} does not match its spec"
-        assert tuple(end - first for first, end in within) == tuple(parameter.local.shape), parameter.name
-        origin = tuple(first for first, _ in within)
+        assert tuple(end - first for first, end in region) == tuple(parameter.local.shape), parameter.name
+        origin = tuple(first for first, _ in region)
         yield _TensorPart(name, parameter.local.detach(), origin, scheme, of_scales)
     for name, buffer in model.named_buffers():
         if name in shapes:
@@ -132,8 +132,8 @@ def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterato
 def _parts_by_source(parts: Sequence[_TensorPart]) -> Iterator[tuple[QuantScheme | None, list[_TensorPart]]]:
     """Group quantized elements and scales that are computed from the same rectangle; other parts are alone."""
     parts_by_key: dict[object, list[_TensorPart]] = {}
-    for at, part in enumerate(parts):
-        key = at if part.scheme is None else (part.name, part.values)
+    for index, part in enumerate(parts):
+        key = index if part.scheme is None else (part.name, part.values)
         parts_by_key.setdefault(key, []).append(part)
     for same_parts in parts_by_key.values():
         yield same_parts[0].scheme, same_parts
@@ -191,8 +191,8 @@ def _check_tied(folder_catalog: Catalog, weights: TensorReader, part: _TensorPar
     rows, width = part.local.shape
     first, column = part.origin
     for begin in range(first, first + rows, step := max(1, BLOCK_ELEMENTS // max(1, width))):
-        within = ((begin, min(begin + step, first + rows)), (column, column + width))
-        if not torch.equal(weights.read(LM_HEAD, within), weights.read(EMBEDDING, within)):
+        region = ((begin, min(begin + step, first + rows)), (column, column + width))
+        if not torch.equal(weights.read(LM_HEAD, region), weights.read(EMBEDDING, region)):
             yield folder_catalog.problem("mismatch", LM_HEAD,
                                 f"must equal {EMBEDDING}, as tie_word_embeddings requires",
                                 "to keep both, set `tie_embeddings: false` next to `from`")  # fmt: skip

@@ -80,10 +80,10 @@ def _function_changes(description: ConfigDescription, model_fields: Mapping[str,
         )
     except SpecError:
         return
-    before = meaning(folder_spec)
+    folder_meaning = meaning(folder_spec)
     for path, value in meaning(job_spec).items():
-        if value != before.get(path):
-            rule = f"changes the function of the folder's model, where it is {before.get(path)!r}"
+        if value != folder_meaning.get(path):
+            rule = f"changes the function of the folder's model, where it is {folder_meaning.get(path)!r}"
             yield Problem("mismatch", f"{model}.{path}", value, rule, "omit it, or omit upcycle")
 
 

@@ -101,7 +101,7 @@ class Side:
             yield {axis: part for dim_box in dim_boxes for axis, part in dim_box.items()}
 
     def _axes_of(self, dim: int) -> list[tuple[str, int]]:
-        axis_steps = [(axis, step) for axis, (of, step) in self.steps.items() if of == dim]
+        axis_steps = [(axis, step) for axis, (axis_dim, step) in self.steps.items() if axis_dim == dim]
         return sorted(axis_steps, key=lambda axis_step: -axis_step[1])
 
     def _along(
@@ -111,23 +111,25 @@ class Side:
             if first <= base < end:
                 yield {}
             return
-        (axis, step), inner = axes[0], axes[1:]
-        span = sum((self.lengths[name] - 1) * by for name, by in inner)
+        (axis, step), inner_axes = axes[0], axes[1:]
+        span = sum((self.lengths[name] - 1) * by for name, by in inner_axes)
         length = self.lengths[axis]
         overlap = range(max(0, ceil((first - base - span) / step)), min(length, ceil((end - base) / step)))
-        whole = range(max(0, ceil((first - base) / step)), min(length, (end - 1 - base - span) // step + 1))
-        if whole and overlap:
-            yield {axis: (whole.start, whole.stop)} | {name: (0, self.lengths[name]) for name, _ in inner}
-        for at in overlap:
-            if at not in whole:
-                for rest in self._along(dim, inner, base + at * step, first, end):
-                    yield {axis: (at, at + 1)} | rest
+        full_range = range(max(0, ceil((first - base) / step)), min(length, (end - 1 - base - span) // step + 1))
+        if full_range and overlap:
+            yield {axis: (full_range.start, full_range.stop)} | {
+                name: (0, self.lengths[name]) for name, _ in inner_axes
+            }
+        for index in overlap:
+            if index not in full_range:
+                for inner_box in self._along(dim, inner_axes, base + index * step, first, end):
+                    yield {axis: (index, index + 1)} | inner_box
 
     def bounds(self, box: Box) -> Slices:
         """Smallest rectangle of the tensor that contains a box."""
         intervals = []
         for dim, first in enumerate(self.first):
-            parts = [(step, box[axis]) for axis, (of, step) in self.steps.items() if of == dim]
+            parts = [(step, box[axis]) for axis, (axis_dim, step) in self.steps.items() if axis_dim == dim]
             low = first + sum(step * begin for step, (begin, _) in parts)
             intervals.append((low, low + sum(step * (end - 1 - begin) for step, (begin, end) in parts) + 1))
         return tuple(intervals)
@@ -163,18 +165,18 @@ class ParameterPiece:
         """Names of all tensors that contain it."""
         if not self.is_per_expert:
             return [self.name]
-        return [self.tensor_name(at) for at in range(self.our_side.lengths[IN_NAME])]
+        return [self.tensor_name(index) for index in range(self.our_side.lengths[IN_NAME])]
 
-    def tensor_name(self, at: int) -> str:
-        return self.name.replace("{" + IN_NAME + "}", str(at))
+    def tensor_name(self, index: int) -> str:
+        return self.name.replace("{" + IN_NAME + "}", str(index))
 
     def by_tensor(self, box: Box) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
         """Split a box by tensor: (name, box) pairs."""
         if not self.is_per_expert:
             yield self.name, dict(box)
             return
-        for at in range(*box[IN_NAME]):
-            yield self.tensor_name(at), {**box, IN_NAME: (at, at + 1)}
+        for index in range(*box[IN_NAME]):
+            yield self.tensor_name(index), {**box, IN_NAME: (index, index + 1)}
 
 
 def split(box: Box, side: Side, max_elements: int) -> Iterator[dict[str, tuple[int, int]]]:

@@ -55,10 +55,10 @@ class Rope(Field):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        own = ("rope_interleave",) if self.pairing == "key" else ()
+        pairing_keys = ("rope_interleave",) if self.pairing == "key" else ()
         dim = () if self.dim_key is None else (self.dim_key,)
         return ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", ORIGINAL,
-                "max_position_embeddings", *dim, *own)  # fmt: skip
+                "max_position_embeddings", *dim, *pairing_keys)  # fmt: skip
 
     def read(self, config: Reading) -> Fields:
         path, parameters = self._parameters(config)

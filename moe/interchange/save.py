@@ -202,10 +202,10 @@ def _blocks(shape: tuple[int, ...]) -> Iterator[Slices]:
         return
     row = prod(shape[1:])
     step = max(1, BLOCK_ELEMENTS // max(1, row))
-    whole = tuple((0, size) for size in shape[1:])
+    other_dims = tuple((0, size) for size in shape[1:])
     for first in range(0, shape[0], step):
-        within = (first, min(first + step, shape[0]))
-        yield (within, *whole)
+        region = (first, min(first + step, shape[0]))
+        yield (region, *other_dims)
 
 
 def _write_weights(
@@ -218,8 +218,8 @@ def _write_weights(
             stream.write(header_bytes([(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]))
             for tensor in tensors:
                 seals[tensor.name] = 0
-                for within in _blocks(tensor.shape):
-                    writer.write(tensor.name, _block(tensor, within, source, weights))
+                for region in _blocks(tensor.shape):
+                    writer.write(tensor.name, _block(tensor, region, source, weights))
     if len(shards) > 1:
         weight_map = {tensor.name: file for file, tensors in shards for tensor in tensors}
         total = sum(tensor.num_bytes for _, tensors in shards for tensor in tensors)
@@ -256,12 +256,12 @@ class _BlockWriter:
                 future.result()
 
 
-def _block(tensor: TensorToWrite, within: Slices, source: TensorSource, weights: TensorReader | None) -> Tensor:
+def _block(tensor: TensorToWrite, region: Slices, source: TensorSource, weights: TensorReader | None) -> Tensor:
     if not tensor.components:
         assert weights is not None, "a tensor without components is copied"
-        return weights.read(tensor.name, within).to(DTYPES[tensor.dtype]).contiguous()
-    block = torch.empty([end - first for first, end in within], dtype=DTYPES[tensor.dtype])
-    fill_theirs(block, within, tensor.components, source.read)
+        return weights.read(tensor.name, region).to(DTYPES[tensor.dtype]).contiguous()
+    block = torch.empty([end - first for first, end in region], dtype=DTYPES[tensor.dtype])
+    fill_theirs(block, region, tensor.components, source.read)
     return block
 
 
@@ -271,9 +271,9 @@ class _CountingSource(TensorSource):
     def __init__(self, source: TensorSource) -> None:
         self._source, self.num_read = source, 0
 
-    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
+    def read(self, name: str, region: Slices, dtype: torch.dtype | None = None) -> Tensor:
         self.num_read += 1
-        return self._source.read(name, within, dtype)
+        return self._source.read(name, region, dtype)
 
 
 def _take_part(source: TensorSource, shards: list[tuple[str, list[TensorToWrite]]], num_read: int = 0) -> None:
@@ -282,8 +282,8 @@ def _take_part(source: TensorSource, shards: list[tuple[str, list[TensorToWrite]
         (*read, DTYPES[tensor.dtype])
         for _, group in shards
         for tensor in group
-        for within in (_blocks(tensor.shape) if tensor.components else ())
-        for read in reads_of(within, tensor.components)
+        for region in (_blocks(tensor.shape) if tensor.components else ())
+        for read in reads_of(region, tensor.components)
     )
     for name, bounds, dtype in islice(reads, num_read, None):
         source.read(name, bounds, dtype)

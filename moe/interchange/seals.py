@@ -18,10 +18,10 @@ VERSION = 1
 _BLOCK_BYTES = 1 << 24
 
 
-def crc_of(block: Tensor, before: int = 0) -> int:
-    """CRC-32 of a tensor's bytes, continued from the CRC `before`."""
+def crc_of(block: Tensor, initial_crc: int = 0) -> int:
+    """CRC-32 of a tensor's bytes, continued from `initial_crc`."""
     flat = block.contiguous().flatten()
-    return zlib.crc32(flat.view(torch.uint8).numpy().data, before) if flat.numel() else before
+    return zlib.crc32(flat.view(torch.uint8).numpy().data, initial_crc) if flat.numel() else initial_crc
 
 
 def seals_text(crc_by_name: dict[str, int]) -> bytes:
@@ -41,15 +41,15 @@ def faults(folder_catalog: Catalog, reader: TensorReader, rank: int, num_ranks: 
                         "remove it to skip the check")] if rank == 0 else []  # fmt: skip
     crcs, problems = record["crc32"], []
     for name, entry in _share(folder_catalog, rank, num_ranks):
-        expected_crc, at, crc = crcs.get(name), 0, 0
+        expected_crc, offset, crc = crcs.get(name), 0, 0
         if expected_crc is None:
             continue
-        while at < entry.num_bytes:
-            end = min(entry.num_bytes, at + _BLOCK_BYTES)
+        while offset < entry.num_bytes:
+            end = min(entry.num_bytes, offset + _BLOCK_BYTES)
             crc = crc_of(
-                reader.raw(HeaderEntry(name, "U8", (entry.num_bytes,), entry.file, entry.begin), ((at, end),)), crc
+                reader.raw(HeaderEntry(name, "U8", (entry.num_bytes,), entry.file, entry.begin), ((offset, end),)), crc
             )
-            at = end
+            offset = end
         if f"{crc:08x}" != expected_crc:
             problems.append(folder_catalog.problem("corrupt", name,
                                           "has changed since it was written: its checksum differs",

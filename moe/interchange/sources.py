@@ -27,7 +27,7 @@ class TensorSource(ABC):
     """Whether reads are collective, with the result on rank 0 only."""
 
     @abstractmethod
-    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
+    def read(self, name: str, region: Slices, dtype: torch.dtype | None = None) -> Tensor:
         """Rectangle of a parameter or buffer, on the CPU and read-only; `dtype` is preferred but not guaranteed."""
 
     def finish(self) -> None:  # noqa: B027  (most have nothing to wait for)
@@ -49,21 +49,21 @@ class ModelSource(TensorSource):
         self._schemes, self._rank = quant_schemes_of(model), plain_collectives.rank()
         self._pending: deque[tuple[dist.Work, Tensor]] = deque()
         parts_by_rank = plain_collectives.all_gather_json(
-            {name: (within, NAMES[tensor.dtype]) for name, (tensor, within) in self._parts_by_name.items()}
+            {name: (region, NAMES[tensor.dtype]) for name, (tensor, region) in self._parts_by_name.items()}
         )
         self._places: list[dict[str, Slices]] = [
-            {name: tuple((first, end) for first, end in within) for name, (within, _) in rank_parts.items()}
+            {name: tuple((first, end) for first, end in region) for name, (region, _) in rank_parts.items()}
             for rank_parts in parts_by_rank
         ]
         self._dtypes = {name: DTYPES[dtype] for rank_parts in parts_by_rank for name, (_, dtype) in rank_parts.items()}
 
-    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
+    def read(self, name: str, region: Slices, dtype: torch.dtype | None = None) -> Tensor:
         if (scheme := self._schemes.get(name)) is None:
-            return self._read_parameter(name, within, dtype)
+            return self._read_parameter(name, region, dtype)
         of_scales = (False, True) if scheme.has_scales else (False,)
-        first, end = within[scheme.dim]
+        first, end = region[scheme.dim]
         blocks = first // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, scheme.length)
-        matrix = (*within[: scheme.dim], blocks, *within[scheme.dim + 1 :])
+        matrix = (*region[: scheme.dim], blocks, *region[scheme.dim + 1 :])
         codes, *scales = (
             self._read_parameter(name + SCALES * is_scales, scheme.codes_of(matrix, of_scales=is_scales), None)
             for is_scales in of_scales
@@ -73,35 +73,35 @@ class ModelSource(TensorSource):
         quantized_matrix = QuantizedWeight(
             codes, scales[0] if scales else None, replace(scheme, length=blocks[1] - blocks[0])
         )
-        return _cut(quantized_matrix.dequantize(torch.float32), matrix, within)
+        return _cut(quantized_matrix.dequantize(torch.float32), matrix, region)
 
-    def _read_parameter(self, name: str, within: Slices, dtype: torch.dtype | None) -> Tensor:
+    def _read_parameter(self, name: str, region: Slices, dtype: torch.dtype | None) -> Tensor:
         """Read a parameter as stored, without dequantizing it."""
         if not self.is_collective:
             local, place = self._parts_by_name[name]
-            return _cut(local, place, within).cpu()
-        own = self._dtypes[name]
-        narrower = dtype is not None and dtype.itemsize < own.itemsize
-        return self._gather(name, within, dtype if dtype is not None and narrower else own)
+            return _cut(local, place, region).cpu()
+        stored_dtype = self._dtypes[name]
+        narrower = dtype is not None and dtype.itemsize < stored_dtype.itemsize
+        return self._gather(name, region, dtype if dtype is not None and narrower else stored_dtype)
 
-    def _gather(self, name: str, within: Slices, dtype: torch.dtype) -> Tensor:
+    def _gather(self, name: str, region: Slices, dtype: torch.dtype) -> Tensor:
         """Gather the rectangle on rank 0, each part in `dtype` from the first rank that has it."""
-        parts = [(common, self._transfer(name, common, rank, dtype)) for rank, common in self._owners(name, within)]
+        parts = [(common, self._transfer(name, common, rank, dtype)) for rank, common in self._owners(name, region)]
         if self._rank != 0:
             return torch.empty(0)
         if len(parts) == 1:
             return parts[0][1]
-        rectangle = torch.empty([end - first for first, end in within], dtype=dtype)
+        rectangle = torch.empty([end - first for first, end in region], dtype=dtype)
         for common, part in parts:
-            _cut(rectangle, within, common).copy_(part)
+            _cut(rectangle, region, common).copy_(part)
         return rectangle
 
-    def _owners(self, name: str, within: Slices) -> Iterator[tuple[int, Slices]]:
+    def _owners(self, name: str, region: Slices) -> Iterator[tuple[int, Slices]]:
         """Yield the ranks whose parts cover a rectangle, with the part of each; of replicas, only the first."""
         seen_places: set[Slices] = set()
         for rank, places in enumerate(self._places):
             place = places.get(name)
-            if place is not None and place not in seen_places and (common := _common(place, within)) is not None:
+            if place is not None and place not in seen_places and (common := _common(place, region)) is not None:
                 seen_places.add(place)
                 yield rank, common
 
@@ -139,14 +139,14 @@ class ModelSource(TensorSource):
                 self._pending.popleft()[0].wait()
 
 
-def _common(place: Slices, within: Slices) -> Slices | None:
+def _common(place: Slices, region: Slices) -> Slices | None:
     """Intersection of two rectangles; None if empty."""
-    overlap = tuple((max(first, low), min(end, high)) for (first, end), (low, high) in zip(place, within, strict=True))
+    overlap = tuple((max(first, low), min(end, high)) for (first, end), (low, high) in zip(place, region, strict=True))
     return overlap if all(first < end for first, end in overlap) else None
 
 
-def _cut(tensor: Tensor, place: Slices, within: Slices) -> Tensor:
-    """Rectangle `within` of a tensor that covers the rectangle `place`."""
-    for dim, ((first, _), (low, high)) in enumerate(zip(place, within, strict=True)):
+def _cut(tensor: Tensor, place: Slices, region: Slices) -> Tensor:
+    """Part `region` of a tensor that covers the rectangle `place`."""
+    for dim, ((first, _), (low, high)) in enumerate(zip(place, region, strict=True)):
         tensor = tensor.narrow(dim, low - first, high - low)
     return tensor

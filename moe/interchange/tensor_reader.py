@@ -36,23 +36,23 @@ class TensorReader:
         """Close the files; tensors read from them must no longer be used."""
         self._mmaps.clear()
 
-    def read(self, name: str, within: Slices) -> Tensor:
+    def read(self, name: str, region: Slices) -> Tensor:
         """Rectangle of a tensor, read-only; if quantized, dequantized to bfloat16 or wider."""
         weight = self._tensors[name]
         if weight.scales is None:
-            return self.raw(weight.entry, within)
+            return self.raw(weight.entry, region)
         if len(weight.entry.shape) == 4:
-            return self._mxfp4(weight, weight.scales, within)
-        return self._fp8(weight, weight.scales, within)
+            return self._mxfp4(weight, weight.scales, region)
+        return self._fp8(weight, weight.scales, region)
 
-    def raw(self, entry: HeaderEntry, within: Slices) -> Tensor:
+    def raw(self, entry: HeaderEntry, region: Slices) -> Tensor:
         """Rectangle of a tensor as stored."""
-        first, end = within[0] if within else (0, 1)
+        first, end = region[0] if region else (0, 1)
         row = prod(entry.shape[1:]) * ITEM_BYTES[entry.dtype]
         begin, size = entry.begin + first * row, max(0, end - first) * row
-        shape = (max(0, end - first), *entry.shape[1:]) if within else ()
+        shape = (max(0, end - first), *entry.shape[1:]) if region else ()
         rows = _tensor(self._bytes(entry, begin, size), DTYPES[entry.dtype], shape)
-        for dim, (low, high) in enumerate(within[1:], 1):
+        for dim, (low, high) in enumerate(region[1:], 1):
             rows = rows.narrow(dim, low, high - low)
         return rows
 
@@ -70,10 +70,10 @@ class TensorReader:
         is_aligned = begin % ITEM_BYTES[entry.dtype] == 0
         return view if is_aligned else bytearray(view)
 
-    def _mxfp4(self, weight: StoredTensor, scales: HeaderEntry, within: Slices) -> Tensor:
+    def _mxfp4(self, weight: StoredTensor, scales: HeaderEntry, region: Slices) -> Tensor:
         """Dequantize blocks of 32 values along the inputs (low nibble first): values times 2^(scale - 127). Stored rows
         are outputs; the result is transposed."""
-        experts, (low, high), rows = within
+        experts, (low, high), rows = region
         blocks = (low // MXFP4_BLOCK, -(-high // MXFP4_BLOCK))
         packed_values = self.raw(weight.entry, (experts, rows, blocks, (0, MXFP4_BLOCK // 2)))
         exponents = self.raw(scales, (experts, rows, blocks)).to(torch.int32) - 127
@@ -83,14 +83,14 @@ class TensorReader:
         begin = low - blocks[0] * MXFP4_BLOCK
         return decoded_values.narrow(2, begin, high - low).transpose(1, 2)
 
-    def _fp8(self, weight: StoredTensor, scales: HeaderEntry, within: Slices) -> Tensor:
+    def _fp8(self, weight: StoredTensor, scales: HeaderEntry, region: Slices) -> Tensor:
         """Dequantize: values times the scale of their block."""
-        blocks = [(first // size, -(-end // size)) for (first, end), size in zip(within, weight.block, strict=True)]
+        blocks = [(first // size, -(-end // size)) for (first, end), size in zip(region, weight.block, strict=True)]
         factors = self.raw(scales, tuple(blocks)).to(torch.float32)
-        for dim, ((first, end), size) in enumerate(zip(within, weight.block, strict=True)):
+        for dim, ((first, end), size) in enumerate(zip(region, weight.block, strict=True)):
             begin = blocks[dim][0] * size
             factors = factors.repeat_interleave(size, dim).narrow(dim, first - begin, end - first)
-        return self.raw(weight.entry, within).to(torch.float32) * factors
+        return self.raw(weight.entry, region).to(torch.float32) * factors
 
 
 def _tensor(content: memoryview | bytearray, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:

@@ -141,7 +141,7 @@ def of_tiktoken(content: bytes, special: Mapping[int, str], pattern: str = PATTE
 def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
     """Yield all pairs of tokens whose concatenation is a token, in order of that token's rank."""
     for token, _ in sorted(ranks.items(), key=lambda token_and_rank: token_and_rank[1]):
-        pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
+        pairs = ((token[:index], token[index:]) for index in range(1, len(token)))
         known_pairs = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
         yield from sorted(known_pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
 
@@ -151,7 +151,7 @@ def _characters() -> dict[int, str]:
     """Printable character for each byte in byte-level BPE (GPT-2)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     other_bytes = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(other_bytes)}
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + index) for index, byte in enumerate(other_bytes)}
 
 
 def _text(token: bytes) -> str:

@@ -26,11 +26,11 @@ def piece_of(spec: LanguageModelSpec, family: Family, name: str, shape: Sequence
         return None
     layer, part, matrix = match.groups()
     upcycle, width = spec.upcycle, spec.moe.hidden_dim
-    whole = upcycle.granularity * width
+    ffn_dim = upcycle.granularity * width
     if part == "shared":
-        copies, hidden_axes, factor = "", f"h@0/{whole}", upcycle.shared_factor(spec.moe)
+        copies, hidden_axes, factor = "", f"h@0/{ffn_dim}", upcycle.shared_factor(spec.moe)
     else:
-        copies, hidden_axes = "(n g) ", f"(g h)@{upcycle.shared_slices * width}/{whole}"
+        copies, hidden_axes = "(n g) ", f"(g h)@{upcycle.shared_slices * width}/{ffn_dim}"
         factor = upcycle.experts_factor(spec.moe)
     if matrix == "w_out":
         our_pattern, their_pattern = f"{copies}h m", f"m {hidden_axes}"

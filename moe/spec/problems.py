@@ -39,7 +39,9 @@ def problems_of(error: ValidationError) -> list[Problem]:
 def _without_tags(location: tuple[Any, ...]) -> tuple[Any, ...]:
     """Location as the user writes it: `model.num_heads`, not `model.translation.num_heads`."""
     return tuple(
-        part for at, part in enumerate(location) if not (location[at - 1] in _TAGGED if at else part in _MODELS)
+        part
+        for index, part in enumerate(location)
+        if not (location[index - 1] in _TAGGED if index else part in _MODELS)
     )
 
 
@@ -77,8 +79,10 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
     if isinstance(cause, RuleError):
         return Problem(cause.code, path, value, cause.rule, cause.remedy)
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        also = " or the word auto" if path == "parallel" else ""
-        return Problem("wrong_type", path, value, f"must be a mapping of fields{also}", "write its fields below it")
+        alternative = " or the word auto" if path == "parallel" else ""
+        return Problem(
+            "wrong_type", path, value, f"must be a mapping of fields{alternative}", "write its fields below it"
+        )
     if kind == "too_long" and not isinstance(value, str):
         limit = context["max_length"]
         return Problem(

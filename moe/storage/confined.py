@@ -99,10 +99,10 @@ def create(folder: str, path: str, mode: int = 0o666) -> Iterator[io.BufferedWri
     Until then it has an unguessable name. Replaces an existing file or link, creates missing folders, follows no link
     below the folder. Raises OSError, including Outside.
     """
-    below = os.path.relpath(path, folder)
-    if _climbs(path, below):
+    relative_path = os.path.relpath(path, folder)
+    if _climbs(path, relative_path):
         raise Outside(errno.EACCES, f"is outside {folder}", path)
-    *folders, name = below.split("/")
+    *folders, name = relative_path.split("/")
     handle = _make_folder(folder, folders)
     try:
         draft = f".{secrets.token_hex(8)}.draft"
@@ -128,10 +128,10 @@ def make_folder(folder: str, path: str) -> None:
 
     Raises OSError, including Outside.
     """
-    below = os.path.relpath(path, folder)
-    if _climbs(path, below):
+    relative_path = os.path.relpath(path, folder)
+    if _climbs(path, relative_path):
         raise Outside(errno.EACCES, f"is outside {folder}", path)
-    os.close(_make_folder(folder, below.split("/")))
+    os.close(_make_folder(folder, relative_path.split("/")))
 
 
 def remove(folder: str, path: str) -> None:
@@ -139,12 +139,12 @@ def remove(folder: str, path: str) -> None:
 
     If the last component is a link, the link is removed. Raises OSError, including Outside and FileNotFoundError.
     """
-    below = os.path.relpath(path, folder)
-    if below == ".":
-        folder, below = os.path.split(os.path.abspath(folder))
-    if _climbs(path, below):
+    relative_path = os.path.relpath(path, folder)
+    if relative_path == ".":
+        folder, relative_path = os.path.split(os.path.abspath(folder))
+    if _climbs(path, relative_path):
         raise Outside(errno.EACCES, f"is outside {folder}", path)
-    parents, _, name = below.rpartition("/")
+    parents, _, name = relative_path.rpartition("/")
     parent = _walk(folder, parents or ".", _FOLDER)
     try:
         if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
@@ -167,8 +167,8 @@ def remove_entries(handle: int, until: float = math.inf, depth: int = 0) -> bool
     for name, is_folder in entries_of(handle):
         with suppress(FileNotFoundError):  # removed by another process
             if is_folder:
-                with open_folder(handle, name) as below:
-                    if not remove_entries(below, until, depth + 1):
+                with open_folder(handle, name) as child:
+                    if not remove_entries(child, until, depth + 1):
                         return False
                 os.rmdir(name, dir_fd=handle)
             else:
@@ -202,8 +202,8 @@ def _make_folder(folder: str, names: list[str]) -> int:
         handle = os.open(folder, _FOLDER)
         try:
             for name in names:
-                above, handle = handle, _enter_folder(handle, name)
-                os.close(above)
+                parent_handle, handle = handle, _enter_folder(handle, name)
+                os.close(parent_handle)
             return handle
         except OSError as error:
             os.close(handle)
@@ -222,18 +222,18 @@ def _enter_folder(parent: int, name: str) -> int:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
 
 
-def _climbs(path: str, below: str) -> bool:
-    return ".." in (*path.split("/"), *below.split("/"))
+def _climbs(path: str, relative_path: str) -> bool:
+    return ".." in (*path.split("/"), *relative_path.split("/"))
 
 
 def _open(folder: str, path: str, flags: int, links: bool) -> int:
-    below = os.path.relpath(path, folder)
-    climbs = _climbs(path, below)
+    relative_path = os.path.relpath(path, folder)
+    climbs = _climbs(path, relative_path)
     if climbs and not links:
         raise Outside(errno.EACCES, f"is outside {folder}", path)
     if not climbs:
         try:
-            return _walk(folder, below, flags)
+            return _walk(folder, relative_path, flags)
         except OSError as error:
             if not links or error.errno not in _AT_A_LINK:
                 raise
@@ -241,14 +241,14 @@ def _open(folder: str, path: str, flags: int, links: bool) -> int:
     return _walk(root, os.path.relpath(follow(root, path), root), flags)
 
 
-def _walk(folder: str, below: str, flags: int) -> int:
+def _walk(folder: str, relative_path: str, flags: int) -> int:
     """Descriptor of a path, opened without following links below the folder. Raises OSError."""
-    *folders, last = below.split("/")
+    *folders, last = relative_path.split("/")
     handle = os.open(folder, _HANDLE)
     try:
         for name in folders:
-            above, handle = handle, os.open(name, _HANDLE | os.O_NOFOLLOW, dir_fd=handle)
-            os.close(above)
+            parent_handle, handle = handle, os.open(name, _HANDLE | os.O_NOFOLLOW, dir_fd=handle)
+            os.close(parent_handle)
         return os.open(last, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
     finally:
         os.close(handle)

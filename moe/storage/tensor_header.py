@@ -81,24 +81,24 @@ def _entries(header: Any, file: str, start: int) -> Iterator[HeaderEntry]:
 
 
 def _check(tensor_entries: list[HeaderEntry], start: int, size: int) -> None:
-    at = start
+    offset = start
     for entry in tensor_entries:
-        if entry.begin != at and entry.num_bytes:
+        if entry.begin != offset and entry.num_bytes:
             raise ValueError(f"{entry.name!r} does not start where the previous tensor ends")
-        at = max(at, entry.begin + entry.num_bytes)
-        if at > size:
-            raise ValueError(f"it has {size:,} bytes but {entry.name!r} ends at byte {at:,}: it is truncated")
-    if at != size:
-        raise ValueError(f"it has {size - at:,} bytes after its last tensor")
+        offset = max(offset, entry.begin + entry.num_bytes)
+        if offset > size:
+            raise ValueError(f"it has {size:,} bytes but {entry.name!r} ends at byte {offset:,}: it is truncated")
+    if offset != size:
+        raise ValueError(f"it has {size - offset:,} bytes after its last tensor")
 
 
 def header_bytes(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
     """Header bytes of a file with these (name, dtype, shape) tensors, in order."""
-    at, fields = 0, dict[str, Any]({_METADATA: {"format": "pt"}})
+    offset, fields = 0, dict[str, Any]({_METADATA: {"format": "pt"}})
     for name, dtype, shape in tensors:
-        end = at + prod(shape) * ITEM_BYTES[dtype]
-        fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
-        at = end
+        end = offset + prod(shape) * ITEM_BYTES[dtype]
+        fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(fields, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

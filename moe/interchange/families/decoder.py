@@ -50,12 +50,12 @@ DENSE: tuple[TensorRow, ...] = in_layers(
 """Layers without experts."""
 
 
-def experts(where: str, gate: str, up: str, down: str) -> tuple[TensorRow, ...]:
+def experts(module: str, gate: str, up: str, down: str) -> tuple[TensorRow, ...]:
     """One tensor `[out, in]` per expert."""
     return in_layers(
         *(
             TensorRow(
-                f"feed_forward.moe.experts.{our_name}", f"{where}.experts.{{e}}.{their_name}.weight", axes, turned_axes
+                f"feed_forward.moe.experts.{our_name}", f"{module}.experts.{{e}}.{their_name}.weight", axes, turned_axes
             )
             for our_name, their_name, axes, turned_axes in (
                 ("w_gate", gate, "e m h", "h m"),
@@ -75,18 +75,18 @@ def fused_experts(gate_up: str, down: str) -> tuple[TensorRow, ...]:
     )
 
 
-def router(where: str) -> tuple[TensorRow, ...]:
-    return in_layers(transposed_row("feed_forward.moe.router", where))
+def router(their_name: str) -> tuple[TensorRow, ...]:
+    return in_layers(transposed_row("feed_forward.moe.router", their_name))
 
 
-def selection_bias(where: str) -> tuple[TensorRow, ...]:
-    return in_layers(TensorRow("feed_forward.moe.router_bias", where))
+def selection_bias(their_name: str) -> tuple[TensorRow, ...]:
+    return in_layers(TensorRow("feed_forward.moe.router_bias", their_name))
 
 
-def shared_experts(where: str, gate: str | None = None) -> tuple[TensorRow, ...]:
+def shared_experts(module: str, gate: str | None = None) -> tuple[TensorRow, ...]:
     """Shared experts, and the gate that weighs them."""
     rows = [
-        transposed_row(f"feed_forward.moe.shared.{our_name}", f"{where}.{their_name}_proj.weight")
+        transposed_row(f"feed_forward.moe.shared.{our_name}", f"{module}.{their_name}_proj.weight")
         for our_name, their_name in (("w_gate", "gate"), ("w_in", "up"), ("w_out", "down"))
     ]
     return in_layers(*rows, *([transposed_row("feed_forward.moe.shared.gate", gate)] if gate else []))
