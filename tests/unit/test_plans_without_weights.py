@@ -95,7 +95,7 @@ def test_a_folder_may_be_called_as_a_file(config: Path) -> None:
 def test_a_synthetic_corpus_is_planned_and_never_trained(config: Path) -> None:
     spec = spec_of({"preset": "olmoe-1b-7b"}, {"corpus": "synthetic"})
     (needed,) = planned(spec).missing
-    assert needed.startswith("data.corpus (='synthetic') is random tokens")
+    assert needed.startswith("data.corpus (='synthetic') has random tokens")
     with refused("not_applicable", "data.corpus", "synthetic") as caught:
         build_task(spec)
     assert [problem.path for problem in caught.value.problems] == ["data.corpus"]
