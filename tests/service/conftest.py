@@ -1,12 +1,16 @@
 """Control planes for tests: one shared by those that only look, a fresh one for those that do it harm."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from service.control.api.services import Services
+from service.control.store.database import Database
 from tests.node import node  # noqa: F401, a fixture
 from tests.service.control_plane import TOKEN, ControlPlane
+from tests.service.controllers import controller_on, local_cluster
 from tests.service.quiet_run import Run
 
 
@@ -32,6 +36,23 @@ def own_plane(tmp_path: Path) -> Iterator[ControlPlane]:
     control_plane = ControlPlane(tmp_path)
     yield control_plane
     control_plane.close()
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[Services]:
+    """A controller for one test, which steps it by hand, on a cluster of one node."""
+    cluster = local_cluster(tmp_path)
+    services = controller_on(tmp_path, cluster)
+    yield services
+    cluster.end_all()
+    services.database.close()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with closing(Database(f"sqlite:///{tmp_path / 'shardyard.db'}")) as database:
+        database.migrate()
+        yield database
 
 
 @pytest.fixture

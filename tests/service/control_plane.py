@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from service.control.launcher.launcher import NodeFacts
 from service.wire.events import Event
@@ -40,32 +41,32 @@ class ControlPlane:
         }
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: Fork | None = None
-        token = settings.get("token")
-        headers = {"authorization": f"Bearer {token}"} if token else {}
-        self.http = httpx.Client(base_url=self.url, timeout=DEADLINE_S, trust_env=False, headers=headers)
+        self.http = httpx.Client(base_url=self.url, timeout=DEADLINE_S, trust_env=False)
 
     @property
     def database(self) -> Path:
         return self.folder / "state" / "shardyard.db"
 
-    def start(self) -> "ControlPlane":
+    def start(self, **settings: Any) -> "ControlPlane":
+        """Start it, with further settings, which stay."""
+        self.settings |= settings
+        if token := self.settings.get("token"):
+            self.http.headers["authorization"] = f"Bearer {token}"
         self.log = (self.folder / "control-plane.log").open("ab")
         self.process = forks("tests.service.control_plane:main", "service.control.server").start(
             [json.dumps(self.settings), str(self.launcher.folder)], out=self.log
         )
-        await_that(self._is_ready, lambda: (self.folder / "control-plane.log").read_text())
+        await_that(self._is_ready, self.log_text)
         return self
 
     def kill(self) -> None:
         """SIGKILL: it has no time for a word."""
-        assert self.process is not None
         self.process.kill()
         self.process.wait()
         self.log.close()
 
     def terminate(self) -> int:
         """SIGTERM, and the exit status."""
-        assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         status = self.process.wait(timeout=DEADLINE_S)
         self.log.close()
@@ -78,17 +79,18 @@ class ControlPlane:
         self.http.close()
 
     def _is_ready(self) -> bool:
-        assert self.process is not None
-        assert self.process.poll() is None, (self.folder / "control-plane.log").read_text()
+        assert self.process.poll() is None, self.log_text()
         try:
             return self.http.get("/readyz").status_code == 200
         except httpx.TransportError:
             return False
 
-    # What a client does
-
     def post(self, **changes: Any) -> dict[str, Any]:
-        answer = self.http.post("/v1/jobs", json=spec(**changes))
+        """What was answered to a job of `spec`."""
+        return self.submit(spec(**changes))
+
+    def submit(self, job: dict[str, Any]) -> dict[str, Any]:
+        answer = self.http.post("/v1/jobs", json=job)
         assert answer.status_code == 201, answer.text
         return dict(answer.json())
 
@@ -98,6 +100,41 @@ class ControlPlane:
     def await_state(self, job_id: str, *states: str) -> dict[str, Any]:
         await_that(lambda: self.job(job_id)["state"] in states, lambda: f"not {states}: {self.job(job_id)}")
         return self.job(job_id)
+
+    def finished_job(self, **changes: Any) -> dict[str, Any]:
+        return self.await_state(self.post(**changes)["id"], "succeeded")
+
+    def act(self, job_id: str, action: str) -> httpx.Response:
+        return self.http.post(f"/v1/jobs/{job_id}/{action}")
+
+    def listed(self, **query: Any) -> list[dict[str, Any]]:
+        return list(self.http.get("/v1/jobs", params=query).json()["items"])
+
+    def metrics(self, job_id: str, **query: Any) -> list[dict[str, Any]]:
+        return list(self.http.get(f"/v1/jobs/{job_id}/metrics", params=query).json()["items"])
+
+    def losses(self, job_id: str) -> dict[int, float]:
+        return {point["step"]: point["loss"] for point in self.metrics(job_id, name="loss")}
+
+    def log_text(self) -> str:
+        """What the control plane itself has logged."""
+        return (self.folder / "control-plane.log").read_text()
+
+    def memory_bytes(self) -> int:
+        return int(psutil.Process(self.process.pid).memory_info().rss)
+
+    def hold(self) -> Path:
+        """The file while which exists the driver of a job with the label `hold` (=hold) goes on."""
+        path = self.folder / "state/cache/hold"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        return path
+
+    def driver(self, job_id: str, attempt: int = 1) -> psutil.Process:
+        """Process of an attempt's driver, which runs."""
+        process = self.launcher.process(f"{job_id}-a{attempt}")
+        assert process is not None
+        return process
 
     def events(self, job_id: str, last_id: int | None = None) -> Iterator[Event]:
         """One connection's events: ends when the stream does, raises httpx.TransportError when it breaks."""

@@ -66,21 +66,9 @@ class LocalLauncher(Launcher):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), launch.storage)
         path = AttemptFolder(launch.storage, launch.attempt).write_launch(launch)
         with (self.folder / f"{launch.submission_id}.log").open("ab") as log:
-            child = subprocess.Popen(
-                [
-                    "sh",
-                    "-c",
-                    CLAIM,
-                    self._pid_file(launch.submission_id),
-                    sys.executable,
-                    "-m",
-                    TRAINING_DRIVER if "trains" in launch.spec.labels else DRIVER,
-                    path,
-                ],
-                start_new_session=True,
-                stdout=log,
-                stderr=log,
-            )
+            module = TRAINING_DRIVER if "trains" in launch.spec.labels else DRIVER
+            command = ["sh", "-c", CLAIM, self._pid_file(launch.submission_id), sys.executable, "-m", module, path]
+            child = subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log)
         self._children[child.pid] = child
         while not self._pid(launch.submission_id):
             time.sleep(0.001)
@@ -94,9 +82,8 @@ class LocalLauncher(Launcher):
         if (self.folder / f"{submission_id}.stopped").exists():
             return Observation(status="stopped", message="was killed")
         output = (self.folder / f"{submission_id}.log").read_text()[-20_000:]
-        return Observation(
-            status="failed", message="the driver is gone", output=output
-        )  # how it ended, its result says
+        # How it ended is in its result.
+        return Observation(status="failed", message="the driver is gone", output=output)
 
     def stop(self, submission_id: str) -> None:
         self._reach()

@@ -18,9 +18,7 @@ class Run:
 
     def __init__(self, plane: ControlPlane, **changes: Any) -> None:
         self.plane = plane
-        self.hold = plane.folder / "state/cache/hold"
-        self.hold.parent.mkdir(exist_ok=True)
-        self.hold.touch()
+        plane.hold()
         job = plane.post(labels={"hold": "hold", "quiet": "yes"}, **changes)
         self.id, self.storage = job["id"], Path(job["storage"])
         await_that(lambda: plane.launcher.process(f"{self.id}-a1") is not None)
@@ -44,10 +42,22 @@ class Run:
             headers={"authorization": f"Bearer {token or self.token}"},
         )
 
+    def seal(self, writer: str, *records: dict[str, Any], segment: int = 0, first_seq: int = 0) -> None:
+        """Puts records on storage as a writer's segment."""
+        folder = self.storage / "metrics" / writer
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps({"seq": seq, **record}) + "\n" for seq, record in enumerate(records, first_seq))
+        (folder / f"segment-{segment:08d}.jsonl").write_text("".join(lines))
+
+    def kill_driver(self, attempt: int = 1) -> None:
+        """Kills an attempt's driver, and waits for the launch of the next."""
+        await_that(lambda: self.plane.launcher.process(f"{self.id}-a{attempt}") is not None)
+        self.plane.driver(self.id, attempt).kill()
+        await_that(lambda: launches(self.storage, attempt + 1) != [])
+
     def steps(self) -> list[int]:
         """Steps of all metric events, as stored."""
-        points = self.plane.http.get(f"/v1/jobs/{self.id}/metrics").json()["items"]
-        return [point["step"] for point in points]
+        return [point["step"] for point in self.plane.metrics(self.id)]
 
     def num_events(self) -> int:
         return int(self.plane.job(self.id)["last_event_id"])
@@ -57,9 +67,13 @@ class Run:
         return self.plane.await_state(self.id, "cancelled")
 
 
+def record(kind: str, time: str = TIME, /, **data: Any) -> dict[str, Any]:
+    return {"kind": kind, "time": time, "data": data}
+
+
 def metric(step: int, **values: Any) -> dict[str, Any]:
-    return {"kind": "metric", "time": TIME, "data": {"step": step, "loss": 1.0, **values}}
+    return record("metric", step=step, **{"loss": 1.0, **values})
 
 
-def checkpoint(step: int) -> dict[str, Any]:
-    return {"kind": "checkpoint", "time": TIME, "data": {"step": step}}
+def checkpoint(step: int, time: str = TIME) -> dict[str, Any]:
+    return record("checkpoint", time, step=step)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moe.spec import JobSpec
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane, spec
 
@@ -29,6 +30,7 @@ TEXT = st.one_of(
     st.text(st.characters(categories=["Cs", "Cc", "Cf"]), max_size=6),
 )
 _MODELS: list[dict[str, Any]] = [
+    JobSpec.parse(spec(resources={"min_workers": 1, "max_workers": 2})).model_dump(mode="json"),
     spec(
         labels={"team": "a"},
         storage="/storage",
@@ -64,35 +66,39 @@ REFUSED = range(400, 500)
 Place = tuple[str | int, ...]
 
 
-def _strings(value: Any, here: Place = ()) -> Iterator[Place]:
-    """Places of strings; those that end in `None` are keys."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield (*here, key)
-            yield from _strings(inner, (*here, key))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield (*here, index)
-            yield from _strings(inner, (*here, index))
+def _places(value: Any, here: Place = ()) -> Iterator[Place]:
+    """Places of all values."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in parts:
+        yield (*here, key)
+        yield from _places(inner, (*here, key))
 
 
-def _changed(body: Any, place: Place, text: str, *, is_key: bool) -> Any:
+def _changed(body: Any, place: Place, value: Any, *, is_key: bool) -> Any:
     copy = json.loads(json.dumps(body))
     inner = copy
     for part in place[:-1]:
         inner = inner[part]
     if is_key and isinstance(inner, dict):
-        inner[text] = inner.pop(place[-1])
+        inner[value] = inner.pop(place[-1])
     else:
-        inner[place[-1]] = text
+        inner[place[-1]] = value
     return copy
+
+
+ODD_VALUES = st.sampled_from(
+    [None, True, -1, 0, 1, 2**40, 2**53 - 1, 2**63, 10**30, 0.5, -0.0, 1e308, [], {}, [1], {"a": 1}, ["pt_BR"]]
+)
 
 
 @st.composite
 def _bodies(draw: st.DrawFn) -> tuple[str, bytes]:
+    """A body with a text or another value in any place of it, or a text as any of its keys."""
     model = draw(st.sampled_from(_MODELS))
-    place = draw(st.sampled_from(list(_strings(model))))
-    body = _changed(model, place, draw(TEXT), is_key=draw(st.booleans()))
+    place = draw(st.sampled_from(list(_places(model))))
+    is_key = draw(st.booleans())
+    value = draw(TEXT if is_key else st.one_of(TEXT, ODD_VALUES))
+    body = _changed(model, place, value, is_key=is_key)
     return draw(st.sampled_from(_POSTED)), json.dumps(body).encode()
 
 
@@ -108,6 +114,7 @@ def _check(answer: httpx.Response, what: object) -> None:
     if answer.status_code in REFUSED:
         assert answer.headers["content-type"] == "application/problem+json", (what, answer.text)
         assert answer.json()["detail"], what
+        assert all(error["path"] and error["rule"] for error in answer.json().get("errors", [])), (what, answer.text)
 
 
 UNSTOPPED = settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -115,7 +122,7 @@ UNSTOPPED = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 @UNSTOPPED
 @given(posted=_bodies())
-def test_in_any_string_of_a_body(plane: ControlPlane, job: str, posted: tuple[str, bytes]) -> None:
+def test_in_any_place_of_a_body(plane: ControlPlane, job: str, posted: tuple[str, bytes]) -> None:
     path, body = posted
     answer = plane.http.post(path.format(job=job), content=body, headers={"content-type": "application/json"})
     _check(answer, posted)
@@ -158,9 +165,7 @@ def test_in_any_header(plane: ControlPlane, job: str, name: str, value: bytes, t
     ('name: "\\ud800"', "body, line 1, column 10"), ('name: "\\U0000d800"', "body, line 1, column 10"),
 ])  # fmt: skip
 @pytest.mark.parametrize("route", ["/v1/jobs", "/v1/plans", "/v1/jobs/{job}/generate"])
-def test_half_of_a_surrogate_pair_is_refused_by_its_place(
-    plane: ControlPlane, job: str, route: str, body: str, path: str
-) -> None:
+def test_half_a_surrogate_pair_is_refused(plane: ControlPlane, job: str, route: str, body: str, path: str) -> None:
     """It is no text that JSON can be read as, so the answer is 400 whatever is asked."""
     kind = "application/json" if body.startswith(("{", "[", '"')) else "application/yaml"
     answer = plane.http.post(route.format(job=job), content=body, headers={"content-type": kind})
@@ -208,9 +213,7 @@ def ascii_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPla
 
 @settings(UNSTOPPED)
 @given(posted=_bodies())
-def test_in_any_string_of_a_body_where_file_names_are_ascii(
-    ascii_plane: ControlPlane, posted: tuple[str, bytes]
-) -> None:
+def test_in_any_body_where_file_names_are_ascii(ascii_plane: ControlPlane, posted: tuple[str, bytes]) -> None:
     path, body = posted
     answer = ascii_plane.http.post(
         path.format(job="job-aaaaaaaaaaaa"), content=body, headers={"content-type": "application/json"}

@@ -89,58 +89,45 @@ def test_a_language_without_pairs_names_those_that_are_like_it(plane: ControlPla
     assert "pt_BR" in error["remedy"]
 
 
-BAD_DATA: dict[str, tuple[dict[str, Any], Summary]] = {
-    "a file": (
-        {"corpus": "jsonl", "paths": ["{folder}/no-such.jsonl"]},
-        ("not_found", "data.paths[0]", "{folder}/no-such.jsonl"),
-    ),
-    "a column": (
-        {"corpus": "jsonl", "paths": ["{folder}/pairs.jsonl"], "source_column": "text"},
-        ("not_found", "data.source_column", "text"),
-    ),
-    "a side": (
-        {"corpus": "text", "files": [{"source": "{folder}/no.de", "target": "{folder}/no.en", "lang": "de"}]},
-        ("not_found", "data.files[0].source", "{folder}/no.de"),
-    ),
-}
+@pytest.fixture
+def with_pairs(own_plane: ControlPlane) -> tuple[ControlPlane, Path]:
+    """A control plane that may read the file of pairs beside it."""
+    folder = own_plane.folder
+    own_plane.start(data_roots=[str(folder)])
+    return own_plane, folder / "pairs.jsonl"
 
 
-def test_data_that_is_not_there(tmp_path: Path) -> None:
-    (tmp_path / "pairs.jsonl").write_text('{"source": "Haus", "target": "house", "lang": "de"}\n')
-    own = ControlPlane(tmp_path, data_roots=[str(tmp_path)]).start()
-    try:
-        for data, expected in _in(str(tmp_path), BAD_DATA).values():
-            answer = own.http.post("/v1/jobs", json=spec(data=data))
-            assert answer.status_code == 422, answer.text
-            check(answer.json()["errors"], [tuple(expected)])
-        assert own.http.get("/v1/jobs").json()["items"] == []
-    finally:
-        own.close()
+GOOD = '{"source": "Haus", "target": "house", "lang": "de"}\n'
 
 
-def test_every_kind_of_bad_record_is_answered_at_once(tmp_path: Path) -> None:
-    good = '{"source": "Haus", "target": "house", "lang": "de"}\n'
+def test_data_that_cannot_be_read(with_pairs: tuple[ControlPlane, Path]) -> None:
+    plane, pairs = with_pairs
+    pairs.write_text(GOOD)
+    missing, files = f"{pairs}-not", [{"source": f"{pairs}.de", "target": f"{pairs}.en", "lang": "de"}]
+    for data, path, value in (
+        ({"corpus": "jsonl", "paths": [missing]}, "data.paths[0]", missing),
+        ({"corpus": "jsonl", "paths": [str(pairs)], "source_column": "text"}, "data.source_column", "text"),
+        ({"corpus": "text", "files": files}, "data.files[0].source", f"{pairs}.de"),
+    ):
+        answer = plane.http.post("/v1/jobs", json=spec(data=data))
+        assert answer.status_code == 422, answer.text
+        check(answer.json()["errors"], [("not_found", path, value)])
+    assert plane.listed() == []
+
+
+def test_every_kind_of_bad_record_is_answered_at_once(with_pairs: tuple[ControlPlane, Path]) -> None:
+    plane, pairs = with_pairs
     bad = ["{\n", '{"source": 1, "target": "x", "lang": "de"}\n', '{"source": "x"}\n']
-    (tmp_path / "pairs.jsonl").write_text(good * 60_000 + "".join(bad * 2) + good)
-    data = {"corpus": "jsonl", "paths": [f"{tmp_path}/pairs.jsonl"]}
-    own = ControlPlane(tmp_path, data_roots=[str(tmp_path)]).start()
-    try:
-        answer = own.http.post("/v1/jobs", json=spec(data=data), timeout=60)
-        assert answer.status_code == 422
-        problems = answer.json()["errors"]
-        assert [problem["path"] for problem in problems] == [
-            "data.paths[0]",
-            "data.paths[0]",
-            "data.lang_column",
-            "data",
-        ]
-        assert problems[0]["value"] == f"{tmp_path}/pairs.jsonl, line 60001"
-        assert own.http.get("/v1/jobs").json()["items"] == []
-        (tmp_path / "pairs.jsonl").write_text(good * 60_000 + "".join(bad * 2) + good)
-        answer = own.http.post("/v1/jobs", json=spec(data={**data, "on_bad": "skip"}), timeout=60)
-        assert answer.status_code == 201, answer.text
-    finally:
-        own.close()
+    pairs.write_text(GOOD * 60_000 + "".join(bad * 2) + GOOD)
+    data = {"corpus": "jsonl", "paths": [str(pairs)]}
+    answer = plane.http.post("/v1/jobs", json=spec(data=data), timeout=60)
+    assert answer.status_code == 422
+    problems = answer.json()["errors"]
+    assert [problem["path"] for problem in problems] == ["data.paths[0]"] * 2 + ["data.lang_column", "data"]
+    assert problems[0]["value"] == f"{pairs}, line 60001"
+    assert plane.listed() == []
+    answer = plane.http.post("/v1/jobs", json=spec(data={**data, "on_bad": "skip"}), timeout=60)
+    assert answer.status_code == 201, answer.text
 
 
 def test_a_body_may_begin_with_a_byte_order_mark(plane: ControlPlane) -> None:
@@ -148,11 +135,6 @@ def test_a_body_may_begin_with_a_byte_order_mark(plane: ControlPlane) -> None:
     for kind in ("json", "yaml"):
         answer = plane.http.post("/v1/plans", content=body, headers={"content-type": f"application/{kind}"})
         assert answer.status_code != 400, answer.text
-
-
-def _in(folder: str, data: Any) -> Any:
-    """`data` with the folder's name in place of `{folder}`."""
-    return json.loads(json.dumps(data).replace("{folder}", folder))
 
 
 BAD_BODIES: dict[str, tuple[bytes, str, int, list[Summary]]] = {
@@ -198,20 +180,14 @@ def test_a_list_of_more_files_than_anybody_has(plane: ControlPlane) -> None:
         ({"corpus": "text", "files": [{"source": "/a", "target": "/b", "lang": "de"}] * 1001}, "data.files"),
         ({"corpus": "catalogs", "languages": ["de"] * 1001}, "data.languages"),
     ):
-        answer = plane.http.post("/v1/jobs", json=spec(data=data))
-        assert answer.status_code == 422
-        [error] = answer.json()["errors"]
+        [error] = plane.http.post("/v1/jobs", json=spec(data=data)).json()["errors"]
         assert (error["path"], error["rule"]) == (place, "must have at most 1000 entries")
-        assert error["remedy"]
 
 
 def test_more_values_than_any_spec_has(plane: ControlPlane) -> None:
     for body in ({str(number): 1 for number in range(70_000)}, [[1] * 100] * 200):
         answer = plane.http.post("/v1/jobs", json=body)
-        assert (answer.status_code, answer.json()["detail"]) == (
-            400,
-            "body must have at most 10,000 keys and values; refer to data by path instead of including it",
-        )
+        assert (answer.status_code, "at most 10,000 keys and values" in answer.json()["detail"]) == (400, True)
 
 
 @settings(max_examples=num_cases(30), deadline=None)
@@ -255,45 +231,19 @@ def test_a_parameter_that_is_missing_is_to_be_added(plane: ControlPlane) -> None
     check(answer.json()["errors"], [("missing", "query.to", None)])
 
 
-@pytest.mark.parametrize("path", ["", "/plan", "/metrics", "/events", "/logs", "/checkpoints"])
 @pytest.mark.parametrize(
     "job_id", ["job-aaaaaaaaaaaa", "job-x", "nonsense", "job-AAAAAAAAAAAA", "%00", "☃", "a" * 5000]
 )
-def test_an_unknown_id(plane: ControlPlane, job_id: str, path: str) -> None:
-    answer = plane.http.get(f"/v1/jobs/{job_id}{path}")
-    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+def test_an_unknown_id(plane: ControlPlane, job_id: str) -> None:
+    parts = [("GET", part) for part in ("", "/plan", "/metrics", "/events", "/logs", "/checkpoints", "/nothing")]
+    for method, part in (*parts, ("POST", "/cancel"), ("POST", "/pause"), ("POST", "/resume")):
+        answer = plane.http.request(method, f"/v1/jobs/{job_id}{part}")
+        assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json"), part
 
 
-@pytest.mark.parametrize("action", ["cancel", "pause", "resume"])
-def test_nothing_can_be_asked_of_an_unknown_job(plane: ControlPlane, action: str) -> None:
-    answer = plane.http.post(f"/v1/jobs/job-aaaaaaaaaaaa/{action}")
-    assert (answer.status_code, answer.json()["detail"]) == (404, "there is no job job-aaaaaaaaaaaa")
-
-
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("DELETE", "/v1/jobs", 405)])
-def test_what_is_not_served(plane: ControlPlane, method: str, path: str, status: int) -> None:
-    answer = plane.http.request(method, path)
-    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
-
-
-def test_values_that_json_cannot_hold_are_shown_all_the_same(plane: ControlPlane) -> None:
-    body = json.dumps(spec()).replace('"small"', '"\\ud800"').encode()
-    answer = plane.http.post("/v1/jobs", content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == 400  # no UTF-8 text
-    assert answer.json()["errors"][0]["path"] == "name"
+def test_numbers_that_json_cannot_hold_are_refused_by_their_place(plane: ControlPlane) -> None:
     for value in ("NaN", "Infinity", "1e999", "9" * 400):
         body = json.dumps(spec()).replace("1024", value).encode()
         answer = plane.http.post("/v1/jobs", content=body, headers={"content-type": "application/json"})
         assert answer.status_code == 422, value
         assert answer.json()["errors"][0]["path"] == "train.batch_tokens", answer.text
-
-
-def test_storage_that_cannot_be_written(own_plane: ControlPlane) -> None:
-    blocked = own_plane.folder / "blocked"
-    blocked.write_text("a file where a folder should be")
-    own_plane.settings["storage_roots"] = [str(own_plane.folder)]
-    own_plane.start()
-    [error] = own_plane.http.post("/v1/jobs", json=spec(storage=str(blocked))).json()["errors"]
-    assert error["path"] == "storage"
-    assert error["rule"].startswith("cannot be written: ")
-    assert own_plane.http.get("/v1/jobs").json()["items"] == []

@@ -1,37 +1,33 @@
 """Nothing is lost: the control plane is killed at any moment, and the next goes on where it was."""
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from moe.plan import Calibration
-from moe.spec import JobSpec
-from service.control.api.services import Services
-from service.control.app import open_services
-from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable, Observation
-from service.control.report.hub import Hub
-from service.control.report.prometheus import Figures
-from service.control.store.jobs import get_job
-from service.settings import Settings
+from service.control.launcher.launcher import LauncherUnavailable, Observation
 from service.wire.events import Event
 from service.wire.launch import Launch
 from service.wire.states import ENDED
 from tests.processes import await_that
-from tests.service.control_plane import NODE, ControlPlane, spec
-from tests.service.local_launcher import LocalLauncher
+from tests.service.control_plane import ControlPlane, spec
+from tests.service.controllers import (
+    DeadlyLauncher,
+    Killed,
+    controller_on,
+    local_cluster,
+    stepped,
+    stored_job,
+    submitted,
+)
 
 
-def test_killed_in_mid_run_and_in_mid_stream(own_plane: ControlPlane) -> None:
+def test_a_run_and_a_stream_survive_kills_of_the_control_plane(own_plane: ControlPlane) -> None:
     own_plane.start()
     num_steps = 400
-    held = own_plane.folder / "state/cache/hold"  # while it is there, the driver outlives its last step
-    held.parent.mkdir()
-    held.touch()
-    labels = {"step_ms": "5", "hold": held.name}
+    hold = own_plane.hold()  # while it is there, the driver outlives its last step
+    labels = {"step_ms": "5", "hold": hold.name}
     job = own_plane.post(labels=labels, train={"num_steps": num_steps, "batch_tokens": 1024})
     followed: list[Event] = []
     breaks = 0
@@ -50,10 +46,9 @@ def test_killed_in_mid_run_and_in_mid_stream(own_plane: ControlPlane) -> None:
     for steps in (20, 60, 100):
         await_that(lambda steps=steps: sum(event.kind == "metric" for event in followed) >= steps)
         own_plane.kill()
-        driver = own_plane.launcher.process(f"{job['id']}-a1")
-        assert driver is not None  # training never stopped
+        own_plane.driver(job["id"])  # training never stopped
         own_plane.start()
-    held.unlink()
+    hold.unlink()
     following.join()
     assert breaks >= 3
     assert [event.id for event in followed] == list(range(1, len(followed) + 1))
@@ -91,57 +86,10 @@ def test_killed_while_jobs_are_posted(own_plane: ControlPlane) -> None:
     posting.join()
     for job_id in acknowledged:
         own_plane.await_state(job_id, "succeeded")
-    stored = {item["id"] for item in own_plane.http.get("/v1/jobs", params={"limit": 200}).json()["items"]}
+    stored = {item["id"] for item in own_plane.listed(limit=200)}
     assert len(acknowledged) == len(set(acknowledged))
     assert set(acknowledged) <= stored
     assert len(stored) <= len(acknowledged) + 1  # the one whose asking was stopped
-
-
-class Killed(BaseException):
-    """Goes through every handler, as SIGKILL does."""
-
-
-class DeadlyLauncher(Launcher):
-    """Kills the controller before or after the call of the given number."""
-
-    def __init__(self, launcher: Launcher, call: int, after: bool) -> None:
-        self._launcher, self._left, self._after = launcher, call, after
-
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        self._left -= 1
-        if self._left == 0 and not self._after:
-            raise Killed
-        answer = function(*arguments)
-        if self._left == 0:
-            raise Killed
-        return answer
-
-    def cluster(self) -> ClusterFacts:
-        return self._launcher.cluster()
-
-    def submit(self, launch: Launch) -> None:
-        self._call(self._launcher.submit, launch)
-
-    def observe(self, submission_id: str) -> Observation:
-        answer: Observation = self._call(self._launcher.observe, submission_id)
-        return answer
-
-    def stop(self, submission_id: str) -> None:
-        self._call(self._launcher.stop, submission_id)
-
-    def calibrate(self) -> Calibration:
-        calibration: Calibration = self._call(self._launcher.calibrate)
-        return calibration
-
-    def dashboard_url(self, submission_id: str) -> str | None:
-        answer: str | None = self._call(self._launcher.dashboard_url, submission_id)
-        return answer
-
-
-def controller_on(folder: Path, launcher: Launcher, **changes: Any) -> Services:
-    given = {"lease_s": 0.01, "lost_grace_s": 0.2, "events_url": "http://127.0.0.1:9", **changes}
-    settings = Settings(state_dir=folder / "state", **given)
-    return open_services(settings, launcher, Hub(), Figures())
 
 
 @pytest.mark.sample(6)
@@ -149,31 +97,15 @@ def controller_on(folder: Path, launcher: Launcher, **changes: Any) -> Services:
 @pytest.mark.parametrize("call", range(1, 9))
 def test_killed_at_any_call_to_the_cluster(tmp_path: Path, call: int, after: bool) -> None:
     """A new controller goes on: the job ends as it would have, and no attempt was launched twice."""
-    cluster = LocalLauncher(tmp_path / "cluster")
-    cluster.set_nodes(NODE)
+    cluster = local_cluster(tmp_path)
     first = controller_on(tmp_path, DeadlyLauncher(cluster, call, after))
     # `silent`: nobody listens to this run, so that it goes on to its end by itself.
-    given = JobSpec.parse(spec(labels={"silent": "yes", "die_at": "2"}))
-    job_id = first.requests.submit(given, "tester")[0].id
-
-    def ended(services: Services) -> bool:
-        services.controller.step()
-        with services.database.read() as tx:
-            job = get_job(tx, job_id)
-        assert job is not None
-        return job.state in ENDED
-
-    killed = False
-    try:
-        await_that(lambda: ended(first))
-    except Killed:
-        killed = True
-    assert killed
+    job_id = submitted(first, labels={"silent": "yes", "die_at": "2"}).id
+    with pytest.raises(Killed):
+        await_that(lambda: stepped(first, job_id).state in ENDED)
     second = controller_on(tmp_path, cluster)
-    await_that(lambda: ended(second))
-    with second.database.read() as tx:
-        job = get_job(tx, job_id)
-    assert job is not None
+    await_that(lambda: stepped(second, job_id).state in ENDED)
+    job = stored_job(second, job_id)
     assert (job.state, job.attempt, job.failures) == ("succeeded", 2, 1)
     assert cluster.launches() == [f"{job_id}-a1", f"{job_id}-a2"]
     cluster.end_all()
@@ -184,9 +116,7 @@ def test_killed_at_any_call_to_the_cluster(tmp_path: Path, call: int, after: boo
 class LateLauncher(DeadlyLauncher):
     """Loses the answer of a submission, which reaches the cluster only later."""
 
-    def __init__(self, launcher: Launcher) -> None:
-        super().__init__(launcher, call=0, after=False)
-        self.on_its_way: Launch | None = None
+    on_its_way: Launch | None = None
 
     def submit(self, launch: Launch) -> None:
         self.on_its_way = launch
@@ -195,27 +125,16 @@ class LateLauncher(DeadlyLauncher):
 
 def test_cancelled_while_a_submission_is_on_its_way(tmp_path: Path) -> None:
     """The job has not ended while its driver may yet appear; once it has, it leaves the cluster first."""
-    cluster = LocalLauncher(tmp_path / "cluster")
-    cluster.set_nodes(NODE)
+    cluster = local_cluster(tmp_path)
     late = LateLauncher(cluster)
     services = controller_on(tmp_path, late, lost_grace_s=60, cancel_deadline_s=0.1)
-    given = JobSpec.parse(spec(labels={"silent": "yes", "step_ms": "1000"}))
-    job_id = services.requests.submit(given, "tester")[0].id
-
-    def state() -> str:
-        services.controller.step()
-        with services.database.read() as tx:
-            job = get_job(tx, job_id)
-        assert job is not None
-        return job.state
-
-    await_that(lambda: state() == "starting" and late.on_its_way is not None)
+    job_id = submitted(services, labels={"silent": "yes", "step_ms": "1000"}).id
+    await_that(lambda: stepped(services, job_id).state == "starting" and late.on_its_way is not None)
     services.requests.cancel(job_id, "tester")
     for _ in range(5):
-        assert state() == "starting"
-    assert late.on_its_way is not None
+        assert stepped(services, job_id).state == "starting"
     cluster.submit(late.on_its_way)
-    await_that(lambda: state() == "cancelled")
+    await_that(lambda: stepped(services, job_id).state == "cancelled")
     assert cluster.process(f"{job_id}-a1") is None
     cluster.end_all()
     services.database.close()
@@ -224,9 +143,7 @@ def test_cancelled_while_a_submission_is_on_its_way(tmp_path: Path) -> None:
 class SilentLauncher(DeadlyLauncher):
     """Takes submissions, and from some time on answers no question."""
 
-    def __init__(self, launcher: Launcher) -> None:
-        super().__init__(launcher, call=0, after=False)
-        self.silent, self.num_asked = False, 0
+    silent, num_asked = False, 0
 
     def observe(self, submission_id: str) -> Observation:
         self.num_asked += 1
@@ -237,19 +154,11 @@ class SilentLauncher(DeadlyLauncher):
 
 def test_a_cluster_that_does_not_answer_is_asked_once_a_step(tmp_path: Path) -> None:
     """However many jobs there are: each time the controller waits for nothing."""
-    cluster = LocalLauncher(tmp_path / "cluster")
-    cluster.set_nodes(NODE)
+    cluster = local_cluster(tmp_path)
     silent = SilentLauncher(cluster)
     services = controller_on(tmp_path, silent)
-    given = JobSpec.parse(spec(labels={"silent": "yes", "step_ms": "100000"}))
-    jobs = [services.requests.submit(given, "tester")[0] for _ in range(2)]
-
-    def all_submitted() -> bool:
-        services.controller.step()
-        with services.database.read() as tx:
-            return all(job is not None and job.launch == "submitted" for job in (get_job(tx, j.id) for j in jobs))
-
-    await_that(all_submitted)
+    jobs = [submitted(services, labels={"silent": "yes", "step_ms": "100000"}).id for _ in range(2)]
+    await_that(lambda: [stepped(services, job_id).launch for job_id in jobs] == ["submitted"] * 2)
     silent.silent, silent.num_asked = True, 0
     services.controller.step()
     assert silent.num_asked == 1
@@ -259,26 +168,25 @@ def test_a_cluster_that_does_not_answer_is_asked_once_a_step(tmp_path: Path) -> 
 
 def test_two_control_planes_on_one_database(own_plane: ControlPlane) -> None:
     """The second answers and does not act; when the first is gone, it does."""
-    own_plane.settings["ping_interval_s"] = 0.2
-    own_plane.start()
-    second = ControlPlane(own_plane.folder)
-    second.settings["ping_interval_s"] = 0.2
-    second.start()
+    own_plane.start(ping_interval_s=0.2)
+    second = ControlPlane(own_plane.folder, ping_interval_s=0.2).start()
+
+    def role(plane: ControlPlane) -> str:
+        return str(plane.http.get("/readyz").json()["controller"])
+
     try:
-        assert own_plane.http.get("/readyz").json()["controller"] == "acting"
-        assert second.http.get("/readyz").json()["controller"] == "standing by"
+        assert (role(own_plane), role(second)) == ("acting", "standing by")
         assert second.http.get("/readyz").json()["holder"] == own_plane.http.get("/readyz").json()["holder"]
-        job = second.post()  # the one that acts finds it in the store
-        events = list(second.events(job["id"]))
+        events = list(second.events(second.post()["id"]))  # the one that acts finds it in the store
         assert events[-1].data["state"] == "succeeded"
         assert [event.id for event in events] == list(range(1, len(events) + 1))
         own_plane.kill()
-        await_that(lambda: second.http.get("/readyz").json()["controller"] == "acting")
-        second.await_state(second.post()["id"], "succeeded")
+        await_that(lambda: role(second) == "acting")
+        second.finished_job()
         assert len(second.launcher.launches()) == 2
         # An orderly exit hands over at once.
         own_plane.start()
         assert second.terminate() == 0
-        await_that(lambda: own_plane.http.get("/readyz").json()["controller"] == "acting")
+        await_that(lambda: role(own_plane) == "acting")
     finally:
         second.close()

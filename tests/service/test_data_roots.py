@@ -28,9 +28,8 @@ def test_a_file_swapped_for_a_link_after_the_post_is_not_read(own_plane: Control
     root.mkdir()
     write_jsonl(secret, sentences(20))
     posted = Path(write_jsonl(root / "mine.jsonl", sentences(20)))
-    own_plane.settings["data_roots"] = [str(root)]
-    job = own_plane.start().post(data={"corpus": "jsonl", "paths": [str(posted)]})
-    launch = _launched(own_plane, job)
+    own_plane.start(data_roots=[str(root)])
+    launch = _launched(own_plane, own_plane.post(data={"corpus": "jsonl", "paths": [str(posted)]}))
     assert launch.data_roots == (str(root),)
 
     posted.unlink()
@@ -39,12 +38,9 @@ def test_a_file_swapped_for_a_link_after_the_post_is_not_read(own_plane: Control
         prepare(launch.spec.data, launch.spec.model, tmp_path / "cache", roots=launch.data_roots)
 
 
-def test_a_post_that_is_repeated_is_known_again_when_its_folder_says_something_else(
-    own_plane: ControlPlane, tmp_path: Path
-) -> None:
+def test_a_repeated_post_is_known_whatever_its_folder_says_by_then(own_plane: ControlPlane, tmp_path: Path) -> None:
     folder = mixtral(tmp_path / "root" / "model", eos_token_id=7)
-    own_plane.settings["data_roots"] = [str(tmp_path / "root")]
-    plane = own_plane.start()
+    plane = own_plane.start(data_roots=[str(tmp_path / "root")])
     job = {
         "name": "again", "data": documents(tmp_path / "root" / "data"), "model": {"from": str(folder)},
         "train": {"num_steps": 2, "batch_tokens": 1024}, "resources": {"num_workers": 1},
@@ -62,18 +58,16 @@ def test_a_post_that_is_repeated_is_known_again_when_its_folder_says_something_e
 
 
 def test_a_post_of_answers_that_end_in_nothing_is_warned_of_in_its_log(own_plane: ControlPlane, tmp_path: Path) -> None:
+    own_plane.start(data_roots=[str(tmp_path)])
     source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     for template, warns in ((source, True), (source.replace("{% endfor", "<|im_end|>{% endfor"), False)):
         folder = base_folder(tmp_path / f"hub-{warns}", template)
-        own_plane.settings["data_roots"] = [str(tmp_path)]
-        plane = own_plane if own_plane.process else own_plane.start()
-        answer = plane.http.post("/v1/jobs", json=chat_job(folder, [ROW], tmp_path / f"data-{warns}"))
-        assert answer.status_code == 201, answer.text
-        plane.http.post(f"/v1/jobs/{answer.json()['id']}/cancel")
-        plane.await_state(answer.json()["id"], "cancelled", "failed")
-        told = [event.data for event in plane.events(answer.json()["id"]) if event.kind == "log"]
-        warnings = [each["message"] for each in told if each.get("level") == "warning"]
-        assert any("no learned text ends in a token that ends generation" in each for each in warnings) == warns
+        job_id = own_plane.submit(chat_job(folder, [ROW], tmp_path / f"data-{warns}"))["id"]
+        own_plane.act(job_id, "cancel")
+        own_plane.await_state(job_id, "cancelled", "failed")
+        logged = [event.data for event in own_plane.events(job_id) if event.kind == "log"]
+        warnings = [line["message"] for line in logged if line.get("level") == "warning"]
+        assert any("no learned text ends in a token that ends generation" in line for line in warnings) == warns
 
 
 def test_without_roots_there_is_the_services_own_corpus_and_no_other(plane: ControlPlane) -> None:
@@ -84,8 +78,7 @@ def test_the_service_answers_while_a_pattern_of_many_stars_is_matched(own_plane:
     root = tmp_path / "data"
     root.mkdir()
     (root / ("a" * 60)).touch()
-    own_plane.settings["data_roots"] = [str(root)]
-    own_plane.start()
+    own_plane.start(data_roots=[str(root)])
     data = {"corpus": "jsonl", "paths": [f"{root}/{'*a' * number}*b" for number in range(8, 40)]}
     with ThreadPoolExecutor(1) as posting:
         posted = posting.submit(own_plane.http.post, "/v1/jobs", json=spec(data=data))

@@ -3,13 +3,12 @@
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import fsspec
-import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +25,7 @@ from tests.processes import DEADLINE_S
 from tests.service.checkpoints import commit, fault_of
 from tests.service.control_plane import ControlPlane
 from tests.service.local_launcher import launches
-from tests.service.test_streams import write_log
+from tests.service.test_streams import most_memory, write_log
 
 CHECKPOINT = "checkpoints/step-00000005.a1.g0"
 
@@ -34,7 +33,7 @@ CHECKPOINT = "checkpoints/step-00000005.a1.g0"
 @pytest.fixture(scope="module")
 def job(plane: ControlPlane) -> dict[str, Any]:
     """A job that has ended, with two checkpoints and logs."""
-    job = plane.await_state(plane.post()["id"], "succeeded")
+    job = plane.finished_job()
     storage = Path(job["storage"])
     commit(storage, 5, size_bytes=3_000)
     commit(storage, 9, size_bytes=2_000)
@@ -143,29 +142,24 @@ def test_no_token_and_nothing_from_outside(plane: ControlPlane, job: dict[str, A
         (storage / "attempts/3").rmdir()
 
 
+ODD_MARKERS: dict[str, Callable[[Path, Path], object]] = {
+    "link": lambda marker, _: marker.symlink_to("step-00000005.a1.g0.commit.json"),
+    "link out": lambda marker, outside: marker.symlink_to(outside),
+    "folder": lambda marker, _: marker.mkdir(),
+    "pipe": lambda marker, _: os.mkfifo(marker),
+    "torn": lambda marker, _: marker.write_bytes(b"{"),
+    "deep": lambda marker, _: marker.write_bytes(b"[" * 3000),
+    "huge": lambda marker, _: marker.touch() or os.truncate(marker, 1 << 30),
+}
+
+
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("odd", ["link", "link out", "folder", "pipe", "torn", "deep", "huge"])
+@pytest.mark.parametrize("odd", ODD_MARKERS)
 def test_an_odd_marker_costs_no_other_checkpoint(plane: ControlPlane, odd: str, tmp_path: Path) -> None:
     job = plane.await_state(plane.post(labels={"fail": "yes"})["id"], "failed")
     checkpoints = Path(commit(job["storage"], 5) and f"{job['storage']}/checkpoints")
-    marker = checkpoints / "step-00000007.a1.g0.commit.json"
     (tmp_path / "outside").write_bytes((checkpoints / "step-00000005.a1.g0.commit.json").read_bytes())
-    match odd:
-        case "link":
-            marker.symlink_to("step-00000005.a1.g0.commit.json")
-        case "link out":
-            marker.symlink_to(tmp_path / "outside")
-        case "folder":
-            marker.mkdir()
-        case "pipe":
-            os.mkfifo(marker)
-        case "torn":
-            marker.write_bytes(b"{")
-        case "deep":
-            marker.write_bytes(b"[" * 3000)
-        case _:
-            marker.write_bytes(b"{")
-            os.truncate(marker, 1 << 30)
+    ODD_MARKERS[odd](checkpoints / "step-00000007.a1.g0.commit.json", tmp_path / "outside")
     answer = plane.http.get(f"/v1/jobs/{job['id']}/checkpoints")
     assert answer.status_code == 200, answer.text
     whole, faulty = answer.json()["items"]
@@ -175,32 +169,24 @@ def test_an_odd_marker_costs_no_other_checkpoint(plane: ControlPlane, odd: str, 
     assert {file["path"].split(".")[0] for file in listed(plane, job, kind="checkpoints")} == {
         "checkpoints/step-00000005"
     }
-    assert plane.http.post(f"/v1/jobs/{job['id']}/resume").status_code == 202
-    plane.http.post(f"/v1/jobs/{job['id']}/cancel")
+    assert plane.act(job["id"], "resume").status_code == 202
+    plane.act(job["id"], "cancel")
 
 
 def test_a_large_file_costs_no_memory(plane: ControlPlane) -> None:
-    job = plane.await_state(plane.post()["id"], "succeeded")
+    job = plane.finished_job()
     commit(job["storage"], 5)
     large = Path(job["storage"]) / CHECKPOINT / "__0_0.distcp"
     os.truncate(large, 100_000_000)
-    assert plane.process is not None
-    process = psutil.Process(plane.process.pid)
-    before, most, num_bytes = process.memory_info().rss, 0, 0
-    with plane.http.stream("GET", f"/v1/jobs/{job['id']}/files/{CHECKPOINT}/__0_0.distcp") as answer:
-        for chunk in answer.iter_bytes(1 << 20):
-            num_bytes += len(chunk)
-            most = max(most, process.memory_info().rss)
+    num_bytes, grown = most_memory(plane, f"/v1/jobs/{job['id']}/files/{CHECKPOINT}/__0_0.distcp")
     assert num_bytes == 100_000_000
-    assert most - before < 30e6
+    assert grown < 30e6
     # What the marker says of it is no longer so: it is not taken for the checkpoint's.
     with Client(plane.url) as client, pytest.raises(ClientError, match="download it again"):
         client.job(job["id"]).download(large.parent.parent.parent.with_name("into"))
 
 
-def test_a_job_is_fetched_once_and_goes_on_where_it_was(
-    plane: ControlPlane, job: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_download_goes_on_where_it_was(plane: ControlPlane, job: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / job["id"]
     draft = folder / CHECKPOINT / ".__0_0.distcp.part"
     draft.parent.mkdir(parents=True)
@@ -225,7 +211,7 @@ def test_a_job_is_fetched_once_and_goes_on_where_it_was(
 
 
 def test_the_newest_checkpoint_is_the_one_that_a_run_resumes_from(plane: ControlPlane, tmp_path: Path) -> None:
-    job = plane.await_state(plane.post()["id"], "succeeded")
+    job = plane.finished_job()
     names = [commit(job["storage"], step, attempt=attempt) for step, attempt in ((3, 9), (3, 10), (2, 11))]
     with Client(plane.url) as client:
         newest = client.job(job["id"]).download(tmp_path, ["checkpoints"], latest=True)
@@ -234,10 +220,9 @@ def test_the_newest_checkpoint_is_the_one_that_a_run_resumes_from(plane: Control
 
 @pytest.mark.parametrize("id", ["", ".", "..", "../x", "/etc", "a/b", "a\\b"])
 def test_an_id_that_is_no_folder_s_name_is_not_believed(tmp_path: Path, id: str) -> None:
-    connection = ServiceConnection("http://127.0.0.1:9")
-    with pytest.raises(ClientError, match="which is not a folder name"):
+    wrong = pytest.raises(ClientError, match="which is not a folder name")
+    with closing(ServiceConnection("http://127.0.0.1:9")) as connection, wrong:
         Job(connection, Patience(), {"id": id}).download(tmp_path)
-    connection.close()
     assert not list(tmp_path.iterdir())
 
 
@@ -307,7 +292,6 @@ def test_storage_that_is_no_file_system() -> None:
 
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "a\\..\\x"])
 def test_a_path_that_leads_out_of_the_folder_is_not_believed(tmp_path: Path, path: str) -> None:
-    connection = ServiceConnection("http://127.0.0.1:9")
-    with pytest.raises(ClientError, match="which is not a path below a job's folder"):
+    wrong = pytest.raises(ClientError, match="which is not a path below a job's folder")
+    with closing(ServiceConnection("http://127.0.0.1:9")) as connection, wrong:
         Downloader(connection, "/v1/jobs/x", tmp_path)._target(path)
-    connection.close()

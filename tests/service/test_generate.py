@@ -22,13 +22,12 @@ from service.client.sse import messages
 from service.control.generation.generations import MAX_WAITING
 from tests.processes import DEADLINE_S, await_that
 from tests.service.checkpoints import commit
-from tests.service.control_plane import ControlPlane
+from tests.service.control_plane import TOKEN, ControlPlane
 from tests.unit.language_runs import documents, language_job
 from tests.unit.train_runs import RequestAfter, run
 
 PROMPT = "def test_"
-LONG = {"prompt": PROMPT, "max_tokens": 4000}
-"""Takes many seconds."""
+LONG = 4000
 
 
 @dataclass(frozen=True)
@@ -55,36 +54,41 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 class Generating:
     """A control plane with a job that has the trained model's checkpoint."""
 
-    def __init__(self, folder: Path, trained: Trained, **settings: Any) -> None:
-        self.plane = ControlPlane(folder, data_roots=[str(trained.data)], **settings).start()
-        self.job_id = self.post(trained)
+    def __init__(self, plane: ControlPlane, trained: Trained, **settings: Any) -> None:
+        self.plane = plane.start(data_roots=[str(trained.data)], **settings)
+        self.job_id = self.plane.submit(trained.spec)["id"]
         storage = Path(self.plane.job(self.job_id)["storage"])
         shutil.copytree(trained.storage / "checkpoints", storage / "checkpoints", dirs_exist_ok=True)
         self.path = f"/v1/jobs/{self.job_id}/generate"
 
-    def post(self, trained: Trained) -> str:
-        answer = self.plane.http.post("/v1/jobs", json=trained.spec)
-        assert answer.status_code == 201, answer.text
-        return str(answer.json()["id"])
-
-    def stream(self, **asked: Any) -> Iterator[tuple[str, Any]]:
+    def stream(self, prompt: str = PROMPT, **options: Any) -> Iterator[tuple[str, Any]]:
         """Events of one text, with their data."""
-        with self.plane.http.stream("POST", self.path, json=asked) as answer:
+        with self.plane.http.stream("POST", self.path, json={"prompt": prompt, **options}) as answer:
             assert answer.status_code == 200, answer.read()
             assert answer.headers["content-type"].startswith("text/event-stream")
             for message in messages(answer.iter_bytes()):
                 yield message.event, json.loads(message.data)
 
-    def text(self, **asked: Any) -> tuple[str, dict[str, Any]]:
+    def begun(self) -> tuple[Iterator[tuple[str, Any]], psutil.Process]:
+        """A long text that has begun, and the process that makes it."""
+        stream = self.stream(max_tokens=LONG)
+        next(stream)
+        (child,) = self.children()
+        return stream, child
+
+    def text(self, **options: Any) -> tuple[str, dict[str, Any]]:
         """All of one text, and how it ended."""
-        *pieces, (last, ending) = self.stream(**asked)
+        *pieces, (last, ending) = self.stream(**options)
         assert last == "end", ending
         return "".join(data["text"] for _, data in pieces), ending
 
+    def another_client(self, timeout: float | httpx.Timeout) -> httpx.Client:
+        headers = self.plane.http.headers
+        return httpx.Client(base_url=self.plane.url, timeout=timeout, trust_env=False, headers=headers)
+
     def children(self) -> list[psutil.Process]:
-        assert self.plane.process is not None
         started = psutil.Process(self.plane.process.pid).children()
-        return [each for each in started if _generates(each)]
+        return [child for child in started if _generates(child)]
 
 
 def _generates(process: psutil.Process) -> bool:
@@ -96,37 +100,42 @@ def _generates(process: psutil.Process) -> bool:
 
 @pytest.fixture(scope="module")
 def generating(tmp_path_factory: pytest.TempPathFactory, trained: Trained) -> Iterator[Generating]:
-    found = Generating(tmp_path_factory.mktemp("plane"), trained)
-    yield found
-    found.plane.close()
+    plane = ControlPlane(tmp_path_factory.mktemp("generating"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHARDYARD_TOKEN", TOKEN)
+        plane.http.headers["authorization"] = f"Bearer {TOKEN}"
+        generating = Generating(plane, trained)
+    yield generating
+    plane.close()
 
 
 def test_a_text_is_what_the_model_makes_of_it(generating: Generating, trained: Trained) -> None:
     model = load_trained(trained.checkpoint)
     for options in ({}, {"temperature": 0.9, "top_k": 40, "seed": 4}, {"num_beams": 3}):
         spec = GenerationSpec(max_tokens=20, **options)
-        text, ending = generating.text(prompt=PROMPT, max_tokens=20, **options)
+        text, ending = generating.text(max_tokens=20, **options)
         assert [text] == model.generate([PROMPT], spec)
         assert ending["reason"] in ("end", "max_tokens")
         assert ending["num_tokens"] <= 20
     stop = text[2:4]
-    cut, ending = generating.text(prompt=PROMPT, max_tokens=20, num_beams=3, stop=[stop])
+    cut, ending = generating.text(max_tokens=20, num_beams=3, stop=[stop])
     assert (cut, ending["reason"]) == (text[: text.index(stop)], "stop")
 
 
 def test_it_comes_as_it_is_made_by_one_process_for_all(generating: Generating) -> None:
-    streamed = generating.stream(**LONG)
-    assert [next(streamed)[0] for _ in range(3)] == ["text"] * 3
-    (child,) = generating.children()
-    streamed.close()  # whoever read it has gone: the next one's turn comes at once, and the model is still loaded
+    stream, child = generating.begun()
+    assert [next(stream)[0] for _ in range(2)] == ["text"] * 2
+    stream.close()  # whoever read it has gone: the next one's turn comes at once, and the model is still loaded
     began = time.monotonic()
-    generating.text(prompt=PROMPT, max_tokens=3)
+    generating.text(max_tokens=3)
     assert time.monotonic() - began < 20
     assert generating.children() == [child]
+    assert generating.plane.http.get("/v1/jobs", headers={"authorization": ""}).status_code == 401
+    assert not any(name.startswith("SHARDYARD_") for name in child.environ()), "it has none of the service's secrets"
 
 
 def test_the_client_hands_on_pieces_and_how_it_ended(generating: Generating) -> None:
-    with Client(generating.plane.url) as client:
+    with Client(generating.plane.url, token=TOKEN) as client:
         job = client.job(generating.job_id)
         pieces, making = list[str](), job.generate(PROMPT, max_tokens=8)
         while True:
@@ -136,59 +145,48 @@ def test_the_client_hands_on_pieces_and_how_it_ended(generating: Generating) -> 
                 ending = over.value
                 break
         assert isinstance(ending, Ending)
-        text, told = generating.text(prompt=PROMPT, max_tokens=8)
-        assert ("".join(pieces), ending.to_plain()) == (text, told)
+        assert ("".join(pieces), ending.to_plain()) == generating.text(max_tokens=8)
         with pytest.raises(ApiError, match="temperature") as error:
             list(job.generate(PROMPT, temperature=-1.0))
         assert error.value.status == 422
 
 
-@pytest.mark.parametrize(
-    ("body", "path"),
-    [
-        ({}, "prompt"), ({"prompt": 3}, "prompt"),
+def test_what_cannot_be_asked_is_refused_with_its_place(generating: Generating) -> None:
+    for body, path in (
+        ({}, "prompt"), ({"prompt": 3}, "prompt"), ({"prompt": "x y z " * 200}, "prompt"), ([1], "prompt"),
         ({"prompt": "x", "max_tokens": 4097}, "max_tokens"), ({"prompt": "x", "max_token": 4}, "max_token"),
-        ({"prompt": "x", "top_p": 0.5}, "top_p"), ({"prompt": "x y z " * 200}, "prompt"), ([1], "prompt"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_asked_is_refused_with_its_place(generating: Generating, body: Any, path: str) -> None:
-    answer = generating.plane.http.post(
-        generating.path, content=json.dumps(body), headers={"content-type": "application/json"}
-    )
-    assert answer.status_code == 422
-    assert [each["path"] for each in answer.json()["errors"]] == [path]
+        ({"prompt": "x", "top_p": 0.5}, "top_p"),
+    ):  # fmt: skip
+        answer = generating.plane.http.post(generating.path, json=body)
+        assert answer.status_code == 422
+        assert [error["path"] for error in answer.json()["errors"]] == [path]
 
 
-def test_a_job_of_another_kind_is_told_its_command(generating: Generating) -> None:
-    job = generating.plane.post()
-    commit(job["storage"], 3)
-    answer = generating.plane.http.post(f"/v1/jobs/{job['id']}/generate", json={"prompt": "x"})
-    assert answer.status_code == 422
-    assert answer.json()["detail"] == (
-        f"{job['id']} is a translation model, which does not generate; use 'shardyard translate {job['id']} TEXT'"
-    )
+def test_jobs_that_cannot_generate(generating: Generating, trained: Trained) -> None:
+    def refusal(job_id: str) -> tuple[int, str]:
+        answer = generating.plane.http.post(f"/v1/jobs/{job_id}/generate", json={"prompt": "x"})
+        return answer.status_code, answer.json()["detail"]
 
-
-def test_a_job_without_a_checkpoint_that_can_be_loaded_is_409(generating: Generating, trained: Trained) -> None:
-    job_id = generating.post(trained)
-    path = f"/v1/jobs/{job_id}/generate"
-    answer = generating.plane.http.post(path, json={"prompt": "x"})
-    if answer.status_code != 409 or "has no committed checkpoint to generate with yet" not in answer.json()["detail"]:
-        pytest.fail(answer.text)
-    commit(generating.plane.job(job_id)["storage"], 3, spec=trained.spec)
-    answer = generating.plane.http.post(path, json={"prompt": "x"})
-    assert answer.status_code == 409
-    assert f"the model of {job_id} cannot be loaded" in answer.json()["detail"]
-    assert generating.plane.http.post("/v1/jobs/job-aaaaaaaaaaaa/generate", json={"prompt": "x"}).status_code == 404
+    translates = generating.plane.post()
+    commit(translates["storage"], 3)
+    status, detail = refusal(translates["id"])
+    assert (status, f"use 'shardyard translate {translates['id']} TEXT'" in detail) == (422, True)
+    job = generating.plane.submit(trained.spec)
+    status, detail = refusal(job["id"])
+    assert (status, "has no committed checkpoint to generate with yet" in detail) == (409, True)
+    commit(job["storage"], 3, spec=trained.spec)
+    status, detail = refusal(job["id"])
+    assert (status, f"the model of {job['id']} cannot be loaded" in detail) == (409, True)
+    assert refusal("job-aaaaaaaaaaaa")[0] == 404
 
 
 @pytest.mark.slow
 def test_a_new_checkpoint_is_loaded_in_place_of_the_old(generating: Generating, trained: Trained) -> None:
-    generating.text(prompt=PROMPT, max_tokens=2)
+    generating.text(max_tokens=2)
     (before,) = generating.children()
     storage = Path(generating.plane.job(generating.job_id)["storage"])
     torn = commit(storage, 9)  # newer, and no model's: the one before it is taken
-    generating.text(prompt=PROMPT, max_tokens=2)
+    generating.text(max_tokens=2)
     (after,) = generating.children()
     assert after.pid != before.pid
     for left in storage.glob(f"checkpoints/{torn}*"):
@@ -197,18 +195,16 @@ def test_a_new_checkpoint_is_loaded_in_place_of_the_old(generating: Generating, 
 
 def test_requests_take_turns(generating: Generating) -> None:
     with ThreadPoolExecutor(4) as pool:
-        texts = list(pool.map(lambda seed: generating.text(prompt=PROMPT, max_tokens=9, temperature=1.0, seed=seed),
-                              [1, 2, 1, 2]))  # fmt: skip
+        texts = list(pool.map(lambda seed: generating.text(max_tokens=9, temperature=1.0, seed=seed), [1, 2, 1, 2]))
     assert texts[:2] == texts[2:]
     assert len(generating.children()) == 1
 
 
 def test_whose_turn_does_not_come_is_told_to_try_again(generating: Generating) -> None:
-    first, leave = generating.stream(**LONG), threading.Event()
-    next(first)
+    first, _ = generating.begun()
 
     def wait(_: int) -> int:
-        with httpx.Client(base_url=generating.plane.url, timeout=DEADLINE_S, trust_env=False) as own:
+        with generating.another_client(DEADLINE_S) as own:
             return own.post(generating.path, json={"prompt": PROMPT, "max_tokens": 1}).status_code
 
     with ThreadPoolExecutor(MAX_WAITING + 1) as pool:
@@ -216,34 +212,27 @@ def test_whose_turn_does_not_come_is_told_to_try_again(generating: Generating) -
         await_that(lambda: sum(each.done() for each in waiting) == 1)
         answer = generating.plane.http.post(generating.path, json={"prompt": PROMPT})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
-        leave.set()
         first.close()
         assert sorted(each.result() for each in waiting) == [200] * MAX_WAITING + [503]
 
 
 def test_clients_that_have_gone_wait_no_more(generating: Generating) -> None:
     """More clients than may wait, one after another: none is told that too many do."""
-    first = generating.stream(**LONG)
-    next(first)
+    first, _ = generating.begun()
     for _ in range(MAX_WAITING + 2):
-        with (
-            httpx.Client(base_url=generating.plane.url, timeout=httpx.Timeout(5, read=0.5), trust_env=False) as gone,
-            pytest.raises(httpx.ReadTimeout),
-        ):
-            gone.post(generating.path, json=LONG)
+        with generating.another_client(httpx.Timeout(5, read=0.5)) as gone, pytest.raises(httpx.ReadTimeout):
+            gone.post(generating.path, json={"prompt": PROMPT, "max_tokens": LONG})
     first.close()
-    assert generating.text(prompt=PROMPT, max_tokens=2)[1]["num_tokens"] == 2
+    assert generating.text(max_tokens=2)[1]["num_tokens"] == 2
 
 
 def test_a_process_that_is_killed_costs_its_text_alone(generating: Generating) -> None:
-    streamed = generating.stream(**LONG)
-    next(streamed)
-    (child,) = generating.children()
+    stream, child = generating.begun()
     child.kill()
-    *_, (last, problem) = streamed
+    *_, (last, problem) = stream
     assert (last, problem["status"], problem["type"]) == ("error", 503, "urn:shardyard:problem:unavailable")
     assert "ended (signal SIGKILL)" in problem["detail"]
-    assert generating.text(prompt=PROMPT, max_tokens=2)[1]["num_tokens"] == 2
+    assert generating.text(max_tokens=2)[1]["num_tokens"] == 2
 
 
 def test_the_document_says_what_may_be_asked_and_what_comes(generating: Generating) -> None:
@@ -257,58 +246,42 @@ def test_the_document_says_what_may_be_asked_and_what_comes(generating: Generati
 
 
 @pytest.mark.slow
-def test_bounds_in_time_and_an_idle_model_is_unloaded(tmp_path: Path, trained: Trained) -> None:
-    generating = Generating(
-        tmp_path, trained, generation_timeout_s=1.0, generation_idle_s=1.5, generation_max_tokens=200_000
-    )
-    try:
-        events = list(generating.stream(prompt=PROMPT, max_tokens=200_000))
-        assert events[-1][0] == "error"
-        assert "generation exceeded its time limit of 1 s" in events[-1][1]["detail"]
-        assert {name for name, _ in events[:-1]} == {"text"}
-        (child,) = generating.children()
-        assert generating.text(prompt=PROMPT, max_tokens=1)[1]["num_tokens"] == 1
-        assert generating.children() == [child]
-        await_that(lambda: not generating.children())
-        assert generating.text(prompt=PROMPT, max_tokens=1)[1]["num_tokens"] == 1
-    finally:
-        generating.plane.close()
-
-
-@pytest.mark.slow
-def test_a_model_that_takes_too_much_memory_is_told_so(tmp_path: Path, trained: Trained) -> None:
-    generating = Generating(tmp_path, trained, generation_memory_bytes=2 << 30, generation_max_tokens=1 << 20)
-    try:
-        ((last, problem),) = generating.stream(prompt=PROMPT, max_tokens=1 << 20, num_beams=64)
-        assert last == "error"
-        assert "generation needs more memory than allowed (=2,147,483,648 bytes)" in problem["detail"]
-        assert generating.text(prompt=PROMPT, max_tokens=2)[1]["num_tokens"] == 2
-    finally:
-        generating.plane.close()
-
-
-@pytest.mark.slow
-def test_a_control_plane_that_stops_ends_the_text_and_the_process(tmp_path: Path, trained: Trained) -> None:
-    generating = Generating(tmp_path, trained)
-    streamed = generating.stream(**LONG)
-    next(streamed)
+def test_bounds_in_time_and_an_idle_model_is_unloaded(own_plane: ControlPlane, trained: Trained) -> None:
+    bounds = {"generation_timeout_s": 1.0, "generation_idle_s": 1.5, "generation_max_tokens": 200_000}
+    generating = Generating(own_plane, trained, **bounds)
+    *pieces, (last, problem) = generating.stream(max_tokens=200_000)
+    assert (last, "exceeded its time limit of 1 s" in problem["detail"]) == ("error", True)
+    assert {name for name, _ in pieces} == {"text"}
     (child,) = generating.children()
-    stopping = threading.Thread(target=generating.plane.terminate)
+    assert generating.text(max_tokens=1)[1]["num_tokens"] == 1
+    assert generating.children() == [child]
+    await_that(lambda: not generating.children())
+    assert generating.text(max_tokens=1)[1]["num_tokens"] == 1
+
+
+@pytest.mark.slow
+def test_a_model_that_takes_too_much_memory_is_told_so(own_plane: ControlPlane, trained: Trained) -> None:
+    generating = Generating(own_plane, trained, generation_memory_bytes=2 << 30, generation_max_tokens=1 << 20)
+    ((last, problem),) = generating.stream(max_tokens=1 << 20, num_beams=64)
+    assert last == "error"
+    assert "generation needs more memory than allowed (=2,147,483,648 bytes)" in problem["detail"]
+    assert generating.text(max_tokens=2)[1]["num_tokens"] == 2
+
+
+@pytest.mark.slow
+def test_a_control_plane_that_stops_ends_the_text_and_the_process(own_plane: ControlPlane, trained: Trained) -> None:
+    stream, child = Generating(own_plane, trained).begun()
+    stopping = threading.Thread(target=own_plane.terminate)
     stopping.start()
-    *_, (last, problem) = streamed
+    *_, (last, problem) = stream
     assert (last, problem["detail"]) == ("error", "this service is stopping")
     stopping.join()
     assert not child.is_running()
-    generating.plane.close()
 
 
-def test_a_control_plane_that_is_killed_leaves_no_process(tmp_path: Path, trained: Trained) -> None:
-    generating = Generating(tmp_path, trained)
-    streamed = generating.stream(**LONG)
-    next(streamed)
-    (child,) = generating.children()
-    generating.plane.kill()
+def test_a_control_plane_that_is_killed_leaves_no_process(own_plane: ControlPlane, trained: Trained) -> None:
+    stream, child = Generating(own_plane, trained).begun()
+    own_plane.kill()
     with pytest.raises(httpx.TransportError):
-        list(streamed)
+        list(stream)
     await_that(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-    generating.plane.close()

@@ -4,10 +4,9 @@ import re
 import socket
 from typing import Any
 
-import httpx
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.processes import await_that
@@ -51,34 +50,21 @@ def test_allow_names_every_method_of_a_path(plane: ControlPlane, method: str, pa
 
 
 UNKNOWN = [
-    ("GET", "/v1/jobs?sate=queued", "query.sate (='queued') is not a parameter of GET /v1/jobs; use state, label, "),
-    ("GET", f"{ABSENT}?x=1", "query.x (='1') is not a parameter of GET /v1/jobs/{job_id}; omit it: this route has no "),
-    ("GET", f"{ABSENT}/metrics?max_point=1&since=2", "query.since (='2') is not a parameter of GET "),
-    ("GET", f"{ABSENT}/events?last=3",
-     "query.last (='3') is not a parameter of GET /v1/jobs/{job_id}/events; use last"),
-    ("POST", f"{ABSENT}/cancel?force=true", "query.force (='true') is not a parameter of POST "),
-    ("GET", "/healthz?deep", "query.deep (='') is not a parameter of GET /healthz; omit it"),
-]  # fmt: skip
+    ("GET", "/v1/jobs?sate=queued", "query.sate"),
+    ("GET", f"{ABSENT}?x=1", "query.x"),
+    ("GET", f"{ABSENT}/metrics?max_point=1&since=2", "query.since"),
+    ("GET", f"{ABSENT}/events?last=3", "query.last"),
+    ("POST", f"{ABSENT}/cancel?force=true", "query.force"),
+    ("GET", "/healthz?deep", "query.deep"),
+]
 
 
-@pytest.mark.parametrize(("method", "path", "said"), UNKNOWN)
-def test_an_unknown_parameter_is_refused(plane: ControlPlane, method: str, path: str, said: str) -> None:
+@pytest.mark.parametrize(("method", "path", "parameter"), UNKNOWN)
+def test_an_unknown_parameter_is_refused(plane: ControlPlane, method: str, path: str, parameter: str) -> None:
     answer = plane.http.request(method, path)
     assert answer.status_code == 422
-    assert said in answer.json()["detail"]
-
-
-@pytest.mark.parametrize(
-    "host",
-    ["a@127.0.0.1", "a:b@127.0.0.1:{port}", "127.0.0.1/x", "127.0.0.1?x", "127.0.0.1#x", "127.0.0.1:x", "127.0.0.1:1:2",
-     "[127.0.0.1]x", "127.0.0.1 x", "[", ""],
-)  # fmt: skip
-def test_what_is_no_host_is_refused(plane: ControlPlane, host: str) -> None:
-    with socket.create_connection(("127.0.0.1", plane.port)) as connection:
-        # By hand: a client would tidy it up.
-        named = host.format(port=plane.port)
-        connection.sendall(f"GET /v1/jobs HTTP/1.1\r\nHost: {named}\r\nConnection: close\r\n\r\n".encode())
-        assert connection.recv(100).split()[1] in (b"400", b"421")
+    assert parameter in [error["path"] for error in answer.json()["errors"]]
+    assert "is not a parameter of " in answer.json()["detail"]
 
 
 _NAMED = st.sampled_from(["127.0.0.1", "localhost", "[::1]", "LOCALHOST.", "evil.example"])
@@ -86,14 +72,19 @@ _AROUND = st.text("@:/?#[]. a1", max_size=3)
 
 
 @given(before=_AROUND, name=_NAMED, after=_AROUND)
+@example("a@", "127.0.0.1", "")
+@example("a:b@", "127.0.0.1", ":1")
+@example("", "127.0.0.1", ":1:2")
+@example("", "[", "")
+@example("", "", "")
 def test_a_host_is_one_of_ours_and_a_port_or_refused(plane: ControlPlane, before: str, name: str, after: str) -> None:
-    named = f"{before}{name}{after}"
-    is_ours = re.fullmatch(r"((127\.0\.0\.1|localhost)\.?|\[::1\])(:\d*)?", named.strip().lower())
-    try:
-        status = plane.http.get("/v1/jobs", headers={"host": named}).status_code
-    except httpx.LocalProtocolError:  # this client does not even send it
-        return
-    assert status == (200 if is_ours else 421)
+    host = f"{before}{name}{after}"
+    is_ours = re.fullmatch(r"((127\.0\.0\.1|localhost)\.?|\[::1\])(:\d*)?", host.strip().lower())
+    with socket.create_connection(("127.0.0.1", plane.port)) as connection:
+        # By hand: a client would tidy it up, or not send it.
+        connection.sendall(f"GET /v1/jobs HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        status = connection.recv(100).split()[1]
+    assert status in ((b"200",) if is_ours else (b"400", b"421"))
 
 
 # What the document says is what is done

@@ -1,6 +1,7 @@
-"""Jobs from post to end, through a real control plane and real drivers."""
+"""Jobs from post to end, through a real control plane and real drivers; their places in the queue."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,12 @@ from tests.processes import await_that
 from tests.service.checkpoints import commit
 from tests.service.control_plane import NODE, ControlPlane
 from tests.service.local_launcher import launches
+from tests.service_cli.command import shardyard
 
 
 @pytest.fixture
-def hold(plane: ControlPlane) -> str:
-    """The name of a file while which is there jobs with this label go on."""
-    path = plane.folder / "state/cache/hold"
-    path.parent.mkdir(exist_ok=True)
-    path.touch()
-    return path.name
+def hold(plane: ControlPlane) -> Path:
+    return plane.hold()
 
 
 def states(plane: ControlPlane, job_id: str) -> list[str]:
@@ -66,123 +64,105 @@ def test_losses_between_checkpoints_never_add_up(plane: ControlPlane) -> None:
     assert (done["state"], done["attempt"]) == ("failed", 2)
 
 
-def test_a_job_without_retries_left_fails_with_the_reason(plane: ControlPlane) -> None:
-    job = plane.post(labels={"die_at": "1"}, retry={"max_failures": 0})
-    done = plane.await_state(job["id"], "failed", "succeeded")
-    assert done["state"] == "failed"
-    assert done["reason"] == (
+FAILED: dict[str, tuple[dict[str, Any], str]] = {
+    "no retries left": (
+        {"labels": {"die_at": "1"}, "retry": {"max_failures": 0}},
         "the driver of attempt 1 ended (failed) without a result: the driver is gone; "
-        "retry.max_failures (=0) is exhausted"
-    )
+        "retry.max_failures (=0) is exhausted",
+    ),
+    "no retries of its kind left": (
+        {"labels": {"die_at": "1"}, "retry": {"max_failures": 3, "kinds": {"driver": {"max_failures": 0}}}},
+        "retry.kinds.driver.max_failures (=0) is exhausted",
+    ),
+    "another attempt would fail, too": ({"labels": {"fail": "yes"}}, ""),
+    "the cluster refuses its launch": (
+        {"labels": {"refuse": "yes"}}, "the cluster refused the launch: no driver of this name is allowed here",
+    ),
+}  # fmt: skip
 
 
-def test_retries_follow_the_rule_of_the_kind_and_events_say_so(plane: ControlPlane) -> None:
-    retry: dict[str, Any] = {"max_failures": 3, "kinds": {"driver": {"max_failures": 0}}}
-    done = plane.await_state(plane.post(labels={"die_at": "1"}, retry=retry)["id"], "failed", "succeeded")
-    assert (done["state"], "retry.kinds.driver.max_failures (=0) is exhausted" in done["reason"]) == ("failed", True)
+@pytest.mark.parametrize("case", FAILED)
+def test_a_job_that_fails_after_one_attempt(plane: ControlPlane, case: str) -> None:
+    changes, reason = FAILED[case]
+    done = plane.await_state(plane.post(**changes)["id"], "failed", "succeeded")
+    assert (done["state"], done["attempt"], done["reason"].endswith(reason)) == ("failed", 1, True), done["reason"]
+
+
+def test_a_retry_by_the_rule_of_its_kind(plane: ControlPlane) -> None:
     retry = {"max_failures": 0, "kinds": {"driver": {"max_failures": 1, "backoff": {"first_s": 0.5}}}}
-    job = plane.post(labels={"die_at": "1"}, retry=retry)
-    done = plane.await_state(job["id"], "failed", "succeeded")
-    assert (done["state"], done["attempt"]) == ("succeeded", 2)
-    reasons = [str(event.data["reason"]) for event in plane.events(job["id"]) if event.kind == "state"]
+    done = plane.finished_job(labels={"die_at": "1"}, retry=retry)
+    assert done["attempt"] == 2
+    reasons = [str(event.data["reason"]) for event in plane.events(done["id"]) if event.kind == "state"]
     assert any("failure 1 of 1 allowed of kind driver, retrying in 0.5 s" in reason for reason in reasons)
 
 
-def test_a_failure_that_another_attempt_would_repeat_is_not_repeated(plane: ControlPlane) -> None:
-    done = plane.await_state(plane.post(labels={"fail": "yes"})["id"], "failed", "succeeded")
-    assert (done["state"], done["attempt"]) == ("failed", 1)
-
-
-def test_a_launch_that_the_cluster_refuses_fails_the_job(plane: ControlPlane) -> None:
-    done = plane.await_state(plane.post(labels={"refuse": "yes"})["id"], "failed")
-    assert done["reason"] == "the cluster refused the launch: no driver of this name is allowed here"
-
-
-def test_storage_that_cannot_be_written_for_a_moment_costs_no_job(own_plane: ControlPlane) -> None:
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("{cluster}/read-only-storage", "cannot continue, will retry: [Errno 30] Read-only"),
+        ("{storage}/attempts", "cannot read its storage"),
+    ],
+)
+def test_storage_that_fails_for_a_moment_costs_no_job(own_plane: ControlPlane, place: str, reason: str) -> None:
     own_plane.start()
     own_plane.launcher.set_reachable(False)
     job = own_plane.post()
-    read_only = own_plane.launcher.folder / "read-only-storage"
-    read_only.touch()
-    own_plane.launcher.set_reachable(True)
-    await_that(
-        lambda: "cannot continue, will retry: [Errno 30] Read-only" in own_plane.job(job["id"])["reason"],
-        lambda: str(own_plane.job(job["id"])),
-    )
-    read_only.unlink()
-    assert own_plane.await_state(job["id"], "succeeded", "failed")["state"] == "succeeded"
-
-
-def test_a_job_says_so_when_its_storage_cannot_be_read(own_plane: ControlPlane) -> None:
-    own_plane.start()
-    own_plane.launcher.set_reachable(False)
-    job = own_plane.post()
-    in_the_way = Path(job["storage"]) / "attempts"
+    in_the_way = Path(place.format(cluster=own_plane.launcher.folder, storage=job["storage"]))
     in_the_way.touch()
     own_plane.launcher.set_reachable(True)
-    await_that(
-        lambda: "cannot read its storage" in own_plane.job(job["id"])["reason"], lambda: str(own_plane.job(job["id"]))
-    )
+    await_that(lambda: reason in own_plane.job(job["id"])["reason"], lambda: str(own_plane.job(job["id"])))
     in_the_way.unlink()
     assert own_plane.await_state(job["id"], "succeeded", "failed")["state"] == "succeeded"
 
 
-def test_cancel_ends_a_run_at_a_step_boundary(plane: ControlPlane, hold: str) -> None:
-    job = plane.post(labels={"hold": hold})
-    plane.await_state(job["id"], "running")
-    run = plane.launcher.process(f"{job['id']}-a1")
-    assert run is not None
+def test_cancel_ends_a_run_at_a_step_boundary(plane: ControlPlane, hold: Path) -> None:
+    job_id = plane.post(labels={"hold": hold.name})["id"]
+    plane.await_state(job_id, "running")
+    run = plane.driver(job_id)
     run.suspend()  # it ends as soon as it hears of the first of these
     try:
-        answer = plane.http.post(f"/v1/jobs/{job['id']}/cancel")
+        answer = plane.act(job_id, "cancel")
         assert (answer.status_code, answer.json()["request"]) == (202, "cancel")
-        assert plane.http.post(f"/v1/jobs/{job['id']}/pause").status_code == 409
-        assert plane.http.post(f"/v1/jobs/{job['id']}/cancel").status_code == 202
+        assert [plane.act(job_id, action).status_code for action in ("pause", "cancel")] == [409, 202]
     finally:
         run.resume()
-    done = plane.await_state(job["id"], "cancelled", "succeeded", "failed")
+    done = plane.await_state(job_id, "cancelled", "succeeded", "failed")
     assert (done["state"], done["request"], done["result"]["outcome"]) == ("cancelled", None, "cancelled")
-    assert plane.launcher.process(f"{job['id']}-a1") is None
+    assert plane.launcher.process(f"{job_id}-a1") is None
 
 
-def test_pause_frees_the_cluster_and_resume_goes_on_from_there(plane: ControlPlane, hold: str) -> None:
-    job = plane.post(labels={"hold": hold})
-    plane.await_state(job["id"], "running")
-    answer = plane.http.post(f"/v1/jobs/{job['id']}/pause")
+def test_pause_frees_the_cluster_and_resume_goes_on_from_there(plane: ControlPlane, hold: Path) -> None:
+    job_id = plane.post(labels={"hold": hold.name})["id"]
+    plane.await_state(job_id, "running")
+    answer = plane.act(job_id, "pause")
     assert (answer.status_code, answer.json()["state"]) == (202, "pausing")
-    plane.await_state(job["id"], "paused")
-    assert plane.http.post(f"/v1/jobs/{job['id']}/pause").status_code == 202
-    assert plane.launcher.process(f"{job['id']}-a1") is None
+    plane.await_state(job_id, "paused")
+    assert plane.act(job_id, "pause").status_code == 202
+    assert plane.launcher.process(f"{job_id}-a1") is None
     assert plane.http.get("/v1/cluster").json()["held"] == []
-    (plane.folder / "state/cache" / hold).unlink()
-    answer = plane.http.post(f"/v1/jobs/{job['id']}/resume")
+    hold.unlink()
+    answer = plane.act(job_id, "resume")
     assert (answer.status_code, answer.json()["state"]) == (202, "queued")
-    done = plane.await_state(job["id"], "succeeded", "failed")
+    done = plane.await_state(job_id, "succeeded", "failed")
     assert (done["state"], done["attempt"], done["step"]) == ("succeeded", 2, 5)
 
 
-def test_a_failed_job_goes_on_from_its_last_checkpoint(plane: ControlPlane) -> None:
-    job = plane.post(labels={"die_at": "3"}, retry={"max_failures": 0})
-    failed = plane.await_state(job["id"], "failed")
+@pytest.mark.parametrize("end", ["failed", "cancelled"])
+def test_an_ended_job_goes_on_from_its_last_checkpoint(plane: ControlPlane, hold: Path, end: str) -> None:
+    labels = {"die_at": "3"} if end == "failed" else {"hold": hold.name}
+    job = plane.post(labels=labels, retry={"max_failures": 0})
+    if end == "cancelled":
+        plane.await_state(job["id"], "running")
+        plane.act(job["id"], "cancel")
+    assert plane.await_state(job["id"], end)["finished_at"]
     commit(job["storage"], 2)
-    answer = plane.http.post(f"/v1/jobs/{job['id']}/resume")
+    hold.unlink()
+    answer = plane.act(job["id"], "resume")
     assert (answer.status_code, answer.json()["state"]) == (202, "queued")
-    assert failed["finished_at"]
     assert (answer.json()["finished_at"], answer.json()["result"]) == (None, None)
     done = plane.await_state(job["id"], "succeeded", "failed")
     assert (done["state"], done["attempt"], done["failures"], done["step"]) == ("succeeded", 2, 0, 5)
-    assert states(plane, job["id"])[-5:] == ["failed", "queued", "starting", "running", "succeeded"]
-
-
-def test_a_cancelled_job_goes_on_from_its_last_checkpoint(plane: ControlPlane, hold: str) -> None:
-    job = plane.post(labels={"hold": hold})
-    plane.await_state(job["id"], "running")
-    plane.http.post(f"/v1/jobs/{job['id']}/cancel")
-    plane.await_state(job["id"], "cancelled")
-    commit(job["storage"], 4)
-    (plane.folder / "state/cache" / hold).unlink()
-    assert plane.http.post(f"/v1/jobs/{job['id']}/resume").status_code == 202
-    assert plane.await_state(job["id"], "succeeded", "failed")["result"]["outcome"] == "succeeded"
+    assert states(plane, job["id"])[-5:] == [end, "queued", "starting", "running", "succeeded"]
 
 
 @pytest.mark.parametrize("torn", [False, True], ids=["none", "one whose marker is torn"])
@@ -192,35 +172,27 @@ def test_an_ended_job_without_a_checkpoint_is_not_resumed(plane: ControlPlane, t
     if torn:
         name = commit(job["storage"], 2)
         (Path(job["storage"]) / "checkpoints" / f"{name}.commit.json").write_text("{")
-    answer = plane.http.post(f"/v1/jobs/{job['id']}/resume")
-    assert answer.status_code == 409
-    assert answer.json()["detail"] == (
-        f"{job['id']} has failed without a committed checkpoint to resume from; submit its spec again "
-        f"('shardyard submit --like {job['id']}') to start from scratch"
-    )
+    answer = plane.act(job["id"], "resume")
+    assert (answer.status_code, "without a committed checkpoint" in answer.json()["detail"]) == (409, True)
     assert plane.job(job["id"]) == failed
 
 
-@pytest.mark.parametrize("action", ["cancel", "pause", "resume"])
-def test_nothing_changes_a_finished_job(plane: ControlPlane, action: str) -> None:
-    job = plane.await_state(plane.post()["id"], "succeeded")
-    answer = plane.http.post(f"/v1/jobs/{job['id']}/{action}")
-    done = "cancelled" if action == "cancel" else "paused" if action == "pause" else "resumed"
-    resumable = "only a paused, failed or cancelled job"
-    subject = resumable if action == "resume" else "only an unfinished job"
-    assert answer.status_code == 409
-    assert answer.json()["detail"] == f"{job['id']} has succeeded; {subject} can be {done}"
+def test_nothing_changes_a_finished_job(plane: ControlPlane) -> None:
+    job = plane.finished_job()
+    for action in ("cancel", "pause", "resume"):
+        answer = plane.act(job["id"], action)
+        assert answer.status_code == 409
+        assert answer.json()["detail"].startswith(f"{job['id']} has succeeded; only ")
     assert plane.job(job["id"]) == job
 
 
 def test_a_run_that_obeys_nothing_is_ended_by_force(own_plane: ControlPlane) -> None:
-    own_plane.settings |= {"cancel_deadline_s": 0.3, "pause_deadline_s": 0.3}
-    own_plane.start()
+    own_plane.start(cancel_deadline_s=0.3, pause_deadline_s=0.3)
     train = {"num_steps": 100_000, "batch_tokens": 1024}
     cancelled, paused = (own_plane.post(labels={"deaf": "yes"}, train=train)["id"] for _ in range(2))
     for job_id, action in ((cancelled, "cancel"), (paused, "pause")):
         own_plane.await_state(job_id, "running")
-        assert own_plane.http.post(f"/v1/jobs/{job_id}/{action}").status_code == 202
+        assert own_plane.act(job_id, action).status_code == 202
     assert "stopped" in own_plane.await_state(cancelled, "cancelled")["reason"]
     assert "last committed checkpoint" in own_plane.await_state(paused, "paused")["reason"]
     reasons = [event.data["reason"] for event in own_plane.events(cancelled) if event.kind == "state"]
@@ -246,12 +218,12 @@ def test_an_unreachable_cluster_is_no_news_about_its_jobs(own_plane: ControlPlan
     assert own_plane.launcher.launches() == [f"{job['id']}-a1", f"{waiting['id']}-a1"]
 
 
-def test_a_job_that_the_cluster_forgot_is_launched_anew(plane: ControlPlane, hold: str) -> None:
-    job = plane.post(labels={"hold": hold}, retry={"max_failures": 0})
+def test_a_job_that_the_cluster_forgot_is_launched_anew(plane: ControlPlane, hold: Path) -> None:
+    job = plane.post(labels={"hold": hold.name}, retry={"max_failures": 0})
     plane.await_state(job["id"], "running")
     plane.launcher.forget(f"{job['id']}-a1")
     await_that(lambda: plane.job(job["id"])["attempt"] == 2, lambda: f"{plane.job(job['id'])}")
-    (plane.folder / "state/cache" / hold).unlink()
+    hold.unlink()
     done = plane.await_state(job["id"], "succeeded", "failed")
     assert (done["state"], done["attempt"], done["failures"]) == ("succeeded", 2, 0), done["reason"]
 
@@ -259,9 +231,7 @@ def test_a_job_that_the_cluster_forgot_is_launched_anew(plane: ControlPlane, hol
 def test_gangs_wait_in_line_and_say_why(own_plane: ControlPlane) -> None:
     own_plane.launcher.set_nodes(NODE.model_copy(update={"cpus": 3}))
     own_plane.start()
-    hold = own_plane.folder / "state/cache/hold"
-    hold.parent.mkdir(exist_ok=True)
-    hold.touch()
+    hold = own_plane.hold()
     first = own_plane.post(labels={"hold": "hold"}, resources={"num_workers": 2})
     own_plane.await_state(first["id"], "running")
     second = own_plane.post(resources={"num_workers": 2})
@@ -293,13 +263,12 @@ def test_a_job_that_never_fits_can_be_cancelled(plane: ControlPlane) -> None:
     assert (answer.status_code, answer.json()["state"]) == (202, "cancelled")
 
 
-def test_a_range_of_workers_takes_what_there_is(plane: ControlPlane, hold: str) -> None:
-    first = plane.post(labels={"hold": hold}, resources={"num_workers": 5})
+def test_a_range_of_workers_takes_what_there_is(plane: ControlPlane, hold: Path) -> None:
+    first = plane.post(labels={"hold": hold.name}, resources={"num_workers": 5})
     plane.await_state(first["id"], "running")
-    second = plane.post(resources={"min_workers": 2, "max_workers": 4})
-    plane.await_state(second["id"], "succeeded")
+    second = plane.finished_job(resources={"min_workers": 2, "max_workers": 4})
     assert plane.http.get(f"/v1/jobs/{second['id']}/plan").json()["num_workers"] == 3
-    (plane.folder / "state/cache" / hold).unlink()
+    hold.unlink()
     plane.await_state(first["id"], "succeeded")
 
 
@@ -320,18 +289,43 @@ def test_gpus_are_used_where_there_are_any(own_plane: ControlPlane) -> None:
     )
 
 
-def test_a_plan_is_shown_without_running_anything(plane: ControlPlane) -> None:
-    large = {
-        "name": "large",
-        "model": {"preset": "gshard-2048e-36l"},
-        "data": {"corpus": "catalogs"},
-        "train": {"num_steps": 1, "batch_tokens": 4_194_304, "optimizer": {"name": "adafactor"}, "dtype": "bfloat16"},
-        "resources": {"num_workers": 2048},
-    }
-    cluster = {"num_nodes": 256, "devices_per_node": 8, "device": "h100", "memory_bytes": 80 << 30}
-    before = plane.http.get("/v1/jobs", params={"limit": 200}).json()
-    plan = plane.http.post("/v1/plans", json={"spec": large, "cluster": cluster}).json()
-    assert (plan["num_workers"], plan["degrees"]["expert"] * plan["degrees"]["data"]) == (2048, 2048)
-    answer = plane.http.post("/v1/plans", json=large)
-    assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "resources")
-    assert plane.http.get("/v1/jobs", params={"limit": 200}).json() == before
+@pytest.fixture
+def queued(own_plane: ControlPlane) -> list[str]:
+    """One job that holds the cluster until it is released, and three that wait behind it."""
+    own_plane.start()
+    (own_plane.folder / "cache").mkdir(exist_ok=True)
+    holding = own_plane.post(labels={"step_ms": "50"}, train={"num_steps": 100_000}, resources=ALL)["id"]
+    own_plane.await_state(holding, "running")
+    return [holding, *(own_plane.post(labels={}, resources=ALL)["id"] for _ in range(3))]
+
+
+ALL = {"num_workers": 1, "cpus_per_worker": 8}
+
+
+def test_a_job_moved_to_the_front_starts_first_and_others_keep_order(
+    own_plane: ControlPlane, queued: list[str]
+) -> None:
+    holding, a, b, c = queued
+    moved = own_plane.http.post(f"/v1/jobs/{c}/move?to=first")
+    assert (moved.status_code, moved.json()["state"]) == (202, "queued")
+    assert own_plane.http.post(f"/v1/jobs/{a}/move?to=last").status_code == 202
+    own_plane.http.post(f"/v1/jobs/{holding}/cancel")
+    for job_id in (a, b, c):
+        own_plane.await_state(job_id, "succeeded")
+    reasons = [event.data.get("reason", "") for event in own_plane.events(c)]
+    assert any(reason.startswith("moved to the front of the queue by ") for reason in reasons), reasons
+    started = [own_plane.job(job_id)["started_at"] for job_id in (c, b, a)]
+    assert all(before < after for before, after in pairwise(started)), started
+
+
+def test_what_does_not_wait_is_not_moved(own_plane: ControlPlane, queued: list[str]) -> None:
+    holding, a, b, _ = queued
+    for path, status in (
+        (f"{holding}/move?to=first", 409), (f"{a}/move?to=middle", 422), (f"{a}/move", 422),
+        ("job-aaaaaaaaaaaa/move?to=first", 404),
+    ):  # fmt: skip
+        assert own_plane.http.post(f"/v1/jobs/{path}").status_code == status
+    for arguments, code in (((b, "--first"), 0), ((b,), 2), ((b, "--first", "--last"), 2), ((holding, "--first"), 1)):
+        done = shardyard("move", *arguments, url=own_plane.url)
+        assert done.returncode == code, done.stderr
+    own_plane.act(holding, "cancel")

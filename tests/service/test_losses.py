@@ -11,29 +11,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe.spec import Backoff, JobSpec, RetrySpec
+from moe.spec import Backoff, RetrySpec
 from service.control.api.services import Services
 from service.control.launcher.launcher import Observation
 from service.control.report.losses import END, MAX_KEPT, FailureHistory, read_losses
 from service.control.scheduling import policies
 from service.control.scheduling.policies import MAX_LOST_STARTS, MAX_SETBACKS
-from service.control.store.jobs import JobRow, get_job
+from service.control.store.jobs import JobRow
 from service.wire.events import Record, RecordBatch, RecordKind
 from service.wire.launch import Launch
 from tests.processes import await_that
-from tests.service.control_plane import NODE, ControlPlane, spec
-from tests.service.local_launcher import LocalLauncher, launches
-from tests.service.quiet_run import Run, checkpoint
-from tests.service.test_crashes import DeadlyLauncher, controller_on
-from tests.service.test_taken_over import seal
+from tests.service.control_plane import ControlPlane
+from tests.service.controllers import DeadlyLauncher, controller_on, local_cluster, stepped, submitted
+from tests.service.quiet_run import Run, checkpoint, record
 
 moments = st.tuples(st.integers(1, 4), st.integers(0, 50))
 
 
+def at(second: int) -> str:
+    return f"2026-01-31T11:00:{second:02}Z"
+
+
+def failure(second: int, **data: Any) -> dict[str, Any]:
+    return record("recovering", at(second), **{"reason": "worker 1 died", **data})
+
+
 @given(st.lists(moments, unique=True, max_size=12), st.data())
-def test_the_order_of_hearing_is_nothing_to_what_is_forgiven(
-    happened: list[tuple[int, int]], data: st.DataObject
-) -> None:
+def test_forgiveness_does_not_depend_on_the_order(happened: list[tuple[int, int]], data: st.DataObject) -> None:
     progress = set(data.draw(st.lists(st.sampled_from(happened), unique=True))) if happened else set()
     losses = FailureHistory()
     for at in data.draw(st.permutations(happened)):
@@ -61,10 +65,11 @@ def test_an_attempt_lost_after_its_progress_is_still_a_setback() -> None:
     assert FailureHistory().after_lost_start(1).after_progress((2, 7)).lost_starts == ()
 
 
-def test_what_an_earlier_release_counted_is_forgiven_by_progress() -> None:
+def test_failures_that_an_earlier_release_counted_are_of_no_kind_and_forgiven_by_progress() -> None:
     before = read_losses(None, 3)
-    assert before.num_failures == 3
-    assert before.after_progress((1, 1)).num_failures == 0
+    assert (before.num_failures, before.after_progress((1, 1)).num_failures) == (3, 0)
+    mixed = FailureHistory(failures=((1, 1), (1, 2)), kinds=("lost",))
+    assert (mixed.num_of("lost"), mixed.after_failure((1, 3), "lost").num_of("lost")) == (0, 1)
 
 
 def test_kinds_of_failures_that_are_not_kept_one_by_one_count_too() -> None:
@@ -78,47 +83,29 @@ def test_kinds_of_failures_that_are_not_kept_one_by_one_count_too() -> None:
     assert losses.after_progress((1, 3 * MAX_KEPT)).num_of("lost") == 0
 
 
-def test_a_preempted_group_is_told_of_and_counts_as_no_failure(plane: ControlPlane) -> None:
-    run = Run(plane)
-    taken = failure(10)
-    run.send(0, {**taken, "data": {"reason": "a node was preempted", "kind": "lost", "preempted": True}}, failure(20),
-             writer="driver")  # fmt: skip
-    assert plane.job(run.id)["failures"] == 1
-    run.end()
+@pytest.mark.parametrize(
+    ("batches", "failures"),
+    [
+        ([("driver", [failure(10, reason="a node was preempted", kind="lost", preempted=True), failure(20)])], 1),
+        # A checkpoint that is heard of late forgives no later failure.
+        ([("driver", [failure(10), failure(20), failure(30)]), ("group-1", [checkpoint(50, at(15))])], 2),
+        # A failure that is heard of late is forgiven by a checkpoint after it.
+        ([("group-1", [checkpoint(50, at(15))]), ("driver", [failure(10), failure(20)])], 1),
+    ],
+    ids=["preempted", "late checkpoint", "late failure"],
+)
+def test_failures_that_count(run: Run, batches: list[tuple[str, list[dict[str, Any]]]], failures: int) -> None:
+    for writer, records in batches:
+        run.send(0, *records, writer=writer)
+    assert run.plane.job(run.id)["failures"] == failures
 
 
-def at(second: int) -> dict[str, str]:
-    return {"time": f"2026-01-31T11:00:{second:02}Z"}
-
-
-def failure(second: int) -> dict[str, object]:
-    return {"kind": "recovering", "data": {"reason": "worker 1 died"}, **at(second)}
-
-
-def test_a_checkpoint_that_is_heard_of_late_forgives_no_later_failure(plane: ControlPlane) -> None:
-    run = Run(plane)
-    run.send(0, failure(10), failure(20), failure(30), writer="driver")
-    run.send(0, {**checkpoint(50), **at(15)}, writer="group-1")
-    assert plane.job(run.id)["failures"] == 2
-    run.end()
-
-
-def test_a_failure_that_is_heard_of_late_is_forgiven_by_what_came_after_it(plane: ControlPlane) -> None:
-    run = Run(plane)
-    run.send(0, {**checkpoint(50), **at(15)}, writer="group-1")
-    run.send(0, failure(10), failure(20), writer="driver")
-    assert plane.job(run.id)["failures"] == 1
-    run.end()
-
-
-def test_what_an_attempt_committed_before_it_died_forgives_its_death_no_more(own_plane: ControlPlane) -> None:
+def test_a_checkpoint_of_a_dead_attempt_does_not_forgive_its_death(own_plane: ControlPlane) -> None:
     """It is on storage only once the next attempt has put it there."""
     run = Run(own_plane.start())
-    kill_driver(run, 1)
-    await_that(lambda: launches(run.storage, 2) != [])
-    seal(run, "a1.g0", checkpoint(50))
-    kill_driver(run, 2)
-    await_that(lambda: launches(run.storage, 3) != [])
+    run.kill_driver()
+    run.seal("a1.g0", checkpoint(50))
+    run.kill_driver(2)
     assert own_plane.job(run.id)["failures"] == 2
     num_events = run.num_events()
     run.end()
@@ -127,20 +114,11 @@ def test_what_an_attempt_committed_before_it_died_forgives_its_death_no_more(own
     assert heard_of[0].id <= num_events, "and counted by then"
 
 
-def kill_driver(run: Run, attempt: int) -> None:
-    await_that(lambda: run.plane.launcher.process(f"{run.id}-a{attempt}") is not None)
-    process = run.plane.launcher.process(f"{run.id}-a{attempt}")
-    assert process is not None
-    process.kill()
-
-
 class Forgetful(DeadlyLauncher):
     """A cluster that is brought down by whatever is launched on it, and is made anew: it knows of nothing."""
 
     def __init__(self, folder: Path) -> None:
-        cluster = LocalLauncher(folder)
-        cluster.set_nodes(NODE)
-        super().__init__(cluster, call=0, after=False)
+        super().__init__(local_cluster(folder))
         self.launches: list[Launch] = []
         self.stopped: list[str] = []
 
@@ -156,7 +134,7 @@ class Forgetful(DeadlyLauncher):
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Forgetful:
-    return Forgetful(tmp_path / "cluster")
+    return Forgetful(tmp_path)
 
 
 @pytest.fixture
@@ -167,26 +145,13 @@ def services(tmp_path: Path, cluster: Forgetful, monkeypatch: pytest.MonkeyPatch
     services.database.close()
 
 
-def submitted(services: Services) -> str:
-    return services.requests.submit(JobSpec.parse(spec()), "tester")[0].id
-
-
-def stepped(services: Services, job_id: str) -> JobRow:
-    services.controller.step()
-    with services.database.read() as tx:
-        job = get_job(tx, job_id)
-    assert job is not None
-    return job
-
-
 def tell(
     services: Services, cluster: Forgetful, job: JobRow, kind: RecordKind, data: dict[str, Any], writer: str = "group-0"
 ) -> None:
     """Sends a record as the first of a writer of the job's attempt."""
-    token = cluster.launches[-1].token.get_secret_value()
     record = Record(kind=kind, time=datetime.now(UTC), data=data)
     batch = RecordBatch(attempt=job.attempt, writer=writer, first_seq=0, records=(record,))
-    services.ingest.take(job.id, token, batch)
+    services.ingest.take(job.id, cluster.launches[-1].token.get_secret_value(), batch)
 
 
 def paused_in_a_step(services: Services, cluster: Forgetful, job_id: str, *, begins: bool) -> bool:
@@ -200,10 +165,8 @@ def paused_in_a_step(services: Services, cluster: Forgetful, job_id: str, *, beg
     return job.state == "paused"
 
 
-def test_a_job_whose_cluster_is_lost_over_and_over_is_paused_and_may_be_resumed(
-    services: Services, cluster: Forgetful
-) -> None:
-    job_id = submitted(services)
+def test_a_job_whose_cluster_is_lost_again_and_again_is_paused(services: Services, cluster: Forgetful) -> None:
+    job_id = submitted(services).id
     is_paused = partial(paused_in_a_step, services, cluster, job_id, begins=True)
     for attempt in (MAX_SETBACKS, 2 * MAX_SETBACKS):
         await_that(is_paused, lambda: f"{stepped(services, job_id)}")
@@ -219,10 +182,8 @@ def test_a_job_whose_cluster_is_lost_over_and_over_is_paused_and_may_be_resumed(
     assert len({launch.attempt for launch in cluster.launches}) == 2 * MAX_SETBACKS
 
 
-def test_a_job_that_waits_while_its_cluster_is_lost_goes_on_waiting_for_long(
-    services: Services, cluster: Forgetful
-) -> None:
-    job_id = submitted(services)
+def test_a_job_that_waits_while_its_cluster_is_lost_waits_longer(services: Services, cluster: Forgetful) -> None:
+    job_id = submitted(services).id
     is_paused = partial(paused_in_a_step, services, cluster, job_id, begins=False)
     await_that(is_paused, lambda: f"{stepped(services, job_id)}")
     job = stepped(services, job_id)
@@ -233,7 +194,7 @@ def test_a_job_that_waits_while_its_cluster_is_lost_goes_on_waiting_for_long(
 
 
 def test_progress_of_each_third_attempt_is_enough(services: Services, cluster: Forgetful) -> None:
-    job_id = submitted(services)
+    job_id = submitted(services).id
     told: set[int] = set()
 
     def goes_on() -> bool:
@@ -257,8 +218,3 @@ def test_kinds_with_a_limit_are_counted_alone_and_progress_forgives_both() -> No
     later = losses.after_progress((1, 2))
     assert (later.num_of("lost"), later.num_of("error"), later.num_sharing(retry)) == (1, 0, 1)
     assert FailureHistory.model_validate_json(later.model_dump_json()) == later
-
-
-def test_failures_that_an_earlier_release_counted_are_of_no_kind() -> None:
-    mixed = FailureHistory(failures=((1, 1), (1, 2)), kinds=("lost",))
-    assert (mixed.num_of("lost"), mixed.after_failure((1, 3), "lost").num_of("lost")) == (0, 1)

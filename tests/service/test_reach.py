@@ -1,75 +1,55 @@
-"""A cluster that cannot be reached: said by jobs and by the API, since when and why, and not over and over."""
+"""A cluster that cannot be reached: said by jobs and by the API, since when and why, and once; its old answers."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from moe.spec import JobSpec
-from service.control.launcher.launcher import LauncherUnavailable
+from moe.plan import Calibration
+from service.control.launcher.launcher import ClusterFacts, LauncherUnavailable
 from service.control.scheduling import job_plans, reach, starter
+from service.control.scheduling.cluster_watch import ClusterWatch
 from service.control.scheduling.reach import REPORT_AFTER_S, REPORT_INTERVAL_S, Reach
 from service.control.store.events import events_after
-from service.control.store.jobs import JobRow, get_job
 from service.wire.launch import Launch
 from tests.processes import await_that
-from tests.service.control_plane import NODE, ControlPlane, spec
+from tests.service.control_plane import NODE, ControlPlane
+from tests.service.controllers import DeadlyLauncher, controller_on, local_cluster, stored_job, submitted
 from tests.service.local_launcher import LocalLauncher
-from tests.service.test_crashes import DeadlyLauncher, controller_on
 from tests.service_cli.command import shardyard
 
 
 class HalfDead(DeadlyLauncher):
-    """Answers every question, and takes no submission: a dashboard whose raylet is dead."""
+    """Answers every question, and fails to take a submission: a dashboard whose raylet is dead."""
 
-    def __init__(self, launcher: LocalLauncher) -> None:
-        super().__init__(launcher, call=0, after=False)
+    error: Exception = LauncherUnavailable("answers 500")
 
     def submit(self, launch: Launch) -> None:
-        raise LauncherUnavailable("answers 500")
+        raise self.error
 
 
-def test_a_cluster_that_answers_half_is_told_of_once_and_not_each_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("error", [LauncherUnavailable("answers 500"), ZeroDivisionError()])
+def test_a_repeated_failure_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     # Silence is told of at once, and not after three seconds, for which no test waits.
     monkeypatch.setattr(reach, "REPORT_AFTER_S", 0.0)
-    cluster = LocalLauncher(tmp_path / "cluster")
-    cluster.set_nodes(NODE)
-    services = controller_on(tmp_path, HalfDead(cluster))
-    number = services.requests.submit(JobSpec.parse(spec()), "tester")[0].number
+    monkeypatch.setattr(HalfDead, "error", error)
+    services = controller_on(tmp_path, HalfDead(local_cluster(tmp_path)))
+    number = submitted(services).number
     with capture_logs() as logged:
         for _ in range(50):
             services.controller.step()
+    is_unreachable = isinstance(error, LauncherUnavailable)
+    failure = "cannot reach the cluster; jobs are left as they are" if is_unreachable else "could not advance a job"
+    assert [line["event"] for line in logged] == ["admitted", "decided", failure]
     with services.database.read() as tx:
-        job = get_job(tx, services.requests.submit(JobSpec.parse(spec()), "tester")[0].id)
-        told = [event.data for event in events_after(tx, number, 0, 1000) if event.kind == "state"]
-    assert job is not None
-    assert [line["event"] for line in logged] == [
-        "admitted", "decided", "cannot reach the cluster; jobs are left as they are",
-    ]  # fmt: skip
-    assert len(told) == 3, told
-    assert "the cluster has been unreachable since 20" in told[-1]
-    assert "answers 500" in told[-1]
-    services.database.close()
-
-
-class Broken(HalfDead):
-    """Fails in a way that nobody foresaw."""
-
-    def submit(self, launch: Launch) -> None:
-        raise ZeroDivisionError
-
-
-def test_what_fails_again_each_step_is_logged_once(tmp_path: Path) -> None:
-    cluster = LocalLauncher(tmp_path / "cluster")
-    cluster.set_nodes(NODE)
-    services = controller_on(tmp_path, Broken(cluster))
-    services.requests.submit(JobSpec.parse(spec()), "tester")
-    with capture_logs() as logged:
-        for _ in range(20):
-            services.controller.step()
-    assert [line["event"] for line in logged] == ["admitted", "decided", "could not advance a job"]
+        states = [event.data for event in events_after(tx, number, 0, 1000) if event.kind == "state"]
+    if is_unreachable:
+        assert len(states) == 3, states
+        assert "the cluster has been unreachable since 20" in states[-1]
+        assert "answers 500" in states[-1]
     services.database.close()
 
 
@@ -97,9 +77,7 @@ def test_a_short_silence_is_no_news_and_a_long_one_is_told_with_its_beginning() 
     assert step("refused") == "", "another silence, which began just now"
 
 
-def test_the_queue_says_no_more_that_a_cluster_is_away_which_answers_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reasons_of_the_queue_once_the_cluster_answers_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what nobody would look at for long: behind the first that waits, and too large for this cluster."""
     # Silence is told of at once, and not after three seconds, for which no test waits.
     monkeypatch.setattr(reach, "REPORT_AFTER_S", 0.0)
@@ -107,37 +85,29 @@ def test_the_queue_says_no_more_that_a_cluster_is_away_which_answers_again(
     # Four jobs wait here, more than are explained: the same as a queue longer than the hundred that it is set to.
     monkeypatch.setattr(starter, "MAX_EXPLAINED", 2)
     monkeypatch.setattr(job_plans, "FACTS_AGE_S", 0.0)
-    cluster = LocalLauncher(tmp_path / "cluster")
-    cluster.set_nodes(NODE)
+    cluster = local_cluster(tmp_path)
     services = controller_on(tmp_path, cluster)
 
     def post(num_workers: int, **labels: str) -> str:
-        given = spec(resources={"num_workers": num_workers}, labels=labels)
-        return services.requests.submit(JobSpec.parse(given), "tester")[0].id
+        return submitted(services, resources={"num_workers": num_workers}, labels=labels).id
 
     def look() -> None:
         for _ in range(5):
             services.controller.step()
 
-    def job(job_id: str) -> JobRow:
-        with services.database.read() as tx:
-            row = get_job(tx, job_id)
-        assert row is not None
-        return row
-
     too_large = post(500)
-    refused = job(too_large).reason
+    refused = stored_job(services, too_large).reason
     cluster.set_reachable(False)
     running, *waiting = [post(8, silent="yes", step_ms="100000") for _ in range(4)]
     look()
     for job_id in (too_large, running, *waiting):
-        assert "waiting for its turn; the cluster has been unreachable since 20" in job(job_id).reason
+        assert "waiting for its turn; the cluster has been unreachable since 20" in stored_job(services, job_id).reason
     cluster.set_reachable(True)
     look()
-    assert job(running).state == "starting"
-    assert job(running).unreachable_since is None
+    job = stored_job(services, running)
+    assert (job.state, job.unreachable_since) == ("starting", None)
     holds = f"needs 8 workers of 1 CPU each; of the cluster's 8 CPUs on 1 node, {running} holds 8 CPUs"
-    reasons = [job(job_id).reason for job_id in (too_large, *waiting)]
+    reasons = [stored_job(services, job_id).reason for job_id in (too_large, *waiting)]
     assert reasons == [refused, holds, "waiting for its turn", "waiting for its turn"]
     cluster.end_all()
     services.database.close()
@@ -145,9 +115,7 @@ def test_the_queue_says_no_more_that_a_cluster_is_away_which_answers_again(
 
 def test_jobs_and_the_api_say_since_when_and_why(own_plane: ControlPlane) -> None:
     own_plane.start()
-    hold = Path(own_plane.launcher.folder).parent / "state" / "cache" / "hold"
-    hold.parent.mkdir(parents=True, exist_ok=True)
-    hold.touch()
+    hold = own_plane.hold()
     running = own_plane.post(labels={"hold": "hold"})["id"]
     before = own_plane.await_state(running, "running")["reason"]
     own_plane.launcher.set_reachable(False)
@@ -172,3 +140,73 @@ def test_jobs_and_the_api_say_since_when_and_why(own_plane: ControlPlane) -> Non
     own_plane.await_state(waiting, "succeeded")
     hold.unlink()
     own_plane.await_state(running, "succeeded")
+
+
+PATIENCE_S = 30.0
+
+
+class HeldLauncher(LocalLauncher):
+    """Answers what the cluster has at once the first time, then only when let go."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.asked, self.let_go = threading.Event(), threading.Event()
+        self._answers = iter([True])
+
+    def cluster(self) -> ClusterFacts:
+        if not next(self._answers, False):
+            self.asked.set()
+            assert self.let_go.wait(PATIENCE_S)
+        return super().cluster()
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[HeldLauncher]:
+    launcher = HeldLauncher(tmp_path / "launcher")
+    launcher.set_nodes(NODE)
+    yield launcher
+    launcher.let_go.set()
+
+
+@contextmanager
+def asking(launcher: HeldLauncher, watch: ClusterWatch) -> Iterator[None]:
+    """Within: the watch is known to have asked; it has its answer at the end."""
+    assert watch.facts(0.0).calibrations == ()
+    asking = threading.Thread(target=watch.facts, args=(0.0,))
+    asking.start()
+    assert launcher.asked.wait(PATIENCE_S)  # the old answer is all that there is, and another one comes later
+    yield
+    launcher.let_go.set()
+    asking.join(PATIENCE_S)
+    assert not asking.is_alive()
+
+
+def test_measured_while_the_cluster_is_being_asked(launcher: HeldLauncher, tmp_path: Path) -> None:
+    watch = ClusterWatch(launcher, tmp_path / "cache")
+    with asking(launcher, watch):
+        found: Calibration = watch.calibrate()
+        assert watch.facts(0.0).calibrations == (found,)
+    assert watch.facts(PATIENCE_S).calibrations == (found,)
+
+
+def test_an_answer_is_not_given_again_after_the_cluster_was_found_out_of_reach(tmp_path: Path) -> None:
+    launcher = local_cluster(tmp_path)
+    watch = ClusterWatch(launcher)
+    reach = Reach(on_silence=watch.expire)
+    assert watch.facts(PATIENCE_S).cpus == 8
+    launcher.set_reachable(False)
+    assert watch.facts(PATIENCE_S).cpus == 8  # nobody knows better yet
+
+    reach.record_failure(LauncherUnavailable("no answer to a question about a job"))
+    with pytest.raises(LauncherUnavailable):
+        watch.facts(PATIENCE_S)
+
+
+def test_an_answer_to_an_earlier_question_does_not_count_either(launcher: HeldLauncher, tmp_path: Path) -> None:
+    """The question was on its way when the cluster was found to be out of reach."""
+    watch = ClusterWatch(launcher, tmp_path / "cache")
+    with asking(launcher, watch):
+        watch.expire()
+    launcher.set_reachable(False)
+    with pytest.raises(LauncherUnavailable):
+        watch.facts(PATIENCE_S)

@@ -5,12 +5,11 @@ import re
 import socket
 from typing import Any
 
-import pytest
+import httpx
 
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane
-from tests.service.local_launcher import launches
-from tests.service.quiet_run import TIME, Run, checkpoint, metric
+from tests.service.quiet_run import Run, checkpoint, metric, record
 from tests.service_cli.command import shardyard
 
 
@@ -33,10 +32,17 @@ def test_a_gap_is_answered_with_where_to_go_on(run: Run) -> None:
     assert run.steps() == [1, 2]
 
 
+STARTED = record("started", "2026-01-31T11:00:00Z", group=0, workers=[{}, {}])
+DIED = {"reason": "worker 1 died"}
+
+
+def await_reason(run: Run, reason: str) -> None:
+    await_that(lambda: run.plane.job(run.id)["reason"] == reason, lambda: str(run.plane.job(run.id)))
+
+
 def test_writers_count_each_for_itself(run: Run) -> None:
     assert run.send(0, metric(1)).json()["next_seq"] == 1
-    log = {"kind": "log", "time": TIME, "data": {"level": "info", "message": "hello"}}
-    assert run.send(0, log, writer="driver").json()["next_seq"] == 1
+    assert run.send(0, record("log", level="info", message="hello"), writer="driver").json()["next_seq"] == 1
     assert run.send(1, metric(2)).json()["next_seq"] == 2
 
 
@@ -54,11 +60,10 @@ def test_an_older_group_may_add_nothing_once_a_newer_one_has_begun(run: Run) -> 
 def test_redone_steps_count_once_in_history_and_each_in_the_stream(run: Run) -> None:
     run.send(0, metric(1, loss=3.0), metric(2, loss=2.0), writer="group-0")
     run.send(0, metric(2, loss=2.5), metric(3, loss=1.5), writer="group-1")
-    points = run.plane.http.get(f"/v1/jobs/{run.id}/metrics", params={"name": "loss"}).json()["items"]
+    points = run.plane.metrics(run.id, name="loss")
     assert [(point["step"], point["loss"]) for point in points] == [(1, 3.0), (2, 2.5), (3, 1.5)]
     assert points[0] == {"step": 1, "time": "2026-01-31T11:00:00.000000Z", "attempt": 1, "loss": 3.0}
-    since = run.plane.http.get(f"/v1/jobs/{run.id}/metrics", params={"since_step": 3}).json()["items"]
-    assert [point["step"] for point in since] == [3]
+    assert [point["step"] for point in run.plane.metrics(run.id, since_step=3)] == [3]
     run.end()
     stream = [event.data["step"] for event in run.plane.events(run.id) if event.kind == "metric"]
     assert stream == [1, 2, 2, 3]
@@ -67,28 +72,26 @@ def test_redone_steps_count_once_in_history_and_each_in_the_stream(run: Run) -> 
 def test_history_is_thinned_to_what_was_asked_for(run: Run) -> None:
     run.send(0, *(metric(step) for step in range(1, 1001)))
     for most, steps in ((3, [1, 501, 1000]), (1, [1000]), (2, [1, 1000])):
-        points = run.plane.http.get(f"/v1/jobs/{run.id}/metrics", params={"max_points": most}).json()["items"]
-        assert [point["step"] for point in points] == steps
+        assert [point["step"] for point in run.plane.metrics(run.id, max_points=most)] == steps
     assert len(run.steps()) == 1000
 
 
 def test_a_run_that_waits_for_a_place_says_so(run: Run) -> None:
     reason = "waiting for resources for 2 workers"
-    run.send(0, {"kind": "waiting", "time": "2026-01-31T11:00:00Z", "data": {"reason": reason}}, writer="driver")
-    await_that(lambda: run.plane.job(run.id)["reason"] == reason)
+    run.send(0, record("waiting", "2026-01-31T11:00:00Z", reason=reason), writer="driver")
+    await_reason(run, reason)
     assert run.plane.job(run.id)["state"] == "starting"
-    started = {"kind": "started", "time": "2026-01-31T11:00:09Z", "data": {"group": 0, "workers": [{}, {}]}}
-    run.send(0, started)
+    run.send(0, {**STARTED, "time": "2026-01-31T11:00:09Z"})
     assert run.plane.await_state(run.id, "running")["reason"].startswith("worker group 0 is running")
     run.end()
-    told = [event.data for event in run.plane.events(run.id) if event.data.get("reason") == reason]
-    assert [event.get("state", event.get("level")) for event in told] == ["warning", "starting"]
+    events = [event.data for event in run.plane.events(run.id) if event.data.get("reason") == reason]
+    assert [event.get("state", event.get("level")) for event in events] == ["warning", "starting"]
 
 
 def test_checkpoints_that_fail_are_in_the_jobs_reason_until_one_is_committed(run: Run) -> None:
     def saved(step: int, **data: Any) -> dict[str, Any]:
         kind = "checkpoint_failed" if data else "checkpoint"
-        return {"kind": kind, "time": f"2026-01-31T11:{step % 60:02}:00Z", "data": {"step": step, **data}}
+        return record(kind, f"2026-01-31T11:{step % 60:02}:00Z", step=step, **data)
 
     def figure(name: str) -> float | None:
         lines = run.plane.http.get("/metrics").text.splitlines()
@@ -96,16 +99,12 @@ def test_checkpoints_that_fail_are_in_the_jobs_reason_until_one_is_committed(run
         return float(found[0].split()[-1]) if found else None
 
     full = "rank 0: OSError: [Errno 28] No space left on device"
-    started = {"kind": "started", "time": "2026-01-31T11:00:00Z", "data": {"group": 0, "workers": [{}, {}]}}
-    run.send(0, started, saved(100), saved(110, reason=full))
+    run.send(0, STARTED, saved(100), saved(110, reason=full))
     runs = run.plane.await_state(run.id, "running")["reason"].partition(";")[0]
-    once = f"{runs}; the checkpoint of step 110 failed: {full}; a restart would resume from step 100"
-    await_that(lambda: run.plane.job(run.id)["reason"] == once, lambda: str(run.plane.job(run.id)))
+    await_reason(run, f"{runs}; the checkpoint of step 110 failed: {full}; a restart would resume from step 100")
     run.send(3, saved(120, reason=full))
-    twice = (
-        f"{runs}; the last 2 checkpoints failed, the one of step 120 with {full}; a restart would resume from step 100"
-    )
-    await_that(lambda: run.plane.job(run.id)["reason"] == twice, lambda: str(run.plane.job(run.id)))
+    await_reason(run, f"{runs}; the last 2 checkpoints failed, the one of step 120 with {full}; "
+                      "a restart would resume from step 100")  # fmt: skip
     job = run.plane.job(run.id)
     assert (job["state"], job["checkpoints_failing"]) == ("running", True)
     assert job["last_checkpoint"] == {"step": 100, "time": "2026-01-31T11:40:00.000000Z", "size_bytes": None}
@@ -119,44 +118,38 @@ def test_checkpoints_that_fail_are_in_the_jobs_reason_until_one_is_committed(run
     assert re.search(r"failed to save +of step 120 at .*No space left on device", shown)
 
     run.send(4, saved(130))
-    await_that(lambda: run.plane.job(run.id)["reason"] == runs, lambda: str(run.plane.job(run.id)))
+    await_reason(run, runs)
     job = run.plane.job(run.id)
     assert (job["checkpoints_failing"], job["last_checkpoint"]["step"]) == (False, 130)
     assert job["last_failed_checkpoint"]["step"] == 120
     assert figure("shardyard_job_failed_checkpoints") == 0
     run.end()
     logged = [event.data for event in run.plane.events(run.id) if event.data.get("record") == "checkpoint_failed"]
-    assert [line["message"] for line in logged] == [
-        f"the checkpoint of step {step} failed: {full}" for step in (110, 120)
-    ]
+    assert [line["message"].partition(" failed")[0] for line in logged] == [
+        "the checkpoint of step 110", "the checkpoint of step 120",
+    ]  # fmt: skip
     assert figure("shardyard_job_failed_checkpoints") is None, "of jobs that run only"
 
 
-def test_what_the_run_says_of_itself_moves_its_job(run: Run) -> None:
-    started = {"kind": "started", "time": "2026-01-31T11:00:00Z", "data": {"group": 0, "workers": [{}, {}]}}
-    recovering = {"kind": "recovering", "time": "2026-01-31T11:00:05Z", "data": {"reason": "worker 1 died"}}
-    again = {"kind": "started", "time": "2026-01-31T11:00:09Z", "data": {"group": 1, "workers": [{}, {}]}}
-    loaded = {"kind": "resumed", "time": "2026-01-31T11:00:10Z",
-              "data": {"group": 1, "num_workers": 2, "step": 7, "checkpoint": "step-7"}}  # fmt: skip
-    run.send(0, started)
-    assert run.plane.await_state(run.id, "running")["reason"] == "worker group 0 is running on 2 workers"
-    run.send(0, recovering, writer="driver")
+def test_records_of_a_run_move_its_job(run: Run) -> None:
+    running = "worker group {} is running on 2 workers"
+    run.send(0, STARTED)
+    assert run.plane.await_state(run.id, "running")["reason"] == running.format(0)
+    run.send(0, record("recovering", "2026-01-31T11:00:05Z", **DIED), writer="driver")
     assert "worker 1 died" in run.plane.await_state(run.id, "recovering")["reason"]
-    run.send(0, again, writer="group-1")
-    assert run.plane.await_state(run.id, "running")["reason"] == "worker group 1 is running on 2 workers"
-    run.send(1, loaded, writer="group-1")
-    await_that(
-        lambda: run.plane.job(run.id)["reason"] == "worker group 1 is running on 2 workers, from step 7",
-        lambda: str(run.plane.job(run.id)),
-    )
+    run.send(0, record("started", "2026-01-31T11:00:09Z", group=1, workers=[{}, {}]), writer="group-1")
+    assert run.plane.await_state(run.id, "running")["reason"] == running.format(1)
+    resumed = record("resumed", "2026-01-31T11:00:10Z", group=1, num_workers=2, step=7, checkpoint="step-7")
+    run.send(1, resumed, writer="group-1")
+    await_reason(run, f"{running.format(1)}, from step 7")
     assert run.plane.job(run.id)["failures"] == 1
     # The driver's word was delayed: what it tells of is over.
-    run.send(1, {**recovering, "time": "2026-01-31T11:00:08Z"}, writer="driver")
+    run.send(1, record("recovering", "2026-01-31T11:00:08Z", **DIED), writer="driver")
     assert run.plane.job(run.id)["state"] == "running"
 
 
 def test_failures_count_since_the_last_checkpoint_that_is_progress(run: Run) -> None:
-    failure = {"kind": "recovering", "time": TIME, "data": {"reason": "worker 1 died"}}
+    failure = record("recovering", **DIED)
 
     def failures() -> int:
         return int(run.plane.job(run.id)["failures"])
@@ -175,24 +168,23 @@ def test_failures_count_since_the_last_checkpoint_that_is_progress(run: Run) -> 
 
 
 def test_a_request_reaches_the_run_with_its_next_heartbeat(run: Run) -> None:
-    run.send(0, {"kind": "started", "time": TIME, "data": {"group": 0}})
+    run.send(0, record("started", group=0))
     run.plane.await_state(run.id, "running")
-    run.plane.http.post(f"/v1/jobs/{run.id}/pause")
+    run.plane.act(run.id, "pause")
     assert run.send(1).json() == {"next_seq": 1, "request": "pause"}
-    run.plane.http.post(f"/v1/jobs/{run.id}/cancel")
+    run.plane.act(run.id, "cancel")
     assert run.send(1, metric(1)).json()["request"] == "cancel"
 
 
+def post_body(run: Run, body: bytes | str) -> httpx.Response:
+    headers = {"authorization": f"Bearer {run.token}", "content-type": "application/json"}
+    return run.plane.http.post(f"/internal/v1/jobs/{run.id}/records", content=body, headers=headers)
+
+
 def test_numbers_that_json_cannot_hold_become_null(run: Run) -> None:
-    body = json.dumps(
-        {"attempt": 1, "writer": "group-0", "first_seq": 0, "records": [metric(1, grad_norm=float("nan"))]}
-    )
-    answer = run.plane.http.post(
-        f"/internal/v1/jobs/{run.id}/records",
-        content=body,
-        headers={"authorization": f"Bearer {run.token}", "content-type": "application/json"},
-    )
-    assert answer.status_code == 200
+    records = [metric(1, grad_norm=float("nan"))]
+    body = {"attempt": 1, "writer": "group-0", "first_seq": 0, "records": records}
+    assert post_body(run, json.dumps(body)).status_code == 200
     assert run.plane.job(run.id)["last_metric"]["grad_norm"] is None
 
 
@@ -207,83 +199,62 @@ def test_tokens_admit_one_attempt_of_one_job(plane: ControlPlane, run: Run) -> N
     other.id = stranger
     other.end()
     assert run.steps() == []
-
-
-def test_a_stranger_is_refused_before_its_body_is_read(run: Run) -> None:
     for job_id, status in ((run.id, b"403"), ("job-aaaaaaaaaaaa", b"404")):
-        with socket.create_connection(("127.0.0.1", run.plane.port), timeout=DEADLINE_S) as connection:
+        with socket.create_connection(("127.0.0.1", plane.port), timeout=DEADLINE_S) as connection:
             connection.sendall(
                 f"POST /internal/v1/jobs/{job_id}/records HTTP/1.1\r\nHost: localhost\r\n"
                 "Content-Type: application/json\r\nContent-Length: 1000000\r\n"
                 "Authorization: Bearer wrong\r\n\r\n".encode()
             )
-            assert connection.recv(100).split()[1] == status  # and none of the body was ever sent
+            assert connection.recv(100).split()[1] == status  # before any of the body was sent
 
 
-def test_an_older_attempt_is_refused(plane: ControlPlane) -> None:
-    run = Run(plane)
-    run.send(0, {"kind": "started", "time": TIME, "data": {"group": 0}}, metric(1))
+def test_an_older_attempt_is_refused(plane: ControlPlane, run: Run) -> None:
+    run.send(0, record("started", group=0), metric(1))
     plane.await_state(run.id, "running")
-    process = plane.launcher.process(f"{run.id}-a1")
-    assert process is not None
-    process.kill()
-    await_that(lambda: launches(run.storage, 2) != [])
+    run.kill_driver()
     refused = run.send(2, metric(2))
     assert (refused.status_code, refused.json()["request"]) == (403, "cancel")  # it is only in the way
     assert run.send(2, metric(2), attempt=2).status_code == 403
     assert "request" not in run.send(2, metric(2), token="wrong").json()
     foreign = {"authorization": "Bearer é".encode("latin-1")}
-    url = f"/internal/v1/jobs/{run.id}/records"
-    assert plane.http.post(url, json={}, headers=foreign).status_code == 403
+    assert plane.http.post(f"/internal/v1/jobs/{run.id}/records", json={}, headers=foreign).status_code == 403
     newer = run.launch(2)
     assert newer["token"] != run.token
     assert newer["max_failures"] == 2
     assert run.send(0, metric(2), attempt=2, token=newer["token"]).status_code == 200
     assert run.steps() == [1, 2]
-    run.end()
 
 
-def test_nothing_changes_after_the_end_and_a_run_that_goes_on_is_told_to_end(plane: ControlPlane) -> None:
-    run = Run(plane)
+def test_nothing_changes_after_the_end_and_a_run_that_goes_on_is_told_to_end(plane: ControlPlane, run: Run) -> None:
     run.send(0, metric(1))
     done = run.end()
-    failure = {"kind": "recovering", "time": TIME, "data": {"reason": "late"}}
-    assert run.send(1, metric(2), failure).json() == {"next_seq": 3, "request": "cancel"}
+    assert run.send(1, metric(2), record("recovering", reason="late")).json() == {"next_seq": 3, "request": "cancel"}
     assert run.send(9).json() == {"next_seq": 9, "request": "cancel"}
     assert run.send(1, metric(2), token="wrong").status_code == 403
     assert run.steps() == [1]
     assert plane.job(run.id) == done
 
 
-OTHER_AGES = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "1999-12-31T23:59:59Z"]
-
-
-@pytest.mark.parametrize("time", OTHER_AGES)
-def test_a_time_of_another_age_is_refused(run: Run, time: str) -> None:
-    answer = run.send(0, {**metric(1), "time": time})
-    assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "records[0].time")
+def test_a_time_of_another_age_is_refused(run: Run) -> None:
+    for time in ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "1999-12-31T23:59:59Z"):
+        answer = run.send(0, {**metric(1), "time": time})
+        assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "records[0].time")
     assert run.send(0, metric(1)).status_code == 200
 
 
 def test_a_stream_of_large_events_has_them_all(run: Run) -> None:
     for seq in range(15):
         assert run.send(seq, metric(seq + 1, words="x" * 150_000)).status_code == 200
-    steps: list[int] = []
-    for event in run.plane.events(run.id, last_id=0):
-        if event.kind == "metric":
-            steps.append(event.data["step"])
-        if len(steps) == 15:
-            break
-    assert steps == list(range(1, 16))
+    metrics = (event for event in run.plane.events(run.id, last_id=0) if event.kind == "metric")
+    assert [next(metrics).data["step"] for _ in range(15)] == list(range(1, 16))
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"{}", b"[]", b'{"attempt": 1, "writer": "../x", "first_seq": 0, "records": []}',
-     b'{"attempt": 1, "writer": "group-0", "first_seq": -1, "records": []}',
-     b'{"attempt": 1, "writer": "group-0", "first_seq": 0, "records": [{"kind": "odd", "time": "now", "data": 1}]}'],
-)  # fmt: skip
-def test_a_batch_that_is_none(run: Run, body: bytes) -> None:
-    headers = {"authorization": f"Bearer {run.token}", "content-type": "application/json"}
-    answer = run.plane.http.post(f"/internal/v1/jobs/{run.id}/records", content=body, headers=headers)
-    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+def test_a_batch_that_is_none(run: Run) -> None:
+    for body in (
+        "", "{}", "[]", '{"attempt": 1, "writer": "../x", "first_seq": 0, "records": []}',
+        '{"attempt": 1, "writer": "group-0", "first_seq": -1, "records": []}',
+        '{"attempt": 1, "writer": "group-0", "first_seq": 0, "records": [{"kind": "odd", "time": "now", "data": 1}]}',
+    ):  # fmt: skip
+        answer = post_body(run, body)
+        assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -14,17 +12,21 @@ from typing import Any
 import pytest
 
 from moe.records import CheckpointRecord, StepRecord
+from service.control.api.services import Services
 from service.control.jobs import record_copy
 from service.control.jobs.roots import StorageRoots
 from service.control.jobs.stored_jobs import StoredJob, job_folders, read_stored_job
 from service.control.launcher.launcher import Observation
+from service.control.scheduling import spec_keeper
 from service.control.scheduling.recovery import Recovery, standing_of
+from service.control.store.events import events_after
 from service.run.recorder import SpoolRecorder
 from service.wire.launch import Result
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane, spec
+from tests.service.controllers import stepped, submitted
 from tests.service.local_launcher import LocalLauncher
-from tests.service.test_crashes import controller_on
+from tests.service_cli.command import shardyard
 
 
 def lose_database(plane: ControlPlane) -> None:
@@ -34,100 +36,93 @@ def lose_database(plane: ControlPlane) -> None:
         path.rename(path.with_name(f"lost-{path.name}"))
 
 
-def recorder(plane: ControlPlane, job: dict[str, Any], attempt: int = 1, **changes: Any) -> SpoolRecorder:
+def start_recovered(plane: ControlPlane, num_jobs: int) -> None:
+    """Starts the control plane, which finds so many jobs on storage."""
+    plane.start()
+    await_that(lambda: len(plane.listed()) == num_jobs)
+
+
+def recorder(plane: ControlPlane, job: dict[str, Any]) -> SpoolRecorder:
     """What rank 0 of a real attempt records by; nobody listens."""
     return SpoolRecorder(
-        job_id=job["id"], attempt=attempt, storage=job["storage"], events_url="http://127.0.0.1:9", token="none",
-        **{"name": "g0.rank-0", "speaks": True, "sweeps": True, **changes},
+        job_id=job["id"], attempt=1, storage=job["storage"], events_url="http://127.0.0.1:9", token="none",
+        name="g0.rank-0", speaks=True, sweeps=True,
     )  # fmt: skip
 
 
 @pytest.mark.usefixtures("node")
 def test_jobs_are_recovered_with_their_ends_metrics_and_checkpoints(own_plane: ControlPlane) -> None:
     own_plane.start()
-    first = own_plane.post(name="first")
-    own_plane.await_state(first["id"], "succeeded")
-    ended = own_plane.post(name="ended", labels={"team": "a"})
-    failed = own_plane.post(name="failed", labels={"fail": "yes"})
-    own_plane.await_state(ended["id"], "succeeded")
-    own_plane.await_state(failed["id"], "failed")
+    first = own_plane.finished_job(name="first")
+    ended = own_plane.finished_job(name="ended", labels={"team": "a"})
+    failed = own_plane.await_state(own_plane.post(name="failed", labels={"fail": "yes"})["id"], "failed")
     run = recorder(own_plane, ended)
     run.record("started", {"group": 0, "resumed_step": 0, "workers": [{"rank": 0, "node": 0}]})
     for step in range(1, 6):
         run.metric(StepRecord(step, loss=1 / step))
     run.checkpoint(CheckpointRecord(step=5, name="step-00000005.a1.g0", size_bytes=7))
     run.close(patience_s=0.1)
-    before = {job["id"]: own_plane.job(job["id"]) for job in (first, ended, failed)}
+    before = [own_plane.job(job["id"]) for job in (failed, ended, first)]
 
     lose_database(own_plane)
-    own_plane.start()
-    await_that(lambda: len(own_plane.http.get("/v1/jobs").json()["items"]) == 3)
-    for job in before.values():
+    start_recovered(own_plane, 3)
+    same = ("id", "name", "state", "labels", "spec", "storage", "attempt", "num_steps", "result", "owner")
+    for job in before:
         now = own_plane.job(job["id"])
-        same = ("id", "name", "state", "labels", "spec", "storage", "attempt", "num_steps", "result", "owner")
         assert {key: now[key] for key in same} == {key: job[key] for key in same}
-    listed = own_plane.http.get("/v1/jobs").json()["items"]
-    assert [job["name"] for job in listed] == ["failed", "ended", "first"]  # in the order in which they came
+    assert [job["name"] for job in own_plane.listed()] == [
+        "failed",
+        "ended",
+        "first",
+    ]  # in the order in which they came
     now = own_plane.job(ended["id"])
     assert (now["step"], now["last_checkpoint"]["step"]) == (5, 5)
-    metrics = own_plane.http.get(f"/v1/jobs/{ended['id']}/metrics").json()["items"]
-    assert [(point["step"], point["loss"]) for point in metrics] == [(step, 1 / step) for step in range(1, 6)]
+    assert own_plane.losses(ended["id"]) == {step: 1 / step for step in range(1, 6)}
     ids = [event.id for event in own_plane.events(ended["id"])]
     assert ids == list(range(1, len(ids) + 1))
-    assert own_plane.http.get("/v1/jobs?label=team=a").json()["items"][0]["id"] == ended["id"]
-    assert sorted(own_plane.launcher.launches()) == sorted(f"{id}-a1" for id in before)  # and none beside
+    assert own_plane.listed(label="team=a")[0]["id"] == ended["id"]
+    assert sorted(own_plane.launcher.launches()) == sorted(f"{job['id']}-a1" for job in before)  # and none beside
 
 
 def test_what_runs_is_adopted_and_what_is_gone_waits_for_somebody(own_plane: ControlPlane) -> None:
     own_plane.start()
-    (own_plane.folder / "state" / "cache").mkdir(exist_ok=True)
-    hold = own_plane.folder / "state" / "cache" / "here"
-    hold.touch()
-    runs = own_plane.post(name="runs", labels={"hold": "here"})
-    gone = own_plane.post(name="gone", labels={"hold": "here"})
-    for job in (runs, gone):
-        own_plane.await_state(job["id"], "running")
+    hold = own_plane.hold()
+    runs, gone = (own_plane.post(name=name, labels={"hold": "hold"})["id"] for name in ("runs", "gone"))
+    for job_id in (runs, gone):
+        own_plane.await_state(job_id, "running")
     lose_database(own_plane)
-    own_plane.launcher.forget(f"{gone['id']}-a1")
-    own_plane.start()
-    await_that(lambda: len(own_plane.http.get("/v1/jobs").json()["items"]) == 2)
-    own_plane.await_state(gone["id"], "paused")
-    assert "'resume' continues from its beginning" in own_plane.job(gone["id"])["reason"]
-    own_plane.await_state(runs["id"], "running")
-    assert own_plane.job(runs["id"])["dashboard_url"]
+    own_plane.launcher.forget(f"{gone}-a1")
+    start_recovered(own_plane, 2)
+    assert "'resume' continues from its beginning" in own_plane.await_state(gone, "paused")["reason"]
+    assert own_plane.await_state(runs, "running")["dashboard_url"]
     hold.unlink()
-    own_plane.await_state(runs["id"], "succeeded")  # its records are admitted: the token is its launch's
-    metrics = own_plane.http.get(f"/v1/jobs/{runs['id']}/metrics").json()["items"]
-    assert [point["step"] for point in metrics] == [1, 2, 3, 4, 5]
-    assert own_plane.http.post(f"/v1/jobs/{gone['id']}/resume").status_code == 202
-    own_plane.await_state(gone["id"], "succeeded")
-    assert own_plane.launcher.launches().count(f"{runs['id']}-a1") == 1
-    assert f"{gone['id']}-a2" in own_plane.launcher.launches()
+    own_plane.await_state(runs, "succeeded")  # its records are admitted: the token is its launch's
+    assert list(own_plane.losses(runs)) == [1, 2, 3, 4, 5]
+    assert own_plane.act(gone, "resume").status_code == 202
+    own_plane.await_state(gone, "succeeded")
+    assert own_plane.launcher.launches().count(f"{runs}-a1") == 1
+    assert f"{gone}-a2" in own_plane.launcher.launches()
 
 
 def test_an_attempt_that_a_silent_cluster_turns_out_not_to_know_is_not_launched_again(own_plane: ControlPlane) -> None:
     own_plane.start()
-    (own_plane.folder / "state" / "cache").mkdir(exist_ok=True)
-    hold = own_plane.folder / "state" / "cache" / "here"
-    hold.touch()
-    gone, runs = (own_plane.post(name=name, labels={"hold": "here"}) for name in ("gone", "runs"))
-    for job in (gone, runs):
-        own_plane.await_state(job["id"], "running")
+    hold = own_plane.hold()
+    gone, runs = (own_plane.post(name=name, labels={"hold": "hold"})["id"] for name in ("gone", "runs"))
+    for job_id in (gone, runs):
+        own_plane.await_state(job_id, "running")
     lose_database(own_plane)
-    own_plane.launcher.forget(f"{gone['id']}-a1")
+    own_plane.launcher.forget(f"{gone}-a1")
     own_plane.launcher.set_reachable(False)
-    own_plane.start()
-    await_that(lambda: len(own_plane.http.get("/v1/jobs").json()["items"]) == 2)
-    assert own_plane.job(gone["id"])["state"] == "recovering"
+    start_recovered(own_plane, 2)
+    assert own_plane.job(gone)["state"] == "recovering"
     own_plane.launcher.set_reachable(True)
-    own_plane.await_state(gone["id"], "paused")
-    assert "recovered from its storage; attempt 1 was lost" in own_plane.job(gone["id"])["reason"]
-    own_plane.await_state(runs["id"], "running")
+    assert "recovered from its storage; attempt 1 was lost" in own_plane.await_state(gone, "paused")["reason"]
+    own_plane.await_state(runs, "running")
     # Once the cluster has said that it runs, it is a job like any other: lost with its cluster, it is launched again.
-    own_plane.launcher.forget(f"{runs['id']}-a1")
+    own_plane.launcher.forget(f"{runs}-a1")
     hold.unlink()
-    own_plane.await_state(runs["id"], "succeeded")
-    assert sorted(own_plane.launcher.launches()) == [f"{runs['id']}-a2"]
+    own_plane.await_state(runs, "succeeded")
+    assert own_plane.launcher.launches() == [f"{runs}-a2"]
 
 
 def test_a_job_that_failed_for_good_has_failed_again(own_plane: ControlPlane) -> None:
@@ -136,16 +131,14 @@ def test_a_job_that_failed_for_good_has_failed_again(own_plane: ControlPlane) ->
     jobs = [own_plane.post(labels={"die_at": "1-1-1-1-1"}, retry=rule) for rule in rules]
     reasons = [own_plane.await_state(job["id"], "failed")["reason"] for job in jobs]
     lose_database(own_plane)
-    own_plane.start()
-    await_that(lambda: len(own_plane.http.get("/v1/jobs").json()["items"]) == 3)
+    start_recovered(own_plane, 3)
     for job, reason, attempt in zip(jobs, reasons, (1, 2, 2), strict=True):
         now = own_plane.job(job["id"])
         assert (now["state"], now["attempt"]) == ("failed", attempt), now["reason"]
         assert now["reason"].endswith(reason.rpartition("; ")[2])
 
 
-def test_others_write_while_a_job_is_read_from_slow_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    services = controller_on(tmp_path, LocalLauncher(tmp_path / "cluster"))
+def test_writes_while_slow_storage_is_read(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "state" / "jobs" / "job-aaaaaaaaaaaa"
     folder.mkdir(parents=True)
     (folder / "spec.json").write_text(json.dumps(spec()))
@@ -167,65 +160,51 @@ def test_others_write_while_a_job_is_read_from_slow_storage(tmp_path: Path, monk
     monkeypatch.setattr(record_copy, "sealed_records", slow)
     assert [job_id for job_id, _, _ in recovery.run().jobs] == [folder.name]
     assert wrote == [True]
-    services.database.close()
 
 
 def test_a_recovery_that_was_broken_off_goes_on(own_plane: ControlPlane) -> None:
     own_plane.start()
-    jobs = [own_plane.post(name=f"job-{number}") for number in range(3)]
-    for job in jobs:
-        own_plane.await_state(job["id"], "succeeded")
+    storages = [Path(own_plane.finished_job(name=f"job-{number}")["storage"]) for number in range(3)]
     lose_database(own_plane)
-    hidden = [(Path(job["storage"]), Path(job["storage"]).with_suffix(".hidden")) for job in jobs[1:]]
-    for storage, elsewhere in hidden:
-        storage.rename(elsewhere)
-    own_plane.start()
-    await_that(lambda: len(own_plane.http.get("/v1/jobs").json()["items"]) == 1)
+    for storage in storages[1:]:
+        storage.rename(storage.with_suffix(".hidden"))
+    start_recovered(own_plane, 1)
     own_plane.kill()
-    for storage, elsewhere in hidden:
-        elsewhere.rename(storage)
+    for storage in storages[1:]:
+        storage.with_suffix(".hidden").rename(storage)
     (own_plane.folder / "state" / "recovering").touch()
-    own_plane.start()
-    await_that(lambda: len(own_plane.http.get("/v1/jobs").json()["items"]) == 3)
+    start_recovered(own_plane, 3)
     await_that(lambda: not (own_plane.folder / "state" / "recovering").exists())
 
 
 def test_the_command_recovers_beside_a_running_service_and_says_what_it_cannot(own_plane: ControlPlane) -> None:
-    own_plane.start()
-    job = own_plane.post()
-    own_plane.await_state(job["id"], "succeeded")
+    job = own_plane.start().finished_job()
     lose_database(own_plane)
     storage = Path(job["storage"])
     storage.rename(storage.with_suffix(".hidden"))
     own_plane.start()
-    other = own_plane.post()
-    own_plane.await_state(other["id"], "succeeded")
+    own_plane.finished_job()
     storage.with_suffix(".hidden").rename(storage)
     broken = storage.with_name("job-aaaaaaaaaaaa")
     broken.mkdir()
     (broken / "spec.json").write_text("no JSON")
-    command = [sys.executable, "-m", "service.cli.main", "recover", "--json"]
-    command += ["--state-dir", str(own_plane.folder / "state"), "--ray-dashboard-url", "http://127.0.0.1:9"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    command = ("recover", "--json", "--state-dir", own_plane.folder / "state")
+    done = shardyard(*command, "--ray-dashboard-url", "http://127.0.0.1:9")
     assert done.returncode == 1, done.stderr
     said = json.loads(done.stdout)
     assert [(entry["id"], entry["state"]) for entry in said["jobs"]] == [(job["id"], "succeeded")]
     assert [entry["storage"] for entry in said["skipped"]] == [str(broken)]
     assert own_plane.job(job["id"])["result"]["report"] == {"steps": 5}
-    again = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    again = shardyard(*command, "--ray-dashboard-url", "http://127.0.0.1:9")
     assert json.loads(again.stdout)["jobs"] == []
 
 
 def test_deleted_jobs_do_not_come_back(own_plane: ControlPlane) -> None:
-    own_plane.start()
-    job = own_plane.post()
-    own_plane.await_state(job["id"], "succeeded")
-    own_plane.http.delete(f"/v1/jobs/{job['id']}")
+    job = own_plane.start().finished_job()
     await_that(lambda: own_plane.http.delete(f"/v1/jobs/{job['id']}").status_code == 200)
     lose_database(own_plane)
     own_plane.start()
-    new = own_plane.post()
-    own_plane.await_state(new["id"], "succeeded")
+    own_plane.finished_job()
     assert own_plane.http.get(f"/v1/jobs/{job['id']}").status_code == 404
 
 
@@ -303,3 +282,20 @@ def standing_job(tmp_path: Path) -> StoredJob:
     job = read_stored_job(StorageRoots([str(tmp_path)]), str(folder))
     assert (job.id, job.attempt, job.created_at.timestamp()) == ("job-aaaaaaaaaaaa", 0, 1.7e9)
     return job
+
+
+def test_a_removed_spec_is_written_again_and_told(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spec_keeper, "LOOK_S", 0.0)
+    job = submitted(services, labels={"silent": "yes", "step_ms": "60000"})
+    await_that(lambda: stepped(services, job.id).launch == "submitted")
+    shutil.rmtree(job.storage)
+
+    def log_lines() -> list[str]:
+        services.controller.step()
+        with services.database.read() as tx:
+            events = events_after(tx, job.number, 0, 1000)
+        return [event.data for event in events if event.kind == "log" and job.storage in event.data]
+
+    await_that(lambda: bool(log_lines()))
+    assert len(log_lines()) == 1
+    assert read_stored_job(StorageRoots([str(Path(job.storage).parent)]), job.storage).spec.name == "small"

@@ -21,7 +21,7 @@ from service.wire.events import RecordBatch
 from service.wire.run_status import MAX_RANKS, RankStatus, RunStatus, select_ranks
 from service.wire.states import State
 from tests.processes import DEADLINE_S, await_that, sleeping
-from tests.service.quiet_run import Run
+from tests.service.quiet_run import Run, record
 from tests.service.test_policies import DEADLINES, RUNNING
 
 GPU = {"utilization": 0.5, "memory_bytes": 2 << 30, "memory_total_bytes": 80 << 30}
@@ -41,8 +41,7 @@ def test_ranks_are_shown_with_the_job_until_it_ends(run: Run) -> None:
 
 
 def test_a_status_that_cannot_be_read_costs_no_record(run: Run) -> None:
-    record = {"kind": "log", "time": "2026-01-31T11:00:00Z", "data": {"level": "info", "message": "hello"}}
-    answer = run.send(0, record, writer="driver", run={"ranks": [{"rank": -1}] * (MAX_RANKS + 1)})
+    answer = run.send(0, record("log"), writer="driver", run={"ranks": [{"rank": -1}] * (MAX_RANKS + 1)})
     assert answer.json()["next_seq"] == 1
     assert run.plane.job(run.id)["run"] is None
 
@@ -50,35 +49,33 @@ def test_a_status_that_cannot_be_read_costs_no_record(run: Run) -> None:
 def test_a_driver_that_was_stopped_is_named_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_status, "SILENCE_S", 0.0)
     statuses = RunStatuses()
+
+    def silent() -> SilentDriver:
+        found = statuses.silent_driver("job", 1, "/launch.")
+        assert found is not None
+        return found
+
     with sleeping() as driver:
         statuses.hear("job", _batch("driver", run=_status_of(driver)))
         statuses.hear("job", _batch("group-0"))
         _stop(driver.pid)
-        found = statuses.silent_driver("job", 1, "/launch.")
-        assert found is not None
-        assert found.state == "stopped"
-        assert f"(process {driver.pid} on {socket.gethostname()}) is stopped" in str(found)
-        again = statuses.silent_driver("job", 1, "/launch.")
-        assert again is not None
-        assert again.stopped_s > found.stopped_s
+        first = silent()
+        assert first.state == "stopped"
+        assert f"(process {driver.pid} on {socket.gethostname()}) is stopped" in str(first)
+        again = silent()
+        assert again.stopped_s > first.stopped_s
         driver.send_signal(signal.SIGCONT)
         await_that(lambda: psutil.Process(driver.pid).status() != psutil.STATUS_STOPPED)
-        running = statuses.silent_driver("job", 1, "/launch.")
-        assert running is not None
-        assert (running.state, running.stopped_s) == ("working", 0.0)
+        assert (silent().state, silent().stopped_s) == ("working", 0.0)
         _stop(driver.pid)
-        anew = statuses.silent_driver("job", 1, "/launch.")
-        assert anew is not None
-        assert anew.stopped_s < again.stopped_s, "how long it was stopped before does not count"
+        assert silent().stopped_s < again.stopped_s, "how long it was stopped before does not count"
         monkeypatch.setattr(run_status, "SILENCE_S", 3600.0)
         assert statuses.silent_driver("job", 1, "/launch.") is None
         assert statuses.end_driver("job", 1, "/launch.")
         assert driver.wait(DEADLINE_S) == -signal.SIGKILL
 
 
-def test_a_service_that_began_after_a_driver_was_stopped_finds_it_by_its_launch(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_later_service_finds_a_stopped_driver_by_its_launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Also one that was stopped before its first word."""
     monkeypatch.setattr(run_status, "SILENCE_S", 0.0)
     launch = launch_prefix(str(tmp_path), 2)
@@ -88,7 +85,6 @@ def test_a_service_that_began_after_a_driver_was_stopped_finds_it_by_its_launch(
         try:
             _stop(driver.pid)
             found = RunStatuses().silent_driver("job", 2, launch)
-            assert found is not None
             assert (found.state, found.process) == ("stopped", f"process {driver.pid} on {socket.gethostname()}")
             assert RunStatuses().silent_driver("job", 1, launch_prefix(str(tmp_path), 1)) is None
         finally:
@@ -141,13 +137,10 @@ def test_a_frozen_driver_is_stopped_then_killed_and_costs_an_attempt() -> None:
     assert "the frozen driver of" in decision.reason
 
 
-def test_a_job_whose_driver_is_silent_says_so_and_goes_on() -> None:
+def test_a_job_whose_driver_is_silent_says_so_once_and_goes_on() -> None:
     decision = decide(replace(RUNNING, driver_trouble="its driver is stopped"), DEADLINES)
     assert isinstance(decision, Explain)
     assert decision.reason.endswith("; its driver is stopped")
-
-
-def test_a_silent_driver_is_named_once_while_no_group_runs() -> None:
     for phase in ("recovering", "waiting", None):
         facts = replace(
             RUNNING, state=State.RECOVERING, group_phase=phase, group_reason="it died", reason="it died",

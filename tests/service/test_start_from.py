@@ -1,4 +1,5 @@
-"""Jobs that begin with the checkpoint of another: found, checked, copied; whole or not there at all."""
+"""Jobs that begin with the checkpoint of another: found, checked, copied; whole or not there at all; trained on as if
+nothing had been."""
 
 import errno
 import hashlib
@@ -24,30 +25,36 @@ from service.control.store.database import Database
 from service.control.store.deletions import DeletionRow, insert_deletion
 from service.control.store.jobs import insert_job
 from tests.processes import await_that
-from tests.refusals import refused
-from tests.service.checkpoints import commit
+from tests.refusals import Summary, check, refused
+from tests.service.checkpoints import commit, fault_of
 from tests.service.control_plane import ControlPlane, spec
+from tests.unit.train_runs import corpus, job
 
 TRAIN = {"num_steps": 9, "batch_tokens": 1024}
 
 
 @pytest.fixture(scope="module")
 def source(plane: ControlPlane) -> dict[str, Any]:
-    """A job that ended at step 5, with checkpoints of steps 2, 4 and 5."""
-    job = plane.await_state(plane.post()["id"], "succeeded")
-    for step in (2, 4, 5):
-        commit(job["storage"], step, spec=job["spec"])
-    return job
+    return ended_with(plane, 2, 4, 5)
 
 
-def submit(plane: ControlPlane, source: str, step: int | None = None, **changes: Any) -> httpx.Response:
+def submit(plane: ControlPlane, source: str, step: int | None = None, **changes: Any) -> dict[str, Any]:
+    return plane.post(**{"train": TRAIN, "start_from": {"job": source, "step": step}, **changes})
+
+
+def problems(plane: ControlPlane, source: str = "", step: int | None = None, **changes: Any) -> list[dict[str, Any]]:
     given = spec(**{"train": TRAIN, "start_from": {"job": source, "step": step}, **changes})
-    return plane.http.post("/v1/jobs", json=given)
-
-
-def problems(answer: httpx.Response) -> list[tuple[str, str]]:
+    answer = plane.http.post("/v1/jobs", json=given)
     assert answer.status_code == 422, answer.text
-    return [(each["path"], each["rule"]) for each in answer.json()["errors"]]
+    return list(answer.json()["errors"])
+
+
+def ended_with(plane: ControlPlane, *steps: int, **changes: Any) -> dict[str, Any]:
+    """A job that has ended, with checkpoints of these steps."""
+    job = plane.finished_job()
+    for step in steps:
+        commit(job["storage"], step, spec=job["spec"], **changes)
+    return job
 
 
 def checkpoints(plane: ControlPlane, job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -55,12 +62,8 @@ def checkpoints(plane: ControlPlane, job: dict[str, Any]) -> list[dict[str, Any]
 
 
 @pytest.mark.parametrize(("step", "taken"), [(None, 5), (2, 2), (4, 4)])
-def test_a_job_starts_with_a_copy_of_its_own(
-    plane: ControlPlane, source: dict[str, Any], step: int | None, taken: int
-) -> None:
-    answer = submit(plane, source["id"], step, labels={"hold": "never"})
-    assert answer.status_code == 201, answer.text
-    job = answer.json()
+def test_a_job_starts_with_a_copy(plane: ControlPlane, source: dict[str, Any], step: int | None, taken: int) -> None:
+    job = submit(plane, source["id"], step, labels={"hold": "never"})
     assert (job["step"], job["reason"]) == (taken, f"starts from step {taken} of {source['id']}; waiting for its turn")
     (copy,) = checkpoints(plane, job)
     assert (copy["name"], copy["fault"]) == (f"step-{taken:08d}.a0.g0", None)
@@ -74,78 +77,68 @@ def test_a_job_starts_with_a_copy_of_its_own(
     assert plane.await_state(job["id"], "succeeded", "failed")["state"] == "succeeded"
 
 
-def test_what_lies_in_the_job_s_own_storage_outlives_the_other_job_s(plane: ControlPlane) -> None:
-    other = plane.await_state(plane.post()["id"], "succeeded")
-    commit(other["storage"], 3, spec=other["spec"], size_bytes=3_000_000)
-    job = submit(plane, other["id"]).json()
+def test_the_copy_outlives_the_other_job(plane: ControlPlane) -> None:
+    other = ended_with(plane, 3, size_bytes=3_000_000)
+    job = submit(plane, other["id"])
     shutil.rmtree(other["storage"])
-    own = Folder(f"{job['storage']}/checkpoints")
-    assert markers.fault(own, markers.read(own, "step-00000003.a0.g0")) is None
+    assert fault_of(job["storage"], "step-00000003.a0.g0") is None
 
 
-REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"train": {"num_steps": 5, "batch_tokens": 1024}}, "train.num_steps",
-     "must exceed the checkpoint's steps (=5), which count too"),
-    ({"train": {**TRAIN, "optimizer": {"name": "adafactor"}}}, "train.optimizer.name",
-     'must match the checkpoint that this job starts from (="adamw")'),
-    ({"train": {**TRAIN, "dtype": "bfloat16"}}, "train.dtype",
-     'must match the checkpoint that this job starts from (="float32")'),
-    ({"model": {"preset": "gshard-tiny", "ffn_dim": 128}}, "model.ffn_dim", "must match"),
+REFUSED: list[tuple[dict[str, Any], Summary]] = [
+    ({"train": {"num_steps": 5, "batch_tokens": 1024}}, ("out_of_range", "train.num_steps", 5)),
+    ({"train": {**TRAIN, "optimizer": {"name": "adafactor"}}}, ("conflict", "train.optimizer.name", "adafactor")),
+    ({"train": {**TRAIN, "dtype": "bfloat16"}}, ("conflict", "train.dtype", "bfloat16")),
+    ({"model": {"preset": "gshard-tiny", "ffn_dim": 128}}, ("conflict", "model.ffn_dim", 128)),
     ({"model": {"preset": "gshard-tiny", "source_vocab_size": 3000, "target_vocab_size": 3000}},
-     "model.source_vocab_size", "must match"),
-    ({"data": {"corpus": "catalogs", "languages": ["de", "fr"]}}, "data.languages", "must match"),
-    ({"data": {"corpus": "catalogs", "max_tokens": 64}}, "data.max_tokens", "must match"),
-    ({"start_from": {"job": "job-aaaaaaaaaaaa"}}, "start_from.job", "is not a job of yours"),
+     ("conflict", "model.source_vocab_size", 3000)),
+    ({"data": {"corpus": "catalogs", "languages": ["de", "fr"]}}, ("conflict", "data.languages", ["de", "fr"])),
+    ({"data": {"corpus": "catalogs", "max_tokens": 64}}, ("conflict", "data.max_tokens", 64)),
+    ({"start_from": {"job": "job-aaaaaaaaaaaa"}}, ("not_found", "start_from.job", "job-aaaaaaaaaaaa")),
+    ({"start_from": {"step": 3}}, ("not_found", "start_from.step", 3)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "path", "rule"), REFUSED, ids=[row[1] for row in REFUSED])
-def test_what_does_not_fit_the_checkpoint_is_refused_in_words(
-    plane: ControlPlane, source: dict[str, Any], changes: dict[str, Any], path: str, rule: str
+@pytest.mark.parametrize(("changes", "expected"), REFUSED, ids=[row[1][1] for row in REFUSED])
+def test_a_spec_that_does_not_fit_the_checkpoint_is_refused(
+    plane: ControlPlane, source: dict[str, Any], changes: dict[str, Any], expected: Summary
 ) -> None:
     folders = set((plane.folder / "state/storage").iterdir())
-    found, *_ = problems(submit(plane, source["id"], **changes))
-    assert (found[0], found[1][: len(rule)]) == (path, rule)
+    start_from = {"job": source["id"], **changes.get("start_from", {})}
+    errors = problems(plane, **{**changes, "start_from": start_from})
+    check(errors[:1], [expected])
+    if expected[1] == "start_from.step":
+        assert errors[0]["remedy"] == "use one of 2, 4, 5, or omit it for the newest"
     assert set((plane.folder / "state/storage").iterdir()) == folders
 
 
-def test_what_decides_only_the_course_may_differ(plane: ControlPlane, source: dict[str, Any]) -> None:
+def test_a_spec_may_differ_in_the_course_from_there(plane: ControlPlane, source: dict[str, Any]) -> None:
     optimizer = {"name": "adamw", "peak_lr": 1e-4, "weight_decay": 0.1}
     train = {"num_steps": 40, "batch_tokens": 2048, "seed": 7, "optimizer": optimizer, "clip_norm": None,
              "schedule": {"decay": "linear"}, "label_smoothing": 0.0}  # fmt: skip
-    answer = submit(
+    submit(
         plane, source["id"], train=train, resources={"num_workers": 2}, parallel={"expert": 2},
         data={"corpus": "catalogs", "sampling_exponent": 1.0}, checkpoint={"every_steps": 3}, name="other",
     )  # fmt: skip
-    assert answer.status_code == 201, answer.text
 
 
-def test_a_step_without_a_checkpoint_is_named_with_those_there_are(plane: ControlPlane, source: dict[str, Any]) -> None:
-    error = submit(plane, source["id"], 3).json()["errors"][0]
-    assert (error["path"], error["value"]) == ("start_from.step", 3)
-    assert error["rule"] == f"is not a committed checkpoint of {source['id']}"
-    assert error["remedy"] == "use one of 2, 4, 5, or omit it for the newest"
-
-
-def test_a_deleted_job_is_no_beginning(plane: ControlPlane) -> None:
-    other = plane.await_state(plane.post()["id"], "succeeded")
-    commit(other["storage"], 4, spec=other["spec"])
-    assert plane.http.delete(f"/v1/jobs/{other['id']}").status_code == 202
-    deleted = ("start_from.job", "was deleted with its checkpoints")
-    assert problems(submit(plane, other["id"])) == [deleted]
-
-
-def test_a_job_without_a_checkpoint_is_no_beginning(plane: ControlPlane) -> None:
-    other = plane.await_state(plane.post()["id"], "succeeded")
-    Folder(f"{other['storage']}/checkpoints").write("step-00000004.a1.g0/__0_0.distcp", b"unsealed")
-    assert problems(submit(plane, other["id"])) == [("start_from.job", "has no committed checkpoint")]
+def test_jobs_that_are_deleted_of_another_owner_or_without_a_checkpoint_are_refused(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    deleted, bare, foreign = ended_with(own_plane, 4), ended_with(own_plane), ended_with(own_plane, 2)
+    assert own_plane.http.delete(f"/v1/jobs/{deleted['id']}").status_code == 202
+    Folder(f"{bare['storage']}/checkpoints").write("step-00000004.a1.g0/__0_0.distcp", b"unsealed")
+    rules = [problems(own_plane, job["id"])[0]["rule"] for job in (deleted, bare)]
+    own_plane.kill()
+    own_plane.start(owner="somebody-else")
+    (error,) = problems(own_plane, foreign["id"])
+    assert (error["code"], error["path"]) == ("not_found", "start_from.job")
+    assert [*rules, error["rule"]] == [
+        "was deleted with its checkpoints", "has no committed checkpoint", "is not a job of yours",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("harm", ["flipped", "short", "missing", "elsewhere", "linked", "linked spec"])
 def test_a_damaged_checkpoint_is_never_taken(plane: ControlPlane, harm: str) -> None:
-    other = plane.await_state(plane.post()["id"], "succeeded")
-    for step in (2, 4):
-        commit(other["storage"], step, spec=other["spec"])
+    other = ended_with(plane, 2, 4)
     damaged = Path(other["storage"]) / "checkpoints/step-00000004.a1.g0"
     content = (damaged / "__0_0.distcp").read_bytes()
     if harm == "missing":
@@ -159,23 +152,16 @@ def test_a_damaged_checkpoint_is_never_taken(plane: ControlPlane, harm: str) -> 
         folder = Folder(str(damaged.parent))
         marker = markers.read(folder, damaged.name)
         files = {"../../../stolen": markers.seal(content), **marker.files}
-        forged = marker.model_copy(update={"files": files})
-        folder.write(damaged.name + markers.SUFFIX, forged.to_bytes())
+        folder.write(damaged.name + markers.SUFFIX, marker.model_copy(update={"files": files}).to_bytes())
     else:
         changed = content[:-1] if harm == "short" else bytes([content[0] ^ 1]) + content[1:]
         (damaged / "__0_0.distcp").write_bytes(changed)
-    answer = submit(plane, other["id"], 4)
-    ((path, rule),) = problems(answer)
-    assert (path, rule.startswith(f"must be a complete checkpoint of {other['id']} (step-00000004")) == (
-        "start_from.step",
-        True,
-    )
+    (error,) = problems(plane, other["id"], 4)
+    assert (error["path"], "(step-00000004" in error["rule"]) == ("start_from.step", True)
     # As a run passes it over for the one before it, where it was not asked for by its step.
-    job = submit(plane, other["id"]).json()
-    assert [each["name"] for each in checkpoints(plane, job)] == ["step-00000002.a0.g0"]
-    assert [path.name for path in (Path(job["storage"]) / "checkpoints").iterdir() if path.is_dir()] == [
-        "step-00000002.a0.g0"
-    ]
+    job = submit(plane, other["id"])
+    copied = [path.name for path in (Path(job["storage"]) / "checkpoints").iterdir() if path.is_dir()]
+    assert copied == [copy["name"] for copy in checkpoints(plane, job)] == ["step-00000002.a0.g0"]
 
 
 def add_zeros(storage: str, name: str, size_bytes: int) -> None:
@@ -193,21 +179,18 @@ def add_zeros(storage: str, name: str, size_bytes: int) -> None:
 
 def drafts_of_some_megabytes(storage: Path) -> list[Path]:
     """Files that copies are being written to, which have no name yet."""
-    found = []
+    drafts = []
     for path in storage.glob("*/checkpoints/*.a0.g0/.*.draft"):
         with suppress(FileNotFoundError):  # a small one, whole by now
             if path.stat().st_size > 4 << 20:
-                found.append(path)
-    return found
+                drafts.append(path)
+    return drafts
 
 
 def test_killed_in_the_middle_of_the_copy(own_plane: ControlPlane) -> None:
     """No job, no checkpoint that looks whole, and in time no folder; asked again, there are both."""
-    own_plane.settings["abandoned_after_s"] = 3.0
-    own_plane.start()
-    other = own_plane.await_state(own_plane.post()["id"], "succeeded")
+    other = ended_with(own_plane.start(abandoned_after_s=3.0), 2)
     size_bytes = 400 << 20
-    commit(other["storage"], 2, spec=other["spec"])
     add_zeros(other["storage"], "step-00000002.a1.g0", size_bytes)
     given = spec(train=TRAIN, start_from={"job": other["id"]})
     headers = {"idempotency-key": "once"}
@@ -226,14 +209,13 @@ def test_killed_in_the_middle_of_the_copy(own_plane: ControlPlane) -> None:
     assert torn.stat().st_size < size_bytes
     assert not list(storage.glob("*/checkpoints/*.a0.g0.commit.json"))
     own_plane.start()
-    assert len(own_plane.http.get("/v1/jobs").json()["items"]) == 1
+    assert len(own_plane.listed()) == 1
     await_that(lambda: not torn.parents[2].exists())
     assert markers.list_committed(Folder(f"{other['storage']}/checkpoints"))
     commit(other["storage"], 3, spec=other["spec"])  # of less, to be copied in a moment
     answer = own_plane.http.post("/v1/jobs", json=given, headers=headers)
     assert answer.status_code == 201
-    folder = Folder(f"{answer.json()['storage']}/checkpoints")
-    assert markers.fault(folder, markers.read(folder, "step-00000003.a0.g0")) is None
+    assert fault_of(answer.json()["storage"], "step-00000003.a0.g0") is None
 
 
 class Copies:
@@ -285,13 +267,10 @@ def test_a_few_copies_at_a_time_and_no_more(copies: Copies) -> None:
     copies.copy("copy-0")
     assert len(begun) == MAX_COPIES
     copies.copy("later")
-
-
-def test_a_service_that_stops_gives_the_copy_up(copies: Copies) -> None:
     copies.while_copying = lambda: True
     with pytest.raises(Unavailable, match="this service is stopping"):
-        copies.copy("first")
-    assert not markers.list_committed(Folder(str(copies.folder / "first/checkpoints")))
+        copies.copy("given-up")
+    assert not markers.list_committed(Folder(str(copies.folder / "given-up/checkpoints")))
 
 
 def test_a_link_that_is_planted_while_it_is_copied_changes_no_answer(copies: Copies) -> None:
@@ -330,22 +309,36 @@ def test_a_job_that_is_deleted_while_it_is_copied_is_said_to_be(copies: Copies) 
 
 
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, Full), (errno.EIO, Unavailable)])
-def test_storage_that_cannot_take_it_is_told_in_words(copies: Copies, number: int, error: type[ServiceError]) -> None:
+def test_storage_that_cannot_take_the_copy(copies: Copies, number: int, error: type[ServiceError]) -> None:
     def fail() -> bool:
         raise OSError(number, os.strerror(number))  # as the write that follows would
 
     copies.while_copying = fail
     with pytest.raises(error, match=f"cannot copy the checkpoint to .*first: {os.strerror(number)}"):
         copies.copy("first")
-    told = copies.full_roots.fault
-    assert (told is not None and "cannot copy the checkpoint to" in told.detail) == (error is Full)
+    assert (copies.full_roots.fault is not None) == (error is Full)
 
 
-def test_another_owner_s_job_is_no_beginning(own_plane: ControlPlane) -> None:
-    own_plane.start()
-    other = own_plane.await_state(own_plane.post()["id"], "succeeded")
-    commit(other["storage"], 2, spec=other["spec"])
-    own_plane.kill()
-    own_plane.settings["owner"] = "somebody-else"
-    own_plane.start()
-    assert problems(submit(own_plane, other["id"])) == [("start_from.job", "is not a job of yours")]
+@pytest.mark.slow
+def test_a_resumed_job_and_a_fork_have_the_losses_of_a_whole_run(own_plane: ControlPlane, tmp_path: Path) -> None:
+    plane = own_plane.start(data_roots=[str(tmp_path)])
+    given = job(corpus(tmp_path)).model_dump(mode="json")
+
+    def post(**changes: Any) -> str:
+        return str(plane.submit({**given, **changes})["id"])
+
+    through = post(labels={"trains": "yes"})
+    broken = post(labels={"trains": "yes", "die_at": "7"}, retry={"max_failures": 0})
+    failed = plane.await_state(broken, "failed", "succeeded")
+    assert "ended (failed) without a result" in failed["reason"]
+    assert max(plane.losses(broken)) == 6
+    assert plane.http.post(f"/v1/jobs/{broken}/resume").status_code == 202
+    assert plane.await_state(through, "succeeded", "failed")["state"] == "succeeded"
+    fork = post(labels={"trains": "yes"}, start_from={"job": through, "step": 6}, checkpoint={"keep": 1})
+    for job_id in (broken, fork):
+        done = plane.await_state(job_id, "succeeded", "failed")
+        assert (done["state"], done["step"]) == ("succeeded", 8), done["reason"]
+    assert plane.losses(broken) == plane.losses(through)
+    assert plane.losses(fork) == {step: loss for step, loss in plane.losses(through).items() if step > 6}
+    resumed = [event.data["message"] for event in plane.events(fork) if event.kind == "log"]
+    assert "resumed at step 6 from step-00000006.a0.g0 of 1 workers on 1" in resumed

@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import sqlite3
 import stat
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -36,14 +35,6 @@ from service.control.store.leases import holds_lease, release_lease, take_lease
 from service.control.store.tables import metadata
 from service.wire.states import ENDED, TRANSITIONS, State
 from tests.service.control_plane import spec
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Any:
-    database = Database(f"sqlite:///{tmp_path / 'test.db'}")
-    database.migrate()
-    yield database
-    database.close()
 
 
 def add_job(database: Database, job_id: str = "job-aaaaaaaaaaaa", state: State = State.QUEUED) -> JobRow:
@@ -85,7 +76,6 @@ def test_a_database_of_the_first_release_keeps_its_jobs_and_keys(tmp_path: Path)
     database.migrate()
     with database.write() as tx:
         job = get_job(tx, "job-aaaaaaaaaaaa")
-        assert job is not None
         assert (job.first_event_id, job.thinned_to, job.last_event_id) == (1, 0, 7)
         delete_job(tx, job.number)
         assert find_key(tx, "o", "k") == UsedKey("print", job.number)  # it stays used
@@ -93,17 +83,15 @@ def test_a_database_of_the_first_release_keeps_its_jobs_and_keys(tmp_path: Path)
 
 
 def _migrate(path: str) -> None:
-    database = Database(f"sqlite:///{path}")
-    database.migrate()
-    database.close()
+    with closing(Database(f"sqlite:///{path}")) as database:
+        database.migrate()
 
 
 def _append(path: str, writer: str, number: int) -> None:
-    database = Database(f"sqlite:///{path}")
-    for index in range(number):
-        with database.write() as tx:
-            append_events(tx, 1, [NewEvent("log", index, None, writer, "{}")])
-    database.close()
+    with closing(Database(f"sqlite:///{path}")) as database:
+        for index in range(number):
+            with database.write() as tx:
+                append_events(tx, 1, [NewEvent("log", index, None, writer, "{}")])
 
 
 def test_several_processes_migrate_and_write_at_once(tmp_path: Path) -> None:
@@ -119,15 +107,14 @@ def test_several_processes_migrate_and_write_at_once(tmp_path: Path) -> None:
         assert [process.exitcode for process in processes] == [0] * len(processes)
 
     run(_migrate, (path,), (path,), (path,))
-    database = Database(f"sqlite:///{path}")
-    add_job(database)
-    run(_append, (path, "a", 50), (path, "b", 50))
-    with database.read() as tx:
-        rows = events_after(tx, 1, 0, 1000)
+    with closing(Database(f"sqlite:///{path}")) as database:
+        add_job(database)
+        run(_append, (path, "a", 50), (path, "b", 50))
+        with database.read() as tx:
+            rows = events_after(tx, 1, 0, 1000)
     assert [row.id for row in rows] == list(range(1, 101))
     for writer in "ab":
         assert [row.time for row in rows if row.actor == writer] == list(range(50))
-    database.close()
 
 
 @pytest.mark.parametrize("before", [None, 0o644])
@@ -136,13 +123,12 @@ def test_nobody_but_its_owner_reads_the_database(tmp_path: Path, before: int | N
     path = tmp_path / "state.db"
     if before is not None:
         path.touch(before)
-    database = Database(f"sqlite:///{path}")
-    database.migrate()
-    add_job(database)
-    files = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    with closing(Database(f"sqlite:///{path}")) as database:
+        database.migrate()
+        add_job(database)
+        files = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
     assert set(files) >= {"state.db", "state.db-wal", "state.db-shm"}
     assert set(files.values()) == {0o600}, files
-    database.close()
 
 
 def test_a_write_that_fails_leaves_nothing(database: Database) -> None:
@@ -165,8 +151,7 @@ def test_an_end_is_an_end(database: Database, end: State) -> None:
             assert enter(tx, job, to, "late", "test") == []
     with database.read() as tx:
         after = get_job(tx, job.id)
-        assert after is not None
-        assert (after.state, after.reason, after.last_event_id) == (end, "done", 1)
+    assert (after.state, after.reason, after.last_event_id) == (end, "done", 1)
 
 
 def test_one_holder_of_the_lease(database: Database) -> None:
@@ -293,10 +278,9 @@ def test_attempt_tokens_are_the_same_after_a_restart_and_for_nobody_else(tmp_pat
     assert not matches(token, None)
 
 
-def test_numbers_are_not_used_again(database: Database, tmp_path: Path) -> None:
+def test_numbers_are_not_used_again(database: Database) -> None:
     first = add_job(database)
-    database.close()
-    with closing(sqlite3.connect(tmp_path / "test.db")) as raw, raw:
-        raw.execute("DELETE FROM labels")
-        raw.execute("DELETE FROM jobs")
+    with database.write() as tx:
+        tx.execute(text("DELETE FROM labels"))
+        tx.execute(text("DELETE FROM jobs"))
     assert add_job(database).number > first.number

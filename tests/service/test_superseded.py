@@ -1,4 +1,4 @@
-"""What is heard late of older attempts is marked: whatever comes when, the newest is known for what it is."""
+"""Records that are heard late, or taken over from storage: each counts once, and the newest is known for what it is."""
 
 import itertools
 from collections.abc import Iterator
@@ -22,6 +22,10 @@ from service.control.store.database import Database
 from service.control.store.events import events_after
 from service.control.store.jobs import get_job, insert_job
 from service.wire.events import Event, Record
+from tests.processes import await_that
+from tests.service.control_plane import ControlPlane
+from tests.service.local_launcher import launches
+from tests.service.quiet_run import Run, checkpoint, metric, record
 
 Writer = tuple[int, int]
 """(attempt, group), in the order in which they ran."""
@@ -51,13 +55,11 @@ class Store:
     def events(self, job_id: str) -> list[Event]:
         with self.database.read() as tx:
             job = get_job(tx, job_id)
-            assert job is not None
             return [Event.model_validate_json(to_wire(row).json) for row in events_after(tx, job.number, 0, 1000)]
 
     def history(self, job_id: str) -> dict[int, Writer]:
         with self.database.read() as tx:
             job = get_job(tx, job_id)
-        assert job is not None
         points = metric_history(self.database, job.number, None, 0, 1000)
         return {point["step"]: tuple(point["writer"]) for point in points}
 
@@ -94,9 +96,7 @@ runs = st.dictionaries(
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(runs, st.randoms(use_true_random=False))
-def test_whatever_comes_when_the_newest_is_known(
-    store: Store, runs: dict[Writer, tuple[int, int]], random: Any
-) -> None:
+def test_the_newest_is_known_whatever_comes(store: Store, runs: dict[Writer, tuple[int, int]], random: Any) -> None:
     job_id = store.job()
     left = {writer: [*range(first, first + count)] for writer, (first, count) in runs.items()}
     taken = dict.fromkeys(runs, 0)
@@ -120,3 +120,61 @@ def test_whatever_comes_when_the_newest_is_known(
     newest = {event.data["step"]: tuple(event.data["writer"]) for event in given}
     assert newest == store.history(job_id)
     assert newest == {step: writer for writer in sorted(runs) for step in range(runs[writer][0], sum(runs[writer]))}
+
+
+def test_failures_that_nobody_heard_of_count(own_plane: ControlPlane) -> None:
+    run = Run(own_plane.start())
+    own_plane.kill()
+    run.seal("a1.driver", *[record("recovering", reason="died")] * 2)
+    own_plane.driver(run.id).kill()
+    own_plane.start()
+    await_that(lambda: launches(run.storage, 2) != [])
+    assert own_plane.job(run.id)["failures"] == 3
+    assert run.launch(2)["max_failures"] == 0
+    run.end()
+
+
+def test_a_checkpoint_that_is_heard_of_late_forgives_too(own_plane: ControlPlane) -> None:
+    """It was committed on a node that died with its worker group, and another group has begun since."""
+    run = Run(own_plane.start())
+    run.send(0, *[record("recovering", reason="a node died")] * 2, writer="driver")
+    run.send(0, metric(51), writer="group-1")
+    run.seal("a1.g0", checkpoint(50))
+    run.kill_driver()
+    assert own_plane.job(run.id)["failures"] == 1, "the driver's"
+    run.end()
+
+
+def test_records_that_were_never_delivered_are_taken_over_from_storage(plane: ControlPlane) -> None:
+    run = Run(plane)
+    run.send(0, metric(1))
+    run.seal("a1.g0", *map(metric, (1, 2, 3)))
+    run.seal("a1.g0", *map(metric, (4, 5)), segment=1, first_seq=3)
+    with (run.storage / "metrics/a1.g0/segment-00000001.jsonl").open("a") as segment:
+        segment.write('{"seq": 5, "torn')
+    run.seal("a1.driver", record("log", level="info", message="last words"))
+    run.end()
+    assert run.steps() == [1, 2, 3, 4, 5]
+    events = list(plane.events(run.id))
+    assert [event.data.get("message") for event in events if event.actor == "driver"] == ["last words"]
+    assert events[-1].data["state"] == "cancelled"  # the end comes after all that led to it
+
+
+def test_late_records_of_an_older_group_fill_history_and_change_no_status(plane: ControlPlane) -> None:
+    run = Run(plane)
+    run.send(0, metric(4, loss=2.0), metric(5, loss=2.0), writer="group-1")
+    run.seal("a1.g0", *(metric(step, loss=1.0) for step in range(1, 7)))
+    run.end()
+    assert plane.losses(run.id) == {1: 1.0, 2: 1.0, 3: 1.0, 4: 2.0, 5: 2.0, 6: 1.0}
+    assert plane.job(run.id)["step"] == 5
+
+
+def test_records_that_an_older_attempt_left_are_taken_over_at_the_next_end(plane: ControlPlane) -> None:
+    run = Run(plane)
+    run.send(0, record("started", group=0), metric(1))
+    run.kill_driver()
+    run.seal("a1.g0", record("log"), metric(1), metric(2))  # by attempt 2
+    assert run.send(0, metric(3), attempt=2, token=run.launch(2)["token"]).status_code == 200
+    run.end()
+    assert run.steps() == [1, 2, 3]
+    assert plane.job(run.id)["step"] == 3

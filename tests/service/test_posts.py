@@ -1,7 +1,9 @@
-"""Folders of jobs that are not stored: removed, one way or another; and never that of one that is."""
+"""POSTs that fail, overlap or come twice: one job and one answer for a key, no folder of a job that is not stored."""
 
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,25 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.spec import JobSpec, SpecError
-from service.control.errors import Unavailable
+from service.control.api.services import Services
+from service.control.errors import Conflict, Unavailable
 from service.control.jobs.roots import StorageRoots
 from service.control.retention.draft_folder import DraftFolder
 from service.control.retention.drafts import Drafts
+from service.control.scheduling.keyed_lock import MAX_WAITING, KeyedLock
 from service.control.store.database import Database
-from service.control.store.drafts import Draft, all_drafts, finish_draft, insert_draft, oldest_draft
+from service.control.store.drafts import Draft, all_drafts, finish_draft, insert_draft
+from service.control.store.jobs import JobRow, list_jobs
+from service.wire.states import State
+from tests.processes import await_that
 from tests.refusals import refused
-from tests.service.control_plane import NODE, spec
-from tests.service.local_launcher import LocalLauncher
-from tests.service.test_crashes import controller_on
-
-
-@pytest.fixture
-def services(tmp_path: Path) -> Iterator[Any]:
-    cluster = LocalLauncher(tmp_path / "cluster")
-    cluster.set_nodes(NODE)
-    services = controller_on(tmp_path, cluster)
-    yield services
-    services.database.close()
+from tests.service.checkpoints import commit
+from tests.service.control_plane import spec
+from tests.service.controllers import controller_on, submitted
 
 
 def test_a_commit_whose_answer_was_lost_costs_no_job_its_folder(services: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,8 +44,8 @@ def test_a_commit_whose_answer_was_lost_costs_no_job_its_folder(services: Any, m
 
     monkeypatch.setattr(services.database, "write", lossy)
     with pytest.raises(Unavailable):
-        services.requests.submit(JobSpec.parse(spec()), "me", "key")
-    job, is_new = services.requests.submit(JobSpec.parse(spec()), "me", "key")
+        submitted(services, key="key")
+    job, is_new = services.requests.submit(JobSpec.parse(spec()), "tester", "key")
     assert not is_new
     assert (Path(job.storage) / "spec.json").is_file()
 
@@ -59,7 +57,7 @@ def test_a_job_whose_folder_the_sweep_has_taken_is_not_stored(services: Any, mon
 
     monkeypatch.setattr(services.requests, "_put_spec", slow)
     with pytest.raises(Unavailable, match="repeat the request"):
-        services.requests.submit(JobSpec.parse(spec()), "me", None)
+        submitted(services)
 
 
 @pytest.mark.parametrize("was_there", [(), ("team",), ("team", "a")])
@@ -70,7 +68,7 @@ def test_a_post_that_fails_leaves_of_the_folders_above_its_own_those_that_were_t
     root = Path(services.settings.storage_roots[0])
     root.joinpath(*was_there).mkdir(parents=True)
     before = set(root.rglob("*"))
-    given = spec(storage=str(root / "team/a"))
+    given: dict[str, Any] = {"storage": str(root / "team/a")}
     if refused == "after":
         write = services.database.write
 
@@ -86,7 +84,7 @@ def test_a_post_that_fails_leaves_of_the_folders_above_its_own_those_that_were_t
     else:
         given["start_from"] = {"job": "job-aaaaaaaaaaaa"}
     with pytest.raises((Unavailable, SpecError)):
-        services.requests.submit(JobSpec.parse(given), "me", None)
+        submitted(services, **given)
     assert set(root.rglob("*")) == before
 
 
@@ -97,7 +95,7 @@ def test_a_folder_that_can_never_be_made_leaves_nothing_and_no_note(services: An
     (root / "file").touch()
     before = set(root.rglob("*"))
     with refused("not_writable", "storage"):
-        services.requests.submit(JobSpec.parse(spec(storage=str(root / below))), "me", None)
+        submitted(services, storage=str(root / below))
     assert set(root.rglob("*")) == before
     with services.database.read() as tx:
         assert all_drafts(tx) == []
@@ -143,6 +141,15 @@ def test_posts_that_come_and_go_while_another_looks_leave_no_folder_to_it(
     make(second, "job-b")
     second.give_up()
     assert [*root.iterdir()] == []
+
+
+def sweep(database: Database, root: Path) -> list[Draft]:
+    """Run the sweep to its end; the drafts that are still noted."""
+    drafts = Drafts(database, StorageRoots([str(root)]), abandoned_after_s=1.0)
+    while drafts.step():
+        pass
+    with database.read() as tx:
+        return all_drafts(tx)
 
 
 @pytest.fixture(scope="module")
@@ -193,39 +200,128 @@ def test_however_posts_overlap_nothing_is_left_but_what_is_stored(
                 expected |= {path for path in Path(storage).parents if root in path.parents}
             case "end" if end.startswith("refused"):
                 folders[number].give_up()
-    sweep = Drafts(database, roots, abandoned_after_s=1.0)
-    while sweep.step():
-        pass
+    assert sweep(database, root) == []
     assert set(root.rglob("*")) == expected
-    with database.read() as tx:
-        assert all_drafts(tx) == []
 
 
-def test_a_note_of_a_folder_that_can_never_be_made_is_not_kept_for_ever(database: Database, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with database.write() as tx:
-        for number, below in enumerate(("file/job", "x" * 300 + "/job")):
-            insert_draft(tx, Draft(f"job-{number}", str(tmp_path / below), 1), 1)
-    sweep = Drafts(database, StorageRoots([str(tmp_path)]), abandoned_after_s=1.0)
-    while sweep.step():
-        pass
-    with database.read() as tx:
-        assert all_drafts(tx) == []
-
-
-def test_one_that_cannot_be_removed_keeps_no_other_waiting(tmp_path: Path) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'shardyard.db'}")
-    database.migrate()
-    root = tmp_path / "root"
+def test_a_note_of_a_folder_that_cannot_be_made_or_removed_holds_up_no_other(services: Any, tmp_path: Path) -> None:
+    root, database = tmp_path / "root", services.database
     (root / "job-b").mkdir(parents=True)
+    (root / "file").touch()
+    stays = Draft("job-a", str(tmp_path / "no-root-any-more" / "job-a"), 0)
     with database.write() as tx:
-        stays = Draft("job-a", str(tmp_path / "no-root-any-more" / "job-a"), 0)
         insert_draft(tx, stays, 1)
-        insert_draft(tx, Draft("job-b", str(root / "job-b"), 0), 2)
-    drafts = Drafts(database, StorageRoots([str(root)]), abandoned_after_s=1.0)
-    while drafts.step():
-        pass
+        for job_id, below in (("job-b", "job-b"), ("job-c", "file/job"), ("job-d", "x" * 300 + "/job")):
+            insert_draft(tx, Draft(job_id, str(root / below), 0), 2)
+    assert sweep(database, root) == [stays]
     assert not (root / "job-b").exists()
-    with database.read() as tx:
-        assert oldest_draft(tx, before=10) == stays
-    database.close()
+
+
+class Posts:
+    """Jobs that start from another one's checkpoint, of three blocks; `while_copying` is called in each, in order."""
+
+    def __init__(self, folder: Path) -> None:
+        self.services: Services = controller_on(folder)
+        self.source = submitted(self.services)
+        commit(self.source.storage, 2, spec=JobSpec.parse(spec()).model_dump(mode="json"))
+        self.while_copying: list[Callable[[], object]] = []
+        self.services.requests._warm_starts._should_stop = self._at_block
+
+    def _at_block(self) -> bool:
+        if self.while_copying:
+            self.while_copying.pop(0)()
+        return False
+
+    def post(self, **changes: object) -> tuple[JobRow, bool]:
+        given = {"train": {"num_steps": 9, "batch_tokens": 1024}, "start_from": {"job": self.source.id}, **changes}
+        return self.services.requests.submit(JobSpec.parse(spec(**given)), "tester", "key")
+
+    def repeat(self, client: ThreadPoolExecutor) -> "Future[tuple[JobRow, bool]]":
+        """The same post by another thread, which waits for the first."""
+        repeat = client.submit(self.post)
+        await_that(lambda: self.services.requests._turns.num_waiting == 1 or repeat.done())
+        return repeat
+
+    def num_jobs(self) -> int:
+        with self.services.database.read() as tx:
+            return len(list_jobs(tx, limit=100))
+
+
+@pytest.fixture
+def posts(tmp_path: Path) -> Iterator[Posts]:
+    posts = Posts(tmp_path)
+    yield posts
+    posts.services.database.close()
+
+
+@pytest.fixture
+def client() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        yield pool
+
+
+def test_a_repeat_has_the_first_answer_when_the_source_is_gone(posts: Posts, client: ThreadPoolExecutor) -> None:
+    repeats = []
+
+    def repeat() -> None:
+        repeats.append(posts.repeat(client))
+        shutil.rmtree(posts.source.storage)
+
+    posts.while_copying = [lambda: None, lambda: None, repeat]
+    first, is_new = posts.post()
+    (again, is_new_again) = repeats[0].result()
+    assert (is_new, is_new_again, again.id, posts.num_jobs()) == (True, False, first.id, 2)
+    assert posts.post()[0].id == first.id
+
+
+def test_a_repeat_with_another_spec_is_a_conflict(posts: Posts, client: ThreadPoolExecutor) -> None:
+    repeats = []
+    posts.while_copying = [lambda: repeats.append(client.submit(posts.post, name="other"))]
+    first, _ = posts.post()
+    with pytest.raises(Conflict, match=f"this Idempotency-Key belongs to {first.id}, which has another spec"):
+        repeats[0].result()
+
+
+def test_a_repeat_of_what_failed_is_tried_itself(posts: Posts, client: ThreadPoolExecutor) -> None:
+    repeats = []
+
+    def repeat_and_fail() -> None:
+        repeats.append(posts.repeat(client))
+        raise OSError("a moment's fault")
+
+    posts.while_copying = [repeat_and_fail]
+    with pytest.raises(Unavailable, match="a moment's fault"):
+        posts.post()
+    job, is_new = repeats[0].result()
+    assert (is_new, job.state, posts.num_jobs()) == (True, State.QUEUED, 2)
+
+
+def test_many_posts_of_one_key_at_once_make_one_job(posts: Posts) -> None:
+    with ThreadPoolExecutor(max_workers=12) as pool:
+        answers = list(pool.map(lambda _: posts.post(start_from=None), range(12)))
+    assert len({job.id for job, _ in answers}) == 1
+    assert [is_new for _, is_new in answers].count(True) == 1
+
+
+def test_a_few_wait_and_no_more() -> None:
+    turns, entered = KeyedLock(), []
+
+    def enter(key: tuple[str, str]) -> None:
+        with turns.acquire(key):
+            entered.append(key)
+
+    with ThreadPoolExecutor(max_workers=MAX_WAITING) as pool:
+        with turns.acquire(("me", "key")):
+            waiting = [pool.submit(enter, ("me", "key")) for _ in range(MAX_WAITING)]
+            await_that(lambda: turns.num_waiting == MAX_WAITING)
+            with (
+                pytest.raises(Unavailable, match="repeat it later with the same key") as refused,
+                turns.acquire(("me", "key")),
+            ):
+                pass
+            assert refused.value.headers == {"retry-after": "10"}
+            enter(("you", "key"))
+            assert entered == [("you", "key")]
+        for each in waiting:
+            each.result()
+    assert (len(entered), turns.num_waiting) == (1 + MAX_WAITING, 0)
