@@ -1,15 +1,14 @@
-"""`shardyard delete`: asked back, refused in words, and through when the command is."""
+"""`shardyard delete` and `cancel --label`: asked back, refused, and through when the command is."""
 
-import json
 import os
 import pty
 import subprocess
 from pathlib import Path
 
 from tests.service.control_plane import ControlPlane
-from tests.service_cli.command import COMMAND, DEADLINE_S, environment, shardyard
+from tests.service_cli.command import COMMAND, DEADLINE_S, check_refused, environment, json_of, output_of
 from tests.service_cli.contract_server import JOB_ID, Script, serving
-from tests.service_cli.test_commands import submit
+from tests.service_cli.test_commands import submit, submit_long
 
 
 def finished(plane: ControlPlane, job_file: Path) -> str:
@@ -37,64 +36,83 @@ def test_it_is_asked_back(plane: ControlPlane, job_file: Path) -> None:
     storage = Path(plane.job(job_id)["storage"])
     with_what = "with 0 checkpoints, its logs and its metrics"
     question = f"Delete {job_id} (small, succeeded) {with_what}? This cannot be undone."
-    refused = shardyard("delete", job_id, url=plane.url)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert f"{question} No terminal to ask on: add --yes" in refused.stderr
+    check_refused(f"{question} No terminal to ask on: add --yes", "delete", job_id, url=plane.url)
     code, said = at_a_terminal(plane, "delete", job_id, answer="n")
     assert (code, f"{question} [y/N]" in said, "nothing was done" in said) == (1, True, True)
     assert storage.exists()
     code, said = at_a_terminal(plane, "delete", job_id, answer="y")
     assert (code, f"{job_id} is deleted" in said) == (0, True)
     assert not storage.exists()
-    gone = shardyard("show", job_id, url=plane.url)
-    assert (gone.returncode, f"{job_id} was deleted by user:local at 20" in gone.stderr) == (2, True)
+    check_refused(f"{job_id} was deleted by user:local at 20", "show", job_id, url=plane.url)
 
 
 def test_with_yes_and_json(plane: ControlPlane, job_file: Path) -> None:
     job_id = finished(plane, job_file)
-    done = shardyard("delete", job_id, "--yes", "--json", url=plane.url)
-    record = json.loads(done.stdout)
-    assert (done.returncode, record["id"], record["state"]) == (0, job_id, "deleted")
+    record = json_of("delete", job_id, "--yes", url=plane.url)
+    assert (record["id"], record["state"]) == (job_id, "deleted")
     assert record["finished_at"] >= record["requested_at"]
 
 
 def test_a_running_job_is_cancelled_first_where_that_was_said(plane: ControlPlane, job_file: Path) -> None:
-    job_file.write_text(job_file.read_text().replace("num_steps: 5", "num_steps: 100000"))
-    job_id = submit(plane, job_file, step_ms="5")
-    plane.await_state(job_id, "running")
-    refused = f"shardyard: {job_id} is running; only a finished or paused job can be deleted; use --cancel"
-    for asked in ([], ["--yes"]):  # nobody is asked about what is not done
-        told = shardyard("delete", job_id, *asked, url=plane.url)
-        assert (told.returncode, told.stderr) == (1, f"{refused} to cancel it first\n")
-    done = shardyard("delete", job_id, "--yes", "--cancel", url=plane.url)
-    assert (done.returncode, done.stdout) == (0, f"{job_id} is deleted\n")
+    job_id = submit_long(plane, job_file)
+    words = f"{job_id} is running; only a finished or paused job can be deleted; use --cancel to cancel it first\n"
+    for options in ([], ["--yes"]):  # nobody is asked about what is not done
+        check_refused(words, "delete", job_id, *options, url=plane.url, code=1)
+    assert output_of("delete", job_id, "--yes", "--cancel", url=plane.url) == f"{job_id} is deleted\n"
 
 
 def test_a_job_that_ends_before_it_is_cancelled_is_deleted_all_the_same() -> None:
     script, path = Script(), f"/v1/jobs/{JOB_ID}"
-    job = {"id": JOB_ID, "name": "x", "state": "running"}
-    script.answer("GET", path, 200, job)
+    script.answer("GET", path, 200, {"id": JOB_ID, "name": "x", "state": "running"})
     script.answer("GET", f"{path}/checkpoints", 200, {"items": []})
     script.answer("POST", f"{path}/cancel", 409, {"status": 409, "detail": f"{JOB_ID} has succeeded"})
     script.answer("DELETE", path, 202, {})
     script.answer("GET", path, 410, {"status": 410, "detail": f"{JOB_ID} was deleted"})
     script.answer("DELETE", path, 200, {"id": JOB_ID, "state": "deleted"})
     with serving(script) as url:
-        done = shardyard("delete", JOB_ID, "--yes", "--cancel", url=url)
-    assert (done.returncode, done.stdout) == (0, f"{JOB_ID} is deleted\n"), done.stderr
+        assert output_of("delete", JOB_ID, "--yes", "--cancel", url=url) == f"{JOB_ID} is deleted\n"
 
 
-def test_what_cannot_be_removed_is_said(plane: ControlPlane, job_file: Path) -> None:
+def test_a_folder_that_cannot_be_removed(plane: ControlPlane, job_file: Path) -> None:
     job_id = finished(plane, job_file)
     storage = Path(plane.job(job_id)["storage"])
     moved = storage.rename(storage.with_name("moved"))
     storage.symlink_to(moved)
-    done = shardyard("delete", job_id, "--yes", url=plane.url)
-    assert done.returncode == 1
-    assert "cannot be deleted yet" in done.stderr
-    assert "is a symbolic link, which is not followed" in done.stderr
+    errors = check_refused("cannot be deleted yet", "delete", job_id, "--yes", url=plane.url, code=1)
+    assert "is a symbolic link, which is not followed" in errors
     assert (moved / "spec.json").exists()
-    shown = shardyard("show", job_id, url=plane.url)
-    assert "deleting  cannot be deleted yet" in shown.stdout
+    assert "deleting  cannot be deleted yet" in output_of("show", job_id, url=plane.url)
     storage.unlink()
-    assert shardyard("delete", job_id, "--yes", url=plane.url).returncode == 0
+    output_of("delete", job_id, "--yes", url=plane.url)
+
+
+def queued(plane: ControlPlane, **labels: str) -> str:
+    return str(plane.post(labels=labels, resources={"num_workers": 900})["id"])
+
+
+def test_all_with_a_label_are_asked_back_and_each_is_told_of(plane: ControlPlane) -> None:
+    first, second = queued(plane, sweep="a", size="1"), queued(plane, sweep="a", size="2")
+    other, ended = queued(plane, sweep="b"), queued(plane, sweep="a")
+    plane.act(ended, "cancel")
+    cancel = ("cancel", "--label", "sweep=a")
+    question = f"Cancel 2 jobs with sweep=a: {second} (small, queued), {first} (small, queued)?"
+    check_refused(f"{question} No terminal to ask on: add --yes", *cancel, url=plane.url)
+    code, said = at_a_terminal(plane, *cancel, answer="n")
+    assert (code, question in said) == (1, True)
+    assert plane.job(first)["state"] == "queued"
+    lines = output_of(*cancel, "--yes", url=plane.url).splitlines()
+    assert lines == [f"{job_id} is cancelled (cancelled by local)" for job_id in (second, first)]
+    assert plane.job(other)["state"] == "queued"
+    assert output_of(*cancel, url=plane.url) == "no unfinished job has sweep=a\n"
+
+
+def test_several_labels_must_all_match_and_json_says_what_became_of_each(plane: ControlPlane) -> None:
+    one, both = queued(plane, colour="red"), queued(plane, colour="red", size="large")
+    told = json_of("cancel", "--label", "colour=red", "--label", "size", "--yes", url=plane.url)
+    assert told == {"items": [{"id": both, "state": "cancelled", "error": None}]}
+    assert plane.job(one)["state"] == "queued"
+    for arguments in ((), (one, "--label", "a=b")):
+        words = "give a JOB, or --label KEY=VALUE for all jobs with that label"
+        check_refused(words, "cancel", *arguments, url=plane.url)
+    many = plane.http.get("/v1/jobs", params={"label": [f"k{number}" for number in range(33)]})
+    assert many.status_code == 422, "none is left out unnoticed: more labels must never match more jobs"

@@ -11,29 +11,20 @@ from moe.data.cache import problem
 from moe.data.pairs import prepare
 from moe.data.pairs.corpora import build
 from moe.data.pairs.prepared import content_key
-from moe.spec import CatalogsSpec, JobSpec, TranslationModelSpec, read_job
+from moe.spec import JobSpec, read_job
 from service.cli.early_corpus import EarlyCorpus, catalogs, machine_cache
 from tests.processes import await_that
-from tests.service_cli.command import ROOT
+from tests.service_cli.command import EXAMPLE, ROOT
 from tests.unit.data_corpora import job, sentences, write_jsonl
-
-
-def key_of(spec: JobSpec) -> str:
-    assert isinstance(spec.data, CatalogsSpec)
-    assert isinstance(spec.model, TranslationModelSpec)
-    return content_key(spec.data, spec.model, build(spec.data))
 
 
 def test_it_is_the_one_that_the_first_jobs_read() -> None:
     """README's by curl, and the example: the same content, under the same key."""
     data, model = catalogs()
-    readme = (ROOT / "README.md").read_text()
-    [by_curl] = re.findall(r"-d '(\{.*?\})'", readme, re.DOTALL)[:1]
-    for spec in (
-        JobSpec.model_validate(json.loads(by_curl)),
-        read_job(ROOT / "examples" / "translate-100-to-english.yaml"),
-    ):
-        assert key_of(spec) == content_key(data, model, build(data))
+    [by_curl] = re.findall(r"-d '(\{.*?\})'", (ROOT / "README.md").read_text(), re.DOTALL)[:1]
+    for spec in (JobSpec.model_validate(json.loads(by_curl)), read_job(EXAMPLE)):
+        key = content_key(spec.data, spec.model, build(spec.data))
+        assert key == content_key(data, model, build(data))
 
 
 def digests(folder: Path) -> dict[str, object]:
@@ -41,9 +32,12 @@ def digests(folder: Path) -> dict[str, object]:
     return {name: digest for name, digest in files.items() if name != "stats.json"}  # which has seconds
 
 
+def job_of_pairs(folder: Path, **data: float) -> JobSpec:
+    return job({"corpus": "jsonl", "paths": [write_jsonl(folder / "a.jsonl", sentences(150))], **data})
+
+
 def test_what_several_caches_share_is_built_once(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", sentences(150))
-    spec = job({"corpus": "jsonl", "paths": [path], "held_out_messages": 0.1, "held_out_pairs": 0.1})
+    spec = job_of_pairs(tmp_path, held_out_messages=0.1, held_out_pairs=0.1)
     alone = prepare(spec.data, spec.model, tmp_path / "alone")
     said: list[str] = []
     first, second = (
@@ -58,8 +52,7 @@ def test_what_several_caches_share_is_built_once(tmp_path: Path) -> None:
 
 
 def test_a_damaged_shared_folder_is_built_anew(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", sentences(150))
-    spec = job({"corpus": "jsonl", "paths": [path]})
+    spec = job_of_pairs(tmp_path)
     first = prepare(spec.data, spec.model, tmp_path / "first", shared_dir=tmp_path / "shared")
     damaged = tmp_path / "shared" / first.key / "train" / "text.npy"
     damaged.unlink()
@@ -70,8 +63,7 @@ def test_a_damaged_shared_folder_is_built_anew(tmp_path: Path) -> None:
 
 
 def test_without_a_shared_folder_each_builds_its_own(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", sentences(150))
-    spec = job({"corpus": "jsonl", "paths": [path]})
+    spec = job_of_pairs(tmp_path)
     (tmp_path / "file").touch()
     prepared = prepare(spec.data, spec.model, tmp_path / "cache", shared_dir=tmp_path / "file" / "shared")
     assert problem(prepared.folder) is None
@@ -84,7 +76,6 @@ def test_it_ends_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert shared == tmp_path / "home" / "shardyard" / "corpora"
     with EarlyCorpus(tmp_path / "cache") as early:
         process = early._process
-        assert process is not None
         await_that(lambda: list(shared.glob("*.building-*")), lambda: str(process.poll()))
     assert process.poll() is not None
     assert not [folder for folder in shared.iterdir() if (folder / "complete.json").exists()]

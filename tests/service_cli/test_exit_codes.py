@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,18 +11,17 @@ import pytest
 from service.control.launcher.launcher import NodeFacts
 from tests.nameless import HOMES, NAMELESS, can_be_nameless
 from tests.service.control_plane import ControlPlane, spec
-from tests.service_cli.command import COMMAND, environment, shardyard
+from tests.service_cli.command import COMMAND, check_refused, environment, output_of
 
 TOO_SMALL = NodeFacts(id="n0", ip="127.0.0.1", cpus=1, memory_bytes=16 << 30)
 
 
 @pytest.mark.parametrize("token", ["0123456789-пароль", "0123456789abcdef\n", " 0123456789abcdef"])
-@pytest.mark.parametrize("command", [["ls"], ["translate", "job-aaaaaaaaaaaa", "Haus"], ["up", "--port=0"]])
-def test_a_token_that_no_request_can_carry(tmp_path: Path, command: list[str], token: str) -> None:
-    done = shardyard(*command, SHARDYARD_TOKEN=token, SHARDYARD_STATE_DIR=str(tmp_path))
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-    assert "must be printable ASCII without surrounding spaces" in done.stderr
-    assert token not in done.stderr
+def test_a_token_that_no_request_can_carry(tmp_path: Path, token: str) -> None:
+    variables = {"SHARDYARD_TOKEN": token, "SHARDYARD_STATE_DIR": str(tmp_path)}
+    for command in (["ls"], ["translate", "job-aaaaaaaaaaaa", "Haus"], ["up", "--port=0"]):
+        errors = check_refused("must be printable ASCII without surrounding spaces", *command, **variables)
+        assert (errors.count("\n"), token in errors) == (1, False)
 
 
 @pytest.mark.sample(1)
@@ -39,51 +39,35 @@ def test_output_that_cannot_be_written_is_said(plane: ControlPlane, arguments: l
 
 
 def test_what_a_job_does_not_have_yet_has_failed_and_an_unknown_job_is_misuse(tmp_path: Path) -> None:
-    plane = ControlPlane(tmp_path)
-    plane.launcher.set_reachable(False)  # so that there is no plan
-    plane.start()
-    try:
-        job_id = plane.post()["id"]
-        for command, said in (("plan", "has no plan yet"), ("translate", "no committed checkpoint")):
-            begun = shardyard(command, job_id, url=plane.url)
-            assert (begun.returncode, begun.stdout) == (1, ""), command
-            assert said in begun.stderr
-            unknown = shardyard(command, "job-aaaaaaaaaaaa", url=plane.url)
-            assert (unknown.returncode, unknown.stdout) == (2, ""), command
-            assert "there is no job 'job-aaaaaaaaaaaa'" in unknown.stderr
-    finally:
-        plane.close()
+    with closing(ControlPlane(tmp_path)) as plane:
+        plane.launcher.set_reachable(False)  # so that there is no plan
+        job_id = plane.start().post()["id"]
+        for command, words in (("plan", "has no plan yet"), ("translate", "no committed checkpoint")):
+            check_refused(words, command, job_id, url=plane.url, code=1)
+            check_refused("there is no job 'job-aaaaaaaaaaaa'", command, "job-aaaaaaaaaaaa", url=plane.url)
 
 
-@pytest.mark.parametrize("command", ["show", "logs", "download", "translate", "evaluate"])
-def test_an_empty_id_is_misuse(plane: ControlPlane, command: str) -> None:
+def test_an_empty_id_is_misuse(plane: ControlPlane) -> None:
     """As of a shell variable that is not set; it is neither the path of all jobs nor the present folder."""
-    more = ("--tasks", "examples/evaluate/tasks.yaml") if command == "evaluate" else ()
-    done = shardyard(command, "", *more, url=plane.url)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "the job's id must not be empty" in done.stderr
+    tasks = ("--tasks", "examples/evaluate/tasks.yaml")
+    for command, *options in (("show",), ("logs",), ("download",), ("translate",), ("evaluate", *tasks)):
+        check_refused("the job's id must not be empty", command, "", *options, url=plane.url)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [json.dumps(spec(name="by-pipe")), json.dumps(spec(name="by-pipe"), indent="\t"),
-     "name: by-pipe  # YAML\nmodel: {preset: gshard-tiny}\ndata: {corpus: catalogs}\n"
-     "train: {num_steps: 5, batch_tokens: 1024}\n"],
-)  # fmt: skip
-def test_a_job_on_standard_input(plane: ControlPlane, text: str) -> None:
-    done = shardyard("submit", "-", url=plane.url, stdin=text)
-    assert done.returncode == 0, done.stderr
-    assert plane.job(done.stdout.strip())["name"] == "by-pipe"
-    assert shardyard("plan", "-", "--json", url=plane.url, stdin=text).returncode == 0
+YAML = "name: by-pipe  # YAML\nmodel: {preset: gshard-tiny}\ndata: {corpus: catalogs}\n" \
+       "train: {num_steps: 5, batch_tokens: 1024}\n"  # fmt: skip
 
 
-def test_what_is_wrong_on_standard_input_is_said_with_its_place(plane: ControlPlane) -> None:
-    broken = shardyard("submit", "-", url=plane.url, stdin="name: x\n  model: [\n")
-    assert broken.returncode == 2
-    assert re.match(r"shardyard: standard input, line 2, column \d+ ", broken.stderr)
+def test_a_job_on_standard_input(plane: ControlPlane) -> None:
+    job = spec(name="by-pipe")
+    for text in (json.dumps(job), json.dumps(job, indent="\t"), YAML):
+        job_id = output_of("submit", "-", url=plane.url, stdin=text).strip()
+        assert plane.job(job_id)["name"] == "by-pipe"
+        output_of("plan", "-", "--json", url=plane.url, stdin=text)
+    broken = check_refused("", "submit", "-", url=plane.url, stdin="name: x\n  model: [\n")
+    assert re.match(r"shardyard: standard input, line 2, column \d+ ", broken)
     for text in ("", "[]", "job.yaml", "\xff"):
-        done = shardyard("submit", "-", url=plane.url, stdin=text)
-        assert (done.returncode, "standard input is empty" in done.stderr) == (2, True)
+        check_refused("standard input is empty", "submit", "-", url=plane.url, stdin=text)
 
 
 @pytest.mark.sample(2)
@@ -99,6 +83,6 @@ def test_a_user_without_a_home_is_told_to_name_the_state_folder(arguments: list[
 
 
 def test_the_home_of_nobody_is_told(tmp_path: Path) -> None:
-    done = shardyard("up", "--port=0", "--data-root=~no-such-user/x", SHARDYARD_STATE_DIR=str(tmp_path))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "~no-such-user/x: there is no such home folder" in done.stderr
+    words, root = "~no-such-user/x: there is no such home folder", "--data-root=~no-such-user/x"
+    errors = check_refused(words, "up", "--port=0", root, SHARDYARD_STATE_DIR=str(tmp_path))
+    assert errors.count("\n") == 1

@@ -13,7 +13,7 @@ from service.cli.failures import Misuse
 from service.cli.overrides import apply_overrides, fork_spec
 from tests.service.checkpoints import commit
 from tests.service.control_plane import ControlPlane, spec
-from tests.service_cli.command import shardyard
+from tests.service_cli.command import check_refused, json_of, shardyard
 
 
 def test_fields_are_set_at_any_depth_and_the_rest_stays() -> None:
@@ -37,13 +37,21 @@ def test_fields_are_set_at_any_depth_and_the_rest_stays() -> None:
         ("name.first=5", r"names a field of name \(='x'\), which has no fields; set it as a whole"),
     ],
 )
-def test_what_cannot_be_set_is_said_in_words(assignment: str, said: str) -> None:
+def test_fields_that_cannot_be_set(assignment: str, said: str) -> None:
     with pytest.raises(Misuse, match=said):
         apply_overrides({"name": "x", "train": {}}, [assignment])
 
 
-def test_a_fork_has_the_spec_of_the_other_job_but_for_what_is_set(plane: ControlPlane) -> None:
-    other = plane.await_state(plane.post(labels={"team": "research"}, checkpoint={"keep": 7})["id"], "succeeded")
+@pytest.fixture(scope="module")
+def other(plane: ControlPlane) -> dict[str, Any]:
+    """A job that has ended, with checkpoints of steps 2 and 4."""
+    job = plane.finished_job(labels={"team": "research"}, checkpoint={"keep": 7})
+    for step in (2, 4):
+        commit(job["storage"], step, spec=job["spec"])
+    return job
+
+
+def test_a_fork_has_the_spec_of_the_other_job_but_for_what_is_set(plane: ControlPlane, other: dict[str, Any]) -> None:
     done = shardyard("submit", "--like", other["id"], "--set", "train.num_steps=9", url=plane.url)
     assert done.returncode == 0, done.stderr
     assert f"starts from scratch; --from-step newest starts from the last checkpoint of {other['id']}" in done.stderr
@@ -84,50 +92,26 @@ def test_what_is_set_beside_another_router_holds_in_any_order(places: int) -> No
     assert JobSpec.parse(fork) == JobSpec.parse(described("switch_top1", capacity_factor=2.5))
 
 
-def test_a_router_that_is_none_is_the_only_mistake(plane: ControlPlane) -> None:
-    other = plane.post(model={"preset": "gshard-tiny"})
-    done = shardyard("submit", "--like", other["id"], "--set", "model.moe.router=top9", url=plane.url)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "model.moe.router (='top9')" in done.stderr
-
-
-@pytest.mark.parametrize(("asked", "begun"), [("newest", 4), ("2", 2)])
-def test_a_fork_begins_where_it_was_asked_to(plane: ControlPlane, asked: str, begun: int) -> None:
-    other = plane.await_state(plane.post()["id"], "succeeded")
-    for step in (2, 4):
-        commit(other["storage"], step, spec=other["spec"])
-    done = shardyard("submit", "--like", other["id"], "--from-step", asked, "--json", url=plane.url)
-    assert done.returncode == 0, done.stderr
-    fork = json.loads(done.stdout)
-    assert (fork["step"], fork["spec"]["start_from"]["job"]) == (begun, other["id"])
-
-
-def test_a_file_takes_fields_and_a_beginning_too(plane: ControlPlane, tmp_path: Path) -> None:
-    other = plane.await_state(plane.post()["id"], "succeeded")
-    commit(other["storage"], 3, spec=other["spec"])
+def test_a_fork_begins_where_it_was_asked_to(plane: ControlPlane, other: dict[str, Any], tmp_path: Path) -> None:
+    for asked, begun in (("newest", 4), ("2", 2)):
+        fork = json_of("submit", "--like", other["id"], "--from-step", asked, url=plane.url)
+        assert (fork["step"], fork["spec"]["start_from"]["job"]) == (begun, other["id"])
     file = tmp_path / "job.json"
     file.write_text(json.dumps(spec()))
-    done = shardyard("submit", file, "--set", f"start_from.job={other['id']}", "--json", url=plane.url)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["step"] == 3
+    of_file = json_of("submit", file, "--set", f"start_from.job={other['id']}", url=plane.url)
+    assert of_file["step"] == 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_misuse(plane: ControlPlane, other: dict[str, Any]) -> None:
+    like = ("--like", other["id"])
+    for arguments, words in (
         ((), "give either FILE or --like JOB"),
         (("job.yaml", "--like", "job-aaaaaaaaaaaa"), "give either FILE or --like JOB"),
         (("job.yaml", "--from-step", "3"), "--from-step requires --like JOB"),
         (("--like", "job-aaaaaaaaaaaa"), "there is no job 'job-aaaaaaaaaaaa'"),
-    ],
-)
-def test_misuse_is_said_in_words(plane: ControlPlane, arguments: tuple[str, ...], said: str) -> None:
-    done = shardyard("submit", *arguments, url=plane.url)
-    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
-
-
-def test_a_step_that_is_none_is_misuse(plane: ControlPlane) -> None:
-    other = plane.await_state(plane.post()["id"], "succeeded")
-    for asked, said in (("last", "must be a step or 'newest'"), ("3", "has no committed checkpoint")):
-        done = shardyard("submit", "--like", other["id"], "--from-step", asked, url=plane.url)
-        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+        ((*like, "--from-step", "last"), "must be a step or 'newest'"),
+        ((*like, "--from-step", "3"), "has no committed checkpoint"),
+        ((*like, "--set", "model.moe.router=top9"), "model.moe.router (='top9')"),
+    ):
+        errors = check_refused(words, "submit", *arguments, url=plane.url)
+    assert errors.count("\n") == 1, "a router that is none is the only mistake"

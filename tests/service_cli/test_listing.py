@@ -1,4 +1,4 @@
-"""Listings: what gives way where a terminal is narrow, and what never does."""
+"""Listings, plans and the live display on terminals of any width: what gives way, and what never does."""
 
 import re
 import subprocess
@@ -13,9 +13,9 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from service.cli.view.listing import GAP, NEVER_LEFT_OUT, Column, fit_columns
-from tests.service_cli.command import COMMAND, environment
-from tests.service_cli.contract_server import JOB_ID, Script, serving
-from tests.service_cli.terminal import on_a_terminal, plain
+from tests.service_cli.command import COMMAND, environment, output_of
+from tests.service_cli.contract_server import JOB_ID, Handler, Script, as_sse, event, serving
+from tests.service_cli.terminal import ESCAPE, on_a_terminal, plain
 
 TOTAL = 2_004
 REASON = "needs 64 GPUs of 漢字 nodes, and the cluster has 8: " + "add nodes or ask for fewer " * 6
@@ -57,38 +57,34 @@ def test_ids_are_whole_at_any_width(columns: int) -> None:
     assert labels == expected[columns], "columns give way in an order"
 
 
+def piped(*arguments: str, url: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], env=environment(url, **more), capture_output=True, text=True, check=False
+    )
+
+
 def test_a_pipe_gets_whole_lines() -> None:
     with serving(a_page_of_jobs()) as url:
-        done = subprocess.run(
-            [*COMMAND, "ls"], env=environment(url, FORCE_COLOR="1"), capture_output=True, text=True, check=False
-        )
+        done = piped("ls", url=url, FORCE_COLOR="1")
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in done.stdout.splitlines()]
     assert len(lines) == 21, "a line of labels, and one for each job"
     assert ids(lines) == [f"job-{number:012}" for number in range(20)]
     assert all(line.endswith(REASON.rstrip()) for line in lines[1:])
     assert done.stderr == "showing 20 of 2,004; --limit N shows more\n"
-
-
-def test_nothing_is_said_where_all_are_shown() -> None:
     script = Script()
     script.answer("GET", "/v1/jobs", 200, {"items": [job(1)], "next_cursor": None})
     with serving(script) as url:
-        _, written = on_a_terminal(80, "ls", url=url)
-    assert "showing" not in written
+        done = piped("ls", url=url)
+    assert (done.returncode, done.stderr) == (0, ""), "where all are shown"
 
 
 @pytest.mark.parametrize("more", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_colours_can_be_off(more: dict[str, str]) -> None:
-    with serving(a_page_of_jobs()) as url:
-        _, written = on_a_terminal(80, "ls", url=url, **more)
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", written), "no colour"
-    assert ("\x1b" in written) == ("TERM" not in more)
-
-
-def test_a_size_in_the_environment_is_not_the_terminals() -> None:
+def test_colours_can_be_off_and_a_size_in_the_environment_is_not_the_terminals(more: dict[str, str]) -> None:
     """As a shell that exports COLUMNS leaves it, when its window has been made narrower since."""
     with serving(a_page_of_jobs()) as url:
-        _, written = on_a_terminal(80, "ls", url=url, COLUMNS="200", LINES="70")
+        _, written = on_a_terminal(80, "ls", url=url, COLUMNS="200", LINES="70", **more)
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", written), "no colour"
+    assert ("\x1b" in written) == ("TERM" not in more)
     assert max(map(cell_len, plain(written))) <= 80
 
 
@@ -103,10 +99,7 @@ def test_steps_are_shown_with_whole_figures(columns: int | None) -> None:
     script.answer("GET", f"/v1/jobs/{JOB_ID}/metrics", 200, {"items": points, "next_cursor": None})
     with serving(script) as url:
         if columns is None:
-            done = subprocess.run(
-                [*COMMAND, "metrics", JOB_ID], env=environment(url), capture_output=True, text=True, check=False
-            )
-            lines = done.stdout.splitlines()
+            lines = piped("metrics", JOB_ID, url=url).stdout.splitlines()
         else:
             lines = plain(on_a_terminal(columns, "metrics", JOB_ID, url=url)[1])
     assert lines[0].split()[0] == "STEP"
@@ -121,34 +114,24 @@ def test_steps_are_shown_with_whole_figures(columns: int | None) -> None:
         assert " ".join(lines[3:]).startswith("left out TIME, ATTEMPT")
 
 
-def columns_of(drawn: list[tuple[str, int, int | None]]) -> list[Column]:
-    return [
+DRAWN = st.tuples(st.text("aé漢字", max_size=30), st.integers(0, 5), st.none() | st.integers(1, 12))
+
+
+@given(st.lists(DRAWN, min_size=1, max_size=8), st.integers(1, 120))
+def test_columns_that_are_fitted_have_room(drawn: list[tuple[str, int, int | None]], room: int) -> None:
+    columns = [
         Column(f"C{place}", [Text(text)], gives_way=gives_way, min_width=least)
         for place, (text, gives_way, least) in enumerate(drawn)
     ]
-
-
-@given(
-    st.lists(
-        st.tuples(st.text("aé漢字", max_size=30), st.integers(0, 5), st.none() | st.integers(1, 12)),
-        min_size=1,
-        max_size=8,
-    ),
-    st.integers(1, 120),
-)
-def test_what_is_fitted_has_room(drawn: list[tuple[str, int, int | None]], room: int) -> None:
-    columns = columns_of(drawn)
     widths = fit_columns(columns, room)
     for column in columns:
         if column.gives_way == NEVER_LEFT_OUT:
             assert column.label in widths
         if column.label in widths:
             assert column.least <= widths[column.label] <= column.width
-    total = sum(widths.values()) + GAP * (len(widths) - 1)
-    if any(column.gives_way for column in columns if column.label in widths):
-        assert total <= room
     left = [column.gives_way for column in columns if column.label not in widths]
     shown = [column.gives_way for column in columns if column.label in widths]
+    assert not any(shown) or sum(widths.values()) + GAP * (len(widths) - 1) <= room
     assert not left or not shown or min(left) >= max(shown)
 
 
@@ -159,11 +142,10 @@ HEAVY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "arguments", [["ls"], ["show", JOB_ID], ["cancel", JOB_ID], ["logs", JOB_ID], ["checkpoints", JOB_ID]]
-)
-def test_what_asks_and_prints_imports_no_more_than_that(arguments: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["ls", "show", "cancel", "logs", "checkpoints"])
+def test_a_command_that_asks_and_prints_imports_no_more_than_that(command: str) -> None:
     """Time is what users notice; modules are what can be asserted."""
+    arguments = [command] if command == "ls" else [command, JOB_ID]
     script = a_page_of_jobs()
     script.job = job(1, id=JOB_ID, storage="/s", last_metric={"step": 3, "loss": 2.5})
     script.logs = [([{"attempt": 1, "worker": "driver", "message": "m", "position": [0, 0, 1]}], True)]
@@ -181,3 +163,125 @@ def test_what_asks_and_prints_imports_no_more_than_that(arguments: list[str], tm
             [sys.executable, "-c", code], env=environment(url), capture_output=True, text=True, check=False
         )
     assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "[]"), done.stderr
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NUM_STEPS = 30
+
+
+def run_of(num_layers: int, num_experts: int) -> Script:
+    """A run of 30 steps with warnings, a restart, checkpoints, wide characters and an expert that is never used."""
+    events: list[dict] = [
+        event(0, "state", None, state="queued", previous="queued", reason="waits for 漢字 " + "room " * 30),
+        event(0, "state", state="running", previous="starting", reason="worker group 0 runs on 2 workers"),
+        event(0, "log", level="info", message="reads the corpus العربية"),
+    ]
+    for step in range(1, NUM_STEPS + 1):
+        layers = [
+            {"layer": 2 * layer + 1, "load": [0, *range(1, num_experts)], "rejected": 0.1, "dropped": 0.031}
+            for layer in range(num_layers)
+        ]
+        figures = {"loss": 5.5 - step / 10, "nll": 5.1, "lr": 2.5e-3, "tokens_per_s": 11_640.0}
+        events.append(event(0, "metric", step=step, layers=layers, **figures))
+    events += [
+        event(0, "checkpoint", step=NUM_STEPS),
+        event(0, "log", level="warning", message="\x1b[31mbeware\x1b[0m"),
+        event(0, "state", state="succeeded", previous="running", reason=f"finished at step {NUM_STEPS}"),
+    ]
+    script = Script(job={"name": "translate-100-to-english", "state": "running", "step": 0, "num_steps": NUM_STEPS})
+    script.events = [
+        event(id, each["kind"], each["attempt"], **each["data"]) for id, each in enumerate(events, start=1)
+    ]
+
+    def play(handler: Handler, owed: list[dict]) -> None:
+        for each in owed:
+            handler.send_chunk(as_sse(each))
+        script.job |= {"state": "succeeded", "step": NUM_STEPS, "reason": f"finished at step {NUM_STEPS}"}
+        handler.end_chunks()
+
+    script.plays = [play]
+    return script
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("columns", [80, 140])
+@pytest.mark.parametrize(("num_layers", "num_experts"), [(2, 8), (60, 8), (2, 512)])
+def test_the_display_fits_the_terminal(columns: int, num_layers: int, num_experts: int) -> None:
+    with serving(run_of(num_layers, num_experts)) as url:
+        status, written = on_a_terminal(columns, "watch", JOB_ID, url=url)
+    assert status == 0
+    lines = [ESCAPE.sub("", line) for line in re.split(r"\r\n|\n|\r", written)]
+    frames = written.split("\x1b[2K")
+    assert len(frames) > 1, "it is redrawn in place"
+    assert max(map(cell_len, lines)) <= columns
+    final = "\n".join(lines)
+    for expected in (
+        f"step {NUM_STEPS} / {NUM_STEPS}  100%", "loss 2.500", "tokens/s 11,640", "lr 2.5e-3", "checkpoint 30",
+        "layer 1", "1 unused", "3% dropped", "█", "warning    [31mbeware [0m",
+        f"{JOB_ID} succeeded: finished at step 30",
+    ):  # fmt: skip
+        assert expected in final, expected
+    assert ("more MoE layers" in final) == (num_layers == 60)
+
+
+def test_no_terminal_gets_plain_lines() -> None:
+    with serving(run_of(2, 8)) as url:
+        shown = output_of("watch", JOB_ID, url=url)
+        status, written = on_a_terminal(80, "watch", JOB_ID, url=url, PYTHONIOENCODING="ascii:replace", LC_ALL="C")
+    assert "\x1b" not in shown
+    assert "step 30/30  loss 2.500  nll 5.100  tokens/s 11,640  lr 2.5e-3" in shown
+    assert shown.count("step ") < NUM_STEPS, "a line every few seconds, not one a step"
+    assert (status, "\x1b[2K" in written) == (0, False), "a terminal that cannot draw gets them, too"
+
+
+PLANNED = EXAMPLES / "deepseek-v3-1024-h100.yaml"
+WHOLE = ("tokens/s", "split: fsdp 1024", "expert_fsdp 64", "next best", "rejected", "of 80.00 GiB")
+
+
+def planned(columns: int, *options: str) -> list[str]:
+    """The lines of a plan on a terminal of that width."""
+    status, written = on_a_terminal(columns, "plan", str(PLANNED), *options, url="http://127.0.0.1:1")
+    assert status == 0, written
+    return [line.rstrip() for line in ESCAPE.sub("", written).replace("\r", "").splitlines()]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_plan_fits_the_terminal(columns: int) -> None:
+    """Columns stand beneath one another, sentences go on in the next line, and no word is cut."""
+    lines = planned(columns, "--full")
+    assert max(map(cell_len, lines)) <= columns
+    text = "\n".join(lines)
+    assert "…" not in text
+    for words in WHOLE:
+        assert words in text
+    first = next(number for number, line in enumerate(lines) if line.startswith("block"))
+    end = lines[first].index("layers") + len("layers")
+    rows = [line for line in lines[first + 1 : lines.index("", first)] if line[end:].split()[1:2] != []]
+    counts = [line[:end].split()[-1] for line in rows if line[end - 1 : end].isdigit()]
+    assert counts == ["1", "3", "58", "58", "1"]
+    assert "what is more comes in more chunks and travels twice" in " ".join(text.split())
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_plan_in_short_is_a_verdict_and_a_table(columns: int) -> None:
+    """The judgement comes first, within 45 lines, and no word is cut."""
+    lines = planned(columns)
+    assert max(map(cell_len, lines)) <= columns
+    assert "…" not in "".join(lines)
+    assert [line.split()[0] for line in lines[:2]] == ["for", "fits"]
+    assert len(lines) <= 45
+    text = " ".join(" ".join(lines).split())
+    for words in ("GiB free for the framework and its allocator", "can be run yes", "MFU", "layouts (predicted)"):
+        assert words in text, text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_grid_of_plans_fits_the_terminal(columns: int) -> None:
+    lines = planned(columns, "--what-if", "experts=256,512,nodes=128")
+    assert max(map(cell_len, lines)) <= columns
+    assert [line.split()[:2] for line in lines if line.split()[1:2] == ["128"]] == [
+        ["256", "128"], ["512", "128"],
+    ]  # fmt: skip

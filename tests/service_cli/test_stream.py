@@ -2,12 +2,15 @@
 
 import socket
 import threading
+from itertools import pairwise
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.client import ApiError, Client, ClientError, Patience, Unreachable
+from service.client.sse import ServerSentEvent, messages
 from tests.processes import DEADLINE_S
 from tests.service_cli.contract_server import (
     JOB_ID,
@@ -39,10 +42,6 @@ def ids(url: str, last_id: int | None = None) -> list[int]:
 def test_every_event_once_and_then_the_end() -> None:
     with serving(finished_job()) as url:
         assert ids(url) == list(range(1, 13))
-
-
-def test_from_the_middle() -> None:
-    with serving(finished_job()) as url:
         assert ids(url, last_id=7) == [8, 9, 10, 11, 12]
         assert ids(url, last_id=12) == []
 
@@ -56,7 +55,7 @@ def test_cut_anywhere_goes_on_where_it_broke(cuts: list[int]) -> None:
         assert ids(url) == [1, 2, 3, 4, 5, 6]
 
 
-def test_events_sent_again_are_not_handed_on_again() -> None:
+def test_events_sent_again_are_not_handed_on_again_and_those_passed_over_are_asked_for() -> None:
     script = finished_job(5)
 
     def doubled(handler: Handler, owed: list[dict]) -> None:
@@ -64,15 +63,9 @@ def test_events_sent_again_are_not_handed_on_again() -> None:
             handler.send_chunk(as_sse(each))
         handler.break_off()
 
-    def all_of_history(handler: Handler, owed: list[dict]) -> None:
-        all_then_close(handler, script.events)
-
-    script.plays = [doubled, all_of_history]
+    script.plays = [doubled, lambda handler, owed: all_then_close(handler, script.events)]
     with serving(script) as url:
         assert ids(url) == [1, 2, 3, 4, 5]
-
-
-def test_an_event_passed_over_is_asked_for_again() -> None:
     script = finished_job(5)
     script.plays = [lambda handler, owed: all_then_close(handler, owed[:2] + owed[3:]), all_then_close]
     with serving(script) as url:
@@ -87,7 +80,7 @@ def test_a_hole_in_history_is_named_rather_than_passed_over() -> None:
         ids(url)
 
 
-def test_a_stream_that_ends_while_the_job_runs_is_opened_again() -> None:
+def test_a_stream_that_ends_while_the_job_runs_or_falls_silent_is_opened_again() -> None:
     script = finished_job(5)
     script.job["state"] = "running"
 
@@ -95,29 +88,28 @@ def test_a_stream_that_ends_while_the_job_runs_is_opened_again() -> None:
         script.job["state"] = "succeeded"
         all_then_close(handler, owed)
 
-    script.plays = [lambda handler, owed: all_then_close(handler, owed[:2]), the_rest]
-    with serving(script) as url:
-        assert ids(url) == [1, 2, 3, 4, 5]
-
-
-def test_silence_counts_as_a_broken_connection() -> None:
-    script = finished_job(5)
-    script.plays = [silence, all_then_close]
+    script.plays = [lambda handler, owed: all_then_close(handler, owed[:2]), silence, the_rest]
     lost: list[ClientError] = []
     with serving(script) as url, Client(url, patience=QUICK) as client:
-        got = [each.id for each in client.job(JOB_ID).events(on_lost=lost.append)]
-    assert got == [1, 2, 3, 4, 5]
+        events = [each.id for each in client.job(JOB_ID).events(on_lost=lost.append)]
+    assert events == [1, 2, 3, 4, 5]
     assert [str(error) for error in lost] == [f"cannot reach {url} (no data for 0.3 s): is 'shardyard up' running?"]
 
 
-def test_a_control_plane_that_goes_and_comes_back_at_the_same_port() -> None:
+def test_a_control_plane_that_goes_and_comes_back_at_the_same_port_and_one_that_stays_away() -> None:
     script = finished_job(6)
     script.plays = [cut_after(len(as_sse(script.events[0])) + 5)]
     away = threading.Event()
     with serving(script) as url:
-        client = Client(url, patience=Patience(away_s=DEADLINE_S, first_pause_s=0.01, longest_pause_s=0.05))
-        events = client.job(JOB_ID).events(on_lost=lambda _: away.set())
-        assert next(events).id == 1
+        patient, impatient = (
+            Client(url, patience=Patience(away_s=away_s, first_pause_s=0.01, longest_pause_s=0.05))
+            for away_s in (DEADLINE_S, 0.2)
+        )
+        events = patient.job(JOB_ID).events(on_lost=lambda _: away.set())
+        given_up = impatient.job(JOB_ID).events()
+        assert (next(events).id, next(given_up).id) == (1, 1)
+    with impatient, pytest.raises(Unreachable, match="is 'shardyard up' running"):
+        list(given_up)
     rest: list[int] = []
     reader = threading.Thread(target=lambda: rest.extend(each.id for each in events))
     reader.start()
@@ -125,30 +117,16 @@ def test_a_control_plane_that_goes_and_comes_back_at_the_same_port() -> None:
     script.plays, script.closing = [all_then_close], threading.Event()
     with serving(script, port=int(url.rpartition(":")[2])):
         reader.join(DEADLINE_S)
-        client.close()
+        patient.close()
     assert rest == [2, 3, 4, 5, 6]
 
 
-def test_a_control_plane_that_stays_away_is_given_up() -> None:
-    script = finished_job(5)
-    script.plays = [cut_after(200)]
-    with serving(script) as url:
-        client = Client(url, patience=Patience(away_s=0.2, first_pause_s=0.01, longest_pause_s=0.05))
-        events = client.job(JOB_ID).events()
-        assert next(events).id == 1
-    with client, pytest.raises(Unreachable, match="is 'shardyard up' running"):
-        list(events)
-
-
-def test_no_first_connection_is_an_error_at_once() -> None:
+def test_no_first_connection_and_an_unknown_job_are_errors_at_once() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         client = Client(f"http://127.0.0.1:{taken.getsockname()[1]}")
         with client, pytest.raises(Unreachable):
             client.job(JOB_ID)
-
-
-def test_the_job_is_gone() -> None:
     with serving(finished_job()) as url, Client(url, patience=QUICK) as client:
         job = client.job(JOB_ID)
         job.data["id"] = "job-aaaaaaaaaaaa"
@@ -212,9 +190,60 @@ def test_log_lines_over_connections_that_break_come_once_each() -> None:
 
 
 def test_a_log_that_is_not_followed_is_read_once() -> None:
-    script = Script(job={"state": "running", "name": "x"}, logs=[([log_line("driver", 1)], True)])
+    lines = [log_line("driver", 1)]
+    script = Script(job={"state": "running", "name": "x"}, logs=[(lines, True), (lines, False)])
     with serving(script) as url, Client(url, patience=QUICK) as client:
         assert [line["message"] for line in client.job(JOB_ID).logs()] == ["driver 1 \u2028"]
-    script.logs = [([log_line("driver", 1)], False)]
-    with serving(script) as url, Client(url, patience=QUICK) as client, pytest.raises(Unreachable):
-        list(client.job(JOB_ID).logs())
+        with pytest.raises(Unreachable):
+            list(client.job(JOB_ID).logs())
+
+
+def test_the_newest_lines_are_not_told_again_after_a_connection_broke() -> None:
+    """What came after the first of them is asked for, and what was handed on is passed over."""
+
+    def line(worker: str, second: int) -> dict:
+        time = f"2026-01-31T12:00:0{second}.000000Z"
+        return {"attempt": 1, "worker": worker, "message": str(second), "time": time, "position": [0, second]}
+
+    script = Script(job={"state": "succeeded", "name": "x"})
+    script.logs = [
+        ([line("a", 3), line("b", 4), line("a", 5)], False),
+        ([line("a", 3), line("a", 5), line("a", 6), line("b", 4), line("b", 7)], True),
+    ]
+    with serving(script) as url, Client(url, patience=QUICK) as client:
+        lines = list(client.job(JOB_ID).logs(follow=True, tail=3, grep="x y"))
+    assert [each["message"] for each in lines] == ["3", "4", "5", "6", "7"]
+    assert [parse_qs(urlsplit(path).query) for _, path, _, _ in script.requests if "/logs" in path] == [
+        {"follow": ["true"], "tail": ["3"], "grep": ["x y"]},
+        {"follow": ["true"], "since": ["2026-01-31T12:00:03.000000Z"], "grep": ["x y"]},
+    ]
+
+
+TEXT = (
+    b"\xef\xbb\xbf: hello\n\n"
+    b'id: 1\nevent: log\ndata: {"message": "line \xe2\x80\xa8 separator and \xc2\x85 inside"}\n\n'
+    b"id: 2\r\nevent: metric\r\ndata: one\r\ndata: two\r\n\r\n"
+    b": ping\n\n"
+    b"id: 3\rdata:tight\r\r"
+    b"event: state\n\n"
+    b"data: kept id\n\n"
+    b"id: 9\ndata: cut off in the mid"
+)
+MESSAGES = [
+    ServerSentEvent("log", '{"message": "line \u2028 separator and \x85 inside"}', "1"),
+    ServerSentEvent("metric", "one\ntwo", "2"),
+    ServerSentEvent("message", "tight", "3"),
+    ServerSentEvent("message", "kept id", "3"),
+]
+
+
+def test_messages_by_the_standards_rules_whole_and_byte_by_byte() -> None:
+    assert list(messages([TEXT])) == MESSAGES
+    assert list(messages(bytes([byte]) for byte in TEXT)) == MESSAGES
+
+
+@given(st.lists(st.integers(0, len(TEXT)), max_size=30))
+def test_how_the_bytes_are_cut_makes_no_difference(cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(TEXT)]
+    pieces = [TEXT[a:b] for a, b in pairwise(edges)]
+    assert list(messages(pieces)) == MESSAGES

@@ -12,7 +12,7 @@ from service.client import Client, ClientError
 from service.head.local_head import LocalHead
 from tests.processes import DEADLINE_S, await_that, with_environment
 from tests.ray.control_plane import THREE_LANGUAGES, await_checkpoint, job_spec
-from tests.service_cli.command import shardyard
+from tests.service_cli.command import check_refused, output_of, shardyard
 from tests.service_cli.running_up import WITHOUT_RAY, up
 
 
@@ -60,70 +60,50 @@ def test_a_second_one_on_the_port_is_refused_at_once(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = shardyard("up", f"--port={port}", "--state-dir", tmp_path / "state")
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"shardyard: cannot listen on 127.0.0.1:{port} (Address already in use): "
-        "is another 'shardyard up' running? Use --port N for another port, 0 for any\n"
-    )
+        words = f"cannot listen on 127.0.0.1:{port} (Address already in use): is another 'shardyard up' running?"
+        check_refused(words, "up", f"--port={port}", "--state-dir", tmp_path / "state")
     assert LocalHead.find(tmp_path / "state") is None
 
 
-@pytest.mark.parametrize("is_file", [False, True])
-def test_a_data_root_that_is_no_folder_is_refused_before_anything_starts(tmp_path: Path, is_file: bool) -> None:
-    root = tmp_path / "data"
-    if is_file:
-        root.touch()
-    done = shardyard("up", "--port=0", "--state-dir", tmp_path / "state", "--data-root", root)
-    assert done.returncode == 2
-    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
-    assert str(root) in done.stderr
-    assert not (tmp_path / "state").exists()
+UNUSABLE: list[tuple[dict[str, str], tuple[str, ...], str]] = [
+    ({"STORAGE_ROOTS": "/data"}, (), "SHARDYARD_STORAGE_ROOTS must be"),
+    ({"STORAGE_ROOTS": '["data"]'}, (), "must be absolute paths or URLs"),
+    ({"HOST": "no-such-machine.invalid"}, (), "must be a name or an address of this machine"),
+    ({"DATABASE_URL": "sqlite:////dev/null/shardyard.db"}, (), "SHARDYARD_DATABASE_URL say where state is kept"),
+    ({"DATABASE_URL": "no URL"}, (), "cannot use the database"),
+    ({"STATE_DIR": "/dev/null/state"}, (), "SHARDYARD_STATE_DIR and"),
+    ({}, ("--data-root={tmp}/no-folder",), "{tmp}/no-folder"),
+    ({}, ("--data-root={tmp}/file",), "{tmp}/file"),
+    ({"TOKEN": ""}, ("--host=0.0.0.0",), "requires a token; set SHARDYARD_TOKEN, or listen on 127.0.0.1"),
+    ({"TOKEN": "short"}, ("--host=0.0.0.0",), "at least 16 characters"),
+]
+"""(settings, options, words)"""
 
 
-def test_it_listens_to_other_machines_only_with_a_token(tmp_path: Path) -> None:
-    done = shardyard("up", "--host=0.0.0.0", "--port=0", "--state-dir", tmp_path / "state", ELSEWHERE)
-    assert done.returncode == 2
-    assert "requires a token; set SHARDYARD_TOKEN, or listen on 127.0.0.1" in done.stderr
-    short = shardyard("up", "--host=0.0.0.0", "--port=0", SHARDYARD_TOKEN="short")
-    assert (short.returncode, "at least 16 characters" in short.stderr) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("STORAGE_ROOTS", "/data", "SHARDYARD_STORAGE_ROOTS must be"),
-        ("STORAGE_ROOTS", '["data"]', "must be absolute paths or URLs"),
-        ("HOST", "no-such-machine.invalid", "must be a name or an address of this machine"),
-        ("DATABASE_URL", "sqlite:////dev/null/shardyard.db", "SHARDYARD_DATABASE_URL say where state is kept"),
-        ("DATABASE_URL", "no URL", "cannot use the database"),
-        ("STATE_DIR", "/dev/null/state", "SHARDYARD_STATE_DIR and"),
-    ],
-)
-def test_what_it_cannot_run_on_is_said_in_a_line_before_anything_starts(
-    tmp_path: Path, name: str, value: str, said: str
-) -> None:
-    given = {"SHARDYARD_STATE_DIR": str(tmp_path / "state"), f"SHARDYARD_{name}": value}
-    done = shardyard("up", "--port=0", SHARDYARD_TOKEN="0123456789abcdef", **given)
-    assert done.returncode == 2
-    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
-    assert said in done.stderr
+def test_it_refuses_what_it_cannot_run_on_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for settings, options, words in UNUSABLE:
+        given = {"STATE_DIR": str(tmp_path / "state"), "TOKEN": "0123456789abcdef", **settings}
+        variables = {f"SHARDYARD_{name}": value for name, value in given.items() if value}
+        arguments = [option.format(tmp=tmp_path) for option in options]
+        errors = check_refused(words.format(tmp=tmp_path), "up", "--port=0", *arguments, **variables)
+        assert errors.count("\n") == 1
+    assert LocalHead.find(tmp_path / "state") is None
 
 
 def test_it_says_where_the_dashboards_token_is_and_what_to_set_elsewhere(tmp_path: Path) -> None:
     token = tmp_path / "ray-token"
     token.write_text("0123456789abcdef")
     with up(tmp_path / "state", ELSEWHERE, f"--ray-token-path={token}") as running:
-        url = running.url()
         running.await_text("Ctrl-C stops it")
         assert f"  Ray token      in {token}\n" in running.log
-        assert f"  export SHARDYARD_URL={url}\n" in running.log
+        assert f"  export SHARDYARD_URL={running.url()}\n" in running.log
         assert running.stop() == 0
 
 
 def test_down_where_nothing_runs(tmp_path: Path) -> None:
-    done = shardyard("down", "--state-dir", tmp_path / "state")
-    assert (done.returncode, done.stdout) == (0, f"no Ray head is running for {tmp_path}/state\n")
+    shown = output_of("down", "--state-dir", tmp_path / "state")
+    assert shown == f"no Ray head is running for {tmp_path}/state\n"
 
 
 @pytest.mark.slow
@@ -194,7 +174,6 @@ def test_training_outlives_the_control_plane_and_what_dies_of_the_head_is_starte
         lines = third.log.splitlines()[quiet_so_far:]
         assert len([line for line in lines if "[" in line]) < 20, "\n".join(lines)
         again = LocalHead.find(state_dir)
-        assert again is not None
         job.cancel().wait(DEADLINE_S)
         await_that(lambda: unfinished_jobs(again.dashboard_url, again.token_path) == [])
         assert third.stop() == 0
@@ -205,19 +184,15 @@ def test_training_outlives_the_control_plane_and_what_dies_of_the_head_is_starte
 
 
 def down_is_refused(state_dir: Path) -> None:
-    refused = shardyard("down", "--state-dir", state_dir)
-    assert (refused.returncode, "1 job runs on this Ray head" in refused.stderr) == (1, True)
+    check_refused("1 job runs on this Ray head", "down", "--state-dir", state_dir, code=1)
 
 
 def kill_part(state_dir: Path, name: str) -> None:
     """SIGKILL for one process of the head."""
     head = LocalHead.find(state_dir)
-    assert head is not None
     parts = {process.name: process for process in head.nodes[0].processes}
     process = head.dashboard.process if name == "dashboard" else parts[name]
-    found = process.find()
-    assert found is not None
-    found.kill()
+    process.find().kill()
     await_that(lambda: process.find() is None)
 
 

@@ -1,0 +1,270 @@
+"""`generate`, `translate`, `export`, `evaluate` as they are typed: streams, JSON, standard input, misuse."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import yaml
+
+from moe.export.base import load_base
+from moe.export.load import load_trained
+from moe.export.trained_model import TrainedModel
+from moe.spec.generation import GenerationSpec
+from moe.tasks.language.generator import LanguageGenerator
+from tests.evaluation.models import checkpoint_in, task, trained_job, write_lines
+from tests.evaluation.models import documents as questions
+from tests.processes import heed_ctrl_c
+from tests.service.checkpoints import commit
+from tests.service.control_plane import spec as translation_job
+from tests.service_cli.command import COMMAND, ROOT, check_refused, environment, json_of, output_of
+from tests.unit.language_runs import documents, language_job
+from tests.unit.train_runs import RequestAfter, corpus, job, run
+
+PROMPT = "def test_"
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a language model's job of a few steps, of Mixtral's shape."""
+    folder = tmp_path_factory.mktemp("language")
+    experts = {
+        "num_experts": 4, "hidden_dim": 24, "router": "softmax_topk", "top_k": 2, "activation": "swiglu",
+        "group_tokens": 128,
+    }  # fmt: skip
+    spec = language_job(documents(folder / "data"), model={"moe": experts})
+    run(spec, folder / "storage", folder / "cache", control=RequestAfter("pause", 3))
+    return folder / "storage"
+
+
+def expected(storage: Path, prompt: str, spec: GenerationSpec) -> str:
+    (checkpoint,) = (each for each in storage.glob("checkpoints/step-*3.a*") if each.is_dir())
+    return load_trained(str(checkpoint)).generate([prompt], spec)[0]
+
+
+def test_it_goes_on_from_a_text_as_the_options_say(storage: Path) -> None:
+    shown = output_of("generate", storage, PROMPT, "--max-tokens", "12")
+    assert shown == expected(storage, PROMPT, GenerationSpec(max_tokens=12)) + "\n"
+
+    prompt = "import os\n\n"
+    told = json_of(
+        "generate", storage, "--max-tokens=12", "--temperature=0.9", "--top-k=30", "--top-p=0.9", "--seed=5",
+        "--stop=never", "--stop=ever", stdin=prompt,
+    )  # fmt: skip
+    drawn = GenerationSpec(max_tokens=12, temperature=0.9, top_k=30, top_p=0.9, seed=5, stop=("never", "ever"))
+    assert (told["prompt"], told["text"]) == (prompt, expected(storage, prompt, drawn))
+    assert told["reason"] in ("end", "max_tokens", "stop")
+    assert told["checkpoint"].startswith(str(storage))
+
+
+def test_options_are_named_as_they_are_typed(tmp_path: Path) -> None:
+    for options, words in (
+        (["--top-k", "3"], "--top-k (=3) has no effect on greedy decoding (temperature is 0)"),
+        (["--seed", "3"], "--seed (=3) has no effect on greedy decoding (temperature is 0)"),
+        (["--length-penalty", "1"], "--length-penalty (=1.0) has no effect without beam search"),
+        (["--beams", "100"], "--beams (=100) must be less than or equal to 64"),
+        (["--beams", "4", "--temperature", "1"], "--beams (=4) has no effect on sampling (temperature is"),
+    ):
+        check_refused(words, "generate", tmp_path, "x", *options)
+
+
+@pytest.mark.slow
+def test_a_job_of_another_kind_is_told_its_command_before_torch_is_loaded(tmp_path: Path) -> None:
+    commit(tmp_path / "translates", 3, spec=translation_job())
+    commit(tmp_path / "generates", 3, spec=language_job(documents(tmp_path / "data")).model_dump(mode="json"))
+    commit(tmp_path / "mine", 3, spec={**translation_job(), "model": {"kind": "module", "build": "mine:build"}})
+    (tmp_path / "torch.py").write_text("raise AssertionError('torch was loaded')\n")
+    without_torch = environment(PYTHONPATH=f"{tmp_path}:{environment()['PYTHONPATH']}")
+    for command, folder, words in (
+        ("generate", "translates", "is a translation model, which does not generate; use 'shardyard translate {} TEX"),
+        ("translate", "generates", "is a language model, which does not translate; use 'shardyard generate {} PROMPT"),
+        ("generate", "mine", "is a user's module, which no command uses; 'shardyard download {}' fetches its"),
+    ):
+        job = str(tmp_path / folder)
+        done = subprocess.run(
+            [*COMMAND, command, job, "x"], capture_output=True, text=True, check=False, env=without_torch
+        )
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert f"{job} {words.format(job)}" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_gone_and_ctrl_c_end_it_without_a_word(storage: Path) -> None:
+    for end in ("closed", "interrupted"):
+        with subprocess.Popen(
+            [*COMMAND, "generate", str(storage), PROMPT, "--max-tokens", "20000"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), preexec_fn=heed_ctrl_c,
+        ) as generating:  # fmt: skip
+            assert generating.stderr is not None
+            assert os.read(generating.stdout.fileno(), 1), "it comes as it is made"
+            if end == "closed":
+                generating.stdout.close()
+            else:
+                generating.send_signal(signal.SIGINT)
+            said = generating.stderr.read().decode()
+            assert generating.wait() == (1 if end == "closed" else 130), said
+        assert said == ""
+
+
+@pytest.mark.slow
+def test_translations_by_a_search(tmp_path: Path) -> None:
+    run(job(corpus(tmp_path), train={"num_steps": 2}), tmp_path / "storage", tmp_path / "cache")
+    (checkpoint,) = (each for each in (tmp_path / "storage/checkpoints").glob("step-*2.a*") if each.is_dir())
+    translate = ("translate", tmp_path / "storage", "ein Wort", "--length-penalty=1")
+    spec = GenerationSpec(max_tokens=32, num_beams=3, length_penalty=1.0)
+    expected = load_trained(str(checkpoint)).generate(["ein Wort"], spec)[0]
+    assert json_of(*translate, "--beams=3")["translation"] == expected
+    check_refused("--length-penalty (=1.0) has no effect without beam search", *translate)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("format", "number"), [("huggingface", signal.SIGTERM), ("shardyard", signal.SIGINT)])
+def test_a_broken_export_leaves_nothing(storage: Path, tmp_path: Path, format: str, number: signal.Signals) -> None:
+    for attempt in range(20):
+        target = tmp_path / f"exported-{attempt}"
+        with subprocess.Popen(
+            [*COMMAND, "export", storage, target, "--format", format], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env=environment(), preexec_fn=heed_ctrl_c,
+        ) as exporting:  # fmt: skip
+            while exporting.poll() is None and not [*tmp_path.iterdir()]:
+                pass
+            exporting.send_signal(signal.SIGSTOP)  # within it, if it is not over
+            is_over = target.exists() or exporting.poll() is not None
+            exporting.send_signal(number)
+            exporting.send_signal(signal.SIGCONT)
+            said = exporting.communicate()
+        if not is_over:
+            assert (exporting.returncode, *said) == (128 + number, b"", b"")
+            assert not [*tmp_path.iterdir()]
+            return
+        assert exporting.returncode == 0, said
+        shutil.rmtree(target)
+    pytest.fail("it was over each time before it could be broken off")
+
+
+EXAMPLE = ROOT / "examples/evaluate/tasks.yaml"
+ROWS = questions(Random(4))
+NO_NETWORK = """
+import socket
+def refused(*_, **__):
+    raise AssertionError('a connection was asked for')
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refused
+"""
+
+
+def typed(folder: Path, *arguments: str | Path, customize: str = NO_NETWORK) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, which can reach nobody."""
+    (folder / "sitecustomize.py").write_text(customize)
+    path = f"{folder}:{environment()['PYTHONPATH']}"
+    return subprocess.run(
+        [*COMMAND, "evaluate", *map(str, arguments)], capture_output=True, text=True, check=False, cwd=folder,
+        env=environment(PYTHONPATH=path, OMP_NUM_THREADS="1"),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a job that trained an adapter; `hub` in it is what that began with."""
+    folder = tmp_path_factory.mktemp("adapted")
+    trained_job(folder, rank=2)
+    return folder
+
+
+def write_tasks(folder: Path, **keys: Any) -> Path:
+    write_lines(folder / "data.jsonl", ROWS)
+    (folder / "tasks.yaml").write_text(yaml.safe_dump(task(**keys)))
+    return folder / "tasks.yaml"
+
+
+def accuracy(generator: object, number: int) -> float:
+    """By log-likelihoods of our own."""
+    assert isinstance(generator, LanguageGenerator)
+    right = 0
+    for row in ROWS[:number]:
+        pairs = [(row["question"], f" {each}") for each in row["choices"]]
+        found, _ = generator.scorer().log_likelihoods(pairs)
+        right += max(range(len(found)), key=lambda at: found[at].nats) == row["index"]
+    return right / number
+
+
+@pytest.mark.slow
+def test_a_job_beside_what_it_began_with(adapted: Path, tmp_path: Path) -> None:
+    tasks, checkpoint = write_tasks(tmp_path), checkpoint_in(adapted / "storage")
+    done = typed(tmp_path, adapted / "storage", "--tasks", tasks, "--limit", "10", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    trained = TrainedModel.load(str(checkpoint))
+    expected = accuracy(trained.generator, 10)
+    of_base = accuracy(load_base(str(adapted / "hub"), trained.max_tokens, trained.dtype), 10)
+    first = told["scores"][0]
+    assert (first["task"], first["metric"], first["num_documents"]) == ("choices", "acc", 10)
+    assert first["value"] == pytest.approx(expected)
+    assert first["stderr"] == pytest.approx(math.sqrt(expected * (1 - expected) / 9))
+    assert first["base"]["value"] == pytest.approx(of_base)
+    assert first["difference"] == pytest.approx(expected - of_base)
+    assert (told["base"], told["checkpoint"]) == (str(adapted / "hub"), str(checkpoint))
+    _, num_cut = trained.generator.scorer().log_likelihoods(  # type: ignore[attr-defined]
+        [(row["question"], f" {each}") for row in ROWS[:10] for each in row["choices"]]
+    )
+    assert told["contexts_cut"] == num_cut > 0
+
+
+@pytest.mark.slow
+def test_an_exported_folder_on_the_example_in_words(adapted: Path, tmp_path: Path) -> None:
+    exported = tmp_path / "exported"
+    output_of("export", adapted / "storage", exported)
+    done = typed(tmp_path, exported, "--tasks", EXAMPLE)
+    assert (done.returncode, done.stderr) == (0, "")
+    head, *lines = (line.split() for line in done.stdout.splitlines())
+    assert head == ["task", "metric", "documents", "value", "base", "difference"]
+    assert [line[:4] for line in lines[:3]] == [
+        ["next_line", "acc", "↑", "8"], ["next_line", "acc_norm", "↑", "8"], ["source", "bits_per_byte", "↓", "8"]
+    ]  # fmt: skip
+    value, _, stderr, base, _, _, difference = lines[0][4:]
+    assert 0 <= float(value) <= 1
+    assert float(difference) == pytest.approx(float(value) - float(base), abs=1e-4)
+    assert float(stderr) == pytest.approx(math.sqrt(float(value) * (1 - float(value)) / 7), abs=1e-4)
+    assert "".join(lines[3]) == f"base:{adapted / 'hub'}"
+
+
+def test_what_it_refuses_and_where_it_fails(adapted: Path, tmp_path: Path) -> None:
+    tasks, storage = write_tasks(tmp_path), adapted / "storage"
+    done = typed(tmp_path, storage, "--tasks", tasks, customize="import sys; sys.modules['lm_eval'] = None")
+    said = "evaluation requires lm-evaluation-harness, which is not installed: pip install 'shardyard[evaluate]'"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"shardyard: {said}\n")
+
+    commit(tmp_path / "translates", 3, spec=translation_job())
+    (tmp_path / "long").mkdir()
+    answers = {"output_type": "generate_until", "doc_to_choice": None, "doc_to_target": "answer"}
+    long = write_tasks(tmp_path / "long", **answers, generation_kwargs={"max_gen_toks": 64})
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("task: !function code.f\n")
+    for model, *options, words in (
+        (storage, "--tasks", tmp_path / "none.yaml", "none.yaml: No such file or directory"),
+        (storage, "--tasks", broken, "broken.yaml, line 1 (='!function') is a tag, which tasks may not have"),
+        (storage, "--tasks", tasks, "--limit", "0", "Invalid value for '--limit': must be greater"),
+        (storage, "'--tasks'"),
+        (tmp_path / "translates", "--tasks", tasks,
+         "is a translation model, which does not evaluate tasks; use 'shardyard translate"),
+        (storage, "--tasks", long, "--no-base",
+         "choices: generation_kwargs.max_gen_toks (=64) must be below 64, the length of the texts"),
+    ):  # fmt: skip
+        check_refused(words, "evaluate", model, *options)
+
+
+@pytest.mark.slow
+def test_a_base_that_is_gone(tmp_path: Path) -> None:
+    """A job that trained all weights does without it."""
+    _, storage = trained_job(tmp_path)
+    (tmp_path / "hub").rename(tmp_path / "elsewhere")
+    evaluate = ("evaluate", storage, "--tasks", write_tasks(tmp_path))
+    assert "does not exist" in check_refused("restore the folder, or skip the base model with --no-base", *evaluate)
+    shown = output_of(*evaluate, "--no-base", "--limit", "2")
+    assert shown.splitlines()[0].split() == ["task", "metric", "documents", "value"]
+    assert "base" not in shown
