@@ -12,7 +12,6 @@ def main() -> None:
     host, port, secret, rank, phase, how = sys.argv[1:]
     begin_heartbeat(HeartbeatAddress(host, int(port), secret), int(rank), "this-node")
     heartbeat = heartbeat_of_process()
-    assert heartbeat is not None
     heartbeat.follow(lambda level, text: print(level, text, flush=True))
     with doing(phase, f"{phase} of a test"):  # type: ignore[arg-type]
         print("at work", flush=True)

@@ -1,5 +1,6 @@
-"""A node for recorders: its temporary folder, where they spool, is the test's own."""
+"""A node for recorders, whose temporary folder, where they spool, is the test's own; and a stand-in for a Ray head."""
 
 from tests.node import node
+from tests.procs.stand_in_ray import hold, state_dir
 
-__all__ = ["node"]
+__all__ = ["hold", "node", "state_dir"]

@@ -49,7 +49,7 @@ def growth(spec: JobSpec, plan: Plan, length: int) -> int:
     return resident("VmHWM") - before
 
 
-def main(spec: JobSpec, plan: Plan, rank: int, rendezvous: str, answer: Connection) -> None:
+def main(rank: int, spec: JobSpec, plan: Plan, rendezvous: str, answer: Connection) -> None:
     libc = ctypes.CDLL(None)
     for parameter, value in GIVE_BACK:
         assert libc.mallopt(parameter, value) == 1

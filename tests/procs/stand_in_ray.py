@@ -1,10 +1,22 @@
-"""A stand-in for `ray start`, which takes half a minute: three processes that do nothing, one of them named as Ray's
-dashboard, which listens at its port before `ray start` ends, and says that no jobs are on the head, and nothing else.
+"""A stand-in for `ray start`, which takes half a minute (`tests/ray/test_local_head.py` has a real one).
 
-Put in place of `service.head.ray_start.RAY`. While the file exists that STAND_IN_HOLD names, it does not end. While
-the one exists that STAND_IN_HOLD_JOBS names, the dashboard keeps back what it says of jobs; that it was asked it writes
-there.
+It is three processes that do nothing. One of them is named as Ray's dashboard: it listens at its port before `ray start`
+ends, and says that no jobs are on the head. Put in place of `service.head.ray_start.RAY`. While the file exists that
+STAND_IN_HOLD names, it does not end. While the one exists that STAND_IN_HOLD_JOBS names, the dashboard keeps back what
+it says of jobs; that it was asked it writes there.
 """
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from service.head import ray_start
+from service.head.local_head import LocalHead
+from service.head.processes import Process
+from tests.processes import with_environment
 
 DASHBOARD = """
 import http.server, os, sys, time
@@ -42,3 +54,36 @@ Path(given["temp-dir"], "ray_current_cluster").write_text("127.0.0.1:1")
 while os.path.exists(os.environ.get("STAND_IN_HOLD", "")):
     time.sleep(0.01)
 """
+
+
+def started(state_dir: Path) -> list[psutil.Process]:
+    """All that any start of a head left running for this state folder."""
+    return with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token"))
+
+
+def process_of(process: "subprocess.Popen[bytes]") -> Process:
+    return Process.from_psutil(psutil.Process(process.pid))
+
+
+def found_head(state_dir: Path) -> LocalHead:
+    head = LocalHead.find(state_dir)
+    assert head is not None
+    return head
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A state folder, whose head is a stand-in that is gone afterwards, whatever happens."""
+    monkeypatch.setattr(ray_start, "RAY", STAND_IN)
+    yield tmp_path / "state"
+    LocalHead.stop_recorded(tmp_path / "state")
+    for process in started(tmp_path / "state"):
+        process.kill()
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Path:
+    """A file that something waits for to go."""
+    hold = tmp_path / "hold"
+    hold.touch()
+    return hold

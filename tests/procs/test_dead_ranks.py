@@ -13,7 +13,7 @@ import pytest
 from moe.parallel import CollectiveError
 from tests.grid import every
 from tests.parity.combinations import model_of
-from tests.parity.gloo_ranks import many_with_torch
+from tests.parity.gloo_ranks import rank_processes, receive
 from tests.parity.trajectory import Degrees, Shape, rank_batch
 from tests.processes import DEADLINE_S
 
@@ -104,24 +104,14 @@ WAITED_FOR = [CASES[number] for number in (1, 2, 3, 7)]
 @pytest.mark.parametrize(
     "case", every([(signal.SIGKILL, *case) for case in CASES] + [(signal.SIGSTOP, *case) for case in WAITED_FOR], 2)
 )
-def test_the_others_end_and_name_the_collective_the_layer_and_the_rank(
+def test_others_name_the_collective(
     tmp_path: Path, case: tuple[signal.Signals, Degrees, int, str, tuple[str, ...]]
 ) -> None:
     blow, degrees, struck, where, said = case
-    context = many_with_torch()
-    ours, theirs = context.Pipe()
-    given = (degrees, f"{tmp_path}/rendezvous", struck, int(blow), where, theirs)
-    processes = [context.Process(target=run_twice, args=(rank, *given)) for rank in range(degrees.workers)]
-    for process in processes:
-        process.start()
-    try:
-        assert ours.poll(DEADLINE_S), "rank 0 hangs"
-        answer = ours.recv()
-        error = answer and pickle.loads(answer)
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+    given = (degrees, f"{tmp_path}/rendezvous", struck, int(blow), where)
+    with rank_processes(run_twice, degrees.workers, *given, patience_s=0.0) as (rank_0, *_):
+        answer = receive(rank_0)
+    error = answer and pickle.loads(answer)
     assert isinstance(error, CollectiveError), error
     for words in (*said, f"rank 0 of {degrees.workers}"):
         assert words in str(error)

@@ -1,14 +1,22 @@
-"""The driver's watch over its run outlives what it cannot read."""
+"""The driver's watch over its run outlives what it cannot read; why worker groups died, and whether others follow."""
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from ray.exceptions import RayActorError
-from ray.train.v2.api.exceptions import WorkerGroupError
+from ray.train.v2._internal.exceptions import (
+    UserExceptionWithTraceback,
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
+)
+from ray.train.v2._internal.execution.failure_handling import FailureDecision
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from service.run.driver import Driver
-from service.run.notices import GroupFailures
+from service.run.notices import GroupFailures, kind_of, reason
 from service.run.placement import what_lacks
 from service.wire.attempt_folder import AttemptFolder
 from tests.processes import DEADLINE_S, await_that
@@ -44,7 +52,7 @@ def test_storage_that_cannot_be_read_does_not_end_the_watch(tmp_path: Path, capl
 
 
 def test_storage_that_hangs_holds_up_no_heartbeat(tmp_path: Path) -> None:
-    driver = Driver(_launch(tmp_path, "http://127.0.0.1:9"))
+    driver = Driver(_launch(tmp_path, NOWHERE))
     hangs, looked = threading.Event(), threading.Event()
 
     class Watch:  # in place of a worker group's: whether it is looked at is what counts
@@ -55,8 +63,8 @@ def test_storage_that_hangs_holds_up_no_heartbeat(tmp_path: Path) -> None:
             hangs.wait()
             return []
 
-    driver._group_watch = Watch()  # type: ignore[assignment]
-    driver._folder = driver._keeper._folder = HangingFolder()  # type: ignore[assignment]
+    driver._group_watch = Watch()
+    driver._folder = driver._keeper._folder = HangingFolder()
     _lose_group(driver)
     threads = driver._begin_watch()
     try:
@@ -72,7 +80,7 @@ def test_storage_that_hangs_holds_up_no_heartbeat(tmp_path: Path) -> None:
 
 
 def test_a_group_that_died_before_it_began_hides_none_after_it(tmp_path: Path) -> None:
-    path = _launch(tmp_path, "http://127.0.0.1:9")
+    path = _launch(tmp_path, NOWHERE)
     driver, (attempt, _) = Driver(path), AttemptFolder.open_launch(path)
     _lose_group(driver)
     driver._tell_of_dead_groups()
@@ -103,14 +111,16 @@ def test_why_workers_have_not_begun_is_told_once_and_only_if_it_is_so(tmp_path: 
 
 def test_what_a_cluster_lacks() -> None:
     free, all_ = {"CPU": 1.0, "GPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}
-    assert what_lacks({"CPU": 2, "GPU": 2}, all_, free) == (
-        "other programs hold the cluster's resources: 1 of 4 CPUs are free"
-    )
-    assert what_lacks({"CPU": 8, "GPU": 0}, all_, free) == "the cluster has only 4 CPUs now"
-    assert what_lacks({"CPU": 1, "GPU": 0}, all_, free).startswith(
-        "the free resources are spread over nodes in parts that are too small"
-    )
-    assert what_lacks({"CPU": 1, "GPU": 1}, {"CPU": 4.0}, {}) == "the cluster has only 0 GPUs now"
+    for cpus, gpus, cluster, available, words in (
+        (2, 2, all_, free, "other programs hold the cluster's resources: 1 of 4 CPUs are free"),
+        (8, 0, all_, free, "the cluster has only 4 CPUs now"),
+        (1, 0, all_, free, "the free resources are spread over nodes in parts that are too small"),
+        (1, 1, {"CPU": 4.0}, {}, "the cluster has only 0 GPUs now"),
+    ):
+        assert what_lacks({"CPU": cpus, "GPU": gpus}, cluster, available).startswith(words)
+
+
+NOWHERE = "http://127.0.0.1:9"
 
 
 def _lose_group(driver: Driver) -> None:
@@ -122,3 +132,76 @@ def _launch(tmp_path: Path, events_url: str) -> str:
     """The path of an attempt's launch."""
     given = launch(tmp_path, events_url)
     return AttemptFolder(given.storage, given.attempt).write_launch(given)
+
+
+BROKEN = UserExceptionWithTraceback(RuntimeError("Connection closed by peer\nand more"), "a traceback")
+LOST = WorkerHealthCheckFailedError("A worker health check failed.", RayActorError())
+OUT_OF_MEMORY = UserExceptionWithTraceback(torch.OutOfMemoryError("CUDA out of memory"), "a traceback")
+
+
+@pytest.mark.parametrize(
+    ("errors", "kind", "words"),
+    [
+        ({0: BROKEN, 1: LOST}, "lost", "rank 1 was lost: its process died"),
+        ({0: BROKEN}, "error", "rank 0 failed: RuntimeError: Connection closed by peer"),
+        ({0: BROKEN, 3: OUT_OF_MEMORY}, "out_of_memory", "rank 3 failed: OutOfMemoryError: CUDA out of memory"),
+        ({1: LOST, 3: OUT_OF_MEMORY}, "out_of_memory", "rank 3 failed: OutOfMemoryError: CUDA out of memory"),
+        ({0: MemoryError()}, "out_of_memory", "rank 0 failed: MemoryError: no message"),
+    ],
+)
+def test_causes_are_named_before_what_they_broke(errors: dict[int, Any], kind: str, words: str) -> None:
+    assert (kind_of(errors), reason(errors)) == (kind, words)
+
+
+def failures_of(
+    folder: Path, *, retry: dict[str, Any] | None = None, reasons: list[str] | None = None, **changes: Any
+) -> GroupFailures:
+    """`reasons`: why the driver ended ranks, in turn."""
+    given = launch(folder, retry=retry or {}).model_copy(update=changes)
+    return GroupFailures(given) if reasons is None else GroupFailures(given, take_reason=lambda: reasons.pop(0))
+
+
+def decisions(failures: GroupFailures, *errors: Exception) -> list[bool]:
+    """Whether another group is made after each error."""
+    answers = [failures.make_decision(WorkerGroupError("died", {0: error})) for error in errors]
+    made_anew = [answer == FailureDecision.RETRY for answer in answers]
+    assert made_anew == [notice.is_made_anew for notice in failures.notices()]
+    return made_anew
+
+
+def test_groups_are_made_anew_as_often_as_the_launch_says(tmp_path: Path) -> None:
+    assert decisions(failures_of(tmp_path, max_failures=2), BROKEN, LOST, BROKEN) == [True, True, False]
+    retry = {"kinds": {"error": {"max_failures": 0}, "lost": {"max_failures": 2}}}  # counted alone
+    limits = {"retry": retry, "max_failures": 1, "failures_left": {"error": 0, "lost": 2}}
+    of_kinds = decisions(failures_of(tmp_path, **limits), LOST, LOST, OUT_OF_MEMORY, LOST)
+    assert of_kinds == [True, True, True, False]
+    assert decisions(failures_of(tmp_path, **limits), BROKEN) == [False]
+    waits = {"kinds": {"out_of_memory": {"backoff": {"first_s": 60.0}}}}  # which leaves the cluster meanwhile
+    assert decisions(failures_of(tmp_path, retry=waits, max_failures=3), LOST, OUT_OF_MEMORY) == [True, False]
+
+
+def test_a_rank_that_the_driver_ended_was_hung(tmp_path: Path) -> None:
+    killed = "rank 0 was killed: no heartbeat"
+    failures = failures_of(tmp_path, max_failures=3, reasons=[killed, ""])
+    decisions(failures, LOST, LOST)
+    notices = [(notice.kind, notice.reason) for notice in failures.notices()]
+    assert notices == [("hung", killed), ("lost", "rank 0 was lost: its process died")]
+    # Of a group that did not begin it is no reason for the next.
+    failures = failures_of(tmp_path, max_failures=3, reasons=[killed, ""])
+    assert failures.make_decision(ControllerError(WorkerGroupStartupTimeoutError(1))) == FailureDecision.RETRY
+    decisions(failures, LOST)
+    assert [notice.kind for notice in failures.notices()] == ["lost"]
+
+
+def test_a_preempted_node_spends_no_failure_and_is_told(tmp_path: Path) -> None:
+    failures = failures_of(tmp_path, max_failures=0)
+    taken = WorkerHealthCheckFailedError("A worker health check failed.", RayActorError(preempted=True))
+    assert decisions(failures, taken, taken, LOST) == [True, True, False]
+    assert [notice.preempted for notice in failures.notices()] == [True, True, False]
+    assert "one of its nodes was preempted, so no failure is counted" in failures.notices()[0].reason
+
+
+def test_what_cannot_be_put_in_words_is_no_error(tmp_path: Path) -> None:
+    failures = failures_of(tmp_path, max_failures=1)
+    assert failures.make_decision(WorkerGroupError("died", {})) == FailureDecision.RETRY
+    assert failures.make_decision(WorkerGroupError("died", {0: Exception()})) == FailureDecision.RAISE

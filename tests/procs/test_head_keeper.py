@@ -22,9 +22,9 @@ from service.head import keeper as head_keeper
 from service.head.dashboard import Dashboard
 from service.head.keeper import BACKOFF_S, MAX_BACKOFF_S, MAX_TRIES, WITHIN_S, GiveUp, HeadKeeper, Pause, Try, next_try
 from service.head.local_head import LocalHead
-from service.head.processes import Process
 from service.head.ray_start import Node
 from tests.processes import await_that, sleeping
+from tests.procs.stand_in_ray import process_of
 
 
 @given(st.lists(st.floats(0.1, 200.0), min_size=1, max_size=400))
@@ -70,14 +70,14 @@ def head_of(folder: Path, core: subprocess.Popen[bytes], *command: str) -> Local
     (folder / "n0" / "ray_current_cluster").write_text("127.0.0.1:1")
     (folder / "ray").mkdir()
     dead = subprocess.Popen(["true"])
-    gone = Process.from_psutil(psutil.Process(dead.pid))
+    gone = process_of(dead)
     dead.wait()
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     head = LocalHead(
         state_file=folder / "ray" / "head.json", address="127.0.0.1:1", token_path=folder / "token", folder=folder,
-        num_cpus=2, num_gpus=0, nodes=(Node(core.pid, (Process.from_psutil(psutil.Process(core.pid)),)),),
+        num_cpus=2, num_gpus=0, nodes=(Node(core.pid, (process_of(core),)),),
         dashboard=Dashboard(gone, (*command, str(port)), f"http://127.0.0.1:{port}", {}),
     )  # fmt: skip
     head.record()
@@ -88,7 +88,6 @@ def test_a_dead_dashboard_is_started_alone(tmp_path: Path, core: subprocess.Pope
     keeper = HeadKeeper(head_of(tmp_path, core, sys.executable, "-m", "http.server", "--bind", "127.0.0.1"))
     keeper.look()
     trouble = keeper.trouble()
-    assert trouble is not None
     assert trouble.words.startswith("the dashboard of its Ray head died at 20")
     assert trouble.words.endswith("and is being restarted (try 1 of 6); training continues")
     assert not trouble.runs_nothing
@@ -96,7 +95,6 @@ def test_a_dead_dashboard_is_started_alone(tmp_path: Path, core: subprocess.Pope
     assert keeper.trouble() is None
     assert core.poll() is None
     started = keeper.head.dashboard.process.find()
-    assert started is not None
     found = LocalHead.find(tmp_path)
     assert found == keeper.head, "another control plane finds the new one"
     assert started.parent() != psutil.Process(), "it outlives this process"
@@ -104,40 +102,21 @@ def test_a_dead_dashboard_is_started_alone(tmp_path: Path, core: subprocess.Pope
     await_that(lambda: not found.dashboard.running())
 
 
-def test_what_dies_each_time_is_given_up_and_that_is_said_once(
-    tmp_path: Path, core: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restarts_are_given_up(tmp_path: Path, core: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_keeper, "BACKOFF_S", 0.0)
-    keeper = HeadKeeper(head_of(tmp_path, core, "sh", "-c", "echo no room for a dashboard"))
+    keeper = HeadKeeper(head := head_of(tmp_path, core, "sh", "-c", "echo no room for a dashboard"))
     with capture_logs() as logged:
         for _ in range(20):
             keeper.look()
-    trouble = keeper.trouble()
-    assert trouble is not None
-    assert (
-        "was restarted 6 times in vain: end 'shardyard up', fix what its log says about Ray, and start it again"
-        in trouble.words
-    )
+    assert "was restarted 6 times in vain: end 'shardyard up', fix what its log says about Ray" in str(keeper.trouble())
     events = [line["event"] for line in logged]
     assert events[0] == "part of the Ray head died"
     assert events[1:-1] == ["restarting it", "the Ray head did not start"] * MAX_TRIES
     assert events[-1] == "giving up on the Ray head"
     assert "no room for a dashboard" in logged[2]["why"]
     assert core.poll() is None
-
-
-def test_what_lives_again_long_enough_may_die_again(
-    tmp_path: Path, core: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also after it was given up: somebody else may have mended it."""
-    monkeypatch.setattr(head_keeper, "BACKOFF_S", 0.0)
-    keeper = HeadKeeper(head := head_of(tmp_path, core, "sh", "-c", "echo no room for a dashboard"))
-    for _ in range(20):
-        keeper.look()
-    assert "in vain" in str(keeper.trouble())
-    with sleeping() as dashboard:
-        mended = Process.from_psutil(psutil.Process(dashboard.pid))
-        replace(head, dashboard=replace(head.dashboard, process=mended)).record()
+    with sleeping() as dashboard:  # that somebody else has mended
+        replace(head, dashboard=replace(head.dashboard, process=process_of(dashboard))).record()
         keeper.look()
         assert keeper.trouble() is None
         dashboard.kill()

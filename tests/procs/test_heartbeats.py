@@ -1,4 +1,5 @@
-"""Heartbeats of real worker processes: one that is stopped is found and ended, one that works or waits is not."""
+"""Heartbeats of real worker processes, and who is frozen, waited for or stuck by them: one that is stopped is found
+and ended, one that works or waits is not."""
 
 import logging
 import os
@@ -9,7 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +22,7 @@ from service.run.group_watch import GroupWatch
 from service.run.heartbeat import Beat, Heartbeat, Introduction
 from service.run.heartbeat_server import HeartbeatServer
 from service.run.status import status_of
-from service.run.watchdog import WatchdogLimits
+from service.run.watchdog import Judgement, RankFacts, WatchdogLimits, judge
 from tests.processes import DEADLINE_S, await_that
 
 LIMITS = WatchdogLimits(silent_s=4.0, idle_s=4.0, stuck_s=12.0, storage_s=12.0)
@@ -43,7 +46,6 @@ def start(server: HeartbeatServer) -> Iterator[Start]:
         command = [sys.executable, "-m", "tests.procs.beating", address.host, str(address.port), address.secret]
         process = subprocess.Popen([*command, str(rank), phase, how], stdout=subprocess.PIPE, text=True)
         started.append(process)
-        assert process.stdout is not None
         assert process.stdout.readline() == "at work\n"
         await_that(lambda: rank in {state.rank for state in server.ranks() if state.beat.phase == phase})
         return process
@@ -52,7 +54,6 @@ def start(server: HeartbeatServer) -> Iterator[Start]:
     for process in started:
         process.kill()
         process.wait()
-        assert process.stdout is not None
         process.stdout.close()
 
 
@@ -62,7 +63,7 @@ def here(_node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("phase", ["preparation", "loading", "step", "collective", "checkpoint", "evaluation"])
-def test_a_stopped_rank_is_named_with_its_stack_and_ended_whatever_it_does(
+def test_a_stopped_rank_is_ended(
     phase: str, server: HeartbeatServer, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     honest, frozen = start(0, "collective", "waits"), start(1, phase, "waits")
@@ -85,21 +86,20 @@ def test_a_stopped_rank_is_named_with_its_stack_and_ended_whatever_it_does(
 def test_a_rank_that_works_is_left_alone_while_others_wait_for_it(server: HeartbeatServer, start: Start) -> None:
     slow, waiting = start(0, "step", "computes"), start(1, "collective", "waits")
     watch = GroupWatch(server, here, LIMITS)
-    await_that(lambda: max(_idle_s(server, 1), 0.0) > LIMITS.stuck_s)
+    await_that(lambda: max(next(state.beat.idle_s for state in server.ranks() if state.rank == 1), 0) > LIMITS.stuck_s)
     watch.look()
     assert (slow.poll(), waiting.poll(), watch.take_reason()) == (None, None, "")
 
 
-def test_a_rank_that_waits_while_others_wait_for_it_says_where_and_is_ended_in_the_end(
+def test_a_rank_that_others_wait_for_is_ended(
     server: HeartbeatServer, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     waiting, hanging = start(0, "collective", "waits"), start(1, "step", "waits")
     watch = GroupWatch(server, here, LIMITS)
 
     def is_ended() -> bool:
-        if (
-            "killed; restarting the worker group" not in caplog.text
-        ):  # the one that is left alone would be stuck by itself
+        # The one that is left alone would be stuck by itself.
+        if "killed; restarting the worker group" not in caplog.text:
             watch.look()
         return hanging.poll() is not None
 
@@ -108,7 +108,6 @@ def test_a_rank_that_waits_while_others_wait_for_it_says_where_and_is_ended_in_t
     assert waiting.poll() is None
     assert caplog.text.count("while 1 other ranks wait in collectives") == 1
     assert "rank 1 (step of a test)" in watch.take_reason()
-    assert hanging.stdout is not None
     said = hanging.stdout.read()
     assert "stacks of this process, rank 1" in said
     assert "in wait_for_nobody" in said
@@ -116,52 +115,56 @@ def test_a_rank_that_waits_while_others_wait_for_it_says_where_and_is_ended_in_t
 
 def test_a_process_that_is_resumed_before_anybody_looks_is_left_alone(server: HeartbeatServer, start: Start) -> None:
     process = start(0, "step", "computes")
-    process.send_signal(signal.SIGSTOP)
-    await_that(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
-    look = examine(process.pid, psutil.Process(process.pid).create_time(), "never")
+    created_at = psutil.Process(process.pid).create_time()
+    stop(process)
+    look = examine(process.pid, created_at, "never")
     assert (look.state, look.ended) == ("stopped", False)
     process.send_signal(signal.SIGCONT)
-    look = examine(process.pid, psutil.Process(process.pid).create_time(), "if_stopped")
+    look = examine(process.pid, created_at, "if_stopped")
     assert look.ended is False
     assert look.cpu_share > 0.05
     assert "compute" in look.stack
 
 
-def test_a_worker_that_is_stopped_before_it_beats_is_found_by_its_attempt() -> None:
-    ours, others = ({**os.environ, ATTEMPT_VARIABLE: name} for name in ("job-a-a1", "job-a-a2"))
-    command = [sys.executable, "-c", "import threading; threading.Event().wait()"]
-    processes = [subprocess.Popen(command, env=variables) for variables in (ours, ours, others)]
-    try:
-        for process in (processes[0], processes[2]):
-            process.send_signal(signal.SIGSTOP)
-            await_that(partial(_is_stopped, process.pid))
-        assert [(look.pid, look.state) for look in end_stopped("job-a-a1")] == [(processes[0].pid, "stopped")]
-        assert processes[0].wait(DEADLINE_S) == -signal.SIGKILL
-        assert [process.poll() for process in processes[1:]] == [None, None]
-        assert end_stopped("job-a-a1") == []
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+WAIT = "import threading; threading.Event().wait()"
 
 
-def test_a_silent_rank_that_works_is_left_alone_however_long_it_is_silent(server: HeartbeatServer) -> None:
-    """As one whose heartbeat thread cannot get the interpreter lock."""
-    command = [sys.executable, "-c", "while True: pass"]
-    watch = GroupWatch(server, here, WatchdogLimits(silent_s=0.1, idle_s=0.1, stuck_s=0.2))
-    with subprocess.Popen(command) as process:
+@contextmanager
+def python(code: str = WAIT, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs this, gone afterwards."""
+    with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **variables}) as process:
         try:
-            with introduced(server, rank=0, pid=process.pid):
-                await_that(lambda: server.ranks()[0].silent_s(time.monotonic()) > 0.2)
-                watch.look()
-            assert (process.poll(), watch.take_reason()) == (None, "")
+            yield process
         finally:
             process.kill()
 
 
-def test_a_node_that_cannot_be_reached_keeps_no_rank_of_another_from_being_examined(
-    server: HeartbeatServer, start: Start
-) -> None:
+def stop(process: subprocess.Popen[Any]) -> None:
+    process.send_signal(signal.SIGSTOP)
+    await_that(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+
+
+def test_a_worker_that_is_stopped_before_it_beats_is_found_by_its_attempt() -> None:
+    ours, others = ({ATTEMPT_VARIABLE: name} for name in ("job-a-a1", "job-a-a2"))
+    with python(**ours) as stopped, python(**ours) as running, python(**others) as of_another:
+        stop(stopped)
+        stop(of_another)
+        assert [(look.pid, look.state) for look in end_stopped("job-a-a1")] == [(stopped.pid, "stopped")]
+        assert stopped.wait(DEADLINE_S) == -signal.SIGKILL
+        assert [running.poll(), of_another.poll()] == [None, None]
+        assert end_stopped("job-a-a1") == []
+
+
+def test_a_silent_rank_that_works_is_left_alone_however_long_it_is_silent(server: HeartbeatServer) -> None:
+    """As one whose heartbeat thread cannot get the interpreter lock."""
+    watch = GroupWatch(server, here, WatchdogLimits(silent_s=0.1, idle_s=0.1, stuck_s=0.2))
+    with python("while True: pass") as process, introduced(server, rank=0, pid=process.pid):
+        await_that(lambda: server.ranks()[0].silent_s(time.monotonic()) > 0.2)
+        watch.look()
+        assert (process.poll(), watch.take_reason()) == (None, "")
+
+
+def test_an_unreachable_node_keeps_no_other_rank_from_being_examined(server: HeartbeatServer, start: Start) -> None:
     def examine_on(node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[ProcessSample]:
         if node == "lost-node":
             raise TimeoutError(node)
@@ -188,26 +191,18 @@ def test_a_worker_knows_for_how_long_its_driver_has_not_answered(server: Heartbe
 
 
 def test_a_rank_that_is_ended_after_its_group_died_is_no_reason_for_a_later_death(server: HeartbeatServer) -> None:
-    with subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"]) as frozen:
-        try:
-            watch = GroupWatch(server, here, WatchdogLimits(silent_s=0.0))
-            with introduced(server, rank=1, pid=frozen.pid):
-                assert watch.take_reason() == "", "rank 0 died of something else"
-                frozen.send_signal(signal.SIGSTOP)
-                await_that(partial(_is_stopped, frozen.pid))
-                watch.look()
-                assert frozen.wait(DEADLINE_S) == -signal.SIGKILL
-            assert watch.take_reason() == ""
-        finally:
-            frozen.kill()
+    watch = GroupWatch(server, here, WatchdogLimits(silent_s=0.0))
+    with python() as frozen, introduced(server, rank=1, pid=frozen.pid):
+        assert watch.take_reason() == "", "rank 0 died of something else"
+        stop(frozen)
+        watch.look()
+        assert frozen.wait(DEADLINE_S) == -signal.SIGKILL
+        assert watch.take_reason() == ""
 
 
 def test_a_rank_that_begins_on_another_node_replaces_the_one_of_a_lost_node(server: HeartbeatServer) -> None:
-    with (
-        introduced(server, rank=0, node="lost-node"),
-        introduced(server, rank=1, node="lost-node"),
-        introduced(server, rank=0, node="new-node"),
-    ):
+    lost, new = partial(introduced, server, node="lost-node"), partial(introduced, server, node="new-node")
+    with lost(rank=0), lost(rank=1), new(rank=0):
         nodes = [(state.rank, state.introduction.node) for state in server.ranks()]
         assert nodes == [(0, "new-node"), (1, "lost-node")]
 
@@ -217,9 +212,7 @@ def test_another_process_with_the_same_number_is_not_touched() -> None:
     assert examine(os.getpid(), created_at - 60.0, "if_idle") == ProcessSample(state="gone")
 
 
-def test_nobody_is_heard_who_does_not_know_the_secret(
-    server: HeartbeatServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_who_knows_the_secret_is_heard(server: HeartbeatServer, caplog: pytest.LogCaptureFixture) -> None:
     address = server.address
     stranger = b'{"secret": "", "rank": 0, "pid": 1, "created_at": 0, "node": "", "host": ""}\n{}\n'
     for sent in (stranger, stranger.replace(b'""', b'"\\u00e9"', 1), b"\xff\xfe\n", b"[1]\n", b"x" * (1 << 17)):
@@ -250,14 +243,6 @@ def introduced(server: HeartbeatServer, rank: int, pid: int | None = None, node:
         yield
 
 
-def _is_stopped(pid: int) -> bool:
-    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-
-
-def _idle_s(server: HeartbeatServer, rank: int) -> float:
-    return next(state.beat.idle_s for state in server.ranks() if state.rank == rank)
-
-
 def test_a_status_has_the_last_heartbeat_of_each_rank(server: HeartbeatServer, start: Start) -> None:
     processes = [start(0, "collective", "waits"), start(1, "step", "waits")]
     status = status_of(server.ranks())
@@ -266,3 +251,55 @@ def test_a_status_has_the_last_heartbeat_of_each_rank(server: HeartbeatServer, s
         (0, "collective", processes[0].pid), (1, "step", processes[1].pid),
     ]  # fmt: skip
     assert all(0.0 <= rank.silent_s < DEADLINE_S and rank.device is None for rank in status.ranks)
+
+
+DEFAULTS = WatchdogLimits()
+AT_WORK = RankFacts(0, "step", "step 7", in_collective=False, silent_s=1.0, idle_s=0.0, step_s=2.0)
+WAITING = RankFacts(1, "step", "all-reduce of gradients", in_collective=True, silent_s=1.0, idle_s=500.0)
+
+
+def test_a_slow_rank_that_works_is_left_alone_however_long_others_wait_for_it() -> None:
+    assert judge([AT_WORK, WAITING, replace(WAITING, rank=2, idle_s=86_400.0)], DEFAULTS) == Judgement()
+
+
+@pytest.mark.parametrize("phase", ["start", "preparation", "trials", "loading", "step", "checkpoint", "evaluation"])
+@pytest.mark.parametrize("in_collective", [False, True])
+def test_a_rank_that_does_not_beat_is_looked_at_in_every_phase(phase: str, in_collective: bool) -> None:
+    frozen = replace(AT_WORK, rank=3, phase=phase, in_collective=in_collective, silent_s=20.0)
+    assert judge([AT_WORK, frozen], DEFAULTS).silent == (3,)
+    assert judge([AT_WORK, replace(frozen, silent_s=19.9)], DEFAULTS).silent == ()
+
+
+HANGING = replace(AT_WORK, rank=2, idle_s=25.0)
+
+
+def test_a_rank_that_beats_and_does_nothing_while_others_wait_is_named_and_then_ended() -> None:
+    assert judge([WAITING, HANGING], DEFAULTS) == Judgement(idle=(2,))
+    assert judge([AT_WORK, WAITING, HANGING], DEFAULTS) == Judgement(idle=(2,))
+    assert judge([WAITING, replace(HANGING, idle_s=19.0)], DEFAULTS) == Judgement()
+    stuck = replace(HANGING, idle_s=301.0)
+    assert judge([WAITING, stuck], DEFAULTS).stuck == (2,)
+    assert judge([replace(WAITING, idle_s=299.0), stuck], DEFAULTS).stuck == ()
+    assert "rank 2 (step 7)" in judge([WAITING, stuck], DEFAULTS).reason
+
+
+def test_ranks_that_all_wait_in_collectives_are_all_named_and_all_ended() -> None:
+    other = replace(WAITING, rank=2, doing="all-to-all of rows", idle_s=400.0)
+    assert judge([WAITING, other], DEFAULTS) == Judgement(
+        idle=(1, 2),
+        stuck=(1, 2),
+        reason="all ranks idle for 400 s; rank 1 (all-reduce of gradients), rank 2 (all-to-all of rows)",
+    )
+
+
+def test_a_group_has_the_time_of_twenty_steps_and_storage_may_take_its_own() -> None:
+    slow = replace(HANGING, step_s=60.0)
+    assert judge([replace(slow, idle_s=1000.0)], DEFAULTS).stuck == ()
+    assert judge([replace(slow, idle_s=1200.0)], DEFAULTS).stuck == (2,)
+    for phase in ("checkpoint", "loading"):
+        saving = replace(AT_WORK, phase=phase)
+        assert judge([replace(saving, idle_s=1799.0)], DEFAULTS).stuck == ()
+        assert judge([replace(saving, idle_s=1800.0)], DEFAULTS).stuck == (0,)
+    preparing = replace(AT_WORK, phase="preparation", idle_s=1e6)  # perhaps for another job that prepares the same
+    assert judge([preparing, replace(WAITING, phase="start", idle_s=1e6)], DEFAULTS) == Judgement()
+    assert judge([], DEFAULTS) == Judgement()

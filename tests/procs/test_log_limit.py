@@ -28,9 +28,7 @@ def stored(folder: Path) -> bytes:
 
 
 @given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=12), most=st.integers(200, 2000))
-def test_whatever_is_written_the_newest_lines_stay_and_what_is_gone_is_counted(
-    tmp_path_factory: pytest.TempPathFactory, counts: list[int], most: int
-) -> None:
+def test_the_newest_lines_stay(tmp_path_factory: pytest.TempPathFactory, counts: list[int], most: int) -> None:
     storage = tmp_path_factory.mktemp("storage")
     newest, total = NewestSegments(Folder(str(storage)), most), 0
     for number, count in enumerate(counts):

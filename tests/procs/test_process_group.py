@@ -1,17 +1,19 @@
-"""The process group of workers: up between real processes, and listening where it was told to and nowhere else."""
+"""The process group of workers, between real processes: up, and listening where it was told to alone. Also of ranks
+whose default group has no backend for the CPU, as NCCL's, stood in for by gloo for GPUs alone."""
 
 import ipaddress
 import socket
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import psutil
 import pytest
 
 from moe.interface import LOOPBACK, interface_of
 from service.run.process_group import meeting_addresses
-from tests.listening import Address, listening_addresses
-from tests.parity.gloo_ranks import many_with_torch
+from tests.listening import listening_addresses
+from tests.parity.gloo_ranks import rank_processes, receive
 from tests.processes import DEADLINE_S
 
 RANKS = 2
@@ -47,29 +49,13 @@ def outward() -> str:
 @pytest.mark.parametrize("address", [lambda: LOOPBACK, outward], ids=["loopback", "outward"])
 def test_it_listens_on_the_address_that_it_is_given_alone(address: Callable[[], str]) -> None:
     addresses = [address()] * RANKS
-    context = many_with_torch()
-    pipes, processes = [], []
-    for rank in range(RANKS):
-        ours, theirs = context.Pipe()
-        processes.append(context.Process(target=meet, args=(rank, addresses, theirs), daemon=True))
-        pipes.append(ours)
-        processes[-1].start()
-    try:
-        assert pipes[0].poll(DEADLINE_S)
-        port = pipes[0].recv()
+    with rank_processes(meet, RANKS, addresses) as pipes:
+        port = receive(pipes[0])
         for pipe in pipes:
             pipe.send(port)
-        found: list[tuple[float, list[Address]]] = []
-        for pipe in pipes:
-            assert pipe.poll(DEADLINE_S)
-            found.append(pipe.recv())
+        found = [receive(pipe) for pipe in pipes]
         for pipe in pipes:
             pipe.send(None)
-        for process in processes:
-            process.join(DEADLINE_S)
-    finally:
-        for process in processes:
-            process.kill()
     assert [total for total, _ in found] == [3.0, 3.0]
     for _, listening in found:
         assert set(map(str, listening)) == {addresses[0]}
@@ -86,3 +72,37 @@ def test_an_address_belongs_to_an_interface_all_of_loopback_to_its_own_and_a_str
     assert interface_of("127.0.0.1") == interface_of("127.0.0.9")
     assert interface_of(outward()) not in (None, interface_of(LOOPBACK))
     assert interface_of("192.0.2.1") is None  # set aside for documentation
+
+
+def exchange(rank: int, rendezvous: str, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from moe.parallel import plain_collectives
+    from moe.sharding.applied.agreement import agree, can_agree
+    from moe.sharding.exchange.mesh import ShardingMesh
+
+    dist.init_process_group("cuda:gloo", f"file://{rendezvous}", rank=rank, world_size=RANKS)
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.zeros(()))
+    found = [
+        plain_collectives.broadcast_from_rank0(lambda: "first"),
+        plain_collectives.all_gather_json(rank),
+        plain_collectives.gather_json(rank),
+        plain_collectives.scatter_json(["a", "b"] if rank == 0 else None),
+        plain_collectives.all_reduce_sum(1.0),
+    ]
+    mesh = ShardingMesh((RANKS,), (rank,), (None,))
+    assert can_agree(mesh)
+    agree(mesh, 5)
+    with pytest.raises(ValueError):
+        agree(mesh, 5 + rank)
+    pipe.send(found)
+    dist.destroy_process_group()
+
+
+def test_values_are_exchanged_without_a_backend_for_the_cpu(tmp_path: Path):
+    with rank_processes(exchange, RANKS, str(tmp_path / "rendezvous")) as pipes:
+        assert [receive(pipe) for pipe in pipes] == [
+            ["first", [0, 1], [0, 1] if rank == 0 else None, "ab"[rank], [2.0]] for rank in range(RANKS)
+        ]

@@ -1,5 +1,9 @@
-"""By how much real processes grow while they work on a micro-batch, beside what is predicted."""
+"""By how much real processes grow while they work on a micro-batch, beside what is predicted; and pages that the system
+gives a process again for a block that it had before."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +13,10 @@ from moe.plan import Cluster, LayoutSearch, Plan
 from moe.plan.candidate import Candidate, Options
 from moe.plan.degrees import Degrees
 from moe.spec import JobSpec
+from moe.train.environment import KEEP_FREED_MEMORY, children_keep_freed_memory
+from service.run.driver import workers_environment
 from tests.grid import every
-from tests.parity.gloo_ranks import many_with_torch
+from tests.parity.gloo_ranks import rank_processes, receive
 from tests.processes import DEADLINE_S
 from tests.procs import memory_growth
 from tests.unit.test_predicted_memory import MODELS
@@ -45,27 +51,9 @@ def job(model: dict[str, Any], workers: int, dtype: str) -> JobSpec:
 
 def measured(spec: JobSpec, plan: Plan, folder: Path) -> int:
     """The most that a rank's process grows."""
-    context = many_with_torch()
-    ours, theirs = context.Pipe()
-    given = (spec, plan)
-    ranks = [
-        context.Process(target=memory_growth.main, args=(*given, rank, str(folder / "rendezvous"), theirs))
-        for rank in range(plan.num_workers)
-    ]
-    for rank in ranks:
-        rank.start()
-    theirs.close()
-    try:
-        said = []
-        for _ in ranks:
-            assert ours.poll(DEADLINE_S), "a rank hangs"
-            said.append(int(ours.recv()))
-    finally:
-        for rank in ranks:
-            rank.join(5)
-            rank.kill()
-            rank.join()
-    return max(said)
+    rendezvous = str(folder / "rendezvous")
+    with rank_processes(memory_growth.main, plan.num_workers, spec, plan, rendezvous) as pipes:
+        return max(receive(pipe) for pipe in pipes)
 
 
 @pytest.mark.slow
@@ -98,3 +86,61 @@ def test_processes_grow_as_predicted(case: tuple[str, str, Any], tmp_path: Path)
         f"({predicted / seen - 1:+.0%})"
     )
     assert predicted == pytest.approx(seen, rel=0.15)
+
+
+FEW_FAULTS = 10
+"""Less than the huge pages of any of these blocks."""
+BLOCKS = """
+import resource, threading, torch
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for mib in (80, 40, 48):
+        torch.empty(mib << 20, dtype=torch.uint8).fill_(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def blocks():
+    print(min(faults() for turn in range(40)))
+
+thread = threading.Thread(target=blocks)
+thread.start()
+thread.join()
+"""
+"""In a thread, as Ray Train's workers train: prints the page faults of the turn that took fewest. A heap has its size
+after some turns, eleven at most as seen: what is allocated beside takes from the hole that a block left, and the block
+has another place next time, until there is one for all."""
+
+
+def faults(environment: dict[str, str]) -> int:
+    plain = {name: value for name, value in os.environ.items() if name not in KEEP_FREED_MEMORY}
+    said = subprocess.run(
+        [sys.executable, "-c", BLOCKS], env=plain | environment, timeout=DEADLINE_S, check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    return int(said.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is set is glibc's")
+def test_workers_on_cores_take_no_fresh_memory_for_a_block_they_had() -> None:
+    in_workers, as_it_comes = faults(workers_environment(gpus_per_worker=0)), faults({})
+    print(f"{as_it_comes} page faults a turn as it comes, {in_workers} in a worker")
+    assert in_workers < FEW_FAULTS < as_it_comes
+
+
+def test_what_an_operator_sets_goes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
+    assert workers_environment(gpus_per_worker=0)["MALLOC_ARENA_MAX"] == "4"
+
+
+def test_workers_with_gpus_leave_the_host_memory_as_it_is() -> None:
+    assert not KEEP_FREED_MEMORY.keys() & workers_environment(gpus_per_worker=1).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is set is glibc's")
+def test_rates_are_measured_in_processes_that_keep_what_they_freed() -> None:
+    before = dict(os.environ)
+    with children_keep_freed_memory():
+        assert faults({name: os.environ[name] for name in KEEP_FREED_MEMORY}) < FEW_FAULTS
+    assert dict(os.environ) == before

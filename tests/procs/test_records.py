@@ -15,7 +15,7 @@ import pytest
 from moe.records import StepRecord
 from moe.storage.folder import Folder
 from service.run.outbox import Outbox
-from service.run.recorder import CapturedOutput
+from service.run.recorder import CapturedOutput, SpoolRecorder
 from service.run.sender import Sender
 from service.run.spool import Spool, local_segments
 from service.run.status import status_of
@@ -36,6 +36,11 @@ def receiver() -> Iterator[Receiver]:
     receiver.stop()
 
 
+def record_steps(run: SpoolRecorder, *steps: int) -> None:
+    for step in steps:
+        run.metric(StepRecord(step))
+
+
 @pytest.fixture
 def storage(tmp_path: Path, node: Path) -> str:
     """Storage of one job, whose processes run on the node."""
@@ -53,46 +58,31 @@ def test_records_arrive_once_and_in_order_and_leave_nothing_behind(receiver: Rec
     assert list(spool_folder(JOB).iterdir()) == []
 
 
-def test_a_worker_says_with_each_batch_for_how_long_its_driver_has_not_answered(
-    receiver: Receiver, storage: str
-) -> None:
+def test_records_made_while_nobody_listened_are_delivered_later(receiver: Receiver, storage: str) -> None:
     run = recorder(receiver.url, storage, "g0.rank-0")
-    run.report_driver_silence(lambda: 7.04)
-    run.metric(StepRecord(1))
-    await_that(lambda: 7.0 in receiver.driver_silent_s)
-    run.close()
-
-
-def test_what_was_recorded_while_nobody_listened_is_delivered_later(receiver: Receiver, storage: str) -> None:
-    run = recorder(receiver.url, storage, "g0.rank-0")
-    run.metric(StepRecord(1))
+    record_steps(run, 1)
     await_that(lambda: receiver.steps("group-0") == [1])
     receiver.stop()
-    for step in range(2, 50):
-        run.metric(StepRecord(step))
+    record_steps(run, *range(2, 50))
     receiver.start()
     await_that(lambda: receiver.steps("group-0") == list(range(1, 50)))
     run.close()
 
 
 def test_a_run_that_ends_while_nobody_listens_leaves_everything_on_storage(storage: str) -> None:
-    run = recorder("http://127.0.0.1:9", storage, "g0.rank-0")
-    for step in range(1, 50):
-        run.metric(StepRecord(step))
-    run.close(patience_s=0.5)
-    assert [record.seq for record in _sealed(storage, "a1.g0")] == list(range(49))
-
-
-def test_a_driver_clears_the_node_of_what_storage_has(storage: str) -> None:
-    worker = recorder("http://127.0.0.1:9", storage, "g0.rank-0")
-    worker.metric(StepRecord(1))
+    worker = recorder(NOBODY, storage, "g0.rank-0")
+    record_steps(worker, *range(1, 50))
     worker.close(patience_s=0.1)
+    assert [record.seq for record in _sealed(storage, "a1.g0")] == list(range(49))
     assert len(local_segments(spool_folder(JOB) / "metrics" / "a1.g0")) == 1  # for the next group to deliver
-    driver = recorder("http://127.0.0.1:9", storage, "driver")
+    driver = recorder(NOBODY, storage, "driver")  # which clears the node of what storage has
     driver.log("info", "over")
     driver.close(patience_s=0.1)
     assert not (spool_folder(JOB) / "metrics").exists()
-    assert [record.data["step"] for record in _sealed(storage, "a1.g0")] == [1]
+    assert [record.seq for record in _sealed(storage, "a1.g0")] == list(range(49))
+
+
+NOBODY = "http://127.0.0.1:9"
 
 
 def test_a_control_plane_that_knows_less_gets_it_again(receiver: Receiver, tmp_path: Path) -> None:
@@ -111,26 +101,24 @@ def test_a_control_plane_that_knows_less_gets_it_again(receiver: Receiver, tmp_p
 
 def test_a_refused_writer_stops_sending_and_keeps_sealing(receiver: Receiver, storage: str) -> None:
     run = recorder(receiver.url, storage, "g0.rank-0")
-    run.metric(StepRecord(1))
+    record_steps(run, 1)
     await_that(lambda: receiver.num_posts > 0)
     receiver.refuses = True
-    run.metric(StepRecord(2))
+    record_steps(run, 2)
     await_that(lambda: receiver.num_posts > 1)
     posts_when_refused = receiver.num_posts
-    run.metric(StepRecord(3))
+    record_steps(run, 3)
     run.close()
     assert receiver.num_posts <= posts_when_refused + 1
     assert [record.data["step"] for record in _sealed(storage, "a1.g0")] == [1, 2, 3]
 
 
-def test_a_control_plane_that_lost_the_job_gets_its_records_once_it_is_recovered(
-    receiver: Receiver, storage: str
-) -> None:
+def test_a_control_plane_that_lost_the_job_gets_its_records_when_recovered(receiver: Receiver, storage: str) -> None:
     run = recorder(receiver.url, storage, "g0.rank-0")
-    run.metric(StepRecord(1))
+    record_steps(run, 1)
     await_that(lambda: receiver.steps("group-0") == [1])
     receiver.knows_job = False
-    run.metric(StepRecord(2))
+    record_steps(run, 2)
     posts = receiver.num_posts
     await_that(lambda: receiver.num_posts > posts + 1)
     receiver.knows_job = True
@@ -138,18 +126,24 @@ def test_a_control_plane_that_lost_the_job_gets_its_records_once_it_is_recovered
     run.close()
 
 
-def test_requests_come_back_with_heartbeats(receiver: Receiver, storage: str) -> None:
-    run = recorder(receiver.url, storage, "g0.rank-0")
+def test_requests_statuses_and_the_drivers_silence_travel_with_batches(receiver: Receiver, storage: str) -> None:
+    worker, driver = recorder(receiver.url, storage, "g0.rank-0"), recorder(receiver.url, storage, "driver")
     receiver.request = "pause"
-    await_that(lambda: run.control.poll() == "pause")
-    run.close()
+    await_that(lambda: worker.control.poll() == "pause")
+    worker.report_driver_silence(lambda: 7.04)
+    record_steps(worker, 1)
+    await_that(lambda: 7.0 in receiver.driver_silent_s)
+    driver.report_status(lambda: status_of([]))
+    await_that(lambda: bool(receiver.statuses))
+    assert RunStatus.model_validate(receiver.statuses[0]).pid == os.getpid()
+    for run in (worker, driver):
+        run.close()
 
 
 def test_a_killed_writers_records_are_shipped_by_the_next_group(receiver: Receiver, storage: str) -> None:
     receiver.stop()  # nothing arrives before the kill
     command = [sys.executable, "-m", "tests.procs.recording", receiver.url, storage, tempfile.gettempdir()]
     with subprocess.Popen([*command, "g0.rank-0"], stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None
         said = [int(line) for line in islice(writer.stdout, 3000)]
         writer.kill()
         said += [int(line) for line in writer.stdout.read().split("\n")[:-1]]
@@ -159,7 +153,7 @@ def test_a_killed_writers_records_are_shipped_by_the_next_group(receiver: Receiv
 
     receiver.start()
     run = recorder(receiver.url, storage, "g1.rank-0")
-    run.metric(StepRecord(1))
+    record_steps(run, 1)
     run.close()
     kept = receiver.steps("group-0")
     assert kept == list(range(1, len(kept) + 1))
@@ -174,7 +168,7 @@ def test_what_the_last_workers_left_is_sealed_by_the_driver_that_ends(storage: s
     left = [("logs", "a1.g0.rank-1", "log"), ("metrics", "a1.g0", "jsonl")]
     for kind, writer, suffix in left:
         Spool(spool_folder(JOB) / kind / writer, suffix).append(_metric(1))
-    recorder("http://127.0.0.1:9", storage, "driver").close(patience_s=1.0, after_workers=True)
+    recorder(NOBODY, storage, "driver").close(patience_s=1.0, after_workers=True)
     for kind, writer, _ in left:
         folder = SegmentFolder(Folder(storage), kind)
         [found] = folder.writers()
@@ -220,11 +214,3 @@ def _sealed(storage: str, writer: str) -> list:
         for line in folder.read(segment, 0, segment.num_bytes).splitlines():
             json.loads(line)
     return list(folder.records(found))
-
-
-def test_a_driver_tells_of_its_attempt_beside_its_records(receiver: Receiver, storage: str) -> None:
-    run = recorder(receiver.url, storage, "driver")
-    run.report_status(lambda: status_of([]))
-    await_that(lambda: bool(receiver.statuses))
-    run.close()
-    assert RunStatus.model_validate(receiver.statuses[0]).pid == os.getpid()

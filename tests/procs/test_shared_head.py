@@ -8,11 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 
 from service.head import ray_start
@@ -20,8 +18,8 @@ from service.head.keeper import HeadKeeper
 from service.head.local_head import LocalHead
 from service.head.processes import Process
 from service.wire.trouble import Trouble
-from tests.processes import await_that, sleeping, with_environment
-from tests.procs.stand_in_ray import STAND_IN
+from tests.processes import await_that, sleeping
+from tests.procs.stand_in_ray import STAND_IN, process_of, started
 
 START = """
 import sys
@@ -44,27 +42,10 @@ local_head.LocalHead.find(sys.argv[1]).with_dashboard()
 """
 
 
-def started(state_dir: Path) -> list[psutil.Process]:
-    """All that any start of a head left running for this state folder."""
-    return with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token"))
-
-
-@pytest.fixture
-def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(ray_start, "RAY", STAND_IN)
-    yield tmp_path
-    LocalHead.stop_recorded(tmp_path)
-    for process in started(tmp_path):
-        process.kill()
-
-
-def kill(head: LocalHead) -> None:
-    """Has the head die but for one process and its dashboard."""
-    died = head.nodes[0].processes[0]
-    found = died.find()
-    assert found is not None
+def kill(process: Process) -> None:
+    found = process.find()
     found.kill()
-    await_that(lambda: not head.running())
+    await_that(lambda: process.find() is None)
 
 
 def test_starts_at_the_same_time_make_one_head(state_dir: Path) -> None:
@@ -80,7 +61,7 @@ def test_starts_at_the_same_time_make_one_head(state_dir: Path) -> None:
 def test_two_that_tend_one_head_start_it_again_once(state_dir: Path) -> None:
     head = LocalHead.start(state_dir, num_cpus=1)
     keepers = [HeadKeeper(head), HeadKeeper(head)]
-    kill(head)
+    kill(head.nodes[0].processes[0])
     with ThreadPoolExecutor() as pool:
         list(pool.map(HeadKeeper.look, keepers))
     for keeper in keepers:
@@ -109,7 +90,7 @@ def test_a_head_that_somebody_stops_is_not_started_again(state_dir: Path) -> Non
 
 def test_a_start_that_fails_leaves_what_was_recorded(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = HeadKeeper(head := LocalHead.start(state_dir, num_cpus=1))
-    kill(head)
+    kill(head.nodes[0].processes[0])
     monkeypatch.setattr(ray_start, "RAY", "raise SystemExit('no room for Ray')")
     keeper.look()
     assert "and is being restarted (try 1 of 6)" in str(keeper.trouble())
@@ -119,9 +100,7 @@ def test_a_start_that_fails_leaves_what_was_recorded(state_dir: Path, monkeypatc
     assert not LocalHead.stop_recorded(state_dir)
 
 
-def test_what_a_killed_start_left_is_found_and_ended(state_dir: Path, tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    hold.touch()
+def test_what_a_killed_start_left_is_found_and_ended(state_dir: Path, hold: Path) -> None:
     starter = subprocess.Popen(
         [sys.executable, "-c", START, str(state_dir), STAND_IN], env={**os.environ, "STAND_IN_HOLD": str(hold)}
     )
@@ -141,10 +120,7 @@ def test_what_a_killed_start_left_is_found_and_ended(state_dir: Path, tmp_path: 
 
 def test_a_dashboard_whose_start_was_killed_before_it_was_recorded_is_not_left(state_dir: Path) -> None:
     head = LocalHead.start(state_dir, num_cpus=1)
-    found = head.dashboard.process.find()
-    assert found is not None
-    found.kill()
-    await_that(lambda: not head.dashboard.running())
+    kill(head.dashboard.process)
     killed = subprocess.run([sys.executable, "-c", START_DASHBOARD, str(state_dir)], check=False)
     assert killed.returncode == -signal.SIGKILL
     core = {process.pid for process in head.nodes[0].processes}
@@ -156,18 +132,18 @@ def test_a_dashboard_whose_start_was_killed_before_it_was_recorded_is_not_left(s
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_head_of_an_earlier_release_is_stopped(state_dir: Path, version: int) -> None:
     with sleeping() as core:
-        shown = Process.from_psutil(psutil.Process(core.pid))
-        process = {"pid": shown.pid, "started": shown.started}
+        process = {"pid": core.pid, "started": process_of(core).started}
         node = {"session": core.pid, "processes": [process]}
         folder = state_dir / "head"
         (folder / "n0").mkdir(parents=True)
         (folder / "n0" / "ray_current_cluster").write_text("127.0.0.1:1")
         record = {
             "version": version, "folder": str(folder), "token_path": str(state_dir / "token"), "num_cpus": 1,
-            "address": "127.0.0.1:1", "nodes": [node], "dashboard_url": "http://127.0.0.1:2",
+            "address": "127.0.0.1:1", "nodes": [node],
         }  # fmt: skip
-        if version == 2:
-            del record["dashboard_url"]
+        if version == 1:
+            record["dashboard_url"] = "http://127.0.0.1:2"
+        else:
             node["others"] = []
             record |= {"num_gpus": 0, "dashboard": {"process": process, "command": ["true"], "url": "http://x",
                                                     "environment": {}}}  # fmt: skip

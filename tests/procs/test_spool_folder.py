@@ -29,52 +29,44 @@ JOB = "job-aaaaaaaaaaaa"
 NOBODY = "http://127.0.0.1:9"
 
 
-def _removed(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _renamed(folder: Path) -> None:
+def _rename(folder: Path) -> None:
     if os.path.lexists(folder):
         folder.rename(folder.with_name(f"{folder.name}.{os.urandom(4).hex()}"))
 
 
-def _opened_to_all(folder: Path) -> None:
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _set_mode(folder: Path, mode: int) -> None:
     if folder.is_dir():
-        folder.chmod(0o777)
+        folder.chmod(mode)
 
 
-def _closed(folder: Path) -> None:
-    if folder.is_dir():
-        folder.chmod(0o000)
-
-
-def _remade_open(folder: Path) -> None:
-    _removed(folder)
+def _make_open(folder: Path) -> None:
+    _remove(folder)
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
 
 
-def _replaced_by_a_file(folder: Path) -> None:
-    _renamed(folder)
+def _replace(folder: Path, make: Callable[[Path], None]) -> None:
+    _rename(folder)
     if folder.parent.is_dir():
-        folder.touch()
+        make(folder)
 
 
-def _replaced_by_a_link(folder: Path) -> None:
-    _renamed(folder)
-    if folder.parent.is_dir():
-        folder.symlink_to("/nonexistent")
-
-
-def _mended(folder: Path) -> None:
-    if folder.is_symlink() or folder.is_file():
-        folder.unlink()
-
-
-CHANGES = [
-    _removed, _renamed, _opened_to_all, _closed, _remade_open, _replaced_by_a_file, _replaced_by_a_link, _mended,
-]  # fmt: skip
 Change = Callable[[Path], None]
+REPLACEMENTS: dict[str, Change] = {
+    "a file": lambda folder: _replace(folder, Path.touch),
+    "a link": lambda folder: _replace(folder, lambda path: path.symlink_to("/nonexistent")),
+}
+CHANGES: list[Change] = [
+    _remove, _rename, _make_open, *REPLACEMENTS.values(),
+    lambda folder: _set_mode(folder, 0o777), lambda folder: _set_mode(folder, 0o000),
+    lambda folder: folder.unlink() if folder.is_symlink() or folder.is_file() else None,
+]  # fmt: skip
+
+
 STEPS = st.one_of(
     st.just("append"), st.just("append"), st.just("roll"), st.just("seal"), st.just("deliver"),
     st.tuples(st.sampled_from(CHANGES), st.integers(0, 3)),
@@ -83,9 +75,7 @@ STEPS = st.one_of(
 
 @given(steps=st.lists(STEPS, min_size=5, max_size=60))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_happens_to_the_folders_every_line_is_sealed_and_delivered_once(
-    tmp_path: Path, steps: list[str | tuple[Change, int]]
-) -> None:
+def test_every_line_is_sealed_and_delivered_once(tmp_path: Path, steps: list[str | tuple[Change, int]]) -> None:
     with tempfile.TemporaryDirectory(dir=tmp_path) as run:
         top, storage = Path(run) / "node", str(Path(run) / "storage" / JOB)
         folder = top / "base" / JOB / "metrics"
@@ -130,27 +120,25 @@ def test_a_spool_that_was_removed_is_made_again_with_its_mode(node: Path, tmp_pa
     await_that(lambda: _steps(storage) == [1, 2])
     first.metric(StepRecord(3))
     base = spool_bases()[0]
-    assert [oct(path.stat().st_mode & 0o777) for path in (base, *sorted(base.rglob("*"))) if path.is_dir()] == [
-        "0o700"
-    ] * sum(path.is_dir() for path in (base, *base.rglob("*")))
+    assert {oct(path.stat().st_mode & 0o777) for path in (base, *base.rglob("*")) if path.is_dir()} == {"0o700"}
     second = recorder(NOBODY, storage, "driver", attempt=2)
     second.close(patience_s=0.1)
     first.close(patience_s=0.1)
     assert _steps(storage) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("mode", [0o755, 0o777, 0o000, 0o500])
-def test_a_spool_of_another_mode_gets_its_own(node: Path, mode: int) -> None:
+def test_a_spool_of_another_mode_gets_its_own(node: Path) -> None:
     base = spool_bases()[0]
     base.mkdir()
-    base.chmod(mode)
-    assert spool_folder(JOB) == base / JOB
-    assert base.stat().st_mode & 0o777 == 0o700
+    for mode in (0o755, 0o777, 0o000, 0o500):
+        base.chmod(mode)
+        assert spool_folder(JOB) == base / JOB
+        assert base.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("change", [_replaced_by_a_file, _replaced_by_a_link])
-def test_where_another_holds_its_name_a_spool_takes_the_next(node: Path, change: Change) -> None:
-    change(spool_bases()[0])
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+def test_where_another_holds_its_name_a_spool_takes_the_next(node: Path, replacement: str) -> None:
+    REPLACEMENTS[replacement](spool_bases()[0])
     assert spool_folder(JOB) == spool_bases()[1] / JOB
 
 

@@ -1,5 +1,7 @@
-"""A worker's run and the result that it makes of it."""
+"""A worker's parts: its run and result, its device, progress of its data, files of its attempt."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,10 +9,15 @@ import torch
 from pydantic import SecretStr
 
 from moe.plan import Cluster, plan_job
-from moe.spec import JobSpec
+from moe.spec import JobSpec, ResourcesSpec
+from service.run.attempt_keeper import AttemptKeeper
+from service.run.device import device_fault, device_of
+from service.run.preparation import PreparationProgress
 from service.run.worker import _run
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Launch
+from tests.procs.launching import launch
+from tests.procs.receiver import Receiver
 from tests.procs.recording import recorder
 from tests.unit.train_runs import corpus, job
 
@@ -37,3 +44,58 @@ def test_a_loss_that_is_no_number_is_a_result_after_which_nothing_is_tried_again
     assert (result.outcome, result.retryable) == ("failed", False)
     assert f"of step {result.step + 1} is not finite" in result.message
     assert "the last good checkpoint is" in result.message
+
+
+def test_a_gpu_that_is_held_and_not_there_is_a_fault_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # before torch looks: none on any machine
+    kind = ResourcesSpec(num_workers=1).trains_on(1)
+    fault = device_fault(kind)
+    assert fault is not None
+    assert "was assigned a GPU but finds none: torch " in fault
+    assert "resources.device=cpu" in fault
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cpu", 1), ("auto", 0)])
+def test_cores_are_trained_on_where_that_is_said_or_no_gpu_is_held(device: str, gpus: int) -> None:
+    kind = ResourcesSpec(num_workers=1, device=device).trains_on(gpus)
+    assert device_fault(kind) is None
+    assert device_of(kind).type == "cpu"
+
+
+def test_progress_is_recorded_at_each_stage_and_seldom_within_one(tmp_path: Path, node: Path) -> None:
+    now = 1_000.0
+    receiver = Receiver().start()
+    try:
+        run = recorder(receiver.url, str(tmp_path / "storage"), "driver")
+        progress = PreparationProgress(run, lambda: now)
+        for tenth in range(100):
+            now = 1_000.0 + tenth / 10
+            progress("reading", tenth / 200, 1_000 * tenth)
+        progress("encoding", 0.5, 0)
+        progress("encoding", None, 7_000)
+        now += 2.5
+        progress("encoding", None, 12_000)
+        run.close()
+        told = [record["data"] for record in receiver.records["driver"] if record["kind"] == "log"]
+    finally:
+        receiver.stop()
+    assert [data["preparing"]["stage"] for data in told] == ["reading"] * 5 + ["encoding"] * 2
+    assert told[1]["preparing"] == {"stage": "reading", "share": 0.1, "num_done": 20_000, "seconds": 2.0}
+    assert told[1]["message"] == "preparing data: reading, 10%"
+    assert told[-1]["message"] == "preparing data: encoding, 12,000 texts"
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_a_launch_and_the_numbers_of_groups_outlive_the_folder(tmp_path: Path) -> None:
+    given = launch(tmp_path)
+    folder = AttemptFolder(given.storage, given.attempt)
+    path = folder.write_launch(given)
+    keeper = AttemptKeeper(path)
+    assert [folder.begin_group(0), folder.begin_group(0)] == [0, 1]
+    assert not keeper.look()
+    shutil.rmtree(given.storage)
+    assert keeper.look()
+    assert not keeper.look()
+    assert AttemptFolder.open_launch(path)[1] == given, "a new worker group reads it"
+    assert Path(path).stat().st_mode & 0o777 == 0o600
+    assert folder.begin_group(0) == 2, "and no group has the number of another"
