@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, ScheduleSpec, TrainSpec, TranslationModelSpec
+from moe.parallel import Layout, local_parameters, reduce_gradients
+from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, ScheduleSpec, SpecError, TrainSpec, TranslationModelSpec
+from moe.tasks.build import build_model
+from moe.tasks.translation.batches import PairsBatch
 from tests.parity.digests import OF_THE_LAYOUT
 from tests.parity.gloo_ranks import Pools
-from tests.parity.trajectory import Degrees, run
+from tests.parity.trajectory import Degrees, Model, Shape, Whole, batch_of, run
 
 NUM_STEPS = 20
 
@@ -20,9 +23,7 @@ LAYOUTS: dict[str, tuple[Degrees, ...]] = {
     "expert": (Degrees(expert=2), Degrees(expert=4)),
     "data": (Degrees(data=2), Degrees(data=4), Degrees(expert=2, data=2)),
     "expert x FSDP": (
-        Degrees(expert=2, fsdp=2),
-        Degrees(data=2, fsdp=2, expert_fsdp=2),
-        Degrees(expert=4, fsdp=4),
+        Degrees(expert=2, fsdp=2), Degrees(data=2, fsdp=2, expert_fsdp=2), Degrees(expert=4, fsdp=4),
         Degrees(expert=2, data=2, fsdp=4, expert_fsdp=2),
     ),
     "expert x HSDP": (Degrees(expert=2, data=2, fsdp=2), Degrees(data=4, fsdp=2, expert_fsdp=2)),
@@ -31,16 +32,13 @@ LAYOUTS: dict[str, tuple[Degrees, ...]] = {
     "folded, three at a time": (
         Degrees(expert=2, expert_tensor=2, tensor=2, fsdp=2),
         Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2),
-        Degrees(expert_tensor=2, data=2, tensor=2, expert_fsdp=2),
-        Degrees(expert=2, expert_tensor=2, fsdp=2),
+        Degrees(expert_tensor=2, data=2, tensor=2, expert_fsdp=2), Degrees(expert=2, expert_tensor=2, fsdp=2),
     ),
     "over nodes": (
-        Degrees(expert=2, ranks_per_node=1),
-        Degrees(expert=4, ranks_per_node=2),
-        Degrees(expert=4, ranks_per_node=2, tensor=2, fsdp=2),
-        Degrees(expert=2, expert_tensor=2, ranks_per_node=2),
+        Degrees(expert=2, ranks_per_node=1), Degrees(expert=4, ranks_per_node=2),
+        Degrees(expert=4, ranks_per_node=2, tensor=2, fsdp=2), Degrees(expert=2, expert_tensor=2, ranks_per_node=2),
     ),
-}
+}  # fmt: skip
 """On 1, 2 and 4 ranks, by what is spread."""
 
 
@@ -148,6 +146,56 @@ def run_on(ranks: Pools, degrees: Degrees, *arguments: object) -> list[dict]:
             assert ours["loss"] == theirs["loss"]
             assert ours["grad_norm"] == theirs["grad_norm"], "ranks clip alike"
     return answers[0]
+
+
+def option_of(number: int, degrees: Degrees) -> str:
+    """The option whose turn it is, or the next that has something to act on."""
+    turn = (OPTIONS[(number + later) % len(OPTIONS)] for later in range(len(OPTIONS)))
+    return next(option for option in turn if with_option(degrees, option))
+
+
+def assert_bit_identical(ranks: Pools, degrees: Degrees, model: Model, num_steps: int) -> None:
+    """The same layout twice, in float32: not a bit of losses and gradients differs."""
+    first, second = (run_on(ranks, degrees, model, train_of("float32"), Shape(), num_steps, True) for _ in range(2))
+    for ours, theirs in zip(first, second, strict=True):
+        assert ours["loss"] == theirs["loss"]
+        for name, gradient in theirs["gradients"].items():
+            assert torch.equal(ours["gradients"][name], gradient)
+
+
+def refused_paths(model: Model, degrees: Degrees) -> set[str]:
+    """Paths of the problems of a model that does not divide under a layout."""
+    layout = Layout(0, degrees.workers, torch.device("cpu"), degrees.plan(8).degrees.axes)
+    with pytest.raises(SpecError) as refused:
+        build_model(model, layout)
+    return {problem.path for problem in refused.value.problems}
+
+
+def gradients_through_logits(degrees: Degrees, spec: Model) -> dict[str, torch.Tensor]:
+    """Of a loss over logits, as those write it who call the model itself."""
+    plan = degrees.plan(8)
+    layout = Layout.build(plan)
+    model = build_model(spec, layout, seed=3, dtype=torch.float64)
+    batch = batch_of(layout, plan, Shape(), spec, 1)
+    for each in batch.micro_batches:
+        if isinstance(each, PairsBatch):
+            logits, targets = model(each.source, each.target_in, each.context), each.target_out != 0
+        else:
+            logits, targets = model(each.tokens, each.context), each.labels >= 0
+        assert logits.shape == (*targets.shape, 300)
+        ((logits.logsumexp(-1) * targets).sum() / batch.num_targets).backward()
+    parameters = local_parameters(model)
+    reduce_gradients(parameters, layout)
+    whole = Whole(parameters, layout).gradients()
+    layout.close()
+    return whole
+
+
+def assert_same_gradients_through_logits(ranks: Pools, degrees: Degrees, model: Model) -> None:
+    expected = gradients_through_logits(Degrees(), model)
+    for answer in ranks[degrees.workers].run(gradients_through_logits, degrees, model):
+        for name, gradient in expected.items():
+            torch.testing.assert_close(answer[name], gradient, rtol=1e-10, atol=1e-13, msg=name)
 
 
 def assert_same(records: list[dict], reference: list[dict], tolerance: float) -> None:

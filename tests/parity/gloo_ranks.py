@@ -8,7 +8,8 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -21,6 +22,34 @@ def many_with_torch() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed", "tests.parity.trajectory"])
     return context
+
+
+@contextmanager
+def rank_processes(
+    function: Callable[..., None], num_ranks: int, *arguments: Any, patience_s: float = 5.0
+) -> Iterator[list[Connection]]:
+    """Processes that run `function(rank, *arguments, connection)`, with this end of each connection; killed at the
+    end. For ranks that make their own process group."""
+    context, connections, processes = many_with_torch(), [], []
+    for rank in range(num_ranks):
+        ours, theirs = context.Pipe()
+        connections.append(ours)
+        processes.append(context.Process(target=function, args=(rank, *arguments, theirs), daemon=True))
+        processes[-1].start()
+        theirs.close()
+    try:
+        yield connections
+        for process in processes:
+            process.join(patience_s)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def receive(connection: Connection) -> Any:
+    assert connection.poll(_TIMEOUT_S), "a rank hangs"
+    return connection.recv()
 
 
 def _serve(rank: int, world_size: int, rendezvous: str, pipe: Connection) -> None:

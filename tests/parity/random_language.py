@@ -10,18 +10,14 @@ from tests.parity.language_models import VOCABULARY
 from tests.parity.trajectory import Degrees
 
 LAYOUTS = (
-    Degrees(micro_batch_groups=1),
-    Degrees(micro_batch_groups=2, recompute="full"),
-    Degrees(data=2, fsdp=2, expert_fsdp=2),
-    Degrees(expert=2, micro_batch_groups=1, num_chunks=2),
-    Degrees(expert=2, tensor=2, recompute="selective"),
-    Degrees(expert=2, tensor=2, micro_batch_groups=2),
-    Degrees(expert_tensor=2, tensor=2),
-    Degrees(expert=2, fsdp=2, max_rows=9),
+    Degrees(micro_batch_groups=1), Degrees(micro_batch_groups=2, recompute="full"),
+    Degrees(data=2, fsdp=2, expert_fsdp=2), Degrees(expert=2, micro_batch_groups=1, num_chunks=2),
+    Degrees(expert=2, tensor=2, recompute="selective"), Degrees(expert=2, tensor=2, micro_batch_groups=2),
+    Degrees(expert_tensor=2, tensor=2), Degrees(expert=2, fsdp=2, max_rows=9),
     Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2, recompute="full", micro_batch_groups=1),
     Degrees(expert=2, expert_tensor=2, tensor=4),
     Degrees(expert=4, ranks_per_node=2, tensor=2, fsdp=2, num_chunks=3),
-)
+)  # fmt: skip
 FREEZES: tuple[tuple[str, ...], ...] = (
     (), ("embedding.*",), ("*.moe.router",), ("*attention*",), ("*.experts.*", "norm.weight"), ("layers.0.*",),
     ("*norm*", "output.*"),

@@ -1,6 +1,9 @@
-"""A module that knows nothing of layouts is the same under all of them, its placements given."""
+"""A user's own module, with what users' modules have, trains the same under every layout, its placements given."""
 
+import warnings
 from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,84 +11,164 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers import MoELayer, TokenContext
-from moe.parallel import Layout, apply, local_parameters, reduce_gradients
+from moe.parallel import Layout, apply, clip_by_global_norm, forget_gradients, local_parameters, reduce_gradients
 from moe.plan.placement import Placement
 from moe.routing import BatchCounts
-from moe.spec import MoESpec
+from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, OptimizerSpec
+from moe.train.optimizer.build import build_optimizer
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Whole
 
-WORDS, GROUPS, GROUP_TOKENS = 11, 4, 6
-SPEC = MoESpec(num_experts=4, model_dim=8, hidden_dim=12, group_tokens=GROUP_TOKENS, capacity_factor=1.0)
-
-
-class Guesser(nn.Module):
-    """The word after each word."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(WORDS, 8)
-        self.moe = MoELayer(SPEC)
-        self.head = nn.Linear(8, WORDS)
-
-    def forward(self, words: Tensor, tokens: TokenContext) -> Tensor:
-        return self.head(self.moe(self.embedding(words), tokens)[0])
-
-
-SPLITS: Mapping[str, tuple[tuple[str, int], ...]] = {
-    "moe.experts.w_in": (("expert", 0), ("expert_tensor", 2), ("expert_fsdp", 0)),
-    "moe.experts.w_out": (("expert", 0), ("expert_tensor", 1), ("expert_fsdp", 0)),
-}
-LAYOUTS = (
-    Degrees(expert=2),
-    Degrees(expert=4),
-    Degrees(expert=2, fsdp=2),
-    Degrees(data=2, fsdp=2, expert_fsdp=2),
-    Degrees(expert=2, tensor=2),
-    Degrees(data=2, tensor=2),
-    Degrees(expert=2, data=2, tensor=2, expert_fsdp=2),
-    Degrees(expert=2, expert_tensor=2, tensor=2, fsdp=2),
+WORDS, GROUPS, TOKENS, STEPS = 11, 4, 6, 3
+SPEC = MoESpec(num_experts=4, model_dim=8, hidden_dim=12, group_tokens=TOKENS, capacity_factor=1.0)
+OPTIMIZERS = (
+    AdamWSpec(name="adamw", peak_lr=0.01, weight_decay=0.1),
+    AdafactorSpec(name="adafactor", peak_lr=0.01, weight_decay=0.1),
 )
 
 
-def gradients(degrees: Degrees) -> tuple[float, dict[str, Tensor]]:
-    """(the loss of the whole batch, every gradient in full)."""
+class Block(nn.Module):
+    def __init__(self, moe: MoELayer, mixer: nn.Module) -> None:
+        super().__init__()
+        self.moe, self.mixer, self.drop = moe, mixer, nn.Dropout(0.2)
+
+    def forward(self, x: Tensor, *, tokens: TokenContext) -> Tensor:
+        x = x + self.drop(self.mixer(x)).tanh()
+        return x + self.moe(x, tokens)[0]
+
+
+class Guesser(nn.Module):
+    """The word after each word: a table that is also the head, a mixer at two places, a frozen one, a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(WORDS, 8), nn.Linear(8, WORDS)
+        self.head.weight = self.embedding.weight
+        mixer, self.scale = nn.Linear(8, 8), nn.Parameter(torch.tensor(1.5))
+        moe = MoELayer(SPEC)  # copied, so that both begin with the same experts
+        self.blocks = nn.ModuleList(Block(deepcopy(moe), mixer) for _ in range(2))
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, words: Tensor, tokens: TokenContext) -> Tensor:
+        x = self.frozen(self.embedding(words)) * self.scale
+        for block in self.blocks:
+            x = block(x, tokens=tokens)
+        return self.head(x)
+
+
+EXPERTS: Mapping[str, tuple[tuple[str, int], ...]] = {
+    "w_in": (("expert", 0), ("expert_tensor", 2), ("expert_fsdp", 0)),
+    "w_out": (("expert", 0), ("expert_tensor", 1), ("expert_fsdp", 0)),
+}
+LAYOUTS = (
+    Degrees(expert=2), Degrees(expert=4), Degrees(data=2, expert_fsdp=2), Degrees(data=2, fsdp=2, recompute="full"),
+    Degrees(expert=2, fsdp=2, recompute="full"), Degrees(data=4, fsdp=2, expert_fsdp=2),
+    Degrees(expert=2, data=2, fsdp=4, expert_fsdp=2), Degrees(expert=2, tensor=2), Degrees(data=2, tensor=2),
+    Degrees(expert=2, data=2, tensor=2, expert_fsdp=2), Degrees(expert=2, expert_tensor=2, tensor=2, fsdp=2),
+)  # fmt: skip
+
+
+def place(model: nn.Module, layout: Layout, blocks: Mapping[str, str]) -> None:
+    """Experts over their axes, everything else but scalars and the mixer over FSDP."""
+    placements = []
+    for name, parameter in model.named_parameters():
+        others = (("fsdp", 0),) if parameter.dim() and ".mixer." not in name else ()
+        splits = EXPERTS.get(name.rpartition(".")[2], others)
+        placements.append(Placement(parameter=name, shape=parameter.shape, splits=splits))
+    apply(model, placements, layout, blocks)
+
+
+def trained(degrees: Degrees, spec: OptimizerSpec, dropout: bool) -> tuple[list[float], dict[str, Tensor]]:
+    """(the norm of all gradients at each step, every parameter after the last)."""
     layout = Layout.build(degrees.plan(GROUPS))
     torch.manual_seed(4)
-    model = Guesser().double()
-    placements = [
-        Placement(parameter=name, shape=each.shape, splits=SPLITS.get(name, (("fsdp", 0),)))
-        for name, each in model.named_parameters()
-    ]
-    apply(model, placements, layout, {"moe": "layer 0", "": "the model"})
+    model = Guesser().double().train(dropout)
+    place(model, layout, {"blocks.0": "layer 0", "blocks.1": "layer 1"})
+    parameters = local_parameters(model)
+    optimizer, norms = build_optimizer(spec, parameters, layout), []
     here = layout.groups_here(GROUPS)
-    words = torch.randint(WORDS, (GROUPS, GROUP_TOKENS + 1))[here.start : here.stop]
-    ids = torch.arange(GROUPS * GROUP_TOKENS).view(GROUPS, -1)[here.start : here.stop]
-    counts = BatchCounts(GROUPS, GROUPS, GROUPS * GROUP_TOKENS)
-    logits = model(words[:, :-1], TokenContext(ids, step=2, seed=3, batch=counts))
-    loss = functional.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten(), reduction="sum")
-    (loss / (GROUPS * GROUP_TOKENS)).backward()
+    words = torch.randint(WORDS, (GROUPS, TOKENS + 1))[here.start : here.stop]
+    ids = torch.arange(GROUPS * TOKENS).view(GROUPS, -1)[here.start : here.stop]
+    counts = BatchCounts(GROUPS, GROUPS, GROUPS * TOKENS)
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        forget_gradients(parameters)
+        logits = model(words[:, :-1], TokenContext(ids, step=step, seed=3, batch=counts))
+        loss = functional.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten(), reduction="sum")
+        (loss / (GROUPS * TOKENS)).backward()
+        reduce_gradients(parameters, layout)
+        norms.append(float(clip_by_global_norm(parameters, layout, 1.0)))
+        optimizer.step()
+    found = Whole(parameters, layout).of([each.local.detach() for each in parameters])
+    layout.close()
+    return norms, found
+
+
+def assert_trained_alike(answers: list[tuple[list[float], dict[str, Tensor]]], expected: tuple) -> None:
+    norms, parameters = expected
+    for seen, found in answers:
+        assert seen == pytest.approx(norms, rel=1e-10)
+        for name, values in parameters.items():
+            torch.testing.assert_close(found[name], values, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("spec", OPTIMIZERS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
+def test_a_users_module_trains_the_same(ranks: Pools, degrees: Degrees, spec: OptimizerSpec) -> None:
+    expected = trained(Degrees(), spec, False)
+    frozen = {name: values for name, values in expected[1].items() if name.startswith("frozen")}
+    assert len(frozen) == 2
+    assert "head.weight" not in expected[1]
+    torch.manual_seed(4)
+    begin = Guesser().double().state_dict()
+    assert all(torch.equal(values, begin[name]) for name, values in frozen.items())
+    assert_trained_alike(ranks[degrees.workers].run(trained, degrees, spec, False), expected)
+
+
+def test_recomputed_blocks_draw_the_same_numbers(ranks: Pools) -> None:
+    degrees, spec = Degrees(data=2, fsdp=2, recompute="full"), OPTIMIZERS[0]
+    kept = ranks[2].run(trained, replace(degrees, recompute="none"), spec, True)
+    again = ranks[2].run(trained, degrees, spec, True)
+    for expected, found in zip(kept, again, strict=True):
+        assert_trained_alike([found], expected)
+
+
+class Residual(nn.Module):
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        spec = MoESpec(
+            num_experts=4, model_dim=8, hidden_dim=12, group_tokens=TOKENS, router="softmax_topk", top_k=2
+        )  # fmt: skip
+        self.moe, self.in_place = MoELayer(spec), in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.moe(x)[0]
+        return y.mul_(2.0).add_(x) if self.in_place else y * 2.0 + x
+
+
+def gradients(degrees: Degrees, in_place: bool) -> dict[str, Tensor]:
+    layout = Layout.build(degrees.plan(GROUPS))
+    torch.manual_seed(4)
+    model = Residual(in_place).double()
+    place(model, layout, {"moe": "layer 0"})
+    here = layout.groups_here(GROUPS)
+    x = torch.randn(GROUPS, TOKENS, 8, dtype=torch.float64)[here.start : here.stop]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(x).square().sum().backward()
     parameters = local_parameters(model)
     reduce_gradients(parameters, layout)
     found = Whole(parameters, layout).gradients()
     layout.close()
-    return loss.item(), found
+    return found
 
 
-@pytest.fixture(scope="module")
-def alone() -> tuple[float, dict[str, Tensor]]:
-    return gradients(Degrees())
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
-def test_any_module_is_the_same_under_every_layout(
-    ranks: Pools, degrees: Degrees, alone: tuple[float, dict[str, Tensor]]
-) -> None:
-    each = ranks[degrees.workers].run(gradients, degrees)
-    loss, expected = alone
-    data_ranks = degrees.workers // degrees.tensor
-    assert sum(of_rank for of_rank, _ in each) == pytest.approx(loss * degrees.workers / data_ranks, rel=1e-10)
-    for _, found in each:
-        for name, gradient in expected.items():
-            torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-13)
+@pytest.mark.parametrize(
+    "degrees", [Degrees(data=2, fsdp=2, expert_fsdp=2), Degrees(data=2, tensor=2), Degrees(expert=2, fsdp=2)], ids=str
+)
+def test_what_a_layer_returns_may_be_changed_in_place_under_any_layout(ranks: Pools, degrees: Degrees) -> None:
+    changed, kept = (ranks[2].run(gradients, degrees, in_place)[0] for in_place in (True, False))
+    assert changed.keys() == kept.keys()
+    for name, expected in kept.items():
+        torch.testing.assert_close(changed[name], expected, rtol=1e-12, atol=0.0)

@@ -39,6 +39,7 @@ ROWS = Shape(groups=4, rows=1)
 
 @dataclass(frozen=True)
 class Case:
+    family: str
     coded: LanguageModelSpec
     replaced: LanguageModelSpec
     """On a folder of the values that the other's base is decoded into."""
@@ -47,31 +48,31 @@ class Case:
 
 
 def spec_of(folder: Path, base: str) -> LanguageModelSpec:
-    moe = {"group_tokens": 12}
-    adapter = {"rank": 2, "alpha": 5.0, "base": base}
-    spec = model_spec(expand_model({"from": str(folder), "moe": moe, "adapter": adapter}, None))
-    assert isinstance(spec, LanguageModelSpec)
-    return spec
+    given = {"from": str(folder), "moe": {"group_tokens": 12}, "adapter": {"rank": 2, "alpha": 5.0, "base": base}}
+    return model_spec(expand_model(given, None))
 
 
 def loaded(spec: LanguageModelSpec, layout: Layout | None = None) -> Any:
     model = build_model(spec, layout, dtype=torch.float64)
-    assert spec.from_folder is not None
     load_weights(spec.from_folder, model, spec, layout)
     return model
+
+
+def save(spec: LanguageModelSpec, model: Any, into: Path) -> None:
+    """Write a model without its adapter, as a folder."""
+    whole = spec.model_copy(update={"adapter": None})
+    origin = Origin.of_folder(spec.from_folder, whole, None)
+    save_folder(whole, ModelSource(model), into, origin=origin, dtype=torch.float64)
 
 
 def replaced_in(folder: Path, base: Form, into: Path) -> None:
     """The folder with what a form decodes in place of each matrix."""
     plain, coded = loaded(spec_of(folder, "float32")), spec_of(folder, base)
-    schemes = quant_schemes_of(build_model(coded))
     with torch.no_grad():
-        for name, scheme in schemes.items():
+        for name, scheme in quant_schemes_of(build_model(coded)).items():
             each = plain.get_parameter(name)
             each.copy_(through_codes(each, base, scheme.dim))
-    whole = coded.model_copy(update={"adapter": None})
-    origin = Origin.of_folder(str(folder), whole, None)
-    save_folder(whole, ModelSource(plain), into, origin=origin, dtype=torch.float64)
+    save(coded, plain, into)
 
 
 @pytest.fixture(scope="module", params=each_once(SIZES, FORMS))
@@ -81,7 +82,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     tiny.folder_of(tiny.theirs(family, **SIZES[family]), folder / "hub", dtype=torch.float32)
     replaced_in(folder / "hub", base, folder / "replaced")
     replaced = spec_of(folder / "replaced", "float32")
-    return Case(spec_of(folder / "hub", base), replaced, trained(run(replaced, train_of(), Degrees(), ROWS, 3)))
+    expected = trained(run(replaced, train_of(), Degrees(), ROWS, 3))
+    return Case(family, spec_of(folder / "hub", base), replaced, expected)
 
 
 def trained(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -94,9 +96,7 @@ def trained(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.sample(1)
 def test_one_process_trains_it_exactly_so(case: Case) -> None:
     for option in ("without", "recomputation, selective", "recomputation, full"):
-        degrees = with_option(Degrees(), option)
-        assert degrees is not None
-        records = trained(run(case.coded, train_of(), degrees, ROWS, 3))
+        records = trained(run(case.coded, train_of(), with_option(Degrees(), option), ROWS, 3))
         assert_same(records, case.expected, 0.0)
     assert all("_lora_" in name for name in records[-1]["gradients"])
     assert all(norm > 0 for norm in records[-1]["gradients"].values())
@@ -104,22 +104,14 @@ def test_one_process_trains_it_exactly_so(case: Case) -> None:
 
 def layouts_of(case: Case) -> list[tuple[Degrees, str]]:
     """A ninth of them, each with an option of the plan: all of them together for all forms of all families."""
-    assert case.coded.adapter is not None
-    number = 3 * FORMS.index(case.coded.adapter.base) + list(SIZES).index(family_of(case))  # type: ignore[arg-type]
+    number = 3 * FORMS.index(case.coded.adapter.base) + list(SIZES).index(case.family)
     options = [option for option in OPTIONS if option != "Adafactor"]
     found = []
     for at in range(1 + number, len(EVERY_LAYOUT), len(FORMS) * len(SIZES)):
         turn = (options[(at + later) % len(options)] for later in range(len(options)))
         option = next(option for option in turn if with_option(EVERY_LAYOUT[at], option))
-        chosen = with_option(EVERY_LAYOUT[at], option)
-        assert chosen is not None
-        found.append((chosen, option))
+        found.append((with_option(EVERY_LAYOUT[at], option), option))
     return found
-
-
-def family_of(case: Case) -> str:
-    assert case.coded.from_folder is not None
-    return Path(case.coded.from_folder).parent.name.partition("-")[0]
 
 
 @pytest.mark.slow
@@ -194,8 +186,6 @@ def test_texts_are_the_same(case: Case, laid_out: bool) -> None:
 @pytest.mark.sample(1)
 def test_bfloat16_changes_nothing_in_bfloat16_arithmetic(case: Case) -> None:
     """Not a bit of loss, gradient and moment: it narrows what would be narrowed. Other forms do."""
-    assert case.coded.adapter is not None
-    assert case.coded.from_folder is not None
     wide = spec_of(Path(case.coded.from_folder), "float32")
     ours, theirs = (trained(run(spec, train_of("bfloat16"), Degrees(), ROWS, 3)) for spec in (case.coded, wide))
     if case.coded.adapter.base == "bfloat16":
@@ -206,11 +196,8 @@ def test_bfloat16_changes_nothing_in_bfloat16_arithmetic(case: Case) -> None:
 
 
 def test_a_model_is_written_as_it_is_decoded(case: Case, tmp_path: Path) -> None:
-    model = loaded(case.coded)
-    whole = case.coded.model_copy(update={"adapter": None})
-    origin = Origin.of_folder(str(case.coded.from_folder), whole, None)
-    save_folder(whole, ModelSource(model), tmp_path / "out", origin=origin, dtype=torch.float64)
-    written, expected = (tiny.tensors_of(tmp_path / "out"), tiny.tensors_of(Path(str(case.replaced.from_folder))))
+    save(case.coded, loaded(case.coded), tmp_path / "out")
+    written, expected = tiny.tensors_of(tmp_path / "out"), tiny.tensors_of(Path(case.replaced.from_folder))
     assert written.keys() == expected.keys()
     for name, each in expected.items():
         assert torch.equal(written[name].double(), each.double()), name

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import contextmanager
 from random import Random
 
 import pytest
@@ -43,8 +44,9 @@ def work(rank, spec, storage, cache, rendezvous, answer):
     os._exit(1)  # a group with a dead rank does not take part in its own shutdown
 
 
-def start(spec, storage, cache, rendezvous):
-    """Two processes of a run, which the test may kill, and where they say what went wrong."""
+@contextmanager
+def two_ranks(spec, storage, cache, rendezvous):
+    """Processes of a run, of which the test kills one; and where rank 0 says what went wrong."""
     context = many_with_torch()
     ours, theirs = context.Pipe()
     given = (spec, str(storage), str(cache), str(rendezvous), theirs)
@@ -52,7 +54,25 @@ def start(spec, storage, cache, rendezvous):
     for worker in workers:
         worker.start()
     theirs.close()
-    return workers, ours
+    try:
+        yield workers, ours
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
+
+
+def await_committed(checkpoints, has_come, worker, answer):
+    """Waits for checkpoints: a marker on storage tells nobody."""
+    deadline = time.monotonic() + _DEADLINE_S
+    while not has_come(markers.list_committed(checkpoints)):
+        assert time.monotonic() < deadline
+        assert worker.is_alive(), answer.poll() and answer.recv()
+        time.sleep(0.005)
+
+
+def newest_step(checkpoints):
+    return markers.order(markers.list_committed(checkpoints)[0])[0]
 
 
 def course_of(spec, storage, cache, group):
@@ -68,23 +88,14 @@ def test_a_killed_rank_costs_only_the_steps_since_the_last_commit(ranks, tmp_pat
     spec = made(tmp_path)
     storage, cache = tmp_path / "killed", tmp_path / "cache"
     undisturbed, _ = ranks[2].run(course_of, spec, tmp_path / "whole", cache, 0)[0]
-
-    workers, answer = start(spec, storage, cache, tmp_path / "rendezvous")
-    try:
-        checkpoints, deadline = Folder(f"{storage}/checkpoints"), time.monotonic() + _DEADLINE_S
-        while len(markers.list_committed(checkpoints)) < 2:
-            assert time.monotonic() < deadline
-            assert workers[1].is_alive(), answer.poll() and answer.recv()
-            time.sleep(0.005)
+    checkpoints = Folder(f"{storage}/checkpoints")
+    with two_ranks(spec, storage, cache, tmp_path / "rendezvous") as (workers, answer):
+        await_committed(checkpoints, lambda names: len(names) >= 2, workers[1], answer)
         workers[1].kill()
         assert answer.poll(_DEADLINE_S), "the survivor waits for ever"
         assert "rank 0 of 2" in answer.recv()
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.join()
 
-    resumed_at = markers.order(markers.list_committed(checkpoints)[0])[0]
+    resumed_at = newest_step(checkpoints)
     rest, logs = ranks[2].run(course_of, spec, storage, cache, 1)[0]
     assert logs[0].startswith(f"resumed at step {resumed_at} from ")
     assert rest == undisturbed[resumed_at:]
@@ -120,25 +131,17 @@ def test_a_killed_fine_tune_goes_on_to_the_same_losses_and_adapter(ranks, tmp_pa
     random, spec = Random(f"killed {seed}"), fine_tune(tmp_path)
     storage, cache = tmp_path / "killed", tmp_path / "cache"
     undisturbed, _ = ranks[2].run(course_of, spec, tmp_path / "whole", cache, 0)[0]
-
-    workers, answer = start(spec, storage, cache, tmp_path / "rendezvous")
     step, looks, rank = random.randint(1, 9), random.randint(0, 200), random.randint(0, 1)
-    checkpoints, deadline = Folder(f"{storage}/checkpoints"), time.monotonic() + _DEADLINE_S
-    try:
-        while not (done := markers.list_committed(checkpoints)) or markers.order(done[0])[0] < step:
-            assert time.monotonic() < deadline
-            assert workers[rank].is_alive(), answer.poll() and answer.recv()
-            time.sleep(0.005)  # between looks: a marker on storage tells nobody
+    checkpoints = Folder(f"{storage}/checkpoints")
+    with two_ranks(spec, storage, cache, tmp_path / "rendezvous") as (workers, answer):
+        has_come = lambda names: names and markers.order(names[0])[0] >= step  # noqa: E731
+        await_committed(checkpoints, has_come, workers[rank], answer)
         for _ in range(looks):  # somewhere within a step, or what is written after it
             markers.list_committed(checkpoints)
         workers[rank].kill()
         workers[rank].join()
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.join()
 
-    resumed_at = markers.order(markers.list_committed(checkpoints)[0])[0]
+    resumed_at = newest_step(checkpoints)
     assert step <= resumed_at < 12
     stored = Folder(str(stored_in(storage, resumed_at)))
     assert all(name.endswith(("_lora_a", "_lora_b")) for name in StoredParts(stored).names())

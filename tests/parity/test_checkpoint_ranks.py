@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from moe.data.pairs import Tokenizers
+from moe.export.load import load_trained
 from moe.parallel import Layout, ParameterShard
 from moe.plan import Cluster, plan_job
 from moe.storage.folder import Folder
@@ -129,6 +130,22 @@ def run_course(spec, storage, cache, group=0, stop_after=None):
     )
 
 
+def assert_same_course(found, expected):
+    """Losses, loads and gradient norms of two layouts in float64."""
+    for many, one in zip(found, expected, strict=True):
+        assert [row["load"] for row in one["layers"]] == [row["load"] for row in many["layers"]]
+        assert many.get("held_out", {}) == pytest.approx(one.get("held_out", {}), rel=1e-10)
+        for value in ("loss", "nll", "aux_loss", "grad_norm"):
+            assert many[value] == pytest.approx(one[value], rel=1e-10)
+
+
+def assert_same_sets(found, expected):
+    """Losses of the evaluation's sets."""
+    for name, one in expected["sets"].items():
+        assert found["sets"][name]["loss"] == pytest.approx(one["loss"], rel=1e-10)
+        assert found["sets"][name]["subsets"] == one["subsets"]
+
+
 def test_two_ranks_resume_bit_by_bit_and_report_the_same(ranks, tmp_path):
     spec = job(corpus(tmp_path), workers=2, expert=2)
     whole = ranks[2].run(run_course, spec, f"{tmp_path}/whole", tmp_path / "cache")
@@ -142,26 +159,25 @@ def test_two_ranks_resume_bit_by_bit_and_report_the_same(ranks, tmp_path):
         assert rank_0[4] == rank_1[4]  # every rank has the report
         assert rank_1[1] == rank_1[3] == []  # but only rank 0 records metrics and checkpoints
     assert second[0][4]["sets"] == whole[0][4]["sets"]
+    # One process translates with the checkpoint of two.
+    (folder,) = (path for path in tmp_path.glob("whole/checkpoints/step-00000008.*") if path.is_dir())
+    examples = whole[0][4]["examples"]
+    translated = load_trained(str(folder)).generate([row["source"] for row in examples])
+    assert translated == [row["translation"] for row in examples]
+    assert Tokenizers.load(f"{folder}/tokenizers").source.vocab_size <= 400
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_numbers_of_ranks(ranks, tmp_path):
     """float64, where layouts agree: 2 ranks, then 1, then 4 (one of them without a group) go as one process does."""
-    data = corpus(tmp_path)
+    data, many = corpus(tmp_path), (f"{tmp_path}/many", tmp_path / "cache")
     spec = job(data, workers=2, train={"dtype": "float64", "num_steps": 6, "batch_tokens": 192})
     _, expected, *_, report = run_course(spec, f"{tmp_path}/one", tmp_path / "cache")
-    found = ranks[2].run(run_course, spec, f"{tmp_path}/many", tmp_path / "cache", 0, 2)[0][1]
-    found += run_course(spec, f"{tmp_path}/many", tmp_path / "cache", 1, 2)[1]
-    last = ranks[4].run(run_course, spec, f"{tmp_path}/many", tmp_path / "cache", 2)[0]
+    found = ranks[2].run(run_course, spec, *many, 0, 2)[0][1] + run_course(spec, *many, 1, 2)[1]
+    last = ranks[4].run(run_course, spec, *many, 2)[0]
     assert last[2][0] == "resumed at step 4 from step-00000004.a1.g1 of 1 workers on 4"
-    found += last[1]
-    for one, many in zip(expected, found, strict=True):
-        assert [row["load"] for row in one["layers"]] == [row["load"] for row in many["layers"]]
-        for value in ("loss", "nll", "aux_loss", "grad_norm"):
-            assert many[value] == pytest.approx(one[value], rel=1e-10)
-    for name, one in report["sets"].items():
-        assert last[4]["sets"][name]["loss"] == pytest.approx(one["loss"], rel=1e-10)
-        assert last[4]["sets"][name]["subsets"] == one["subsets"]
+    assert_same_course(found + last[1], expected)
+    assert_same_sets(last[4], report)
 
 
 @pytest.mark.slow
@@ -183,16 +199,9 @@ def test_a_run_goes_on_in_another_layout(ranks, tmp_path, parallel):
     found = run_course(spec, f"{tmp_path}/many", tmp_path / "cache", 0, 2)[1]
     spread = job(data, workers=workers, train=train, parallel=parallel)
     last = ranks[workers].run(run_course, spread, f"{tmp_path}/many", tmp_path / "cache", 1)[0]
-    found += last[1]
-    assert len(found) == 4
-    for one, many in zip(expected, found, strict=True):
-        assert [row["load"] for row in one["layers"]] == [row["load"] for row in many["layers"]]
-        assert many.get("held_out", {}) == pytest.approx(one.get("held_out", {}), rel=1e-10)
-        for value in ("loss", "nll", "aux_loss", "grad_norm"):
-            assert many[value] == pytest.approx(one[value], rel=1e-10)
-    for name, one in report["sets"].items():
-        assert last[4]["sets"][name]["loss"] == pytest.approx(one["loss"], rel=1e-10)
-        assert last[4]["sets"][name]["subsets"] == one["subsets"]
+    assert len(found + last[1]) == 4
+    assert_same_course(found + last[1], expected)
+    assert_same_sets(last[4], report)
 
 
 def diverge(spec, storage, cache):
@@ -212,14 +221,3 @@ def test_divergence_is_raised_on_all_ranks_together(ranks, tmp_path):
     first, second = ranks[2].run(diverge, spec, f"{tmp_path}/storage", tmp_path / "cache")
     assert first == second
     assert markers.list_committed(Folder(f"{tmp_path}/storage/checkpoints"))[0] in first[0]
-
-
-def test_the_checkpoint_of_two_ranks_translates_in_one_process(ranks, tmp_path):
-    from moe.export.load import load_trained
-
-    spec = job(corpus(tmp_path), workers=2, expert=2, train={"num_steps": 3})
-    report = ranks[2].run(run_course, spec, f"{tmp_path}/storage", tmp_path / "cache")[0][4]
-    folder = f"{tmp_path}/storage/checkpoints/step-00000003.a1.g0"
-    translated = load_trained(folder).generate([row["source"] for row in report["examples"]])
-    assert translated == [row["translation"] for row in report["examples"]]
-    assert Tokenizers.load(f"{folder}/tokenizers").source.vocab_size <= 400

@@ -52,51 +52,19 @@ def test_what_was_found_at_the_same_commit_is_not_run_again(tmp_path: Path) -> N
         assert (read(path).commit, read(path).rows) == (commit, (row,))
 
 
-def test_a_part_says_what_it_has_not() -> None:
+def test_a_part_says_what_it_has_not_and_parts_of_two_commits_are_not_put_together() -> None:
     assert together([findings(1, 3), findings(3, 3)]).missing == list(NAMES[1::3])
-
-
-def test_parts_of_two_commits_are_not_put_together() -> None:
     with pytest.raises(ValueError, match=r"these are of \['a', 'b'\]"):
         together([findings(1, 2, "a"), findings(2, 2, "b")])
-
-
-@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "1/0", "-1/2", f"1/{len(NAMES) + 1}"])
-def test_there_is_no_such_part(text: str) -> None:
     assert part("2/3") == (2, 3)
-    with pytest.raises(argparse.ArgumentTypeError, match="is no K/N"):
-        part(text)
-
-
-def test_the_table_says_what_differs() -> None:
-    row = replace(findings().rows[1], num_same={"without": len(ROUTERS) - 2})
-    line = page(Findings("a", 1.0, (row,))).partition(NAMES[1].removeprefix("translation, "))[2].splitlines()[0]
-    assert line.startswith(f" | 2 | {len(ROUTERS) - 2} of {len(ROUTERS)} same: **differs** | – |")
-
-
-def test_every_kind_of_attention_meets_every_router_every_layout_and_every_option() -> None:
-    """In the rows of the language model, whose models take turns."""
-    of_language = [at for at, name in enumerate(NAMES) if name.startswith("language, ")]
-    assert len(of_language) == sum(name.startswith("translation, ") for name in NAMES)
-    met = {
-        (attention, of)
-        for at in of_language
-        for option in OPTIONS
-        for router in ROUTERS
-        for attention in [model_of_row(at, option, router)[0].removesuffix(f", {router}")]
-        for of in (NAMES[at], option, router)
-    }
-    every = (*(NAMES[at] for at in of_language), *OPTIONS, *ROUTERS)
-    assert met == {(attention, of) for attention in ATTENTIONS for of in every}
+    for text in ("0/3", "4/3", "1", "1/0", "-1/2", f"1/{len(NAMES) + 1}"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is no K/N"):
+            part(text)
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:
     before = findings()
-    digests = [
-        {"losses": "1", "routing": "3"},  # another table
-        {},  # it did not end
-        {"losses": "1", "routing": "2"},
-    ]
+    digests = [{"losses": "1", "routing": "3"}, {}, {"losses": "1", "routing": "2"}]  # {}: it did not end
     rows = [
         replace(row, digests={f"switch, under {row.name}": each})
         for row, each in zip(before.rows[:3], digests, strict=True)
@@ -110,6 +78,9 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
     assert not differences(before, replace(before, commit="b"))
     before.write(tmp_path / "whole.json")
     assert read(tmp_path / "whole.json") == before
+    row = replace(before.rows[1], num_same={"without": len(ROUTERS) - 2})
+    line = page(Findings("a", 1.0, (row,))).partition(NAMES[1].removeprefix("translation, "))[2].splitlines()[0]
+    assert line.startswith(f" | 2 | {len(ROUTERS) - 2} of {len(ROUTERS)} same: **differs** | – |")
 
 
 def test_a_digest_knows_every_bit_and_no_name() -> None:
@@ -132,16 +103,28 @@ def test_the_digests_of_a_trajectory_see_each_thing_that_it_records() -> None:
     assert {kind for kind in first if nearly[kind] != first[kind]} >= {"parameters", "gradients", "losses"}
 
 
-def test_adapters_of_all_kinds_are_met_under_each_layout_that_splits_them() -> None:
+def test_the_grid_meets_every_kind_of_attention_and_of_adapter() -> None:
+    """In the rows of the language model, whose models take turns; and under each layout that splits adapters."""
+    of_language = [at for at, name in enumerate(NAMES) if name.startswith("language, ")]
+    assert len(of_language) == sum(name.startswith("translation, ") for name in NAMES)
+    met = {
+        (attention, of)
+        for at in of_language
+        for option in OPTIONS
+        for router in ROUTERS
+        for attention in [model_of_row(at, option, router)[0].removesuffix(f", {router}")]
+        for of in (NAMES[at], option, router)
+    }
+    every = (*(NAMES[at] for at in of_language), *OPTIONS, *ROUTERS)
+    assert met == {(attention, of) for attention in ATTENTIONS for of in every}
+
     rows = [at for at, name in enumerate(NAMES) if name.startswith("adapters, ")]
-    assert {name.partition(": ")[0].removeprefix("adapters, ") for name in map(NAMES.__getitem__, rows)} == set(
-        OF_ADAPTERS
-    )
+    assert {NAMES[at].partition(": ")[0].removeprefix("adapters, ") for at in rows} == set(OF_ADAPTERS)
     models = [model_of_row(at, option, router)[1] for at in rows for option in OPTIONS for router in ROUTERS]
     adapters = [model.adapter for model in models if isinstance(model, LanguageModelSpec)]
     assert len(adapters) == len(models)
     assert all(adapters)
-    for met in ("rank", "alpha", "rank_stabilized", "dropout", "targets"):
-        assert len({getattr(each, met) for each in adapters}) > 1
+    for varied in ("rank", "alpha", "rank_stabilized", "dropout", "targets"):
+        assert len({getattr(adapter, varied) for adapter in adapters}) > 1
     again = [model_of_row(rows[0], "without", router)[1] for router in ROUTERS]
     assert again == models[: len(ROUTERS)], "the same in every run"

@@ -16,33 +16,27 @@ def fail_on(rank: int) -> str:
     return "an answer that nobody reads"
 
 
-def test_after_a_failure_the_next_run_has_fresh_ranks(ranks: Pools) -> None:
+def state() -> tuple[set[str], int]:
+    """(addresses that this process listens on, its threads)"""
+    process = psutil.Process()
+    return {str(address) for address in listening_addresses([process])}, process.num_threads()
+
+
+def test_after_a_failure_the_next_run_has_fresh_ranks_which_listen_on_loopback_alone(ranks: Pools) -> None:
     with pytest.raises(AssertionError, match="ValueError: as it was asked to"):
         ranks[2].run(fail_on, 0)
     assert ranks[2].run(dist.get_rank) == [0, 1]
-
-
-def listening() -> list[str]:
-    return [str(each) for each in listening_addresses([psutil.Process()])]
-
-
-def test_they_listen_on_loopback_alone(ranks: Pools) -> None:
-    for each in ranks[2].run(listening):
-        assert set(each) == {"127.0.0.1"}
-
-
-def num_threads() -> int:
-    return psutil.Process().num_threads()
+    assert [addresses for addresses, _ in ranks[2].run(state)] == [{"127.0.0.1"}] * 2
 
 
 def test_a_run_leaves_no_threads(ranks: Pools) -> None:
     """Those of process groups never sleep for long, and would slow all that comes after."""
     whole, is_sharded = Degrees(expert=4), Degrees(data=4, fsdp=2, expert_fsdp=2)
     ranks[4].run(run, model_of(), train_of(), whole, Shape(), 1)  # begins autograd's threads, and needs no more groups
-    before = ranks[4].run(num_threads)
+    before = ranks[4].run(state)
     ranks[4].run(run, model_of(), train_of(), is_sharded, Shape(), 1)
-    after = ranks[4].run(num_threads)
-    assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
+    after = ranks[4].run(state)
+    assert all(now <= then for (_, now), (_, then) in zip(after, before, strict=True)), (before, after)
 
 
 def test_they_end_with_the_last_test_of_this_folder(request: pytest.FixtureRequest) -> None:

@@ -22,13 +22,10 @@ SPECS = {
     "beams": GenerationSpec(max_tokens=7, num_beams=3),
 }
 LAYOUTS = [
-    Degrees(data=2),
-    Degrees(expert=2, tensor=2),
-    Degrees(data=2, fsdp=2, expert_fsdp=2),
-    Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2),
-    Degrees(expert=4, fsdp=4),
+    Degrees(data=2), Degrees(expert=2, tensor=2), Degrees(data=2, fsdp=2, expert_fsdp=2),
+    Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2), Degrees(expert=4, fsdp=4),
     Degrees(expert_tensor=2, expert=2, tensor=2),
-]
+]  # fmt: skip
 
 
 def made(degrees: Degrees, attention: str, number_of_prompts: int) -> Mapping[str, dict[int, list[int]]]:

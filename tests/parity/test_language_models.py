@@ -11,18 +11,30 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from moe.interchange.expand import expand_model
-from moe.parallel import Layout, local_parameters, reduce_gradients
-from moe.spec import AdafactorSpec, AdapterSpec, LanguageModelSpec, SpecError, TrainSpec, model_spec
+from moe.parallel import Layout
+from moe.spec import AdafactorSpec, AdapterSpec, LanguageModelSpec, TrainSpec, model_spec
 from moe.tasks.language import build_model
 from tests.grid import each_once, num_cases, numbered
 from tests.language.families import FAMILIES, their_model
-from tests.parity.combinations import LAYOUTS, OPTIONS, ROUTERS, assert_same, run_on, train_of, train_with, with_option
+from tests.parity.combinations import (
+    LAYOUTS,
+    ROUTERS,
+    assert_bit_identical,
+    assert_same,
+    assert_same_gradients_through_logits,
+    option_of,
+    refused_paths,
+    run_on,
+    train_of,
+    train_with,
+    with_option,
+)
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, VOCABULARY, dense, language_model
 from tests.parity.random_language import FREEZES, language_models
 from tests.parity.random_language import LAYOUTS as RANDOM_LAYOUTS
 from tests.parity.sequences import PAIRS, SOME
-from tests.parity.trajectory import Degrees, Shape, Whole, batch_of, run
+from tests.parity.trajectory import Degrees, Shape, batch_of, run
 
 ONE, FEW_STEPS = Degrees(), 2
 EVERY_LAYOUT = [degrees for family in LAYOUTS.values() for degrees in family]
@@ -59,8 +71,7 @@ def test_every_layout_with_some_attention_some_router_and_some_option(ranks: Poo
     """Each of them is met by several layouts. `make parity` runs every router and every option with each."""
     attention = list(ATTENTIONS)[number % len(ATTENTIONS)]
     router = list(ROUTERS)[(5 * number + number // len(ROUTERS)) % len(ROUTERS)]
-    turn = [OPTIONS[(number + later) % len(OPTIONS)] for later in range(len(OPTIONS))]
-    option = next(option for option in turn if with_option(EVERY_LAYOUT[number], option))
+    option = option_of(number, EVERY_LAYOUT[number])
     degrees, train = with_option(EVERY_LAYOUT[number], option), train_with(option)
     spec = language_model(attention, **ROUTERS[router])
     assert_same(run_on(ranks, degrees, spec, train, Shape(), FEW_STEPS), reference(spec, train), 1e-10)
@@ -95,14 +106,16 @@ def test_random_models_are_trained_alike(ranks: Pools, data: st.DataObject) -> N
     assert_same(answer, run(spec, train, ONE, shape, FEW_STEPS), 1e-10)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("is_adapted", [False, True])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("degrees", [Degrees(expert=4), Degrees(data=4, fsdp=4, expert_fsdp=4)], ids=str)
-def test_ranks_without_a_group(ranks: Pools, degrees: Degrees, attention: str) -> None:
-    """They take part with no rows in every exchange of every kind of attention."""
-    spec, shape = language_model(attention), Shape(groups=3)
-    answer = run_on(ranks, degrees, spec, train_of(), shape, FEW_STEPS)
-    assert_same(answer, run(spec, train_of(), ONE, shape, FEW_STEPS), 1e-10)
+def test_ranks_without_a_group(ranks: Pools, degrees: Degrees, attention: str, is_adapted: bool) -> None:
+    """They take part with no rows in every exchange of every kind of attention; adapters have dropout."""
+    plain, shape = language_model(attention), Shape(groups=3)
+    spec = adapted(attention, 0.3, router="softmax_topk", shared_hidden_dim=5) if is_adapted else plain
+    answer = run_on(ranks, degrees, spec, train_of(), shape, 3)
+    assert_same(answer, run(spec, train_of(), ONE, shape, 3), 1e-10)
 
 
 @pytest.mark.sample(2)
@@ -141,7 +154,6 @@ def test_what_is_frozen_is_frozen_on_every_layout(ranks: Pools, case: tuple[tupl
 def adapted(attention: str, dropout: float = 0.0, **moe: object) -> LanguageModelSpec:
     """With adapters of everything that can have one, routers too but where their bias follows the loads."""
     spec = language_model(attention, **moe)
-    assert spec.moe is not None
     targets = None if spec.moe.routing.bias_rate else ("*",)
     adapter = AdapterSpec(rank=3, alpha=5.0, targets=targets, dropout=dropout)
     return LanguageModelSpec(**{**spec.model_dump(), "adapter": adapter})
@@ -204,9 +216,7 @@ def dense_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("chosen", each_once(UPCYCLED, UPCYCLED_ON))
-def test_upcycled_models_begin_and_are_trained_alike_on_every_layout(
-    ranks: Pools, dense_folders: dict[str, Path], chosen: tuple[str, Degrees]
-) -> None:
+def test_upcycled_models_train_alike(ranks: Pools, dense_folders: dict[str, Path], chosen: tuple[str, Degrees]) -> None:
     """Each rank reads its own slices of the dense layers, and draws its own part of routers and noise."""
     case, degrees = chosen
     family, upcycle = UPCYCLED[case]
@@ -244,50 +254,17 @@ def test_dropout_of_adapters_is_the_same_on_every_layout(ranks: Pools, case: tup
     assert reference(undropped, train_of(), 3)[-1]["loss"] != expected[-1]["loss"]
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_dropout_of_adapters_on_ranks_without_a_group(ranks: Pools, attention: str) -> None:
-    spec, shape = adapted(attention, 0.3, router="softmax_topk", shared_hidden_dim=5), Shape(groups=3)
-    answer = run_on(ranks, Degrees(expert=4), spec, train_of(), shape, 3)
-    assert_same(answer, run(spec, train_of(), ONE, shape, 3), 1e-10)
-
-
-def gradients_through_logits(degrees: Degrees, attention: str) -> dict[str, torch.Tensor]:
-    """Of a loss over logits, as those write it who call the model itself."""
-    plan, spec = degrees.plan(8), language_model(attention)
-    layout = Layout.build(plan)
-    model = build_model(spec, layout, seed=3, dtype=torch.float64)
-    batch = batch_of(layout, plan, Shape(), spec, 1)
-    for each in batch.micro_batches:
-        logits = model(each.tokens, each.context)
-        assert logits.shape == (*each.tokens.shape, VOCABULARY)
-        ((logits.logsumexp(-1) * (each.labels >= 0)).sum() / batch.num_targets).backward()
-    parameters = local_parameters(model)
-    reduce_gradients(parameters, layout)
-    whole = Whole(parameters, layout).gradients()
-    layout.close()
-    return whole
-
-
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("degrees", [Degrees(expert=2, tensor=2), FOLDED], ids=str)
 def test_gradients_of_logits_do_not_see_the_layout(ranks: Pools, degrees: Degrees, attention: str) -> None:
-    alone = gradients_through_logits(ONE, attention)
-    for answer in ranks[degrees.workers].run(gradients_through_logits, degrees, attention):
-        for name, gradient in alone.items():
-            torch.testing.assert_close(answer[name], gradient, rtol=1e-10, atol=1e-13, msg=name)
+    assert_same_gradients_through_logits(ranks, degrees, language_model(attention))
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_the_same_layout_is_bit_identical(ranks: Pools, attention: str) -> None:
-    spec = language_model(attention)
-    first, second = (run_on(ranks, FOLDED, spec, train_of("float32"), Shape(), 3, True) for _ in range(2))
-    for ours, theirs in zip(first, second, strict=True):
-        assert ours["loss"] == theirs["loss"]
-        for name, gradient in theirs["gradients"].items():
-            assert torch.equal(ours["gradients"][name], gradient)
+    assert_bit_identical(ranks, FOLDED, language_model(attention), 3)
 
 
 HEADS = {
@@ -299,9 +276,4 @@ HEADS = {
 
 @pytest.mark.parametrize("attention", HEADS)
 def test_heads_that_do_not_divide_are_refused(attention: str) -> None:
-    degrees = Degrees(expert=4, tensor=4)
-    layout = Layout(0, degrees.workers, torch.device("cpu"), degrees.plan(8).degrees.axes)
-    with pytest.raises(SpecError) as refused:
-        build_model(language_model(attention), layout)
-    assert HEADS[attention] in {problem.path for problem in refused.value.problems}
-    assert all(problem.remedy for problem in refused.value.problems)
+    assert HEADS[attention] in refused_paths(language_model(attention), Degrees(expert=4, tensor=4))

@@ -13,7 +13,7 @@ from moe.train.checkpoint.copying import copy_checkpoint
 from moe.train.checkpoint.course import other_state
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS
-from tests.parity.test_checkpoint_ranks import run_course
+from tests.parity.test_checkpoint_ranks import assert_same_course, run_course
 from tests.unit.language_runs import documents, language_job
 
 TRAIN = {"dtype": "float64", "evaluation": {"every_steps": 3, "max_sequences_along_the_way": 5, "num_examples": 3}}
@@ -30,14 +30,6 @@ def spec_of(folder: Path, workers: int, attention: str, parallel: dict[str, Any]
         documents(folder / "data"), num_steps=train.pop("num_steps", 5), workers=workers,
         model={"model_dim": 16, **ATTENTION_OF[attention]}, train={**TRAIN, **train}, parallel=parallel,
     )  # fmt: skip
-
-
-def assert_same_course(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    for many, one in zip(found, expected, strict=True):
-        assert [row["load"] for row in one["layers"]] == [row["load"] for row in many["layers"]]
-        assert many.get("held_out", {}) == pytest.approx(one.get("held_out", {}), rel=1e-10)
-        for value in ("loss", "nll", "aux_loss", "grad_norm"):
-            assert many[value] == pytest.approx(one[value], rel=1e-10)
 
 
 def assert_same_report(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -60,7 +52,7 @@ BETWEEN = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("attention", "workers", "parallel"), BETWEEN, ids=str)
-def test_a_run_goes_on_in_another_layout_and_back(
+def test_another_layout_and_back(
     ranks: Pools, tmp_path: Path, attention: str, workers: int, parallel: dict[str, Any]
 ) -> None:
     """Two steps on several ranks, two on one, the last and the report on several: as one process does it all."""
@@ -81,9 +73,7 @@ LAYOUTS = [(2, {"expert": 1, "fsdp": 2}), (4, {"expert": 1, "data": 4}), (4, {"e
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "parallel"), LAYOUTS, ids=str)
-def test_the_report_does_not_see_the_layout(
-    ranks: Pools, tmp_path: Path, workers: int, parallel: dict[str, Any]
-) -> None:
+def test_reports_do_not_see_the_layout(ranks: Pools, tmp_path: Path, workers: int, parallel: dict[str, Any]) -> None:
     """Losses by source and completions; of four data ranks two have no group to train on, and one no text."""
     for attention in ("GQA", "DeltaNet"):
         one, many = (

@@ -1,22 +1,29 @@
-"""Ranks that do not all have the same MoE layers, or any: totals of a step, and what multiplies in the experts."""
+"""Ranks that do not all have the same layers, or any: totals of a step, gradients and their norm, what multiplies in
+the experts; and the order in which process groups end."""
 
 import json
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from moe.layers import MoELayer, TokenContext
-from moe.parallel import Layout
+from moe.parallel import Layout, clip_by_global_norm, local_parameters, reduce_gradients
+from moe.parallel.parameters import ParameterShard
 from moe.routing import BatchCounts
-from moe.spec import MoESpec
+from moe.spec import AdamWSpec, MoESpec, TrainSpec, TranslationModelSpec
 from moe.storage.folder import Folder
 from moe.tasks.task import Loss, RankBatch
 from moe.train import expert_costs
 from moe.train.moe_layers import MoELayers
+from moe.train.nonfinite import first_fault
 from moe.train.totals import Signals, StepTotals
+from tests.parity.combinations import LAYOUTS
 from tests.parity.gloo_ranks import Pools
+from tests.parity.trajectory import Degrees, Shape, rank_batch, state_of
 
 GROUPS, GROUP_TOKENS, WIDTH = 4, 6, 8
 LAYERS = {
@@ -116,3 +123,130 @@ def test_experts_of_one_shape_multiply_alike_wherever_they_are(ranks: Pools, tmp
 def test_layers_of_one_number_are_refused() -> None:
     with pytest.raises(ValueError, match="two MoE layers have the number 4; number them differently"):
         MoELayers(nn.ModuleList([model_of([4]), model_of([4])]))
+
+
+STAGES = {
+    "two stages of two data ranks": {"pipeline": 2, "data_replica": 2, "expert_replica": 2},
+    "two stages of two context ranks": {"pipeline": 2, "context": 2, "expert_replica": 2},
+    "four stages": {"pipeline": 4},
+    "context and tensor ranks": {"context": 2, "tensor": 2, "expert_replica": 4},
+    "data and context ranks": {"data_replica": 2, "context": 2, "expert": 2, "expert_replica": 2},
+}
+NUM_COLUMNS = 5
+
+
+def linear_of(layout: Layout) -> nn.Module:
+    """One parameter, which this stage alone has; tensor ranks use all of it on their share of the tokens."""
+    model = nn.Linear(NUM_COLUMNS, 1, bias=False, dtype=torch.float64)
+    model.weight.part = ParameterShard(model.weight.shape, shares_tokens=True)
+    return model
+
+
+def gradient_of(rank: int) -> torch.Tensor:
+    return torch.randn(1, NUM_COLUMNS, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+
+
+def sums(degrees: dict[str, int]) -> tuple[torch.Tensor, float, int]:
+    layout = Layout.over(degrees)
+    try:
+        model = linear_of(layout)
+        parameters = local_parameters(model)
+        model.weight.grad = gradient_of(layout.rank)
+        reduce_gradients(parameters, layout)
+        norm = clip_by_global_norm(parameters, layout, None)
+        return parameters[0].local.grad, float(norm), layout.index("pipeline")
+    finally:
+        layout.close()
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("mesh", STAGES)
+def test_a_stage_sums_its_own_gradients_and_the_norm_is_of_all_stages(ranks: Pools, mesh: str) -> None:
+    found = ranks[4].run(sums, STAGES[mesh])
+    by_stage: dict[int, torch.Tensor] = {}
+    for rank, (_, _, stage) in enumerate(found):
+        by_stage[stage] = by_stage.get(stage, torch.zeros(1, NUM_COLUMNS, dtype=torch.float64)) + gradient_of(rank)
+    assert len(by_stage) == STAGES[mesh].get("pipeline", 1)
+    norm = float(torch.cat(list(by_stage.values())).norm())
+    for gradient, told, stage in found:
+        torch.testing.assert_close(gradient, by_stage[stage], rtol=0, atol=1e-14)
+        assert told == pytest.approx(norm, abs=1e-12)
+
+
+ON_FOUR_RANKS = [degrees for layouts in LAYOUTS.values() for degrees in layouts if degrees.workers == 4]
+
+
+def orders(degrees: Degrees) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """The ranks of each group that this rank is in, in the order in which they are made, and in which they end."""
+    layout = Layout.build(degrees.plan(Shape().groups))
+    made = [ranks_of(group) for group in dict.fromkeys(layout.groups.values()) if group != dist.group.WORLD]
+    ended, end = [], dist.destroy_process_group
+
+    def recorded(group: dist.ProcessGroup) -> None:
+        ended.append(ranks_of(group))
+        end(group)
+
+    dist.destroy_process_group = recorded
+    dist.barrier()  # gloo's groups are connected on all ranks before one ends its own
+    try:
+        layout.close()
+    finally:
+        dist.destroy_process_group = end
+    return made, ended
+
+
+def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
+    return tuple(dist.get_process_group_ranks(group))
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("degrees", ON_FOUR_RANKS, ids=str)
+def test_the_last_group_made_ends_first_on_all_ranks(ranks: Pools, degrees: Degrees) -> None:
+    answers = ranks[4].run(orders, degrees)
+    assert all(ended == made[::-1] for made, ended in answers)
+    for (one, (its_made, _)), (other, (others_made, _)) in combinations(enumerate(answers), 2):
+        shared = [group for group in its_made if other in group]
+        assert shared == [group for group in others_made if one in group]
+
+
+MODEL = TranslationModelSpec(
+    model_dim=16, num_heads=2, head_dim=8, ffn_dim=32, num_encoder_layers=2, num_decoder_layers=2,
+    source_vocab_size=300, target_vocab_size=300,
+    moe=MoESpec(num_experts=4, model_dim=16, hidden_dim=24, group_tokens=64),
+)  # fmt: skip
+TRAIN = TrainSpec(num_steps=1, optimizer=AdamWSpec(name="adamw"))
+EXPERTS = "encoder.1.feed_forward.moe.experts.w_in"
+
+
+def fault_with(place: str, faulty_rank: int) -> str | None:
+    """What this rank is told where only `faulty_rank` holds an infinite parameter, output or gradient."""
+    plan = Degrees(expert=2).plan(Shape().groups)
+    layout = Layout.build(plan)
+    state = state_of(MODEL, TRAIN, layout)
+    model = state.model
+    if dist.get_rank() == faulty_rank:
+        experts = model.get_parameter(EXPERTS)
+        if place == "parameter":
+            experts.data.view(-1)[0] = torch.inf
+        elif place == "output":
+            model.encoder_norm.register_forward_hook(lambda _module, _inputs, output: output * torch.inf)
+        elif place == "gradient":
+            experts.grad = torch.full_like(experts, torch.inf)
+    fault = first_fault(state, rank_batch(layout, plan, Shape(), 300, 1))
+    layout.close()
+    return fault
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("faulty_rank", [0, 1])
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [
+        ("parameter", f"parameter {EXPERTS}"),
+        ("output", "the output of encoder_norm"),
+        ("gradient", f"the gradient of {EXPERTS}"),
+        ("nowhere", None),
+    ],
+)
+def test_a_fault_of_one_rank_is_told_to_all(ranks: Pools, place: str, named: str | None, faulty_rank: int) -> None:
+    assert ranks[2].run(fault_with, place, faulty_rank) == [named, named]

@@ -87,33 +87,33 @@ def problems_of(placements: tuple[Placement, ...]) -> list[Problem]:
     return list(refused.value.problems)
 
 
-def test_what_is_placed_nowhere_or_is_none_is_named() -> None:
+def test_placements_that_are_missing_or_of_no_parameter_are_named() -> None:
     planned = placements_of(MODEL, plan_degrees.ShardCounts())
-    (problem,) = problems_of(planned[:-1])
-    assert (problem.path, problem.value) == ("placements", "decoder_norm.weight")
-    (problem,) = problems_of((*planned, Placement(parameter="nobody.weight", shape=(3,))))
-    assert (problem.value, problem.rule) == ("nobody.weight", "is not a parameter of the model in shape [3]")
-    (problem,) = problems_of((*planned, Placement(parameter="encoder.*.norm.weight", shape=(9, 9))))
-    assert problem.rule == "is not a parameter of the model in shape [9, 9]"
+    nobody = Placement(parameter="nobody.weight", shape=(3,))
+    wrong = Placement(parameter="encoder.*.norm.weight", shape=(9, 9))
+    for placements, value, rule in (
+        (planned[:-1], "decoder_norm.weight", ""),
+        ((*planned, nobody), "nobody.weight", "is not a parameter of the model in shape [3]"),
+        ((*planned, wrong), "encoder.*.norm.weight", "is not a parameter of the model in shape [9, 9]"),
+        ((*planned, planned[0]), planned[0].parameter, "occurs twice"),
+    ):
+        (problem,) = problems_of(placements)
+        assert problem.value == value
+        assert problem.rule.startswith(rule)
     split = [each.model_copy(update={"splits": (("tensor", 0),)}) for each in planned if "norm" in each.parameter]
     norms = {each.parameter for each in split}
     others = (each for each in placements_of(MODEL, plan_degrees.ShardCounts(tensor=2)) if each.parameter not in norms)
     layout = Layout(0, 2, torch.device("cpu"), {"tensor": 2}, placements=(*split, *others))
     with pytest.raises(SpecError, match=r"placements\.encoder\.0\.norm\.weight\.splits"):
         build_model(MODEL, layout)
-    (problem,) = problems_of((*planned, planned[0]))
-    assert problem.rule.startswith("occurs twice")
 
 
-@pytest.mark.parametrize(
-    ("splits", "rule"),
-    [
+def test_splits_that_are_none_are_refused() -> None:
+    for splits, rule in (
         ((("tensor", 2),), "must be a dimension of the shape"),
         ((("tensor", 0), ("tensor", 1)), "names an axis twice"),
         ((("tensor", 0), ("expert_fsdp", 0)), "mixes axes of two meshes"),
         ((("fsdp", 0), ("tensor", 1)), "splits dimensions that FSDP has already sharded"),
-    ],
-)
-def test_splits_that_are_none_are_refused(splits: tuple[tuple[str, int], ...], rule: str) -> None:
-    with pytest.raises(SpecError, match=rule):
-        Placement(parameter="w", shape=(4, 4), splits=splits)
+    ):
+        with pytest.raises(SpecError, match=rule):
+            Placement(parameter="w", shape=(4, 4), splits=splits)

@@ -2,12 +2,15 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from moe.parallel import Layout, local_parameters, reduce_gradients
+from moe.parallel import Layout, LocalParameter, local_parameters, reduce_gradients
 from moe.plan import Cluster, Plan
 from moe.plan.candidate import Candidate
 from moe.plan.cost.memory import MemoryModel
@@ -61,19 +64,32 @@ def model_called(name: str) -> Model:
     return EVERY_KIND if name == "even" else UNEVEN
 
 
-def parts_here(model: Model, plan: Plan, optimizer: str) -> tuple[Counter[tuple[str, tuple[int, ...]]], int]:
-    """(how many parameters of each name and shape this rank has, elements that its optimizer remembers)."""
-    layout = Layout.build(plan)
-    built = local_parameters(build_model(model, layout))
-    made = build_optimizer(OPTIMIZERS[optimizer], built, layout)
-    shapes = Counter(
-        (re.sub(r"^((en|de)coder|layers)\.\d+\.", "", each.name), tuple(each.local.shape)) for each in built
-    )
-    remembered = sum(tensor.numel() for _, _, tensor, _ in moments(made, built))
+def build_and_remember(model: Model, layout: Layout, optimizer: str) -> tuple[list[LocalParameter], list[torch.Tensor]]:
+    """(parameters of this rank, what its optimizer remembers)"""
+    parameters = local_parameters(build_model(model, layout))
+    built = build_optimizer(OPTIMIZERS[optimizer], parameters, layout)
+    return parameters, [tensor for _, _, tensor, _ in moments(built, parameters)]
+
+
+def close(layout: Layout) -> None:
     if layout.world_size > 1:
         dist.barrier()  # all are connected: only then may one let go
     layout.close()
-    return shapes, remembered
+
+
+def parts_here(model: Model, plan: Plan, optimizer: str) -> tuple[Counter[tuple[str, tuple[int, ...]]], int]:
+    """(how many parameters of each name and shape this rank has, elements that its optimizer remembers)."""
+    layout = Layout.build(plan)
+    parameters, remembered = build_and_remember(model, layout, optimizer)
+    shapes = Counter(
+        (re.sub(r"^((en|de)coder|layers)\.\d+\.", "", each.name), tuple(each.local.shape)) for each in parameters
+    )
+    close(layout)
+    return shapes, sum(tensor.numel() for tensor in remembered)
+
+
+def run_on(ranks: Pools, degrees: Degrees, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    return ranks[degrees.workers].run(function, *arguments) if degrees.workers > 1 else [function(*arguments)]
 
 
 @pytest.mark.sample(6)
@@ -82,8 +98,7 @@ def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, case: tuple[str
     name, degrees = case
     plan, model = degrees.plan(8), model_called(name)
     for optimizer in OPTIMIZERS:
-        arguments = (model, plan, optimizer)
-        each = ranks[degrees.workers].run(parts_here, *arguments) if degrees.workers > 1 else [parts_here(*arguments)]
+        each = run_on(ranks, degrees, parts_here, model, plan, optimizer)
         predicted: Counter[tuple[str, tuple[int, ...]]] = Counter()
         for unit in units(model, OURS):
             for weight in unit.weights:
@@ -99,17 +114,14 @@ def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, case: tuple[str
 def bytes_here(model: Model, plan: Plan) -> dict[str, int]:
     """Bytes that this rank has of parameters, of gradients and of what its optimizer remembers."""
     layout = Layout.build(plan)
-    built = local_parameters(build_model(model, layout))
-    made = build_optimizer(OPTIMIZERS["adamw"], built, layout)
-    reduce_gradients(built, layout)
+    parameters, remembered = build_and_remember(model, layout, "adamw")
+    reduce_gradients(parameters, layout)
     found = {
-        "parameters": sum(each.local.nbytes for each in built),
-        "gradients": sum(each.local.grad.nbytes for each in built if each.local.grad is not None),
-        "optimizer": sum(tensor.nbytes for _, _, tensor, _ in moments(made, built)),
+        "parameters": sum(each.local.nbytes for each in parameters),
+        "gradients": sum(each.local.grad.nbytes for each in parameters if each.local.grad is not None),
+        "optimizer": sum(tensor.nbytes for tensor in remembered),
     }
-    if layout.world_size > 1:
-        dist.barrier()
-    layout.close()
+    close(layout)
     return found
 
 
@@ -126,7 +138,7 @@ def test_of_adapters_it_has_the_bytes_that_were_predicted(ranks: Pools, number: 
     })  # fmt: skip
     plan, model = degrees.plan(8), spec.model
     assert isinstance(model, LanguageModelSpec)
-    each = ranks[degrees.workers].run(bytes_here, model, plan) if degrees.workers > 1 else [bytes_here(model, plan)]
+    each = run_on(ranks, degrees, bytes_here, model, plan)
     cluster = Cluster(num_nodes=1, devices_per_node=4, device="h100")
     memory = MemoryModel(spec, cluster, OURS).estimate(Candidate(plan.degrees, plan.options))
     trained = sum(each.numel for each in model.parameters() if not each.frozen)

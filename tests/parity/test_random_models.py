@@ -11,12 +11,9 @@ from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, run
 
 ELSEWHERE = (
-    Degrees(micro_batch_groups=1),
-    Degrees(micro_batch_groups=3),
-    Degrees(expert=2, micro_batch_groups=2),
-    Degrees(data=2, fsdp=2, expert_fsdp=2),
-    Degrees(expert=2, tensor=2),
-)
+    Degrees(micro_batch_groups=1), Degrees(micro_batch_groups=3), Degrees(expert=2, micro_batch_groups=2),
+    Degrees(data=2, fsdp=2, expert_fsdp=2), Degrees(expert=2, tensor=2),
+)  # fmt: skip
 ADAFACTOR = AdafactorSpec(name="adafactor", peak_lr=1e-2)
 BOUNDED = ADAFACTOR.model_copy(update={"eps": 1e-18})
 """Its denominator is at least 1e-9, as AdamW's."""

@@ -2,6 +2,7 @@
 routing on."""
 
 import weakref
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -10,40 +11,41 @@ import torch.distributed as dist
 
 from moe.dispatch.exchange import AllToAll, Traffic
 from moe.layers import MoELayer
-from moe.parallel import Layout, apply, local_parameters, reduce_gradients
+from moe.parallel import Layout, apply
 from moe.plan.degrees import ShardCounts
 from moe.plan.placement import placed
-from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, SpecError, TrainSpec
-from moe.tasks.translation import build_model
+from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, OptimizerSpec, TrainSpec, TranslationModelSpec
 from tests.parity.combinations import (
     LAYOUTS,
     NUM_STEPS,
-    OPTIONS,
     REFUSED,
     ROUTERS,
+    assert_bit_identical,
     assert_same,
+    assert_same_gradients_through_logits,
     model_of,
+    option_of,
+    refused_paths,
     run_on,
     train_of,
     train_with,
     with_option,
 )
 from tests.parity.gloo_ranks import Pools
-from tests.parity.trajectory import Degrees, Shape, Whole, rank_batch, run
+from tests.parity.trajectory import Degrees, Shape, run
 from tests.processes import await_that
 
 ONE = Degrees()
+SHAPE = Shape()
+FOLDED = Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2)
 ONE_STEP = [
-    Degrees(micro_batch_groups=4),
-    Degrees(data=2, micro_batch_groups=2),
-    Degrees(expert=2, data=2),
-    Degrees(expert=4, ranks_per_node=2),
-    Degrees(expert=2, expert_tensor=2, tensor=2, fsdp=2),
+    Degrees(micro_batch_groups=4), Degrees(data=2, micro_batch_groups=2), Degrees(expert=2, data=2),
+    Degrees(expert=4, ranks_per_node=2), Degrees(expert=2, expert_tensor=2, tensor=2, fsdp=2),
     Degrees(expert=4, num_chunks=3, recompute="full"),
-    Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2, max_rows=9),
-]
+    replace(FOLDED, max_rows=9),
+]  # fmt: skip
 EVERY_LAYOUT = [degrees for family in LAYOUTS.values() for degrees in family]
-FAR = [Degrees(micro_batch_groups=4), Degrees(expert=2), Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2)]
+FAR = [Degrees(micro_batch_groups=4), Degrees(expert=2), FOLDED]
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +80,7 @@ def few_steps(router: str, train: TrainSpec) -> list[dict]:
 @pytest.mark.parametrize("number", range(len(EVERY_LAYOUT)), ids=lambda number: str(EVERY_LAYOUT[number]))
 def test_every_layout_with_some_router_and_some_option(ranks: Pools, number: int) -> None:
     """Each router and each option is met by several layouts. `make parity` runs every one with every other."""
-    router = list(ROUTERS)[number % len(ROUTERS)]
-    turn = [OPTIONS[(number + later) % len(OPTIONS)] for later in range(len(OPTIONS))]
-    option = next(option for option in turn if with_option(EVERY_LAYOUT[number], option))
+    router, option = list(ROUTERS)[number % len(ROUTERS)], option_of(number, EVERY_LAYOUT[number])
     degrees, train = with_option(EVERY_LAYOUT[number], option), train_with(option)
     answer = run_on(ranks, degrees, model_of(**ROUTERS[router]), train, Shape(), FEW_STEPS)
     assert_same(answer, few_steps(router, train), 1e-10)
@@ -88,11 +88,15 @@ def test_every_layout_with_some_router_and_some_option(ranks: Pools, number: int
 
 @pytest.mark.parametrize(("degrees", "path", "why"), REFUSED, ids=str)
 def test_a_model_that_does_not_divide_is_refused(degrees: Degrees, path: str, why: str) -> None:
-    layout = Layout(0, degrees.workers, torch.device("cpu"), degrees.plan(8).degrees.axes)
-    with pytest.raises(SpecError) as refused:
-        build_model(model_of(), layout)
-    assert path in {problem.path for problem in refused.value.problems}, why
-    assert all(problem.remedy for problem in refused.value.problems)
+    assert path in refused_paths(model_of(), degrees), why
+
+
+def assert_trained_alike(
+    ranks: Pools, degrees: Degrees, model: TranslationModelSpec, train: TrainSpec, num_steps: int, shape: Shape = SHAPE
+) -> None:
+    """Under a layout as on one process."""
+    reference = run(model, train, ONE, shape, num_steps)
+    assert_same(run_on(ranks, degrees, model, train, shape, num_steps), reference, 1e-10)
 
 
 VARIANTS = {
@@ -106,9 +110,7 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("degrees", [Degrees(expert=2), Degrees(expert=2, data=2)], ids=str)
 def test_float64_variants_of_gating(ranks: Pools, degrees: Degrees, variant: str) -> None:
-    model = model_of(**VARIANTS[variant])
-    reference = run(model, train_of(), ONE, Shape(), 4)
-    assert_same(run_on(ranks, degrees, model, train_of(), Shape(), 4), reference, 1e-10)
+    assert_trained_alike(ranks, degrees, model_of(**VARIANTS[variant]), train_of(), 4)
 
 
 @pytest.mark.sample(1)
@@ -120,7 +122,10 @@ def test_rows_that_come_padded_change_nothing(ranks: Pools, reference: list[dict
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("degrees", [Degrees(expert=2), Degrees(expert=4), Degrees(expert=2, data=2)], ids=str)
+@pytest.mark.parametrize(
+    "degrees", [Degrees(expert=2), Degrees(expert=4), Degrees(expert=2, data=2), Degrees(expert=2, expert_tensor=2)],
+    ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize("capacity_factor", [0.42, 8.0], ids=["a buffer of one", "a buffer for all"])
 def test_all_tokens_to_one_expert(ranks: Pools, degrees: Degrees, capacity_factor: float) -> None:
     """Ranks whose experts get nothing take part with no rows, and their gradients are zeros."""
@@ -135,20 +140,19 @@ def test_all_tokens_to_one_expert(ranks: Pools, degrees: Degrees, capacity_facto
     assert_same(answer, reference, 1e-10)
 
 
-def test_one_expert(ranks: Pools) -> None:
+def test_one_expert_and_a_dense_twin(ranks: Pools) -> None:
     model = model_of()
-    model = model.model_copy(update={"moe": model.moe.model_copy(update={"num_experts": 1})})
-    reference = run(model, train_of(), ONE, Shape(), 4)
-    assert_same(run_on(ranks, Degrees(data=2), model, train_of(), Shape(), 4), reference, 1e-10)
+    one_expert = model.model_copy(update={"moe": model.moe.model_copy(update={"num_experts": 1})})
+    dense = model.model_copy(update={"moe": None, "dense_twin_ffn_dim": 48})
+    for each in (one_expert, dense):
+        assert_trained_alike(ranks, Degrees(data=2), each, train_of(), 4)
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("degrees", [Degrees(expert=4), Degrees(expert=2, data=2), Degrees(data=4)], ids=str)
+@pytest.mark.parametrize("degrees", [Degrees(expert=4), Degrees(expert=2, data=2), Degrees(data=4), FOLDED], ids=str)
 @pytest.mark.parametrize("groups", [1, 3, 5])
 def test_ranks_without_a_group_and_uneven_shares(ranks: Pools, degrees: Degrees, groups: int) -> None:
-    shape = Shape(groups=groups, rows=2)
-    reference = run(model_of(), train_of(), ONE, shape, 3)
-    assert_same(run_on(ranks, degrees, model_of(), train_of(), shape, 3), reference, 1e-10)
+    assert_trained_alike(ranks, degrees, model_of(), train_of(), 3, shape=Shape(groups=groups, rows=2))
 
 
 @pytest.mark.slow
@@ -157,7 +161,7 @@ def test_ranks_without_a_group_and_uneven_shares(ranks: Pools, degrees: Degrees,
     [
         Degrees(expert=4),
         Degrees(expert=2, data=2),
-        Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2),
+        FOLDED,
         Degrees(data=4, fsdp=4, expert_fsdp=4),
         Degrees(data=2, fsdp=2, expert_fsdp=2),
         Degrees(expert=2, expert_tensor=2, tensor=2),
@@ -166,62 +170,25 @@ def test_ranks_without_a_group_and_uneven_shares(ranks: Pools, degrees: Degrees,
 )
 def test_adafactor_does_not_see_the_layout(ranks: Pools, degrees: Degrees) -> None:
     train = train_of(optimizer=AdafactorSpec(name="adafactor", peak_lr=1e-2))
-    reference = run(model_of(), train, ONE, Shape(), 6)
-    assert_same(run_on(ranks, degrees, model_of(), train, Shape(), 6), reference, 1e-10)
+    assert_trained_alike(ranks, degrees, model_of(), train, 6)
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize("optimizer", [AdamWSpec(name="adamw"), AdafactorSpec(name="adafactor")], ids=lambda o: o.name)
 @pytest.mark.parametrize(
     "degrees", [Degrees(expert=2, data=2, fsdp=4, expert_fsdp=2), Degrees(data=4, fsdp=4, expert_fsdp=4)], ids=str
 )
-def test_fsdp_of_what_does_not_come_out_even(ranks: Pools, degrees: Degrees, optimizer: str) -> None:
+def test_fsdp_of_what_does_not_come_out_even(ranks: Pools, degrees: Degrees, optimizer: OptimizerSpec) -> None:
     """17 channels and 6 experts: some ranks hold less of a parameter, and some nothing."""
     moe = MoESpec(num_experts=6, model_dim=17, hidden_dim=23, group_tokens=64)
     model = model_of().model_copy(update={"model_dim": 17, "ffn_dim": 31, "moe": moe})
-    train = train_of(optimizer={"adamw": AdamWSpec, "adafactor": AdafactorSpec}[optimizer](name=optimizer))  # type: ignore[arg-type]
-    reference = run(model, train, ONE, Shape(), 4)
-    assert_same(run_on(ranks, degrees, model, train, Shape(), 4), reference, 1e-10)
-
-
-def gradients_through_logits(degrees: Degrees) -> dict[str, torch.Tensor]:
-    """Of a loss over logits, as those write it who call the model itself."""
-    plan = degrees.plan(8)
-    layout = Layout.build(plan)
-    model = build_model(model_of(), layout, seed=3, dtype=torch.float64)
-    batch = rank_batch(layout, plan, Shape(), 300, 1)
-    for each in batch.micro_batches:
-        logits = model(each.source, each.target_in, each.context)
-        assert logits.shape == (*each.target_in.shape, 300)
-        ((logits.logsumexp(-1) * (each.target_out != 0)).sum() / batch.num_targets).backward()
-    parameters = local_parameters(model)
-    reduce_gradients(parameters, layout)
-    whole = Whole(parameters, layout).gradients()
-    layout.close()
-    return whole
+    assert_trained_alike(ranks, degrees, model, train_of(optimizer=optimizer), 4)
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    "degrees",
-    [
-        Degrees(expert=2, tensor=2),
-        Degrees(expert=2, fsdp=2),
-        Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("degrees", [Degrees(expert=2, tensor=2), Degrees(expert=2, fsdp=2), FOLDED], ids=str)
 def test_gradients_of_logits_do_not_see_the_layout(ranks: Pools, degrees: Degrees) -> None:
-    reference = gradients_through_logits(ONE)
-    for answer in ranks[degrees.workers].run(gradients_through_logits, degrees):
-        for name, gradient in reference.items():
-            torch.testing.assert_close(answer[name], gradient, rtol=1e-10, atol=1e-13, msg=name)
-
-
-def test_a_dense_twin_is_data_parallel(ranks: Pools) -> None:
-    dense = model_of().model_copy(update={"moe": None, "dense_twin_ffn_dim": 48})
-    reference = run(dense, train_of(), ONE, Shape(), 4)
-    assert_same(run_on(ranks, Degrees(data=2), dense, train_of(), Shape(), 4), reference, 1e-10)
+    assert_same_gradients_through_logits(ranks, degrees, model_of())
 
 
 @pytest.mark.sample(4)
@@ -257,16 +224,12 @@ def test_one_step_of_narrow_numbers(ranks: Pools, degrees: Degrees, dtype: str) 
         Degrees(expert=2),
         Degrees(expert=2, data=2),
         Degrees(expert=4, ranks_per_node=2, num_chunks=2, max_rows=9),
-        Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2, recompute="full"),
+        replace(FOLDED, recompute="full"),
     ],
     ids=str,
 )
 def test_the_same_layout_is_bit_identical(ranks: Pools, degrees: Degrees) -> None:
-    first, second = (run_on(ranks, degrees, model_of(), train_of("float32"), Shape(), 5, True) for _ in range(2))
-    for ours, theirs in zip(first, second, strict=True):
-        assert ours["loss"] == theirs["loss"]
-        for name, gradient in theirs["gradients"].items():
-            assert torch.equal(ours["gradients"][name], gradient)
+    assert_bit_identical(ranks, degrees, model_of(), 5)
 
 
 def exchanged(degrees: Degrees) -> tuple[Traffic, Traffic, int]:

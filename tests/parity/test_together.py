@@ -117,10 +117,6 @@ def asked_in_vain() -> str:
     return "an answer"
 
 
-def test_where_rank_0_fails_no_rank_waits_for_its_answer(ranks: Pools) -> None:
-    assert ranks[2].run(asked_in_vain) == ["KeyError: 'answer'", "RuntimeError: rank 0 failed: KeyError: 'answer'"]
-
-
 def slow_answer(timeout_s: float) -> str:
     """Rank 0's answer, which takes three times the timeout of process groups."""
     c10d._set_pg_timeout(timedelta(seconds=timeout_s))
@@ -130,11 +126,9 @@ def slow_answer(timeout_s: float) -> str:
         c10d._set_pg_timeout(default_pg_timeout)
 
 
-def test_ranks_wait_for_rank_0_longer_than_for_a_collective(ranks: Pools) -> None:
+def test_where_rank_0_fails_or_is_slow_no_rank_hangs_and_keys_of_its_answers_are_deleted(ranks: Pools) -> None:
+    assert ranks[2].run(asked_in_vain) == ["KeyError: 'answer'", "RuntimeError: rank 0 failed: KeyError: 'answer'"]
     assert ranks[2].run(slow_answer, 0.7) == ["an answer"] * 2
-
-
-def test_keys_of_rank_0s_answers_are_deleted(ranks: Pools) -> None:
     before, after = ranks[2].run(num_keys)[0]
     assert after == before
 
