@@ -32,17 +32,14 @@ def test_control_plane_settings_are_accepted(compose: Manifest, image: Image) ->
     assert set(environment) <= {f"SHARDYARD_{name.upper()}" for name in Settings.model_fields}
     given = {"SHARDYARD_TOKEN": "0123456789abcdef", "SHARDYARD_PUBLIC_NAME": "train.example.org"}
     settings = settings_in({name: interpolated(value, given) for name, value in environment.items()})
-    assert settings["host"] == "0.0.0.0"
-    assert settings["allowed_hosts"] == ["control-plane", "train.example.org"]
-    assert settings["events_url"] == "http://control-plane:8321"
-    assert settings["ray_dashboard_url"] == "http://ray-head:8265"
-    assert settings["allowed_code"] == []
-    assert settings["planning_memory_bytes"] == Settings.model_fields["planning_memory_bytes"].default
-
-
-def test_no_token_no_start(compose: Manifest) -> None:
+    expected = {
+        "host": "0.0.0.0", "allowed_hosts": ["control-plane", "train.example.org"],
+        "events_url": "http://control-plane:8321", "ray_dashboard_url": "http://ray-head:8265", "allowed_code": [],
+        "planning_memory_bytes": Settings.model_fields["planning_memory_bytes"].default,
+    }  # fmt: skip
+    assert {name: settings[name] for name in expected} == expected
     with pytest.raises(LookupError, match="SHARDYARD_TOKEN"):
-        interpolated(compose["services"]["control-plane"]["environment"]["SHARDYARD_TOKEN"], {})
+        interpolated(environment["SHARDYARD_TOKEN"], {})
 
 
 def test_only_the_api_is_published(compose: Manifest) -> None:
@@ -88,13 +85,10 @@ def test_what_is_written_is_kept_and_shared(compose: Manifest, image: Image) -> 
 
 
 def test_health_is_asked_of_both(compose: Manifest, image: Image) -> None:
-    assert "http://127.0.0.1:8265/api/gcs_healthz" in compose["services"]["ray-head"]["healthcheck"]["test"]
+    head = compose["services"]["ray-head"]
+    assert "http://127.0.0.1:8265/api/gcs_healthz" in head["healthcheck"]["test"]
+    assert head["command"][:2] == ["ray", "start"]
+    assert {"--head", "--block"} <= set(head["command"]), "in the foreground"
     assert compose["services"]["control-plane"]["depends_on"] == {"ray-head": {"condition": "service_healthy"}}
     # The control plane's check is the image's own.
     assert "/healthz" in image.last("HEALTHCHECK")
-
-
-def test_ray_head_starts_in_the_foreground(compose: Manifest) -> None:
-    command = compose["services"]["ray-head"]["command"]
-    assert command[:2] == ["ray", "start"]
-    assert {"--head", "--block"} <= set(command)

@@ -90,13 +90,9 @@ def compiling_nothing() -> dict[str, str]:
 def run_in(venv: Path, *command: str) -> str:
     """What a command of the environment prints, run where no source of this repository is in reach."""
     run = subprocess.run(
-        [venv / "bin" / command[0], *command[1:]],
-        env=compiling_nothing(),
-        cwd=venv.parent,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+        [venv / "bin" / command[0], *command[1:]], env=compiling_nothing(), cwd=venv.parent, timeout=120,
+        capture_output=True, text=True,
+    )  # fmt: skip
     assert run.returncode == 0, f"{command}: {run.stdout[-2000:]}{run.stderr[-2000:]}"
     return run.stdout
 
@@ -112,10 +108,14 @@ def test_install_step_makes_a_whole_installation(installed: Path, image: Image) 
     for place in run_in(installed, "python", "-c", program).split():
         assert Path(place).is_relative_to(installed)
     assert "submit" in run_in(installed, "shardyard", "--help")
-    command = control_plane_command(image)
-    assert run_in(installed, *command, "--help")
+    assert run_in(installed, *control_plane_command(image), "--help")
     ray = "from importlib.metadata import entry_points as of; of(group='console_scripts')['ray'].load()()"
     assert "2." in run_in(installed, "python", "-c", ray, "--version")  # what KubeRay and the compose file call
+    # Bytecode cannot be written on a read-only root file system, where every start would compile anew.
+    (packages,) = (installed / "lib").glob("python3*/site-packages")
+    for source in ("moe/spec/model.py", "service/settings.py"):
+        cached = (packages / source).parent / "__pycache__"
+        assert list(cached.glob(f"{Path(source).stem}.*.pyc")), source
 
 
 @pytest.mark.slow
@@ -150,7 +150,6 @@ def test_installed_control_plane_answers_its_probes(installed: Path, image: Imag
 
 def announced_url(process: subprocess.Popen[str]) -> str:
     """Where a control plane that is starting says that its API is."""
-    assert process.stdout is not None
     said: list[str] = []
     while line := process.stdout.readline():
         said.append(line)
@@ -170,16 +169,6 @@ def test_install_step_takes_the_pinned_versions(dependencies: tuple[Path, dict[s
         assert version.split("+")[0] == pinned.get(name), name
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(INSTALL_LIMIT_S + 60)
-def test_image_carries_bytecode(installed: Path) -> None:
-    """It cannot be written on a read-only root file system, where every start would compile anew."""
-    (packages,) = (installed / "lib").glob("python3*/site-packages")
-    for source in ("moe/spec/model.py", "service/settings.py"):
-        cached = (packages / source).parent / "__pycache__"
-        assert list(cached.glob(f"{Path(source).stem}.*.pyc")), source
-
-
 def pins() -> list[str]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
@@ -195,33 +184,26 @@ def test_every_dependency_is_pinned_once() -> None:
 
 
 def test_unknown_part_is_refused(context: Path, tmp_path: Path) -> None:
-    run = subprocess.run(
-        ["bash", context / "docker" / "install.sh", tmp_path / "venv", "everything"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = ["bash", context / "docker" / "install.sh", tmp_path / "venv", "everything"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert run.returncode == 2
     assert "part (=everything) is none of all, dependencies, project" in run.stderr
     assert not (tmp_path / "venv").exists()
 
 
-def test_image_runs_as_a_user_that_is_not_root(image: Image, rendered: Rendered) -> None:
+def test_image_runs_as_a_user_that_is_not_root_and_holds_no_secret(image: Image, rendered: Rendered) -> None:
     user, group = image.last("USER").split(":")
     assert int(user) > 0
     for pod in rendered.pods():
         security = pod.spec["securityContext"]
         assert (security["runAsUser"], security["runAsGroup"]) == (int(user), int(group)), pod.owner
+    assert not [name for name in image.env if re.search("TOKEN|SECRET|PASSWORD|KEY", name)]
+    assert int(image.last("EXPOSE")) == Settings.model_fields["port"].default
+    assert json.loads(image.last("ENTRYPOINT"))[0] == "tini", "signals reach the program"
+    assert any("tini" in argument for _, argument in image.instructions)
 
 
-def test_signals_reach_the_program(image: Image) -> None:
-    assert json.loads(image.last("ENTRYPOINT"))[0] == "tini"
-    assert "tini" in image.last("RUN") or any("tini" in argument for _, argument in image.instructions)
-
-
-def test_everywhere_the_same_command_starts_the_control_plane(
-    image: Image, rendered: Rendered, compose: Manifest
-) -> None:
+def test_one_command_starts_the_control_plane_everywhere(image: Image, rendered: Rendered, compose: Manifest) -> None:
     command = control_plane_command(image)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert command[0] in project["scripts"]
@@ -230,14 +212,6 @@ def test_everywhere_the_same_command_starts_the_control_plane(
     # Without it, `shardyard up` starts a Ray of its own beside the control plane.
     assert "SHARDYARD_RAY_DASHBOARD_URL" in compose["services"]["control-plane"]["environment"]
     assert "SHARDYARD_RAY_DASHBOARD_URL" in {e["name"] for e in rendered.pod("control-plane").container["env"]}
-
-
-def test_image_says_where_it_listens(image: Image) -> None:
-    assert int(image.last("EXPOSE")) == Settings.model_fields["port"].default
-
-
-def test_image_holds_no_secret(image: Image) -> None:
-    assert not [name for name in image.env if re.search("TOKEN|SECRET|PASSWORD|KEY", name)]
 
 
 def test_build_is_in_stages_and_takes_a_torch_build() -> None:

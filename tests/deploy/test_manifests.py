@@ -1,7 +1,10 @@
 """The Kubernetes manifests: valid, and safe in the ways that docs/design/deployment.md promises."""
 
 import json
-from collections.abc import Iterable
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,28 +39,30 @@ def selects(selector: Manifest, pod: PodTemplate) -> bool:
 
 def ingress_ports(rendered: Rendered, source: PodTemplate | None, target: PodTemplate) -> set[str]:
     """Ports by which `source` (a stranger: None) may reach `target`; "*" stands for all of them."""
-    ports: set[str] = set()
-    for policy in rendered.all("NetworkPolicy"):
-        if not selects(policy["spec"]["podSelector"], target):
-            continue
-        for rule in policy["spec"].get("ingress", []):
-            peers = rule.get("from")
-            if peers is None or (source is not None and any(selects(p["podSelector"], source) for p in peers)):
-                ports |= {str(port["port"]) for port in rule["ports"]} if "ports" in rule else {"*"}
-    return ports
+    return ports_of(rule for rule in rules_of(rendered, target, "ingress") if _admits(rule.get("from"), source))
 
 
 def egress_ports(rendered: Rendered, source: PodTemplate, target: PodTemplate) -> set[str]:
     """Ports of `target` that `source` may call; "*" stands for all of them."""
-    ports: set[str] = set()
+
+    def own(rule: Manifest) -> list[Manifest]:
+        return [peer for peer in rule["to"] if "namespaceSelector" not in peer]
+
+    return ports_of(rule for rule in rules_of(rendered, source, "egress") if _admits(own(rule), target))
+
+
+def rules_of(rendered: Rendered, pod: PodTemplate, direction: str) -> Iterator[Manifest]:
     for policy in rendered.all("NetworkPolicy"):
-        if not selects(policy["spec"]["podSelector"], source):
-            continue
-        for rule in policy["spec"].get("egress", []):
-            own = [peer for peer in rule["to"] if "namespaceSelector" not in peer]
-            if any(selects(peer["podSelector"], target) for peer in own):
-                ports |= {str(port["port"]) for port in rule["ports"]} if "ports" in rule else {"*"}
-    return ports
+        if selects(policy["spec"]["podSelector"], pod):
+            yield from policy["spec"].get(direction, [])
+
+
+def _admits(peers: list[Manifest] | None, pod: PodTemplate | None) -> bool:
+    return peers is None or (pod is not None and any(selects(peer["podSelector"], pod) for peer in peers))
+
+
+def ports_of(rules: Iterable[Manifest]) -> set[str]:
+    return {str(port["port"]) for rule in rules for port in rule.get("ports", [{"port": "*"}])}
 
 
 def test_core_kinds_are_valid(rendered: Rendered) -> None:
@@ -68,9 +73,6 @@ def test_core_kinds_are_valid(rendered: Rendered) -> None:
     }  # fmt: skip
     for manifest in core:
         kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
-
-
-def test_a_misspelt_field_is_noticed(rendered: Rendered) -> None:
     deployment = rendered.one("Deployment", "control-plane")
     misspelt = {**deployment, "spec": {**deployment["spec"], "replica": 1}}
     with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
@@ -85,38 +87,34 @@ def ray_cluster_schema() -> crd.Schema:
     return crd.version(yaml.load(RAY_CLUSTER_CRD.read_text(), Loader=loader), "v1")
 
 
+WRONG: list[tuple[list[Any], Any, str]] = [
+    (["spec", "rayVersions"], "2.60.0", "'rayVersions' was unexpected"),
+    (["spec", "authOptions", "mode"], "off", "'off' is not one of"),
+    (["spec", "workerGroupSpecs", 0, "replicas"], "two", "is not of type 'integer'"),
+    (["spec", "headGroupSpec", "template", "spec", "containers", 0, "imagee"], "x", "'imagee' was unexpected"),
+]
+
+
 def test_ray_cluster_is_what_kuberay_knows(rendered: Rendered, ray_cluster_schema: crd.Schema) -> None:
     cluster = rendered.one("RayCluster", "ray")
     assert crd.errors(ray_cluster_schema, cluster) == []
+    for path, value, complaint in WRONG:
+        wrong = place = json.loads(json.dumps(cluster))
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = value
+        (error,) = crd.errors(ray_cluster_schema, wrong)
+        assert complaint in error
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "complaint"),
-    [
-        (["spec", "rayVersions"], "2.60.0", "'rayVersions' was unexpected"),
-        (["spec", "authOptions", "mode"], "off", "'off' is not one of"),
-        (["spec", "workerGroupSpecs", 0, "replicas"], "two", "is not of type 'integer'"),
-        (["spec", "headGroupSpec", "template", "spec", "containers", 0, "imagee"], "x", "'imagee' was unexpected"),
-    ],
-)
-def test_a_wrong_ray_cluster_is_noticed(
-    rendered: Rendered, ray_cluster_schema: crd.Schema, path: list[Any], value: Any, complaint: str
-) -> None:
-    wrong = json.loads(json.dumps(rendered.one("RayCluster", "ray")))
-    place = wrong
-    for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
-    (error,) = crd.errors(ray_cluster_schema, wrong)
-    assert complaint in error
-
-
-def test_pods_run_without_privileges(rendered: Rendered) -> None:
+def test_pods_run_without_privileges_from_one_image_with_what_they_need(rendered: Rendered) -> None:
     for pod in rendered.pods():
-        assert pod.spec["securityContext"]["runAsNonRoot"] is True, pod.owner
-        assert pod.spec["securityContext"]["runAsUser"] == 1000, pod.owner
-        assert pod.spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, pod.owner
+        security = pod.spec["securityContext"]
+        assert (security["runAsNonRoot"], security["runAsUser"]) == (True, 1000), pod.owner
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}, pod.owner
         assert pod.spec["automountServiceAccountToken"] is False, pod.owner
+        # A Service named shardyard would set SHARDYARD_PORT=tcp://... in every pod.
+        assert pod.spec["enableServiceLinks"] is False, pod.owner
         assert not pod.spec.get("hostNetwork"), pod.owner
         assert pod.container["securityContext"] == {
             "allowPrivilegeEscalation": False,
@@ -124,37 +122,25 @@ def test_pods_run_without_privileges(rendered: Rendered) -> None:
             "capabilities": {"drop": ["ALL"]},
         }, pod.owner
         assert not any("hostPath" in volume for volume in pod.spec["volumes"]), pod.owner
-    (namespace,) = rendered.all("Namespace")
-    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-
-
-def test_one_image_for_all(rendered: Rendered) -> None:
-    (only,) = {pod.container["image"] for pod in rendered.pods()}
-    name, _, tag = only.partition(":")
+        for kind in ("requests", "limits"):
+            assert {"cpu", "memory"} <= set(pod.container["resources"][kind]), pod.owner
+    (image,) = {pod.container["image"] for pod in rendered.pods()}
+    name, _, tag = image.partition(":")
     assert name == "shardyard"
     assert tag not in ("", "latest")
+    (namespace,) = rendered.all("Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    placed = {m["metadata"].get("namespace") for m in rendered.objects if m["kind"] != "Namespace"}
+    assert placed == {"shardyard"}
 
 
-def test_every_pod_says_what_it_needs(rendered: Rendered) -> None:
-    for pod in rendered.pods():
-        resources = pod.container["resources"]
-        assert {"cpu", "memory"} <= set(resources["requests"]), pod.owner
-        assert {"cpu", "memory"} <= set(resources["limits"]), pod.owner
-
-
-def test_gpus_are_asked_for_only_where_there_are_some(rendered: Rendered) -> None:
+def test_the_ray_cluster_has_the_pinned_version_and_gpus_only_where_there_are_some(rendered: Rendered) -> None:
     limits = rendered.pod("ray-worker").container["resources"]["limits"]
     assert limits.get("nvidia.com/gpu") == {"local": None, "gpu": "8"}[rendered.overlay]
     assert "nvidia.com/gpu" not in rendered.pod("ray-head").container["resources"]["limits"]
-
-
-def test_head_runs_drivers_only(rendered: Rendered) -> None:
-    assert rendered.one("RayCluster", "ray")["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
-
-
-def test_ray_version_is_the_pinned_one(rendered: Rendered) -> None:
-    pins = (ROOT / "constraints.txt").read_text().splitlines()
-    assert f"ray=={rendered.one('RayCluster', 'ray')['spec']['rayVersion']}" in pins
+    cluster = rendered.one("RayCluster", "ray")["spec"]
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0", "it runs drivers only"
+    assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().splitlines()
 
 
 def test_settings_exist_and_are_accepted(rendered: Rendered, image: Image) -> None:
@@ -170,22 +156,14 @@ def test_settings_exist_and_are_accepted(rendered: Rendered, image: Image) -> No
     assert settings["allowed_code"] == []
 
 
-def test_what_is_written_lies_on_volumes(rendered: Rendered, image: Image) -> None:
-    written = [image.env["SHARDYARD_STATE_DIR"], *shared_paths(image)]
-    assert all(on_volume(path, rendered.pod("control-plane")) for path in written)
-
-
-def test_workers_see_the_storage_where_the_control_plane_does(rendered: Rendered, image: Image) -> None:
+def test_written_files_lie_on_volumes_that_workers_see_too(rendered: Rendered, image: Image) -> None:
+    assert on_volume(image.env["SHARDYARD_STATE_DIR"], rendered.pod("control-plane"))
     pods = [rendered.pod(component) for component in ("control-plane", "ray-head", "ray-worker")]
-    for path in shared_paths(image):
+    for path in (*json.loads(image.env["SHARDYARD_STORAGE_ROOTS"]), image.env["SHARDYARD_CACHE_DIR"]):
         (claim,) = {on_volume(path, pod) for pod in pods}
         assert claim == "storage"
     access = rendered.one("PersistentVolumeClaim", "storage")["spec"]["accessModes"]
     assert access == {"local": ["ReadWriteOnce"], "gpu": ["ReadWriteMany"]}[rendered.overlay]
-
-
-def shared_paths(image: Image) -> list[str]:
-    return [*json.loads(image.env["SHARDYARD_STORAGE_ROOTS"]), image.env["SHARDYARD_CACHE_DIR"]]
 
 
 def on_volume(path: str, pod: PodTemplate) -> str | None:
@@ -212,13 +190,7 @@ def test_ports_agree(rendered: Rendered) -> None:
     assert (dashboard.hostname, dashboard.port) == ("ray-head-svc", rendered.pod("ray-head").ports["dashboard"])
 
 
-def test_kubernetes_adds_no_settings_of_its_own(rendered: Rendered) -> None:
-    """A Service named shardyard would set SHARDYARD_PORT=tcp://... in every pod."""
-    for pod in rendered.pods():
-        assert pod.spec["enableServiceLinks"] is False, pod.owner
-
-
-def test_only_the_api_is_exposed(rendered: Rendered) -> None:
+def test_only_the_api_is_exposed_and_everything_else_is_denied(rendered: Rendered) -> None:
     (service,) = rendered.all("Service")
     assert service["spec"]["type"] == "ClusterIP"
     assert selects({"matchLabels": service["spec"]["selector"]}, rendered.pod("control-plane"))
@@ -226,13 +198,8 @@ def test_only_the_api_is_exposed(rendered: Rendered) -> None:
     open_to_strangers = {pod.owner: ingress_ports(rendered, None, pod) for pod in rendered.pods()}
     assert open_to_strangers.pop("control-plane") == {"api"}
     assert set().union(*open_to_strangers.values()) == set()
-
-
-def test_everything_else_is_denied(rendered: Rendered) -> None:
-    assert rendered.one("NetworkPolicy", "default-deny")["spec"] == {
-        "podSelector": {},
-        "policyTypes": ["Ingress", "Egress"],
-    }
+    denied = rendered.one("NetworkPolicy", "default-deny")["spec"]
+    assert denied == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
 
 def test_the_namespace_can_talk_as_a_job_needs(rendered: Rendered) -> None:
@@ -301,6 +268,20 @@ def test_rights_are_few_and_stay_in_the_namespace(rendered: Rendered) -> None:
     assert {pod.spec["serviceAccountName"] for pod in rendered.pods()} == accounts
 
 
-def test_everything_is_in_the_one_namespace(rendered: Rendered) -> None:
-    placed = {m["metadata"].get("namespace") for m in rendered.objects if m["kind"] != "Namespace"}
-    assert placed == {"shardyard"}
+ONE_TEST = "tests/deploy/test_manifests.py::test_one_control_plane_at_a_time"
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("ci", "outcome", "word"), [("", 0, "2 skipped"), ("true", 1, "CI must not pass over it")])
+def test_missing_kubectl(tmp_path: Path, ci: str, outcome: int, word: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", ONE_TEST],
+        env={**os.environ, "PATH": str(tmp_path), "CI": ci},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == outcome, run.stdout + run.stderr
+    assert "kubectl, which renders the manifests, is not installed" in run.stdout
+    assert word in run.stdout

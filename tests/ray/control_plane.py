@@ -55,18 +55,11 @@ class ControlPlane:
     def start(self) -> "ControlPlane":
         self._output = (self.folder / "control-plane.out").open("ab")
         arguments = [
-            "up",
-            f"--port={self.port}",
-            f"--state-dir={self.folder / 'state'}",
-            f"--ray-dashboard-url={self._head.dashboard_url}",
-            f"--ray-token-path={self._head.token_path}",
-        ]
-        environment = {
-            **os.environ,
-            "SHARDYARD_CACHE_DIR": str(self._cache),
-            "SHARDYARD_LEASE_S": "1",
-            **self._settings,
-        }
+            "up", f"--port={self.port}", f"--state-dir={self.folder / 'state'}",
+            f"--ray-dashboard-url={self._head.dashboard_url}", f"--ray-token-path={self._head.token_path}",
+        ]  # fmt: skip
+        own = {"SHARDYARD_CACHE_DIR": str(self._cache), "SHARDYARD_LEASE_S": "1", **self._settings}
+        environment = {**os.environ, **own}
         up = forks("service.cli.main:main", "service.control.launcher.ray_jobs", "service.control.server")
         self.process = up.start(arguments, out=self._output, environment=environment)
         await_that(self._is_ready, self.output)
@@ -74,7 +67,6 @@ class ControlPlane:
 
     def kill(self) -> None:
         """SIGKILL: it has no time for a word."""
-        assert self.process is not None
         self.process.kill()
         self.process.wait()
         self._output.close()
@@ -96,7 +88,6 @@ class ControlPlane:
         return (self.folder / "control-plane.out").read_text()
 
     def _is_ready(self) -> bool:
-        assert self.process is not None
         assert self.process.poll() is None, self.output()
         try:
             return httpx.get(f"{self.url}/readyz", trust_env=False).status_code == 200

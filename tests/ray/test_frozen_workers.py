@@ -34,7 +34,7 @@ ENDED_S = 75.0
 
 
 @pytest.mark.slow
-def test_a_worker_stopped_before_it_begins_in_a_step_and_in_the_evaluation_costs_a_group_each(
+def test_each_stopped_worker_costs_a_worker_group(
     head: LocalHead, plane: ControlPlane, undisturbed: FinishedJob
 ) -> None:
     stopped_at = {}

@@ -97,7 +97,6 @@ def test_a_model_of_python_source_learns_and_is_given_back(plane: ControlPlane, 
     course = list(losses(job).values())
     assert sum(course[-5:]) < sum(course[:5]) - 5
     report = job.report
-    assert report is not None
     assert set(report["sources"]) == {"h11", "sqlparse", "structlog", "uvicorn", "all"}
     whole = report["sources"]["all"]
     assert whole["bits_per_byte"] < 3.5
@@ -108,7 +107,7 @@ def test_a_model_of_python_source_learns_and_is_given_back(plane: ControlPlane, 
 
 
 @pytest.mark.slow
-def test_a_folder_is_trained_on_with_its_router_frozen(
+def test_train_on_a_folder_with_frozen_router(
     plane: ControlPlane, folder: Path, data: dict[str, Any], tmp_path: Path
 ) -> None:
     spec = example("train-on", 4, data=data)
@@ -141,7 +140,6 @@ def test_a_folder_is_tuned_on_conversations(name: str, plane: ControlPlane, fold
     job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(folder)}})
     said = "\n".join(str(line["message"]) for line in job.logs())
     assert "are learned: the assistant's, found by the text that each answer adds" in said
-    assert job.report is not None
     source = job.report["sources"]["conversations"]
     if name == "preference":
         losses = [point["nll"] for point in job.metrics()]
@@ -158,7 +156,7 @@ def test_a_folder_is_tuned_on_conversations(name: str, plane: ControlPlane, fold
 
 
 @pytest.mark.slow
-def test_a_dense_folder_becomes_a_mixture(
+def test_upcycling_a_folder(
     plane: ControlPlane, folder: Path, data: dict[str, Any], tmp_path: Path, cache: Path
 ) -> None:
     dense = folder.parent / "dense"

@@ -25,7 +25,6 @@ def test_a_second_head_lives_beside_the_first_and_ends_alone(head: LocalHead, tm
     environment = {**os.environ, "SHARDYARD_TOKEN": "the API's, of no use to a driver"}
     subprocess.run([sys.executable, "-c", START, str(state_dir)], check=True, timeout=DEADLINE_S, env=environment)
     second = LocalHead.find(state_dir)  # its starter is gone
-    assert second is not None
     try:
         assert LocalHead.start(state_dir, num_cpus=1) == second
         assert second.address != head.address
@@ -75,7 +74,6 @@ def test_a_head_whose_agent_is_late_comes_up_all_the_same(tmp_path: Path) -> Non
         agent.suspend()
         assert starter.wait(DEADLINE_S) == 0
     head = LocalHead.find(tmp_path)
-    assert head is not None
     assert not _lives(agent)
     assert "Timed out" not in "".join(head.last_words("raylet"))
     head.stop()

@@ -79,5 +79,4 @@ def undisturbed(folder: Path) -> dict[int, float]:
 
 def _layout(job: Job) -> tuple[int, str]:
     plan = job.plan()
-    assert plan.module is not None
     return plan.num_workers, plan.module.plan["parameters"]["users.weight"]

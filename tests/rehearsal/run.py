@@ -54,7 +54,6 @@ def resumed(
         )
         if group:
             marker = checkpointer.restore()
-            assert marker is not None
             set_step(state.optimizer, marker.step)
         else:
             step(state, batches[0], Signals())
@@ -122,6 +121,5 @@ def runs(spec: JobSpec, folder: Path) -> dict[str, Any]:
                 control=None if last else train_runs.RequestAfter("pause", spec.train.num_steps // 2),
             )  # fmt: skip
             steps += train_runs.course(recorder)
-        assert outcome.report is not None
         found[name] = {"steps": steps, "report": outcome.report.to_plain()}
     return found

@@ -50,27 +50,15 @@ def waits() -> dict[str, int]:
     return {kind: number for (kind, _), number in found.items()}
 
 
-def test_operands_of_two_devices_are_refused(ranks: Pools) -> None:
+def test_operands_of_two_devices_are_refused_and_scalars_indices_and_copies_taken(ranks: Pools) -> None:
     assert ranks[1].run(refused) == [[]]
-
-
-def test_scalars_indices_and_copies_are_taken(ranks: Pools) -> None:
     assert ranks[1].run(taken) == [[True] * 5]
 
 
 def test_each_wait_is_counted_once(ranks: Pools) -> None:
     (found,) = ranks[1].run(waits)
-    item = found.pop("item") + found.pop("bool", 0)
-    assert item == 2
-    kinds = (
-        "tolist",
-        "nonzero",
-        "index by a mask",
-        "copy to the host",
-        "copy from the host",
-        "index of the host",
-        "bincount",
-        "unique",
-        "repeat_interleave",
-    )
-    assert found == dict.fromkeys(kinds, 1)
+    assert found.pop("item") + found.pop("bool", 0) == 2
+    assert found == dict.fromkeys(
+        ("tolist", "nonzero", "index by a mask", "copy to the host", "copy from the host", "index of the host",
+         "bincount", "unique", "repeat_interleave"), 1,
+    )  # fmt: skip

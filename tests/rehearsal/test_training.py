@@ -1,7 +1,9 @@
-"""Training on a device of its own type equals one process on the CPU: every router, dispatcher and kind of layout."""
+"""Training on a device of its own type equals one process on the CPU: every router, dispatcher and kind of layout;
+steps and whole runs."""
 
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,8 @@ from tests.grid import every
 from tests.parity.combinations import LAYOUTS, OPTIONS, ROUTERS, assert_same, model_of, train_with, with_option
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, run
-from tests.rehearsal.run import on_device, resumed
+from tests.rehearsal.run import on_device, resumed, runs
+from tests.unit.train_runs import corpus, job
 
 CASES = [
     (degrees, option, router)
@@ -38,7 +41,6 @@ def test_every_family_option_and_router_is_met() -> None:
 def test_steps_on_the_device_are_those_of_one_process_on_the_cpu(ranks: Pools, case: tuple[Degrees, str, str]) -> None:
     degrees, option, router = case
     layout = with_option(degrees, option)
-    assert layout is not None
     given, shape = (model_of(**ROUTERS[router]), train_with(option)), Shape(groups=4)
     one_process = run(*given, Degrees(micro_batch_groups=4), shape, 2)
     for records in ranks[layout.workers].run(on_device, *given, layout, shape, 2):
@@ -55,16 +57,40 @@ RESUMED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", every(RESUMED, 3))
-def test_what_is_saved_on_the_device_goes_on_there_and_is_evaluated_as_on_the_cpu(
-    ranks: Pools, tmp_path: Path, case: tuple[Degrees, str, str]
-) -> None:
+def test_runs_saved_on_the_device_go_on(ranks: Pools, tmp_path: Path, case: tuple[Degrees, str, str]) -> None:
     """The largest layout of each family, and every router once."""
     degrees, option, router = case
     layout = with_option(degrees, option)
-    assert layout is not None
     given, shape = (model_of(**ROUTERS[router]), train_with(option)), Shape(groups=4)
     one_process = resumed(*given, Degrees(micro_batch_groups=4), shape, f"{tmp_path}/one", "cpu")
     assert one_process[0] == one_process[1], "bit for bit"
     for found in ranks[layout.workers].run(resumed, *given, layout, shape, f"{tmp_path}/device"):
         assert found[0] == found[1], "bit for bit"
         assert found[0] == pytest.approx(one_process[0], rel=1e-10, abs=1e-10)
+
+
+ALIKE: dict[str, Any] = {"rel": 1e-10, "abs": 1e-10}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("optimizer", "workers"), [pytest.param("adamw", 2, marks=pytest.mark.grid), ("adafactor", 1)])
+def test_a_run_on_the_device_is_the_run_on_the_cpu(ranks: Pools, tmp_path: Path, workers: int, optimizer: str) -> None:
+    train = {
+        "num_steps": 4, "dtype": "float64", "optimizer": {"name": optimizer, "peak_lr": 1e-2},
+        "evaluation": {"max_pairs": 6, "num_examples": 2, "every_steps": 2},
+    }  # fmt: skip
+    spec = job(corpus(tmp_path), workers=workers, expert=workers, train=train)
+    found = ranks[workers].run(runs, spec, tmp_path)[0]
+    assert [step["step"] for step in found["cpu"]["steps"]] == [1, 2, 3, 4]
+    for name in ("device", "half and half"):
+        for here, there in zip(found[name]["steps"], found["cpu"]["steps"], strict=True):
+            for figure in ("loss", "nll", "aux_loss", "grad_norm"):
+                assert here[figure] == pytest.approx(there[figure], **ALIKE)
+            assert [each["load"] for each in here["layers"]] == [each["load"] for each in there["layers"]]
+            if "held_out" in there:
+                assert here["held_out"] == pytest.approx(there["held_out"], **ALIKE)
+        here, there = found[name]["report"], found["cpu"]["report"]
+        assert here["examples"] == there["examples"]
+        assert {each: here["sets"][each]["loss"] for each in here["sets"]} == pytest.approx(
+            {each: there["sets"][each]["loss"] for each in there["sets"]}, **ALIKE
+        )
