@@ -1,6 +1,6 @@
 """A stand-in for `ray start`, which takes half a minute (`tests/ray/test_local_head.py` has a real one).
 
-It is three processes that do nothing. One of them is named as Ray's dashboard: it listens at its port before `ray start`
+It is three processes that do nothing. One of them is named as Ray's dashboard, listens at its port before `ray start`
 ends, and says that no jobs are on the head. Put in place of `service.head.ray_start.RAY`. While the file exists that
 STAND_IN_HOLD names, it does not end. While the one exists that STAND_IN_HOLD_JOBS names, the dashboard keeps back what
 it says of jobs; that it was asked it writes there.
