@@ -110,7 +110,7 @@ def test_misuse(plane: ControlPlane, other: dict[str, Any]) -> None:
         (("job.yaml", "--from-step", "3"), "--from-step requires --like JOB"),
         (("--like", "job-aaaaaaaaaaaa"), "there is no job 'job-aaaaaaaaaaaa'"),
         ((*like, "--from-step", "last"), "must be a step or 'newest'"),
-        ((*like, "--from-step", "3"), "has no committed checkpoint"),
+        ((*like, "--from-step", "3"), "start_from.step (=3) is not a committed checkpoint"),
         ((*like, "--set", "model.moe.router=top9"), "model.moe.router (='top9')"),
     ):
         errors = check_refused(words, "submit", *arguments, url=plane.url)

@@ -63,8 +63,9 @@ def test_the_command(plane: ControlPlane, job_file: Path) -> None:
     assert [set(item) for item in items] == [{"step", "time", "attempt", "loss"}] * 5
     later = output_of(*metrics, "--name", "loss", "--since-step", "9", url=plane.url)
     assert later == f"no step of {job_id} has loss\n"
+    assert shardyard(*metrics, "--csv", "--json", url=plane.url).returncode == 2
     for options, words in (
-        (("--csv", "--json"), ""), (("--max-points", "0"), ""),
+        (("--max-points", "0"), ""),
         (("--name", "happiness"), "--name (=happiness)"), (("--csv", "--name", "loss", "--name", "los"), "loss"),
         *((("--name", name), f"shardyard: --name (={name!r}) must name a value") for name in ("", ".", "layers.")),
     ):  # fmt: skip
