@@ -174,7 +174,7 @@ def _choices(task: TaskSpec, line: _Line, columns: Container[str]) -> tuple[str,
         choices = tuple(line.render(Template.parse(choice_template)) for choice_template in source)
     if len(choices) < 2 or not all(choices):
         raise line.error("invalid_value", f"has the choices {list(choices)!r}; it must have at least two, none empty",
-                           "add what is missing")  # fmt: skip
+                           "add the missing text")  # fmt: skip
     return choices
 
 

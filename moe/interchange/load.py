@@ -217,7 +217,7 @@ def _notes(fit_result: Fit, spec: LanguageModelSpec) -> Iterator[str]:
     if fit_result.extra_head_tensors:
         first = fit_result.extra_head_tensors[0]
         yield (
-            f"{len(fit_result.extra_head_tensors)} tensors of heads that predict further tokens "
+            f"{len(fit_result.extra_head_tensors)} tensors of multi-token prediction heads "
             f"(such as {first}) are not trained; exports copy them unchanged"
         )
 

@@ -53,7 +53,7 @@ class Dimension:
 
 
 def dimensions(pattern: str) -> list[str]:
-    """Split a pattern into those of its dimensions."""
+    """Split a pattern into one pattern per dimension."""
     assert not _TERM.sub("", pattern).strip(), pattern
     return _TERM.findall(pattern)
 

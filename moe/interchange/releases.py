@@ -28,7 +28,7 @@ def adapter_readers(spec: LanguageModelSpec, family: Family, parameters: bool) -
     experts, which PEFT supports since 0.17."""
     reasons = list(unlike_older(spec, family))
     if parameters:
-        reasons.append("it stores experts in other tensors than those this adapter targets")
+        reasons.append("its expert tensors differ from those that this adapter targets")
     peft = f"PEFT {'from 0.17 on ' if parameters else ''}(compared with {PEFT})"
     if not reasons:
         return f"{peft} on transformers 5 and 4 (compared with {CURRENT} and {OLDER})"
@@ -47,4 +47,4 @@ def unlike_older(spec: LanguageModelSpec, family: Family) -> Iterator[str]:
     if name == "gpt_oss" and spec.moe is not None:
         swiglu = spec.moe.activation_alpha, spec.moe.activation_limit
         if swiglu != _SWIGLU:
-            yield (f"its SwiGLU always has alpha {_SWIGLU[0]} and limit {_SWIGLU[1]}, whatever config.json says")
+            yield (f"its SwiGLU always has alpha {_SWIGLU[0]} and limit {_SWIGLU[1]}, regardless of config.json")

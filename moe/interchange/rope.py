@@ -84,7 +84,9 @@ class Rope(Field):
                 return key, {}
             if layer_kinds := [name for name, value in parameters.items() if isinstance(value, dict)]:
                 config.refuse(
-                    f"{key}.{layer_kinds[0]}", None, "has its own positions per kind of layer, which is not supported"
+                    f"{key}.{layer_kinds[0]}",
+                    None,
+                    "has different RoPE settings per layer type, which is not supported",
                 )
                 return key, {}
             return key, dict(parameters)

@@ -10,7 +10,7 @@ from moe.spec.errors import Problem, ProblemCode, RuleError, SpecError
 _TAGGED = {"model", "data", "optimizer", "attention"}
 """Parts with a discriminator: pydantic inserts their tags into locations."""
 _MODELS = {"translation", "language", "module"}
-"""Tags that begin the location of a model parsed alone."""
+"""Tags at the start of a location if a model is parsed alone."""
 _ROOT_NAME = "the spec"
 
 

@@ -54,7 +54,7 @@ class UpcycleSpec(Spec):
                           f"must be below granularity (={self.granularity}), to leave slices for experts",
                           "lower it, or raise granularity")  # fmt: skip
         elif self.experts_per_token * self.routed_slices == 1:
-            rule = "gives a token one expert, with weight 1 whatever its score, so the router never learns"
+            rule = "gives a token one expert, with weight 1 regardless of its score, so the router never learns"
             yield Problem("out_of_range", "experts_per_token", 1, rule, "use 2 or more, or a higher granularity")
 
     @property

@@ -218,7 +218,7 @@ def unlearnable(field: str, value: object, instead: str) -> Problem:
         "out_of_range",
         field,
         value,
-        "gives a token's only expert (top_k is 1) the same weight whatever its score, so the router never learns",
+        "gives a token's only expert (top_k is 1) the same weight regardless of its score, so the router never learns",
         f"use {instead}, or a top_k of 2 or more",
     )
 
