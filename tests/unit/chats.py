@@ -110,29 +110,6 @@ def _llama(messages: Sequence[dict[str, Any]], _tools: object) -> Pieces:
     return pieces
 
 
-_MISTRAL = """{{- bos_token }}
-{%- if messages[0].role == 'system' %}{% set system = messages[0].content + '\\n\\n' %}{% set rest = messages[1:] %}
-{%- else %}{% set system = '' %}{% set rest = messages %}{% endif %}
-{%- for message in rest %}
-{%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must take turns') }}
-{%- elif message.role == 'user' %}{{ '[INST] ' + (system if loop.first else '') + message.content + ' [/INST]' }}
-{%- else %}{{ ' ' + message.content + eos_token }}{% endif %}
-{%- endfor %}"""
-
-
-def _mistral(messages: Sequence[dict[str, Any]], _tools: object) -> Pieces:
-    system = ""
-    if messages[0]["role"] == "system":
-        system, messages = messages[0]["content"] + "\n\n", messages[1:]
-    pieces: Pieces = [("<s>", False)]
-    for at, message in enumerate(messages):
-        if message["role"] == "user":
-            pieces.append((f"[INST] {system if at == 0 else ''}{message['content']} [/INST]", False))
-        else:
-            pieces.append((f" {message['content']}</s>", True))
-    return pieces
-
-
 def _marked(source: str) -> str:
     begin = "{% if message.role == 'assistant' %}{% generation %}"
     inner, rest = source.split("BEGIN")[1].split("END", 1)
@@ -140,11 +117,15 @@ def _marked(source: str) -> str:
     return source.split("BEGIN")[0] + begin + inner + "{% endgeneration %}" + plain + rest
 
 
+TAKES_TURNS = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}"
+    "{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ '[assistant]' if add_generation_prompt }}"
+)
+"""A template that refuses two messages of one role in a row."""
 STRUCTURES = {
     "chatml": Structure(_CHATML.replace("BEGIN", "").replace("END", ""), _chatml, takes_tools=True),
     "chatml, marked": Structure(_marked(_CHATML), _chatml, takes_tools=True),
     "llama": Structure(_LLAMA, _llama),
-    "mistral": Structure(_MISTRAL, _mistral),
 }
 
 

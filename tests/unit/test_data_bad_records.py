@@ -121,12 +121,12 @@ def test_records_that_a_template_refuses_are_skipped_likewise(tmp_path: Path) ->
     rows = [{"messages": [USER, ANSWER, ANSWER] if at in (3, 4, 17) else [USER, ANSWER]} for at in range(30)]
     path = written(tmp_path / "data" / "a.jsonl", *(json.dumps(row).encode() for row in rows))
     assert problems_of(chat(path.parent), tmp_path) == (), "chatml renders any order"
-    problem = problems_of(chat(path.parent), tmp_path, "mistral")[0]
+    problem = problems_of(chat(path.parent), tmp_path, "turns")[0]
     assert (problem.value, "1 of 3 alike" in problem.rule) == (f"{path}, line 4", True)
     enough, less = (chat(path.parent, on_bad="skip", max_bad_share=share) for share in (0.1, 0.09))
-    assert problems_of(enough, tmp_path, "mistral") == ()
-    assert problems_of(less, tmp_path, "mistral")[-1].path == "data.max_bad_share"
-    found = prepare(enough, VOCABULARY, tmp_path / "cache", tokenizer_of("mistral"))
+    assert problems_of(enough, tmp_path, "turns") == ()
+    assert problems_of(less, tmp_path, "turns")[-1].path == "data.max_bad_share"
+    found = prepare(enough, VOCABULARY, tmp_path / "cache", tokenizer_of("turns"))
     assert (found.train.num_documents, found.stats["left_out"]["bad"]) == (27, 3)
 
 

@@ -12,23 +12,16 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import tokenizers
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.data.sequences import ModelTokenizer, PreparedSequences, SequenceSampler, SequenceStore, check, prepare
 from moe.data.sequences.packing import pack_whole
-from moe.parallel import Layout
 from moe.spec import ChatSpec, PreferenceSpec
-from moe.tasks.batch_context import BatchContext
-from moe.tasks.language import build_model
-from moe.tasks.language.batches import SequencesBatch
-from moe.tasks.language.model import loss_of
 from tests.grid import num_cases
-from tests.parity.language_models import ATTENTIONS, language_model
 from tests.refusals import refused
 from tests.unit import chats
-from tests.unit.chats import ANSWER, DATE, OTHER, STRUCTURES, USER
+from tests.unit.chats import ANSWER, DATE, OTHER, STRUCTURES, TAKES_TURNS, USER
 from tests.unit.documents import job
 from tests.unit.published_templates import published
 
@@ -38,8 +31,8 @@ PLAIN = tokenizers.Tokenizer.from_str(chats.tokenizer_json())
 
 
 def tokenizer_of(name: str) -> ModelTokenizer:
-    """Tokenizer with a template of STRUCTURES, or a published one."""
-    source = STRUCTURES[name].source if name in STRUCTURES else published(name)
+    """Tokenizer with a template of STRUCTURES, with TAKES_TURNS ("turns"), or with a published one."""
+    source = STRUCTURES[name].source if name in STRUCTURES else TAKES_TURNS if name == "turns" else published(name)
     return ModelTokenizer(chats.tokenizer_files(source), eos_id=1, bos_id=0)
 
 
@@ -191,36 +184,12 @@ def test_packing_cuts_nothing_and_keeps_pairs_together(lengths: list[int], lengt
     assert len(row_lengths) < 2 or row_lengths[0] + row_lengths[1] > length
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_packed_conversations_are_learned_as_each_by_itself(attention: str, tmp_path: Path):
-    rng = random.Random(attention)
-    rows = [chats.conversation(rng, STRUCTURES["chatml"]) for _ in range(12)]
-    store = prepared(chat(write(tmp_path / "data" / "a.jsonl", rows), max_tokens=700), tmp_path).train
-    assert max(store.rows(range(store.num_rows)).documents.max(1)) > 0
-    spec = language_model(attention, router="softmax_topk", top_k=2, num_experts=4)
-    model = build_model(spec.model_copy(update={"vocab_size": VOCABULARY}), dtype=torch.float64)
-    context, layout = BatchContext(training=False, rows_per_group=1), Layout.single()
-    packed = loss_of(model, SequencesBatch.from_part(store.rows(range(store.num_rows)), context, layout))
-    packed.objective.backward()
-    together = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    total = 0.0
-    for tokens, labels in pieces_of(store):
-        alone = loss_of(model, SequencesBatch(torch.tensor([tokens]), torch.tensor([labels]), context))
-        alone.objective.backward()
-        total += float(alone.nll)
-    assert float(packed.nll) == pytest.approx(total, rel=1e-11)
-    for name, gradient in together.items():
-        torch.testing.assert_close(gradient, model.get_parameter(name).grad, rtol=1e-9, atol=1e-11, msg=name)
-
-
 def test_a_record_that_the_template_refuses_is_named_with_its_line(tmp_path: Path):
     """Before anything is launched, and while the corpus is prepared. Other bad records: test_data_bad_records.py."""
     folder = write(tmp_path / "data" / "a.jsonl", [GOOD, {"messages": [ANSWER, OTHER]}])
     for act in (checked, prepared):
         with refused("unsupported", "data.paths[0]", f"{folder}/a.jsonl, line 2"):
-            act(chat(folder), tmp_path, "mistral")
+            act(chat(folder), tmp_path, "turns")
 
 
 def test_half_a_surrogate_pair_is_replaced_and_nesting_without_end_refused(tmp_path: Path):

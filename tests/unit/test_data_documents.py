@@ -130,17 +130,23 @@ def test_equal_documents_are_held_out_together_in_any_corpus(tmp_path):
     assert not any(held_out(path, 0.0).values())
 
 
-def test_a_check_loads_nothing_heavy(tmp_path):
-    path = write_parquet(tmp_path / "a.parquet", text=["x"])
+@pytest.mark.parametrize(
+    ("package", "spec", "heavy"),
+    [("pairs", "JsonlSpec(corpus='jsonl', paths=('{}/a.jsonl',))", "{'django', 'pycountry'}"),
+     ("sequences", "DocumentsSpec(corpus='documents', sources=({{'paths': ('{}/a.parquet',)}},))", "{'pyarrow'}")],
+)  # fmt: skip
+def test_a_check_loads_nothing_heavy_and_names_are_loaded_without_torch(tmp_path, package, spec, heavy):
+    write_jsonl(tmp_path / "a.jsonl", [{"source": "Haus", "target": "house", "lang": "de"}])
+    write_parquet(tmp_path / "a.parquet", text=["x"])
     program = f"""
 import sys
-from moe.data.sequences import check
-from moe.spec import DocumentsSpec
-check(DocumentsSpec(corpus="documents", sources=({{"paths": ({path!r},)}},)), ["{tmp_path}"])
+from moe.data.{package} import check
+from moe.spec import DocumentsSpec, JsonlSpec
+check({spec.format(tmp_path)}, ["{tmp_path}"])
 assert not {{"torch", "tokenizers", "numpy", "pyarrow"}} & set(sys.modules)
-import moe.data.sequences
-for name in moe.data.sequences.__all__:
-    getattr(moe.data.sequences, name)
-assert not {{"torch", "pyarrow"}} & set(sys.modules)
+import moe.data.{package} as package
+for name in package.__all__:
+    getattr(package, name)
+assert not {{"torch"}} & set(sys.modules) and not {heavy} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True)

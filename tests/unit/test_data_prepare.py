@@ -198,19 +198,6 @@ def test_a_build_that_is_killed_or_fails_leaves_no_lock_and_no_folder(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "key.lock"]
 
 
-def test_names_load_lazily_and_without_torch():
-    program = """
-import sys
-from moe.data.pairs import check
-assert not {"torch", "tokenizers", "numpy"} & set(sys.modules)
-import moe.data.pairs
-for name in moe.data.pairs.__all__:
-    getattr(moe.data.pairs, name)
-assert not {"torch", "django", "pycountry"} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 @pytest.mark.slow
 def test_the_default_corpus_is_as_measured_and_its_unseen_messages_are_trained_on_in_no_language(tmp_path):
     """The demo's own job."""

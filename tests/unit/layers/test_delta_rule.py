@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from moe.layers import delta_rule
-from moe.layers.delta_rule import gated_delta_rule, gated_delta_rule_reference, gated_delta_step
+from moe.layers.delta_rule import gated_delta_rule, gated_delta_rule_reference
 from tests.unit.layers.gradients import assert_equal_gradients, document_runs
 
 
@@ -66,19 +66,6 @@ def test_equal_keys_with_full_beta() -> None:
     """Powers of the triangular system would have binomial coefficients, which cancel: it is solved by substitution."""
     q, k, v, log_decay, beta = inputs_of(1, 64, 1, 1, 4, 4, 0.0)
     assert_equal([q, k[:, :1].expand_as(k).contiguous(), v, log_decay, torch.ones_like(beta)], None)
-
-
-def test_decoding_step_by_step_equals_the_whole() -> None:
-    inputs = inputs_of(2, 90, 2, 2, 8, 4, 3.0)
-    documents = torch.ones(2, 90, dtype=torch.int64)
-    documents[1, :20] = -1  # a shorter prompt, aligned at its end
-    whole, last = gated_delta_rule(*inputs, documents=documents)
-    outputs, state = gated_delta_rule(*(tensor[:, :70] for tensor in inputs), documents=documents[:, :70])
-    torch.testing.assert_close(outputs, whole[:, :70])
-    for at in range(70, 90):
-        output, state = gated_delta_step(*(tensor[:, at] for tensor in inputs), state)
-        torch.testing.assert_close(output, whole[:, at])
-    torch.testing.assert_close(state, last)
 
 
 def test_float32_after_strong_decays() -> None:

@@ -10,11 +10,11 @@ from moe.layers import linear as linear_module
 from moe.layers.linear import linear
 from moe.routing import recorded
 
-ROUTERS: dict[str, dict[str, Any]] = {
-    "softmax": {"router": "softmax_topk", "top_k": 3},
-    "in groups": {"router": "softmax_topk", "top_k": 2, "num_expert_groups": 4, "expert_groups_per_token": 2},
-    "sigmoid": {"router": "sigmoid_topk", "top_k": 3},
-}
+ROUTERS: list[dict[str, Any]] = [
+    {"router": "softmax_topk", "top_k": 3},
+    {"router": "softmax_topk", "top_k": 2, "num_expert_groups": 4, "expert_groups_per_token": 2},
+    {"router": "sigmoid_topk", "top_k": 3},
+]
 INFERRING = TokenContext(training=False)
 
 
@@ -31,33 +31,23 @@ def layer_of(router: dict[str, Any], hidden_dim: int = 24, activation: str = "sw
     return layer
 
 
-@pytest.mark.parametrize("num_tokens", [0, 1, 8])
-@pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
-def test_decode_forward_equals_forward(router: dict[str, Any], num_tokens: int) -> None:
-    layer, x = layer_of(router), torch.randn(num_tokens, 16, dtype=torch.float64)
-    with torch.no_grad():
-        short = layer.decode_forward(x, INFERRING)
-        assert short is not None
-        torch.testing.assert_close(short, layer(x, INFERRING)[0], rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("num_tokens", [1, 100])
+@pytest.mark.parametrize("num_tokens", [0, 8, 100])
 @pytest.mark.parametrize("hidden_dim", [8, 16, 24])
 @pytest.mark.parametrize("activation", ["relu", "swiglu", "swiglu_clamped"])
-def test_another_weight_layout_for_few_rows_changes_no_output(
-    num_tokens: int, hidden_dim: int, activation: str
+@pytest.mark.parametrize("router", ROUTERS, ids=str)
+def test_decode_forward_and_another_weight_layout_equal_forward(
+    num_tokens: int, hidden_dim: int, activation: str, router: dict[str, Any]
 ) -> None:
-    layer = layer_of(ROUTERS["softmax"], hidden_dim, activation)
+    layer = layer_of(router, hidden_dim, activation)
     experts, x = layer.experts, torch.randn(num_tokens, 16, dtype=torch.float64)
     before = dict(layer.state_dict())
     with torch.no_grad():
-        expected = layer(x, INFERRING)[0]
+        expected, short = layer(x, INFERRING)[0], layer.decode_forward(x, INFERRING)
         experts.lay_out_for_few_rows(torch.float64)
         torch.testing.assert_close(layer(x, INFERRING)[0], expected, rtol=1e-12, atol=1e-12)
-        short = layer.decode_forward(x, INFERRING)
-    assert (short is None) == (num_tokens == 100)
-    if short is not None:
-        torch.testing.assert_close(short, expected, rtol=1e-12, atol=1e-12)
+        for output in (short, layer.decode_forward(x, INFERRING)):
+            assert (output is None) == (num_tokens == 100)
+            torch.testing.assert_close(expected if output is None else output, expected, rtol=1e-12, atol=1e-12)
     assert (experts.weights.w_in_and_gate is None) == (activation == "relu"), "which has no gate"
     assert experts.w_out[0].is_contiguous() == (hidden_dim <= 16), "else more inputs than outputs"
     for name, value in layer.state_dict().items():
@@ -65,7 +55,7 @@ def test_another_weight_layout_for_few_rows_changes_no_output(
 
 
 def test_decode_forward_declines_what_it_does_not_compute() -> None:
-    layer, x = layer_of(ROUTERS["softmax"]), torch.randn(4, 16, dtype=torch.float64)
+    layer, x = layer_of(ROUTERS[0]), torch.randn(4, 16, dtype=torch.float64)
     assert layer.decode_forward(x, INFERRING) is None, "gradients are tracked"
     padded = TokenContext(padding=torch.tensor([True, False, False, False]), training=False)
     with torch.no_grad():

@@ -78,26 +78,6 @@ def test_frequencies_without_scaling_and_the_scale_of_latent_attention() -> None
     assert yarn_scale(1.0, 5.0) == 1.0
 
 
-@pytest.mark.parametrize("pairing", PAIRINGS)
-@pytest.mark.parametrize("fraction", [0.5, 1.0])
-def test_pairs_turn_by_their_angles(pairing: Pairing, fraction: float) -> None:
-    """A pair is a complex number; `x` `[B, n, L, d]`."""
-    torch.manual_seed(0)
-    rope = RopeSpec(fraction=fraction, pairing=pairing, scaling=YarnScaling(factor=4, original_tokens=8))
-    x, positions = torch.randn(2, 3, 5, 8, dtype=torch.float64), torch.tensor([[0, 1, 2, 0, 1], [7, 8, 9, 10, 11]])
-    rates, factor = frequencies(rope.rotated_dim(8), rope.base, rope.scaling)
-    num_pairs, turned = rates.numel(), x.clone()
-    first, second = (
-        (slice(0, num_pairs), slice(num_pairs, 2 * num_pairs)) if pairing == "half"
-        else (slice(0, 2 * num_pairs, 2), slice(1, 2 * num_pairs, 2))
-    )  # fmt: skip
-    angles = positions[:, None, :, None] * rates
-    pairs = torch.complex(x[..., first], x[..., second]) * torch.polar(torch.full_like(angles, factor), angles)
-    turned[..., first], turned[..., second] = pairs.real, pairs.imag
-    cos, sin = rotary_table(positions, 8, rope, dtype=x.dtype)
-    torch.testing.assert_close(rotate(x, cos, sin, pairing), turned, rtol=1e-12, atol=1e-12)
-
-
 @given(
     pairing=st.sampled_from(PAIRINGS), num_pairs=st.integers(1, 4), rest=st.integers(0, 3), by_token=st.booleans(),
     seed=st.integers(0, 99),

@@ -41,21 +41,29 @@ class Case:
         torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
 
 
+SELF_ATTENTION = ("all", "documents", "first")
+"""Which positions are visible; in cross-attention those of `keys`."""
+
+
 @st.composite
-def cases(draw: st.DrawFn, max_positions: int = 12) -> Case:
+def cases(draw: st.DrawFn, max_positions: int = 12, kinds: tuple[str, ...] = (*SELF_ATTENTION, "keys")) -> Case:
     rows, groups, key_heads = (draw(st.integers(1, 3)) for _ in range(3))
     num_keys = draw(st.integers(1, max_positions))
     num_queries = draw(st.one_of(st.just(num_keys), st.integers(1, num_keys)))
     wide, short = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     causal = draw(st.booleans())
     window = draw(st.none() | st.integers(1, max_positions + 2)) if causal else None
-    documents = first = None
-    match draw(st.sampled_from(("neither", "documents", "first"))):
+    documents = first = keys = None
+    match draw(st.sampled_from(kinds)):
         case "documents":
             row = st.lists(st.integers(-1, 2), min_size=num_keys, max_size=num_keys)
             documents = torch.tensor([draw(st.one_of(row.map(sorted), row)) for _ in range(rows)])
         case "first":
             first = torch.tensor([draw(st.integers(0, num_keys)) for _ in range(rows)])
+        case "keys":
+            causal, window, num_queries = False, None, draw(st.sampled_from((1, 3, 7, 300)))
+            others = st.lists(st.booleans(), min_size=num_keys - 1, max_size=num_keys - 1)
+            keys = torch.tensor([[True, *draw(others)] for _ in range(rows)])
     torch.manual_seed(draw(st.integers(0, 999)))
     shapes = ((groups * key_heads, num_queries, wide), (key_heads, num_keys, wide), (key_heads, num_keys, short))
     inputs = [torch.randn(rows, *shape, dtype=torch.float64) for shape in shapes]
@@ -64,7 +72,7 @@ def cases(draw: st.DrawFn, max_positions: int = 12) -> Case:
         inputs = [tensor.transpose(*order).contiguous().transpose(*order) for tensor in inputs]
     if draw(st.booleans()):
         inputs.append(torch.randn(groups * key_heads, dtype=torch.float64) * 3)
-    return Case(tuple(inputs), AttentionMask(causal, window, documents, first))
+    return Case(tuple(inputs), AttentionMask(causal, window, documents, first, keys=keys))
 
 
 @pytest.mark.parametrize("function", [attend, attend_plainly])
@@ -77,27 +85,10 @@ def test_outputs_and_gradients_equal_the_reference(
         case.assert_equal(function)
 
 
-@given(
-    st.sampled_from((1, 3, 7, 300)), st.integers(1, 9), st.integers(1, 2), st.sampled_from((1, 3)),
-    st.sampled_from((4, 6)), st.booleans(), st.integers(0, 99),
-)  # fmt: skip
-def test_queries_attend_to_keys_of_another_sequence(
-    num_queries: int, num_keys: int, key_heads: int, groups: int, width: int, has_sinks: bool, seed: int
-) -> None:
-    torch.manual_seed(seed)
-    shapes = [(groups * key_heads, num_queries, 4), (key_heads, num_keys, 4), (key_heads, num_keys, width)]
-    inputs = [torch.randn(2, *shape, dtype=torch.float64) for shape in shapes]
-    if has_sinks:
-        inputs.append(torch.randn(groups * key_heads, dtype=torch.float64))
-    visible_keys = torch.rand(2, num_keys) < 0.6
-    visible_keys[:, 0] = True
-    Case(tuple(inputs), AttentionMask(causal=False, keys=visible_keys)).assert_equal(attend)
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @settings(max_examples=20)  # uncompiled, each evaluates the mask pair by pair
-@given(case=cases())
+@given(case=cases(kinds=SELF_ATTENTION))
 def test_flex_attention_outputs_equal_the_reference(case: Case) -> None:
     queries, keys, values, *sinks = (tensor.float() for tensor in case.inputs)
     arguments: dict[str, Any] = {"scale": 0.5, "visible": case.mask, "sinks": sinks[0] if sinks else None}
@@ -107,7 +98,7 @@ def test_flex_attention_outputs_equal_the_reference(case: Case) -> None:
     torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
 
 
-@given(case=cases(max_positions=24), has_instructions=st.booleans())
+@given(case=cases(max_positions=24, kinds=SELF_ATTENTION), has_instructions=st.booleans())
 def test_bfloat16_is_no_worse_than_plain_operations(case: Case, has_instructions: bool) -> None:
     narrow = torch.bfloat16
     exact, plain = case.run(attend_reference, given=narrow), case.run(attend_reference, narrow, narrow)
