@@ -1,7 +1,8 @@
-"""What documents and docstrings name exists: files, presets, fields, corpora, packages; and their jobs are valid."""
+"""What documents and docstrings name exists: files, terms, presets, fields, packages; and their jobs are valid."""
 
 import io
 import json
+import pkgutil
 import re
 import tomllib
 from html import unescape
@@ -149,3 +150,22 @@ def test_the_picture_of_a_plan_shows_what_the_command_prints() -> None:
     assert re.sub(r"\s", "", unescape("".join(texts))) == re.sub(r"\s", "", printed.getvalue()), (
         "draw it again: python -m benchmarks.pictures plan"
     )
+
+
+GLOSSARY = re.findall(r"^\| (\*\*.+?) \| .+ \| `([\w.]+)` \|$", read("docs/glossary.md"), re.M)
+
+
+@pytest.mark.parametrize("dotted_name", sorted({name for _, name in GLOSSARY}))
+def test_names_in_the_glossary_exist(dotted_name: str) -> None:
+    """A module, an attribute of one, or a dataclass's field."""
+    try:
+        pkgutil.resolve_name(dotted_name)
+    except AttributeError:
+        owner, _, field = dotted_name.rpartition(".")
+        assert field in pkgutil.resolve_name(owner).__annotations__
+
+
+def test_each_row_of_the_glossary_is_read_and_has_a_term_of_its_own() -> None:
+    assert len(GLOSSARY) == read("docs/glossary.md").count("\n| **")
+    terms = [term for cell, _ in GLOSSARY for term in re.findall(r"\*\*(.+?)\*\*", cell)]
+    assert len(set(terms)) == len(terms)
