@@ -133,9 +133,11 @@ def test_records_that_a_template_refuses_are_skipped_likewise(tmp_path: Path) ->
 def test_rows_of_parquet_are_checked_likewise(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["text", None, "more", None, None]}), path)
-    problems = problems_of(spec_of("documents", path), tmp_path)
-    assert problems[0].value == f"{path}, row 2"
-    assert "3 unusable records" in problems[-1].rule
+    with pytest.raises(SpecError) as error:
+        list(corpus_of(spec_of("documents", path)).documents())
+    for problems in (problems_of(spec_of("documents", path), tmp_path), error.value.problems):
+        assert problems[0].value == f"{path}, row 2"
+        assert "3 unusable records" in problems[-1].rule
     assert problems_of(spec_of("documents", path, on_bad="skip", max_bad_share=0.6), tmp_path) == ()
     (tmp_path / "chat").mkdir()
     column = pyarrow.array([[USER, ANSWER], None, [USER, ANSWER]])
