@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe.plan import Cluster, Degrees, MadeFor, MemoryEstimate, Plan, PlanRequest, TimeEstimate, plan_job
@@ -15,6 +15,7 @@ from moe.plan.causes import Causes
 from moe.plan.compare import compare, made_for_in_words, sentences
 from moe.plan.requested_layout import asking_for, layout_to_ask, parse_layout
 from moe.spec import JobSpec, SpecError
+from tests.grid import num_cases
 from tests.refusals import refused
 from tests.unit.test_spec import job
 
@@ -49,6 +50,7 @@ def plans(draw: st.DrawFn) -> Plan:
     return plan_of(degrees, options, memory, **{**seconds, "products_s": 0.5 + seconds["products_s"]})
 
 
+@settings(max_examples=num_cases(120))  # a cause depends on several options at once
 @given(plans(), plans())
 def test_terms_add_up_the_reverse_is_the_opposite_and_the_largest_come_first(first: Plan, second: Plan) -> None:
     there, back = compare(first, second), compare(second, first)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -58,6 +58,7 @@ def by_transformers(head_dim: int, rope: RopeSpec, scaling: RopeScaling, length:
     scaling=SCALINGS, base=st.floats(100, 1e7), head_dim=st.sampled_from((16, 64, 128, 192)),
     fraction=st.sampled_from((0.25, 0.5, 1.0)), length=st.integers(1, 1 << 18),
 )  # fmt: skip
+@example(YarnScaling(factor=4, original_tokens=64, attention_factor=0.7), 1e4, 64, 1.0, 100)
 def test_frequencies_are_those_of_transformers(
     scaling: RopeScaling, base: float, head_dim: int, fraction: float, length: int
 ) -> None:
