@@ -6,11 +6,11 @@ from unittest.mock import ANY
 
 import pytest
 
-from moe.spec import SpecError, parse_text, read_job
+from moe.spec import ProblemCode, SpecError, parse_text, read_job
 from moe.spec.files import parse_stream, read_plain
 from tests.refusals import refused
 
-UNREADABLE = {
+UNREADABLE = {  # and the place that is named
     "name: [1, 2": "spec, line 1, column 12",
     "name: a\n  b: c": "spec, line 2, column 4",
     "name: a\nname: b": "spec, line 2, column 1",
@@ -32,46 +32,21 @@ def test_broken_yaml_is_told_line_and_column(text: str) -> None:
 
 
 NUMBERS = {
-    "1e-3": 1e-3,
-    "1E3": 1e3,
-    "-.5": -0.5,
-    "1.": 1.0,
-    ".inf": float("inf"),
-    "1_000": 1000,
-    "-7": -7,
-    "9" * 30: 10**30 - 1,
-    "1:30": "1:30",
-    "1:30.5": "1:30.5",
-    "0x1f": "0x1f",
-    "0o17": "0o17",
-    "017": "017",
-    "0b1": "0b1",
-    "2026-01-31": "2026-01-31",
-}
+    "1e-3": 1e-3, "1E3": 1e3, "-.5": -0.5, "1.": 1.0, ".inf": float("inf"), "1_000": 1000, "-7": -7,
+    "9" * 30: 10**30 - 1, "1:30": "1:30", "1:30.5": "1:30.5", "0x1f": "0x1f", "0o17": "0o17", "017": "017",
+    "0b1": "0b1", "2026-01-31": "2026-01-31",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("text", NUMBERS)
 def test_numbers_in_yaml_are_those_of_its_newest_version_in_decimal(text: str) -> None:
-    found = parse_text(f"a: {text}")["a"]
-    assert (found, type(found)) == (NUMBERS[text], type(NUMBERS[text]))
+    number = parse_text(f"a: {text}")["a"]
+    assert (number, type(number)) == (NUMBERS[text], type(NUMBERS[text]))
 
 
-SLOW = {"base 60": "1:" * 45_000 + "1", "hex": "0x" + "f" * 90_000}
-
-
-@pytest.mark.parametrize("text", SLOW.values(), ids=SLOW)
+@pytest.mark.parametrize("text", ["1:" * 45_000 + "1", "0x" + "f" * 90_000], ids=["base 60", "hex"])
 def test_numbers_that_take_long_to_read_are_text(text: str) -> None:
     assert parse_text(f"a: {text}") == {"a": text}
-
-
-def test_a_json_key_stands_once() -> None:
-    with refused("duplicate", "spec", "b"):
-        parse_text('{"a": {"b": 1, "c": 2, "b": 1}}', format="json")
-
-
-def test_a_yaml_key_stands_once() -> None:
-    with refused("duplicate", "spec, line 3, column 3", "b"):
-        parse_text("a:\n  b: 1\n  b: 1\n")
 
 
 @pytest.mark.parametrize("format", ["json", "yaml"])
@@ -82,19 +57,22 @@ def test_more_than_any_spec_has_is_too_large(format: str) -> None:
         assert format == "json" or caught.value.problems[0].path.startswith("spec, line 1, column ")
 
 
-def test_half_a_surrogate_pair_is_placed_as_other_problems_are() -> None:
-    with refused("invalid_encoding", "data.paths[1]", r"\ud83d"):
-        parse_text('{"data": {"paths": ["/a", "\\ud83d"]}}', format="json")
-
-
-def test_broken_json_is_told_line_and_column() -> None:
-    with refused("invalid_syntax", "spec, line 2, column 11", None):
-        parse_text('{"name": "a",\n "model": }', format="json")
-
-
-def test_a_large_spec_is_refused() -> None:
-    with refused("too_large", "spec", None):
-        parse_text("a: " + "x" * 1_000_000)
+@pytest.mark.parametrize(
+    ("text", "format", "code", "path", "value"),
+    [
+        ('{"a": {"b": 1, "c": 2, "b": 1}}', "json", "duplicate", "spec", "b"),
+        ("a:\n  b: 1\n  b: 1\n", "yaml", "duplicate", "spec, line 3, column 3", "b"),
+        ('{"data": {"paths": ["/a", "\\ud83d"]}}', "json", "invalid_encoding", "data.paths[1]", r"\ud83d"),
+        ('{"name": "a",\n "model": }', "json", "invalid_syntax", "spec, line 2, column 11", None),
+        ("a: " + "x" * 1_000_000, "yaml", "too_large", "spec", None),
+    ],
+    ids=["key twice in JSON", "key twice in YAML", "half a surrogate pair", "broken JSON", "large"],
+)
+def test_text_that_is_no_spec_is_refused_at_its_place(
+    text: str, format: str, code: ProblemCode, path: str, value: str | None
+) -> None:
+    with refused(code, path, value):
+        parse_text(text, format=format)
 
 
 @pytest.mark.parametrize("name", ["job.json", "job.JSON", "job.yaml", "job"])
