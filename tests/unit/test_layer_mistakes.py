@@ -18,43 +18,6 @@ from tests.unit.test_moe_layer import layer_of, routed
 from tests.unit.test_routing_mistakes import distributed, in_inference_mode
 
 
-@pytest.mark.parametrize(
-    ("x", "tokens", "why"),
-    [
-        (torch.zeros(24, 7), TokenContext(), r"must end in model_dim \(=6\)"),
-        (
-            torch.zeros(24, 6),
-            TokenContext(torch.zeros(2, 12, dtype=torch.int64), torch.zeros(24, dtype=torch.bool)),
-            "must have the shape of padding",
-        ),
-    ],
-)
-def test_shapes_that_do_not_go_together_are_refused(x: torch.Tensor, tokens: TokenContext, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        layer_of()(x.double(), tokens)
-
-
-@pytest.mark.parametrize(
-    ("of_x", "of_padding", "remedy"),
-    [
-        ((2, 3, 4), (4, 3, 2), "transpose"),
-        ((2, 3, 4), (3, 2, 4), "reshape"),
-        ((4, 6), (2, 2, 6), "reshape"),
-        ((24,), (2, 2, 6), "reshape"),
-        ((4, 6), (20,), "reshape"),
-    ],
-    ids=str,
-)
-def test_shapes_that_are_neither_groups_nor_those_of_x_are_refused(
-    of_x: tuple[int, ...], of_padding: tuple[int, ...], remedy: str
-) -> None:
-    """The same number of tokens may be others."""
-    tokens = TokenContext(padding=torch.zeros(of_padding, dtype=torch.bool))
-    shapes = f"{of_padding} must have the shape {of_x} of x without M"
-    with pytest.raises(ValueError, match=rf"{re.escape(shapes)}.*: {remedy} them$"):
-        layer_of()(torch.randn(*of_x, 6, dtype=torch.float64), tokens)
-
-
 @pytest.mark.parametrize("of_x", [(24, 1), (1, 24)])
 def test_groups_may_be_x_reversed_where_that_is_the_same_order(of_x: tuple[int, int]) -> None:
     x, padding = torch.randn(24, 6, dtype=torch.float64), torch.arange(24) % 5 == 0
@@ -62,13 +25,6 @@ def test_groups_may_be_x_reversed_where_that_is_the_same_order(of_x: tuple[int, 
     tokens = TokenContext(torch.arange(24).view(of_x[::-1]), padding.view(of_x[::-1]))
     expected, _ = layer(x, tokens)
     assert torch.equal(layer(x.view(*of_x, 6), tokens)[0].view(24, 6), expected)
-
-
-@pytest.mark.parametrize("shape", [(2, 8), (3, 12)])
-def test_groups_that_do_not_describe_the_tokens_are_refused(shape: tuple[int, int]) -> None:
-    context = TokenContext(padding=torch.zeros(shape, dtype=torch.bool))
-    with pytest.raises(ValueError, match="do not describe x"):
-        layer_of()(torch.randn(24, 6, dtype=torch.float64), context)
 
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
@@ -137,24 +93,43 @@ def test_what_a_layer_cannot_take_is_a_value_error_in_words(
     assert told is None or re.match(r"(x|ids|tokens|groups|shares)\b.* (must|are not|do not) ", told), told
 
 
-@pytest.mark.parametrize(
-    ("of_x", "tokens", "shares", "told"),
-    [
-        *((swapped, None, shares, rf"shares\.{field} \(=.*\) must be ") for field, shares in [
-            ("num_tokens", SequenceShard("x")), ("num_tokens", SequenceShard(True)), ("group", SequenceShard(6, "x")),
-        ]),
-        (in_inference_mode, None, None, "x .* must not be passed while gradients are tracked; clone it"),
-        (torch.clone, TokenContext(padding=in_inference_mode(torch.ones(4, 6).bool())), None,
-         r"tokens\.padding .* must not be passed while gradients are tracked; clone it"),
-        (torch.clone, TokenContext(torch.arange(24).view(4, 6).t()), None,
-         r"ids and padding \(6, 4\) must have the shape \(4, 6\) of x without M, .*: pass x flat, \[T, M\], if "
-         r"rows are groups, or transpose them if they are not$"),
-        (torch.clone, TokenContext(padding=torch.ones(6, 4).bool()), None, r"\(6, 4\) must have the shape \(4, 6\)"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_told_in_words(of_x: Any, tokens: Any, shares: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        layer_of()(of_x(torch.ones(4, 6, 6, dtype=torch.float64)), tokens, shares)
+def padding_of(*shape: int) -> TokenContext:
+    return TokenContext(padding=torch.zeros(shape, dtype=torch.bool))
+
+
+def shaped(of_padding: tuple[int, ...], of_x: tuple[int, ...], remedy: str) -> tuple[Any, ...]:
+    """A case of padding that is neither of groups nor of x: the same number of tokens may be others."""
+    told = rf"{re.escape(f'{of_padding} must have the shape {of_x} of x without M')}.*: {remedy} them$"
+    return torch.zeros(*of_x, 6), padding_of(*of_padding), None, told
+
+
+X = torch.ones(4, 6, 6)
+MISTAKES: list[tuple[Any, ...]] = [
+    (torch.zeros(24, 7), TokenContext(), None, r"must end in model_dim \(=6\)"),
+    (torch.zeros(24, 6), TokenContext(torch.zeros(2, 12, dtype=torch.int64), torch.zeros(24, dtype=torch.bool)), None,
+     "must have the shape of padding"),
+    shaped((4, 3, 2), (2, 3, 4), "transpose"), shaped((3, 2, 4), (2, 3, 4), "reshape"),
+    shaped((2, 2, 6), (4, 6), "reshape"), shaped((2, 2, 6), (24,), "reshape"), shaped((20,), (4, 6), "reshape"),
+    (torch.zeros(24, 6), padding_of(2, 8), None, "do not describe x"),
+    (torch.zeros(24, 6), padding_of(3, 12), None, "do not describe x"),
+    (swapped(X), None, SequenceShard("x"), r"shares\.num_tokens \(=.*\) must be "),
+    (swapped(X), None, SequenceShard(True), r"shares\.num_tokens \(=.*\) must be "),
+    (swapped(X), None, SequenceShard(6, "x"), r"shares\.group \(=.*\) must be "),
+    (in_inference_mode(X.double()), None, None, "x .* must not be passed while gradients are tracked; clone it"),
+    (X, TokenContext(padding=in_inference_mode(torch.ones(4, 6).bool())), None,
+     r"tokens\.padding .* must not be passed while gradients are tracked; clone it"),
+    (X, TokenContext(torch.arange(24).view(4, 6).t()), None,
+     r"ids and padding \(6, 4\) must have the shape \(4, 6\) of x without M, .*: pass x flat, \[T, M\], if "
+     r"rows are groups, or transpose them if they are not$"),
+    (X, TokenContext(padding=torch.ones(6, 4).bool()), None, r"\(6, 4\) must have the shape \(4, 6\)"),
+]  # fmt: skip
+"""(x, tokens, shard of the sequence, message)"""
+
+
+@pytest.mark.parametrize(("x", "tokens", "shares", "message"), MISTAKES)
+def test_mistakes_are_described(x: Any, tokens: Any, shares: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        layer_of()(x if x.is_inference() else x.double(), tokens, shares)
 
 
 def test_ids_of_inference_mode_are_no_part_of_the_backward_pass() -> None:

@@ -32,45 +32,33 @@ def negate(x: int) -> int:
     return -x
 
 
-def test_a_function_is_replaced_within_the_context_only() -> None:
+def test_a_function_is_replaced_in_the_innermost_context_of_its_thread_only() -> None:
     assert double(3) == 6
     with overriding({double: negate}):
         assert double(3) == -3
         assert double_twice(3) == 3
     assert double(3) == 6
-
-
-def test_a_replaced_function_may_call_others_that_are_replaced() -> None:
-    with overriding({double: negate, double_twice: lambda x: double(x) - 1}):
-        assert double_twice(3) == -4
-
-
-def test_the_replacement_of_a_method_takes_the_object() -> None:
-    with overriding({Adder.add: lambda adder, x, times=1: x - adder.term * times}):
-        assert Adder(2).add(10, times=3) == 4
-    assert Adder(2).add(10, times=3) == 16
-
-
-def test_an_error_restores_the_function() -> None:
-    with pytest.raises(KeyError), overriding({double: negate}):
-        raise KeyError
-    assert double(3) == 6
-
-
-def test_an_inner_context_hides_the_outer_one() -> None:
     with overriding({double: negate}):
         with overriding({}):
             assert double(3) == 6
         assert double(3) == -3
-
-
-def test_other_threads_are_not_affected() -> None:
+    with pytest.raises(KeyError), overriding({double: negate}):
+        raise KeyError
+    assert double(3) == 6
     results: list[int] = []
     thread = Thread(target=lambda: results.append(double(3)))
     with overriding({double: negate}):
         thread.start()
         thread.join()
     assert results == [6]
+
+
+def test_replacements_may_be_of_methods_and_call_others() -> None:
+    with overriding({double: negate, double_twice: lambda x: double(x) - 1}):
+        assert double_twice(3) == -4
+    with overriding({Adder.add: lambda adder, x, times=1: x - adder.term * times}):
+        assert Adder(2).add(10, times=3) == 4
+    assert Adder(2).add(10, times=3) == 16
 
 
 @pytest.mark.parametrize("function", BINDINGS, ids=lambda function: function.__qualname__)

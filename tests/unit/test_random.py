@@ -1,6 +1,7 @@
 """Draws are functions of their key: uniform, independent, the same wherever and in whatever order drawn."""
 
 import math
+from itertools import combinations
 
 import numpy
 import pytest
@@ -27,17 +28,13 @@ def test_neighbouring_counters_are_uncorrelated(lag: int) -> None:
     assert abs(correlation) < 5 / math.sqrt(200_000)
 
 
-def test_every_part_of_a_key_and_its_order_matters() -> None:
+def test_a_key_is_of_whole_numbers_and_every_part_and_its_order_matter() -> None:
     counters = torch.arange(1000)
     keys = [fold(0, 0, 0), fold(1, 0, 0), fold(0, 1, 0), fold(0, 0, 1), fold(0, 0), fold(2, 1), fold(1, 2)]
     draws = [uniform(key, counters) for key in keys]
-    for i, one in enumerate(draws):
-        for other in draws[:i]:
-            assert abs(((one - 0.5) * (other - 0.5)).mean() * 12) < 0.2
-            assert not torch.equal(one, other)
-
-
-def test_whole_numbers_of_any_type_make_a_key_and_no_others() -> None:
+    for one, other in combinations(draws, 2):
+        assert abs(((one - 0.5) * (other - 0.5)).mean() * 12) < 0.2
+        assert not torch.equal(one, other)
     assert fold(1) == fold(numpy.int32(1)) == fold(torch.tensor(1))
     for other in (1.9, 1.0, "1"):
         with pytest.raises(TypeError):
@@ -64,54 +61,43 @@ def test_dropout_keeps_the_mean_and_drops_its_share(probability: float) -> None:
     assert columns.std().item() == pytest.approx(math.sqrt(probability * (1 - probability) / 4096), rel=0.4)
 
 
-def test_dropout_of_rows_and_columns_is_pairwise_independent() -> None:
+def test_masks_are_pairwise_independent() -> None:
     mask = keep_mask(fold(9), torch.arange(2000), 256, 0.5).double() * 2 - 1
-    rows = mask @ mask.t() / 256
-    rows.fill_diagonal_(0)
-    assert rows.abs().max() < 6.5 / math.sqrt(256)
-    columns = mask.t() @ mask / 2000
-    columns.fill_diagonal_(0)
-    assert columns.abs().max() < 6.5 / math.sqrt(2000)
+    for signs in (mask, mask.t()):
+        correlations = signs @ signs.t() / signs.shape[1]
+        correlations.fill_diagonal_(0)
+        assert correlations.abs().max() < 6.5 / math.sqrt(signs.shape[1])
+    by_purpose = [keep_mask(fold(0, 0, 0, purpose), torch.arange(1000), 16, 0.5) for purpose in Purpose]
+    for one, other in combinations(by_purpose, 2):
+        assert abs((one == other).float().mean() - 0.5) < 0.05
 
 
-def test_dropout_of_zero_is_the_identity_and_has_the_gradient_of_its_mask() -> None:
+def test_dropout_has_the_gradient_of_its_mask_and_drops_nothing_at_tiny_probabilities() -> None:
     x = torch.randn(8, 16, requires_grad=True)
     assert dropout(x, 0.0, 1, torch.arange(8)) is x
+    for probability in (1e-12, 1e-9):  # too small to be drawn
+        torch.testing.assert_close(dropout(x, probability, 3, torch.arange(8)), x)
     y = dropout(x, 0.25, 1, torch.arange(8))
     y.sum().backward()
     torch.testing.assert_close(x.grad, (y != 0) / 0.75)
 
 
-def test_purposes_are_independent() -> None:
-    ids = torch.arange(1000)
-    masks = [keep_mask(fold(0, 0, 0, purpose), ids, 16, 0.5) for purpose in Purpose]
-    for i, one in enumerate(masks):
-        for other in masks[:i]:
-            assert abs((one == other).float().mean() - 0.5) < 0.05
-
-
 def test_initial_weights_of_a_slice_are_the_slice_of_the_whole() -> None:
-    whole = torch.empty(8, 30, 50)
+    whole, other = torch.empty(8, 30, 50), torch.empty(8, 30, 50)
     init_uniform_(whole, 0.02, seed=7, name="experts")
     for first, last in ((0, 2), (2, 8), (7, 8)):
-        part = torch.empty(last - first, 30, 50)
+        part, inner = torch.empty(last - first, 30, 50), torch.empty(2, last - first, 7)
         init_uniform_(part, 0.02, 7, "experts", whole.shape, (first, 0, 0))
         assert torch.equal(part, whole[first:last])
-        inner = torch.empty(2, last - first, 7)
         init_uniform_(inner, 0.02, 7, "experts", whole.shape, (4, first, 9))
         assert torch.equal(inner, whole[4:6, first:last, 9:16])
     assert whole.std().item() == pytest.approx(0.02, rel=0.02)
     assert whole.abs().max() <= math.sqrt(3) * 0.02
-    other = torch.empty(8, 30, 50)
     init_uniform_(other, 0.02, seed=7, name="another")
     assert not torch.equal(other, whole)
-    assert len({float(x) for x in whole[:, 0, 0]}) == 8, "experts start apart"
-
-
-def test_initial_weights_do_not_depend_on_the_size_of_the_pieces_they_are_drawn_in() -> None:
-    large = torch.empty(3, 1 << 19)
+    assert len({float(x) for x in whole[:, 0, 0]}) == 8, "experts differ at the start"
+    large, tail = torch.empty(3, 1 << 19), torch.empty(1, 1 << 19)  # drawn in several pieces
     init_uniform_(large, 1.0, seed=0, name="large")
-    tail = torch.empty(1, 1 << 19)
     init_uniform_(tail, 1.0, 0, "large", large.shape, (2, 0))
     assert torch.equal(large[2:], tail)
 
@@ -120,19 +106,7 @@ def test_first_values_never_change() -> None:
     """A checkpoint that resumes under a new release must meet the same draws."""
     key = fold(1, 2, 3)
     assert key == 0xD0734750FDE362B3
-    assert [value & (2**64 - 1) for value in bits(key, torch.arange(3)).tolist()] == [
-        0xBF3F2DE408FE6EB2,
-        0x12588D809DCE88A7,
-        0xDD034EA7D44E8739,
-    ]
-    assert keep_mask(key, torch.arange(1, 4), 8, 0.5).int().tolist() == [
-        [1, 1, 0, 1, 1, 0, 1, 1],
-        [1, 1, 0, 0, 0, 0, 1, 0],
-        [0, 1, 0, 0, 0, 1, 0, 0],
-    ]
-
-
-@pytest.mark.parametrize("probability", [1e-12, 1e-9])
-def test_a_dropout_too_small_to_be_drawn_keeps_everything(probability: float) -> None:
-    x = torch.ones(64, 64)
-    torch.testing.assert_close(dropout(x, probability, key=3, ids=torch.arange(64)), x)
+    first = [value & (2**64 - 1) for value in bits(key, torch.arange(3)).tolist()]
+    assert first == [0xBF3F2DE408FE6EB2, 0x12588D809DCE88A7, 0xDD034EA7D44E8739]
+    mask = keep_mask(key, torch.arange(1, 4), 8, 0.5).int().tolist()
+    assert mask == [[1, 1, 0, 1, 1, 0, 1, 1], [1, 1, 0, 0, 0, 0, 1, 0], [0, 1, 0, 0, 0, 1, 0, 0]]

@@ -78,15 +78,12 @@ def test_the_same_pass_replayed_is_the_same_in_every_bit(router: str) -> None:
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_experts_are_the_recorded_ones_whatever_the_router_would_choose(router: str) -> None:
-    """And what they weigh follows from the router as it is now: so does its gradient."""
+    """Their weights follow from the router as it is now, and so does its gradient."""
     torch.manual_seed(0)
-    fields = {**ROUTERS[router], "capacity_factor": None}
-    model, x = Model(**fields), torch.randn(4, 8, 6).double()
+    model, x = Model(**{**ROUTERS[router], "capacity_factor": None}), torch.randn(4, 8, 6).double()
     with torch.no_grad(), recorded(model) as recording:
         model(x, tokens_of())
-    with torch.no_grad():
-        for layer in (model.first, model.last):
-            layer.router.copy_(torch.randn(6, 4))
+    redraw_routers(model)
     with torch.no_grad(), recorded(model) as own:
         model(x, tokens_of())
     assert not torch.equal(own[1], recording[1])
@@ -95,6 +92,12 @@ def test_experts_are_the_recorded_ones_whatever_the_router_would_choose(router: 
     assert torch.equal(seen.stacked(), recording.stacked())
     y.sum().backward()
     assert model.first.router.grad.abs().max() > 0
+
+
+@torch.no_grad()
+def redraw_routers(model: Model) -> None:
+    for layer in (model.first, model.last):
+        layer.router.copy_(torch.randn(6, 4))
 
 
 def test_any_part_of_the_batch_is_replayed_by_its_positions(tmp_path: Path) -> None:
@@ -120,9 +123,7 @@ def test_any_part_of_the_batch_is_replayed_by_its_positions(tmp_path: Path) -> N
     stored = load_file(tmp_path / "routing.safetensors")["experts"]
     assert stored.shape == (2, 32, 2)
     for kept in (stored, merged):
-        with torch.no_grad():
-            for layer in (model.first, model.last):
-                layer.router.copy_(torch.randn(6, 4))
+        redraw_routers(model)
         with replayed(model, kept), recorded(model) as seen:
             model(x[1:3], part(slice(1, 3)))
         assert torch.equal(seen[4][8:24], whole[4][8:24])

@@ -20,32 +20,6 @@ from moe.spec.routers import ROUTERS
 SPECS = {router: MoESpec(router=router, num_experts=4, model_dim=8, hidden_dim=8) for router in ROUTERS}
 
 
-@pytest.mark.parametrize(
-    ("logits", "tokens", "why"),
-    [
-        (torch.zeros(2, 3, 4), TokenContext(torch.arange(5)), r"tokens.ids \(5,\) must have the shape \(2, 3\)"),
-        (torch.zeros(2, 3, 4), TokenContext(padding=torch.zeros(2, 3)), "must be a dense tensor of torch.bool"),
-        (torch.zeros(2, 3, 4, dtype=torch.int64), None, "must be a dense tensor of floating-point numbers"),
-        (torch.zeros(2, 3, 4).to_sparse(), None, "must be a dense tensor of floating-point numbers"),
-        (torch.zeros(2, 3, 4, device="meta"), None, r"logits \(=torch.float32, on meta\) must be a dense tensor"),
-        (torch.zeros(2, 3, 4), {}, r"tokens \(=dict\) must be a TokenContext"),
-        (torch.zeros(2, 3, 4), TokenContext(batch=3), r"tokens.batch \(=3\) must be a BatchCounts"),
-    ],
-    ids=[
-        "ids of another length",
-        "float padding",
-        "whole numbers",
-        "sparse",
-        "without elements",
-        "a dict",
-        "a number for counts",
-    ],
-)
-def test_what_cannot_be_routed_is_told_so(logits: torch.Tensor, tokens: TokenContext | None, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        route(logits, SPECS["gshard_top2"], tokens)
-
-
 def in_inference_mode(x: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
         return x.clone()
@@ -59,6 +33,37 @@ def distributed(shape: tuple[int, ...]) -> DTensor:
         return DTensor.from_local(torch.zeros(shape), DeviceMesh("cpu", [0]), [Replicate()], run_check=False)
     finally:
         dist.destroy_process_group()
+
+
+LOGITS = torch.zeros(2, 3, 4)
+DENSE = "must be a dense tensor of floating-point numbers"
+
+
+@pytest.mark.parametrize(
+    ("logits", "tokens", "message"),
+    [
+        (LOGITS, TokenContext(torch.arange(5)), r"tokens.ids \(5,\) must have the shape \(2, 3\)"),
+        (LOGITS, TokenContext(padding=torch.zeros(2, 3)), "must be a dense tensor of torch.bool"),
+        (LOGITS.long(), None, DENSE),
+        (LOGITS.to_sparse(), None, DENSE),
+        (LOGITS.to("meta"), None, r"logits \(=torch.float32, on meta\) must be a dense tensor"),
+        (distributed((2, 3, 4)), None, r"logits \(=torch.float32, a DTensor\) must be a dense tensor"),
+        (LOGITS, {}, r"tokens \(=dict\) must be a TokenContext"),
+        (LOGITS, TokenContext(batch=3), r"tokens.batch \(=3\) must be a BatchCounts"),
+    ],
+    ids=["ids of another length", "float padding", "whole numbers", "sparse", "meta", "DTensor", "a dict", "no counts"],
+)
+def test_wrong_arguments_are_refused(logits: torch.Tensor, tokens: TokenContext | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        route(logits, SPECS["gshard_top2"], tokens)
+
+
+def test_a_layer_refuses_tensors_without_elements_here() -> None:
+    layer = MoELayer(SPECS["gshard_top2"])
+    with pytest.raises(ValueError, match=r"x \(=torch.float32, a DTensor\) must be a dense tensor"):
+        layer(distributed((6, 8)))
+    with pytest.raises(ValueError, match=r"x \(=torch.float32, on meta\) must be a dense tensor"):
+        layer.to("meta")(torch.zeros(6, 8, device="meta"))
 
 
 @pytest.mark.parametrize("router", ROUTERS)
@@ -76,20 +81,6 @@ def test_tensors_of_inference_mode_are_routed_where_no_gradient_is_asked_for(rou
         logits = torch.randn(2, 3, 4, requires_grad=True)
     with pytest.raises(ValueError, match=r"logits .* must not be passed while gradients are tracked"):
         route(logits, SPECS[router])
-
-
-def test_tensors_over_several_processes_are_told_so() -> None:
-    with pytest.raises(ValueError, match=r"logits \(=torch.float32, a DTensor\) must be a dense tensor"):
-        route(distributed((2, 3, 4)), SPECS["gshard_top2"])
-    with pytest.raises(ValueError, match=r"x \(=torch.float32, a DTensor\) must be a dense tensor"):
-        MoELayer(SPECS["gshard_top2"])(distributed((6, 8)))
-
-
-def test_a_layer_without_elements_cannot_be_called() -> None:
-    with torch.device("meta"):
-        layer, x = MoELayer(SPECS["gshard_top2"]), torch.zeros(6, 8)
-    with pytest.raises(ValueError, match=r"x \(=torch.float32, on meta\) must be a dense tensor"):
-        layer.to("meta")(x)
 
 
 @pytest.mark.parametrize("router", ROUTERS)
