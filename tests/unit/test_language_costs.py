@@ -10,7 +10,7 @@ from moe.plan.cost.flops import looked_at, model_flops_per_step, pairs_flops
 from moe.plan.cost.layer_bytes import kept_bytes, worked_bytes
 from moe.plan.cost.state import state_of
 from moe.plan.cost.units import units
-from moe.plan.profile import OURS, PEER
+from moe.plan.profile import OURS, PEER, Profile
 from moe.spec import AdafactorSpec, AdamWSpec, JobSpec
 from moe.spec.block import AttentionDims
 from moe.spec.patterns import matches
@@ -102,8 +102,7 @@ def test_gathered_latents_take_less_of_the_links_than_hidden_states() -> None:
     candidate = Candidate(Degrees(tensor=2, data=2), Options(micro_batch_groups=2))
 
     def gather_s(rank: int | None) -> float:
-        spec = language({**LATENT, "query_rank": rank}, model_dim=4096)
-        search = LayoutSearch(spec.model_copy(update={"resources": spec.resources}), cluster)
+        search = LayoutSearch(language({**LATENT, "query_rank": rank}, model_dim=4096), cluster)
         return search.time.estimate(candidate).gather_s
 
     of_hidden, few, more = gather_s(None), gather_s(12), gather_s(2000)
@@ -113,15 +112,15 @@ def test_gathered_latents_take_less_of_the_links_than_hidden_states() -> None:
     assert more - few == pytest.approx(slope * (channels[2] - channels[1]), rel=1e-3)
 
 
-def test_selective_recomputation_makes_no_latents_again() -> None:
-    """Of ours it is hidden states alone; a peer's makes queries, keys and values again."""
+@pytest.mark.parametrize(("profile", "differs"), [(OURS, False), (PEER, True)], ids=["ours", "peer"])
+def test_selective_recomputation_computes_latents_again_in_a_peer_only(profile: Profile, differs: bool) -> None:
+    """Ours is of hidden states only; a peer's computes queries, keys and values again."""
     dims = attention_of(language(LATENT))
-    for profile, differs in ((OURS, False), (PEER, True)):
-        plain, again = (
-            kept_bytes(dims, M, POSITIONS, 1, 4, profile=profile, on_cpu=False, selective=selective)
-            for selective in (False, True)
-        )
-        assert (again < plain) == differs
+    plain, again = (
+        kept_bytes(dims, M, POSITIONS, 1, 4, profile=profile, on_cpu=False, selective=selective)
+        for selective in (False, True)
+    )
+    assert (again < plain) == differs
 
 
 def test_a_state_keeps_no_keys_and_values_for_each_head_of_its_values() -> None:
@@ -138,18 +137,12 @@ def test_a_state_keeps_no_keys_and_values_for_each_head_of_its_values() -> None:
     assert worked_bytes(dims, 4 * 2048, 2048, 2, OURS) == worked_bytes(dims, 4 * 1024, 1024, 1, OURS) // 2
 
 
-def pairs_by_hand(length: int, window: int | None) -> float:
-    seen = [min(at + 1, window or length) for at in range(length)]
-    return sum(seen) / length
-
-
 @pytest.mark.parametrize(("length", "window"), [(1024, None), (1024, 128), (1024, 2048), (64, 63)])
-def test_a_query_looks_at_what_is_in_its_window(length: int, window: int | None) -> None:
+def test_a_query_attends_to_its_window(length: int, window: int | None) -> None:
     """But for half a position, itself."""
-    dims = attention_of(
-        language({**GROUPED, **({} if window is None else {"window": window, "windowed_layers": "all"})})
-    )
-    assert looked_at(dims, length) == pytest.approx(pairs_by_hand(length, window) - 0.5, abs=0.51)
+    fields = {} if window is None else {"window": window, "windowed_layers": "all"}
+    by_hand = sum(min(position + 1, window or length) for position in range(length)) / length
+    assert looked_at(attention_of(language({**GROUPED, **fields})), length) == pytest.approx(by_hand - 0.5, abs=0.51)
 
 
 def test_a_chunk_of_the_delta_rule_takes_what_its_products_do() -> None:
@@ -174,33 +167,25 @@ def test_flops_of_a_model_are_those_of_its_products() -> None:
     assert model_flops_per_step(spec) == 3 * forward
 
 
-FREEZES = [
-    (),
-    ("*.moe.router",),
-    ("layers.0.*",),
-    ("embedding.*", "output.*"),
-    ("*.experts.*", "*norm*"),
-    ("layers.*",),
-]
-
-
-@pytest.mark.parametrize("freeze", FREEZES)
+@pytest.mark.parametrize(
+    "freeze",
+    [(), ("*.moe.router",), ("layers.0.*",), ("embedding.*", "output.*"), ("*.experts.*", "*norm*"), ("layers.*",)],
+)
 @pytest.mark.parametrize("shards", [1, 2])
-def test_only_what_is_trained_has_gradients_and_moments(freeze: tuple[str, ...], shards: int) -> None:
+def test_only_trained_parameters_have_gradients_and_moments(freeze: tuple[str, ...], shards: int) -> None:
     """Counted parameter by parameter: two moments for each of AdamW's; Adafactor's rows and columns."""
     model = language(moe=EXPERTS, num_layers=3, first_dense_layers=1).model
     degrees = Degrees(data=shards, fsdp=shards, expert_fsdp=shards)
-    trained = [each for each in model.parameters() if not any(matches(one, each.name) for one in freeze)]
+    trained = [each for each in model.parameters() if not any(matches(pattern, each.name) for pattern in freeze)]
+    num_trained = sum(each.numel for each in trained)
     state = state_of(model, degrees, AdamWSpec(name="adamw"), freeze)
-    if shards == 1:
-        assert state.stored.total == model.num_parameters()
-        assert state.trained_stored.total == state.trained_used.total == sum(each.numel for each in trained)
-        factored = AdafactorSpec(name="adafactor")
-        assert state_of(model, degrees, factored, freeze).optimizer == sum(
-            factored.state_elements(each.shape, each.of_experts) for each in trained
-        )
     assert state.optimizer == 2 * state.trained_stored.total
-    assert state.trained_used.total == sum(each.numel for each in trained)
+    assert state.trained_used.total == num_trained
+    if shards == 1:
+        assert (state.stored.total, state.trained_stored.total) == (model.num_parameters(), num_trained)
+        factored = AdafactorSpec(name="adafactor")
+        elements = sum(factored.state_elements(each.shape, each.of_experts) for each in trained)
+        assert state_of(model, degrees, factored, freeze).optimizer == elements
 
 
 def test_a_frozen_model_takes_less_memory_and_says_what_is_trained() -> None:

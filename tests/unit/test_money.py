@@ -27,7 +27,6 @@ def h100s(**changes: Any) -> Cluster:
 def test_money_is_price_times_workers_times_time() -> None:
     spec = ranged(1, 16)
     plan = plan_job(spec, h100s(price_per_hour=2.5), 16)
-    assert plan.money is not None
     assert plan.num_steps is not None
     assert plan.money.per_hour == 2.5 * 16
     assert plan.money.per_step == pytest.approx(2.5 * 16 * plan.predicted.step_s / 3600, rel=1e-5)
@@ -35,7 +34,6 @@ def test_money_is_price_times_workers_times_time() -> None:
     tokens = plan.money.per_million_tokens * plan.tokens_per_step / 1e6
     assert tokens == pytest.approx(plan.money.per_step, rel=1e-5)
     twice = plan_job(spec, h100s(price_per_hour=5), 16)
-    assert twice.money is not None
     assert twice.money.per_step == pytest.approx(2 * plan.money.per_step, rel=1e-5)
     assert twice.candidate == plan.candidate
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
@@ -58,17 +56,17 @@ def test_a_price_is_an_amount_above_nothing(price: object) -> None:
         cluster_of({**H100S, "price_per_hour": price})
 
 
-def test_nodes_are_paid_whole() -> None:
-    """13 workers on nodes of 8 cost 16 devices, also where a smaller cluster is cut out of them; unless devices are
-    rented singly."""
+def test_nodes_are_paid_in_full() -> None:
+    """13 workers on nodes of 8 cost 16 devices, also on a smaller cluster, unless devices are rented singly."""
     cluster, spec = h100s(price_per_hour=2.5), ranged(1, 32)
     plan = plan_job(spec, cluster, 13)
-    assert plan.money is not None
     assert (plan.num_billed_devices, plan.money.per_hour) == (16, 2.5 * 16)
     assert [cluster.billed_devices(each) for each in (1, 8, 9)] == [8, 8, 16]
     assert cluster.sized_for(3).billed_devices(3) == cluster.exactly(3).billed_devices(3) == 8
     assert h100s(billing_unit=1).billed_devices(13) == 13
     assert plan_job(spec, cluster, 16).num_billed_devices is None
+    cluster = h100s(price_per_hour=2.5)
+    assert cluster.sized_for(3).price_per_hour == cluster.exactly(12).price_per_hour == 2.5
 
 
 def test_the_cheapest_number_of_workers_leaves_no_paid_device_idle() -> None:
@@ -78,11 +76,6 @@ def test_the_cheapest_number_of_workers_leaves_no_paid_device_idle() -> None:
     singly = plan_anywhere(spec, h100s(price_per_hour=2.5, billing_unit=1), PlanQuery(goal="cost"))
     assert plan.num_workers == plan.billed_devices == 8
     assert singly.num_workers < 8
-
-
-def test_a_smaller_cluster_has_the_same_price() -> None:
-    cluster = h100s(price_per_hour=2.5)
-    assert cluster.sized_for(3).price_per_hour == cluster.exactly(12).price_per_hour == 2.5
 
 
 def test_amounts_in_words() -> None:
@@ -118,27 +111,29 @@ def test_a_goal_chooses_what_no_other_number_of_workers_beats(goal: Any) -> None
     assert (again.candidate, again.predicted, again.runners_up) == (plan.candidate, plan.predicted, plan.runners_up)
 
 
-def test_a_goal_keeps_to_degrees_that_were_asked_for() -> None:
+def test_a_goal_respects_requested_degrees() -> None:
     spec = ranged(1, 14, parallel={"expert": 4})
     assert plan_anywhere(spec, h100s(), PlanQuery(goal="time")).num_workers % 4 == 0
+
+
+def test_a_goal_is_time_or_cost_of_a_job_that_fits() -> None:
+    assert plan_request({"spec": job(), "goal": "cost"}).query.goal == "cost"
+    with refused("not_a_choice", "goal", "fast"):
+        plan_request({"spec": job(), "goal": "fast"})
     with refused("does_not_fit", "resources", "14 workers"):
         plan_anywhere(ranged(1, 14), h100s(memory_bytes=1000), PlanQuery(goal="time"))
 
 
-def test_a_goal_with_nothing_to_choose_says_so() -> None:
-    fixed = JobSpec.parse(job(resources={"num_workers": 2}))
-    for spec, asked, why in (
-        (fixed, None, "the job says it; resources.min_workers and max_workers give a range"),
-        (ranged(1, 8), 4, "it was asked for"),
-        (ranged(8, 16), None, "8 devices leave one of the job's range"),
-    ):
-        cluster = h100s(num_nodes=1)
-        plan = plan_anywhere(spec, cluster, PlanQuery(asked, top=1, goal="cost"))
-        assert f"goal cost had nothing to choose: {why}" in plan.reasons
-        assert plan.candidate == plan_job(spec, cluster, asked, top=1).candidate
-
-
-def test_a_goal_is_time_or_cost() -> None:
-    assert plan_request({"spec": job(), "goal": "cost"}).query.goal == "cost"
-    with refused("not_a_choice", "goal", "fast"):
-        plan_request({"spec": job(), "goal": "fast"})
+@pytest.mark.parametrize(
+    ("resources", "workers", "reason"),
+    [
+        ({"num_workers": 2}, None, "the job says it; resources.min_workers and max_workers give a range"),
+        ({"min_workers": 1, "max_workers": 8}, 4, "it was asked for"),
+        ({"min_workers": 8, "max_workers": 16}, None, "8 devices leave one of the job's range"),
+    ],
+)
+def test_a_goal_with_nothing_to_choose_says_so(resources: dict, workers: int | None, reason: str) -> None:
+    spec, cluster = JobSpec.parse(job(resources=resources)), h100s(num_nodes=1)
+    plan = plan_anywhere(spec, cluster, PlanQuery(workers, top=1, goal="cost"))
+    assert f"goal cost had nothing to choose: {reason}" in plan.reasons
+    assert plan.candidate == plan_job(spec, cluster, workers, top=1).candidate

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moe.plan import Cluster, LayoutSearch, Plan, plan_job
+from moe.plan import Cluster, LayoutSearch, Plan, TimeEstimate, plan_job
 from moe.plan.cost.memory import ALLOWANCE
 from moe.plan.executable import check_asked
 from moe.plan.plan import MemoryEstimate
@@ -14,15 +14,19 @@ from moe.spec import JobSpec
 from tests.refusals import refused
 
 
-def job(optimizer: dict[str, Any] | None = None, parallel: dict[str, Any] | None = None, **train: Any) -> JobSpec:
+def job(
+    optimizer: dict[str, Any] | None = None,
+    parallel: dict[str, Any] | None = None,
+    preset: str = "olmoe-1b-7b",
+    rows: int = 32,
+    **train: Any,
+) -> JobSpec:
     return JobSpec.parse(
         {
-            "model": {"preset": "olmoe-1b-7b"},
-            "data": {"corpus": "synthetic", "max_tokens": 4096},
-            "train": {"num_steps": 1, "batch_tokens": 32 * 4096, "dtype": "bfloat16",
+            "model": {"preset": preset}, "data": {"corpus": "synthetic", "max_tokens": 4096},
+            "train": {"num_steps": 1, "batch_tokens": rows * 4096, "dtype": "bfloat16",
                       "optimizer": {"name": "adamw", **(optimizer or {})}, **train},
-            "resources": {"num_workers": 8},
-            "parallel": parallel or {},
+            "resources": {"num_workers": 8}, "parallel": parallel or {},
         }
     )  # fmt: skip
 
@@ -31,29 +35,23 @@ H100 = Cluster(num_nodes=1, devices_per_node=8, device="h100")
 SPREAD = {"expert": 8, "tensor": 1, "context": 1, "pipeline": 1, "sharding": "parameters"}
 
 
-def memory(plan: Plan, spec: JobSpec) -> MemoryEstimate:
-    """Of the same layout."""
-    return LayoutSearch(spec, H100).memory.estimate(plan.candidate)
-
-
-def seconds(plan: Plan, spec: JobSpec) -> Any:
-    return LayoutSearch(spec, H100).time.estimate(plan.candidate)
+def priced(plan: Plan, spec: JobSpec) -> tuple[MemoryEstimate, TimeEstimate]:
+    """Memory and time of another spec in a plan's layout."""
+    search = LayoutSearch(spec, H100)
+    return search.memory.estimate(plan.candidate), search.time.estimate(plan.candidate)
 
 
 @pytest.mark.parametrize("parallel", [{}, SPREAD, {**SPREAD, "sharding": "optimizer"}], ids=str)
 def test_narrow_moments_take_half_and_those_on_the_host_nothing(parallel: dict[str, Any]) -> None:
-    spec = job(parallel=parallel)
-    plan = plan_job(spec, H100)
-    wide, narrow, hosted = (
-        memory(plan, job(each, parallel)) for each in ({}, {"moments": "bfloat16"}, {"offload": True})
+    plan = plan_job(job(parallel=parallel), H100)
+    (wide, _), (narrow, narrow_time), (hosted, hosted_time) = (
+        priced(plan, job(fields, parallel)) for fields in ({}, {"moments": "bfloat16"}, {"offload": True})
     )
     masters = 0 if plan.candidate.gathers or not plan.candidate.is_sharded else wide.optimizer / 3
     assert wide.optimizer - narrow.optimizer == pytest.approx((wide.optimizer - masters) / 2, rel=1e-6)
     assert hosted.optimizer == 0
-    kinds = wide.by_kind() | {"optimizer": 0}
-    assert kinds == hosted.by_kind() | {"optimizer": 0}
-    assert seconds(plan, job({"moments": "bfloat16"}, parallel)).optimizer_s < plan.predicted.optimizer_s
-    assert seconds(plan, job({"offload": True}, parallel)).optimizer_s > plan.predicted.optimizer_s
+    assert wide.by_kind() | {"optimizer": 0} == hosted.by_kind() | {"optimizer": 0}
+    assert narrow_time.optimizer_s < plan.predicted.optimizer_s < hosted_time.optimizer_s
 
 
 def test_rows_of_8_bits_take_less_of_the_links_on_their_way_out_alone() -> None:
@@ -78,23 +76,10 @@ def test_they_can_be_planned_and_are_refused_where_they_would_be_run(spec: JobSp
         check_asked(spec)
 
 
-def test_a_model_that_fits_by_narrower_state_alone_is_planned_so() -> None:
-    """Of Mixtral on eight devices of 80 GiB."""
-
-    def spec(**optimizer: Any) -> JobSpec:
-        return JobSpec.parse(
-            {
-                "model": {"preset": "mixtral-8x7b"},
-                "data": {"corpus": "synthetic", "max_tokens": 4096},
-                "train": {"num_steps": 1, "batch_tokens": 8 * 4096, "dtype": "bfloat16",
-                          "optimizer": {"name": "adamw", **optimizer}},
-                "resources": {"num_workers": 8},
-            }
-        )  # fmt: skip
-
+def test_mixtral_fits_on_eight_devices_with_its_optimizer_on_the_host_only() -> None:
     with refused("does_not_fit", "resources", "8 workers"):
-        plan_job(spec(), H100)
-    assert plan_job(spec(offload=True), H100).memory.optimizer == 0
+        plan_job(job(preset="mixtral-8x7b", rows=8), H100)
+    assert plan_job(job({"offload": True}, preset="mixtral-8x7b", rows=8), H100).memory.optimizer == 0
 
 
 def test_of_masters_on_the_host_narrow_weights_that_are_not_sharded_may_be_all_that_fits() -> None:

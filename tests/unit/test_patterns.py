@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from moe.spec import SpecError
 from moe.spec.patterns import matches
 from moe.storage import confined
 from moe.storage.links import MAX_LINK_PARTS, MAX_LINKS, MAX_PARTS, follow_links
-from service.control.jobs.roots import StorageRoots
 from tests.refusals import refused
 
 names = st.text("ab.", max_size=10)
@@ -78,20 +78,17 @@ def test_files_are_found_as_by_looking_at_all_of_them(
             locator.locate("data.paths[0]", given)
 
 
-def test_all_patterns_of_a_corpus_together_look_at_so_many_names_and_no_more(tmp_path: Path) -> None:
+def test_all_patterns_of_a_corpus_together_examine_a_limited_number_of_names(tmp_path: Path) -> None:
     for folder in range(5):
         (tmp_path / f"f{folder}").mkdir()
         for file in range(6):
             (tmp_path / f"f{folder}/{file}.jsonl").touch()
     locator = Locator([str(tmp_path)], max_names=50)
-    assert len(locator.locate("data.paths[0]", f"{tmp_path}/*/*.jsonl")) == 30  # having looked at 35
+    assert len(locator.locate("data.paths[0]", f"{tmp_path}/*/*.jsonl")) == 30  # after 35 names
     locator.locate("data.paths[1]", f"{tmp_path}/f0/0.jsonl")
     locator.locate("data.paths[2]", f"{tmp_path}/f0/*")
-    with refused("too_large", "data.paths[3]") as caught:
+    with refused("too_large", "data.paths[3]"):
         locator.locate("data.paths[3]", f"{tmp_path}/*/*none*")
-    (problem,) = caught.value.problems
-    assert problem.path == "data.paths[3]"
-    assert "makes the service examine more than 50 names" in problem.rule
 
 
 @pytest.mark.parametrize("pattern", ["{dots}*.jsonl", "*/{deep}x.jsonl", "*/{dots}sub/*.jsonl"])
@@ -118,18 +115,26 @@ def test_a_name_costs_a_few_steps_however_long_its_pattern_is(
     assert calls["lstat"] + calls["open"] + calls["readlink"] < 100 * 4 * len(tmp_path.parts)
 
 
-def test_links_to_folders_are_followed_where_a_pattern_meets_them(tmp_path: Path) -> None:
+def test_patterns_follow_links_and_match_files_that_are_not_hidden(tmp_path: Path) -> None:
+    def located(pattern: str) -> list[str]:
+        return [location.path for location in Locator([str(tmp_path)]).locate("data.paths[0]", f"{tmp_path}/{pattern}")]
+
     (tmp_path / "blobs/deep").mkdir(parents=True)
     (tmp_path / "blobs/deep/a.jsonl").touch()
     (tmp_path / "one").mkdir()
-    (tmp_path / "one/link").symlink_to(tmp_path / "blobs")
-    (tmp_path / "two").symlink_to("one")
-    (tmp_path / "three").symlink_to("three")
-    found = Locator([str(tmp_path)]).locate("data.paths[0]", f"{tmp_path}/*/link/deep/*.jsonl")
-    assert [location.path for location in found] == [f"{tmp_path}/blobs/deep/a.jsonl"] * 2
+    for link, target in {"one/link": tmp_path / "blobs", "two": "one", "three": "three"}.items():
+        (tmp_path / link).symlink_to(target)
+    assert located("*/link/deep/*.jsonl") == [f"{tmp_path}/blobs/deep/a.jsonl"] * 2
+    for name in ("a.jsonl", ".hidden.jsonl"):
+        (tmp_path / name).touch()
+    (tmp_path / "b.jsonl").mkdir()
+    (tmp_path / "c.jsonl").symlink_to(tmp_path / "nothing")
+    (tmp_path / "d.jsonl").symlink_to("a.jsonl")
+    assert located("*.jsonl") == [f"{tmp_path}/a.jsonl"] * 2  # the second by its link
+    assert located(".h*") == [f"{tmp_path}/.hidden.jsonl"]
 
 
-def test_what_links_say_counts_as_names_that_are_looked_at(tmp_path: Path) -> None:
+def test_parts_of_link_targets_count_as_examined_names(tmp_path: Path) -> None:
     """However many chains of links there are, and however long their targets: a step is a name."""
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs/a").touch()
@@ -137,10 +142,11 @@ def test_what_links_say_counts_as_names_that_are_looked_at(tmp_path: Path) -> No
         for link in range(10):
             target = "blobs/a" if link == 9 else f"chain-{chain}.{link + 1}"
             (tmp_path / f"chain-{chain}.{link}").symlink_to("blobs/../" * 100 + target)
+    pattern = f"{tmp_path}/chain-*.0"
     with refused("too_large", "data.paths[0]"):
-        Locator([str(tmp_path)], max_names=5_000).locate("data.paths[0]", f"{tmp_path}/chain-*.0")
-    found = Locator([str(tmp_path)]).locate("data.paths[0]", f"{tmp_path}/chain-*.0")
-    assert [location.path for location in found] == [f"{tmp_path}/blobs/a"] * 20
+        Locator([str(tmp_path)], max_names=5_000).locate("data.paths[0]", pattern)
+    located = Locator([str(tmp_path)]).locate("data.paths[0]", pattern)
+    assert [location.path for location in located] == [f"{tmp_path}/blobs/a"] * 20
 
 
 @pytest.mark.parametrize("num_links", [MAX_LINKS, MAX_LINKS + 1, 2000])
@@ -152,12 +158,14 @@ def test_a_chain_of_links_is_followed_as_far_as_the_kernel_would(tmp_path: Path,
     if num_links == MAX_LINKS:
         assert [location.path for location in locator.locate("data.paths[0]", last)] == [f"{tmp_path}/0"]
         return
-    with pytest.raises(OSError, match="Too many levels"):
-        open(last).close()
     with refused("unreadable", "data.paths[0]"):
         locator.locate("data.paths[0]", last)
-    with pytest.raises(OSError, match=f"leads through more than {MAX_LINKS} links"):
-        confined.open_file(str(tmp_path), last)
+    for read, message in (
+        (open, "Too many levels"),
+        (partial(confined.open_file, str(tmp_path)), f"more than {MAX_LINKS} links"),
+    ):
+        with pytest.raises(OSError, match=message):
+            read(last).close()
 
 
 def test_links_that_wander_lead_nowhere(tmp_path: Path) -> None:
@@ -172,10 +180,6 @@ def test_links_that_wander_lead_nowhere(tmp_path: Path) -> None:
         follow_links(f"{deep}/6")
     with refused("unreadable", "data.paths[0]"):
         Locator([str(tmp_path)]).locate("data.paths[0]", f"{deep}/6")
-    with refused("unreadable", "storage"):
-        StorageRoots([str(tmp_path)]).job_folder(f"{deep}/6", "job")
-    with refused("unreadable", "storage"):
-        StorageRoots([str(tmp_path)]).job_folder(f"{deep}/a/b/c", "job")
 
 
 def test_what_lies_very_deep_is_refused_by_name_and_by_link(tmp_path: Path) -> None:
@@ -186,21 +190,6 @@ def test_what_lies_very_deep_is_refused_by_name_and_by_link(tmp_path: Path) -> N
     for path in (f"{deep}/a.jsonl", f"{tmp_path}/link/a.jsonl", f"{tmp_path}/l*/*.jsonl"):
         with pytest.raises(SpecError, match=f"more than {MAX_PARTS} folders deep"):
             Locator([str(tmp_path)]).locate("data.paths[0]", path)
-
-
-def test_what_a_pattern_does_not_mean_is_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").touch()
-    (tmp_path / "b.jsonl").mkdir()
-    (tmp_path / "c.jsonl").symlink_to(tmp_path / "nothing")
-    (tmp_path / ".hidden.jsonl").touch()
-    (tmp_path / "d.jsonl").symlink_to("a.jsonl")
-
-    def located(pattern: str) -> list[str]:
-        found = Locator([str(tmp_path)]).locate("data.paths[0]", f"{tmp_path}/{pattern}")
-        return [os.path.basename(location.path) for location in found]
-
-    assert located("*.jsonl") == ["a.jsonl", "a.jsonl"]  # the second by its link
-    assert located(".h*") == [".hidden.jsonl"]
 
 
 @given(st.lists(st.tuples(SPLIT, st.lists(st.sampled_from(["a", "b", "..", ".", ""]), max_size=5)), max_size=6), SPLIT)

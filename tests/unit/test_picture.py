@@ -48,8 +48,6 @@ def test_bars_show_each_kind_of_each_layout_to_scale() -> None:
     expected_s: dict[str, list[float]] = {}
     expected_bytes: dict[str, list[float]] = {}
     for predicted, needed in rows:
-        assert predicted is not None
-        assert needed is not None
         for kind, seconds in predicted.by_kind().items():
             expected_s.setdefault(kind_of_time(kind), []).append(seconds)
         for kind, num_bytes in needed.by_kind().items():

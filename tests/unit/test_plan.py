@@ -5,8 +5,6 @@ from dataclasses import fields
 from typing import Any, Optional
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from moe.plan import Cluster, Degrees, Plan, cluster_of, plan_job
 from moe.plan.candidate import Candidate, Options
@@ -32,34 +30,14 @@ def test_the_demo_spreads_its_experts_over_both_workers() -> None:
     assert "4 of 8 experts" in " ".join(plan.reasons)
 
 
-@pytest.mark.slow
-def test_the_papers_largest_on_2048_gpus() -> None:
-    spec = JobSpec.parse(job(model={"preset": "gshard-2048e-36l"}, resources={"num_workers": 2048},
-                             train={"batch_tokens": 2**22}))  # fmt: skip
-    plan = plan_job(spec, h100s(256))
-    assert not plan.not_yet
-    assert plan.memory.total <= 80 * GIB
-    assert plan.degrees.expert * plan.degrees.expert_tensor * plan.degrees.data == 2048
-
-
-def test_what_does_not_fit_is_refused_with_what_it_would_take() -> None:
+def test_a_job_that_does_not_fit_is_refused_with_the_workers_that_it_takes() -> None:
     spec = JobSpec.parse(job(model={"preset": "gshard-2048e-36l"}, resources={"num_workers": 8},
                              train={"batch_tokens": 2**22}))  # fmt: skip
     with refused("does_not_fit", "resources", "8 workers") as caught:
         plan_job(spec, h100s(1))
     (problem,) = caught.value.problems
-    assert problem.path == "resources"
     assert "of 72.00 GiB usable" in problem.rule
-    assert "optimizer" in problem.rule or "parameters" in problem.rule
     assert re.search(r"use [\d,]+ workers of this kind", problem.remedy)
-
-
-def test_a_users_degrees_are_kept() -> None:
-    for degrees in ({"expert": 1, "data": 4}, {"expert": 4}, {"data": 2}):
-        spec = JobSpec.parse(job(resources={"num_workers": 4}, parallel=degrees))
-        plan = plan_job(spec, LAPTOP)
-        assert {axis: getattr(plan.degrees, axis) for axis in degrees} == degrees
-        assert plan.degrees.expert * plan.degrees.data * plan.degrees.expert_tensor == 4
 
 
 def test_degrees_that_no_number_of_experts_allows_name_the_ones_that_work() -> None:
@@ -82,16 +60,14 @@ def test_workers_without_tokens_are_pointed_out() -> None:
 
 
 def test_fewer_workers_that_would_be_faster_are_pointed_out() -> None:
-    spec = JobSpec.parse(job(resources={"num_workers": 2}, parallel={}))
+    resources: dict[str, Any] = {"resources": {"num_workers": 2}, "parallel": {}}
+    spec = JobSpec.parse(job(**resources))
     plan, alone = plan_job(spec, LAPTOP), plan_job(spec, LAPTOP, 1)
     faster = plan.predicted.step_s / alone.predicted.step_s - 1
     assert faster > 0.05
     assert f"on 1 worker a step is predicted {faster:.1%} faster" in " ".join(plan.reasons)
-    enough = JobSpec.parse(
-        job(resources={"num_workers": 2}, parallel={}, train={**job()["train"], "batch_tokens": 1 << 14})
-    )
-    slower = plan_job(enough, LAPTOP, 1).predicted.step_s
-    assert slower > plan_job(enough, LAPTOP).predicted.step_s
+    enough = JobSpec.parse(job(**resources, train={"batch_tokens": 1 << 14}))
+    assert plan_job(enough, LAPTOP, 1).predicted.step_s > plan_job(enough, LAPTOP).predicted.step_s
     assert "less" not in " ".join(plan_job(enough, LAPTOP).reasons)
 
 
@@ -100,78 +76,11 @@ def test_an_unknown_device_names_the_known() -> None:
         cluster_of({**LAPTOP.model_dump(), "device": "abacus"})
 
 
-@pytest.mark.slow
-@given(
-    workers=st.integers(1, 64),
-    experts=st.sampled_from([1, 2, 8, 12, 64]),
-    memory_mib=st.integers(50, 4000),
-    groups=st.integers(1, 64),
-    dtype=st.sampled_from(["float32", "bfloat16", "float64"]),
-    optimizer=st.sampled_from(["adamw", "adafactor"]),
-)
-def test_a_plan_fits_or_is_refused(
-    workers: int, experts: int, memory_mib: int, groups: int, dtype: str, optimizer: str
-) -> None:
-    spec = JobSpec.parse(job(model={"moe": {"num_experts": experts}}, resources={"num_workers": workers},
-                             train={"batch_tokens": 512 * groups, "dtype": dtype,
-                                    "optimizer": {"name": optimizer}}))  # fmt: skip
-    cluster = Cluster(num_nodes=8, devices_per_node=8, device="h100", memory_bytes=memory_mib * 1024**2)
-    try:
-        plan = plan_job(spec, cluster, to_run=True)
-    except SpecError as error:
-        assert "GiB" in str(error) or "MiB" in str(error)  # noqa: PT017
-        return
-    assert plan.memory.total <= cluster.memory_bytes
-    assert plan.degrees.expert * plan.degrees.expert_tensor * plan.degrees.data == plan.num_workers == workers
-    assert experts % plan.degrees.expert == 0
-    assert plan.options.micro_batch_groups * plan.options.num_micro_batches * plan.degrees.data_ranks >= groups
-    assert not plan.not_yet
-    assert Plan.model_validate_json(plan.model_dump_json()) == plan
-
-
-GATED = {"preset": "gshard-tiny", "moe": {"activation": "swiglu", "expert_bias": True, "shared_hidden_dim": 48,
-                                          "shared_gate": True}}  # fmt: skip
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
-@pytest.mark.parametrize(
-    ("model", "parallel"),
-    [({"preset": "gshard-tiny"}, {}), ({"preset": "gshard-tiny"}, {"expert": 4}), ({"preset": "gshard-tiny-dense"}, {}),
-     ({"preset": "gshard-tiny", "share_vocabulary": False, "target_vocab_size": 500}, {"expert": 2}),
-     (GATED, {"expert": 2}), (GATED, {"expert": 2, "tensor": 2}), (GATED, {"expert": 2, "expert_tensor": 2})],
-    ids=str,
-)  # fmt: skip
-def test_predicted_state_is_the_state_that_is_held(model: dict, parallel: dict, optimizer: str) -> None:
-    import torch
-
-    from moe.parallel import Layout, local_parameters
-    from moe.tasks.translation import build_model
-    from moe.train.optimizer.build import build_optimizer, moments
-
-    workers = parallel.get("expert", 1) * parallel.get("expert_tensor", 1)
-    plain = {"tensor": 1, "expert": 1, "expert_tensor": 1, "fsdp": 1, "expert_fsdp": 1}
-    spec = JobSpec.parse(job(model=model, resources={"num_workers": workers}, parallel={**plain, **parallel},
-                             train={"optimizer": {"name": optimizer}}))  # fmt: skip
-    plan = plan_job(spec, LAPTOP)
-    built = build_model(spec.model, Layout(0, workers, torch.device("cpu"), plan.degrees.axes))
-    parameters = local_parameters(built)
-    made = build_optimizer(spec.train.optimizer, parameters, Layout.single())
-    assert plan.memory.parameters == sum(p.nbytes for p in built.parameters())
-    held = sum(tensor.nbytes for _, _, tensor, _ in moments(made, parameters))
-    assert plan.memory.optimizer == held
-
-
-def test_logits_cost_what_the_loss_holds_of_them_and_no_more() -> None:
+def test_logits_cost_what_the_loss_holds_of_them() -> None:
     model = model_spec({"preset": "gshard-128e-12l"})
-    spec = JobSpec.parse(
-        {
-            "model": {"preset": "gshard-128e-12l"},
-            "data": {"corpus": "catalogs"},
-            "train": {"num_steps": 1, "batch_tokens": 1 << 20},
-        }
-    )
-    of = MemoryModel(spec, h100s(1), OURS).estimate
-    few, many = (of(Candidate(Degrees(expert=8), Options(micro_batch_groups=groups))) for groups in (4, 64))
+    spec = JobSpec.parse(job(model={"preset": "gshard-128e-12l"}, train={"num_steps": 1, "batch_tokens": 1 << 20}))
+    estimate = MemoryModel(spec, h100s(1), OURS).estimate
+    few, many = (estimate(Candidate(Degrees(expert=8), Options(micro_batch_groups=groups))) for groups in (4, 64))
     more_positions = 60 * spec.group_tokens // 2
     assert many.logits - few.logits == 5 * more_positions * model.model_dim * 4  # hidden states, with their gradient
     vocabulary = model.target_vocab_size
@@ -205,42 +114,36 @@ def test_what_the_user_asks_for_is_planned_and_explained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parallel", "path"),
-    [({"tensor": 3}, "model.num_heads"), ({"expert_tensor": 3}, "model.moe.hidden_dim"), ({"fsdp": 4}, "parallel")],
+    ("workers", "parallel", "path"),
+    [
+        (3, {"tensor": 3}, "model.num_heads"),
+        (3, {"expert_tensor": 3}, "model.moe.hidden_dim"),
+        (2, {"fsdp": 4}, "parallel"),
+    ],
     ids=str,
 )
-def test_degrees_that_do_not_divide_are_refused(parallel: dict, path: str) -> None:
-    workers = 2 if path == "parallel" else 3
+def test_degrees_that_do_not_divide_are_refused(workers: int, parallel: dict, path: str) -> None:
     spec = JobSpec.parse(job(model={"preset": "gshard-tiny"}, resources={"num_workers": workers}, parallel=parallel))
     with pytest.raises(SpecError) as caught:
         plan_job(spec, LAPTOP)
     assert path in [problem.path for problem in caught.value.problems]
-    assert caught.value.problems[0].remedy
 
 
 def test_a_plan_by_hand_whose_degrees_do_not_multiply_is_refused() -> None:
     plan = plan_job(JobSpec.parse(job(resources={"num_workers": 4})), LAPTOP)
-    given = plan.model_dump()
-    with refused_for(
-        [
-            ("mismatch", "degrees.expert", 3),
-            ("not_divisible", "degrees.tensor", 3),
-            ("not_divisible", "degrees.expert_fsdp", 2),
-        ]
-    ) as caught:
-        Plan(**{**given, "degrees": {"expert": 3, "data": 1, "tensor": 3, "expert_fsdp": 2}})
-    assert {problem.path for problem in caught.value.problems} == {
-        f"degrees.{axis}" for axis in ("expert", "tensor", "expert_fsdp")
-    }
+    fields = plan.model_dump()
+    wrong = {"expert": ("mismatch", 3), "tensor": ("not_divisible", 3), "expert_fsdp": ("not_divisible", 2)}
+    with refused_for([(code, f"degrees.{axis}", value) for axis, (code, value) in wrong.items()]):
+        Plan(**{**fields, "degrees": {"expert": 3, "data": 1, "tensor": 3, "expert_fsdp": 2}})
     with refused("not_divisible", "degrees.fsdp", 3):
-        Plan(**{**given, "degrees": {**vars(plan.degrees), "tensor": 2, "fsdp": 3}})
+        Plan(**{**fields, "degrees": {**vars(plan.degrees), "tensor": 2, "fsdp": 3}})
 
 
-def test_what_is_asked_for_and_has_nothing_to_act_on_is_told() -> None:
+def test_requests_without_effect_are_reported() -> None:
     parallel = {"num_chunks": 2, "dispatch": "hierarchical"}
-    told = " ".join(plan_job(JobSpec.parse(job(parallel=parallel)), LAPTOP, 1).reasons)
-    assert "rows travel in 2 chunks, as asked for, which is for nothing: no row leaves its rank" in told
-    assert "hierarchical dispatch, as asked for, is for nothing: no expert group spans nodes" in told
+    reasons = " ".join(plan_job(JobSpec.parse(job(parallel=parallel)), LAPTOP, 1).reasons)
+    assert "rows travel in 2 chunks, as asked for, which is for nothing: no row leaves its rank" in reasons
+    assert "hierarchical dispatch, as asked for, is for nothing: no expert group spans nodes" in reasons
 
 
 def test_hierarchical_dispatch_is_planned_where_expert_groups_span_nodes() -> None:

@@ -22,7 +22,7 @@ from moe.plan.cost.time import TimeModel
 from moe.plan.profile import OURS, PEER, PROFILES, profile_of
 from moe.plan.search.choices import divisors, steps
 from moe.plan.software import SOFTWARE
-from moe.spec import JobSpec, MoESpec, SpecError
+from moe.spec import JobSpec, MoESpec
 from tests.refusals import refused
 from tests.unit.test_spec import job
 
@@ -79,42 +79,6 @@ def test_less_memory_splits_more_and_at_last_is_refused() -> None:
     with refused("does_not_fit", "resources", "16 workers"):
         plan_as_peer(spec, joined_by_one_switch(16, 48))
     assert kind_of(plan_as_peer(mixtral(16, sharding="optimizer"), joined_by_one_switch(16, 56))) == "pipeline"
-
-
-@pytest.mark.slow
-def test_less_memory_is_not_faster() -> None:
-    """By more than a hundredth: micro-batches far smaller than what fits are not tried."""
-    step_s = 0.0
-    for eighths in range(88, 45, -6):
-        plan = plan_as_peer(mixtral(16), joined_by_one_switch(16, 2 ** (eighths / 8)))
-        assert plan.memory.total <= plan.memory.limit
-        assert plan.predicted.step_s >= 0.99 * step_s
-        step_s = plan.predicted.step_s
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["gshard-tiny", "mixtral-8x7b", "olmoe-1b-7b"])
-def test_more_devices_are_not_slower(preset: str) -> None:
-    """By more than a twentieth: of twice as many, groups and layers can share less evenly."""
-    language = preset != "gshard-tiny"
-    data = {"corpus": "synthetic", "max_tokens": 4096} if language else {"corpus": "catalogs"}
-    group = 4096 if language else 512
-
-    def step_s(number: int) -> float:
-        spec = JobSpec.parse(
-            {"model": {"preset": preset}, "data": data, "train": {"num_steps": 1, "batch_tokens": 512 * group},
-             "resources": {"num_workers": number}}
-        )  # fmt: skip
-        cluster = Cluster(num_nodes=max(1, number // 8), devices_per_node=min(8, number), device="h200")
-        try:
-            return plan_job(spec, cluster, top=1).predicted.step_s
-        except SpecError:
-            return math.inf  # so few may not hold it
-
-    steps_s = [step_s(1 << doublings) for doublings in range(8)]
-    assert steps_s[-1] < math.inf
-    for fewer, twice_as_many in itertools.pairwise(steps_s):
-        assert twice_as_many <= 1.05 * fewer
 
 
 PRINT_PLAN = """
@@ -184,28 +148,11 @@ def test_exchanges_overlap_where_blocks_are_interrupted_for_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parallel", "said"),
-    [
-        ({"pipeline": 64}, "parallel.pipeline (=64) needs 64 runs of layers, "
-                           "but layers, embeddings and head are only 63; "
-                           "use at most 63 stages"),
-        ({"pipeline": 32, "overlap": True}, "parallel.pipeline (=32) needs 64 runs of layers, 2 a stage, but layers, "
-                                            "embeddings and head are only 63; use at most 31 stages"),
-        ({"pipeline": 4, "virtual_stages": 40}, "parallel.pipeline (=4) needs 160 runs of layers, 40 a stage, but "
-                                                "layers, embeddings and head are only 63; use at most 1 stages"),
-    ],
-)  # fmt: skip
-def test_a_pipeline_of_more_stages_than_layers_is_refused(parallel: dict[str, Any], said: str) -> None:
-    with refused("out_of_range", "parallel.pipeline") as caught:
+    "parallel", [{"pipeline": 64}, {"pipeline": 32, "overlap": True}, {"pipeline": 4, "virtual_stages": 40}]
+)
+def test_a_pipeline_of_more_stages_than_layers_is_refused(parallel: dict[str, Any]) -> None:
+    with refused("out_of_range", "parallel.pipeline", parallel["pipeline"]):
         LayoutSearch(ROWS[6].job(parallel), ROWS[6].cluster)
-    assert str(caught.value) == said
-
-
-def test_what_overlaps_is_another_micro_batch() -> None:
-    plan = plan_job(ROWS[5].job({"overlap": True}), ROWS[5].cluster)
-    assert plan.options.overlap
-    assert plan.options.num_micro_batches > 1
-    assert plan.degrees.expert * plan.degrees.expert_tensor > 1
 
 
 def test_gathers_hide_behind_arithmetic_but_not_in_a_pipeline() -> None:
@@ -320,21 +267,18 @@ def test_skew_evens_out_over_a_ranks_experts_and_ends_at_the_capacity() -> None:
 
 @pytest.mark.slow
 def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
-    """Ours where none is named; what the profiles differ in is all that differs. A peer's layout is never run, whatever
-    it is."""
+    """Ours is the default, and only what the profiles declare differs. A peer's layout is never run."""
     spec, cluster = mixtral(16), joined_by_one_switch(16, 80)
-    left_out, ours = (plan_job(spec, cluster, profile=name) for name in (None, "ours"))
-    assert left_out == ours
+    default, ours = (plan_job(spec, cluster, profile=name) for name in (None, "ours"))
+    assert default == ours
     assert not ours.not_yet
-    for of_peer in (plan_as_peer(spec, cluster), plan_as_peer(translation(2), h100s(1))):
-        assert of_peer.not_yet[0] == "the layout of a peer"
-        assert all(each.not_yet[0] == "the layout of a peer" for each in of_peer.runners_up)
-    with pytest.raises(SpecError, match="uses features that cannot be run yet: the layout of a peer"):
+    for peer in (plan_as_peer(spec, cluster), plan_as_peer(translation(2), h100s(1))):
+        assert all(plan.not_yet[0] == "the layout of a peer" for plan in (peer, *peer.runners_up))
+    with refused("not_runnable", "parallel", None):
         plan_as_peer(spec, cluster, to_run=True)
     candidate = candidate_of(Degrees(expert=8, data=2, tensor=2, fsdp=8), 1, 16, "parameters")
-    of = {name: MemoryModel(spec, cluster, profile).estimate(candidate) for name, profile in PROFILES.items()}
+    memory = {name: MemoryModel(spec, cluster, profile).estimate(candidate) for name, profile in PROFILES.items()}
     vocabulary = spec.model.parameters()[0].numel
-    assert of["ours"].optimizer - of["peer"].optimizer == 2 * 4 * vocabulary // 2 // 8 * 2  # two tables, whole
-    assert of["ours"].communication > of["peer"].communication  # gathered wide
-    assert profile_of() is profile_of("ours") is OURS
-    assert profile_of("peer") is PEER
+    assert memory["ours"].optimizer - memory["peer"].optimizer == 2 * 4 * vocabulary // 2 // 8 * 2  # two whole tables
+    assert memory["ours"].communication > memory["peer"].communication  # gathered in float32
+    assert (profile_of(), profile_of("ours"), profile_of("peer")) == (OURS, OURS, PEER)

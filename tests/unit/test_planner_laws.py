@@ -13,8 +13,10 @@ from moe.plan.request import PlanRequest
 from moe.plan.search.spread import WITHIN_ERROR
 from moe.plan.search.what_if import grid
 from moe.plan.software import SOFTWARE
-from moe.spec import JobSpec, SpecError
+from moe.spec import SpecError
+from tests.grid import PROFILE
 from tests.unit.test_search_is_complete import Job, jobs
+from tests.unit.test_verdict import language_job
 
 _NEAR = 1.01
 """Of steps that differ by less, none is called the slower one."""
@@ -30,23 +32,14 @@ def fastest_s(job: Job, cluster: Cluster) -> float | None:
 
 
 TIMES = st.floats(1.0, 3.0)
+ALSO_SLOW = pytest.mark.parametrize("run", ["quick", pytest.param("slow", marks=pytest.mark.slow)])
+"""In the slow run once more, with more examples."""
 
 
+@ALSO_SLOW
 @given(jobs(), TIMES, TIMES, TIMES)
-def test_more_memory_and_faster_links_are_never_slower(job: Job, memory: float, within: float, across: float) -> None:
-    with_more(job, memory, within, across)
-
-
-@pytest.mark.slow
-@given(jobs(), TIMES, TIMES, TIMES)
-def test_more_memory_and_faster_links_are_never_slower_for_any(
-    job: Job, memory: float, within: float, across: float
-) -> None:
-    with_more(job, memory, within, across)
-
-
-def with_more(job: Job, memory: float, within: float, across: float) -> None:
-    """Asserts that the fastest layout is no slower, by more than a hundredth."""
+def test_more_memory_and_faster_links_are_never_slower(run: str, job: Job, memory: float, within: float, across: float):
+    """By more than a hundredth, of the fastest layouts."""
     before = fastest_s(job, job.cluster)
     larger = job.cluster.model_copy(update={"memory_bytes": int(job.cluster.memory_bytes * memory)})
     for changed in (larger, job.cluster.with_links(within, across)):
@@ -78,8 +71,10 @@ def chosen_s(job: Job, rates: tuple[float, ...]) -> float | None:
         return None
 
 
-def on_better_hardware(job: Job, rates: tuple[float, ...], times: tuple[float, ...]) -> None:
-    """Asserts that the plan that is chosen is no slower, beyond the error within which plans count as equal."""
+@ALSO_SLOW
+@given(jobs(), RATES, RATES)
+def test_the_plan_chosen_on_better_hardware_is_never_slower(run: str, job: Job, rates: tuple, times: tuple) -> None:
+    """Beyond the error within which plans count as equal."""
     before = chosen_s(job, rates)
     after = chosen_s(job, tuple(rate * more for rate, more in zip(rates, times, strict=True)))
     if before is not None:
@@ -87,45 +82,23 @@ def on_better_hardware(job: Job, rates: tuple[float, ...], times: tuple[float, .
         assert after <= before * WITHIN_ERROR * _NEAR
 
 
-@given(jobs(), RATES, RATES)
-def test_the_plan_chosen_on_better_hardware_is_never_slower(
-    job: Job, rates: tuple[float, ...], times: tuple[float, ...]
-) -> None:
-    on_better_hardware(job, rates, times)
-
-
-@pytest.mark.slow
-@given(jobs(), RATES, RATES)
-def test_the_plan_chosen_on_better_hardware_is_never_slower_for_any(
-    job: Job, rates: tuple[float, ...], times: tuple[float, ...]
-) -> None:
-    on_better_hardware(job, rates, times)
-
-
-@settings(max_examples=6, deadline=None)
+@ALSO_SLOW
+@settings(max_examples=6 if PROFILE == "quick" else 30)
 @given(jobs(), st.integers(2, 3))
-def test_more_nodes_are_never_slower(job: Job, times: int) -> None:
-    with_more_nodes(job, times)
-
-
-@pytest.mark.slow
-@given(jobs(), st.integers(2, 3))
-def test_more_nodes_are_never_slower_for_any(job: Job, times: int) -> None:
-    with_more_nodes(job, times)
-
-
-def with_more_nodes(job: Job, times: int) -> None:
-    """Asserts that of all numbers of workers that there are devices for, the fastest is no slower, by more than a
-    hundredth, where there are more nodes."""
+def test_more_nodes_are_never_slower(run: str, job: Job, times: int) -> None:
+    """By more than a hundredth, of the fastest layouts over all numbers of workers that there are devices for."""
 
     def fastest_of_any(cluster: Cluster) -> float | None:
-        found = [fastest_s(job._replace(workers=each), cluster) for each in range(1, cluster.num_devices + 1)]
-        return min((each for each in found if each is not None), default=None)
+        seconds = [fastest_s(job._replace(workers=number), cluster) for number in range(1, cluster.num_devices + 1)]
+        return min((each for each in seconds if each is not None), default=None)
 
     if (before := fastest_of_any(job.cluster)) is not None:
         after = fastest_of_any(job.cluster.model_copy(update={"num_nodes": times * job.cluster.num_nodes}))
         assert after is not None
         assert after <= before * _NEAR
+
+
+OLMOE = language_job("olmoe-1b-7b", 16)
 
 
 @pytest.mark.parametrize("name", SOFTWARE)
@@ -134,31 +107,21 @@ def with_more_nodes(job: Job, times: int) -> None:
 )
 def test_no_software_runs_a_layout_faster_over_slower_links(device: str, name: str) -> None:
     """Over expert ranks of two nodes, tensor ranks, FSDP and stages."""
-    spec = JobSpec.parse(
-        {
-            "model": {"preset": "olmoe-1b-7b"},
-            "data": {"corpus": "synthetic", "max_tokens": 4096},
-            "train": {"num_steps": 1, "batch_tokens": 64 * 4096, "dtype": "bfloat16"},
-            "resources": {"num_workers": 16},
-        }
-    )
     cluster = Cluster(num_nodes=2, devices_per_node=8, device=device)
     candidates = [
         Candidate(Degrees(expert=16, data=1, fsdp=16), Options(micro_batch_groups=4)),
         Candidate(Degrees(expert=8, data=2, tensor=2, fsdp=8, expert_fsdp=2), Options(micro_batch_groups=8)),
         Candidate(Degrees(expert=4, data=2, pipeline=2), Options(num_micro_batches=8, sharding="optimizer")),
     ]
+    slower = [
+        LayoutSearch(OLMOE, cluster.with_links(*shares), profile="peer", software=SOFTWARE[name]).time
+        for shares in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.1), (0.1, 0.01))
+    ]
     for candidate in candidates:
-        seconds = [
-            LayoutSearch(spec, cluster.with_links(*shares), profile="peer", software=SOFTWARE[name]).time.step_s(
-                candidate
-            )  # type: ignore[index]
-            for shares in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.1), (0.1, 0.01))
-        ]
+        seconds = [time.step_s(candidate) for time in slower]
         assert seconds[0] <= min(seconds[1:])
         assert seconds[3] > 1.1 * seconds[0]
-        links_s = LayoutSearch(spec, cluster.with_links(0.1, 0.01), profile="peer", software=SOFTWARE[name])  # type: ignore[index]
-        assert links_s.time.estimate(candidate).hidden_s <= links_s.time.estimate(candidate).step_s
+        assert slower[3].estimate(candidate).hidden_s <= seconds[3]
 
 
 @pytest.mark.slow
@@ -199,19 +162,11 @@ def test_recomputation_takes_no_more_memory_than_none_and_no_less_time(job: Job,
 @pytest.mark.parametrize("name", [name for name, each in SOFTWARE.items() if each.extremes])
 def test_a_choice_is_near_the_best_at_both_ends_or_says_that_they_disagree(name: str) -> None:
     """Of a mixture on 16 H100, priced by each software."""
-    spec = JobSpec.parse(
-        {
-            "model": {"preset": "olmoe-1b-7b"},
-            "data": {"corpus": "synthetic", "max_tokens": 4096},
-            "train": {"num_steps": 1, "batch_tokens": 64 * 4096, "dtype": "bfloat16"},
-            "resources": {"num_workers": 16},
-        }
-    )
     cluster = Cluster(num_nodes=2, devices_per_node=8, device="h100")
-    plan = plan_job(spec, cluster, software=name)  # type: ignore[arg-type]
+    plan = plan_job(OLMOE, cluster, software=name)  # type: ignore[arg-type]
     behind = []
     for end in SOFTWARE[name].extremes:  # type: ignore[index]
-        search = LayoutSearch(spec, cluster, software=end)
+        search = LayoutSearch(OLMOE, cluster, software=end)
         best = search.ranking(16, 1)
         fastest = (best.runnable or best.fitting)[0]
         behind.append(search.time.step_s(plan.candidate) / fastest.step_s)

@@ -33,18 +33,13 @@ def without(facts: dict[str, Any], *keys: str) -> dict[str, Any]:
 def taken(plan: Plan, goal: str | None) -> float:
     if goal != "cost":
         return plan.predicted.step_s
-    assert plan.money is not None
     return plan.money.per_step
 
 
-POOL = st.fixed_dictionaries(
-    {
-        "num_nodes": st.integers(1, 2),
-        "devices_per_node": st.sampled_from([1, 2, 4]),
-        "device": st.sampled_from(["cpu", "a100-80", "h100"]),
-        "price_per_hour": st.floats(0.1, 10),
-    }
-)
+POOL = st.fixed_dictionaries({
+    "num_nodes": st.integers(1, 2), "devices_per_node": st.sampled_from([1, 2, 4]),
+    "device": st.sampled_from(["cpu", "a100-80", "h100"]), "price_per_hour": st.floats(0.1, 10),
+})  # fmt: skip
 
 
 @settings(max_examples=num_cases(15))
@@ -90,28 +85,22 @@ def test_the_goal_decides_between_pools() -> None:
     assert Plan.model_validate_json(cheapest.model_dump_json()) == cheapest
 
 
-def test_pools_that_do_not_hold_a_job_say_why() -> None:
+def test_reasons_say_why_pools_do_not_hold_a_job() -> None:
     plan = plan_anywhere(ranged(9, 16), pools(OLD, NEW, TINY))
-    assert plan.pool == "old"
-    assert plan.reasons[0] == "pool old: the only one of 3 pools that holds it"
-    assert plan.reasons[1] == (
-        "pool new cannot hold it: resources (='9 workers') must be at most the number of devices (=8); "
-        "use a larger pool, or fewer workers"
-    )
+    assert (plan.pool, plan.reasons[0]) == ("old", "pool old: the only one of 3 pools that holds it")
+    assert plan.reasons[1].startswith("pool new cannot hold it: resources (='9 workers') must be at most the number")
     assert "pool tiny cannot hold it: resources (='16 workers') must hold the model" in plan.reasons[2]
-    with pytest.raises(SpecError) as caught:
+    with refused_for(
+        [("out_of_range", "pool new: resources", "9 workers"), ("does_not_fit", "pool tiny: resources", "16 workers")]
+    ):
         plan_anywhere(ranged(9, 16), pools(NEW, TINY))
-    assert [each.path for each in caught.value.problems] == ["pool new: resources", "pool tiny: resources"]
 
 
-def test_costs_of_pools_need_prices() -> None:
+def test_costs_of_pools_need_prices_and_workers_are_multiples_of_degrees() -> None:
     with pytest.raises(SpecError, match=r"cluster\.pools\[1\]\.price_per_hour is required for pool new"):
         plan_anywhere(ranged(1, 4), pools(OLD, without(NEW, "price_per_hour")), PlanQuery(goal="cost"))
     alone = pools(without(NEW, "price_per_hour"))
     assert plan_anywhere(ranged(1, 4), alone, PlanQuery(goal="cost")).billed_devices == 8
-
-
-def test_degrees_that_were_asked_for_divide_the_workers_of_each_pool() -> None:
     plan = plan_anywhere(ranged(2, 15, parallel={"expert": 4}), pools({**OLD, "num_nodes": 1, "devices_per_node": 6}))
     assert plan.num_workers == 4
 
@@ -127,6 +116,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], ProblemCode, str]] = [
     ({"pools": []}, "empty", "cluster.pools"),
     ({"pools": {"old": OLD}}, "wrong_type", "cluster.pools"),
     ({"pools": [{**OLD, "name": str(at)} for at in range(17)]}, "too_large", "cluster.pools"),
+    ({"pools": [OLD, NEW], "between": {"bytes_per_s": 2e10, "latency_s": 1e-5}}, "unsupported", "cluster.between"),
 ]
 
 
@@ -136,17 +126,11 @@ def test_impossible_pools_are_refused(given: Any, code: ProblemCode, path: str) 
         cluster_of(given)
 
 
-def test_a_job_on_several_pools_is_refused() -> None:
-    between = {"bytes_per_s": 2e10, "latency_s": 1e-5}
-    with refused_for([("unsupported", "cluster.between", None)]):
-        cluster_of({"pools": [OLD, NEW], "between": between})
-
-
 def test_pools_are_written_as_they_are_read() -> None:
-    found = pools(OLD, NEW, TINY)
-    assert cluster_of(found.model_dump(mode="json")) == found
-    request = plan_request({"spec": job(), "cluster": found.model_dump(mode="json")})
-    assert request.cluster == found
+    cluster = pools(OLD, NEW, TINY)
+    assert cluster_of(cluster.model_dump(mode="json")) == cluster
+    assert plan_request({"spec": job(), "cluster": cluster.model_dump(mode="json")}).cluster == cluster
+    assert isinstance(cluster_of(without(OLD, "name")), Cluster), "one kind of nodes is a cluster"
 
 
 def test_a_table_over_models_has_the_best_pool_of_each() -> None:
@@ -168,10 +152,6 @@ def test_the_smallest_of_pools_kinds() -> None:
     assert plan_job(spec, smallest, plan.num_workers).candidate == plan.candidate
     with pytest.raises(SpecError, match="pool tiny: resources"):
         fit_pools(spec, pools(TINY))
-
-
-def test_one_kind_of_nodes_is_a_cluster_still() -> None:
-    assert isinstance(cluster_of(without(OLD, "name")), Cluster)
 
 
 @pytest.mark.parametrize("goal", [None, "time"])

@@ -79,11 +79,7 @@ LANGUAGE |= {
     f"{name}, adapters": {**LANGUAGE[name], "from": "/models/base", "adapter": {"rank": 16}} for name in _ADAPTED
 }
 LANGUAGE |= {
-    f"{name}, adapters, base in {base}": {
-        **LANGUAGE[name],
-        "from": "/models/base",
-        "adapter": {"rank": 16, "base": base},
-    }
+    f"{name}, adapters, base in {base}": {**LANGUAGE[f"{name}, adapters"], "adapter": {"rank": 16, "base": base}}
     for name in _ADAPTED
     for base in ("bfloat16", "int8", "nf4")
 }
@@ -209,38 +205,33 @@ def measured(model: TranslationModelSpec | LanguageModelSpec, dtype: str, recomp
     return by_kind["ACT"] + by_kind["TEMP"]
 
 
-def is_language(model: dict[str, Any]) -> bool:
-    return model.get("kind") == "language"
-
-
-def data_of(model: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "corpus": "packages" if is_language(model) else "catalogs",
-        "max_tokens": SEQUENCE if is_language(model) else LENGTH,
-    }
-
-
-def predicted(model: dict[str, Any], dtype: str, recompute: Recompute) -> int:
-    spec = JobSpec.parse(
+def job(model: dict[str, Any], dtype: str = "float32") -> JobSpec:
+    is_language = model.get("kind") == "language"
+    return JobSpec.parse(
         {
             "model": model,
-            "data": data_of(model),
-            "train": {"num_steps": 1, "batch_tokens": ROWS * LENGTH * (1 if is_language(model) else 2), "dtype": dtype},
+            "data": {
+                "corpus": "packages" if is_language else "catalogs",
+                "max_tokens": SEQUENCE if is_language else LENGTH,
+            },
+            "train": {"num_steps": 1, "batch_tokens": ROWS * LENGTH * (1 if is_language else 2), "dtype": dtype},
         }
     )
+
+
+def predicted(spec: JobSpec, recompute: Recompute) -> int:
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1 << 40)
     candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups, recompute=recompute))
     memory = MemoryModel(spec, cluster, OURS).estimate(candidate)
-    held = sum(stored_bytes(each, 4) for each in spec.model.parameters())
-    narrowed = memory.parameters - held  # MemTracker takes them for activations
+    stored = sum(stored_bytes(parameter, 4) for parameter in spec.model.parameters())
+    narrowed = memory.parameters - stored  # MemTracker takes them for activations
     return memory.activations + memory.dispatch + memory.workspace + memory.logits + narrowed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype", "recompute"), GRID)
 def test_activations_are_predicted_within_a_tenth(name: str, dtype: str, recompute: Recompute) -> None:
-    model = JobSpec.parse({"model": MODELS[name], "data": data_of(MODELS[name]), "train": {"num_steps": 1}}).model
-    assert isinstance(model, TranslationModelSpec | LanguageModelSpec)
-    seen, said = measured(model, dtype, recompute), predicted(MODELS[name], dtype, recompute)
+    spec = job(MODELS[name], dtype)
+    seen, said = measured(spec.model, dtype, recompute), predicted(spec, recompute)
     print(f"{name}, {dtype}, recompute {recompute}: {seen / 2**20:.1f} MiB measured, {said / 2**20:.1f} predicted")
     assert said == pytest.approx(seen, rel=0.10)

@@ -34,14 +34,13 @@ _NODES = 48
 
 
 def all_that_fit(search: LayoutSearch, candidates: list[Candidate]) -> list[RankedCandidate]:
-    found = []
-    for each in candidates:
-        if search.memory.estimate(each).total <= search.cluster.memory_bytes:
-            shape = replace(each.degrees, fsdp=1, expert_fsdp=1)
-            found.append(
-                RankedCandidate(each, shape, search.time.step_s(each), not_yet(search.spec, each, search.profile.name))
-            )
-    return sorted(found, key=lambda each: each.order)
+    ranked = []
+    for candidate in candidates:
+        if search.memory.estimate(candidate).total <= search.cluster.memory_bytes:
+            shape = replace(candidate.degrees, fsdp=1, expert_fsdp=1)
+            missing = not_yet(search.spec, candidate, search.profile.name)
+            ranked.append(RankedCandidate(candidate, shape, search.time.step_s(candidate), missing))
+    return sorted(ranked, key=lambda each: each.order)
 
 
 def firsts(ranked: list[RankedCandidate], number: int) -> list[Candidate]:
@@ -148,32 +147,29 @@ def searched(job: Job) -> LayoutSearch:
         raise
 
 
+@given(jobs())
+def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
+    assert_bounded(searched(job), job.workers, every=7)
+
+
 @pytest.mark.slow
 def test_no_step_of_a_published_run_is_faster_than_its_bounds() -> None:
     row = ROWS[3]
-    search, choices = LayoutSearch(row.job({}), row.cluster, 1.0), LayoutChoices(row.job({}), row.cluster)
-    shapes = list(choices.shapes(row.num_devices))
-    for shape in shapes[:: len(shapes) // 20]:
-        assert_bounded(search, choices, shape, every=301)
+    assert_bounded(LayoutSearch(row.job({}), row.cluster, 1.0), row.num_devices, every=301, num_shapes=20)
 
 
-@given(jobs())
-def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
-    spec, cluster, workers, _ = job
-    search, choices = searched(job), LayoutChoices(spec, cluster)
-    for shape in choices.shapes(workers):
-        assert_bounded(search, choices, shape, every=7)
-
-
-def assert_bounded(search: LayoutSearch, choices: LayoutChoices, shape: Degrees, every: int) -> None:
-    """By that of the shape, and that of its micro-batches."""
-    ranks_per_node, groups = choices.ranks_per_node(shape), -(-search.spec.num_groups // shape.data_ranks)
-    bound_s = search.time.bound_s(Candidate(shape, Options(micro_batch_groups=groups)), ranks_per_node)
-    for each in list(of_shape(choices, shape))[::every]:
-        one_s = search.time.bound_s(each, ranks_per_node)
-        bubble = (shape.pipeline - 1) / each.options.virtual_stages
-        assert bound_s <= (1 + 1e-9) * one_s * groups / each.options.micro_batch_groups
-        assert one_s * (each.options.num_micro_batches + bubble) <= (1 + 1e-9) * search.time.step_s(each)
+def assert_bounded(search: LayoutSearch, workers: int, every: int, num_shapes: int | None = None) -> None:
+    """By the bound of the shape, and that of its micro-batches."""
+    choices = LayoutChoices(search.spec, search.cluster)
+    shapes = list(choices.shapes(workers))
+    for shape in shapes[:: 1 if num_shapes is None else len(shapes) // num_shapes]:
+        ranks_per_node, groups = choices.ranks_per_node(shape), -(-search.spec.num_groups // shape.data_ranks)
+        bound_s = search.time.bound_s(Candidate(shape, Options(micro_batch_groups=groups)), ranks_per_node)
+        for candidate in list(of_shape(choices, shape))[::every]:
+            one_s, options = search.time.bound_s(candidate, ranks_per_node), candidate.options
+            assert bound_s <= (1 + 1e-9) * one_s * groups / options.micro_batch_groups
+            bubble = (shape.pipeline - 1) / options.virtual_stages
+            assert one_s * (options.num_micro_batches + bubble) <= (1 + 1e-9) * search.time.step_s(candidate)
 
 
 @pytest.mark.slow
@@ -251,17 +247,15 @@ def test_nothing_that_is_asked_for_is_faster(job: Job, option: tuple[str, Any]) 
         assert asked.candidate.degrees not in tried
 
 
-def dense(model_dim: int, num_layers: int, ffn_dim: int, heads: int) -> dict[str, Any]:
-    """A Llama."""
-    attention = {"kind": "grouped_query", "num_heads": heads, "num_kv_heads": 8, "head_dim": 128}
-    return {"kind": "language", "model_dim": model_dim, "num_layers": num_layers, "attention": attention,
-            "ffn_dim": ffn_dim, "vocab_size": 128_256}  # fmt: skip
+H100S = Cluster(num_nodes=131, devices_per_node=4, device="h100")
 
 
 def llama_405b(num_workers: int, **parallel: Any) -> JobSpec:
+    attention = {"kind": "grouped_query", "num_heads": 128, "num_kv_heads": 8, "head_dim": 128}
     return JobSpec.parse(
         {
-            "model": dense(16_384, 126, 53_248, 128),
+            "model": {"kind": "language", "model_dim": 16_384, "num_layers": 126, "attention": attention,
+                      "ffn_dim": 53_248, "vocab_size": 128_256},
             "data": {"corpus": "synthetic", "max_tokens": 4096},
             "train": {"num_steps": 1, "batch_tokens": 1024 * 4096, "dtype": "bfloat16"},
             "resources": {"num_workers": num_workers}, "parallel": parallel,
@@ -269,56 +263,45 @@ def llama_405b(num_workers: int, **parallel: Any) -> JobSpec:
     )  # fmt: skip
 
 
-def test_what_only_fits_when_blocks_are_computed_again_is_found() -> None:
-    """Over ranks that only FSDP divides: what layers keep is too much, unless it is made again."""
-    cluster = Cluster(num_nodes=131, devices_per_node=4, device="h100")
-    plan = plan_job(llama_405b(524), cluster, top=1)
+def test_a_plan_that_only_fits_with_full_recomputation_is_found() -> None:
+    """Over ranks that only FSDP divides: what layers keep is too much, unless it is recomputed."""
+    plan = plan_job(llama_405b(524), H100S, top=1)
     assert plan.memory.total <= plan.memory.limit
     assert plan.options.recompute == "full"
 
 
-def test_a_sharding_that_is_asked_for_is_refused_by_what_it_needs() -> None:
-    cluster = Cluster(num_nodes=131, devices_per_node=4, device="h100")
-    with refused("does_not_fit", "resources", "524 workers"):
-        plan_job(llama_405b(524, sharding="optimizer"), cluster)
-    assert (
-        plan_job(llama_405b(256, sharding="optimizer"), cluster.sized_for(256), top=1).options.sharding == "optimizer"
-    )
-    with refused("does_not_fit", "resources", "524 workers"):
-        plan_job(llama_405b(524, sharding="optimizer"), cluster, profile="peer")
+def test_a_requested_sharding_is_refused_where_it_does_not_fit() -> None:
+    for profile in (None, "peer"):
+        with refused("does_not_fit", "resources", "524 workers"):
+            plan_job(llama_405b(524, sharding="optimizer"), H100S, profile=profile)
+    plan = plan_job(llama_405b(256, sharding="optimizer"), H100S.sized_for(256), top=1)
+    assert plan.options.sharding == "optimizer"
     with refused("requires", "parallel.sharding", "optimizer"):
-        plan_job(llama_405b(524, sharding="optimizer", fsdp=1), cluster)
+        plan_job(llama_405b(524, sharding="optimizer", fsdp=1), H100S)
 
 
 def test_a_refusal_predicts_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory alone decides that nothing fits."""
     monkeypatch.delattr(TimeModel, "bound_s")
     monkeypatch.delattr(TimeModel, "step_s")
-    cluster = Cluster(num_nodes=2, devices_per_node=4, device="h100")
     with refused("does_not_fit", "resources", "8 workers"):
-        plan_job(llama_405b(8), cluster)
-
-
-def are_tried(cluster: Cluster, spec: JobSpec) -> list[int]:
-    """Numbers of devices among which the smallest cluster is looked for, few first: of a node, and of whole nodes."""
-    unit = lcm(cluster.devices_per_node, LayoutChoices(spec, cluster).multiple)
-    return [*range(1, cluster.devices_per_node), *(unit * each for each in range(1, _NODES + 1))]
+        plan_job(llama_405b(8), H100S.sized_for(8))
 
 
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(jobs(), st.booleans())
 def test_the_smallest_cluster_is_the_smallest(job: Job, to_run: bool) -> None:
+    """Of a node's devices, and of whole nodes."""
     spec, cluster, _, profile = job
     smallest = searched(job).smallest(to_run=to_run)
-    tried = are_tried(cluster, spec)
+    unit = lcm(cluster.devices_per_node, LayoutChoices(spec, cluster).multiple)
+    tried = [*range(1, cluster.devices_per_node), *(unit * number for number in range(1, _NODES + 1))]
     first = next((each for each in tried if holds(spec, cluster.sized_for(each), each, profile, to_run=to_run)), None)
     if smallest is None:
         assert first is None or first > 16 * tried[-1] // _NODES  # beyond, only where a doubling holds too
-    elif smallest.num_devices <= tried[-1]:
-        assert smallest.num_devices == first
     else:
-        assert first is None
+        assert first == (smallest.num_devices if smallest.num_devices <= tried[-1] else None)
 
 
 def small(train: dict[str, Any], **parallel: Any) -> JobSpec:
@@ -349,7 +332,6 @@ def test_the_smallest_of_many_nodes_is_found_where_others_do_not_hold(
 ) -> None:
     cluster = Cluster(num_nodes=1, devices_per_node=per_node, device="h100", memory_bytes=memory_bytes)
     smallest = LayoutSearch(spec, cluster, profile="peer").smallest()
-    assert smallest is not None
     assert smallest.num_nodes == that_hold[0]
     devices = {each: each * per_node for each in nodes}
     assert [

@@ -1,6 +1,7 @@
 """The choice between layouts at the centre and at both ends of a software's spread: tables, and laws over random
 times."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,37 +30,35 @@ def chosen(centre: list[float], *ends: list[float]) -> Chosen:
     return choose(ranked, between.__getitem__, spread)
 
 
-def test_the_fastest_is_chosen_where_nothing_speaks_against_it() -> None:
-    assert chosen([1, 2, 2, 2, 2]) == Chosen(PLAIN)
-    assert chosen([1, 1.2, 2, 2, 2], [1, 1.1, 2, 2, 2], [1, 1.1, 2, 2, 2]) == Chosen(PLAIN)
-
-
-def test_what_is_better_at_the_centre_and_at_one_end_is_chosen() -> None:
-    """However far it is behind at the other end, where its steps grow by launches: which is told."""
-    found = chosen([0.94, 1.08, 2, 2, 2], [0.95, 0.8, 2, 2, 2], [1.2, 1.25, 2, 2, 2])
-    assert found.candidate == PLAIN
-    (reason,) = found.reasons
-    assert reason == (
+CHOICES: dict[str, tuple[list[list[float]], Candidate, str | None]] = {
+    "the fastest": ([[1, 2, 2, 2, 2]], PLAIN, ""),
+    "the fastest at the centre and both ends": (
+        [[1, 1.2, 2, 2, 2], [1, 1.1, 2, 2, 2], [1, 1.1, 2, 2, 2]], PLAIN, ""),
+    "better at the centre and one end, however slow at the other": (
+        [[0.94, 1.08, 2, 2, 2], [0.95, 0.8, 2, 2, 2], [1.2, 1.25, 2, 2, 2]], PLAIN,
         "the ends of the software's spread disagree: with end 0 expert 1 x data 2, micro-batches of 1 would be 18.7% "
-        "faster"
-    )
+        "faster"),
+    "the simplest within the error": (
+        [[1.035, 2, 2, 1.0, 2], [1.03, 2, 2, 1.0, 2], [1.04, 2, 2, 1.0, 2]], PLAIN,
+        "splits along fewer axes than expert 4 x data 1 x expert_tensor 2"),
+    "not the simplest beyond the error": ([[1.06, 2, 2, 1.0, 2]], ONE_AXIS, None),
+    "not the simplest where it is slow at an end": (
+        [[1.035, 2, 2, 1.0, 2], [1.0, 2, 2, 1.0, 2], [1.3, 2, 2, 1.0, 2]], ONE_AXIS, None),
+    "the simpler of two": ([[2, 2, 2, 1.02, 1.0]], ONE_AXIS, None),
+    "as simple and better at both ends": (
+        [[1.0, 1.01, 2, 2, 2], [1.2, 1.0, 2, 2, 2], [1.1, 1.0, 2, 2, 2]], OTHER, "better at both ends"),
+}  # fmt: skip
+"""(seconds at the centre and at the ends, the chosen candidate, part of its reason: none if empty)"""
 
 
-def test_of_plans_within_the_error_the_simplest_is_chosen() -> None:
-    """Experts whole before experts split, at 3.5%; not at 6%, nor where it is far behind at an end."""
-    found = chosen([1.035, 2, 2, 1.0, 2], [1.03, 2, 2, 1.0, 2], [1.04, 2, 2, 1.0, 2])
-    assert found.candidate == PLAIN
-    assert "splits along fewer axes than expert 4 x data 1 x expert_tensor 2" in found.reasons[0]
-    assert "predicted 3.5% faster: within the error" in found.reasons[0]
-    assert chosen([1.06, 2, 2, 1.0, 2]).candidate == ONE_AXIS
-    assert chosen([1.035, 2, 2, 1.0, 2], [1.0, 2, 2, 1.0, 2], [1.3, 2, 2, 1.0, 2]).candidate == ONE_AXIS
-    assert chosen([2, 2, 2, 1.02, 1.0]).candidate == ONE_AXIS
-
-
-def test_what_is_better_at_both_ends_takes_the_place_of_what_is_as_simple() -> None:
-    found = chosen([1.0, 1.01, 2, 2, 2], [1.2, 1.0, 2, 2, 2], [1.1, 1.0, 2, 2, 2])
-    assert found.candidate == OTHER
-    assert "better at both ends" in found.reasons[0]
+@pytest.mark.parametrize("case", CHOICES)
+def test_choices(case: str) -> None:
+    seconds, candidate, reason = CHOICES[case]
+    choice = chosen(*seconds)
+    assert choice.candidate == candidate
+    if reason is not None:
+        assert reason in "".join(choice.reasons)
+        assert bool(choice.reasons) == bool(reason)
 
 
 SECONDS = st.lists(st.floats(0.5, 2.0), min_size=5, max_size=5)

@@ -24,14 +24,8 @@ H100S = Cluster(num_nodes=8, devices_per_node=8, device="h100")
 def language_job(preset: str, workers: int, max_tokens: int = 4096, **changes: Any) -> JobSpec:
     model = {"preset": preset, "moe": {"group_tokens": max_tokens}, **changes.pop("model", {})}
     train = {"num_steps": 100, "batch_tokens": 64 * max_tokens, "dtype": "bfloat16", **changes}
-    return JobSpec.parse(
-        {
-            "model": model,
-            "data": {"corpus": "synthetic", "max_tokens": max_tokens},
-            "train": train,
-            "resources": {"num_workers": workers},
-        }
-    )
+    data = {"corpus": "synthetic", "max_tokens": max_tokens}
+    return JobSpec.parse({"model": model, "data": data, "train": train, "resources": {"num_workers": workers}})
 
 
 LONG = language_job("qwen3-235b-a22b", 64, 131_072)
@@ -53,20 +47,23 @@ def test_a_refusal_tells_what_fits_and_what_can_be_run() -> None:
     assert "adapter: {rank: 16, base: bfloat16}, which 48 workers hold" in problem.remedy
 
 
-@pytest.mark.parametrize(("workers", "can_be_run"), [(64, False), (256, True)])
-def test_what_a_refusal_tells_holds_the_job(workers: int, can_be_run: bool) -> None:
-    plan = plan_job(LONG, H100S.sized_for(workers), workers, top=1)
+@pytest.mark.parametrize(
+    ("workers", "model", "can_be_run"),
+    [
+        (64, {}, False),
+        (256, {}, True),
+        (48, {"from": "/models/base", "adapter": {"rank": 16, "base": "bfloat16"}}, True),
+    ],
+    ids=["any layout", "one that can be run", "adapter"],
+)
+def test_the_remedies_of_a_refusal_hold_the_job(workers: int, model: dict, can_be_run: bool) -> None:
+    spec = language_job("qwen3-235b-a22b", 64, 131_072, model=model)
+    plan = plan_job(spec, H100S.sized_for(workers), workers, top=1)
     assert bool(plan.not_yet) is not can_be_run
-    assert (plan.fewest == FewestWorkers(in_any_layout=64, to_run=256)) is not can_be_run
-    if not can_be_run:
-        assert told(plan)["can be run"].endswith("a layout that can be run takes 256 workers of this kind")
-
-
-def test_adapters_that_a_refusal_offers_fit() -> None:
-    given = {"from": "/models/base", "adapter": {"rank": 16, "base": "bfloat16"}}
-    plan = plan_job(language_job("qwen3-235b-a22b", 64, 131_072, model=given), H100S, top=1)
-    assert not plan.not_yet
     assert plan.memory.needed <= plan.memory.limit - plan.memory.allowance
+    if not can_be_run:
+        assert plan.fewest == FewestWorkers(in_any_layout=64, to_run=256)
+        assert told(plan)["can be run"].endswith("a layout that can be run takes 256 workers of this kind")
 
 
 def test_the_smallest_cluster_can_run_the_job() -> None:
@@ -131,19 +128,9 @@ def test_the_best_that_cannot_be_run_is_told_by_its_speed() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("step_s", "than_s", "words"),
-    [
-        (1.0, 1.12, "12.0% faster"),
-        (1.12, 1.0, "10.7% slower"),
-        (1.0, 2.3, "2.3 times as fast"),
-        (5.0, 1.0, "5.0 times as slow"),
-        (1.0, 1.0, "as fast"),
-    ],
-)
-def test_a_percentage_is_one_of_speed(step_s: float, than_s: float, words: str) -> None:
-    assert speed_in_words(step_s, than_s) == words
-
-
-def test_long_steps_are_told_in_whole_seconds() -> None:
-    assert [seconds_of(each) for each in (0.0123, 12.34, 1170.4)] == ["12.3 ms", "12.3 s", "1,170 s"]
+def test_speeds_and_seconds_in_words() -> None:
+    """A percentage is one of speed; long steps are in whole seconds."""
+    times = [(1.0, 1.12), (1.12, 1.0), (1.0, 2.3), (5.0, 1.0), (1.0, 1.0)]
+    words = ["12.0% faster", "10.7% slower", "2.3 times as fast", "5.0 times as slow", "as fast"]
+    assert [speed_in_words(step_s, than_s) for step_s, than_s in times] == words
+    assert [seconds_of(seconds) for seconds in (0.0123, 12.34, 1170.4)] == ["12.3 ms", "12.3 s", "1,170 s"]
