@@ -62,32 +62,33 @@ def test_killed_anywhere_there_is_a_whole_checkpoint_or_none(tmp_path: Path, blo
     assert markers.fault(to, markers.read(to, copy.name)) is None
 
 
+def start_from(storage: Path, name: str, other: Path) -> None:
+    """Copy a checkpoint of a run into another run's storage."""
+    source = Folder(str(storage / "checkpoints"))
+    copy_checkpoint(source, markers.read(source, name), Folder(str(other / "checkpoints")))
+
+
 def test_a_job_that_starts_from_a_checkpoint_trains_to_the_losses_it_would_have_had(tmp_path: Path) -> None:
     spec = job(corpus(tmp_path))
     _, through = run(spec, tmp_path / "one", tmp_path / "cache")
-    source = Folder(str(tmp_path / "one/checkpoints"))
-    marker = markers.read(source, "step-00000006.a1.g0")
-    copy_checkpoint(source, marker, Folder(str(tmp_path / "two/checkpoints")))
+    start_from(tmp_path / "one", "step-00000006.a1.g0", tmp_path / "two")
     outcome, resumed = run(spec, tmp_path / "two", tmp_path / "cache")
     assert (outcome.kind, outcome.step) == ("succeeded", 8)
     assert course(resumed) == course(through)[6:]
 
 
-def test_another_job_may_take_another_course_from_there_but_keeps_to_it(tmp_path: Path) -> None:
-    data = corpus(tmp_path)
-    run(job(data, train={"num_steps": 4}), tmp_path / "one", tmp_path / "cache")
-    source = Folder(str(tmp_path / "one/checkpoints"))
-    marker = markers.read(source, "step-00000004.a1.g0")
-    copy_checkpoint(source, marker, Folder(str(tmp_path / "two/checkpoints")))
-    optimizer = {"name": "adamw", "peak_lr": 3e-3}
-    other = {"num_steps": 8, "batch_tokens": 512, "seed": 3, "optimizer": optimizer}
+def test_a_job_may_start_with_another_optimization_but_keeps_to_it(tmp_path: Path) -> None:
+    data, cache = corpus(tmp_path), tmp_path / "cache"
+    run(job(data, train={"num_steps": 4}), tmp_path / "one", cache)
+    start_from(tmp_path / "one", "step-00000004.a1.g0", tmp_path / "two")
+    other = {"num_steps": 8, "batch_tokens": 512, "seed": 3, "optimizer": {"name": "adamw", "peak_lr": 3e-3}}
     with refused("conflict", "model.ffn_dim", 48):
-        run(job(data, train=other, model={"ffn_dim": 48}), tmp_path / "two", tmp_path / "cache")
-    outcome, recorder = run(job(data, train=other), tmp_path / "two", tmp_path / "cache")
+        run(job(data, train=other, model={"ffn_dim": 48}), tmp_path / "two", cache)
+    outcome, recorder = run(job(data, train=other), tmp_path / "two", cache)
     assert [record.step for record in recorder.metrics] == [5, 6, 7, 8]
     assert outcome.kind == "succeeded"
     with refused("conflict", "train.seed", 4):
-        run(job(data, train={**other, "num_steps": 12, "seed": 4}), tmp_path / "two", tmp_path / "cache", attempt=2)
+        run(job(data, train={**other, "num_steps": 12, "seed": 4}), tmp_path / "two", cache, attempt=2)
 
 
 def test_a_file_that_has_grown_is_copied_no_further_than_what_was_written(tmp_path: Path) -> None:

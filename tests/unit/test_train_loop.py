@@ -5,6 +5,7 @@ import json
 import math
 import pickle
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,6 @@ from moe.tasks.translation import build_model
 from moe.train import expert_costs
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint import shards
-from moe.train.checkpoint.checkpointer import CheckpointError
 from moe.train.loop import require_all_groups
 from moe.train.moe_layers import MoELayers
 from moe.train.nonfinite import NonFiniteLoss
@@ -47,17 +47,21 @@ def undisturbed(data, cache, tmp_path_factory):
 
 
 def state(storage, step):
-    """Every tensor of the newest checkpoint, which must be that of `step`."""
+    """Return every tensor of the newest checkpoint, which must be that of `step`."""
     checkpoints = Folder(f"{storage}/checkpoints")
-    name = markers.list_committed(checkpoints)[0]
-    assert markers.order(name)[0] == step
-    folder = checkpoints.below(name)
-    tensors = {
-        name: torch.empty(each.size, dtype=each.properties.dtype)
-        for name, each in shards.stored_tensors(folder).items()
-    }
+    newest = markers.list_committed(checkpoints)[0]
+    assert markers.order(newest)[0] == step
+    folder = checkpoints.below(newest)
+    stored = shards.stored_tensors(folder).items()
+    tensors = {name: torch.empty(tensor.size, dtype=tensor.properties.dtype) for name, tensor in stored}
     shards.load(folder, tensors)
     return tensors
+
+
+@pytest.fixture
+def copied(undisturbed, tmp_path):
+    """Storage of a finished run, to be changed."""
+    return shutil.copytree(undisturbed[2], tmp_path, dirs_exist_ok=True)
 
 
 def test_records_every_step_checkpoints_and_a_report(data, cache, undisturbed):
@@ -83,34 +87,22 @@ def test_records_every_step_checkpoints_and_a_report(data, cache, undisturbed):
     assert json.loads((storage / "report.json").read_text()) == outcome.report.to_plain()
 
 
-def test_learns(data, cache, tmp_path):
-    spec = job(data, train={"num_steps": 90, "batch_tokens": 512}, checkpoint={"every_steps": 1000})
-    outcome, recorder = run(spec, tmp_path, cache)
-    nll = [record.nll for record in recorder.metrics]
-    assert sum(nll[-5:]) / 5 < sum(nll[:5]) / 5 - 2
-    found = outcome.report.sets["seen"]
-    assert found.loss < found.unigram_loss - 0.5
-
-
 @pytest.mark.parametrize(("request_", "kind"), [("pause", "paused"), ("cancel", "cancelled")])
-def test_stops_when_asked_with_a_checkpoint_and_goes_on_bit_by_bit(data, cache, tmp_path, undisturbed, request_, kind):
+def test_stops_on_request_with_a_checkpoint_and_resumes_bit_by_bit(data, cache, tmp_path, undisturbed, request_, kind):
     first, before = run(job(data), tmp_path, cache, control=RequestAfter(request_, 3))
-    assert (first.kind, first.step, first.report) == (kind, 3, None)
-    assert markers.list_committed(Folder(f"{tmp_path}/checkpoints"))[0] == "step-00000003.a1.g0"
-
+    assert (first.kind, first.step, first.report, first.resumed_at) == (kind, 3, None, (0, None))
     second, after = run(job(data), tmp_path, cache, attempt=2)
-    assert second.kind == "succeeded"
+    assert (second.kind, second.resumed_at) == ("succeeded", (3, "step-00000003.a1.g0"))
     assert "resumed at step 3 from step-00000003.a1.g0 of 1 workers on 1" in after.logs[0]["message"]
     assert course(before) + course(after) == course(undisturbed[1])
-    expected, found = state(undisturbed[2], 8), state(tmp_path, 8)
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    expected, resumed = state(undisturbed[2], 8), state(tmp_path, 8)
+    assert expected.keys() == resumed.keys()
+    assert all(torch.equal(expected[name], resumed[name]) for name in expected)
     assert second.report.sets == undisturbed[0].report.sets
 
 
-def test_a_finished_run_only_evaluates_again(data, cache, tmp_path, undisturbed):
-    shutil.copytree(undisturbed[2], tmp_path, dirs_exist_ok=True)
-    outcome, recorder = run(job(data), tmp_path, cache, attempt=5)
+def test_a_finished_run_only_evaluates_again(data, cache, copied, undisturbed):
+    outcome, recorder = run(job(data), copied, cache, attempt=5)
     assert (outcome.kind, outcome.step, recorder.metrics, recorder.checkpoints) == ("succeeded", 8, [], [])
     assert outcome.report.sets == undisturbed[0].report.sets
 
@@ -123,28 +115,23 @@ def test_resumes_bit_by_bit_in_every_precision(data, cache, tmp_path, optimizer,
     run(spec, tmp_path / "parts", cache, control=RequestAfter("pause", 1))
     _, rest = run(spec, tmp_path / "parts", cache, group=1)
     assert course(rest) == course(whole)[1:]
-    kept = torch.float64 if dtype == "float64" else torch.float32
-    assert {tensor.dtype for tensor in state(tmp_path / "parts", 4).values()} == {kept}
+    stored = torch.float64 if dtype == "float64" else torch.float32
+    assert {tensor.dtype for tensor in state(tmp_path / "parts", 4).values()} == {stored}
 
 
-def test_a_run_says_that_its_router_is_never_trained(data, cache, tmp_path):
+@pytest.mark.parametrize(("fields", "num_warnings"), [({"renormalize_gates": True}, 1), ({}, 0)])
+def test_a_run_warns_that_its_router_is_never_trained(data, cache, tmp_path, fields, num_warnings):
     """Accepted by an older release, or started from such a job: a new one is refused."""
     moe = {"router": "sigmoid_topk", "num_experts": 4, "hidden_dim": 24, "group_tokens": 64, "top_k": 1}
-    for given, said in (({"renormalize_gates": True}, 1), ({}, 0)):
-        spec = job(data, model={"moe": moe}).model_dump(mode="json")
-        spec["model"]["moe"] |= given
-        stored = JobSpec.parse(spec, accepted=True)
-        _, recorder = run(stored, tmp_path / str(said), cache, control=RequestAfter("pause", 1))
-        warnings = [log["message"] for log in recorder.logs if log["level"] == "warning"]
-        assert len(warnings) == said
-        assert all(
-            warning.startswith("model.moe.renormalize_gates (=True) gives a token's only expert")
-            and warning.endswith("so the router never learns")
-            for warning in warnings
-        )
+    spec = job(data, model={"moe": moe}).model_dump(mode="json")
+    spec["model"]["moe"] |= fields
+    _, recorder = run(JobSpec.parse(spec, accepted=True), tmp_path, cache, control=RequestAfter("pause", 1))
+    warnings = [log["message"] for log in recorder.logs if log["level"] == "warning"]
+    assert len(warnings) == num_warnings
+    assert all(warning.startswith("model.moe.renormalize_gates (=True)") for warning in warnings)
 
 
-def test_with_none_whole_a_run_begins_anew_and_says_so(data, cache, tmp_path):
+def test_without_an_intact_checkpoint_a_run_starts_over_and_says_so(data, cache, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/step-00000004.a1.g0.commit.json").write_text("{")
     outcome, recorder = run(job(data), tmp_path, cache, group=1, control=RequestAfter("pause", 1))
@@ -152,55 +139,46 @@ def test_with_none_whole_a_run_begins_anew_and_says_so(data, cache, tmp_path):
     assert "no complete checkpoint: the run starts over at step 0" in [log["message"] for log in recorder.logs]
 
 
-def test_the_step_that_is_told_is_that_of_the_checkpoint_that_was_loaded(data, cache, tmp_path):
-    spec = job(data, checkpoint={"every_steps": 2})
-    _, first = run(spec, tmp_path, cache, control=RequestAfter("pause", 3))
-    assert first.resumed_at == (0, None)
+def test_the_reported_step_is_that_of_the_checkpoint_that_was_loaded(data, cache, tmp_path):
+    run(job(data), tmp_path, cache, control=RequestAfter("pause", 3))
     for file in (tmp_path / "checkpoints/step-00000003.a1.g0").glob("*.distcp"):
         file.write_bytes(file.read_bytes()[:-1])
-    _, second = run(spec, tmp_path, cache, group=1, control=RequestAfter("pause", 1))
-    assert second.resumed_at == (2, "step-00000002.a1.g0")
+    resumed, _ = run(job(data), tmp_path, cache, group=1, control=RequestAfter("pause", 1))
+    assert resumed.resumed_at == (2, "step-00000002.a1.g0")
 
 
-@pytest.mark.parametrize("harm", ["none there", "a damaged one"])
-def test_a_run_that_starts_from_a_checkpoint_never_begins_anew(data, cache, tmp_path, harm):
-    if harm == "a damaged one":
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_a_run_that_starts_from_a_checkpoint_never_starts_over(data, cache, tmp_path, damage):
+    if damage == "damaged":
         (tmp_path / "checkpoints").mkdir()
         (tmp_path / "checkpoints/step-00000004.a0.g0.commit.json").write_text("{")
-    with refused("not_found", "start_from.job", "job-abc") as caught:
+    with refused("not_found", "start_from.job", "job-abc"):
         run(job(data, start_from={"job": "job-abc"}), tmp_path, cache)
-    (problem,) = caught.value.problems
-    assert (problem.path, problem.value) == ("start_from.job", "job-abc")
-    assert problem.rule == f"is where this run starts, but its copy in {tmp_path}/checkpoints is gone or damaged"
 
 
-def test_resumes_what_routers_remember_and_the_products_that_were_taken(data, cache, tmp_path):
-    """A bias and the loads of the last step are in checkpoints; the costs that a run began with decide in all of it,
+def test_resumes_router_state_and_measured_expert_costs(data, cache, tmp_path):
+    """Checkpoints have the bias and the loads of the last step. The costs that a run began with decide to its end,
     whatever another machine's cache says."""
     moe = {"router": "sigmoid_topk", "bias_update_rate": 0.1, "aux_scope": "global_batch", "aux_coefficient": 0.1}
     spec = job(data, model={"moe": {"num_experts": 4, "hidden_dim": 24, "group_tokens": 64, **moe}})
     _, whole = run(spec, tmp_path / "whole", cache)
     run(spec, tmp_path / "parts", cache, control=RequestAfter("pause", 3))
     costs = tmp_path / "parts" / expert_costs.FILE
-    began_with = costs.read_text()
-    assert began_with == (tmp_path / "whole" / expert_costs.FILE).read_text(), "one machine measures once"
-    other = tmp_path / "other"
-    shutil.copytree(cache, other)
+    first_costs = costs.read_text()
+    assert first_costs == (tmp_path / "whole" / expert_costs.FILE).read_text(), "one machine measures once"
+    other = shutil.copytree(cache, tmp_path / "other")
     for stored in (other / "experts").iterdir():
         stored.write_text('{"segments": {"fixed_s": 9.0, "per_row_s": 9.0}}')
     _, rest = run(spec, tmp_path / "parts", other, group=1)
-    assert costs.read_text() == began_with
+    assert costs.read_text() == first_costs
     assert course(rest) == course(whole)[3:]
-    names = state(tmp_path / "parts", 8)
-    (bias, load), *_ = (
-        (names[f"{layer}.router_bias"], names[f"{layer}.last_load"])
-        for layer in (name.removesuffix(".router_bias") for name in names if name.endswith(".router_bias"))
-    )
-    assert bias.abs().max() > 0
-    assert load.sum() > 0
+    tensors = state(tmp_path / "parts", 8)
+    layer = next(name.removesuffix(".router_bias") for name in tensors if name.endswith(".router_bias"))
+    assert tensors[f"{layer}.router_bias"].abs().max() > 0
+    assert tensors[f"{layer}.last_load"].sum() > 0
 
 
-def test_what_a_run_has_taken_it_takes_again_whatever_a_cache_says(data, tmp_path):
+def test_stored_expert_costs_take_precedence_over_the_cache(data, tmp_path):
     model, storage = build_model(job(data).model), Folder(f"{tmp_path}/run")
     layers = list(MoELayers(model).local_layers.values())
 
@@ -209,26 +187,18 @@ def test_what_a_run_has_taken_it_takes_again_whatever_a_cache_says(data, tmp_pat
 
     decide(storage)
     first = layers[0].experts.costs
-    marked = {name: {"fixed_s": 1.0, "per_row_s": 2.0} for name in first}
+    changed = {name: {"fixed_s": 1.0, "per_row_s": 2.0} for name in first}
     (key,) = json.loads(storage.read(expert_costs.FILE))
-    storage.write(expert_costs.FILE, json.dumps({key: marked, "another": {}}).encode())
+    storage.write(expert_costs.FILE, json.dumps({key: changed, "another": {}}).encode())
     decide(storage)
-    for layer in layers:
-        assert layer.experts.costs == dict.fromkeys(first, Cost(1.0, 2.0))
+    assert all(layer.experts.costs == dict.fromkeys(first, Cost(1.0, 2.0)) for layer in layers)
     decide(Folder(f"{tmp_path}/another"))
     assert layers[0].experts.costs == first, "another run takes what the machine has measured"
 
 
 def test_divergence_names_step_place_and_last_good_checkpoint(data, cache, tmp_path):
-    spec = job(
-        data,
-        train={
-            "optimizer": {"name": "adamw", "peak_lr": 100, "weight_decay": 1e30},
-            "schedule": {"warmup_steps": 0},
-            "num_steps": 50,
-        },
-        checkpoint={"every_steps": 1},
-    )
+    train = {"optimizer": {"name": "adamw", "peak_lr": 100, "weight_decay": 1e30}, "schedule": {"warmup_steps": 0}}
+    spec = job(data, train={**train, "num_steps": 50}, checkpoint={"every_steps": 1})
     with pytest.raises(NonFiniteLoss) as raised:
         run(spec, tmp_path, cache)
     error = raised.value
@@ -236,76 +206,59 @@ def test_divergence_names_step_place_and_last_good_checkpoint(data, cache, tmp_p
     assert error.where is not None
     assert f"loss or gradient of step {error.step} is not finite, first in {error.where}" in str(error)
     again = pickle.loads(pickle.dumps(error))
-    assert (str(again), again.step, again.last_checkpoint, again.where) == (
-        str(error), error.step, error.last_checkpoint, error.where,
-    )  # fmt: skip
+    assert (str(again), vars(again)) == (str(error), vars(error))
     # The update that would have spoilt the weights was not taken, and the checkpoint is from before it.
     assert markers.list_committed(Folder(f"{tmp_path}/checkpoints"))[0] == error.last_checkpoint
 
 
-def test_a_run_whose_last_checkpoint_cannot_be_written_fails(data, cache, tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "step-00000002.a1.g0").write_text("in the way")
-    with pytest.raises(CheckpointError, match="could not be written before the run ended"):
-        run(job(data, train={"num_steps": 2}), tmp_path, cache)
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"model": {"ffn_dim": 48}, "train": {"seed": 3}}, {"model.ffn_dim": 48, "train.seed": 3}),
+        (
+            {
+                "train": {
+                    "optimizer": {"name": "adamw", "peak_lr": 1e-2, "weight_decay": 0.1},
+                    "schedule": {"decay": "linear"}, "label_smoothing": 0.2, "clip_norm": 0.5,
+                }
+            },
+            {
+                "train.optimizer.weight_decay": 0.1, "train.schedule.decay": "linear", "train.label_smoothing": 0.2,
+                "train.clip_norm": 0.5,
+            },
+        ),
+    ],
+    ids=["another model", "another optimization"],
+)  # fmt: skip
+def test_storage_of_another_run_is_refused(data, cache, copied, parts, expected):
+    with refused_for([("conflict", path, value) for path, value in expected.items()]):
+        run(job(data, **parts), copied, cache, attempt=7)
 
 
-def test_storage_of_another_run_is_refused(data, cache, tmp_path, undisturbed):
-    shutil.copytree(undisturbed[2], tmp_path, dirs_exist_ok=True)
-    other = job(data, model={"ffn_dim": 48}, train={"seed": 3})
-    with refused_for([("conflict", "model.ffn_dim", 48), ("conflict", "train.seed", 3)]) as raised:
-        run(other, tmp_path, cache, attempt=7)
-    assert [(problem.path, problem.remedy) for problem in raised.value.problems] == [
-        ("model.ffn_dim", "use another storage for another run"),
-        ("train.seed", "use another storage for another run"),
-    ]
-    longer = job(data, train={"num_steps": 9}, name="longer")
-    assert run(longer, tmp_path, cache, attempt=8)[0].step == 9
+def test_more_steps_and_another_name_are_the_same_run(data, cache, copied):
+    assert run(job(data, train={"num_steps": 9}, name="longer"), copied, cache, attempt=8)[0].step == 9
 
 
-def test_what_changes_the_course_is_refused_and_what_does_not_is_taken(data, cache, tmp_path, undisturbed):
-    shutil.copytree(undisturbed[2], tmp_path, dirs_exist_ok=True)
-    changed = {
-        "optimizer": {"name": "adamw", "peak_lr": 1e-2, "weight_decay": 0.1},
-        "schedule": {"decay": "linear"}, "label_smoothing": 0.2, "clip_norm": 0.5,
-    }  # fmt: skip
-    with refused_for(
-        [
-            ("conflict", "train.optimizer.weight_decay", 0.1),
-            ("conflict", "train.schedule.decay", "linear"),
-            ("conflict", "train.label_smoothing", 0.2),
-            ("conflict", "train.clip_norm", 0.5),
-        ]
-    ) as raised:
-        run(job(data, train=changed), tmp_path, cache, attempt=7)
-    assert [problem.path for problem in raised.value.problems] == [
-        "train.optimizer.weight_decay", "train.schedule.decay", "train.label_smoothing", "train.clip_norm",
-    ]  # fmt: skip
-    assert "must match the checkpoint in this storage (=0.1)" in str(raised.value)
-
-
-def test_a_checkpoint_from_before_a_field_was_there_is_the_same_run(data, cache, tmp_path, undisturbed):
-    def without_new_fields(content):
-        spec = json.loads(content)
-        del (spec["train"]["clip_norm"], spec["data"]["sampling_exponent"], spec["model"]["moe"]["second_expert"])
-        return json.dumps(spec).encode()
-
-    shutil.copytree(undisturbed[2], tmp_path, dirs_exist_ok=True)
-    rewrite(tmp_path, "spec.json", without_new_fields)
-    assert run(job(data), tmp_path, cache, attempt=2)[0].step == 8
-
-
-def test_a_checkpoint_of_a_spec_that_is_no_longer_read_is_refused(data, cache, tmp_path, undisturbed):
-    shutil.copytree(undisturbed[2], tmp_path, dirs_exist_ok=True)
-    rewrite(tmp_path, "spec.json", lambda content: content.replace(b'"label_smoothing"', b'"label_softness"'))
-    with refused("wrong_version", "storage"):
-        run(job(data), tmp_path, cache, attempt=2)
+@pytest.mark.parametrize(
+    ("file", "change", "problem"),
+    [
+        (
+            "spec.json",
+            lambda content: content.replace(b'"label_smoothing"', b'"label_softness"'),
+            ("wrong_version", "storage"),
+        ),
+        ("tokenizers/tokenizer.json", lambda content: content + b" ", ("changed", "data", None)),
+    ],
+)
+def test_a_checkpoint_of_unreadable_specs_or_other_tokenizers_is_refused(data, cache, copied, file, change, problem):
+    rewrite(copied, file, change)
+    with refused(*problem):
+        run(job(data), copied, cache, attempt=2)
 
 
 def test_data_that_changed_between_attempts_is_refused(cache, tmp_path):
     spec = job(corpus(tmp_path))
     run(spec, tmp_path / "storage", cache, control=RequestAfter("pause", 2))
-    prepared(spec, cache)
     file = tmp_path / "corpus.jsonl"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:-8]))
@@ -315,39 +268,28 @@ def test_data_that_changed_between_attempts_is_refused(cache, tmp_path):
     assert run(spec, tmp_path / "storage", cache, attempt=3)[0].step == 8
 
 
-def test_other_tokenizers_are_refused(data, cache, tmp_path, undisturbed):
-    shutil.copytree(undisturbed[2], tmp_path, dirs_exist_ok=True)
-    rewrite(tmp_path, "tokenizers/tokenizer.json", lambda content: content + b" ")
-    with refused("changed", "data", None):
-        run(job(data), tmp_path, cache, attempt=2)
-
-
-@pytest.mark.parametrize("each", [2, 4])
-def test_micro_batches_of_any_number_of_groups_make_the_same_steps(data, cache, tmp_path, each):
-    """Through the batches that the product makes: four groups, one, two or four at a time, dropout on."""
+@pytest.mark.parametrize("groups", [2, 4])
+def test_micro_batches_of_any_number_of_groups_make_the_same_steps(data, cache, tmp_path, groups):
+    """Through the batches of the product: four groups, one, two or four at a time, dropout on."""
     spec = job(data, model={"dropout": 0.2}, train={"dtype": "float64", "num_steps": 4})
     assert spec.num_groups == 4
     expected = course(run(spec, tmp_path / "one", cache, micro_batch_groups=1)[1])
-    found = course(run(spec, tmp_path / "many", cache, micro_batch_groups=each)[1])
-    for ours, theirs in zip(found, expected, strict=True):
-        for here, there in zip(ours["layers"], theirs["layers"], strict=True):
-            assert here.pop("load") == there.pop("load")
-            assert here == pytest.approx(there, rel=1e-12)
+    steps = course(run(spec, tmp_path / "many", cache, micro_batch_groups=groups)[1])
+    for ours, theirs in zip(steps, expected, strict=True):
+        for our_layer, their_layer in zip(ours["layers"], theirs["layers"], strict=True):
+            assert our_layer.pop("load") == their_layer.pop("load")
+            assert our_layer == pytest.approx(their_layer, rel=1e-12)
         for value in ("loss", "nll", "aux_loss", "grad_norm"):
             assert ours[value] == pytest.approx(theirs[value], rel=1e-12)
 
 
-def test_micro_batches_that_leave_out_groups_are_refused(data, cache, tmp_path):
+def test_micro_batches_that_leave_out_groups_are_refused(data):
     spec = job(data, train={"num_steps": 1})
     plan = plan_job(spec, Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=4 << 30), 1)
-    for each, number, is_refused in ((1, 3, True), (3, 1, True), (2, 2, False), (3, 2, False)):
-        options = replace(plan.options, micro_batch_groups=each, num_micro_batches=number)
-        altered, layout = plan.model_copy(update={"options": options}), Layout.single()
-        if not is_refused:
-            require_all_groups(spec, altered, layout)
-            continue
-        with refused("out_of_range", "plan.options.num_micro_batches"):
-            require_all_groups(spec, altered, layout)
+    for groups, number, is_refused in ((1, 3, True), (3, 1, True), (2, 2, False), (3, 2, False)):
+        options = replace(plan.options, micro_batch_groups=groups, num_micro_batches=number)
+        with refused("out_of_range", "plan.options.num_micro_batches") if is_refused else nullcontext():
+            require_all_groups(spec, plan.model_copy(update={"options": options}), Layout.single())
 
 
 def test_held_out_loss_along_the_way(data, cache, tmp_path):
@@ -358,7 +300,7 @@ def test_held_out_loss_along_the_way(data, cache, tmp_path):
     assert set(recorder.metrics[1].held_out) == {"unseen", "seen"}
 
 
-def test_what_goes_wrong_while_a_batch_is_made_is_raised(data, cache, tmp_path, monkeypatch):
+def test_an_error_while_a_batch_is_made_is_raised(data, cache, tmp_path, monkeypatch):
     # A store's read is made to fail: no file can be damaged so that a mapped page stops being readable.
     def fail(*_):
         raise OSError("disk gone")
@@ -375,7 +317,6 @@ def test_works_in_memory_storage(data, cache, tmp_path):
         outcome, recorder = run(job(data), storage, cache, group=1)
         assert (outcome.kind, recorder.metrics[0].step) == ("succeeded", 3)
         assert json.loads(Folder(storage).read("report.json")) == outcome.report.to_plain()
-        assert math.isfinite(outcome.report.sets["seen"].loss)
     finally:
         Folder(storage).remove("")
 
@@ -389,36 +330,30 @@ def test_a_run_ends_with_its_evaluation_when_its_time_is_over(data, cache, tmp_p
     assert markers.list_committed(Folder(f"{tmp_path}/checkpoints"))[0].startswith(f"step-{outcome.step:08d}")
     seconds = [record.step_s for record in recorder.metrics]
     assert sum(seconds) >= 1.0 - 0.1 * len(seconds)
-    # What was trained before counts: another attempt takes the one step at which all ranks learn that it is over.
+    # Time of earlier attempts counts: another one takes the one step at which all ranks learn that time is over.
     again, further = run(spec, tmp_path, cache, attempt=2)
-    assert again.step == outcome.step + 1
-    assert len(further.metrics) == 1
+    assert (again.step, len(further.metrics)) == (outcome.step + 1, 1)
 
 
 @pytest.mark.parametrize("duration", ["", "0s", "1 h", "10", "-1s", "1w", "1h30"])
-def test_a_duration_is_refused_in_words(data, duration):
+def test_a_wrong_duration_is_refused(data, duration):
     with refused("invalid_value", "train.max_duration"):
         job(data, train={"max_duration": duration})
 
 
-def test_chosen_steps_are_traced_into_the_storage(data, cache, tmp_path):
-    _, plain = run(job(data), tmp_path / "plain", cache)
-    spec = job(data, train={"profile": {"from_step": 3, "num_steps": 2}})
-    _, traced = run(spec, tmp_path / "traced", cache)
-    assert course(traced) == course(plain)
-    (path,) = (tmp_path / "traced/profile").iterdir()
-    assert path.name == "steps-3-4.rank-0.json.gz"
-    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    names = {event.get("name") for event in events}
-    assert {"step 3", "step 4"} <= names
-    assert not {"step 2", "step 5"} & names
-    assert any(name.startswith("aten::") for name in names if name)
-    assert kind_of("profile/steps-3-4.rank-0.json.gz") is not None
+@pytest.mark.parametrize(("first", "number", "last"), [(3, 2, 4), (7, 100, 8)], ids=["within", "to the end"])
+def test_chosen_steps_are_traced_into_the_storage(data, cache, tmp_path, undisturbed, first, number, last):
+    _, recorder = run(job(data, train={"profile": {"from_step": first, "num_steps": number}}), tmp_path, cache)
+    assert course(recorder) == course(undisturbed[1])
+    (path,) = (tmp_path / "profile").iterdir()
+    assert path.name == f"steps-{first}-{last}.rank-0.json.gz"
+    assert kind_of(f"profile/{path.name}") is not None
+    names = {event.get("name") or "" for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]}
+    assert {f"step {first}", f"step {last}"} <= names
+    assert not {f"step {first - 1}", f"step {last + 1}"} & names
+    assert any(name.startswith("aten::") for name in names)
 
 
-def test_a_run_that_ends_within_the_traced_steps_keeps_their_trace(data, cache, tmp_path):
-    spec = job(data, train={"profile": {"from_step": 7, "num_steps": 100}})
-    run(spec, tmp_path, cache)
-    assert [path.name for path in (tmp_path / "profile").iterdir()] == ["steps-7-8.rank-0.json.gz"]
+def test_a_trace_beyond_the_last_step_is_refused(data):
     with refused("out_of_range", "train", None):
         job(data, train={"profile": {"from_step": 9}})

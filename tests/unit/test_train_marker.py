@@ -21,7 +21,7 @@ def marker(step=50, attempt=1, group=0, files=FILES):
     )  # fmt: skip
 
 
-def test_what_it_says_survives_bytes():
+def test_a_marker_is_bytes_and_belongs_to_its_name():
     assert Marker.from_bytes(marker().to_bytes()) == marker()
     assert marker().name == "step-00000050.a1.g0"
     assert marker().size_bytes == 7005
@@ -72,16 +72,17 @@ def test_faults_are_named(folder):
     made = commit(folder)
     assert markers.read(folder, made.name) == made
     assert markers.fault(folder, made) is None
-    path = f"{made.name}/__0_0.distcp"
-    whole = FILES["__0_0.distcp"]
-
-    folder.write(path, whole[:-5])
+    path, content = f"{made.name}/__0_0.distcp", FILES["__0_0.distcp"]
+    folder.write(path, content[:-5])
     assert markers.fault(folder, made) == "__0_0.distcp has 6995 bytes instead of 7000"
-    folder.write(path, whole[:100] + b"X" + whole[101:])
+    folder.write(path, content[:100] + b"X" + content[101:])
     assert markers.fault(folder, made) == "the checksum of __0_0.distcp differs from the written one"
     assert markers.fault(folder, made, ["spec.json"]) is None
     folder.remove(path)
     assert markers.fault(folder, made) == "__0_0.distcp is missing"
+    folder.write("step-00000099.a1.g0.commit.json", made.to_bytes())
+    with pytest.raises(ValueError, match=r"its marker belongs to step-00000050\.a1\.g0"):
+        markers.read(folder, "step-00000099.a1.g0")
 
 
 class _Growing(io.BytesIO):
@@ -106,27 +107,6 @@ def test_a_file_that_grows_is_read_no_further_than_what_was_sealed(folder, monke
     monkeypatch.setattr(Folder, "open", lambda *_: file)
     assert "grew beyond 7000 bytes" in markers.fault(folder, marker(), ["__0_0.distcp"])
     assert file.num_read <= 2 << 20
-
-
-def test_a_marker_under_another_name_is_refused(folder):
-    made = commit(folder)
-    folder.write("step-00000099.a1.g0.commit.json", made.to_bytes())
-    with pytest.raises(ValueError, match=r"its marker belongs to step-00000050\.a1\.g0"):
-        markers.read(folder, "step-00000099.a1.g0")
-
-
-def test_a_folder_lists_reads_and_removes(folder):
-    folder.write("a/b/c.txt", b"1")
-    folder.write("whole.json", b"2")
-    folder.write("whole.json", b"3")
-    assert (folder.read("a/b/c.txt"), folder.read("whole.json")) == (b"1", b"3")
-    assert folder.names() == ["a", "whole.json"]
-    assert (folder.names("a/b"), folder.names("none")) == (["c.txt"], [])
-    folder.remove("a")
-    folder.remove("a")
-    assert folder.names() == ["whole.json"]
-    with pytest.raises(FileNotFoundError):
-        folder.read("a/b/c.txt")
 
 
 def test_markers_are_read_from_their_folder_alone(tmp_path):
