@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from moe.routing import recorded, replayed
-from moe.spec import LanguageModelSpec, model_spec
+from moe.spec import model_spec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import LanguageModel, build_model, generate
@@ -24,7 +24,6 @@ GREEDY = GenerationSpec(max_tokens=5)
 @cache
 def model() -> LanguageModel:
     spec = model_spec(FIELDS)
-    assert isinstance(spec, LanguageModelSpec)
     return build_model(spec, seed=1, dtype=torch.float64).eval()
 
 

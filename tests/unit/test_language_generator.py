@@ -1,6 +1,6 @@
 """Texts that a language model goes on with: what batches, streams and stop strings may not change."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -11,8 +11,7 @@ from torch import Tensor
 
 from moe.data.sequences import ENDS, load_tokenizer
 from moe.data.tokenizer import TextForm, Tokenizer
-from moe.records import Ending
-from moe.spec import LanguageModelSpec, model_spec
+from moe.spec import model_spec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding import beam_search
 from moe.tasks.language.generation import generate, lay_out_for_texts
@@ -20,6 +19,7 @@ from moe.tasks.language.generator import LanguageGenerator
 from moe.tasks.language.model import LanguageModel, build_model
 from tests.refusals import refused
 from tests.unit import chats
+from tests.unit.streaming import streamed
 
 PROMPTS = ["def read(path):", "", "import os\n\nfor name in names:\n    print(name)\n", "überall 天", "x"]
 LONGEST = 64
@@ -47,7 +47,6 @@ def made_model(dtype: torch.dtype = torch.float64) -> LanguageModel:
         "moe": {"num_experts": 4, "hidden_dim": 24, "router": "softmax_topk", "top_k": 2,
                 "activation": "swiglu"},
     })  # fmt: skip
-    assert isinstance(spec, LanguageModelSpec)
     made = build_model(spec, dtype=dtype)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -59,15 +58,6 @@ def made_model(dtype: torch.dtype = torch.float64) -> LanguageModel:
 @cache
 def generator() -> LanguageGenerator:
     return LanguageGenerator(model(), tokenizer(), LONGEST)
-
-
-def streamed(text: str, spec: GenerationSpec | None) -> tuple[list[str], Ending]:
-    pieces, making = list[str](), generator().stream(text, spec)
-    while True:
-        try:
-            pieces.append(next(making))
-        except StopIteration as over:
-            return pieces, over.value
 
 
 class FullPasses:
@@ -95,7 +85,7 @@ def prompts() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("spec", [GREEDY, BEAMS, DRAWN], ids=["greedy", "beams", "drawn"])
-def test_a_model_laid_out_for_texts_alone_makes_the_same(spec: GenerationSpec) -> None:
+def test_a_model_laid_out_for_generation_generates_the_same(spec: GenerationSpec) -> None:
     settled, before = made_model(), {name: each.clone() for name, each in model().state_dict().items()}
     other = LanguageGenerator(settled, tokenizer(), LONGEST)
     assert settled.layers[0].feed_forward.moe.experts.w_in.is_contiguous(), "as it is trained on"
@@ -118,26 +108,20 @@ def test_experts_of_such_a_model_are_as_narrow_as_its_arithmetic(dtype: torch.dt
         assert weights.w_in_and_gate is not None, "one product for both"
 
 
-def test_memories_change_nothing_in_what_is_likeliest() -> None:
-    for prompt, tokens in zip(prompts(), generate(model(), list(prompts()), GREEDY, {2}), strict=True):
+def test_kv_caches_change_neither_greedy_decoding_nor_beam_search() -> None:
+    greedy, beams = (generate(model(), list(prompts()), spec, {2}) for spec in (GREEDY, BEAMS))
+    for prompt, greedy_tokens, best_beam in zip(prompts(), greedy, beams, strict=True):
         passes, plain = FullPasses(prompt), list[int]()
-        for _ in range(GREEDY.max_tokens):
-            token = passes.logits.argmax(-1)
-            if int(token) == 2:
-                break
+        while len(plain) < GREEDY.max_tokens and int(token := passes.logits.argmax(-1)) != 2:
             plain.append(int(token))
             passes.next(token)
-        assert tokens == plain
-
-
-def test_memories_change_nothing_in_a_search() -> None:
-    for prompt, tokens in zip(prompts(), generate(model(), list(prompts()), BEAMS, {2}), strict=True):
+        assert greedy_tokens == plain
         passes = FullPasses(prompt)
-        assert [tokens] == beam_search(passes, passes.logits, BEAMS, {2})
+        assert [best_beam] == beam_search(passes, passes.logits, BEAMS, {2})
 
 
 @pytest.mark.parametrize("spec", [GREEDY, BEAMS], ids=["greedy", "beams"])
-def test_a_text_alone_is_the_text_among_others(spec: GenerationSpec) -> None:
+def test_a_text_does_not_depend_on_its_batch(spec: GenerationSpec) -> None:
     together = generator().generate(PROMPTS, spec)
     assert together == [generator().generate([text], spec)[0] for text in PROMPTS]
     assert len(set(together)) > 3, "else nothing was compared"
@@ -154,7 +138,7 @@ def test_draws_are_keyed_by_the_number_of_the_text() -> None:
 @pytest.mark.parametrize("spec", [None, GREEDY, DRAWN, BEAMS], ids=["as it is", "greedy", "drawn", "beams"])
 def test_pieces_joined_are_the_text(spec: GenerationSpec | None) -> None:
     for text in PROMPTS if spec else PROMPTS[:1]:
-        pieces, ending = streamed(text, spec)
+        pieces, ending = streamed(generator(), text, spec)
         assert "".join(pieces) == generator().generate([text], spec)[0]
         longest = (spec or GenerationSpec()).max_tokens
         assert ending.num_tokens <= longest
@@ -167,7 +151,7 @@ def test_a_text_ends_before_a_stop_string_wherever_tokens_end(spec: GenerationSp
         (whole,) = generator().generate([text], spec)
         stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
         stopping = spec.model_copy(update={"stop": (stop, "never")})
-        pieces, ending = streamed(text, stopping)
+        pieces, ending = streamed(generator(), text, stopping)
         assert "".join(pieces) == whole[: whole.index(stop)] == generator().generate([text], stopping)[0]
         assert ending.reason == "stop"
 
@@ -179,19 +163,22 @@ def test_a_prompt_longer_than_what_was_learned_from_is_refused_before_the_first_
             ask(long)
 
 
-def test_a_tokenizer_is_kept_by_its_files(tmp_path: Path) -> None:
-    files = {"tokenizer.json": tokenizer().to_json().encode()}
-
+def reader(files: dict[str, bytes]) -> Callable[[str], bytes]:
     def read(name: str) -> bytes:
         if name not in files:
             raise FileNotFoundError(name)
         return files[name]
 
-    made = LanguageGenerator.from_files(model(), LONGEST, read)
-    made.save_tokenizers(tmp_path)
+    return read
+
+
+def test_a_tokenizer_is_stored_by_its_files(tmp_path: Path) -> None:
+    read = reader({"tokenizer.json": tokenizer().to_json().encode()})
+    stored = LanguageGenerator.from_files(model(), LONGEST, read)
+    stored.save_tokenizers(tmp_path)
     again = load_tokenizer(lambda name: (tmp_path / name).read_bytes())
     assert again.encode("def read") == tokenizer().encode("def read")
-    assert made.generate(PROMPTS[:1], GREEDY) == generator().generate(PROMPTS[:1], GREEDY)
+    assert stored.generate(PROMPTS[:1], GREEDY) == generator().generate(PROMPTS[:1], GREEDY)
 
 
 def test_what_a_given_model_says_ends_a_text_too() -> None:
@@ -212,11 +199,7 @@ def test_a_chat_is_written_by_the_models_template_and_its_answer_made():
     made = build_model(spec, dtype=torch.float64).eval()
     files["tokenizer.ids.json"] = b'{"bos_id": 0, "eos_id": 1}'
 
-    def read(name: str) -> bytes:
-        if name not in files:
-            raise FileNotFoundError(name)
-        return files[name]
-
+    read = reader(files)
     chatty = LanguageGenerator.from_files(made, LONGEST, read)
     said = "is </s> it?"
     plain = tokenizers.Tokenizer.from_str(chats.tokenizer_json())

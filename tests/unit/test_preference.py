@@ -36,19 +36,18 @@ def rows_of(seed: int, num_rows: int, length: int) -> SequenceRows:
     tokens = rng.integers(4, VOCABULARY, (num_rows, length))
     labels, documents = np.full_like(tokens, -1), np.full(tokens.shape, -1, np.int32)
     for row in range(num_rows):
-        at = number = 0
-        while at + 4 <= length and number < 2 * rng.integers(1, 4):
-            for _ in range(2):
-                size = int(rng.integers(2, max(3, min(8, (length - at) // 2 + 1)))) if length - at >= 4 else 2
-                size = min(size, length - at)
-                documents[row, at : at + size] = number
-                learned = at + int(rng.integers(0, size))
-                labels[row, learned : at + size] = rng.integers(4, VOCABULARY, at + size - learned)
-                at, number = at + size, number + 1
-        if number % 2:
-            documents[row][documents[row] == number - 1] = -1
-        labels[row][documents[row] < 0] = -1
-        tokens[row][documents[row] < 0] = 0
+        at = 0
+        for number in range(2 * int(rng.integers(1, 4))):
+            if number % 2 == 0:
+                sizes = rng.integers(2, 8, 2)
+                if at + sizes.sum() > length:
+                    break
+            size = int(sizes[number % 2])
+            documents[row, at : at + size] = number
+            learned = at + int(rng.integers(0, size))
+            labels[row, learned : at + size] = rng.integers(4, VOCABULARY, at + size - learned)
+            at += size
+        tokens[row, at:] = 0
     return SequenceRows(tokens, documents, labels)
 
 
@@ -100,12 +99,11 @@ def test_loss_and_gradients_are_those_of_the_formula(attention: str, seed: int):
 
 
 def test_a_batch_without_rows_has_no_loss():
-    model = model_of(next(iter(ATTENTIONS)), 0)
     empty = SequenceRows(np.zeros((0, 6), np.int64), np.zeros((0, 6), np.int32), np.zeros((0, 6), np.int64))
     batch = SequencesBatch.from_part(empty, BatchContext(rows_per_group=1), Layout.single())
-    found = preference_loss_of(model, batch, BETA)
-    assert float(found.objective.detach()) == float(found.nll) == 0
-    found.objective.backward()
+    losses = preference_loss_of(model_of(next(iter(ATTENTIONS)), 0), batch, BETA)
+    assert float(losses.objective.detach()) == float(losses.nll) == 0
+    losses.objective.backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -7,7 +7,6 @@ from moe.spec import MoESpec, TranslationModelSpec, model_spec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.translation import TranslationModel, build_model, translate
-from moe.train.moe_layers import MoELayers
 
 
 def spec_of(**fields: object) -> TranslationModelSpec:
@@ -57,35 +56,15 @@ def test_a_position_sees_no_later_target_and_no_padding() -> None:
     torch.testing.assert_close(model(longer, target, context), logits)
 
 
-def test_dropout_and_second_experts_follow_step_and_seed() -> None:
-    model = build_model(spec_of())
-    source, target = batch()
+def test_dropout_and_second_experts_follow_step_seed_and_mode() -> None:
+    model, (source, target) = build_model(spec_of(dropout=0.5)), batch()
     logits = model(source, target, BatchContext(step=4, seed=2))
     assert torch.equal(model(source, target, BatchContext(step=4, seed=2)), logits)
-    assert not torch.equal(model(source, target, BatchContext(step=5, seed=2)), logits)
-    assert not torch.equal(model(source, target, BatchContext(step=4, seed=3)), logits)
-
-
-@pytest.mark.parametrize("split", [2, 4, 6])
-def test_whole_groups_alone_meet_the_same_fate(split: int) -> None:
-    """R = 2 rows a group: sources and targets of unequal length are cut at the same rows."""
-    model = build_model(spec_of(), dtype=torch.float64)
-    source, target = batch()
-    with MoELayers(model).routings() as routings:
-        whole = model(source, target, BatchContext(rows_per_group=2))
-    assert [routing.num_groups for _, routing in routings] == [3, 3]
-    assert [routing.expert.shape[0] for _, routing in routings] == [6 * 7, 6 * 5]
-    first = model(source[:split], target[:split], BatchContext(rows_per_group=2))
-    rest = model(source[split:], target[split:], BatchContext(rows_per_group=2, first_row=split))
-    torch.testing.assert_close(torch.cat((first, rest)), whole, rtol=1e-12, atol=1e-12)
-
-
-def test_rows_that_fill_up_the_last_group_change_nothing() -> None:
-    model = build_model(spec_of(), dtype=torch.float64)
-    source, target = batch(rows=5)
-    logits = model(source, target, BatchContext(rows_per_group=2))
-    filled = [torch.cat((rows, torch.zeros(1, rows.shape[1], dtype=torch.int64))) for rows in (source, target)]
-    torch.testing.assert_close(model(*filled, BatchContext(rows_per_group=2))[:5], logits)
+    for step, seed in ((5, 2), (4, 3)):
+        assert not torch.equal(model(source, target, BatchContext(step=step, seed=seed)), logits)
+    evaluated = model.eval()(source, target)
+    assert torch.equal(evaluated, model(source, target, BatchContext(training=False)))
+    assert not torch.equal(evaluated, model.train()(source, target))
 
 
 def test_greedy_decoding_takes_the_likeliest_token_of_the_full_forward_pass() -> None:
@@ -127,14 +106,6 @@ def test_where_a_row_that_never_ends_is_cut_depends_on_its_own_source_alone() ->
     assert list(map(len, together)) == (2 * lengths + 16).clamp(max=60).tolist()
     for row in range(12):
         assert greedy(model, longer[row : row + 1, : lengths[row]], max_tokens=60)[0] == together[row]
-
-
-def test_without_a_context_the_model_is_in_training_or_not_as_torch_has_it() -> None:
-    model = build_model(spec_of(dropout=0.5))
-    source, target = batch()
-    logits = model.eval()(source, target)
-    assert torch.equal(logits, model(source, target, BatchContext(training=False)))
-    assert not torch.equal(logits, model.train()(source, target))
 
 
 def test_no_rows_at_all() -> None:

@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 import torch
+from tests.unit.streaming import streamed
 from torch import Tensor
 
 from moe.data.pairs import Tokenizers
@@ -79,18 +80,29 @@ def test_beams_with_memories_are_beams_over_full_passes(penalty: float) -> None:
     assert any(len(text) < limit for text, limit in zip(found, limits, strict=True)), "else none ended"
 
 
-def test_limits_of_rows_only_cut_them() -> None:
+def test_limits_and_stop_strings_end_a_text_sooner() -> None:
     spec, limits = GenerationSpec(max_tokens=MAX_TOKENS), [3, 12, 1, 5, 12]
     assert translate(model(), sources(), spec, limits) == [
         row[:limit] for row, limit in zip(translate(model(), sources(), spec), limits, strict=True)
     ]
+    (whole,) = translator().generate(TEXTS[:1])
+    (short,) = translator().generate(TEXTS[:1], GenerationSpec(max_tokens=3))
+    assert whole.startswith(short)
+    assert len(short) < len(whole)
+    stop = whole[2:4]
+    assert translator().generate(TEXTS[:1], GenerationSpec(stop=(stop,))) == [whole[: whole.index(stop)]]
 
 
-def test_without_more_said_a_translation_is_the_greedy_one() -> None:
+def test_greedy_and_drawn_translations_follow_their_spec() -> None:
     plain = translator().generate(TEXTS)
     assert plain == translator().generate(TEXTS, GenerationSpec(max_tokens=MAX_TOKENS))
     assert plain[2] == ""
     assert any(plain)
+
+    def drawn(seed: int) -> list[str]:
+        return translator().generate(TEXTS, GenerationSpec(temperature=1.0, seed=seed))
+
+    assert drawn(1) == drawn(1) != drawn(2)
 
 
 def test_beams_find_other_translations_and_one_alone_is_the_same_as_among_others() -> None:
@@ -100,30 +112,8 @@ def test_beams_find_other_translations_and_one_alone_is_the_same_as_among_others
     assert together == [translator().generate([text], spec)[0] for text in TEXTS]
 
 
-def test_drawn_translations_are_those_of_their_seed() -> None:
-    def drawn(seed: int) -> list[str]:
-        return translator().generate(TEXTS, GenerationSpec(temperature=1.0, seed=seed))
-
-    assert drawn(1) == drawn(1) != drawn(2)
-
-
-def test_a_translation_comes_in_one_piece_and_says_how_it_ended() -> None:
+def test_a_translation_is_streamed_in_one_piece_and_says_how_it_ended() -> None:
     for text, whole in zip(TEXTS, translator().generate(TEXTS), strict=True):
-        pieces, streamed = list[str](), translator().stream(text)
-        while True:
-            try:
-                pieces.append(next(streamed))
-            except StopIteration as over:
-                ending = over.value
-                break
+        pieces, ending = streamed(translator(), text)
         assert pieces == ([whole] if whole else [])
         assert (ending.reason, ending.num_tokens) == ("max_tokens", MAX_TOKENS) or ending.reason == "end"
-
-
-def test_fewer_tokens_and_stop_strings_end_it_sooner() -> None:
-    (whole,) = translator().generate(TEXTS[:1])
-    (short,) = translator().generate(TEXTS[:1], GenerationSpec(max_tokens=3))
-    assert whole.startswith(short)
-    assert len(short) < len(whole)
-    stop = whole[2:4]
-    assert translator().generate(TEXTS[:1], GenerationSpec(stop=(stop,))) == [whole[: whole.index(stop)]]
