@@ -32,19 +32,10 @@ def test_one_move_where_one_will_do(source, target, kind):
     assert _kinds((8,), (source,), (target,)) == [(kind, 0)]
 
 
-def test_what_stays_moves_nothing():
+def test_moves_of_two_axes_and_other_reductions():
     assert _kinds((2, 4), (split(0), partial()), (split(0), partial())) == []
-
-
-def test_an_outer_split_ends_after_the_one_within():
     assert _kinds((2, 4), (split(0), split(0)), (WHOLE, split(0)))[0] == ("gather", 1)
-
-
-def test_a_maximum_is_reduced_whole_and_then_sliced():
     assert _kinds((8,), (partial("max"),), (split(0),)) == [("all_reduce", 0), ("slice", 0)]
-
-
-def test_partial_results_of_two_kinds_are_refused():
     with pytest.raises(ValueError, match="partial results of two kinds"):
         _kinds((2, 4), (partial("sum"), partial("max")), (WHOLE, WHOLE))
 

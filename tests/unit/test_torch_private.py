@@ -1,17 +1,14 @@
-"""Each private part of torch that `moe.sharding` and `moe.parallel` use is there, and does what it is used for;
-`moe.sharding` uses them in `torch_private.py` alone."""
+"""Each private part of torch that `moe.sharding` and `moe.parallel` use exists, and `moe.sharding` uses them in
+`torch_private.py` alone. What they do is tested in tests/sharding."""
 
 import ast
 import importlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import Replicate, Shard
 
 from moe.sharding import torch_private
 
@@ -77,7 +74,7 @@ USED = {
 
 
 @pytest.mark.parametrize("name", USED)
-def test_it_is_there(name: str) -> None:
+def test_a_private_part_of_torch_exists(name: str) -> None:
     found: Any = torch
     for at, part in enumerate(parts := name.split(".")):
         prefix = ".".join(parts[: at + 1])
@@ -113,7 +110,7 @@ def _is_private(name: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 
 
-def test_they_are_used_in_one_file_alone() -> None:
+def test_private_parts_are_used_in_one_file_only() -> None:
     everywhere = {"torch.utils._pytree"}
     found = {
         f"{path.relative_to(SHARDING)}: {name}"
@@ -125,91 +122,18 @@ def test_they_are_used_in_one_file_alone() -> None:
     assert not found, "these belong in torch_private.py"
 
 
-def test_each_that_is_used_stands_above() -> None:
+def test_each_private_part_in_use_is_listed() -> None:
     files = [SHARDING / "torch_private.py", *PARALLEL.rglob("*.py")]
     used = {name for file in files for name in _private(ast.parse(file.read_text())) if _is_private(name)}
     unnamed = {name for name in used if not any(each == name or each.startswith(name + ".") for each in USED)}
     assert not unnamed, "these have no line in USED"
 
 
-class Small(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(3, 2))
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> tuple[Tensor]:
-        self.seen.add_(1)
-        return (x @ self.w,)
-
-
-def test_a_joint_graph_says_what_its_arguments_and_results_are() -> None:
-    mode = torch_private.FakeTensorMode(allow_non_fake_inputs=True)
-    with mode, ExitStack() as stack:
-        traced = torch_private.joint_graph(stack, Small(), (torch.empty(4, 3),), {})
-    kinds = [type(each.meta["desc"]) for each in traced.graph.find_nodes(op="placeholder")]
-    assert kinds == [torch_private.ParamAOTInput, torch_private.BufferAOTInput, torch_private.PlainAOTInput,
-                     torch_private.TangentAOTInput]  # fmt: skip
-    after = [type(each) for each in traced.graph.output_node().meta["desc"] if each is not None]
-    assert {torch_private.InputMutationAOTOutput, torch_private.PlainAOTOutput, torch_private.GradAOTOutput} <= {*after}
-
-
-def test_nodes_have_the_marks_that_were_set() -> None:
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    with torch_private.marking_nodes() as mark:
-
-        def function(x: Tensor) -> Tensor:
-            mark({"where": "here"})
-            return torch.sin(x)
-
-        traced = make_fx(function)(torch.ones(2))
-    (node,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
-    assert torch_private.marks_of(node) == {"where": "here"}
-
-
-def test_within_compiling_torch_says_that_it_compiles() -> None:
-    assert not torch.compiler.is_compiling()
+def test_compilation_and_hooks_of_gradients_are_seen() -> None:
     with torch_private.compiling():
         assert torch.compiler.is_compiling()
     assert not torch.compiler.is_compiling()
-
-
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_a_checkpointed_function_runs_once_within_its_region(use_reentrant: bool) -> None:
-    called, regions = [], []
-
-    @contextmanager
-    def region() -> Iterator[None]:
-        regions.append(len(called))
-        yield
-        regions.append(len(called))
-
-    def function(x: Tensor) -> Tensor:
-        called.append(x)
-        return x.exp()
-
-    x = torch.zeros(3, requires_grad=True)
-    with torch_private.checkpointing(region):
-        torch.utils.checkpoint.checkpoint(function, x, use_reentrant=use_reentrant).sum().backward()
-    assert (len(called), regions) == (1, [0, 1])
-    assert torch.equal(x.grad, torch.ones(3))
-    torch.utils.checkpoint.checkpoint(function, x, use_reentrant=use_reentrant).sum().backward()
-    assert len(called) == 3
-
-
-def test_hooks_of_gradients_are_seen() -> None:
     one, other, plain = (torch.zeros(1, requires_grad=True) for _ in range(3))
     one.register_hook(lambda gradient: gradient)
     other.register_post_accumulate_grad_hook(lambda tensor: None)
-    assert [torch_private.has_hooks(each) for each in (one, other, plain)] == [True, True, False]
-
-
-def test_dtensor_says_how_it_splits() -> None:
-    first, second = torch.empty(4, 6, device="meta"), torch.empty(6, 8, device="meta")
-    offered = torch_private.strategies(
-        torch.ops.aten.mm.default, ((first, second), {}), first @ second, [Shard(1), Replicate()],
-        torch_private.two_ranks(),
-    )  # fmt: skip
-    shown = {(", ".join(map(str, before)), ", ".join(map(str, after))) for before, after in offered}
-    assert {("S(0), R", "S(0)"), ("R, S(1)", "S(1)"), ("S(1), S(0)", "P(sum)")} <= shown
+    assert [torch_private.has_hooks(tensor) for tensor in (one, other, plain)] == [True, True, False]
