@@ -11,20 +11,8 @@ from moe.spec import JobSpec
 from tests.interchange.test_jobs import further, mixtral
 from tests.unit.train_runs import run
 
-WORDS = [
-    "import os",
-    "def test_",
-    "(tmp_path)",
-    "return",
-    "assert",
-    "None",
-    "für alle",
-    "天",
-    "x = 1\n",
-    "the",
-    "[0]",
-    "  ",
-]
+WORDS = ["import os", "def test_", "(tmp_path)", "return", "assert", "None", "für alle", "天", "x = 1\n", "the", "[0]",
+         "  "]  # fmt: skip
 
 
 def trained_job(folder: Path, **adapter: Any) -> tuple[JobSpec, Path]:

@@ -1,7 +1,7 @@
 """Files of tasks: what is read, and what is refused, with the key and the line."""
 
+import gzip
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -33,43 +33,38 @@ def read(folder: Path, *entries: Any, rows: list[dict[str, Any]] | None = None) 
     return read_tasks(folder / "tasks.yaml")
 
 
-def test_documents_are_filled_in(tmp_path: Path) -> None:
-    (found,) = read(
-        tmp_path,
-        task(doc_to_text="{{ number }}: {{question|upper}}", description="Say.", doc_to_choice=["{{word|trim}}", "-"],
-             doc_to_target=1),
-    )  # fmt: skip
-    assert found.documents.test_documents == (
+def test_templates_of_documents_are_rendered(tmp_path: Path) -> None:
+    rendered = task(doc_to_text="{{ number }}: {{question|upper}}", description="Say.",
+                    doc_to_choice=["{{word|trim}}", "-"], doc_to_target=1)  # fmt: skip
+    (parsed,) = read(tmp_path, rendered)
+    assert parsed.documents.test_documents == (
         TaskDocument("2: WHO?", 1, ("a", "-"), "Say."), TaskDocument("0.5: WHEN?", 1, ("B", "-"), "Say.")
     )  # fmt: skip
-    assert found.documents.examples == ()
-    by_text, by_index, free, whole = read(
-        tmp_path,
-        task(doc_to_target="answer"), task(task="b", doc_to_target="{{index}}"), task(task="c", **FREE),
-        task(task="d", **WHOLE),
-    )  # fmt: skip
-    assert [each.target for each in by_text.documents.test_documents] == [1, 2], "digits of a text are a choice"
-    assert [each.target for each in by_index.documents.test_documents] == [1, 0]
-    assert [each.target for each in free.documents.test_documents] == ["me", "0"]
-    assert [(each.text, each.target) for each in whole.documents.test_documents] == [("", " a "), ("", "B")]
+    assert parsed.documents.examples == ()
+
+
+@pytest.mark.parametrize(
+    ("keys", "texts_and_targets"),
+    [
+        ({"doc_to_target": "answer"}, [("Who?", 1), ("When?", 2)]),  # digits of a text are a choice
+        ({"doc_to_target": "{{index}}"}, [("Who?", 1), ("When?", 0)]),
+        (FREE, [("Who?", "me"), ("When?", "0")]),
+        (WHOLE, [("", " a "), ("", "B")]),
+    ],
+)
+def test_targets_are_choices_or_texts(tmp_path: Path, keys: dict[str, Any], texts_and_targets: list) -> None:
+    (parsed,) = read(tmp_path, task(**keys))
+    assert [(each.text, each.target) for each in parsed.documents.test_documents] == texts_and_targets
 
 
 def test_several_files_compressed_or_not_are_one_split(tmp_path: Path) -> None:
-    import gzip
-
     (tmp_path / "more").mkdir()
     write_lines(tmp_path / "more/a.jsonl", ROWS[:1])
     (tmp_path / "more/b.jsonl.gz").write_bytes(gzip.compress(json.dumps(ROWS[1]).encode() + b"\n\n"))
     files = {"data_files": {"test": ["more/*.jsonl", "more/b.jsonl.gz"], "shots": "data.jsonl"}}
-    (found,) = read(tmp_path, task(dataset_kwargs=files, num_fewshot=2, fewshot_split="shots"))
-    assert [each.text for each in found.documents.test_documents] == ["Who?", "When?"]
-    assert found.documents.examples == found.documents.test_documents
-
-
-def test_json_is_read_too(tmp_path: Path) -> None:
-    write_lines(tmp_path / "data.jsonl", ROWS)
-    (tmp_path / "tasks.json").write_text(json.dumps([task()]))
-    assert read_tasks(tmp_path / "tasks.json")[0].spec.task == "choices"
+    (parsed,) = read(tmp_path, task(dataset_kwargs=files, num_fewshot=2, fewshot_split="shots"))
+    assert [document.text for document in parsed.documents.test_documents] == ["Who?", "When?"]
+    assert parsed.documents.examples == parsed.documents.test_documents
 
 
 @pytest.mark.parametrize("output_type", METRICS)
@@ -163,26 +158,26 @@ def test_what_is_wrong_is_told_with_its_key(tmp_path: Path, keys: dict[str, Any]
         ({**ROWS[0], "choices": ["a", 1]}, "wrong_type", "has a number as 'choices', which must be text"),
     ],
 )
-def test_a_broken_document_is_told_with_its_line(tmp_path: Path, row: dict[str, Any], code: str, said: str) -> None:
+def test_a_broken_document_is_reported_with_its_line(tmp_path: Path, row: dict[str, Any], code: str, said: str) -> None:
     with pytest.raises(SpecError, match=f"data.jsonl, line 3'.*{said}") as refusal:
         read(tmp_path, task(), rows=[*ROWS, row])
     assert [problem.code for problem in refusal.value.problems] == [code]
 
 
-def test_lines_that_are_no_objects(tmp_path: Path) -> None:
-    for line, said in (("[1]", "line 1'.* is a list, not an object"), ("{", "line 1'.* is not JSON")):
-        (tmp_path / "data.jsonl").write_text(line + "\n")
-        (tmp_path / "tasks.yaml").write_text(yaml.safe_dump(task()))
-        with pytest.raises(SpecError, match=said):
-            read_tasks(tmp_path / "tasks.yaml")
+@pytest.mark.parametrize(
+    ("line", "said"), [("[1]", "line 1'.* is a list, not an object"), ("{", "line 1'.* is not JSON")]
+)
+def test_lines_that_are_no_objects_are_refused(tmp_path: Path, line: str, said: str) -> None:
+    read(tmp_path, task())
+    (tmp_path / "data.jsonl").write_text(line + "\n")
+    with pytest.raises(SpecError, match=said):
+        read_tasks(tmp_path / "tasks.yaml")
 
 
 @pytest.mark.parametrize("entries", [[], [3], "text", [task(), task()], None])
-def test_what_is_no_file_of_tasks(tmp_path: Path, entries: Any) -> None:
-    write_lines(tmp_path / "data.jsonl", ROWS)
-    (tmp_path / "tasks.yaml").write_text(yaml.safe_dump(entries))
+def test_a_file_without_tasks_is_refused(tmp_path: Path, entries: Any) -> None:
     with pytest.raises(SpecError, match=r"tasks\.yaml"):
-        read_tasks(tmp_path / "tasks.yaml")
+        read(tmp_path, entries)
 
 
 TAGS = st.sampled_from([
@@ -206,11 +201,6 @@ def test_no_tag_is_followed_and_its_line_is_told(tmp_path: Path, tag: str, key: 
     assert not marker.exists()
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_tasks(tmp_path / "none.yaml")
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.one_of(st.binary(max_size=60), st.text(max_size=60).map(lambda text: text.encode("utf-8", "replace")))
@@ -226,11 +216,15 @@ def test_any_bytes_are_refused_in_words(tmp_path: Path, content: bytes) -> None:
             read_tasks(tmp_path / name)
 
 
-def test_the_folder_may_be_reached_by_a_link(tmp_path: Path) -> None:
+def test_files_are_json_or_yaml_and_may_be_reached_by_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
-    read(tmp_path / "real", task())
-    os.symlink(tmp_path / "real", tmp_path / "link")
-    assert read_tasks(tmp_path / "link" / "tasks.yaml") == read_tasks(tmp_path / "real" / "tasks.yaml")
+    (from_yaml,) = read(tmp_path / "real", task())
+    (tmp_path / "real" / "tasks.json").write_text(json.dumps([task()]))
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for path in ("link/tasks.yaml", "real/tasks.json"):
+        assert read_tasks(tmp_path / path) == (from_yaml,)
+    with pytest.raises(FileNotFoundError):
+        read_tasks(tmp_path / "none.yaml")
 
 
 def test_documents_that_say_the_same_are_no_examples_of_each_other(tmp_path: Path) -> None:
@@ -243,5 +237,4 @@ def test_documents_that_say_the_same_are_no_examples_of_each_other(tmp_path: Pat
 def test_the_documented_task_is_one() -> None:
     page = (Path(__file__).parents[2] / "docs/language-models.md").read_text()
     block = re.search(r"^## Judging\n.*?^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert block is not None
     assert TaskSpec(**yaml.safe_load(block[1])).num_fewshot == 1

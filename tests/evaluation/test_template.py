@@ -63,7 +63,6 @@ def test_whatever_is_accepted_is_text_and_columns_and_renders_as_jinja_has_it(te
 )
 def test_text_without_a_mark_of_jinja_is_never_refused(text: str) -> None:
     template = parsed(text)
-    assert template is not None
     assert template.render({}) == apply_template(text, {})
 
 
