@@ -54,7 +54,6 @@ def both(config: dict[str, Any], folder: Path, seed: int = 0) -> Both:
     given = expand_model({"from": str(folder), "moe": {"group_tokens": 64}} if "num_experts_per_tok" in config else
                          {"from": str(folder)}, None)  # fmt: skip
     spec = model_spec(given)
-    assert isinstance(spec, LanguageModelSpec)
     ours = build_model(spec, dtype=torch.float64)
     load_weights(str(folder), ours, spec)
     return Both(theirs, ours, spec, folder)

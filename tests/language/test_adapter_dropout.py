@@ -10,15 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from moe.experts import build_activation
-from moe.interchange import load_weights
 from moe.interchange.adapter_parts import halves
-from moe.interchange.adapters import save_adapter
 from moe.interchange.expand import expand_model
 from moe.interchange.families import BY_TYPE
-from moe.interchange.origin import Origin
-from moe.interchange.sources import ModelSource
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
-from moe.layers.moe import MoELayer
 from moe.layers.shared_experts import SharedExperts
 from moe.overrides import overriding
 from moe.random import Purpose, fold, fold_name, keep_mask
@@ -28,7 +23,8 @@ from moe.spec import LanguageModelSpec, model_spec
 from moe.spec.adapter import A
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import LanguageModel, build_model
-from tests.language.families import FAMILIES, as_double, their_model
+from tests.language.adapted import adapted, with_random_b, write_adapter, write_base
+from tests.language.families import FAMILIES, as_double
 from tests.language.test_families import assert_close, loss_of, their_logits, tokens_of
 from tests.parity.language_models import ATTENTIONS, language_model
 
@@ -57,42 +53,21 @@ class OurMasks(nn.Module):
         return x * mask_of(self.name, ids, x.shape[-1], self.probability, self.step)
 
 
-def with_random_b(model: LanguageModel) -> LanguageModel:
-    with torch.no_grad():
-        for name, each in model.named_parameters():
-            if name.endswith("_lora_b"):
-                each.copy_(0.3 * torch.randn_like(each))
-    return model
-
-
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("probability", [0.1, 0.6])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"])
-def test_it_is_pefts_with_our_masks(family: str, probability: float, tmp_path: Path) -> None:
+def test_dropout_is_pefts_with_our_masks(family: str, probability: float, tmp_path: Path) -> None:
     """On all that PEFT wraps as modules: attention, and the feed-forward layers of models without experts. Logits and
     every gradient, at several steps."""
     import peft  # takes seconds, in each process that collects this file
 
     random = Random(f"dropout {family} {probability}")
-    base = their_model(FAMILIES[family](random), 3)
-    base.save_pretrained(tmp_path / "base", save_original_format=True)
-    is_dense = family in ("llama", "qwen3")
-    adapter = {
-        "rank": 2, "alpha": 3.0, "dropout": probability,
-        "targets": ["*.attention.*", "*.dense.*"] if is_dense else ["*.attention.*"],
-    }  # fmt: skip
-    of_experts = {} if is_dense else {"moe": {"group_tokens": 64}}
-    spec = model_spec(expand_model({"from": str(tmp_path / "base"), **of_experts, "adapter": adapter}, None))
-    assert isinstance(spec, LanguageModelSpec)
-    ours = build_model(spec, seed=3, dtype=torch.float64)
-    load_weights(str(tmp_path / "base"), ours, spec)
-    with_random_b(ours)
-    save_adapter(
-        spec, ModelSource(ours), tmp_path / "adapter", origin=Origin.of_folder(str(tmp_path / "base"), spec),
-        dtype=torch.float64,
-    )  # fmt: skip
+    base, fields = write_base(FAMILIES[family](random), tmp_path, 3)
+    targets = ["*.attention.*", "*.dense.*"] if family in ("llama", "qwen3") else ["*.attention.*"]
+    adapter = {"rank": 2, "alpha": 3.0, "dropout": probability, "targets": targets}
+    both = adapted(base, {**fields, "adapter": adapter}, tmp_path, 3)
+    spec, ours, theirs = both.spec, both.ours, both.theirs.train()
     assert json.loads((tmp_path / "adapter/adapter_config.json").read_text())["lora_dropout"] == probability
-    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True).double().train()
     every = halves(spec, BY_TYPE[family])
     names = {each.place.module: each.our_name.removesuffix(A) for each in every if each.our_name.endswith(A)}
     wrapped = [(path, each) for path, each in theirs.named_modules() if isinstance(each, peft.tuners.lora.Linear)]
@@ -129,7 +104,7 @@ def test_it_is_pefts_with_our_masks(family: str, probability: float, tmp_path: P
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("activation", ["swiglu", "relu"])
-def test_shared_experts(activation: str, recompute: bool) -> None:
+def test_dropout_of_shared_experts(activation: str, recompute: bool) -> None:
     """Beside the same in plain operations."""
     generator = torch.Generator().manual_seed(5)
     layer = SharedExperts(build_activation(activation))
@@ -163,13 +138,12 @@ def test_shared_experts(activation: str, recompute: bool) -> None:
         assert_close(one, other)
 
 
-def test_routers() -> None:
+def test_dropout_of_routers() -> None:
     """One token at a time: then what the adapter adds is a matrix, that of the token's own mask."""
     given = language_model(next(iter(ATTENTIONS)), router="softmax_topk", aux_coefficient=0.0, top_k=2).model_dump()
     adapter = {"rank": 2, "alpha": 5.0, "dropout": 0.5, "targets": ["*.router"]}
     model = with_random_b(build_model(LanguageModelSpec(**{**given, "adapter": adapter}), dtype=torch.float64))
     layer = model.layers[1].feed_forward.moe
-    assert isinstance(layer, MoELayer)
     name = "layers.1.feed_forward.moe.router"
     beside = with_random_b(build_model(LanguageModelSpec(**{**given, "adapter": None}), dtype=torch.float64))
     plain = beside.layers[1].feed_forward.moe
@@ -185,7 +159,7 @@ def test_routers() -> None:
         assert_close(together[at], plain(x[at : at + 1], TokenContext(ids[at : at + 1], step=4, seed=SEED))[0][0])
 
 
-def test_experts_have_none() -> None:
+def test_experts_have_no_dropout() -> None:
     given = language_model(next(iter(ATTENTIONS)), router="softmax_topk").model_dump()
     tokens = tokens_of(Random(1), given["vocab_size"], 2, 9)
     adapter: dict[str, Any] = {"rank": 2, "targets": ["*.experts.*"]}
@@ -201,42 +175,26 @@ def with_seed(spec: LanguageModelSpec) -> LanguageModel:
     return with_random_b(build_model(spec, dtype=torch.float64)).train()
 
 
-def test_each_matrix_and_each_step_has_masks_of_its_own() -> None:
-    ids = torch.arange(50)
-    keys = [(name, step) for name in ("layers.0.attention.query.weight", "layers.1.attention.query.weight",
-                                      "layers.0.attention.key.weight") for step in (0, 1)]  # fmt: skip
-    masks = [mask_of(name, ids, 64, 0.5, step) for name, step in keys]
-    for at, one in enumerate(masks):
-        assert abs(float((one > 0).double().mean()) - 0.5) < 0.05
-        for other in masks[:at]:
-            assert 0.4 < float((one == other).double().mean()) < 0.6
-
-
-def test_a_model_is_captured_without_it() -> None:
+def test_a_model_with_dropout_is_not_captured() -> None:
     draws = DropoutKey(TokenContext(), torch.arange(4))
     dropped = AdapterDropout(0.1, "layers.0.attention.query.weight").by(draws)
-    assert dropped is not None
     assert dropped.apply_to(torch.ones(4, 3)).shape == (4, 3)
     with overriding(BINDINGS), pytest.raises(ValueError, match=r"set adapter\.dropout to 0"):
         dropped.apply_to(torch.ones(4, 3))
 
 
 @pytest.mark.parametrize("targets", [["*.attention.*"], None, ["*.attention.*", "*.router"]])
-def test_pefts_config_has_it_where_peft_takes_it(targets: list[str] | None, tmp_path: Path) -> None:
+def test_dropout_is_in_pefts_config_where_peft_accepts_it(targets: list[str] | None, tmp_path: Path) -> None:
     """Not beside parameters that PEFT wraps, which it refuses any with."""
     import peft  # takes seconds, in each process that collects this file
 
-    base = their_model(FAMILIES["mixtral"](Random(2)), 3)
-    base.save_pretrained(tmp_path / "base", save_original_format=True)
-    adapter = {"rank": 2, "dropout": 0.2, "targets": targets}
-    spec = model_spec(expand_model({"from": str(tmp_path / "base"), "adapter": adapter}, None))
-    assert isinstance(spec, LanguageModelSpec)
-    origin = Origin.of_folder(str(tmp_path / "base"), spec)
-    save_adapter(spec, ModelSource(build_model(spec)), tmp_path / "adapter", origin=origin)
-    told = json.loads((tmp_path / "adapter/adapter_config.json").read_text())["lora_dropout"]
-    assert told == (0.2 if targets == ["*.attention.*"] else 0.0)
+    base, fields = write_base(FAMILIES["mixtral"](Random(2)), tmp_path, 3)
+    spec = model_spec({**fields, "adapter": {"rank": 2, "dropout": 0.2, "targets": targets}})
+    write_adapter(spec, tmp_path, build_model(spec))
+    dropout = json.loads((tmp_path / "adapter/adapter_config.json").read_text())["lora_dropout"]
+    assert dropout == (0.2 if targets == ["*.attention.*"] else 0.0)
     peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
-    again = {"from": str(tmp_path / "base"), "adapter": {"from": str(tmp_path / "adapter")}}
-    assert expand_model(again, None)["adapter"]["dropout"] == told
-    again["adapter"]["dropout"] = 0.3  # type: ignore[index]
-    assert expand_model(again, None)["adapter"]["dropout"] == 0.3
+    adapter = {"from": str(tmp_path / "adapter")}
+    for beside, expected in (({}, dropout), ({"dropout": 0.3}, 0.3)):
+        given = {"from": str(tmp_path / "base"), "adapter": {**adapter, **beside}}
+        assert expand_model(given, None)["adapter"]["dropout"] == expected

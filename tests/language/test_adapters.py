@@ -3,8 +3,8 @@ loads what is written here, and what it writes is loaded here."""
 
 import copy
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,17 +18,18 @@ from torch import nn
 
 from moe.interchange import load_weights
 from moe.interchange.adapters import MergedSource, load_adapter, save_adapter
-from moe.interchange.expand import expand_model
 from moe.interchange.origin import Origin
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
-from moe.spec import AdapterSpec, LanguageModelSpec, SpecError, model_spec
+from moe.spec import AdapterSpec, LanguageModelSpec, ProblemCode, SpecError, model_spec
 from moe.spec.patterns import starred
 from moe.tasks.language import LanguageModel, build_model
 from tests.grid import first_seed_of
-from tests.language.families import FAMILIES, as_double, their_model
+from tests.language.adapted import Both, adapted, with_random_b, write_adapter, write_base
+from tests.language.families import FAMILIES, as_double
 from tests.language.test_families import CLOSE, apart, assert_close, loss_of, their_logits, tokens_of
 from tests.parity.language_models import ATTENTIONS, language_model
+from tests.refusals import refused
 
 # PEFT's own use of it.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -39,46 +40,18 @@ TARGETS: list[list[str] | None] = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Both:
-    """One adapter on one model twice, where B is no zero."""
-
-    theirs: nn.Module
-    ours: LanguageModel
-    spec: LanguageModelSpec
-    origin: Origin
-    folder: Path
-
-
 def made(family: str, seed: int, folder: Path) -> Both:
-    import peft  # takes seconds, in each process that collects this file
-
     random = Random(f"adapter {family} {seed}")
     config = FAMILIES[family](random)
     config |= {"shared_intermediate_size": 0} if family == "granitemoeshared" else {}
-    base = their_model(config, seed)
-    base.save_pretrained(folder / "base", save_original_format=True)
-    of_experts = {"moe": {"group_tokens": 64}} if "num_experts_per_tok" in config else {}
-    given = expand_model({"from": str(folder / "base"), **of_experts}, None)
-    spec = with_adapter(given, random)
-    ours = build_model(spec, seed=seed, dtype=torch.float64)
-    load_weights(str(folder / "base"), ours, spec)
-    with torch.no_grad():
-        for name, each in ours.named_parameters():
-            if name.endswith("_lora_b"):
-                each.copy_(0.3 * torch.randn_like(each))
-    origin = Origin.of_folder(str(folder / "base"), spec)
-    save_adapter(spec, ModelSource(ours), folder / "adapter", origin=origin, dtype=torch.float64)
-    theirs = peft.PeftModel.from_pretrained(base, folder / "adapter", is_trainable=True).double()
-    return Both(theirs, ours, spec, origin, folder)
+    base, fields = write_base(config, folder, seed)
+    return adapted(base, with_adapter(fields, random), folder, seed)
 
 
-def with_adapter(given: dict[str, Any], random: Random) -> LanguageModelSpec:
+def with_adapter(fields: dict[str, Any], random: Random) -> dict[str, Any]:
     """The model with an adapter of random rank, scale and targets, among those that it can have."""
-    plain = model_spec(given)
-    assert isinstance(plain, LanguageModelSpec)
     everything = AdapterSpec(rank=1, targets=("*",))
-    matrices = [each.name for each in plain.parameters() if everything.chooses(each.name)]
+    matrices = [parameter.name for parameter in model_spec(fields).parameters() if everything.chooses(parameter.name)]
     while True:
         some = random.sample(matrices, random.randint(1, len(matrices)))
         adapter = {
@@ -86,12 +59,9 @@ def with_adapter(given: dict[str, Any], random: Random) -> LanguageModelSpec:
             "rank_stabilized": random.random() < 0.3,
             "targets": random.choice([*TARGETS, *[completed(some)] * 2, *[list({starred(name) for name in some})] * 2]),
         }  # fmt: skip
-        try:
-            spec = model_spec({**given, "adapter": adapter})
-        except SpecError:  # a target that it has none of
-            continue
-        assert isinstance(spec, LanguageModelSpec)
-        return spec
+        with suppress(SpecError):  # a target that it has none of
+            model_spec({**fields, "adapter": adapter})
+            return {**fields, "adapter": adapter}
 
 
 def completed(names: list[str]) -> list[str]:
@@ -188,23 +158,17 @@ def test_adapters_are_pefts(case: Both, request: pytest.FixtureRequest) -> None:
          ["model.layers.1.mlp.experts.gate_up_proj", "model.layers.1.mlp.experts.down_proj"]),
     ],
 )  # fmt: skip
-def test_targets_are_written_as_short_as_they_stand_for_the_same(
-    tmp_path: Path, targets: list[str] | None, modules: list[str], parameters: list[str]
-) -> None:
+def test_targets_are_written_by_their_shortest_unambiguous_names(tmp_path: Path, targets, modules, parameters) -> None:
     """Of three layers, the first without experts."""
-    config = {
+    _, fields = write_base({
         "model_type": "qwen3_moe", "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 3, "head_dim": 4,
         "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4, "num_experts_per_tok": 2,
         "moe_intermediate_size": 8, "intermediate_size": 24, "mlp_only_layers": [0],
-    }  # fmt: skip
-    their_model(config).save_pretrained(tmp_path / "base", save_original_format=True)
-    given = expand_model({"from": str(tmp_path / "base"), "adapter": {"rank": 2, "targets": targets}}, None)
-    spec = model_spec(given)
-    assert isinstance(spec, LanguageModelSpec)
-    origin = Origin.of_folder(str(tmp_path / "base"), spec)
-    save_adapter(spec, ModelSource(build_model(spec)), tmp_path / "adapter", origin=origin)
-    told = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert (told["target_modules"], told["target_parameters"]) == (modules, parameters)
+    }, tmp_path)  # fmt: skip
+    spec = model_spec({**fields, "adapter": {"rank": 2, "targets": targets}})
+    write_adapter(spec, tmp_path, build_model(spec))
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (config["target_modules"], config["target_parameters"]) == (modules, parameters)
 
 
 @pytest.mark.sample(3)
@@ -221,57 +185,54 @@ def test_merged_weights_compute_what_adapters_beside_them_do(family: str, tmp_pa
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_texts_go_on_as_a_whole_pass_has_it(attention: str) -> None:
+def test_decoding_with_adapters_computes_what_one_pass_does(attention: str) -> None:
     """Token by token, with the adapters of every matrix."""
     adapter = {"rank": 3, "alpha": 5.0, "targets": ["*"]}
     spec = LanguageModelSpec(**{**language_model(attention, router="softmax_topk").model_dump(), "adapter": adapter})
-    model = build_model(spec, seed=5, dtype=torch.float64).eval()
+    model = with_random_b(build_model(spec, seed=5, dtype=torch.float64).eval())
+    tokens = tokens_of(Random(attention), spec.vocab_size, 2, 9)
     with torch.no_grad():
-        for name, each in model.named_parameters():
-            if name.endswith("_lora_b"):
-                each.copy_(torch.randn_like(each))
-        tokens = tokens_of(Random(attention), spec.vocab_size, 2, 9)
         whole, state = model(tokens), model.start(2, 9)
         for first, end in ((0, 4), (4, 5), (5, 7), (7, 8), (8, 9)):
             assert_close(model.extend(tokens[:, first:end], state), whole[:, end - 1])
 
 
+@pytest.fixture
+def stored(tmp_path: Path) -> tuple[Path, LanguageModelSpec, Callable[..., None]]:
+    """An adapter's config, the model, and a function that loads the adapter."""
+    spec = LanguageModelSpec(**{**language_model("MLA", router="softmax_topk").model_dump(), "adapter": {"rank": 2}})
+    model, origin = build_model(spec), Origin("/models/base", {"model_type": "deepseek_v3"}, "F32")
+    save_adapter(spec, ModelSource(model), tmp_path / "adapter", origin=origin)
+
+    def load(spec: LanguageModelSpec = spec) -> None:
+        load_adapter(str(tmp_path / "adapter"), build_model(spec), spec, origin=origin)
+
+    return tmp_path / "adapter" / "adapter_config.json", spec, load
+
+
 @pytest.mark.parametrize(
-    ("change", "code", "words"),
+    ("key", "value", "code"),
     [
-        ({"r": 9}, "mismatch", "adapter_config.json:r (=9) must be 2 here"),
-        ({"r": None}, "mismatch", "adapter_config.json:r must be 2 here"),
-        ({"lora_alpha": "x"}, "mismatch", "adapter_config.json:lora_alpha (='x') must be 2.0 here"),
-        ({"use_rslora": True}, "mismatch", "adapter_config.json:use_rslora (=True) must be False here"),
-        ({"peft_type": "IA3"}, "unsupported", "adapter_config.json:peft_type (='IA3') must be 'LORA' here"),
-        ({"use_dora": True}, "unsupported", "adapter_config.json:use_dora (=True) must be False here"),
-        ({"rank_pattern": {"q_proj": 1}}, "unsupported", "adapter_config.json:rank_pattern"),
-        ({"init_lora_weights": "pissa"}, "unsupported", "init_lora_weights (='pissa') changes the base weights"),
+        ("r", 9, "mismatch"), ("r", None, "mismatch"), ("r", ..., "missing"), ("lora_alpha", "x", "mismatch"),
+        ("lora_alpha", ..., "missing"), ("use_rslora", True, "mismatch"), ("peft_type", "IA3", "unsupported"),
+        ("peft_type", ..., "missing"), ("use_dora", True, "unsupported"),
+        ("rank_pattern", {"q_proj": 1}, "unsupported"), ("init_lora_weights", "pissa", "unsupported"),
     ],
 )  # fmt: skip
-def test_an_adapter_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any], code: str, words: str) -> None:
-    spec = LanguageModelSpec(**{**language_model("MLA", router="softmax_topk").model_dump(), "adapter": {"rank": 2}})
-    model = build_model(spec)
-    folder = tmp_path / "adapter"
-    origin = Origin("/models/base", {"model_type": "deepseek_v3"}, "F32")
-    save_adapter(spec, ModelSource(model), folder, origin=origin)
-    load_adapter(str(folder), model, spec, origin=origin)
-    config = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps({**config, **change}))
-    with pytest.raises(SpecError) as refused:
-        load_adapter(str(folder), model, spec, origin=origin)
-    assert words in str(refused.value)
-    assert [problem.code for problem in refused.value.problems] == [code]
-    for missing in ("r", "lora_alpha", "peft_type"):
-        (folder / "adapter_config.json").write_text(json.dumps({key: config[key] for key in config if key != missing}))
-        with pytest.raises(SpecError, match=f"{missing} is missing"):
-            load_adapter(str(folder), model, spec, origin=origin)
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    other = LanguageModelSpec(
-        **{**spec.model_dump(), "vocab_size": 64, "model_dim": 20, "moe": {**spec.moe.model_dump(), "model_dim": 20}}
-    )
+def test_an_adapter_of_another_kind_is_refused(stored, key: str, value: Any, code: ProblemCode) -> None:
+    config, _, load = stored
+    load()
+    changed = {**json.loads(config.read_text()), key: value}
+    config.write_text(json.dumps({name: each for name, each in changed.items() if each is not ...}))
+    with refused(code, f"{config}:{key}"):
+        load()
+
+
+def test_an_adapter_of_another_shape_is_refused(stored) -> None:
+    _, spec, load = stored
+    fields = {"vocab_size": 64, "model_dim": 20, "moe": {**spec.moe.model_dump(), "model_dim": 20}}
     with pytest.raises(SpecError, match=r"must have the shape \[2, 20\]"):
-        load_adapter(str(folder), build_model(other), other, origin=origin)
+        load(LanguageModelSpec(**{**spec.model_dump(), **fields}))
 
 
 @pytest.mark.grid

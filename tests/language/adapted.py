@@ -1,0 +1,63 @@
+"""A base model of transformers with a random adapter: ours, PEFT's, and the folders of both."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from moe.interchange import load_weights
+from moe.interchange.adapters import save_adapter
+from moe.interchange.expand import expand_model
+from moe.interchange.origin import Origin
+from moe.interchange.sources import ModelSource
+from moe.spec import LanguageModelSpec, model_spec
+from moe.tasks.language import LanguageModel, build_model
+from tests.language.families import their_model
+
+
+@dataclass(frozen=True)
+class Both:
+    """One adapter on one model twice, where B is no zero."""
+
+    theirs: nn.Module
+    ours: LanguageModel
+    spec: LanguageModelSpec
+    origin: Origin
+    folder: Path
+
+
+def write_base(config: dict[str, Any], folder: Path, seed: int = 0) -> tuple[nn.Module, dict[str, Any]]:
+    """Write a random base model of theirs; return it and our fields of the model."""
+    base = their_model(config, seed)
+    base.save_pretrained(folder / "base", save_original_format=True)
+    of_experts = {"moe": {"group_tokens": 64}} if "num_experts_per_tok" in config else {}
+    return base, expand_model({"from": str(folder / "base"), **of_experts}, None)
+
+
+def write_adapter(spec: LanguageModelSpec, folder: Path, model: nn.Module, **options: Any) -> Origin:
+    origin = Origin.of_folder(str(folder / "base"), spec)
+    save_adapter(spec, ModelSource(model), folder / "adapter", origin=origin, **options)
+    return origin
+
+
+def adapted(base: nn.Module, fields: dict[str, Any], folder: Path, seed: int) -> Both:
+    """Load the base, put a random adapter on it, and load both in PEFT, in float64."""
+    import peft  # takes seconds, in each process that collects this file
+
+    spec = model_spec(fields)
+    ours = build_model(spec, seed=seed, dtype=torch.float64)
+    load_weights(str(folder / "base"), ours, spec)
+    with_random_b(ours)
+    origin = write_adapter(spec, folder, ours, dtype=torch.float64)
+    theirs = peft.PeftModel.from_pretrained(base, folder / "adapter", is_trainable=True).double()
+    return Both(theirs, ours, spec, origin, folder)
+
+
+def with_random_b(model: LanguageModel) -> LanguageModel:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("_lora_b"):
+                parameter.copy_(0.3 * torch.randn_like(parameter))
+    return model
