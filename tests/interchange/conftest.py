@@ -1,12 +1,13 @@
-"""Folders of any family, for whoever reads them."""
+"""Folders of any family, and ranks that read them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.interchange import tiny
+from tests.parity.gloo_ranks import Pools
 
 
 @pytest.fixture
@@ -17,3 +18,10 @@ def hub(tmp_path: Path) -> Callable[..., Path]:
         return tiny.folder_of(tiny.theirs(family, **over), tmp_path / family)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Pools]:
+    pools = Pools()
+    yield pools
+    pools.close()

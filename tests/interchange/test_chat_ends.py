@@ -18,6 +18,7 @@ from moe.train.checkpoint.marker import list_committed
 from tests.interchange import tiny
 from tests.unit import chats
 from tests.unit.published_templates import published
+from tests.unit.streaming import streamed
 from tests.unit.train_runs import RequestAfter, course, run
 
 END_OF_TEXT, END_OF_TURN = 1, 4
@@ -66,16 +67,9 @@ def test_a_tuned_base_stops_at_what_closed_its_answers(tmp_path: Path):
     checkpoint = newest(tmp_path / "run")
     generator = TrainedModel.load(checkpoint).generator
     spec_of_answer = GenerationSpec(max_tokens=40, chat=True)
-    streamed = generator.stream("who?", spec_of_answer)
-    said = ""
-    while True:
-        try:
-            said += next(streamed)
-        except StopIteration as over:
-            ending = over.value
-            break
+    pieces, ending = streamed(generator, "who?", spec_of_answer)
     assert ending.reason == "end"
-    assert said.strip().endswith("the Sun")
+    assert "".join(pieces).strip().endswith("the Sun")
     save_checkpoint_as_folder(checkpoint, tmp_path / "out")
     told = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert told == {"eos_token_id": [END_OF_TEXT, END_OF_TURN], "top_k": 20}
@@ -109,7 +103,7 @@ TEMPLATE = (
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("has_own", [True, False])
-def test_a_template_given_to_training_is_used_and_not_written_over_the_folders(has_own: bool, tmp_path: Path):
+def test_a_template_for_training_is_used_and_does_not_replace_the_folder_s(has_own: bool, tmp_path: Path):
     own = "{% for m in messages %}{{ m.content }}</s>{% endfor %}" if has_own else None
     folder = base_folder(tmp_path / "hub", own)
     given = tmp_path / "given.jinja"
@@ -135,15 +129,17 @@ def test_a_template_given_to_training_is_used_and_not_written_over_the_folders(h
         assert str(tmp_path) not in (tmp_path / name / "README.md").read_text()
 
 
-def test_a_template_that_is_none_or_several_is_refused_at_its_place(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "rule"), [("*", "names 2 files"), ("a", "is not a valid template"), ("c", "does not exist")]
+)
+def test_a_wrong_template_file_is_refused(name: str, rule: str, tmp_path: Path):
     folder = base_folder(tmp_path / "hub", published("qwen3"))
-    for name in ("a.jinja", "b.jinja"):
-        (tmp_path / name).write_text("{% if %}")
-    for named, rule in ((f"{tmp_path}/*.jinja", "names 2 files"), (f"{tmp_path}/a.jinja", "is not a valid template"),
-                        (f"{tmp_path}/c.jinja", "does not exist")):  # fmt: skip
-        spec = JobSpec.parse(expand(job(folder, [ROW], tmp_path / "data", chat_template=named), None))
-        with pytest.raises(SpecError, match=rf"data\.chat_template.*{rule}"):
-            build_task(spec).check_data([str(tmp_path)])
+    for file in ("a.jinja", "b.jinja"):
+        (tmp_path / file).write_text("{% if %}")
+    template = f"{tmp_path}/{name}.jinja"
+    spec = JobSpec.parse(expand(job(folder, [ROW], tmp_path / "data", chat_template=template), None))
+    with pytest.raises(SpecError, match=rf"data\.chat_template.*{rule}"):
+        build_task(spec).check_data([str(tmp_path)])
 
 
 def test_a_corpus_whose_answers_end_in_nothing_is_warned_of(tmp_path: Path):
@@ -154,15 +150,15 @@ def test_a_corpus_whose_answers_end_in_nothing_is_warned_of(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "place"),
+    ("arguments", "rule"),
     [
-        ({"template_arguments": {"messages": []}}, "must not set 'messages', which comes from the conversations"),
-        ({"template_arguments": {"a b": 1}}, "a b"),
-        ({"template_arguments": {"a": ["\ud800"]}}, "lone surrogates"),
-        ({"template_arguments": {"a": "x" * 10_001}}, "at most 10,000 characters"),
+        ({"messages": []}, "must not set 'messages', which comes from the conversations"),
+        ({"a b": 1}, "a b"),
+        ({"a": ["\ud800"]}, "lone surrogates"),
+        ({"a": "x" * 10_001}, "at most 10,000 characters"),
     ],
 )
-def test_arguments_that_a_template_cannot_be_given_are_refused(fields: dict[str, Any], place: str, tmp_path: Path):
+def test_impossible_arguments_of_a_template_are_refused(arguments: dict[str, Any], rule: str, tmp_path: Path):
     folder = base_folder(tmp_path / "hub", published("qwen3"))
-    with pytest.raises(SpecError, match=place):
-        JobSpec.parse(expand(job(folder, [ROW], tmp_path / "data", **fields), None))
+    with pytest.raises(SpecError, match=rule):
+        JobSpec.parse(expand(job(folder, [ROW], tmp_path / "data", template_arguments=arguments), None))

@@ -12,12 +12,10 @@ import torch
 
 from moe.export.hub import save_checkpoint_as_folder
 from moe.interchange.expand import expand
-from moe.records import LanguageReport
-from moe.spec import JobSpec, SpecError
-from moe.storage.folder import Folder
+from moe.spec import JobSpec, ProblemCode
 from moe.tasks.build import build_task
-from moe.train.checkpoint.marker import list_committed
 from tests.interchange import tiny
+from tests.interchange.test_jobs import stored_in
 from tests.refusals import refused
 from tests.unit import chats
 from tests.unit.train_runs import RequestAfter, course, run
@@ -31,23 +29,29 @@ def chat_folder(folder: Path) -> Path:
     return folder
 
 
+def chat_job(folder: Path, **parts: dict[str, Any]) -> dict[str, Any]:
+    """A job on conversations; `parts` adds fields to its parts."""
+    job: dict[str, Any] = {
+        "name": "tuned", "model": {"from": str(chat_folder(folder)), "moe": {"group_tokens": 512}},
+        "data": {"corpus": "chat", "paths": ["/data/*.jsonl"]}, "train": {"num_steps": 4, "batch_tokens": 1024},
+        "resources": {"num_workers": 1}, "checkpoint": {"every_steps": 2},
+    }  # fmt: skip
+    return expand({**job, **{part: {**job.get(part, {}), **fields} for part, fields in parts.items()}}, None)
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("corpus", ["chat", "preference"])
 def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, tmp_path: Path):
-    folder, rng = chat_folder(tmp_path / "hub"), random.Random(corpus)
+    rng = random.Random(corpus)
     (tmp_path / "data").mkdir()
     rows = [chats.conversation(rng, chats.STRUCTURES["llama"]) for _ in range(80)]
     if corpus == "preference":
         rows = [{"prompt": row["messages"][:-1], "chosen": row["messages"][-1:],
                  "rejected": [{"role": "assistant", "content": "no"}]} for row in rows]  # fmt: skip
     (tmp_path / "data" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = {
-        "name": "tuned", "model": {"from": str(folder), "moe": {"group_tokens": 512}}, "adapter": {"rank": 2},
-        "data": {"corpus": corpus, "paths": [f"{tmp_path}/data/*"], "max_tokens": 512, "held_out": 0.2},
-        "train": {"num_steps": 4, "batch_tokens": 1024, "optimizer": {"name": "adamw", "peak_lr": 2e-2}},
-        "resources": {"num_workers": 1}, "checkpoint": {"every_steps": 2},
-    }  # fmt: skip
-    expanded = expand(given, None)
+    data = {"corpus": corpus, "paths": [f"{tmp_path}/data/*"], "max_tokens": 512, "held_out": 0.2}
+    optimizer = {"name": "adamw", "peak_lr": 2e-2}
+    expanded = chat_job(tmp_path / "hub", data=data, adapter={"rank": 2}, train={"optimizer": optimizer})
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", expanded["data"]["date"]), "the day of submission, from then on"
     spec = JobSpec.parse(expanded)
     whole, undisturbed = run(spec, tmp_path / "whole", tmp_path / "cache")
@@ -56,14 +60,11 @@ def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, tmp_path
     outcome, resumed = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
     assert outcome.kind == "succeeded"
     assert course(resumed) == course(undisturbed)[2:]
-    exported = tmp_path / "exported"
-    checkpoints = Folder(str(tmp_path / "whole" / "checkpoints"))
-    save_checkpoint_as_folder(checkpoints.url_of(list_committed(checkpoints)[0]), exported, merge=True)
-    card = (exported / "README.md").read_text()
+    save_checkpoint_as_folder(str(stored_in(tmp_path / "whole", 4)), tmp_path / "exported", merge=True)
+    card = (tmp_path / "exported" / "README.md").read_text()
     assert corpus in card
     assert str(tmp_path / "data") not in card, "where the data lies here is nobody's business"
     report = whole.report
-    assert isinstance(report, LanguageReport)
     source = report.sources["conversations"]
     assert source.loss is not None
     assert len(report.completions) == 3
@@ -80,45 +81,35 @@ def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, tmp_path
         assert source.preferred is None
 
 
-CHAT = {"corpus": "chat", "paths": ["/data/*.jsonl"]}
-
-
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "code", "path"),
     [
-        ({"data": {"corpus": "preference"}}, "adapter is required for the corpus preference"),
+        ({"data": {"corpus": "preference"}}, "missing", "adapter"),
         ({"data": {"corpus": "preference"}, "adapter": {"rank": 2}, "train": {"label_smoothing": 0.1}},
-         "train.label_smoothing (=0.1) does not apply to the corpus preference"),
-        ({"train": {"preference_beta": 0.2}}, "train.preference_beta (=0.2) applies only to the corpus preference"),
-        ({"data": {"date": "tomorrow"}}, "data.chat.date (='tomorrow') must be a date; write it as 2026-11-26"),
-        ({"data": {"held_out": 0.5}}, "data.chat.held_out (=0.5)"),
-        ({"data": {"paths": []}}, "data.chat.paths"),
-        ({"data": {"sources": []}}, "data.chat.sources"),
+         "not_applicable", "train.label_smoothing"),
+        ({"train": {"preference_beta": 0.2}}, "not_applicable", "train.preference_beta"),
+        ({"data": {"date": "tomorrow"}}, "invalid_value", "data.date"),
+        ({"data": {"held_out": 0.5}}, "out_of_range", "data.held_out"),
+        ({"data": {"paths": []}}, "empty", "data.paths"),
+        ({"data": {"sources": []}}, "unknown_key", "data.sources"),
     ],
 )  # fmt: skip
-def test_what_conversations_need_is_told_by_the_spec(changes: dict[str, dict[str, Any]], told: str, tmp_path: Path):
-    given = {
-        "model": {"from": str(chat_folder(tmp_path / "hub")), "moe": {"group_tokens": 512}},
-        "data": CHAT, "train": {"num_steps": 4, "batch_tokens": 1024},
-    }  # fmt: skip
-    expanded = expand(given, None)
+def test_wrong_specs_of_conversations_are_refused(
+    changes: dict[str, Any], code: ProblemCode, path: str, tmp_path: Path
+):
+    expanded = chat_job(tmp_path / "hub")
     for part, fields in changes.items():
         expanded[part] = {**expanded.get(part, {}), **fields}
-    with pytest.raises(SpecError) as found:
+    with refused(code, path):
         JobSpec.parse(expanded)
-    assert told.replace("data.chat.", "data.") in str(found.value).replace("data.chat.", "data.")
 
 
 def test_a_folder_without_a_template_is_refused_when_the_job_is_posted(tmp_path: Path):
-    folder = chat_folder(tmp_path / "hub")
-    (folder / "chat_template.jinja").unlink()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "q", "completion": "a"}\n')
-    given = {
-        "model": {"from": str(folder), "moe": {"group_tokens": 512}},
-        "data": {**CHAT, "paths": [f"{tmp_path}/rows.jsonl"]}, "train": {"num_steps": 4, "batch_tokens": 1024},
-    }  # fmt: skip
-    spec = JobSpec.parse(expand(given, None))
+    spec = JobSpec.parse(chat_job(tmp_path / "hub", data={"paths": [f"{tmp_path}/rows.jsonl"]}))
+    template = tmp_path / "hub" / "chat_template.jinja"
+    template.unlink()
     with refused("missing", "model.from", None):
         build_task(spec).check_data([str(tmp_path)])
-    (folder / "chat_template.jinja").write_text("{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    template.write_text("{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}")
     build_task(spec).check_data([str(tmp_path)])

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM
 
 from moe.export.hub import CheckpointSource
 from moe.export.hugging_face import load_hf, save_hf
@@ -41,27 +39,11 @@ def test_a_checkpoints_tensors_are_written_as_the_hub_has_them(family: str, tmp_
     assert f"- Started from: the weights of `{folder.name}`" in card
 
 
-@pytest.fixture(scope="module", params=sorted(tiny.CONFIGS))
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module]:
-    """A folder of each family, and our model of it."""
-    folder = tmp_path_factory.mktemp(request.param) / "hub"
-    tiny.folder_of(tiny.theirs(request.param), folder, dtype=torch.float32)
-    return folder, load_hf(folder, dtype=torch.float64)
-
-
-def test_a_folders_model_computes_what_transformers_does(loaded: tuple[Path, nn.Module]):
-    folder, model = loaded
-    tokens = torch.arange(24).view(2, 12) * 7 % 48
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager")
-    with torch.no_grad():
-        expected = theirs.eval()(tokens, use_cache=False).logits
-        found = model.eval()(tokens)
-    assert float((found - expected).abs().max()) < 2e-3 * float(expected.abs().max())
-
-
-def test_the_librarys_calls_are_each_others_inverse(loaded: tuple[Path, nn.Module], tmp_path: Path):
-    folder, model = loaded
+@pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
+def test_load_hf_and_save_hf_are_inverse(family: str, tmp_path: Path):
+    folder = tiny.folder_of(tiny.theirs(family), tmp_path / "hub", dtype=torch.float32)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
+    model = load_hf(folder, dtype=torch.float64)
     save_hf(model, tmp_path / "out")
     tiny.same_tensors(tiny.tensors_of(folder), tiny.tensors_of(tmp_path / "out"))
     with refused("missing", "spec", None):

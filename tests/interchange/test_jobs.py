@@ -15,7 +15,7 @@ from moe.export.hub import save_checkpoint_as_folder
 from moe.export.trained_model import TrainedModel
 from moe.interchange.expand import expand
 from moe.parallel import quant_schemes_of
-from moe.spec import JobSpec, LanguageModelSpec, SpecError
+from moe.spec import JobSpec, SpecError
 from moe.spec.adapter import base_in_words
 from moe.storage.folder import Folder
 from moe.tasks.language.pretrained import model_tokenizer, of_no_family
@@ -33,38 +33,12 @@ MIXTRAL = {"num_experts": 4, "hidden_dim": 24, "router": "softmax_topk", "top_k"
            "group_tokens": 128}  # fmt: skip
 
 
-def test_a_folder_is_trained_and_given_back(tmp_path: Path):
-    folder = tiny.folder_of(tiny.theirs("deepseek_v3", vocab_size=640), tmp_path / "hub")
+def with_tiktoken(folder: Path, *special: str, **config: Any) -> Path:
+    """Put a tiktoken file and these special tokens beside a model."""
     (folder / "tiktoken.model").write_bytes(FILE)
-    special = {str(len(RANKS)): {"content": "[BOS]", "special": True}}
-    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": special}))
-    (folder / "additional_chat_templates").mkdir()
-    (folder / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
-    given = {
-        "name": "further", "data": documents(tmp_path / "data"),
-        "model": {"from": str(folder), "moe": {"bias_update_rate": 0.01, "group_tokens": 128}},
-        "train": {"num_steps": 2, "batch_tokens": 128, "optimizer": {"name": "adamw", "peak_lr": 1e-2}},
-        "resources": {"num_workers": 1}, "checkpoint": {"every_steps": 2},
-    }  # fmt: skip
-    run(JobSpec.parse(expand(given, None)), tmp_path / "storage", tmp_path / "cache")
-    checkpoint = next(path for path in (tmp_path / "storage" / "checkpoints").glob("step-00000002*") if path.is_dir())
-    save_checkpoint_as_folder(str(checkpoint), tmp_path / "out")
-    before, after = tiny.tensors_of(folder), tiny.tensors_of(tmp_path / "out")
-    assert {name: (each.dtype, each.shape) for name, each in before.items()} == {
-        name: (each.dtype, each.shape) for name, each in after.items()
-    }
-    changed = [name for name in before if not torch.equal(before[name], after[name])]
-    assert any(name.endswith("e_score_correction_bias") for name in changed)
-    assert any(".experts.3.down_proj" in name for name in changed)
-    _, told = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert not told["missing_keys"]
-    assert not told["unexpected_keys"]
-    assert AutoTokenizer.from_pretrained(tmp_path / "out")("the").input_ids == [RANKS[b"the"]]
-    assert (tmp_path / "out" / "additional_chat_templates" / "tools.jinja").is_file()
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "- Steps: 2 of 2" in card
-    assert "- Started from: the weights of `hub`" in card
-    assert str(tmp_path) not in card, "where data and weights lie is the operator's business"
+    decoder = {str(len(RANKS) + at): {"content": name} for at, name in enumerate(special)}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder, **config}))
+    return folder
 
 
 def mixtral(
@@ -73,25 +47,58 @@ def mixtral(
     tiny.folder_of(tiny.theirs("mixtral", vocab_size=640), folder, dtype=dtype)
     (folder / "generation_config.json").unlink()
     (folder / "config.json").write_text(json.dumps({**tiny.config_of(folder), **changes}))
-    (folder / "tiktoken.model").write_bytes(FILE)
-    special = {str(len(RANKS) + at): {"content": name} for at, name in enumerate(["[BOS]", "[EOS]"])}
-    told = {"added_tokens_decoder": special, **(tokenizer_config or {})}
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
-    return folder
+    return with_tiktoken(folder, "[BOS]", "[EOS]", **(tokenizer_config or {}))
 
 
-def further(folder: Path, tmp_path: Path, num_steps: int = 4) -> JobSpec:
+def further(
+    folder: Path, tmp_path: Path, num_steps: int = 4, moe: dict[str, Any] | None = None, **model: Any
+) -> JobSpec:
+    """A job that goes on from a folder's model."""
     given = {
         "name": "further", "data": documents(tmp_path / "data"),
-        "model": {"from": str(folder), "moe": {"group_tokens": 128}},
+        "model": {"from": str(folder), "moe": {"group_tokens": 128, **(moe or {})}, **model},
         "train": {"num_steps": num_steps, "batch_tokens": 128, "optimizer": {"name": "adamw", "peak_lr": 1e-2}},
         "resources": {"num_workers": 1}, "checkpoint": {"every_steps": 2},
     }  # fmt: skip
     return JobSpec.parse(expand(given, None))
 
 
+def stored_in(storage: Path, step: int) -> Path:
+    """Folder of the checkpoint of a step."""
+    (checkpoint,) = (path for path in (storage / "checkpoints").glob(f"step-{step:08}*") if path.is_dir())
+    return checkpoint
+
+
+def with_adapter(spec: JobSpec, **adapter: Any) -> JobSpec:
+    return JobSpec.parse({**spec.model_dump(mode="json"), "adapter": adapter})
+
+
+def test_a_folder_is_trained_and_exported_again(tmp_path: Path):
+    folder = tiny.folder_of(tiny.theirs("deepseek_v3", vocab_size=640), tmp_path / "hub")
+    with_tiktoken(folder, "[BOS]")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
+    run(further(folder, tmp_path, 2, {"bias_update_rate": 0.01}), tmp_path / "storage", tmp_path / "cache")
+    save_checkpoint_as_folder(str(stored_in(tmp_path / "storage", 2)), tmp_path / "out")
+    before, after = tiny.tensors_of(folder), tiny.tensors_of(tmp_path / "out")
+    forms = [{name: (tensor.dtype, tensor.shape) for name, tensor in of.items()} for of in (before, after)]
+    assert forms[0] == forms[1]
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    assert any(name.endswith("e_score_correction_bias") for name in changed)
+    assert any(".experts.3.down_proj" in name for name in changed)
+    _, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("the").input_ids == [RANKS[b"the"]]
+    assert (tmp_path / "out" / "additional_chat_templates" / "tools.jinja").is_file()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "- Steps: 2 of 2" in card
+    assert "- Started from: the weights of `hub`" in card
+    assert str(tmp_path) not in card, "where data and weights lie is the operator's business"
+
+
 @pytest.mark.slow
-def test_a_run_goes_on_where_its_folder_is_gone_or_carries_something_else(tmp_path: Path):
+def test_a_run_resumes_without_its_folder_and_with_a_changed_license(tmp_path: Path):
     folder = mixtral(tmp_path / "hub")
     (folder / "LICENSE").write_text("as you like")
     spec = further(folder, tmp_path)
@@ -99,30 +106,19 @@ def test_a_run_goes_on_where_its_folder_is_gone_or_carries_something_else(tmp_pa
     for name in ("changed", "moved"):
         run(spec, tmp_path / name, tmp_path / "cache", control=RequestAfter("pause", 2))
     (folder / "LICENSE").write_text("as you wish")
-    outcome, resumed = run(spec, tmp_path / "changed", tmp_path / "cache", attempt=2)
+    outcome, with_change = run(spec, tmp_path / "changed", tmp_path / "cache", attempt=2)
     assert outcome.kind == "succeeded"
     folder.rename(tmp_path / "elsewhere")
-    _, of_moved = run(spec, tmp_path / "moved", tmp_path / "other cache", attempt=2)
-    for each in (resumed, of_moved):
-        assert course(each) == course(undisturbed)[2:]
-    (checkpoint,) = (each for each in (tmp_path / "moved/checkpoints").glob("step-00000004*") if each.is_dir())
-    save_checkpoint_as_folder(str(checkpoint), tmp_path / "out")
+    _, without_folder = run(spec, tmp_path / "moved", tmp_path / "other cache", attempt=2)
+    assert course(with_change) == course(without_folder) == course(undisturbed)[2:]
+    save_checkpoint_as_folder(str(stored_in(tmp_path / "moved", 4)), tmp_path / "out")
     assert (tmp_path / "out" / "LICENSE").read_text() == "as you like", "what the run began with"
-    with pytest.raises(SpecError, match=r"model\.from .* does not exist"):
+    with refused("not_found", "model.from"):
         run(spec, tmp_path / "anew", tmp_path / "cache")
 
 
-def with_adapter(spec: JobSpec, **adapter: Any) -> JobSpec:
-    return JobSpec.parse({**spec.model_dump(mode="json"), "adapter": adapter})
-
-
-def stored_in(storage: Path, step: int) -> Path:
-    (found,) = (each for each in (storage / "checkpoints").glob(f"step-{step:08}*") if each.is_dir())
-    return found
-
-
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT's own use
-def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp_path: Path):
+def test_an_adapter_is_its_checkpoint_and_resumes_beside_the_same_base_only(tmp_path: Path):
     from peft import PeftModel  # takes seconds, in each process that collects this file
 
     folder = mixtral(tmp_path / "hub", dtype=torch.float32)
@@ -162,7 +158,7 @@ def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp
     with pytest.raises(CheckpointError, match="has no adapters"):
         save_checkpoint_as_folder(str(stored_in(tmp_path / "plain", 4)), tmp_path / "none", merge=True)
 
-    checkpoints = Folder(str(tmp_path / "resumed/checkpoints"))
+    checkpoints = Folder(str(checkpoint.parent))
     marker = markers.read(checkpoints, checkpoint.name)
     copy_checkpoint(checkpoints, marker, Folder(str(tmp_path / "started/checkpoints")), lambda: False)
     weights = tiny.tensors_of(folder)
@@ -187,7 +183,7 @@ def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp
 @pytest.mark.parametrize(
     "base", [*(pytest.param(each, marks=pytest.mark.grid) for each in ("bfloat16", "int8")), "nf4"]
 )
-def test_an_adapter_above_a_narrower_base_resumes_and_is_merged_into_the_folders_own_weights(tmp_path: Path, base: str):
+def test_an_adapter_on_a_quantized_base_resumes_and_is_merged_into_the_folder_s_own_weights(tmp_path: Path, base: str):
     from peft import PeftModel  # takes seconds, in each process that collects this file
 
     folder = mixtral(tmp_path / "hub", dtype=torch.float32)
@@ -200,7 +196,6 @@ def test_an_adapter_above_a_narrower_base_resumes_and_is_merged_into_the_folders
     assert all(name.endswith(("_lora_a", "_lora_b")) for name in stored)
     _, resumed = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
     assert course(resumed) == course(undisturbed)[2:]
-    assert isinstance(spec.model, LanguageModelSpec)
     assert base_in_words(spec.model.parameters(), 4) in [log["message"] for log in undisturbed.logs]
     with pytest.raises(SpecError, match=r"model\.adapter\.base \(='float32'\) must be what the checkpoint"):
         run(with_adapter(further(folder, tmp_path), rank=2), tmp_path / "resumed", tmp_path / "cache", attempt=3)
@@ -228,55 +223,45 @@ def test_an_adapter_above_a_narrower_base_resumes_and_is_merged_into_the_folders
     assert (adapted - of_merged).abs().mean() < 1e-3 * apart, "apart by what the base has lost, and by that alone"
 
 
-EOS, BOS = len(RANKS) + 1, len(RANKS)
+EOS = len(RANKS) + 1
 
 
 @pytest.mark.parametrize(
-    ("config", "generation", "tokenizer", "eos", "ends"),
+    ("config_eos", "generation", "tokenizer", "eos", "ends"),
     [
-        ({"eos_token_id": 7}, None, {}, 7, ()),
-        ({"eos_token_id": [7, 9, 11]}, None, {}, 7, (9, 11)),
-        ({"eos_token_id": [7, 9]}, {"eos_token_id": [11, 7]}, {}, 7, (11,)),
-        ({"eos_token_id": [7, 9]}, {"eos_token_id": 8}, {}, 7, (8,)),
-        ({"eos_token_id": [7, 9]}, {"do_sample": True}, {}, 7, (9,)),
-        ({"eos_token_id": None}, {"eos_token_id": [8, 7]}, {"eos_token": "[EOS]"}, 8, (7,)),
-        ({"eos_token_id": None}, None, {"eos_token": "[EOS]"}, EOS, ()),
-        ({"eos_token_id": []}, None, {"eos_token": {"content": "[EOS]"}}, EOS, ()),
-        ({"eos_token_id": None}, None, {"eos_token": "nothing"}, None, ()),
-        ({"eos_token_id": None}, None, {}, None, ()),
+        (7, None, {}, 7, ()),
+        ([7, 9, 11], None, {}, 7, (9, 11)),
+        ([7, 9], {"eos_token_id": [11, 7]}, {}, 7, (11,)),
+        ([7, 9], {"eos_token_id": 8}, {}, 7, (8,)),
+        ([7, 9], {"do_sample": True}, {}, 7, (9,)),
+        (None, {"eos_token_id": [8, 7]}, {"eos_token": "[EOS]"}, 8, (7,)),
+        (None, None, {"eos_token": "[EOS]"}, EOS, ()),
+        ([], None, {"eos_token": {"content": "[EOS]"}}, EOS, ()),
+        (None, None, {"eos_token": "nothing"}, None, ()),
+        (None, None, {}, None, ()),
     ],
 )  # fmt: skip
-def test_the_tokens_that_end_a_text_are_those_of_transformers(
-    tmp_path: Path,
-    config: dict[str, Any],
-    generation: dict[str, Any] | None,
-    tokenizer: dict[str, Any],
-    eos: int | None,
-    ends: tuple[int, ...],
-):
-    folder = mixtral(tmp_path / "hub", tokenizer, **config)
+def test_end_tokens_are_those_of_transformers(tmp_path: Path, config_eos, generation, tokenizer, eos, ends):
+    folder = mixtral(tmp_path / "hub", tokenizer, eos_token_id=config_eos)
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
     spec = further(folder, tmp_path).model
-    assert isinstance(spec, LanguageModelSpec)
     if eos is None:
         with refused("missing", "model.from"):
             model_tokenizer(spec, None)
         return
-    found = model_tokenizer(spec, None)
-    assert (found.eos_id, found.ends) == (eos, ends)
+    ours = model_tokenizer(spec, None)
+    assert (ours.eos_id, ours.ends) == (eos, ends)
     theirs = AutoModelForCausalLM.from_pretrained(folder).generation_config.eos_token_id
-    if theirs is not None:  # a tokenizer's is none of what their models know
+    if theirs is not None:  # their models do not know of a tokenizer's end token
         assert {eos, *ends} >= set(theirs if isinstance(theirs, list) else [theirs])
-    again = ModelTokenizer.of_files(found.all_files())
-    assert again == replace(found, files=dict(found.files))
+    assert ModelTokenizer.of_files(ours.all_files()) == replace(ours, files=dict(ours.files))
 
 
-def test_a_model_from_nothing_says_how_long_its_texts_were(tmp_path: Path):
+def test_a_model_from_random_weights_exports_its_longest_text(tmp_path: Path):
     spec = language_job(documents(tmp_path / "data"), num_steps=2, model={"moe": MIXTRAL})
     run(spec, tmp_path / "storage", tmp_path / "cache")
-    (checkpoint,) = (each for each in (tmp_path / "storage/checkpoints").glob("step-00000002*") if each.is_dir())
-    save_checkpoint_as_folder(str(checkpoint), tmp_path / "out")
+    save_checkpoint_as_folder(str(stored_in(tmp_path / "storage", 2)), tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["model_type"], config["max_position_embeddings"]) == ("mixtral", spec.data.max_tokens)
     card = (tmp_path / "out" / "README.md").read_text()
@@ -285,12 +270,9 @@ def test_a_model_from_nothing_says_how_long_its_texts_were(tmp_path: Path):
     assert str(tmp_path) not in card
 
 
-def test_a_model_of_no_family_is_told_before_it_is_trained(tmp_path: Path):
-    for moe, told in (
-        (MIXTRAL, ""),
-        ({**MIXTRAL, "activation": "relu"}, "nearest is mixtral, which cannot express the model: "),
-    ):
-        spec = language_job(documents(tmp_path / "data"), model={"moe": moe}).model
-        assert isinstance(spec, LanguageModelSpec)
-        assert told in "".join(of_no_family(spec))
-        assert bool(of_no_family(spec)) == bool(told)
+@pytest.mark.parametrize(("activation", "has_family"), [("swiglu", True), ("relu", False)])
+def test_a_model_of_no_family_is_reported_before_it_is_trained(activation: str, has_family: bool, tmp_path: Path):
+    spec = language_job(documents(tmp_path / "data"), model={"moe": {**MIXTRAL, "activation": activation}}).model
+    warnings = of_no_family(spec)
+    assert bool(warnings) is not has_family
+    assert has_family or "nearest is mixtral, which cannot express the model: " in "".join(warnings)

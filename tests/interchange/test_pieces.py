@@ -142,6 +142,6 @@ def test_a_pattern_that_says_nothing_is_our_own_mistake(text: str):
         parse_pattern(text)
 
 
-def test_letters_of_patterns_are_axes():
+def test_patterns_are_of_letters_and_brackets():
     for letter in string.ascii_lowercase:
         assert parse_pattern(letter)[0].terms[0].axis == letter

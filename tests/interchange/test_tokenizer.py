@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import regex
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -85,36 +84,34 @@ def test_another_file_is_no_tiktoken_file(content: bytes):
 def test_a_folder_with_a_tiktoken_file_is_written_with_a_tokenizer_that_needs_no_code(tmp_path: Path):
     from transformers import AutoTokenizer
 
-    folder = tiny.folder_of(tiny.theirs("deepseek_v3"), tmp_path / "kimi")
+    folder, out = tiny.folder_of(tiny.theirs("deepseek_v3"), tmp_path / "kimi"), tmp_path / "out"
     config = {**tiny.config_of(folder), "model_type": "kimi_k2", "auto_map": {"AutoConfig": "code.DeepseekV3Config"}}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "code.py").write_text("raise SystemExit('never run')")
-    (folder / "tiktoken.model").write_bytes(FILE)
     special = {str(len(RANKS)): {"content": "[BOS]", "special": True}}
     told = {"auto_map": {"AutoTokenizer": ["code.T", None]}, "tokenizer_class": "TikTokenTokenizer",
             "added_tokens_decoder": special, "bos_token": "[BOS]", "chat_template": "{{ messages }}"}  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
-    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 3]}')
     (folder / "additional_chat_templates").mkdir()
-    (folder / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
+    for name, content in {
+        "config.json": json.dumps(config), "code.py": "raise SystemExit('never run')",
+        "tokenizer_config.json": json.dumps(told), "generation_config.json": '{"eos_token_id": [2, 3]}',
+        "additional_chat_templates/tools.jinja": "{{ tools }}",
+    }.items():  # fmt: skip
+        (folder / name).write_text(content)
+    (folder / "tiktoken.model").write_bytes(FILE)
     spec = tiny.spec_of(config)
     model = tiny.blank(spec)
-    notes = load_weights(str(folder), model, spec).notes
-    assert len(notes) == 1
-    assert "auto_map" in notes[0]
-    assert "never run" in notes[0]
-    save_folder(spec, ModelSource(model), tmp_path / "out", origin=Origin.of_folder(str(folder), spec))
-    out = tmp_path / "out"
+    (note,) = load_weights(str(folder), model, spec).notes
+    assert "auto_map" in note
+    assert "never run" in note
+    save_folder(spec, ModelSource(model), out, origin=Origin.of_folder(str(folder), spec))
     assert sorted(path.name for path in out.iterdir()) == [
         "README.md", "additional_chat_templates", "config.json", "generation_config.json", "model.safetensors",
         "shardyard.json", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
-    assert (out / "generation_config.json").read_bytes() == (folder / "generation_config.json").read_bytes()
-    assert (out / "additional_chat_templates" / "tools.jinja").read_text() == "{{ tools }}"
+    for name in ("generation_config.json", "additional_chat_templates/tools.jinja"):
+        assert (out / name).read_bytes() == (folder / name).read_bytes()
     assert tiny.config_of(out)["model_type"] == "deepseek_v3"
     assert "auto_map" not in tiny.config_of(out)
-    theirs = AutoTokenizer.from_pretrained(out)
-    assert theirs("the world")["input_ids"] == MADE.encode("the world").ids
+    assert AutoTokenizer.from_pretrained(out)("the world")["input_ids"] == MADE.encode("the world").ids
     assert json.loads((out / "tokenizer_config.json").read_text())["chat_template"] == "{{ messages }}"
     assert tokenizer_json(str(folder)) == (out / "tokenizer.json").read_bytes()
 
@@ -128,7 +125,9 @@ def test_a_tokenizer_is_kept_byte_by_byte(tmp_path: Path):
     origin = Origin.of_folder(str(folder), spec)
     again = Origin.of_files(origin.to_files().__getitem__)
     assert again == origin
-    save_folder(spec, ModelSource(_ones(spec)), tmp_path / "out", origin=again)
+    model = tiny.blank(spec)
+    load_weights(str(folder), model, spec)
+    save_folder(spec, ModelSource(model), tmp_path / "out", origin=again)
     for name in ("tokenizer.json", "special_tokens_map.json", "chat_template.jinja"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
     (folder / "tokenizer.json").unlink()
@@ -136,28 +135,16 @@ def test_a_tokenizer_is_kept_byte_by_byte(tmp_path: Path):
         tokenizer_json(str(folder))
 
 
-def _ones(spec: object) -> torch.nn.Module:
-    model = tiny.blank(spec)  # type: ignore[arg-type]
-    with torch.no_grad():
-        for each in model.parameters():
-            each.fill_(1)
-    return model
-
-
-def test_code_beside_a_tokenizer_is_named_no_more() -> None:
+@pytest.mark.parametrize(
+    ("file", "tokenizer_class"),
+    [("tokenizer.json", "PreTrainedTokenizerFast"), ("tokenizer.model", "Theirs")],  # the fast one reads the first only
+)
+def test_code_beside_a_tokenizer_is_no_longer_named(file: str, tokenizer_class: str) -> None:
     """Also where nothing is converted: what `auto_map` names is not copied."""
-    config = {
-        "auto_map": {"AutoTokenizer": ["theirs.Tokenizer", None]},
-        "tokenizer_class": "Theirs",
-        "eos_token": "x",
-        "chat_template": "\ud800",  # JSON has it, and UTF-8 has not
-    }
-    rest = {"eos_token": "x", "chat_template": "\ud800"}
-    files = {"tokenizer.json": b"{}", "tokenizer_config.json": json.dumps(config).encode()}
-    kept = json.loads(export_tokenizer(files)["tokenizer_config.json"])
-    assert kept == {**rest, "tokenizer_class": "PreTrainedTokenizerFast"}
+    rest = {"eos_token": "x", "chat_template": "\ud800"}  # JSON has it, and UTF-8 has not
+    config = {"auto_map": {"AutoTokenizer": ["theirs.Tokenizer", None]}, "tokenizer_class": "Theirs", **rest}
+    files = {file: b"{}", "tokenizer_config.json": json.dumps(config).encode()}
+    exported = json.loads(export_tokenizer(files)["tokenizer_config.json"])
+    assert exported == {**rest, "tokenizer_class": tokenizer_class}
     plain = {**files, "tokenizer_config.json": b'{"eos_token":  "x"}'}
     assert export_tokenizer(plain) == plain, "byte by byte, where there is none"
-    of_sentences = {"tokenizer.model": b"", "tokenizer_config.json": files["tokenizer_config.json"]}
-    kept = json.loads(export_tokenizer(of_sentences)["tokenizer_config.json"])
-    assert kept == {**rest, "tokenizer_class": "Theirs"}, "there is nothing that the fast one could read"

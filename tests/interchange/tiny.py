@@ -104,16 +104,21 @@ class Blank(nn.Module):
 def blank(spec: LanguageModelSpec, dtype: torch.dtype = torch.float32) -> nn.Module:
     """A model's parameters and buffers by their names, full of NaN, without anything that computes."""
     model = Blank()
-    for each in expected_tensors(spec):
-        *path, name = each.name.split(".")
-        into = model
-        for part in path:
-            into = into[part]
-        if each.is_buffer:
-            into.register_buffer(name, torch.full(each.shape, torch.nan))
+    for tensor in expected_tensors(spec):
+        module, name = module_of(model, tensor.name)
+        if tensor.is_buffer:
+            module.register_buffer(name, torch.full(tensor.shape, torch.nan))
         else:
-            into.register_parameter(name, nn.Parameter(torch.full(each.shape, torch.nan, dtype=dtype)))
+            module.register_parameter(name, nn.Parameter(torch.full(tensor.shape, torch.nan, dtype=dtype)))
     return model
+
+
+def module_of(model: Blank, name: str) -> tuple[Blank, str]:
+    """The module that holds a tensor, and the tensor's name within it."""
+    *path, last = name.split(".")
+    for part in path:
+        model = model[part]
+    return model, last
 
 
 def placed(spec: LanguageModelSpec, layout: Layout) -> nn.Module:
@@ -121,10 +126,7 @@ def placed(spec: LanguageModelSpec, layout: Layout) -> nn.Module:
     FSDP, which need not come out even."""
     model = Blank()
     for each in expected_tensors(spec):
-        *path, name = each.name.split(".")
-        into = model
-        for part in path:
-            into = into[part]
+        into, name = module_of(model, each.name)
         if each.is_buffer:
             into.register_buffer(name, torch.zeros(each.shape))
         else:
