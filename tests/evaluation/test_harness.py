@@ -67,9 +67,7 @@ def of_kind(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_means_to_us_what_it_means_to_the_harness(
-    generator: LanguageGenerator, tmp_path: Path, kind: str
-) -> None:
+def test_a_file_means_to_us_what_it_means_to_the_harness(generator, tmp_path, kind) -> None:
     """The harness reads the same keys and files with its own loader and Jinja, and asks the same model."""
     path = written(tmp_path, of_kind(kind))
     ours = evaluate(generator, read_tasks(path))

@@ -12,7 +12,7 @@ import torch
 
 from moe.export.hub import save_checkpoint_as_folder
 from moe.interchange.expand import expand
-from moe.spec import JobSpec, ProblemCode
+from moe.spec import JobSpec
 from moe.tasks.build import build_task
 from tests.interchange import tiny
 from tests.interchange.test_jobs import stored_in
@@ -94,9 +94,7 @@ def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, tmp_path
         ({"data": {"sources": []}}, "unknown_key", "data.sources"),
     ],
 )  # fmt: skip
-def test_wrong_specs_of_conversations_are_refused(
-    changes: dict[str, Any], code: ProblemCode, path: str, tmp_path: Path
-):
+def test_wrong_specs_of_conversations_are_refused(changes, code, path, tmp_path):
     expanded = chat_job(tmp_path / "hub")
     for part, fields in changes.items():
         expanded[part] = {**expanded.get(part, {}), **fields}

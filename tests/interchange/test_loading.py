@@ -55,9 +55,7 @@ def on_a_rank(folder: str, out: str, degrees: dict[str, int], upcycle: dict[str,
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", SPREAD)
 @pytest.mark.parametrize("world_size", sorted(MESHES))
-def test_each_rank_has_its_part_and_together_they_write_the_same_folder(
-    family: str, world_size: int, hub: Callable[..., Path], tmp_path: Path, ranks: Pools
-):
+def test_each_rank_has_its_part_and_together_they_write_the_same_folder(family, world_size, hub, tmp_path, ranks):
     folder = hub(family)
     sizes = ranks[world_size].run(on_a_rank, str(folder), str(tmp_path / "out"), MESHES[world_size])
     assert all(part < whole for part, whole in sizes)
@@ -155,9 +153,7 @@ def test_fp8_is_multiplied_by_the_scale_of_each_block(hub: Callable[..., Path], 
 @pytest.mark.parametrize(
     ("family", "name"), [("glm4_moe", "model.layers.3.eh_proj.weight"), ("qwen3_next", "mtp.fc.weight")]
 )
-def test_heads_of_further_tokens_are_copied_and_reported(
-    family: str, name: str, hub: Callable[..., Path], tmp_path: Path
-):
+def test_heads_of_further_tokens_are_copied_and_reported(family, name, hub, tmp_path):
     folder = hub(family)
     rewrite(folder, lambda tensors: tensors.update({name: torch.randn(5, 3)}))
     spec = tiny.spec_of(tiny.config_of(folder))

@@ -160,9 +160,7 @@ def test_the_likeliest_tokens_are_the_same(case: Case) -> None:
     ("family", "tied"),
     [("gpt_oss", False), ("glm4_moe", False), ("olmoe", False), ("granitemoe", True), ("granitemoeshared", True)],
 )
-def test_a_padding_token_that_is_read_learns_here_and_not_in_transformers(
-    tmp_path: Path, family: str, tied: bool
-) -> None:
+def test_a_padding_token_that_is_read_learns_here_and_not_in_transformers(tmp_path, family, tied) -> None:
     """As published, these families have a padding token, which may end a text too. Their gradient of its embedding
     lacks what comes of reading it; with that, as torch gives any other token, it is ours."""
     random = Random(family)

@@ -120,9 +120,7 @@ def test_a_mixture_computes_what_its_dense_model_does(case: Case, request: pytes
 @pytest.mark.slow
 @settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.generate], print_blob=True)
 @given(of=st.sampled_from(CASES), random=st.randoms(use_true_random=False))
-def test_random_mixtures_compute_what_their_dense_models_do(
-    of: tuple[str, str | None], random: Random, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_random_mixtures_compute_what_their_dense_models_do(of, random, tmp_path_factory) -> None:
     assert_same_function(made(*of, random, tmp_path_factory.mktemp("random")), random)
 
 

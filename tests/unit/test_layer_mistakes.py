@@ -74,9 +74,7 @@ def calls(draw: st.DrawFn) -> tuple[object, object, object]:
 
 
 @given(calls(), st.sampled_from(sorted(ROUTERS)), st.sampled_from(["group", "sequence", "global_batch"]))
-def test_what_a_layer_cannot_take_is_a_value_error_in_words(
-    call: tuple[Any, Any, Any], router: str, scope: str
-) -> None:
+def test_what_a_layer_cannot_take_is_a_value_error_in_words(call, router, scope) -> None:
     x, tokens, shares = call
     layer = routed(router, **({"aux_scope": scope} if "aux_scope" in ROUTERS[router].model_fields else {}))
     try:

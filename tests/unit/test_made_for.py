@@ -54,9 +54,7 @@ def test_defaults_written_out_are_the_same_as_left_out(given: dict[str, Any]) ->
 
 
 @given(st.sampled_from(EVERY), st.data())
-def test_specs_have_one_digest_where_they_ask_for_the_same_and_only_there(
-    given: dict[str, Any], data: st.DataObject
-) -> None:
+def test_specs_have_one_digest_where_they_ask_for_the_same_and_only_there(given, data) -> None:
     """One place after another has other values: words of the same place elsewhere, numbers nearby, nothing."""
     at = data.draw(st.sampled_from([at for at in places(given) if at[0] not in FREE]))
     now = given

@@ -54,9 +54,7 @@ PARTS = st.lists(st.text("ab*", min_size=1, max_size=4), min_size=1, max_size=3)
 
 
 @given(st.lists(SPLIT, max_size=8), PARTS)
-def test_files_are_found_as_by_looking_at_all_of_them(
-    tmp_path_factory: pytest.TempPathFactory, files: list[list[str]], pattern: list[str]
-) -> None:
+def test_files_are_found_as_by_looking_at_all_of_them(tmp_path_factory, files, pattern) -> None:
     root = tmp_path_factory.mktemp("root")
     for parts in files:
         path = root.joinpath(*parts)
@@ -92,9 +90,7 @@ def test_all_patterns_of_a_corpus_together_examine_a_limited_number_of_names(tmp
 
 
 @pytest.mark.parametrize("pattern", ["{dots}*.jsonl", "*/{deep}x.jsonl", "*/{dots}sub/*.jsonl"])
-def test_a_name_costs_a_few_steps_however_long_its_pattern_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
-) -> None:
+def test_a_name_costs_a_few_steps_however_long_its_pattern_is(tmp_path, monkeypatch, pattern) -> None:
     """Counted, not timed: every step on the way to a file is one of these calls."""
     for number in range(50):
         (tmp_path / f"f{number}/sub").mkdir(parents=True)
@@ -193,9 +189,7 @@ def test_what_lies_very_deep_is_refused_by_name_and_by_link(tmp_path: Path) -> N
 
 
 @given(st.lists(st.tuples(SPLIT, st.lists(st.sampled_from(["a", "b", "..", ".", ""]), max_size=5)), max_size=6), SPLIT)
-def test_links_lead_where_the_library_s_own_walk_leads(
-    tmp_path_factory: pytest.TempPathFactory, planted: list[tuple[list[str], list[str]]], wanted: list[str]
-) -> None:
+def test_links_lead_where_the_library_s_own_walk_leads(tmp_path_factory, planted, wanted) -> None:
     root = tmp_path_factory.mktemp("root")
     for parts, target in planted:
         path = root.joinpath(*parts)

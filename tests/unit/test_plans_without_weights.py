@@ -109,9 +109,7 @@ def test_a_synthetic_corpus_is_planned_and_never_trained() -> None:
         ({}, None, "train.dtype is not set", "train adapters instead of all weights, adapter: {rank: 16, base: bf"),
     ],
 )  # fmt: skip
-def test_a_refusal_names_float32_that_nobody_wrote(
-    train: dict[str, Any], adapter: dict[str, Any] | None, unwritten: str, remedy: str
-) -> None:
+def test_a_refusal_names_float32_that_nobody_wrote(train, adapter, unwritten, remedy) -> None:
     """And a change by which the same workers hold the job."""
     beside = {} if adapter is None else {"adapter": adapter}
     train = {"num_steps": 1, "batch_tokens": 65_536, **train}
@@ -147,11 +145,11 @@ def test_no_remedy_names_a_dtype_that_the_devices_lack(adapter: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("model", "data", "beside", "code"),
     [
-        ({"preset": "mixtral-8x7b"}, DOCUMENTS, {"adapter": {"rank": 4}}, "requires"),
-        ({"preset": "mixtral-8x7b", "adapter": {"rank": 4}}, CHAT, {}, "requires"),
-        ({"preset": "mixtral-8x7b"}, CHAT, {}, "requires"),
-        ({"preset": "mixtral-8x7b"}, PREFERENCE, {"adapter": {"rank": 4}}, "requires"),
-        ({"from": ""}, CHAT, {"adapter": {"rank": 4}}, "missing"),
+        ({"preset": "mixtral-8x7b"}, DOCUMENTS, {"adapter": {"rank": 4}}, "missing"),
+        ({"preset": "mixtral-8x7b", "adapter": {"rank": 4}}, CHAT, {}, "missing"),
+        ({"preset": "mixtral-8x7b"}, CHAT, {}, "missing"),
+        ({"preset": "mixtral-8x7b"}, PREFERENCE, {"adapter": {"rank": 4}}, "missing"),
+        ({"from": ""}, CHAT, {"adapter": {"rank": 4}}, "not_found"),
     ],
 )  # fmt: skip
 def test_training_is_refused_without_weights(model, data, beside, code: ProblemCode, config: Path) -> None:

@@ -1,7 +1,6 @@
 """The search beside trying every choice: the same best plans, and a refusal only where nothing fits."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from math import lcm
@@ -327,9 +326,7 @@ def small(train: dict[str, Any], **parallel: Any) -> JobSpec:
     ],
     ids=["up to 16 nodes", "beyond"],
 )
-def test_the_smallest_of_many_nodes_is_found_where_others_do_not_hold(
-    spec: JobSpec, per_node: int, memory_bytes: int, nodes: Sequence[int], that_hold: list[int]
-) -> None:
+def test_the_smallest_of_many_nodes_is_found_where_others_do_not_hold(spec, per_node, memory_bytes, nodes, that_hold):
     cluster = Cluster(num_nodes=1, devices_per_node=per_node, device="h100", memory_bytes=memory_bytes)
     smallest = LayoutSearch(spec, cluster, profile="peer").smallest()
     assert smallest.num_nodes == that_hold[0]

@@ -6,7 +6,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from moe.spec import ProblemCode, SpecError, parse_text, read_job
+from moe.spec import SpecError, parse_text, read_job
 from moe.spec.files import parse_stream, read_plain
 from tests.refusals import refused
 
@@ -68,9 +68,7 @@ def test_more_than_any_spec_has_is_too_large(format: str) -> None:
     ],
     ids=["key twice in JSON", "key twice in YAML", "half a surrogate pair", "broken JSON", "large"],
 )
-def test_text_that_is_no_spec_is_refused_at_its_place(
-    text: str, format: str, code: ProblemCode, path: str, value: str | None
-) -> None:
+def test_text_that_is_no_spec_is_refused_at_its_place(text, format, code, path, value) -> None:
     with refused(code, path, value):
         parse_text(text, format=format)
 

@@ -65,9 +65,7 @@ SECONDS = st.lists(st.floats(0.5, 2.0), min_size=5, max_size=5)
 
 
 @given(SECONDS, SECONDS, SECONDS)
-def test_no_choice_is_slower_than_the_fastest_by_more_than_the_error(
-    centre: list[float], first: list[float], second: list[float]
-) -> None:
+def test_no_choice_is_slower_than_the_fastest_by_more_than_the_error(centre, first, second) -> None:
     found = chosen(centre, first, second)
     seconds = dict(zip(CANDIDATES, centre, strict=True))
     assert seconds[found.candidate] <= WITHIN_ERROR * min(centre)
@@ -80,9 +78,7 @@ def test_no_choice_is_slower_than_the_fastest_by_more_than_the_error(
 
 
 @given(SECONDS, SECONDS, SECONDS, st.lists(st.floats(0.3, 1.0), min_size=15, max_size=15))
-def test_a_choice_on_better_hardware_is_no_slower(
-    centre: list[float], first: list[float], second: list[float], shares: list[float]
-) -> None:
+def test_a_choice_on_better_hardware_is_no_slower(centre, first, second, shares) -> None:
     """Whatever each layout gains of it, at the centre and at either end."""
     faster = [
         [each * share for each, share in zip(of, shares[at::3], strict=True)]

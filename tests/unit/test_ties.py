@@ -75,9 +75,7 @@ def test_close_scores_are_equal_ones(rows: list[list[int]], then: list[int], k: 
     st.floats(-30, 30, width=32), st.integers(1, 70), st.integers(2, 13),
     st.sampled_from([torch.float32, torch.float64]),
 )  # fmt: skip
-def test_equal_logits_have_equal_sigmoids_wherever_they_stand(
-    logit: float, num_tokens: int, num_experts: int, dtype: torch.dtype
-) -> None:
+def test_equal_logits_have_equal_sigmoids_wherever_they_stand(logit, num_tokens, num_experts, dtype) -> None:
     logits = torch.full((1, num_tokens, num_experts), logit, dtype=dtype)
     spec = MoESpec(
         router="sigmoid_topk", num_experts=num_experts, top_k=2, model_dim=8, hidden_dim=8, renormalize_gates=False

@@ -90,9 +90,9 @@ def test_records_every_step_checkpoints_and_a_report(data, cache, undisturbed):
 @pytest.mark.parametrize(("request_", "kind"), [("pause", "paused"), ("cancel", "cancelled")])
 def test_stops_on_request_with_a_checkpoint_and_resumes_bit_by_bit(data, cache, tmp_path, undisturbed, request_, kind):
     first, before = run(job(data), tmp_path, cache, control=RequestAfter(request_, 3))
-    assert (first.kind, first.step, first.report, first.resumed_at) == (kind, 3, None, (0, None))
+    assert (first.kind, first.step, first.report, before.resumed_at) == (kind, 3, None, (0, None))
     second, after = run(job(data), tmp_path, cache, attempt=2)
-    assert (second.kind, second.resumed_at) == ("succeeded", (3, "step-00000003.a1.g0"))
+    assert (second.kind, after.resumed_at) == ("succeeded", (3, "step-00000003.a1.g0"))
     assert "resumed at step 3 from step-00000003.a1.g0 of 1 workers on 1" in after.logs[0]["message"]
     assert course(before) + course(after) == course(undisturbed[1])
     expected, resumed = state(undisturbed[2], 8), state(tmp_path, 8)
@@ -143,7 +143,7 @@ def test_the_reported_step_is_that_of_the_checkpoint_that_was_loaded(data, cache
     run(job(data), tmp_path, cache, control=RequestAfter("pause", 3))
     for file in (tmp_path / "checkpoints/step-00000003.a1.g0").glob("*.distcp"):
         file.write_bytes(file.read_bytes()[:-1])
-    resumed, _ = run(job(data), tmp_path, cache, group=1, control=RequestAfter("pause", 1))
+    _, resumed = run(job(data), tmp_path, cache, group=1, control=RequestAfter("pause", 1))
     assert resumed.resumed_at == (2, "step-00000002.a1.g0")
 
 
