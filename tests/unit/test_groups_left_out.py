@@ -35,8 +35,10 @@ def job(model: dict[str, Any], max_tokens: int | None, batch_tokens: int = 65_53
         (MODEL, None, 65_536, 1024), (MODEL, 1024, 65_536, 1024), (MODEL, 2048, 65_536, 2048), (MODEL, 768, 1536, 768),
     ],
 )  # fmt: skip
-def test_a_group_is_one_sequence_of_a_folder_s_model_or_a_default_that_fits(model, max_tokens, batch_tokens, expected):
-    assert group_of(model, max_tokens, batch_tokens) == expected
+def test_a_folder_has_groups_of_one_sequence_and_others_their_default_if_it_fits_sequences_and_batch(
+    model: dict[str, Any], max_tokens: int, batch_tokens: int, expected: int
+) -> None:
+    assert JobSpec.parse(job(model, max_tokens, batch_tokens)).group_tokens == expected
 
 
 @given(

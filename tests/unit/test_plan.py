@@ -40,6 +40,13 @@ def test_a_job_that_does_not_fit_is_refused_with_the_workers_that_it_takes() -> 
     assert re.search(r"use [\d,]+ workers of this kind", problem.remedy)
 
 
+@pytest.mark.parametrize("degrees", [{"expert": 1, "data": 4}, {"expert": 4}, {"data": 2}], ids=str)
+def test_a_users_degrees_are_kept(degrees: dict[str, int]) -> None:
+    plan = plan_job(JobSpec.parse(job(resources={"num_workers": 4}, parallel=degrees)), LAPTOP)
+    assert {axis: getattr(plan.degrees, axis) for axis in degrees} == degrees
+    assert plan.degrees.expert * plan.degrees.data * plan.degrees.expert_tensor == 4
+
+
 def test_degrees_that_no_number_of_experts_allows_name_the_ones_that_work() -> None:
     spec = JobSpec.parse(job(resources={"num_workers": 6}, parallel={"expert": 4}))
     with refused("mismatch", "parallel", "expert 4"):

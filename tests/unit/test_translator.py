@@ -4,7 +4,6 @@ from functools import cache
 
 import pytest
 import torch
-from tests.unit.streaming import streamed
 from torch import Tensor
 
 from moe.data.pairs import Tokenizers
@@ -16,6 +15,7 @@ from moe.tasks.decoding import beam_search
 from moe.tasks.translation import TranslationModel, build_model, translate
 from moe.tasks.translation.translator import Translator
 from tests.unit.data_corpora import sentences
+from tests.unit.streaming import streamed
 from tests.unit.test_translation_model import spec_of
 
 MAX_TOKENS = 12
