@@ -114,12 +114,12 @@ def test_a_truncated_file_is_reported_with_the_tensor_that_it_ends_in(size: int,
     path.write_bytes(content[:size])
     problem = refusal(path.parent).problems[0]
     assert problem.value.endswith("model.safetensors")
-    assert "cut off" in problem.rule
+    assert "truncated" in problem.rule
     if size < 0:
         first, header = _header(content)
         end = len(content) + size - first
         name = next(name for name, told in header.items() if told["data_offsets"][0] <= end < told["data_offsets"][1])
-        assert f"ends within {name!r}" in problem.rule
+        assert repr(name) in problem.rule
 
 
 def _header(content: bytes) -> tuple[int, dict[str, Any]]:

@@ -289,7 +289,7 @@ def test_tensors_are_read_from_the_checkpoint_s_own_folder_alone(tmp_path, schem
     files.pipe_file(f"{root}/{name}/.metadata", pickle.dumps(metadata))
     if scheme == "file":
         (tmp_path / name / "link").symlink_to(tmp_path / "other" / "__0_0.distcp")
-    with pytest.raises(SpecError, match="lies outside"):
+    with pytest.raises(SpecError, match="outside"):
         shards.load(
             Folder(f"{scheme}://{root.lstrip('/') if scheme == 'memory' else root}/{name}"),
             {"model.w": torch.zeros(4, 3)},
