@@ -291,13 +291,13 @@ class Part(nn.Module):
 
 
 MANUAL: dict[str, tuple[Any, Any, ProblemCode, str, Any]] = {
-    "an unknown dimension": ([sharding.Split(5)], [ROWS], "out_of_range", " (in_placements[0] of same.0)", "Split(5)"),
-    "one of a result": ([ROWS], [sharding.Split(2)], "out_of_range", " (out_placements[0] of same.0)", "Split(2)"),
+    "an unknown dimension": ([sharding.Split(5)], [ROWS], "out_of_range", " (in_placements[0] of same.1)", "Split(5)"),
+    "one of a result": ([ROWS], [sharding.Split(2)], "out_of_range", " (out_placements[0] of same.1)", "Split(2)"),
     "one of a partial result": (
-        [ROWS], [sharding.Partial("a", dims={"b": 3})], "out_of_range", " (out_placements[0] of same.0)",
+        [ROWS], [sharding.Partial("a", dims={"b": 3})], "out_of_range", " (out_placements[0] of same.1)",
         "Shard({'b': 3})",
     ),
-    "an unknown axis": ([ROWS], [sharding.Partial("c")], "not_a_choice", " (out_placements[0] of same.0)", "c"),
+    "an unknown axis": ([ROWS], [sharding.Partial("c")], "not_a_choice", " (out_placements[0] of same.1)", "c"),
     "an odd size": ([sharding.Split(1)], [ROWS], "not_divisible", "", 5),
     "too few": ([], [ROWS], "mismatch", "", "same.0"),
     "too many": ([ROWS], [ROWS, ROWS], "mismatch", "", "same.0"),
