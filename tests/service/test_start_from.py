@@ -105,6 +105,7 @@ def test_a_spec_that_does_not_fit_the_checkpoint_is_refused(
     folders = set((plane.folder / "state/storage").iterdir())
     start_from = {"job": source["id"], **changes.get("start_from", {})}
     errors = problems(plane, **{**changes, "start_from": start_from})
+    errors[0]["rule"] = errors[0]["rule"].replace(source["id"], "JOB")
     check(errors[:1], [expected])
     if expected[1] == "start_from.step":
         assert errors[0]["remedy"] == "use one of 2, 4, 5, or omit it for the newest"
