@@ -11,7 +11,7 @@ from torch.nn import functional
 from benchmarks import peers
 from moe import MoELayer, MoESpec
 from moe.experts import measure
-from moe.parallel import Layout, forget_gradients, keep_buffers, local_parameters, values_changed
+from moe.parallel import Layout, discard_gradients, keep_buffers, local_parameters, values_changed
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def ours(
 
     def begin_step() -> None:
         values_changed(parameters)  # as an optimizer's step does: weights are narrowed once a step
-        forget_gradients(parameters)
+        discard_gradients(parameters)
 
     @torch.no_grad()
     def loads(x: Tensor) -> Loads:

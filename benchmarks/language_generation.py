@@ -28,12 +28,12 @@ def ours(case: Case) -> Round:
     from moe.interchange import load_weights
     from moe.spec.generation import GenerationSpec
     from moe.tasks.language import build_model
-    from moe.tasks.language.generation import generate, lay_out_for_texts
+    from moe.tasks.language.generation import generate, prepare_for_decoding
 
     spec = our_spec(case.folder)
     model = build_model(spec, dtype=getattr(torch, case.dtype)).eval()
     load_weights(case.folder, model, spec)
-    lay_out_for_texts(model)
+    prepare_for_decoding(model)
     prompts = _prompts(case).tolist()
     wanted = GenerationSpec(max_tokens=NEW_TOKENS)
     return lambda: generate(model, prompts, wanted)

@@ -32,7 +32,7 @@ def ours(case: Case) -> Round:
     from moe.storage.folder import Folder
     from moe.tasks.batch_context import BatchContext
     from moe.tasks.build import build_task
-    from moe.tasks.language.batches import NOTHING, SequencesBatch
+    from moe.tasks.language.batches import IGNORE_INDEX, SequencesBatch
     from moe.tasks.language.model import LanguageModel
     from moe.tasks.task import RankBatch
     from moe.train import expert_costs
@@ -63,7 +63,7 @@ def ours(case: Case) -> Round:
         layers, cache = state.moe_layers.local_layers.values(), Path(case.folder) / "experts"
         expert_costs.decide(layers, layout.device, state.dtype, Folder(run), cache)
     tokens = _tokens()
-    labels = torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], NOTHING)), dim=1)
+    labels = torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], IGNORE_INDEX)), dim=1)
     rows = SequencesBatch(tokens, labels, BatchContext(rows_per_group=ROWS))
     done = 0
 

@@ -45,7 +45,7 @@ from benchmarks.contenders import (
     tokens,
 )  # fmt: skip
 from moe import MoELayer, TokenContext
-from moe.dispatch.dispatcher import pad, rows_to_tokens, tokens_to_rows
+from moe.dispatch.dispatcher import pad_assignments, rows_to_tokens, tokens_to_rows
 from moe.parallel import local_parameters, narrow, values_changed
 from moe.random import dropout, fold
 from moe.train.environment import KEEP_FREED_MEMORY
@@ -148,7 +148,7 @@ def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
     counts = routing.load.tolist()
     computation = layer.experts.local_computation(counts)
     with torch.no_grad():
-        assignments = pad(routing.assignments, counts, computation.counts)
+        assignments = pad_assignments(routing.assignments, counts, computation.counts)
         rows = tokens_to_rows(x, assignments)
     weight = assignments.weight.detach().requires_grad_()
     flat, rows = x.detach().requires_grad_(), rows.requires_grad_()

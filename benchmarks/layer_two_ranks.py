@@ -25,7 +25,7 @@ from moe.experts import measure
 from moe.parallel import Layout, apply
 from moe.plan import Cluster, plan_job
 from moe.plan.degrees import ShardCounts
-from moe.plan.placement import placed
+from moe.plan.placement import build_placements
 from moe.spec import ParallelSpec, read_job
 
 RANKS = 2
@@ -39,7 +39,7 @@ def contenders(shape: Shape, layout: Layout, x: Tensor, **fields: Any) -> tuple[
     found: list[Contender] = []
     for name, num_chunks in (("shardyard", 1), ("shardyard, in 2 chunks", 2)):
         spec = shape.spec(**fields)
-        weights = placed(spec.parameters(), ShardCounts.from_degrees(layout.degrees))
+        weights = build_placements(spec.parameters(), ShardCounts.from_degrees(layout.degrees))
         layer = apply(MoELayer(spec, layer=1), weights, replace(layout, num_chunks=num_chunks))
         layer.experts.costs = measure(layer.experts.w_in.detach())
         run: Callable[[Tensor], Tensor] = lambda x, layer=layer: layer(x)[0]  # noqa: E731

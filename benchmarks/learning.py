@@ -15,7 +15,7 @@ from moe.spec import JobSpec, LanguageModelSpec
 from moe.storage.folder import Folder
 from moe.tasks.build import build_task
 from moe.train import expert_costs
-from moe.train.batches import BatchesAhead
+from moe.train.batches import BatchPrefetcher
 from moe.train.step import step
 from moe.train.totals import Signals
 from moe.train.train_state import TrainState
@@ -49,7 +49,7 @@ def training(
     with tempfile.TemporaryDirectory() as folder:
         expert_costs.decide(layers, LAYOUT.device, state.dtype, Folder(folder), cache / "experts")
     of_batches = batches_of or spec
-    batches = BatchesAhead(build_task(of_batches).batches(data, plan_job(of_batches, cluster), LAYOUT))
+    batches = BatchPrefetcher(build_task(of_batches).batches(data, plan_job(of_batches, cluster), LAYOUT))
     seconds = 0.0
     try:
         for done in range(1, spec.train.num_steps + 1):

@@ -73,7 +73,7 @@ def table() -> list[str]:
         plan, error = step.plan(), step.error()
         assert plan.ends_s is not None
         least, most = (1000 * seconds for seconds in plan.ends_s)
-        gib = plan.memory.needed / 2**30
+        gib = plan.memory.job_bytes / 2**30
         lines.append(
             f"| {step.num_micro_batches} | {step.measured_ms:.1f} | {1000 * plan.predicted.step_s:.1f} "
             f"({least:.0f} to {most:.0f}) | {exp(error) - 1:+.0%} | {step.measured_gib:.1f} | {gib:.1f} | "

@@ -80,7 +80,7 @@ def measure(num_workers: int, plans: list[Any], cache: str) -> list[list[float]]
 
 def main(num_plans: int = NUM_PLANS) -> None:
     from benchmarks import results
-    from moe.calibrate.rates import calibrated
+    from moe.calibrate.rates import load_or_measure
     from moe.plan import Cluster
     from moe.plan.search.explain import layout_of
     from moe.plan.search.search import LayoutSearch
@@ -89,7 +89,7 @@ def main(num_plans: int = NUM_PLANS) -> None:
     cache = str(Settings().cache_dir)
     figures = []
     for num_workers in WORKERS:
-        spec, calibration = spec_for(num_workers), calibrated(Path(cache), refresh=True)
+        spec, calibration = spec_for(num_workers), load_or_measure(Path(cache), refresh=True)
         print(calibration)
         cluster = Cluster(num_nodes=1, devices_per_node=num_workers, device="cpu", calibration=calibration)
         plans = LayoutSearch(spec, cluster).best_to_run(num_workers, num_plans)

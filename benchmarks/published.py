@@ -26,7 +26,7 @@ from benchmarks.published_rows import ROWS, Row
 from moe.plan import Cluster, Degrees, LayoutSearch, Plan
 from moe.plan.candidate import Candidate, Options
 from moe.plan.compare import compare
-from moe.plan.search.explain import kind_of_time
+from moe.plan.search.explain import time_kind_name
 from moe.spec import JobSpec
 
 NEWEST = ("zoo", "25.09", "26.04")
@@ -135,7 +135,7 @@ class Choice:
         """The kind of time that its best saves most of, with seconds of a step in both."""
         terms = compare(self.published_plan, self.best[0]).time
         kind = min(terms, key=lambda each: terms[each].difference)
-        return f"{kind_of_time(kind)}, {terms[kind].first:.1f} to {terms[kind].second:.1f} s"
+        return f"{time_kind_name(kind)}, {terms[kind].first:.1f} to {terms[kind].second:.1f} s"
 
     @property
     def places(self) -> list[int]:

@@ -37,7 +37,7 @@ class MptRow:
 
     @property
     def name(self) -> str:
-        recompute = ", blocks computed again" if self.recomputes else ""
+        recompute = ", recomputed blocks" if self.recomputes else ""
         return f"mpt-{self.model}, {self.num_devices} {self.device}, micro-batch {self.micro_batch}{recompute}"
 
     @property

@@ -21,7 +21,7 @@ from scipy.optimize import least_squares
 from benchmarks.published_rows import DENSE
 from moe.plan import Cluster, Plan, plan_job
 from moe.plan.cost.time import TimeModel
-from moe.plan.profile import ProfileName, profile_of
+from moe.plan.profile import ProfileName, find_profile
 from moe.plan.software import SOFTWARE, Host, Software
 from moe.spec import JobSpec
 
@@ -80,7 +80,7 @@ class TitanRow:
 
     def error(self, software: Software) -> float:
         """ln(predicted / published) of its step."""
-        model = TimeModel(self.job, self.cluster, profile_of(self.profile), software)
+        model = TimeModel(self.job, self.cluster, find_profile(self.profile), software)
         return log(model.step_s(self.plan().candidate) / self.measured_step_s)
 
 
@@ -160,7 +160,7 @@ def table(constants: Vector = CONSTANTS) -> list[str]:
              "GiB reserved | predicted | error |", "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     errors: dict[str, list[float]] = {"fitted": [], "held out": [], "memory": []}
     for row in ROWS:
-        error, gib = row.error(titan_by(constants, row)), row.plan().memory.needed / 2**30
+        error, gib = row.error(titan_by(constants, row)), row.plan().memory.job_bytes / 2**30
         errors["fitted" if row.is_fitted else "held out"].append(error)
         errors["memory"].append(log(gib / row.memory_gib))
         layout = " ".join(f"{name} {value}" for name, value in row.parallel.items() if value != 1)

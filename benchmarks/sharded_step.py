@@ -34,7 +34,7 @@ from benchmarks import results
 from benchmarks.training import EXAMPLE
 from benchmarks.translation_loss import TranslationLoss
 from moe import sharding
-from moe.parallel import Layout, forget_gradients, reduce_gradients
+from moe.parallel import Layout, discard_gradients, reduce_gradients
 from moe.plan import Cluster, plan_job
 from moe.routing import BatchCounts
 from moe.spec import AdamWSpec, JobSpec, ParallelSpec, ResourcesSpec, TranslationModelSpec, read_job
@@ -88,13 +88,13 @@ def by_engine(spec: JobSpec, cache: Path) -> Step:
     num_groups = spec.num_groups
     rows_per_group = source.shape[0] // num_groups
     counts = BatchCounts(num_groups, source.shape[0], source.numel())
-    here = layout.groups_here(num_groups)
+    here = layout.local_groups(num_groups)
     part = slice(here.start * rows_per_group, here.stop * rows_per_group)
     context = BatchContext(int(step), spec.train.seed, True, part.start, rows_per_group, counts, counts)
     given = PairsBatch(source[part], target_in[part], target_out[part], context)
 
     def take() -> float:
-        forget_gradients(state.parameters)
+        discard_gradients(state.parameters)
         loss = task.loss(state.model, given).objective / source.numel()
         loss.backward()
         reduce_gradients(state.parameters, layout)

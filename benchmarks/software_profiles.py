@@ -17,7 +17,7 @@ from benchmarks.published_cut_down import MEASURED, CutDown
 from benchmarks.published_rows import ROWS, Row
 from moe.plan.candidate import Candidate
 from moe.plan.cost.time import TimeModel
-from moe.plan.profile import profile_of
+from moe.plan.profile import find_profile
 from moe.plan.software import SOFTWARE, Host, Software, SoftwareName
 from moe.spec import JobSpec
 
@@ -49,7 +49,7 @@ class Run:
 
     def error(self, software: Software) -> float:
         """ln(predicted / published) of its step."""
-        model = TimeModel(self._job, self.row.cluster, profile_of("peer"), software)
+        model = TimeModel(self._job, self.row.cluster, find_profile("peer"), software)
         return log(model.step_s(self.candidate) / self.row.measured_step_s)
 
     @property

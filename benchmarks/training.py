@@ -29,7 +29,7 @@ def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: s
     from moe.storage.folder import Folder
     from moe.tasks.build import build_task
     from moe.train import expert_costs
-    from moe.train.batches import BatchesAhead
+    from moe.train.batches import BatchPrefetcher
     from moe.train.step import step
     from moe.train.totals import Signals
     from moe.train.train_state import TrainState
@@ -48,7 +48,7 @@ def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: s
     state = TrainState.build(task, layout)
     layers, folder = state.moe_layers.local_layers.values(), Folder(str(Path(rendezvous).parent))
     expert_costs.decide(layers, layout.device, state.dtype, folder, Path(cache) / "experts")
-    batches = BatchesAhead(task.batches(task.prepare(cache), plan, layout))
+    batches = BatchPrefetcher(task.batches(task.prepare(cache), plan, layout))
     done = 0
 
     def steps(count: int) -> tuple[float, float, int]:

@@ -13,7 +13,7 @@ from moe.routing import TokenContext
 from moe.spec import TranslationModelSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.translation.batches import PairsBatch
-from moe.tasks.translation.model import PAD, TranslationModel, loss_of
+from moe.tasks.translation.model import PAD, TranslationModel, batch_loss
 
 
 class TranslationLoss(nn.Module):
@@ -21,7 +21,7 @@ class TranslationLoss(nn.Module):
 
     def __init__(self, model: TranslationModel, smoothing: float = 0.1, seed: int = 0) -> None:
         super().__init__()
-        _let_blocks_be_given()
+        _register_pass_inputs()
         self.model, self.smoothing, self.seed = model, smoothing, seed
 
     @classmethod
@@ -40,12 +40,12 @@ class TranslationLoss(nn.Module):
         `step` int64 `[]` keys the random draws.
         """
         context = BatchContext(step=step, seed=self.seed, training=self.training)
-        objective = loss_of(self.model, PairsBatch(source, target_in, target_out, context), self.smoothing).objective
+        objective = batch_loss(self.model, PairsBatch(source, target_in, target_out, context), self.smoothing).objective
         return objective / (target_out != PAD).sum()
 
 
 @cache
-def _let_blocks_be_given() -> None:
+def _register_pass_inputs() -> None:
     """Register block inputs as pytrees: repeated blocks are captured once, with tensors as graph inputs."""
     for kind in (SequencePass, PassRows, AttentionMask, TokenContext, SequenceShard):
         pytree.register_dataclass(kind)

@@ -60,7 +60,7 @@ def ignore_signals() -> Iterator[None]:
 
 
 @contextmanager
-def held_back(came: list[int] | None = None) -> Iterator[list[int]]:
+def defer_signals(came: list[int] | None = None) -> Iterator[list[int]]:
     """Context that defers signals: yields the list of their numbers (`came` if given), and raises the first at the
     end. For work that polls the list, such as starting a process, which an exception would lose. No effect outside
     the main thread."""

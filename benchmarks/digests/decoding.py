@@ -37,7 +37,7 @@ def language_texts(spec: Model) -> dict[str, list[list[int]]]:
     from moe.tasks.language import generate
 
     model = seeded(spec, 2)
-    return {name: generate(model, PROMPTS, how, ENDS, texts=range(len(PROMPTS))) for name, how in SPECS.items()}
+    return {name: generate(model, PROMPTS, how, ENDS) for name, how in SPECS.items()}
 
 
 def translation_texts(spec: Model) -> dict[str, list[list[int]]]:

@@ -58,7 +58,7 @@ _SMALL_JOB = {"model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"}
 _ROUNDS, _MOMENT_S = 3, 0.08
 
 
-def calibrated(cache: Path, *, refresh: bool = False) -> Calibration:
+def load_or_measure(cache: Path, *, refresh: bool = False) -> Calibration:
     """Stored calibration of this machine's CPU with these versions; measured, and stored, if missing."""
     calibration = read_calibration(cache)
     if calibration is not None and calibration.machine == machine() and not refresh:

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from moe.parallel import Layout, plain_collectives
+from moe.parallel import Layout, json_collectives
 from moe.plan import Plan, Trial
 from moe.plan.search.explain import layout_of
 from moe.storage.folder import Folder
 from moe.tasks.task import PreparedData, Task
 from moe.train import expert_costs
-from moe.train.batches import BatchesAhead
+from moe.train.batches import BatchPrefetcher
 from moe.train.step import step as take_step
 from moe.train.totals import Signals
 from moe.train.train_state import TrainState
@@ -40,7 +40,7 @@ def step_seconds(
     state = TrainState.build(task, layout)
     layers = state.moe_layers.local_layers.values()
     expert_costs.decide(layers, layout.device, state.dtype, Folder.of_job(storage), cache / "experts")
-    batches = BatchesAhead(task.batches(data, plan, layout))
+    batches = BatchPrefetcher(task.batches(data, plan, layout))
     try:
         began = time.perf_counter()
         for step in range(num_warm_up + num_steps):
@@ -50,7 +50,7 @@ def step_seconds(
         local_step_s = (time.perf_counter() - began) / num_steps
     finally:
         batches.close()
-    slowest = max(plain_collectives.all_gather_json(local_step_s))
+    slowest = max(json_collectives.all_gather_json(local_step_s))
     layout.close()
     return slowest
 

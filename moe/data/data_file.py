@@ -25,15 +25,15 @@ class DataFile:
 
 
 def locate_files(
-    locator: Locator, place: str, paths: Sequence[str], seen: set[Location] | None = None
+    locator: Locator, place: str, paths: Sequence[str], seen_locations: set[Location] | None = None
 ) -> list[DataFile]:
     """Files that the paths at `place` name, in order, each once. Those in `seen` are left out, and further ones added
     to it. Raises SpecError."""
-    seen = set() if seen is None else seen
+    seen_locations = set() if seen_locations is None else seen_locations
     files = []
     for number, path in enumerate(paths):
         for location in locator.locate(f"{place}[{number}]", path):
-            if location not in seen:
+            if location not in seen_locations:
                 files.append(DataFile(f"{place}[{number}]", location))
-            seen.add(location)
+            seen_locations.add(location)
     return files

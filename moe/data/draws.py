@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def generator_of(seed: int, number: int, *, stream: int = 0, substream: int = 0) -> np.random.Philox:
+def seeded_generator(seed: int, number: int, *, stream: int = 0, substream: int = 0) -> np.random.Philox:
     """Generator for the step, epoch or purpose `number`. Each `stream` and `substream` is a part of its counter space,
     apart from those of other users of the same seed and number."""
     return np.random.Philox(key=np.array([seed % 2**64, number], np.uint64), counter=[0, 0, substream, stream])

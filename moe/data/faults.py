@@ -14,7 +14,7 @@ _VARIES = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")
 """Parts of a rule that vary within one kind of fault: numbers and quoted text."""
 
 
-class OutOfTime(Exception):
+class DeadlineExceeded(Exception):
     """The deadline of a pass over the records has passed."""
 
 
@@ -45,7 +45,7 @@ class Faults:
     def read(self, num_records: int = 1) -> None:
         """Count records that were read, good and bad. Raises OutOfTime after the deadline."""
         if self._deadline is not None and time.monotonic() > self._deadline:
-            raise OutOfTime
+            raise DeadlineExceeded
         self.num_records += num_records
 
     def add(self, error: SpecError) -> None:

@@ -59,7 +59,7 @@ def decompress(raw: IO[bytes]) -> IO[bytes] | None:
     return None
 
 
-def no_text(head: bytes) -> tuple[ProblemCode, str, str] | None:
+def not_text_problem(head: bytes) -> tuple[ProblemCode, str, str] | None:
     """(code, rule, remedy) of a file that begins with `head` and holds no UTF-8 text; None if it may hold some."""
     for mark, encoding in _ENCODINGS:
         if head.startswith(mark):

@@ -11,11 +11,11 @@ _PLACE = str(Path(moe.__file__).resolve().parents[1])
 _SAID_BYTES = 300
 
 
-class NoAnswer(Exception):
+class LimitedProcessError(Exception):
     """The process gave no answer; the message says why."""
 
 
-def answer_of(module: str, request: bytes, *, timeout_s: float, memory_bytes: int) -> bytes:
+def run_limited(module: str, request: bytes, *, timeout_s: float, memory_bytes: int) -> bytes:
     """Standard output of `python -m MODULE` with `request` on its standard input.
 
     The process is a new interpreter without this one's environment, which holds credentials. The module must call
@@ -28,15 +28,15 @@ def answer_of(module: str, request: bytes, *, timeout_s: float, memory_bytes: in
             command, input=request, capture_output=True, timeout=timeout_s, env=environment, check=False
         )
     except subprocess.TimeoutExpired:
-        raise NoAnswer(f"exceeds its time limit of {timeout_s:g} s") from None
+        raise LimitedProcessError(f"exceeds its time limit of {timeout_s:g} s") from None
     if process.returncode:
         message = process.stderr[-_SAID_BYTES:].decode(errors="replace").strip().rpartition("\n")[2]
         how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit status {process.returncode}"
-        raise NoAnswer(f"crashes its reader ({how}{': ' + message if message else ''})")
+        raise LimitedProcessError(f"crashes its reader ({how}{': ' + message if message else ''})")
     return process.stdout
 
 
-def take_limits() -> None:
+def apply_limits() -> None:
     """Apply the limits in the process's arguments, before the module reads anything."""
     memory_bytes, cpu_s = int(sys.argv[1]), int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

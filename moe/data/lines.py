@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from moe.data.data_file import DataFile
 from moe.data.faults import Faults
-from moe.data.file_kinds import DAMAGED, HEAD_BYTES, no_text
+from moe.data.file_kinds import DAMAGED, HEAD_BYTES, not_text_problem
 from moe.spec import ProblemCode, SpecError
 
 MAX_LINE_BYTES = 1 << 20
@@ -58,7 +58,7 @@ class Lines:
             raise self.file.unreadable(error, f", line {number + 1}") from None
 
     def _line(self, number: int, raw: bytes) -> str:
-        if number == 1 and (reason := no_text(raw[:HEAD_BYTES])) is not None:
+        if number == 1 and (reason := not_text_problem(raw[:HEAD_BYTES])) is not None:
             raise self.file.broken(*reason)
         try:
             return self._text(number, raw)

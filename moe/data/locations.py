@@ -109,22 +109,22 @@ class Locator:
     def _locate_local(self, place: str, pattern: str, path: str) -> list[Location]:
         def step(folder: str, part: str) -> Iterator[str]:
             """Matches of `part` in `folder`, with their links resolved, so that a folder in the result has none."""
-            with _passing_over():
+            with _skip_vanished():
                 if "*" in part:
                     with confined.listing(self._root_of(folder), folder) as entries:
                         matches = sorted(
                             (entry.name, entry.is_symlink())
-                            for entry in self._looked_at(place, pattern, entries)
+                            for entry in self._counted_entries(place, pattern, entries)
                             if _fits(part, entry.name)
                         )
                 else:
                     # What follows a name that is not there is not looked for.
                     matches = [
                         (name, stat.S_ISLNK(os.lstat(os.path.join(folder, name)).st_mode))
-                        for name in self._looked_at(place, pattern, [part])
+                        for name in self._counted_entries(place, pattern, [part])
                     ]
                 for name, is_link in matches:
-                    with _passing_over():  # of this one alone
+                    with _skip_vanished():  # of this one alone
                         if is_link:
                             yield self._followed_link(place, pattern, name, folder)
                         else:
@@ -133,7 +133,7 @@ class Locator:
         locations = []
         for name in _expand_pattern(path, lambda path: self._followed_link(place, pattern, path or "/"), step):
             location = Location("file", name, self._root_of(name))
-            with _passing_over() if "*" in path else nullcontext():
+            with _skip_vanished() if "*" in path else nullcontext():
                 location.raw().close()  # a regular file, which can be read
                 locations.append(location)
         return locations or self._raise_not_found(place, pattern)
@@ -149,9 +149,9 @@ class Locator:
                 if "*" not in part:
                     yield os.path.join(folder, part)
                     return
-                with _passing_over():
+                with _skip_vanished():
                     names = (path.rstrip("/").rpartition("/")[2] for path in filesystem.ls(folder, detail=False))
-                    matches = [name for name in self._looked_at(place, pattern, names) if _fits(part, name)]
+                    matches = [name for name in self._counted_entries(place, pattern, names) if _fits(part, name)]
                     yield from (os.path.join(folder, name) for name in sorted(matches))
 
             locations = [
@@ -165,7 +165,7 @@ class Locator:
             raise spec_error(code, place, pattern, f"cannot be opened: {error}", remedy) from None
         return locations or self._raise_not_found(place, pattern)
 
-    def _looked_at(self, place: str, pattern: str, entries: Iterable[T]) -> Iterator[T]:
+    def _counted_entries(self, place: str, pattern: str, entries: Iterable[T]) -> Iterator[T]:
         """The same entries, counted. Raises SpecError when they and those before exceed the limit."""
         for entry in entries:
             self._count(place, pattern)
@@ -235,7 +235,7 @@ def _expand_pattern(path: str, begin: Callable[[str], str], step: Callable[[str,
 
 
 @contextmanager
-def _passing_over() -> Iterator[None]:
+def _skip_vanished() -> Iterator[None]:
     """Ignore what a pattern does not match: a folder in place of a file, a file in place of a folder, a dead link."""
     try:
         yield

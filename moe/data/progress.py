@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-Tell = Callable[[str, float | None, int], None]
+ProgressCallback = Callable[[str, float | None, int], None]
 """Callback with the stage in words, the share of all work that is done (0 to 1, None if unknown), and the number of
 texts that the stage has processed."""
 
@@ -15,10 +15,10 @@ _EVERY = 1000
 class Stages:
     """Stages of a preparation, in order, with the share of its time that each usually takes."""
 
-    def __init__(self, weights: Mapping[str, float], tell: Tell | None = None) -> None:
+    def __init__(self, weights: Mapping[str, float], tell: ProgressCallback | None = None) -> None:
         total = sum(weights.values())
         self._weights = {stage: weight / total for stage, weight in weights.items()}
-        self._tell: Tell = tell or (lambda stage, share, num_done: None)
+        self._tell: ProgressCallback = tell or (lambda stage, share, num_done: None)
 
     def at(self, stage: str, share_of_stage: float | None = 0.0, num_done: int = 0) -> None:
         """Report that this share of `stage` is done (None if unknown), and all stages before it."""
@@ -42,6 +42,6 @@ class Stages:
                 self.at(stage, share_of(number), number)
 
 
-def of_total(total: int, before: int = 0) -> Callable[[int], float | None]:
+def scaled_progress(total: int, before: int = 0) -> Callable[[int], float | None]:
     """Function from a number of items to their share of a known total, `before` items included."""
     return lambda number: (before + number) / total if total else 1.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from moe.data.corpus import CHECK_BYTES, Corpus
 from moe.data.file_kinds import DAMAGED, HEAD_BYTES, decompress
-from moe.data.limited_process import NoAnswer, answer_of
+from moe.data.limited_process import LimitedProcessError, run_limited
 from moe.data.locations import Location
 from moe.spec import Problem, SpecError
 from moe.spec.bad_records import BadRecordsFields
@@ -36,10 +36,10 @@ def _scan(data: BadRecordsFields, files: Sequence[Location], roots: Sequence[str
     request: dict[str, object] = {"data": data.model_dump(mode="json"), "roots": None if roots is None else list(roots)}
     request["seconds"] = SECONDS
     try:
-        answer = answer_of(
+        answer = run_limited(
             "moe.data.scan_process", json.dumps(request).encode(), timeout_s=_TIMEOUT_S, memory_bytes=_MEMORY_BYTES
         )
-    except NoAnswer:
+    except LimitedProcessError:
         return  # preparation reports the cause
     if problems := json.loads(answer):
         raise SpecError([Problem(**problem) for problem in problems])

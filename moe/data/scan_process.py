@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from moe.data.corpus import Corpus
-from moe.data.faults import Faults, OutOfTime
-from moe.data.limited_process import take_limits
+from moe.data.faults import DeadlineExceeded, Faults
+from moe.data.limited_process import apply_limits
 from moe.spec import ConversationsSpec, PairsSpec, Problem, SequencesSpec, SpecError
 
 
@@ -16,7 +16,7 @@ def _problems(data: object, roots: Sequence[str] | None, deadline: float) -> Ite
     corpus = _corpus(data, roots)
     faults = Faults.from_spec(data, deadline)
     try:
-        with suppress(OutOfTime):
+        with suppress(DeadlineExceeded):
             for _ in corpus.records(faults):
                 pass
         faults.require_none()
@@ -43,7 +43,7 @@ def _corpus(data: object, roots: Sequence[str] | None) -> Corpus:
 
 def _main() -> None:
     began = time.monotonic()
-    take_limits()
+    apply_limits()
     from pydantic import TypeAdapter
 
     from moe.spec.data import DataSpec

@@ -173,7 +173,7 @@ class Tokenizer:
             ):
                 yield encoding.ids
 
-    def encode_written(self, texts: Sequence[str]) -> list[EncodedText]:
+    def encode_verbatim(self, texts: Sequence[str]) -> list[EncodedText]:
         """Ids of texts rendered by a chat template, in which special tokens are special."""
         are_text, processor = self._bpe.encode_special_tokens, self._bpe.post_processor
         self._bpe.encode_special_tokens = False

@@ -2,10 +2,10 @@
 
 from moe.dispatch.dispatcher import (
     AllToAllDispatcher,
+    Combiner,
     DirectDispatcher,
     DispatchedRows,
     Dispatcher,
-    DispatchPlan,
     LocalDispatcher,
 )
 from moe.dispatch.einsum import EinsumDispatcher, combine_weights
@@ -33,6 +33,6 @@ def build_dispatcher(layout: Layout, label: str) -> Dispatcher:
 
 
 __all__ = [
-    "AllToAllDispatcher", "DispatchPlan", "DispatchedRows", "Dispatcher", "EinsumDispatcher", "HierarchicalDispatcher",
+    "AllToAllDispatcher", "Combiner", "DispatchedRows", "Dispatcher", "EinsumDispatcher", "HierarchicalDispatcher",
     "LocalDispatcher", "build_dispatcher", "combine_weights",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Dispatch of tokens to their experts, and combination of the experts' outputs: on one rank, or by all-to-all.
 
 A dispatcher gathers the tokens into rows, one per kept choice, in the order that the experts want. The layer runs its
-experts on them. The plan of the dispatch then sums the outputs by token.
+experts on them. The combiner of the dispatch then sums the outputs by token.
 """
 
 from abc import ABC, abstractmethod
@@ -14,14 +14,12 @@ from torch.nn import functional
 
 from moe.dispatch.exchange import Chunk, ExpertExchange, RowExchange, Traffic
 from moe.experts import ExpertComputation, LocalExperts
-from moe.experts.products import padding_slots, slots
+from moe.experts.products import padded_slots, padding_slots
 from moe.routing import Assignments, Choices
 
 
-class DispatchPlan(ABC):
-    """Computation for the rows of one call, and return of its outputs to their tokens."""
-
-    computation: ExpertComputation
+class Combiner(ABC):
+    """Return of the experts' outputs for one call's rows to their tokens."""
 
     @abstractmethod
     def combine(self, outputs: Tensor) -> Tensor:
@@ -29,11 +27,13 @@ class DispatchPlan(ABC):
 
 
 class DispatchedRows(NamedTuple):
-    """Rows for the experts: `x` `[n, M]`, their weights `[n]`, and the plan of the dispatch."""
+    """Rows for the experts: `x` `[n, M]`, their weights `[n]`, the computation to run on them, and the combiner of its
+    outputs."""
 
     x: Tensor
     weight: Tensor
-    plan: DispatchPlan
+    computation: ExpertComputation
+    combiner: Combiner
 
 
 class Dispatcher(ABC):
@@ -50,11 +50,10 @@ class Dispatcher(ABC):
 
 
 @dataclass(frozen=True)
-class DirectPlan(DispatchPlan):
-    """Plan of rows in the order of `assignments`."""
+class DirectCombiner(Combiner):
+    """Combiner of rows in the order of `assignments`."""
 
     assignments: Assignments
-    computation: ExpertComputation
 
     def combine(self, outputs: Tensor) -> Tensor:
         return rows_to_tokens(outputs, self.assignments)
@@ -65,7 +64,7 @@ class DirectDispatcher(Dispatcher):
     `counts` and `gather_rows`."""
 
     def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> DispatchedRows:
-        host_counts, counts = on_host(choices.device_counts, self.counts(choices.load))
+        host_counts, counts = copy_to_host(choices.device_counts, self.counts(choices.load))
         return self.gather_rows(x, choices.to_rows(host_counts.tolist()), counts, experts)
 
     @abstractmethod
@@ -78,7 +77,7 @@ class DirectDispatcher(Dispatcher):
         `counts` is the result of the method of that name, on the host."""
 
 
-def on_host(*tensors: Tensor) -> list[Tensor]:
+def copy_to_host(*tensors: Tensor) -> list[Tensor]:
     """Copy int64 tensors to the host in one synchronization."""
     host_parts = (
         torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu().split([tensor.numel() for tensor in tensors])
@@ -94,9 +93,9 @@ class LocalDispatcher(DirectDispatcher):
 
     def gather_rows(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: LocalExperts) -> DispatchedRows:
         computation = experts.local_computation(assignments.counts)
-        assignments = pad(assignments, assignments.counts, computation.counts)
-        plan = DirectPlan(assignments, computation)
-        return DispatchedRows(tokens_to_rows(x, assignments), assignments.weight, plan)
+        assignments = pad_assignments(assignments, assignments.counts, computation.counts)
+        rows = tokens_to_rows(x, assignments)
+        return DispatchedRows(rows, assignments.weight, computation, DirectCombiner(assignments))
 
 
 class AllToAllDispatcher(DirectDispatcher):
@@ -136,10 +135,10 @@ class AllToAllDispatcher(DirectDispatcher):
             arriving = counts[:, self.transport.rank]
         chunks = _chunks(leaving, arriving, num_chunks)
         if num_chunks > 1 or self.parts_per_expert > 1:
-            assignments = _in_chunks(assignments, num_chunks, leaving.shape[1], self.parts_per_expert)
+            assignments = _order_by_chunk(assignments, num_chunks, leaving.shape[1], self.parts_per_expert)
         exchange = ExpertExchange(self.transport, chunks, saves_rows, experts.local_computation)
-        plan = DirectPlan(assignments, exchange)
-        return DispatchedRows(tokens_to_rows(x, assignments), assignments.weight, plan)
+        rows = tokens_to_rows(x, assignments)
+        return DispatchedRows(rows, assignments.weight, exchange, DirectCombiner(assignments))
 
     def _by_rank(self, counts: Tensor) -> Tensor:
         """`[ranks, local experts]`: rows to send to each rank for each expert, from `counts` `[E]`."""
@@ -179,7 +178,9 @@ def _part(counts: Tensor, number: int, num_chunks: int) -> Tensor:
     return counts * (number + 1) // num_chunks - counts * number // num_chunks
 
 
-def _in_chunks(assignments: Assignments, num_chunks: int, experts_per_rank: int, parts_per_expert: int) -> Assignments:
+def _order_by_chunk(
+    assignments: Assignments, num_chunks: int, experts_per_rank: int, parts_per_expert: int
+) -> Assignments:
     """Rows in send order: by chunk, rank and expert, with a copy for each part of the expert."""
     load, expert = assignments.load, assignments.expert
     place = torch.arange(expert.numel(), device=expert.device) - (load.cumsum(0) - load)[expert]
@@ -278,17 +279,17 @@ def _sums_by_token(rows: Tensor, rows_by_token: Tensor, first_by_token: Tensor) 
     return functional.embedding_bag(rows_by_token, rows.contiguous(), first_by_token, mode="sum")
 
 
-def pad(assignments: Assignments, counts: list[int], padded: list[int]) -> Assignments:
-    """Return `assignments` with each expert's rows padded from `counts[e]` to `padded[e]`. Padding rows have weight
-    zero, and affect neither outputs nor gradients; `expert` and `position` list only the kept choices."""
-    if padded == counts:
+def pad_assignments(assignments: Assignments, counts: list[int], padded_counts: list[int]) -> Assignments:
+    """Return `assignments` with each expert's rows padded from `counts[e]` to `padded_counts[e]`. Padding rows have
+    weight zero, and affect neither outputs nor gradients; `expert` and `position` list only the kept choices."""
+    if padded_counts == counts:
         return assignments
-    slot = slots(counts, padded, assignments.token.device)
-    zeros = assignments.token.new_zeros(sum(padded))
+    slot = padded_slots(counts, padded_counts, assignments.token.device)
+    zeros = assignments.token.new_zeros(sum(padded_counts))
     return replace(
         assignments,
         token=zeros.index_copy(0, slot, assignments.token),
-        weight=assignments.weight.new_zeros(sum(padded)).index_copy(0, slot, assignments.weight),
+        weight=assignments.weight.new_zeros(sum(padded_counts)).index_copy(0, slot, assignments.weight),
         rows_by_token=slot[assignments.rows_by_token],
-        padding_rows=padding_slots(counts, padded, assignments.token.device),
+        padding_rows=padding_slots(counts, padded_counts, assignments.token.device),
     )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe.dispatch.dispatcher import DispatchedRows, Dispatcher, DispatchPlan
-from moe.experts import ExpertComputation, LocalExperts
+from moe.dispatch.dispatcher import Combiner, DispatchedRows, Dispatcher
+from moe.experts import LocalExperts
 from moe.experts.feed_forward import ReferenceComputation
 from moe.routing import Assignments, Choices
 
@@ -26,11 +26,10 @@ def combine_weights(assignments: Assignments, group_tokens: int) -> tuple[Tensor
 
 
 @dataclass(frozen=True)
-class EinsumPlan(DispatchPlan):
-    """Plan of rows by expert, group and position in the expert's buffer."""
+class EinsumCombiner(Combiner):
+    """Combiner of rows by expert, group and position in the expert's buffer."""
 
     combine_GSEC: Tensor
-    computation: ExpertComputation
 
     def combine(self, outputs: Tensor) -> Tensor:
         num_groups, group_tokens, num_experts, capacity = self.combine_GSEC.shape
@@ -52,7 +51,7 @@ class EinsumDispatcher(Dispatcher):
         x_GSM = x.view(*combine_GSEC.shape[:2], -1)
         x_EGCM = torch.einsum("gsec,gsm->egcm", dispatch_GSEC, x_GSM)
         num_experts, rows_per_expert = x_EGCM.shape[0], x_EGCM.shape[1] * x_EGCM.shape[2]
-        computation = ReferenceComputation([rows_per_expert] * num_experts, experts.activation)
+        counts = [rows_per_expert] * num_experts
+        computation = ReferenceComputation(counts, experts.local_computation(counts).activation)
         weight = x.new_ones(num_experts * rows_per_expert)  # the weights are in the mask
-        plan = EinsumPlan(combine_GSEC, computation)
-        return DispatchedRows(x_EGCM.reshape(-1, x.shape[1]), weight, plan)
+        return DispatchedRows(x_EGCM.reshape(-1, x.shape[1]), weight, computation, EinsumCombiner(combine_GSEC))

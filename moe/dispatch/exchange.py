@@ -17,7 +17,7 @@ from torch import Tensor
 
 from moe.experts import ExpertComputation, ExpertWeights, LocalComputation
 from moe.experts.feed_forward import ExpertSettings, WeightGradients, backward_pass, forward_pass
-from moe.experts.products import padding_slots, slots
+from moe.experts.products import padded_slots, padding_slots
 from moe.parallel.accelerator import accelerator
 from moe.parallel.collective import all_gather_single, collective
 from moe.parallel.stopwatch import Stopwatch
@@ -65,7 +65,7 @@ class RowExchange(ABC):
         """int64 `[ranks, ranks, n]`: entry [r, s] is what rank r addressed to rank s; the same on all ranks."""
 
     @abstractmethod
-    def start(self, rows: Tensor, sent: list[int], received: list[int]) -> PendingRows:
+    def start(self, rows: Tensor, send_counts: list[int], receive_counts: list[int]) -> PendingRows:
         """Start sending `sent[r]` consecutive rows of `rows` `[sum(sent), ...]`, any dtype, to each rank r, and
         receiving `received[r]` from it. Counts may be zero."""
 
@@ -83,7 +83,7 @@ class PendingAllToAll:
     def wait(self) -> Tensor:
         """Return the rows `[sum(received), ...]` in rank order. May be called once; frees the buffers."""
         receive_buffer, _send_buffer, work = self._in_flight.pop()
-        with collective(f"all-to-all of rows, {self._owner.label}"), self._owner.counted(self._owner.transfer):
+        with collective(f"all-to-all of rows, {self._owner.label}"), self._owner.run_stopwatch(self._owner.transfer):
             work.wait()
         return receive_buffer
 
@@ -102,28 +102,30 @@ class AllToAll(RowExchange):
         # Exchanges without gradients belong to no training step and are not counted.
         self._counts_time = torch.is_grad_enabled()
         receive_counts = torch.empty_like(counts)
-        with collective(f"all-to-all of counts, {self.label}"), self.counted(self.waiting):
+        with collective(f"all-to-all of counts, {self.label}"), self.run_stopwatch(self.waiting):
             dist.all_to_all_single(receive_counts, counts.contiguous(), group=self.group)
         return receive_counts
 
     def gather_counts(self, counts: Tensor) -> Tensor:
         self._counts_time = torch.is_grad_enabled()
         gathered_counts = counts.new_empty(self.num_ranks * counts.shape[0], *counts.shape[1:])
-        with collective(f"all-gather of counts, {self.label}"), self.counted(self.waiting):
+        with collective(f"all-gather of counts, {self.label}"), self.run_stopwatch(self.waiting):
             all_gather_single(gathered_counts, counts.contiguous(), group=self.group)
         return gathered_counts.view(self.num_ranks, *counts.shape)
 
-    def start(self, rows: Tensor, sent: list[int], received: list[int]) -> PendingRows:
+    def start(self, rows: Tensor, send_counts: list[int], receive_counts: list[int]) -> PendingRows:
         rows = rows.contiguous()
-        receive_buffer = rows.new_empty((sum(received), *rows.shape[1:]))
+        receive_buffer = rows.new_empty((sum(receive_counts), *rows.shape[1:]))
         if self._counts_time:
-            self._num_bytes += (rows.shape[0] - sent[self.rank]) * rows[:1].nbytes
+            self._num_bytes += (rows.shape[0] - send_counts[self.rank]) * rows[:1].nbytes
         with collective(f"all-to-all of rows, {self.label}"):
-            work = dist.all_to_all_single(receive_buffer, rows, received, sent, group=self.group, async_op=True)
+            work = dist.all_to_all_single(
+                receive_buffer, rows, receive_counts, send_counts, group=self.group, async_op=True
+            )
         assert work is not None
         return PendingAllToAll(self, receive_buffer, rows, work)
 
-    def counted(self, stopwatch: Stopwatch) -> AbstractContextManager[None]:
+    def run_stopwatch(self, stopwatch: Stopwatch) -> AbstractContextManager[None]:
         """Context that runs `stopwatch` in counted passes."""
         return stopwatch.running() if self._counts_time else nullcontext()
 
@@ -134,9 +136,11 @@ class AllToAll(RowExchange):
 
 class _AllToAllFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: object, rows: Tensor, sent: list[int], received: list[int], transport: RowExchange) -> Tensor:
-        ctx.settings = sent, received, transport  # type: ignore[attr-defined]
-        return transport.start(rows, sent, received).wait()
+    def forward(
+        ctx: object, rows: Tensor, send_counts: list[int], receive_counts: list[int], transport: RowExchange
+    ) -> Tensor:
+        ctx.settings = send_counts, receive_counts, transport  # type: ignore[attr-defined]
+        return transport.start(rows, send_counts, receive_counts).wait()
 
     @staticmethod
     def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
@@ -144,9 +148,9 @@ class _AllToAllFunction(torch.autograd.Function):
         return transport.start(gradients[0], receive_counts, send_counts).wait(), None, None, None
 
 
-def exchange_rows(rows: Tensor, sent: list[int], received: list[int], transport: RowExchange) -> Tensor:
+def exchange_rows(rows: Tensor, send_counts: list[int], receive_counts: list[int], transport: RowExchange) -> Tensor:
     """Exchange rows and wait for them; the result is in rank order. Differentiable: gradients return the same way."""
-    return _AllToAllFunction.apply(rows, sent, received, transport)
+    return _AllToAllFunction.apply(rows, send_counts, receive_counts, transport)
 
 
 @dataclass(frozen=True)
@@ -155,17 +159,17 @@ class Chunk:
 
     first: int
     """Index of the first row among the rows of the sending rank."""
-    sent: list[int]
+    send_counts: list[int]
     """Rows sent to each rank, in rank order."""
     arriving: Tensor
     """int64 `[ranks, local experts]`, on the CPU: rows arriving from each rank for each expert."""
 
     @property
-    def sent_slice(self) -> slice:
-        return slice(self.first, self.first + sum(self.sent))
+    def send_slice(self) -> slice:
+        return slice(self.first, self.first + sum(self.send_counts))
 
     @property
-    def received(self) -> list[int]:
+    def receive_counts(self) -> list[int]:
         return self.arriving.sum(1).tolist()
 
 
@@ -185,7 +189,7 @@ class ExpertExchange(ExpertComputation):
     first: PendingRows | None = None
     """Rows of the first chunk, if already sent."""
 
-    def with_first_sent(self, rows: Tensor, scale: Tensor) -> "ExpertExchange":
+    def send_first_chunk(self, rows: Tensor, scale: Tensor) -> "ExpertExchange":
         """Send the first chunk's rows. The returned exchange must be run with the same arguments."""
         return replace(self, first=_send(self.transport, self.chunks[0], rows.detach(), scale.detach()))
 
@@ -214,7 +218,7 @@ class _ExpertOrder:
         computation, padding = choose_computation(counts), None
         if computation.counts != counts:
             slot, padding = (
-                slots(counts, computation.counts, device),
+                padded_slots(counts, computation.counts, device),
                 padding_slots(counts, computation.counts, device),
             )
             by_expert = by_expert.new_zeros(sum(computation.counts)).index_copy_(0, slot, by_expert)
@@ -256,13 +260,13 @@ class _ExchangeRows(torch.autograd.Function):
         outputs: list[Tensor] = []
         first = exchange.first
         exchange = replace(exchange, first=None)  # so that the autograd context holds no rows
-        for chunk, pending in _ahead(exchange.chunks, lambda chunk: _send(transport, chunk, rows, scale), first):
+        for chunk, pending in _prefetch(exchange.chunks, lambda chunk: _send(transport, chunk, rows, scale), first):
             order = _ExpertOrder.from_arriving(chunk.arriving, exchange.choose_computation, rows.device)
             x, weight = order.arrange(*_unpack(pending.wait(), scale.dtype))
             y, products = forward_pass(x, weight, weights, order.computation)
             if returning:
                 outputs.append(returning.pop().wait())
-            returning.append(transport.start(order.to_rank_order(y), chunk.received, chunk.sent))
+            returning.append(transport.start(order.to_rank_order(y), chunk.receive_counts, chunk.send_counts))
             if exchange.saves_rows:
                 forward_tensors += [x, weight, *products, order.by_expert, order.by_rank, order.padding]
                 computations.append(order.computation)
@@ -280,15 +284,15 @@ class _ExchangeRows(torch.autograd.Function):
         saved_tensors = ctx.saved_tensors  # once: under recomputation they can be read only once
         tensors, forward_tensors = saved_tensors[: ctx.num_weights], saved_tensors[ctx.num_weights :]
         weights = ExpertWeights.from_tensors(tensors, settings)
-        weight_gradients = WeightGradients(ctx.parameters, of_several=len(exchange.chunks) > 1)
+        weight_gradients = WeightGradients(ctx.parameters, sums_chunks=len(exchange.chunks) > 1)
         returning: list[PendingRows] = []
         row_gradients: list[Tensor] = []
 
         def send(chunk: Chunk) -> tuple[PendingRows, PendingRows | None]:
             resent = None if exchange.saves_rows else _send(transport, chunk, *forward_tensors)
-            return transport.start(d_out[chunk.sent_slice], chunk.sent, chunk.received), resent
+            return transport.start(d_out[chunk.send_slice], chunk.send_counts, chunk.receive_counts), resent
 
-        for number, (chunk, (pending_gradient, resent)) in enumerate(_ahead(exchange.chunks, send)):
+        for number, (chunk, (pending_gradient, resent)) in enumerate(_prefetch(exchange.chunks, send)):
             if resent is None:
                 of_chunk = forward_tensors[_SAVED_PER_CHUNK * number : _SAVED_PER_CHUNK * (number + 1)]
                 x, weight, up, gate, by_expert, by_rank, padding = of_chunk
@@ -300,18 +304,18 @@ class _ExchangeRows(torch.autograd.Function):
             d_x, d_weight = backward_pass(d_y, x, weight, weights, (up, gate), order.computation, weight_gradients)
             if returning:
                 row_gradients.append(returning.pop().wait())
-            packed = _pack(order.to_rank_order(d_x), order.to_rank_order(d_weight))
-            returning.append(transport.start(packed, chunk.received, chunk.sent))
-            del x, up, gate, d_y, d_x, d_weight, packed  # freed before the next chunk
+            packed_gradients = _pack(order.to_rank_order(d_x), order.to_rank_order(d_weight))
+            returning.append(transport.start(packed_gradients, chunk.receive_counts, chunk.send_counts))
+            del x, up, gate, d_y, d_x, d_weight, packed_gradients  # freed before the next chunk
         row_gradients.append(returning.pop().wait())
         d_rows, d_scale = _unpack(_concatenate(row_gradients), ctx.scale_dtype)
-        return d_rows, d_scale, None, None, *weight_gradients.give()
+        return d_rows, d_scale, None, None, *weight_gradients.to_autograd()
 
 
 Handle = TypeVar("Handle")
 
 
-def _ahead(
+def _prefetch(
     chunks: list[Chunk], begin: Callable[[Chunk], Handle], first: Handle | None = None
 ) -> Iterator[tuple[Chunk, Handle]]:
     """Yield each chunk with the result of `begin`, called one chunk ahead. `first`: that result for the first chunk, if
@@ -325,7 +329,9 @@ def _ahead(
 
 
 def _send(transport: RowExchange, chunk: Chunk, rows: Tensor, scale: Tensor) -> PendingRows:
-    return transport.start(_pack(rows[chunk.sent_slice], scale[chunk.sent_slice]), chunk.sent, chunk.received)
+    return transport.start(
+        _pack(rows[chunk.send_slice], scale[chunk.send_slice]), chunk.send_counts, chunk.receive_counts
+    )
 
 
 def _pack(rows: Tensor, scale: Tensor) -> Tensor:

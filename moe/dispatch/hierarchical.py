@@ -10,38 +10,39 @@ import torch
 from torch import Tensor
 
 from moe.dispatch.dispatcher import (
+    Combiner,
     DirectDispatcher,
     DispatchedRows,
     Dispatcher,
-    DispatchPlan,
-    on_host,
+    copy_to_host,
     rows_to_tokens,
     tokens_to_rows,
 )
 from moe.dispatch.exchange import AllToAll, Traffic, exchange_rows
-from moe.experts import ExpertComputation, LocalExperts
+from moe.experts import LocalExperts
 from moe.parallel.accelerator import accelerator
 from moe.routing import Assignments, Choices
-from moe.routing.routing import positions
+from moe.routing.routing import true_indices
 
 
 @dataclass(frozen=True)
-class NodePlan(DispatchPlan):
-    """Plan of rows that crossed to this node, with the plan of their dispatch within it."""
+class CrossNodeCombiner(Combiner):
+    """Combiner of rows that crossed to this node: sums within it, then returns the sums."""
 
-    within: DispatchPlan
-    computation: ExpertComputation
+    within: Combiner
     across: AllToAll
     crossing: Assignments
     """Rows sent to the nodes, one per (token, node) pair."""
-    sent: list[int]
+    send_counts: list[int]
     """Rows sent to each node."""
-    received: list[int]
+    receive_counts: list[int]
     """Rows received from each node."""
 
     def combine(self, outputs: Tensor) -> Tensor:
         node_sums = self.within.combine(outputs)
-        return rows_to_tokens(exchange_rows(node_sums, self.received, self.sent, self.across), self.crossing)
+        return rows_to_tokens(
+            exchange_rows(node_sums, self.receive_counts, self.send_counts, self.across), self.crossing
+        )
 
 
 class HierarchicalDispatcher(Dispatcher):
@@ -60,11 +61,11 @@ class HierarchicalDispatcher(Dispatcher):
         crossing_load = crosses.sum(1)
         arriving = self.across.exchange_counts(torch.cat((crossing_load[:, None], leaving), 1))
         node_load = arriving[:, 1:].sum(0)
-        host_counts, send_counts, arrivals, within = on_host(
+        host_counts, send_counts, arrivals, within = copy_to_host(
             choices.device_counts, crossing_load, arriving, self.within.counts(node_load)
         )
         assignments, sent_rows = choices.to_rows(host_counts.tolist()), send_counts.tolist()
-        crossing, row_of_choice = once_a_node(assignments, crosses, crossing_load, sent_rows)
+        crossing, row_of_choice = deduplicate_by_node(assignments, crosses, crossing_load, sent_rows)
         sent_choices = torch.tensor(assignments.counts).view(leaving.shape).sum(1).tolist()
         num_received_rows, num_received_choices = arrivals[:, 0], arrivals[:, 1:].sum(1)
 
@@ -80,19 +81,19 @@ class HierarchicalDispatcher(Dispatcher):
         offset = (num_received_rows.cumsum(0) - num_received_rows).repeat_interleave(num_received_choices)
         token, expert = choice_table[:, 0] + accelerator(x.device).take(offset), choice_table[:, 1]
         order = expert.argsort(stable=True)
-        local_assignments = Assignments.in_order(
+        local_assignments = Assignments.from_sorted_rows(
             token[order], expert[order], weight[order], torch.zeros_like(token), rows.shape[0], node_load,
             arrivals[:, 1:].sum(0).tolist(),
         )  # fmt: skip
-        x, weight, plan = self.within.gather_rows(rows, local_assignments, within, experts)
-        node_plan = NodePlan(plan, plan.computation, self.across, crossing, sent_rows, num_received_rows.tolist())
-        return DispatchedRows(x, weight, node_plan)
+        x, weight, computation, combiner = self.within.gather_rows(rows, local_assignments, within, experts)
+        combiner = CrossNodeCombiner(combiner, self.across, crossing, sent_rows, num_received_rows.tolist())
+        return DispatchedRows(x, weight, computation, combiner)
 
     def take_traffic(self) -> Traffic:
         return self.across.take_traffic() + self.within.take_traffic()
 
 
-def once_a_node(
+def deduplicate_by_node(
     assignments: Assignments, crosses: Tensor, load: Tensor, counts: list[int]
 ) -> tuple[Assignments, Tensor]:
     """Return (one row per (token, node) pair, sorted by node, with nodes in place of experts; int64 `[n]`, the row of
@@ -102,10 +103,10 @@ def once_a_node(
     """
     num_nodes, num_tokens = crosses.shape
     pairs = crosses.reshape(-1)
-    pair = positions(pairs, sum(counts))
+    pair = true_indices(pairs, sum(counts))
     token, node = pair % max(1, num_tokens), pair // max(1, num_tokens)
     pair_of_choice = assignments.expert // (assignments.load.numel() // num_nodes) * num_tokens
     row_of_choice = (pairs.cumsum(0) - 1)[pair_of_choice + assignments.token]
     weight = assignments.weight.new_ones(pair.shape)
-    crossing = Assignments.in_order(token, node, weight, torch.zeros_like(token), num_tokens, load, counts)
+    crossing = Assignments.from_sorted_rows(token, node, weight, torch.zeros_like(token), num_tokens, load, counts)
     return crossing, row_of_choice

@@ -74,7 +74,7 @@ class HarnessModel(LM):
         for index, request in enumerate(requests):
             kinds.setdefault(GenerationKwargs(**request.args[1]).spec(""), []).append(index)
         for spec, numbers in kinds.items():
-            texts, num_cut = self._generator.generate_cut([requests[index].args[0] for index in numbers], spec)
+            texts, num_cut = self._generator.generate_truncated([requests[index].args[0] for index in numbers], spec)
             self.num_cut += num_cut
             for index, text in zip(numbers, texts, strict=True):
                 answers[index] = text

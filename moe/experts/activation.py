@@ -16,15 +16,15 @@ class Activation(ABC):
     else None."""
 
     name: ClassVar[str]
-    gated: ClassVar[bool] = False
+    is_gated: ClassVar[bool] = False
     settings: tuple[float, ...] = ()
     """Constructor arguments."""
 
     @abstractmethod
-    def plain(self, up: Tensor, gate: Tensor) -> Tensor:
+    def differentiable_forward(self, up: Tensor, gate: Tensor) -> Tensor:
         """Hidden states by differentiable operations; `gate` is ignored if not gated."""
 
-    def leave(self, up: Tensor) -> Tensor:
+    def prepare_up(self, up: Tensor) -> Tensor:
         """Return the value of `up` that the methods below expect, overwriting `up` if nothing else of it is needed."""
         return up
 
@@ -38,7 +38,7 @@ class Activation(ABC):
 
     @abstractmethod
     def backward(
-        self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, activated: Tensor | None
+        self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, gate_activation: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """(gradient of up, gradient of gate). May overwrite `d_hidden` and the results of `recompute`."""
 
@@ -48,17 +48,17 @@ class ReLU(Activation):
 
     name = "relu"
 
-    def plain(self, up: Tensor, gate: Tensor) -> Tensor:
+    def differentiable_forward(self, up: Tensor, gate: Tensor) -> Tensor:
         return functional.relu(up)
 
-    def leave(self, up: Tensor) -> Tensor:
+    def prepare_up(self, up: Tensor) -> Tensor:
         return up.relu_()
 
     def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
         return up
 
     def backward(
-        self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, activated: Tensor | None
+        self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, gate_activation: Tensor | None
     ) -> tuple[Tensor, None]:
         return _aten.threshold_backward(d_hidden, up, 0), None
 
@@ -68,32 +68,32 @@ class GELU(Activation):
 
     name = "gelu"
 
-    def plain(self, up: Tensor, gate: Tensor) -> Tensor:
+    def differentiable_forward(self, up: Tensor, gate: Tensor) -> Tensor:
         return functional.gelu(up)
 
     def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
         return functional.gelu(up)
 
     def backward(
-        self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, activated: Tensor | None
+        self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, gate_activation: Tensor | None
     ) -> tuple[Tensor, None]:
         return _aten.gelu_backward(d_hidden, up), None
 
 
-class Gated(Activation):
+class GatedActivation(Activation):
     """up · act(gate) (arXiv 2002.05202)."""
 
-    gated = True
+    is_gated = True
 
     @abstractmethod
     def activate(self, gate: Tensor) -> Tensor:
         """act(gate)."""
 
     @abstractmethod
-    def through(self, d_activated: Tensor, gate: Tensor) -> Tensor:
+    def activation_gradient(self, d_activated: Tensor, gate: Tensor) -> Tensor:
         """Gradient of `gate` from the gradient of act(gate)."""
 
-    def plain(self, up: Tensor, gate: Tensor) -> Tensor:
+    def differentiable_forward(self, up: Tensor, gate: Tensor) -> Tensor:
         return self.activate(gate) * up
 
     def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
@@ -106,15 +106,15 @@ class Gated(Activation):
         return gate_activation * up, gate_activation
 
     def backward(
-        self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, activated: Tensor | None
+        self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, gate_activation: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         assert gate is not None
-        assert activated is not None
-        d_up = activated.mul_(d_hidden)
-        return d_up, self.through(d_hidden.mul_(up), gate)
+        assert gate_activation is not None
+        d_up = gate_activation.mul_(d_hidden)
+        return d_up, self.activation_gradient(d_hidden.mul_(up), gate)
 
 
-class SwiGLU(Gated):
+class SwiGLU(GatedActivation):
     """up · gate · sigmoid(gate)."""
 
     name = "swiglu"
@@ -122,11 +122,11 @@ class SwiGLU(Gated):
     def activate(self, gate: Tensor) -> Tensor:
         return functional.silu(gate)
 
-    def through(self, d_activated: Tensor, gate: Tensor) -> Tensor:
+    def activation_gradient(self, d_activated: Tensor, gate: Tensor) -> Tensor:
         return _aten.silu_backward(d_activated, gate)
 
 
-class GeGLU(Gated):
+class GeGLU(GatedActivation):
     """up · GELU(gate)."""
 
     name = "geglu"
@@ -134,7 +134,7 @@ class GeGLU(Gated):
     def activate(self, gate: Tensor) -> Tensor:
         return functional.gelu(gate)
 
-    def through(self, d_activated: Tensor, gate: Tensor) -> Tensor:
+    def activation_gradient(self, d_activated: Tensor, gate: Tensor) -> Tensor:
         return _aten.gelu_backward(d_activated, gate)
 
 
@@ -142,12 +142,12 @@ class ClampedSwiGLU(Activation):
     """gate · sigmoid(alpha · gate) · (up + 1), with gate clamped to at most `limit` and up to ±`limit`: GPT-OSS's
     experts (arXiv 2508.10925)."""
 
-    name, gated = "swiglu_clamped", True
+    name, is_gated = "swiglu_clamped", True
 
     def __init__(self, alpha: float = 1.702, limit: float = 7.0) -> None:
         self.settings = self._alpha, self._limit = alpha, limit
 
-    def plain(self, up: Tensor, gate: Tensor) -> Tensor:
+    def differentiable_forward(self, up: Tensor, gate: Tensor) -> Tensor:
         gate, up = gate.clamp(max=self._limit), up.clamp(-self._limit, self._limit)
         return gate * (gate * self._alpha).sigmoid() * (up + 1)
 
@@ -161,12 +161,12 @@ class ClampedSwiGLU(Activation):
         return self._shift(up).mul_(gate_activation), gate_activation
 
     def backward(
-        self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, activated: Tensor | None
+        self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, gate_activation: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Gradients are zero beyond the limit but not at it, as in torch's clamp."""
         assert gate is not None
-        assert activated is not None
-        d_up = activated.mul_(d_hidden).masked_fill_(up.abs() > self._limit, 0.0)
+        assert gate_activation is not None
+        d_up = gate_activation.mul_(d_hidden).masked_fill_(up.abs() > self._limit, 0.0)
         d_activated = d_hidden.mul_(self._shift(up))
         # gate · sigmoid(alpha · gate) is silu(alpha · gate) / alpha.
         d_gate = _aten.silu_backward(d_activated, gate * self._alpha)

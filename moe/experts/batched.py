@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from moe.experts.products import GroupedProducts, put, segments
+from moe.experts.products import GroupedProducts, segments, store_gradient
 
 _MULTIPLE, _MANY = 8, 128
 """From `_MANY` rows on, lengths are padded to a multiple of `_MULTIPLE`: those with few divisors can take a third
@@ -17,14 +17,14 @@ class BatchedProducts(GroupedProducts):
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
         return True
 
-    def padded(self, counts: list[int]) -> list[int]:
+    def pad_counts(self, counts: list[int]) -> list[int]:
         longest = max(counts, default=0)
         if longest >= _MANY:
             longest += -longest % _MULTIPLE
         return [longest] * len(counts)
 
-    def multiplied(self, counts: list[int], row_multiple: int) -> list[int]:
-        return self.padded(counts)
+    def num_product_rows(self, counts: list[int], row_multiple: int) -> list[int]:
+        return self.pad_counts(counts)
 
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
         return _products(x, w, counts)
@@ -58,7 +58,7 @@ def _multiply_widened(x_EAR: Tensor, d_y_ERB: Tensor, into: Tensor, *, adds: boo
         expert_slice = slice(first, min(first + at_once, into.shape[0]))
         products = narrow[: expert_slice.stop - first]
         torch.bmm(x_EAR[expert_slice], d_y_ERB[expert_slice], out=products)
-        put(products, into[expert_slice], adds=adds)
+        store_gradient(products, into[expert_slice], adds=adds)
     return into
 
 

@@ -12,7 +12,7 @@ from moe.experts.feed_forward import ExpertComputation, ExpertSettings, ExpertWe
 from moe.experts.grouped_mm import GroupedMM
 from moe.experts.products import GroupedProducts, SegmentProducts
 from moe.experts.widened import WidenedProducts
-from moe.parallel import Layout, QuantizedWeight, first_of, matrix_of, part_of
+from moe.parallel import Layout, QuantizedWeight, matrix_of, shard_of, shard_offsets
 
 BACKENDS: dict[str, GroupedProducts] = {
     "segments": SegmentProducts(),
@@ -35,7 +35,7 @@ class Cost:
 
     def seconds(self, products: GroupedProducts, counts: list[int]) -> float:
         """Seconds for `counts` rows per expert on the backend `products`."""
-        return self.fixed_s + self.per_row_s * sum(products.multiplied(counts, self.row_multiple))
+        return self.fixed_s + self.per_row_s * sum(products.num_product_rows(counts, self.row_multiple))
 
 
 Costs = dict[str, Cost]
@@ -47,7 +47,7 @@ def cheapest(costs: Costs, counts: list[int]) -> GroupedProducts:
     rows = sum(counts)
     if not costs or not rows:
         return BACKENDS["segments"]
-    padded_counts = BACKENDS["batched"].padded(counts)
+    padded_counts = BACKENDS["batched"].pad_counts(counts)
     predicted_s = {
         name: cost.seconds(BACKENDS[name], counts)
         for name, cost in costs.items()
@@ -68,9 +68,6 @@ _QUANTIZED = ("w_in", "w_out", "w_gate", "w_in_scales", "w_gate_scales", "w_out_
 
 class LocalExperts(Protocol):
     """Experts as dispatchers use them."""
-
-    @property
-    def activation(self) -> Activation: ...
 
     @property
     def weights(self) -> ExpertWeights:
@@ -114,10 +111,10 @@ class Experts(nn.Module):
             self.register_parameter(name, None)
         self._b_out_first = 0
 
-    def wire(self, layout: Layout) -> None:
+    def set_layout(self, layout: Layout) -> None:
         self.recompute = layout.recompute == "selective"
         if self.b_out is not None:
-            self._b_out_first = first_of(part_of(self.b_out), layout)[1]
+            self._b_out_first = shard_offsets(shard_of(self.b_out), layout)[1]
 
     def forward(self, rows: Tensor, scale: Tensor, computation: ExpertComputation) -> Tensor:
         """Return outputs `[n, M]` of `rows` `[n, M]`, times `scale` `[n]`. FSDP gathers the weights for this call."""
@@ -127,11 +124,11 @@ class Experts(nn.Module):
         """Fastest computation for `counts` rows per expert. Its counts include the padding it requires, rows of scale
         zero."""
         products = cheapest(self.costs, counts)
-        if (padded := products.padded(counts)) != counts:
-            products = cheapest(self.costs, padded)
-        return LocalComputation(padded, self.activation, products, self.recompute)
+        if (padded_counts := products.pad_counts(counts)) != counts:
+            products = cheapest(self.costs, padded_counts)
+        return LocalComputation(padded_counts, self.activation, products, self.recompute)
 
-    def lay_out_for_few_rows(self, dtype: torch.dtype) -> None:
+    def prepare_for_decoding(self, dtype: torch.dtype) -> None:
         """Convert weights to `dtype` and lay matrices out in memory for few rows, without changing shapes: `w_in` and
         `w_gate` adjacent, for one product, and matrices with more inputs than outputs transposed. For inference only:
         optimizers and kernels for many rows need the original layout. Quantized weights are unchanged."""

@@ -70,14 +70,14 @@ class ExpertWeights:
         w_in, w_out, *optional_tensors = tensors
         assert w_in is not None
         assert w_out is not None
-        return cls(w_in, w_out, settings=settings, **dict(zip(_OTHERS, optional_tensors, strict=False)))
+        return cls(w_in, w_out, settings=settings, **dict(zip(_OPTIONAL_TENSORS, optional_tensors, strict=False)))
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        return (*self.own, *self.adapters, *self.scales)
+        return (*self.base_tensors, *self.adapters, *self.scales)
 
     @property
-    def own(self) -> tuple[Tensor | None, ...]:
+    def base_tensors(self) -> tuple[Tensor | None, ...]:
         """Matrices or their quantized codes, and biases, without adapters."""
         return self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate
 
@@ -117,7 +117,7 @@ class ExpertWeights:
         """Convert to `dtype`, differentiably, dequantizing codes."""
         names: tuple[Matrix, ...] = ("w_in", "w_out", "w_gate")
         matrices = [None if getattr(self, name) is None else self.matrix(name, dtype) for name in names]
-        vectors_and_adapters = (*self.own[len(names) :], *self.adapters)
+        vectors_and_adapters = (*self.base_tensors[len(names) :], *self.adapters)
         settings = replace(self.settings, in_scheme=None, out_scheme=None)
         return self.from_tensors(
             [None if tensor is None else tensor.to(dtype) for tensor in (*matrices, *vectors_and_adapters)], settings
@@ -126,32 +126,34 @@ class ExpertWeights:
     def narrow(self, dtype: torch.dtype) -> "ExpertWeights":
         """Convert to `dtype` without gradients, using the stored narrow copies where there are any. Codes are
         unchanged."""
-        unconverted = {id(tensor) for tensor in (*self.own[:3], *self.scales)} if self.is_quantized else set[int]()
+        codes_and_scales = (
+            {id(tensor) for tensor in (*self.base_tensors[:3], *self.scales)} if self.is_quantized else set[int]()
+        )
         return self.from_tensors(
             [
-                tensor if tensor is None or id(tensor) in unconverted else narrow(tensor, dtype)
+                tensor if tensor is None or id(tensor) in codes_and_scales else narrow(tensor, dtype)
                 for tensor in self.tensors
             ],
             self.settings,
         )
 
     @property
-    def biased(self) -> slice:
+    def bias_columns(self) -> slice:
         """Output columns that `b_out` is added to."""
         assert self.b_out is not None
         return slice(self.settings.b_out_first, self.settings.b_out_first + self.b_out.shape[1])
 
 
-_OTHERS = tuple(weight_field.name for weight_field in fields(ExpertWeights))[2:-1]
+_OPTIONAL_TENSORS = tuple(weight_field.name for weight_field in fields(ExpertWeights))[2:-1]
 """Names of all tensors but the first two, in the order of `ExpertWeights.tensors`."""
 
 
 class WeightGradients:
     """Gradient buffers of expert weights, filled chunk by chunk; frozen weights have none."""
 
-    def __init__(self, parameters: Sequence[Tensor | None], *, of_several: bool = False) -> None:
+    def __init__(self, parameters: Sequence[Tensor | None], *, sums_chunks: bool = False) -> None:
         self._buffers = [
-            None if parameter is None or not parameter.requires_grad else GradBuffer(parameter, of_several=of_several)
+            None if parameter is None or not parameter.requires_grad else GradBuffer(parameter, sums_chunks=sums_chunks)
             for parameter in parameters
         ]
         (
@@ -159,9 +161,9 @@ class WeightGradients:
             self.in_lora_a, self.in_lora_b, self.gate_lora_b, self.out_lora_a, self.out_lora_b, *_,
         ) = self._buffers  # fmt: skip
 
-    def give(self) -> tuple[Tensor | None, ...]:
+    def to_autograd(self) -> tuple[Tensor | None, ...]:
         """Gradients for autograd, in the order of `parameters`."""
-        return tuple(None if buffer is None else buffer.give() for buffer in self._buffers)
+        return tuple(None if buffer is None else buffer.to_autograd() for buffer in self._buffers)
 
 
 class ExpertComputation(ABC):
@@ -225,7 +227,7 @@ def forward_pass(
     if not narrow_hidden:
         out *= column
     if w.b_out is not None:
-        out[:, w.biased] += _by_row(w.b_out, computation.counts) * column
+        out[:, w.bias_columns] += _repeat_by_row(w.b_out, computation.counts) * column
     return out, (None, None) if computation.recompute else (up, gate)
 
 
@@ -234,7 +236,7 @@ def backward_pass(
     x: Tensor,
     scale: Tensor,
     w: ExpertWeights,
-    saved: SavedProducts,
+    saved_products: SavedProducts,
     computation: LocalComputation,
     gradients: WeightGradients,
 ) -> tuple[Tensor, Tensor]:
@@ -244,7 +246,7 @@ def backward_pass(
     minimize peak memory.
     """
     counts, products, column = computation.counts, computation.products, scale.to(x.dtype)[:, None]
-    up, gate = saved
+    up, gate = saved_products
     if up is None:
         up, gate = _first_products(x, w, computation)
     hidden_states, gate_activation = computation.activation.recompute(up, gate)
@@ -287,8 +289,8 @@ def backward_pass(
         _add(d_x, d_low, w.in_lora_a.transpose(1, 2), computation)
         del low, d_low
     if w.b_out is not None:
-        d_biased = d_out[:, w.biased]
-        d_scale += _dot_by_row(d_biased, _by_row(w.b_out, counts), scale.dtype)
+        d_biased = d_out[:, w.bias_columns]
+        d_scale += _dot_by_row(d_biased, _repeat_by_row(w.b_out, counts), scale.dtype)
         _sum_by_expert(d_up, computation, gradients.b_in)
         _sum_by_expert(d_biased * column, computation, gradients.b_out)
         if d_gate is not None:
@@ -302,23 +304,27 @@ def backward_pass(
 
 def low_rank(x: Tensor, a: Tensor, w: ExpertWeights, computation: LocalComputation) -> Tensor:
     """`[n, r]`: scale · x · a[e], for rows `[n, in]` and an adapter's A `[E, in, r]`."""
-    return _of_widths(a.shape[1:], x, computation).forward(x, a, computation.counts).mul_(w.settings.lora_scale)
+    return (
+        _backend_for_widths(a.shape[1:], x, computation).forward(x, a, computation.counts).mul_(w.settings.lora_scale)
+    )
 
 
 def _low_gradient(d_y: Tensor, b: Tensor, w: ExpertWeights, computation: LocalComputation) -> Tensor:
     """`[n, r]`: gradient of x · a[e], from the gradient of the output of an adapter's B `[E, r, out]`."""
     return (
-        _of_widths(b.shape[1:], d_y, computation).input_gradient(d_y, b, computation.counts).mul_(w.settings.lora_scale)
+        _backend_for_widths(b.shape[1:], d_y, computation)
+        .input_gradient(d_y, b, computation.counts)
+        .mul_(w.settings.lora_scale)
     )
 
 
 def _add(y: Tensor, low: Tensor, b: Tensor | None, computation: LocalComputation) -> None:
     """Add low · b[e] to `y` `[n, out]`, for `low` `[n, r]` and `b` `[E, r, out]`."""
     assert b is not None
-    _of_widths(b.shape[1:], y, computation).input_gradient(low, b.transpose(1, 2), computation.counts, onto=y)
+    _backend_for_widths(b.shape[1:], y, computation).input_gradient(low, b.transpose(1, 2), computation.counts, onto=y)
 
 
-def _of_widths(widths: tuple[int, ...], x: Tensor, computation: LocalComputation) -> GroupedProducts:
+def _backend_for_widths(widths: tuple[int, ...], x: Tensor, computation: LocalComputation) -> GroupedProducts:
     """The backend, or segments if it does not support these widths, such as an adapter's rank."""
     return computation.products if computation.products.supports(x.dtype, x.device.type, widths) else _SEGMENTS
 
@@ -326,8 +332,8 @@ def _of_widths(widths: tuple[int, ...], x: Tensor, computation: LocalComputation
 def _multiply(x: Tensor, d_y: Tensor, computation: LocalComputation, buffer: GradBuffer | None) -> None:
     if buffer is None:  # not trained
         return
-    products = _of_widths((x.shape[1], d_y.shape[1]), x, computation)
-    buffer.note(products.weight_gradient(x, d_y, computation.counts, buffer.into, adds=buffer.adds))
+    products = _backend_for_widths((x.shape[1], d_y.shape[1]), x, computation)
+    buffer.set_sum(products.weight_gradient(x, d_y, computation.counts, buffer.into, adds=buffer.adds))
 
 
 def _scale_rows(hidden_states: Tensor, column: Tensor, up: Tensor) -> Tensor:
@@ -355,10 +361,10 @@ def _first_products(x: Tensor, w: ExpertWeights, computation: LocalComputation) 
         if gate is not None:
             _add(gate, low, w.gate_lora_b, computation)
     if w.b_in is not None:
-        up += _by_row(w.b_in, computation.counts)
+        up += _repeat_by_row(w.b_in, computation.counts)
     if gate is not None and w.b_gate is not None:
-        gate += _by_row(w.b_gate, computation.counts)
-    return computation.activation.leave(up), gate
+        gate += _repeat_by_row(w.b_gate, computation.counts)
+    return computation.activation.prepare_up(up), gate
 
 
 def _up_and_gate(x: Tensor, w: ExpertWeights, computation: LocalComputation) -> tuple[Tensor, Tensor | None]:
@@ -405,10 +411,10 @@ class _ExpertFeedForward(torch.autograd.Function):
         d_x, d_scale = backward_pass(
             gradients[0].contiguous(), x, scale, weights, (up, gate), computation, weight_gradients
         )
-        return d_x, d_scale, None, None, *weight_gradients.give()
+        return d_x, d_scale, None, None, *weight_gradients.to_autograd()
 
 
-def _by_row(bias: Tensor, counts: list[int]) -> Tensor:
+def _repeat_by_row(bias: Tensor, counts: list[int]) -> Tensor:
     """`[n, width]`: bias of each row's expert, from `bias` `[E, width]`."""
     expert = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     return bias.index_select(0, accelerator(bias.device).take(expert))
@@ -433,7 +439,7 @@ def feed_forward_reference(
         if w.w_gate is not None:
             gate = _add_adapter(rows, w.w_gate, w.in_lora_a, w.gate_lora_b, w, e)
             gate = gate + (0 if w.b_gate is None else w.b_gate[e])
-        hidden_states = activation.plain(up, gate)
+        hidden_states = activation.differentiable_forward(up, gate)
         out = _add_adapter(hidden_states, w.w_out, w.out_lora_a, w.out_lora_b, w, e)
         outputs.append(out if w.b_out is None else out + w.b_out[e])
     return torch.cat(outputs) * scale.to(x.dtype)[:, None]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grouped_mm
 
-from moe.experts.products import GroupedProducts, SegmentProducts, put
+from moe.experts.products import GroupedProducts, SegmentProducts, store_gradient
 from moe.parallel.accelerator import accelerator
 
 
@@ -34,7 +34,7 @@ class GroupedMM(GroupedProducts):
         if into is not None and x.device.type == "cpu":
             return _SEGMENTS.weight_gradient(x, d_y, counts, into, adds=adds)
         d_w = grouped_mm(x.t(), d_y, offs=_ends(x, counts))
-        return d_w if into is None else put(d_w, into, adds=adds)
+        return d_w if into is None else store_gradient(d_w, into, adds=adds)
 
 
 _SEGMENTS = SegmentProducts()

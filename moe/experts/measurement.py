@@ -84,7 +84,7 @@ def measure(w_in: Tensor) -> Costs:
     costs = {}
     for name in able:
         rows_of_few, rows_of_many = (
-            sum(BACKENDS[name].multiplied([rows_each] * num_experts, multiples[name]))
+            sum(BACKENDS[name].num_product_rows([rows_each] * num_experts, multiples[name]))
             for rows_each in (few_rows, many_rows)
         )
         per_row_s = max(0.0, (of_many[name] - of_few[name]) / (rows_of_many - rows_of_few))

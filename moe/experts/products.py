@@ -20,7 +20,7 @@ class GroupedProducts(ABC):
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
         """Whether it supports this dtype, device and these widths (A, B and others)."""
 
-    def padded(self, counts: list[int]) -> list[int]:
+    def pad_counts(self, counts: list[int]) -> list[int]:
         """Rows per expert that it prefers: callers may pad with zero rows of zero scale."""
         return counts
 
@@ -28,7 +28,7 @@ class GroupedProducts(ABC):
         """The rows it multiplies per expert are a multiple of this, or of more for large counts."""
         return 1
 
-    def multiplied(self, counts: list[int], row_multiple: int) -> list[int]:
+    def num_product_rows(self, counts: list[int], row_multiple: int) -> list[int]:
         """Rows that it multiplies per expert: multiples of `row_multiple`."""
         return counts
 
@@ -58,21 +58,21 @@ def segments(counts: list[int]) -> list[tuple[int, slice]]:
     return expert_rows
 
 
-def slots(counts: list[int], padded: list[int], device: torch.device) -> Tensor:
-    """int64 `[n]`: index of each row after padding expert e's rows from `counts[e]` to `padded[e]`."""
-    row_counts, slot_counts = torch.tensor(counts), torch.tensor(padded)
+def padded_slots(counts: list[int], padded_counts: list[int], device: torch.device) -> Tensor:
+    """int64 `[n]`: index of each row after padding expert e's rows from `counts[e]` to `padded_counts[e]`."""
+    row_counts, slot_counts = torch.tensor(counts), torch.tensor(padded_counts)
     shift = (slot_counts.cumsum(0) - slot_counts) - (row_counts.cumsum(0) - row_counts)
     return accelerator(device).take(torch.arange(int(row_counts.sum())) + shift.repeat_interleave(row_counts))
 
 
-def padding_slots(counts: list[int], padded: list[int], device: torch.device) -> Tensor:
-    """int64 `[m]`: indices of the padding rows, which `slots` leaves free."""
-    row_counts, missing = torch.tensor(counts), torch.tensor(padded) - torch.tensor(counts)
+def padding_slots(counts: list[int], padded_counts: list[int], device: torch.device) -> Tensor:
+    """int64 `[m]`: indices of the padding rows, which `padded_slots` leaves free."""
+    row_counts, missing = torch.tensor(counts), torch.tensor(padded_counts) - torch.tensor(counts)
     padding_rows = torch.arange(int(missing.sum())) + row_counts.cumsum(0).repeat_interleave(missing)
     return accelerator(device).take(padding_rows)
 
 
-def put(gradient: Tensor, into: Tensor, *, adds: bool) -> Tensor:
+def store_gradient(gradient: Tensor, into: Tensor, *, adds: bool) -> Tensor:
     """Copy `gradient` to `into`, or add it."""
     return into.add_(gradient) if adds else into.copy_(gradient)
 
@@ -101,7 +101,7 @@ class SegmentProducts(GroupedProducts):
         on_cpu = dtype == torch.bfloat16 and device_type == "cpu"
         return _MULTIPLE if on_cpu and _onednn_multiplies_bfloat16() else 1
 
-    def multiplied(self, counts: list[int], row_multiple: int) -> list[int]:
+    def num_product_rows(self, counts: list[int], row_multiple: int) -> list[int]:
         if row_multiple == 1:
             return counts
         row_counts = [0] * len(counts)
@@ -171,7 +171,7 @@ class SegmentProducts(GroupedProducts):
                 adds_part = adds or part.start > rows.start
                 if narrow is not None:
                     torch.mm(x_part.t(), d_y_part, out=narrow)
-                    put(narrow, d_w[expert], adds=adds_part)
+                    store_gradient(narrow, d_w[expert], adds=adds_part)
                 elif adds_part:
                     d_w[expert].addmm_(x_part.t(), d_y_part)
                 else:

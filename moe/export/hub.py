@@ -26,9 +26,9 @@ from moe.spec.parameter import Slices
 from moe.storage.folder import Folder
 from moe.tasks.language.pretrained import GENERATION, base_digest
 from moe.train.checkpoint.checkpointer import CheckpointError
-from moe.train.checkpoint.course import spec_of
 from moe.train.checkpoint.parts import StoredParts
 from moe.train.checkpoint.run_files import TOKENIZERS, files_of
+from moe.train.checkpoint.spec_changes import spec_of
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 """Dtype of exported weights by training dtype; others are written as bfloat16."""

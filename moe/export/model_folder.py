@@ -17,7 +17,7 @@ from moe.export.trained_model import TrainedModel
 from moe.parallel import Layout
 from moe.spec import model_spec
 from moe.storage.home import expand_home
-from moe.tasks.build import build_model, task_of
+from moe.tasks.build import build_model, task_class
 
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -77,5 +77,5 @@ def load_exported(folder: str | Path, device: torch.device | str = "cpu") -> Tra
     spec, dtype, max_tokens = model_spec(config["model"]), config["dtype"], config["max_tokens"]
     model = build_model(spec, Layout.single(device), dtype=getattr(torch, dtype)).eval()
     model.load_state_dict(load_file(folder / WEIGHTS, device=str(device)))
-    generator = task_of(spec).generator(model, max_tokens, lambda name: (folder / name).read_bytes())
+    generator = task_class(spec).generator(model, max_tokens, lambda name: (folder / name).read_bytes())
     return TrainedModel(model, spec, dtype, generator, max_tokens, config["step"])

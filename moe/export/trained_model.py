@@ -16,8 +16,8 @@ from moe.tasks.task import Generator, Task
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint import shards
 from moe.train.checkpoint.checkpointer import CheckpointError
-from moe.train.checkpoint.course import spec_of
 from moe.train.checkpoint.run_files import TOKENIZERS, files_of
+from moe.train.checkpoint.spec_changes import spec_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TrainedModel:
             if isinstance(spec.model, ModuleModelSpec):
                 raise CheckpointError(module_checkpoint_error(checkpoint, spec.model))
             task = build_task(spec)
-            layout, base_names = Layout.single(device), task.kept_elsewhere()
+            layout, base_names = Layout.single(device), task.omitted_from_checkpoints()
             model = task.build_model(layout).eval()
             if base_names:
                 _load_base_weights(task, model, layout, checkpoint)

@@ -13,7 +13,7 @@ from moe.interchange.fitting import rows_of
 from moe.interchange.headers import entries
 from moe.interchange.hub_folder import HubFolder
 from moe.spec import AdapterSpec, LanguageModelSpec, Problem, ProblemCode, SpecError, spec_error
-from moe.spec.patterns import matches, starred
+from moe.spec.patterns import layer_pattern, matches
 
 PICKLE = "adapter_model.bin"
 _FIELDS: Mapping[str, tuple[str, tuple[type, ...]]] = {
@@ -194,7 +194,7 @@ def _targets(adapted_matrices: set[str], matrices: Sequence[str]) -> tuple[str, 
 def _patterns_of(name: str) -> tuple[str, ...]:
     """Patterns that match a matrix and others, in order of preference."""
     layers, number, part, *_ = name.split(".")
-    return starred(name), f"{layers}.{number}.*", f"{layers}.{number}.{part}.*"
+    return layer_pattern(name), f"{layers}.{number}.*", f"{layers}.{number}.{part}.*"
 
 
 def _target_problems(

@@ -19,8 +19,8 @@ def model_card(spec: LanguageModelSpec, facts: Mapping[str, str], origin: Origin
     if spec.moe is not None:
         lines.append(f"- Experts: {spec.moe.num_experts} in each of {len(spec.moe_layers)} layers, "
 f"{spec.moe.experts_per_token} per token")  # fmt: skip
-    if origin is not None and origin.untrained:
-        lines.append(f"- Not trained, unchanged: {len(origin.untrained)} tensors of multi-token prediction heads")
+    if origin is not None and origin.untrained_names:
+        lines.append(f"- Not trained, unchanged: {len(origin.untrained_names)} tensors of multi-token prediction heads")
     return _text([*lines, f"- Loads in: {readers(spec, family)}"], facts)
 
 

@@ -17,7 +17,7 @@ from moe.interchange.pieces import ParameterPiece
 from moe.interchange.seals import faults
 from moe.interchange.tensor_reader import TensorReader
 from moe.interchange.upcycled import is_new_in_mixture
-from moe.parallel import Layout, QuantScheme, extent, local_parameters, part_of, plain_collectives, quant_schemes_of
+from moe.parallel import Layout, QuantScheme, extent, json_collectives, local_parameters, quant_schemes_of, shard_of
 from moe.parallel.problems import raise_on_all_ranks
 from moe.parallel.quantized import blocks, put, quantize
 from moe.random import init_uniform_
@@ -85,8 +85,7 @@ def load_weights(
     try:
         raise_on_all_ranks(
             collect_problems(
-                folder,
-                lambda: faults(folder_catalog, weights, plain_collectives.rank(), plain_collectives.world_size()),
+                folder, lambda: faults(folder_catalog, weights, json_collectives.rank(), json_collectives.world_size())
             )
         )
 
@@ -126,7 +125,7 @@ def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterato
         yield _TensorPart(name, parameter.local.detach(), origin, scheme, of_scales)
     for name, buffer in model.named_buffers():
         if name in shapes:
-            yield _TensorPart(name, buffer.detach(), tuple(first for first, _ in extent(part_of(buffer), layout)))
+            yield _TensorPart(name, buffer.detach(), tuple(first for first, _ in extent(shard_of(buffer), layout)))
 
 
 def _parts_by_source(parts: Sequence[_TensorPart]) -> Iterator[tuple[QuantScheme | None, list[_TensorPart]]]:

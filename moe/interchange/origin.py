@@ -37,7 +37,7 @@ class Origin:
     """Most common dtype of tensors."""
     dtypes: Mapping[str, str] = field(default_factory=dict)
     """dtypes of the other tensors, by their names in the hub's layout."""
-    untrained: tuple[str, ...] = ()
+    untrained_names: tuple[str, ...] = ()
     """Untrained tensors, which an export copies from the folder."""
     keeps_tied: bool = False
     """Whether the folder stores output weights although they equal the embedding."""
@@ -74,7 +74,7 @@ class Origin:
         names = {path: path.replace("/", ".") for path in sorted(self.files)}
         record = {
             "version": _VERSION, "url": self.url, "config": self.config, "dtype": self.dtype, "dtypes": self.dtypes,
-            "untrained": self.untrained, "keeps_tied": self.keeps_tied, "files": names, "digest": self.digest,
+            "untrained": self.untrained_names, "keeps_tied": self.keeps_tied, "files": names, "digest": self.digest,
         }  # fmt: skip
         return {
             RECORD: json.dumps(record, indent=1).encode(),

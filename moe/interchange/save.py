@@ -32,7 +32,7 @@ from moe.interchange.seals import crc_of, seals_text
 from moe.interchange.sources import TensorSource
 from moe.interchange.tensor_reader import DTYPES, NAMES, TensorReader
 from moe.interchange.tokenizer import export_tokenizer
-from moe.parallel import plain_collectives
+from moe.parallel import json_collectives
 from moe.parallel.problems import raise_on_all_ranks
 from moe.spec import LanguageModelSpec, Problem, SpecError, spec_error
 from moe.spec.parameter import Slices
@@ -89,7 +89,7 @@ def save_folder(
         config = build_config(spec, None if origin is None else origin.config, _TORCH_DTYPES[main_dtype])
         if origin is None and max_tokens is not None and spec.attention.rope.scaling is None:
             config["max_position_embeddings"] = max_tokens
-        origin_catalog = None if origin is None or not origin.untrained else _open_origin(origin, roots)
+        origin_catalog = None if origin is None or not origin.untrained_names else _open_origin(origin, roots)
         tensors = list(_tensors(spec, config, origin, origin_catalog, main_dtype))
     except SpecError as error:
         problems = error.problems
@@ -109,10 +109,10 @@ def write_folder(
     components are copied from `origin_catalog`. Collective if the source is. Raises SpecError on all ranks.
     """
     problems: tuple[Problem, ...] = ()
-    if plain_collectives.rank() == 0 or not source.is_collective:
+    if json_collectives.rank() == 0 or not source.is_collective:
         problems = tuple(_check_target(target))
     _agree(problems, source)
-    if source.is_collective and plain_collectives.rank() != 0:
+    if source.is_collective and json_collectives.rank() != 0:
         _take_part(source, shards)
         _agree((), source)
         return
@@ -143,9 +143,9 @@ def _open_origin(origin: Origin, roots: Sequence[str] | None) -> Catalog:
     try:
         folder_catalog = catalog(HubFolder(origin.url, roots))
     except SpecError as error:
-        rule = f"must still be readable: {len(origin.untrained)} untrained tensors are copied from it"
+        rule = f"must still be readable: {len(origin.untrained_names)} untrained tensors are copied from it"
         raise SpecError([Problem("not_found", "model.from", origin.url, rule, "restore it"), *error.problems]) from None
-    if missing_names := [name for name in origin.untrained if name not in folder_catalog.tensors]:
+    if missing_names := [name for name in origin.untrained_names if name not in folder_catalog.tensors]:
         raise spec_error(
             "changed", "model.from", origin.url, f"no longer holds {missing_names[0]}", "restore its original content"
         )
@@ -176,7 +176,7 @@ def _tensors(
         yield TensorToWrite(name, dtype, shape, tuple(components))
     if origin is None or origin_catalog is None:
         return
-    for name in origin.untrained:
+    for name in origin.untrained_names:
         yield TensorToWrite(name, origin.dtype_of(name), origin_catalog.tensors[name].shape)
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moe.interchange.tensor_reader import DTYPES, NAMES
-from moe.parallel import Layout, QuantizedWeight, extent, local_parameters, part_of, plain_collectives, quant_schemes_of
+from moe.parallel import Layout, QuantizedWeight, extent, json_collectives, local_parameters, quant_schemes_of, shard_of
 from moe.parallel.collective import collective
 from moe.spec.form import BLOCK, SCALES
 from moe.spec.parameter import Slices
@@ -45,10 +45,10 @@ class ModelSource(TensorSource):
             for parameter in local_parameters(model)
         }
         for name, buffer in model.named_buffers():
-            self._parts_by_name[name] = buffer.detach(), extent(part_of(buffer), layout)
-        self._schemes, self._rank = quant_schemes_of(model), plain_collectives.rank()
+            self._parts_by_name[name] = buffer.detach(), extent(shard_of(buffer), layout)
+        self._schemes, self._rank = quant_schemes_of(model), json_collectives.rank()
         self._pending: deque[tuple[dist.Work, Tensor]] = deque()
-        parts_by_rank = plain_collectives.all_gather_json(
+        parts_by_rank = json_collectives.all_gather_json(
             {name: (region, NAMES[tensor.dtype]) for name, (tensor, region) in self._parts_by_name.items()}
         )
         self._places: list[dict[str, Slices]] = [

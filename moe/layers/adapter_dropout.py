@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from moe.overrides import overridable
-from moe.parallel import Layout, first_of, part_of
+from moe.parallel import Layout, shard_of, shard_offsets
 from moe.random import Purpose, fold, fold_name, keep_mask
 from moe.routing import TokenContext
 
@@ -35,29 +35,29 @@ class AdapterDropout:
     """First column of x on this rank; `num_columns` is the total number, None if this rank has all."""
     num_columns: int | None = None
 
-    def wired(self, a: Tensor, layout: Layout) -> "AdapterDropout":
+    def for_shard(self, a: Tensor, layout: Layout) -> "AdapterDropout":
         """The same dropout for this rank's part of A `[r, in]`."""
-        part = part_of(a)
-        return replace(self, first=first_of(part, layout)[1], num_columns=part.shape[1])
+        part = shard_of(a)
+        return replace(self, first=shard_offsets(part, layout)[1], num_columns=part.shape[1])
 
-    def by(self, draws: DropoutKey | None) -> "Dropped | None":
+    def masks_for(self, dropout_key: DropoutKey | None) -> "DropoutMasks | None":
         """Dropout masks of a pass; None without draws."""
-        return None if draws is None else Dropped(self, draws)
+        return None if dropout_key is None else DropoutMasks(self, dropout_key)
 
 
 @dataclass(frozen=True)
-class Dropped:
+class DropoutMasks:
     """Dropout masks of one adapter's input in one pass, regenerated on each use and never stored."""
 
     dropout: AdapterDropout
-    draws: DropoutKey
+    dropout_key: DropoutKey
 
     @overridable
     def apply_to(self, x: Tensor) -> Tensor:
         """Zero entries of `x` `[..., in]` and scale up the others."""
-        dropout, tokens = self.dropout, self.draws.tokens
+        dropout, tokens = self.dropout, self.dropout_key.tokens
         key = fold(tokens.seed, tokens.step, Purpose.ADAPTER_DROPOUT, fold_name(0, dropout.name))
         keep, width = 1 - dropout.probability, x.shape[-1]
         columns = width if dropout.num_columns is None else dropout.num_columns
-        mask = keep_mask(key, self.draws.ids.reshape(x.shape[:-1]), columns, keep, dropout.first, width)
+        mask = keep_mask(key, self.dropout_key.ids.reshape(x.shape[:-1]), columns, keep, dropout.first, width)
         return x * mask.to(x.dtype).mul_(1 / keep)

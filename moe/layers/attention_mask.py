@@ -33,7 +33,7 @@ class AttentionMask:
     keys: Tensor | None = None
     """bool `[B, L]`: keys that every query attends to, and no others. For encoders and cross-attention, without the
     other restrictions: queries need not be positions of the keys' sequence."""
-    _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+    _cache: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.window is not None and not (self.causal and self.window > 0):
@@ -41,17 +41,17 @@ class AttentionMask:
         if self.keys is not None and (self.causal or self.is_by_row):
             raise ValueError("keys require attention that is not causal, without documents or padding")
 
-    def within(self, window: int | None) -> "AttentionMask":
+    def with_window(self, window: int | None) -> "AttentionMask":
         """The same mask with this window, or with none."""
         return self if window == self.window else replace(self, window=window)
 
-    def of_rows(self, rows: Tensor) -> "AttentionMask":
+    def select_rows(self, rows: Tensor) -> "AttentionMask":
         """The same mask for rows selected by int64 index."""
         documents, first, keys = (
             None if tensor is None else tensor.index_select(0, rows)
             for tensor in (self.documents, self.first, self.keys)
         )
-        return replace(self, documents=documents, first=first, keys=keys, _made={})
+        return replace(self, documents=documents, first=first, keys=keys, _cache={})
 
     def num_keys(self, num_queries: int, num_keys: int) -> int:
         """Number of keys, the last ones, that any of the last `num_queries` positions may attend to."""
@@ -74,13 +74,13 @@ class AttentionMask:
     def mask(self, num_queries: int, num_keys: int, device: torch.device | str) -> Tensor:
         """bool `[B or 1, 1, N or 1, L]`, True where a query attends to a key."""
         if (visible_keys := self.keys) is not None:
-            return self.once("keys", lambda: visible_keys[:, None, None])
+            return self.get_or_make("keys", lambda: visible_keys[:, None, None])
 
         def make() -> Tensor:
             keys = torch.arange(num_keys, device=device)
-            return self._sees(keys[num_keys - num_queries :, None], keys[None])
+            return self._is_visible(keys[num_keys - num_queries :, None], keys[None])
 
-        return self.once(("mask", self.window, num_queries, num_keys, torch.device(device)), make)
+        return self.get_or_make(("mask", self.window, num_queries, num_keys, torch.device(device)), make)
 
     def bias(self, num_queries: int, num_keys: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """The mask as a bias on scores: 0 or -inf."""
@@ -89,9 +89,9 @@ class AttentionMask:
             mask = self.mask(num_queries, num_keys, device)
             return torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill_(~mask, float("-inf"))
 
-        return self.once(("bias", self.window, num_queries, num_keys, dtype, torch.device(device)), make)
+        return self.get_or_make(("bias", self.window, num_queries, num_keys, dtype, torch.device(device)), make)
 
-    def _sees(self, query: Tensor, key: Tensor) -> Tensor:
+    def _is_visible(self, query: Tensor, key: Tensor) -> Tensor:
         """bool `[B or 1, 1, N, L]` for positions `query` `[N, 1]` and `key` `[1, L]`."""
         mask = key <= query if self.causal else torch.ones_like(key <= query)
         if self.window is not None:
@@ -106,8 +106,8 @@ class AttentionMask:
         return (mask | (query == key))[:, None]
 
     @overridable
-    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def get_or_make(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of `make`, computed once per `key` and pass."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]

@@ -36,9 +36,9 @@ class FeedForwardBlock(nn.Module):
         if self.moe is not None:
             if (y := self.moe.decode_forward(x_norm, run.tokens)) is not None:
                 return y
-            return self.moe(x_norm, run.tokens, run.rows.shares)[0]
+            return self.moe(x_norm, run.tokens, run.rows.shard)[0]
         assert self.dense is not None
-        return self.dense(x_norm, run.rows.shares, run.rows.draws)
+        return self.dense(x_norm, run.rows.shard, run.rows.dropout_key)
 
 
 class TransformerBlock(nn.Module):
@@ -69,17 +69,17 @@ class TransformerBlock(nn.Module):
     ) -> Tensor:
         """`x` `[t, M]` to `[t, M]`; attends and appends to `cache`, if given. `memory` `[B, L, M]` is the encoder's
         output, for cross-attention; a cache needs it once."""
-        run = run.within(self.layer)
+        run = run.for_layer(self.layer)
         own = cache.own if isinstance(cache, EncoderDecoderCache) else cache
         y = self.attention(self.norm(x), run.rows, own)
-        x = x + self._scaled(run.drop(y, self.layer, Purpose.SELF_ATTENTION_DROPOUT))
+        x = x + self._scale(run.drop(y, self.layer, Purpose.SELF_ATTENTION_DROPOUT))
         if self.cross_attention is not None:
             assert self.cross_norm is not None
             keys_values = self._keys_values(self.cross_attention, run, cache, memory)
             y = self.cross_attention(self.cross_norm(x), run.rows, memory=keys_values)
-            x = x + self._scaled(run.drop(y, self.layer, Purpose.CROSS_ATTENTION_DROPOUT))
+            x = x + self._scale(run.drop(y, self.layer, Purpose.CROSS_ATTENTION_DROPOUT))
         y = self.feed_forward(x, run)
-        return x + self._scaled(run.drop(y, self.layer, Purpose.FEED_FORWARD_DROPOUT))
+        return x + self._scale(run.drop(y, self.layer, Purpose.FEED_FORWARD_DROPOUT))
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> LayerCache:
         """Empty cache for `num_rows` rows of `num_positions`, on the device and in the dtype of `like`."""
@@ -102,5 +102,5 @@ class TransformerBlock(nn.Module):
             cache.memory = keys_values
         return keys_values
 
-    def _scaled(self, y: Tensor) -> Tensor:
+    def _scale(self, y: Tensor) -> Tensor:
         return y if self.multiplier == 1 else y * self.multiplier

@@ -31,25 +31,25 @@ class KVCache(LayerCache):
     ) -> "KVCache":
         """Allocate capacity for `num_positions` of tensors `[*leading, positions, width]`, given as (leading, width),
         on the device and in the dtype of `like`."""
-        room = num_positions if window is None else min(num_positions, 2 * window)
-        return cls(tuple(like.new_empty(*leading, room, width) for leading, width in shapes), window)
+        capacity = num_positions if window is None else min(num_positions, 2 * window)
+        return cls(tuple(like.new_empty(*leading, capacity, width) for leading, width in shapes), window)
 
     @property
     def is_empty(self) -> bool:
         return self._length == 0
 
-    def with_new(self, *new: Tensor) -> tuple[Tensor, ...]:
+    def append(self, *new: Tensor) -> tuple[Tensor, ...]:
         """Append `new` `[..., N, width]`, with the same N for all tensors, and return all positions that N queries may
         attend to."""
-        num_new, room = new[0].shape[-2], self._tensors[0].shape[-2]
-        if self._length + num_new > room:
-            return self._beyond_room(*new)
+        num_new, capacity = new[0].shape[-2], self._tensors[0].shape[-2]
+        if self._length + num_new > capacity:
+            return self._append_and_evict(*new)
         for tensor, new_tensor in zip(self._tensors, new, strict=True):
             tensor[..., self._length : self._length + num_new, :] = new_tensor
         self._length += num_new
         return tuple(tensor[..., : self._length, :] for tensor in self._tensors)
 
-    def _beyond_room(self, *new: Tensor) -> tuple[Tensor, ...]:
+    def _append_and_evict(self, *new: Tensor) -> tuple[Tensor, ...]:
         assert self._window is not None, "more positions than there is room for"
         old = [tensor[..., max(0, self._length - self._window) : self._length, :] for tensor in self._tensors]
         full_tensors = tuple(torch.cat(pair, -2) for pair in zip(old, new, strict=True))

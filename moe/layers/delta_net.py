@@ -10,7 +10,7 @@ from moe.layers.linear import Linear
 from moe.layers.norm import RMSNorm
 from moe.layers.sequence import PassRows
 from moe.layers.short_convolution import convolution_cache, short_convolution
-from moe.parallel import narrowed
+from moe.parallel import cast_parameter
 from moe.spec.language import LinearAttentionSpec
 
 _LENGTH_EPS = 1e-6
@@ -36,15 +36,15 @@ class GatedDeltaNet(nn.Module):
     def forward(self, x: Tensor, rows: PassRows, cache: DeltaState | None = None) -> Tensor:
         """Return `[t, M]` for this rank's share `x` `[t, M]` of the rows. With `cache`, they continue from its state
         and update it."""
-        spec, shares = self.spec, rows.shares
-        x = shares.gather_rows(x)
+        spec, shard = self.spec, rows.shard
+        x = shard.gather_rows(x)
         of_values = spec.values_per_key * spec.value_dim
         widths = [2 * spec.key_dim + of_values, of_values]
-        qkv, gates = self.projection(x, rows.draws).unflatten(-1, (-1, sum(widths))).split(widths, dim=-1)
+        qkv, gates = self.projection(x, rows.dropout_key).unflatten(-1, (-1, sum(widths))).split(widths, dim=-1)
         qkv = self._convolve(qkv.flatten(-2), rows, cache).unflatten(-1, (-1, widths[0]))
         queries, keys, values = qkv.split([spec.key_dim, spec.key_dim, of_values], dim=-1)
         values = values.unflatten(-1, (-1, spec.value_dim)).flatten(2, 3)
-        strengths, steps = self.decays(x, rows.draws).unflatten(-1, (-1, 2, spec.values_per_key)).unbind(-2)
+        strengths, steps = self.decays(x, rows.dropout_key).unflatten(-1, (-1, 2, spec.values_per_key)).unbind(-2)
         outputs, state = gated_delta_rule(
             _unit(queries) * spec.key_dim**-0.5,
             _unit(keys),
@@ -58,7 +58,7 @@ class GatedDeltaNet(nn.Module):
             cache.state = state
         gates = gates.flatten(-2).unflatten(-1, (-1, spec.value_dim))
         outputs = self.value_norm(outputs.to(x.dtype)) * functional.silu(gates)
-        return shares.scatter_rows(self.output(outputs.flatten(2), rows.draws))
+        return shard.scatter_rows(self.output(outputs.flatten(2), rows.dropout_key))
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> DeltaState:
         """State before the first token."""
@@ -66,7 +66,7 @@ class GatedDeltaNet(nn.Module):
 
     def _convolve(self, qkv: Tensor, rows: PassRows, cache: DeltaState | None) -> Tensor:
         """`[B, N, channels]`: convolution over each position and those before it, activated."""
-        weight = narrowed(self.convolution.weight, qkv.dtype)
+        weight = cast_parameter(self.convolution.weight, qkv.dtype)
         before = None if cache is None else cache.inputs
         if cache is not None:
             cache.inputs = convolution_cache(qkv, self.spec.conv_tokens, rows.documents, before)

@@ -8,9 +8,9 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from moe.experts import Activation, build_activation
-from moe.layers.adapter_dropout import DropoutKey, Dropped
-from moe.layers.linear import Linear, add_product, factor, product
-from moe.parallel import Layout, QuantizedWeight, SequenceShard, narrowed
+from moe.layers.adapter_dropout import DropoutKey, DropoutMasks
+from moe.layers.linear import Linear, add_product, matrix_operand, product
+from moe.parallel import Layout, QuantizedWeight, SequenceShard, cast_parameter
 
 
 class FeedForward(nn.Module):
@@ -24,29 +24,32 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = build_activation(activation)
         self.w_in, self.w_out = Linear(), Linear()
-        self.w_gate = Linear() if self.activation.gated else None
+        self.w_gate = Linear() if self.activation.is_gated else None
 
-    def wire(self, layout: Layout) -> None:
+    def set_layout(self, layout: Layout) -> None:
         self.recompute = layout.recompute == "selective"
 
-    def forward(self, x: Tensor, shares: SequenceShard, draws: DropoutKey | None = None) -> Tensor:
-        """Return `[t, M]` for `x` `[t, M]`, this rank's share of the tokens; `draws` covers all of them."""
-        x = shares.gather(x)
+    def forward(self, x: Tensor, shard: SequenceShard, dropout_key: DropoutKey | None = None) -> Tensor:
+        """Return `[t, M]` for `x` `[t, M]`, this rank's share of the tokens; `dropout_key` covers all of them."""
+        x = shard.gather(x)
         if self.recompute and torch.is_grad_enabled():
-            return shares.scatter(checkpoint(self._of, x, draws, use_reentrant=False, preserve_rng_state=False))
-        return shares.scatter(self._of(x, draws))
+            return shard.scatter(
+                checkpoint(self._feed_forward, x, dropout_key, use_reentrant=False, preserve_rng_state=False)
+            )
+        return shard.scatter(self._feed_forward(x, dropout_key))
 
-    def _of(self, x: Tensor, draws: DropoutKey | None) -> Tensor:
+    def _feed_forward(self, x: Tensor, dropout_key: DropoutKey | None) -> Tensor:
         if self.activation.name == "relu":  # autograd saves hidden states once; the gradient needs nothing else
-            return self.w_out(self.w_in(x, draws).relu_(), draws)
-        gate = None if self.w_gate is None else self.w_gate(x, draws)
+            return self.w_out(self.w_in(x, dropout_key).relu_(), dropout_key)
+        gate = None if self.w_gate is None else self.w_gate(x, dropout_key)
         out = self.w_out
         a, b = (
-            None if matrix is None else narrowed(matrix, x.dtype) for matrix in (out.weight_lora_a, out.weight_lora_b)
+            None if matrix is None else cast_parameter(matrix, x.dtype)
+            for matrix in (out.weight_lora_a, out.weight_lora_b)
         )
-        w = factor(out, "weight", x.dtype)
-        adapter = out.lora_scale, out.dropped(draws)
-        return _ActivatedLinear.apply(self.w_in(x, draws), gate, w, a, b, adapter, self.activation)
+        w = matrix_operand(out, "weight", x.dtype)
+        adapter = out.lora_scale, out.dropout_masks(dropout_key)
+        return _ActivatedLinear.apply(self.w_in(x, dropout_key), gate, w, a, b, adapter, self.activation)
 
 
 class _ActivatedLinear(torch.autograd.Function):
@@ -62,7 +65,7 @@ class _ActivatedLinear(torch.autograd.Function):
         w: Tensor | QuantizedWeight,
         a: Tensor | None,
         b: Tensor | None,
-        adapter: tuple[float, Dropped | None],
+        adapter: tuple[float, DropoutMasks | None],
         activation: Activation,
     ) -> Tensor:
         matrix, scales = w.tensors if isinstance(w, QuantizedWeight) else (w, None)

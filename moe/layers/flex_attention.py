@@ -12,7 +12,13 @@ from moe.layers.attention_mask import AttentionMask
 
 
 def flex_attend(
-    queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, visible: AttentionMask, sinks: Tensor | None = None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    scale: float,
+    attention_mask: AttentionMask,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`moe.layers.softmax_attention.attend` by flex attention, which skips blocks of 128 keys that no query of a block
     sees.
@@ -21,7 +27,7 @@ def flex_attend(
     hundredth (`tests/gpu/test_sequence_layers.py`).
     """
     num_queries, num_keys = queries.shape[2], keys.shape[2]
-    mask = _block_mask(visible, queries.shape[0], num_queries, num_keys, queries.device)
+    mask = _block_mask(attention_mask, queries.shape[0], num_queries, num_keys, queries.device)
     out, sums = _flex_attention(queries.device.type)(
         queries, keys, values, scale=scale, block_mask=mask,
         enable_gqa=queries.shape[1] != keys.shape[1], return_aux=AuxRequest(lse=True),
@@ -39,10 +45,15 @@ def _flex_attention(device_type: str) -> Any:
 
 
 def _block_mask(
-    visible: AttentionMask, num_rows: int, num_queries: int, num_keys: int, device: torch.device
+    attention_mask: AttentionMask, num_rows: int, num_queries: int, num_keys: int, device: torch.device
 ) -> BlockMask:
     ahead = num_keys - num_queries
-    causal, window, documents, first = visible.causal, visible.window, visible.documents, visible.first
+    causal, window, documents, first = (
+        attention_mask.causal,
+        attention_mask.window,
+        attention_mask.documents,
+        attention_mask.first,
+    )
 
     def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         query = query + ahead
@@ -55,9 +66,9 @@ def _block_mask(
             mask = mask & (key >= first[row]) & (query >= first[row])
         return mask | (query == key)
 
-    return visible.once(
+    return attention_mask.get_or_make(
         ("blocks", window, num_queries, num_keys, device),
         lambda: create_block_mask(
-            sees, num_rows if visible.is_by_row else None, None, num_queries, num_keys, device=device
+            sees, num_rows if attention_mask.is_by_row else None, None, num_queries, num_keys, device=device
         ),
     )

@@ -9,7 +9,7 @@ from moe.layers.norm import RMSNorm
 from moe.layers.sequence import PassRows
 from moe.layers.softmax_attention import attend
 from moe.overrides import overridable
-from moe.parallel import SequenceShard, narrowed
+from moe.parallel import SequenceShard, cast_parameter
 from moe.spec.language import GroupedQueryAttentionSpec
 
 
@@ -49,37 +49,37 @@ class GroupedQueryAttention(nn.Module):
         """Return `[t, M]` for this rank's share `x` `[t, M]` of the rows. With `cache`, their keys and values are
         appended to it, and queries attend to all cached positions. With `memory` they attend to its keys and values
         instead, as `rows.memory_mask` allows: cross-attention."""
-        spec, shares = self.spec, rows.shares
-        x = shares.gather_rows(x)
-        queries, gate = self.query(x, rows.draws), None
+        spec, shard = self.spec, rows.shard
+        x = shard.gather_rows(x)
+        queries, gate = self.query(x, rows.dropout_key), None
         if spec.output_gate:
             queries, gate = queries.unflatten(-1, (-1, 2, spec.head_dim)).unbind(-2)
             queries, gate = queries.flatten(-2), gate.flatten(-2)
-        queries = self._normalize(queries, self.query_norm, spec.num_heads, shares)
+        queries = self._normalize(queries, self.query_norm, spec.num_heads, shard)
         if spec.clip is not None:
             queries = queries.clamp(-spec.clip, spec.clip)
         queries = rows.rotate(self._heads(queries), spec.rope.pairing)
         keys, values = self.keys_values(x, rows) if memory is None else memory
         if cache is not None:
-            keys, values = cache.with_new(keys, values)
-        visible = rows.seen(self.window, keys.shape[2]) if memory is None else rows.memory_mask
-        assert visible is not None, "cross-attention needs the encoder's mask"
-        outputs = attend(queries, keys, values, scale=spec.score_scale, visible=visible, sinks=self.sinks)
+            keys, values = cache.append(keys, values)
+        attention_mask = rows.layer_mask(self.window, keys.shape[2]) if memory is None else rows.memory_mask
+        assert attention_mask is not None, "cross-attention needs the encoder's mask"
+        outputs = attend(queries, keys, values, scale=spec.score_scale, attention_mask=attention_mask, sinks=self.sinks)
         outputs = outputs.transpose(1, 2).flatten(2)
         if gate is not None:
             outputs = outputs * gate.sigmoid()
-        return self.output.biased(shares.scatter_rows(self.output.product(outputs, rows.draws)))
+        return self.output.add_bias(shard.scatter_rows(self.output.product(outputs, rows.dropout_key)))
 
     def keys_values(self, x: Tensor, rows: PassRows) -> KeysValues:
         """Keys and values `[B, m, L, head_dim]` of `x` `[B, L, M]`: the rows, or the encoder's output."""
         spec = self.spec
         if self.key_value is not None:
-            keys, values = project_keys_values(x, narrowed(self.key_value, x.dtype))
+            keys, values = project_keys_values(x, cast_parameter(self.key_value, x.dtype))
         else:
             assert self.key is not None
             assert self.value is not None
-            keys, values = self.key(x, rows.draws), self.value(x, rows.draws)
-        keys = self._normalize(keys, self.key_norm, spec.num_kv_heads, rows.shares)
+            keys, values = self.key(x, rows.dropout_key), self.value(x, rows.dropout_key)
+        keys = self._normalize(keys, self.key_norm, spec.num_kv_heads, rows.shard)
         if spec.clip is not None:
             keys, values = (tensor.clamp(-spec.clip, spec.clip) for tensor in (keys, values))
         return rows.rotate(self._heads(keys), spec.rope.pairing), self._heads(values)
@@ -98,16 +98,16 @@ class GroupedQueryAttention(nn.Module):
         """`[B, heads, N, head_dim]` from `[B, N, heads · head_dim]`."""
         return x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
-    def _normalize(self, x: Tensor, norm: RMSNorm | None, num_heads: int, shares: SequenceShard) -> Tensor:
+    def _normalize(self, x: Tensor, norm: RMSNorm | None, num_heads: int, shard: SequenceShard) -> Tensor:
         """Normalize `[B, N, heads · head_dim]` over each head, or over all heads of all tensor-parallel ranks."""
         if norm is None:
             return x
         if self.spec.query_key_norm == "head":
             return norm(x.unflatten(-1, (-1, self.spec.head_dim))).flatten(-2)
-        if shares.group is None:
+        if shard.group is None:
             return norm(x)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        squares = shares.total(wide.square().sum(-1, keepdim=True))
+        squares = shard.total(wide.square().sum(-1, keepdim=True))
         root = (squares / (num_heads * self.spec.head_dim) + norm.eps).rsqrt()
         weight = norm.weight.to(wide.dtype)
         return (wide * root * (1 + weight if norm.one_plus else weight)).to(x.dtype)

@@ -35,19 +35,19 @@ class LatentAttention(nn.Module):
     def forward(self, x: Tensor, rows: PassRows, cache: KVCache | None = None) -> Tensor:
         """Return `[t, M]` for this rank's share `x` `[t, M]` of the rows. With `cache`, their latents are appended to
         it, and queries attend to all cached positions."""
-        spec, shares = self.spec, rows.shares
+        spec, shard = self.spec, rows.shard
         queries = self._queries(x, rows)
-        down = self.key_value_down(x, rows.draws_of_share)
+        down = self.key_value_down(x, rows.shard_dropout_key)
         latents, rotary_keys = down.split([spec.key_value_rank, spec.rope_dim], dim=-1)
-        latents = shares.gather_rows(self.key_value_norm(latents))
-        rotary_keys = shares.gather_rows(rotary_keys)[:, None]
+        latents = shard.gather_rows(self.key_value_norm(latents))
+        rotary_keys = shard.gather_rows(rotary_keys)[:, None]
         rotary_keys = rows.rotate(rotary_keys, spec.rope.pairing)[:, 0]
-        attend_to = self._of_heads if cache is None or cache.is_empty else self._of_latents
+        attend_to = self._attend_to_heads if cache is None or cache.is_empty else self._attend_to_latents
         if cache is not None:
-            latents, rotary_keys = cache.with_new(latents, rotary_keys)
+            latents, rotary_keys = cache.append(latents, rotary_keys)
         outputs = attend_to(queries, latents, rotary_keys, rows)
         outputs = outputs.transpose(1, 2).flatten(2)
-        return self.output.biased(shares.scatter_rows(self.output.product(outputs, rows.draws)))
+        return self.output.add_bias(shard.scatter_rows(self.output.product(outputs, rows.dropout_key)))
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> KVCache:
         """Empty latent cache for `num_rows` rows of `num_positions`, on the device and in the dtype of `like`."""
@@ -58,38 +58,40 @@ class LatentAttention(nn.Module):
         """Queries `[B, heads, N, head_dim + rope_dim]`, the last part rotated."""
         spec = self.spec
         if self.query is not None:
-            queries = self.query(rows.shares.gather_rows(x), rows.draws)
+            queries = self.query(rows.shard.gather_rows(x), rows.dropout_key)
         else:
             assert self.query_down is not None
             assert self.query_norm is not None
             assert self.query_up is not None
-            down = self.query_norm(self.query_down(x, rows.draws_of_share))
-            queries = self.query_up(rows.shares.gather_rows(down), rows.draws)
+            down = self.query_norm(self.query_down(x, rows.shard_dropout_key))
+            queries = self.query_up(rows.shard.gather_rows(down), rows.dropout_key)
         queries = queries.unflatten(-1, (-1, spec.head_dim + spec.rope_dim)).transpose(1, 2)
         plain, rotary = queries.split([spec.head_dim, spec.rope_dim], dim=-1)
         rotary = rows.rotate(rotary, spec.rope.pairing)
         return torch.cat((plain, rotary), dim=-1)
 
-    def _of_heads(self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: PassRows) -> Tensor:
+    def _attend_to_heads(self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: PassRows) -> Tensor:
         """`[B, heads, N, value_dim]`, with keys and values of each head: fewest operations for as many queries as
         keys."""
         spec = self.spec
-        up = self.key_value_up(latents, rows.draws)
+        up = self.key_value_up(latents, rows.dropout_key)
         up = up.unflatten(-1, (-1, spec.head_dim + spec.value_dim)).transpose(1, 2)
         keys, values = up.split([spec.head_dim, spec.value_dim], dim=-1)
         shared_keys = rotary_keys[:, None].expand(-1, keys.shape[1], -1, -1)
         keys = torch.cat((keys, shared_keys), dim=-1)
-        return attend(queries, keys, values, scale=spec.score_scale, visible=rows.visible)
+        return attend(queries, keys, values, scale=spec.score_scale, attention_mask=rows.attention_mask)
 
-    def _of_latents(self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: PassRows) -> Tensor:
+    def _attend_to_latents(self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: PassRows) -> Tensor:
         """The same with the key and value projections absorbed into the query side (section 2.1.2): all heads attend to
         the latents directly, which is cheaper for few queries."""
         spec = self.spec
-        up = self.key_value_up.whole(queries.dtype)
+        up = self.key_value_up.merged_weight(queries.dtype)
         up = up.unflatten(0, (-1, spec.head_dim + spec.value_dim))
         of_keys, of_values = up.split([spec.head_dim, spec.value_dim], dim=1)  # [heads, width, rank]
         plain, rest = queries.split([spec.head_dim, spec.rope_dim], dim=-1)
         queries = torch.cat((torch.matmul(plain, of_keys), rest), dim=-1)
         keys = torch.cat((latents, rotary_keys), dim=-1)[:, None]
-        latent_outputs = attend(queries, keys, latents[:, None], scale=spec.score_scale, visible=rows.visible)
+        latent_outputs = attend(
+            queries, keys, latents[:, None], scale=spec.score_scale, attention_mask=rows.attention_mask
+        )
         return torch.matmul(latent_outputs, of_values.transpose(1, 2))

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from moe.layers.adapter_dropout import AdapterDropout, DropoutKey, Dropped
+from moe.layers.adapter_dropout import AdapterDropout, DropoutKey, DropoutMasks
 from moe.overrides import overridable
-from moe.parallel import GradBuffer, Layout, QuantizedWeight, matrix_of, narrow, narrowed
+from moe.parallel import GradBuffer, Layout, QuantizedWeight, cast_parameter, matrix_of, narrow
 from moe.parallel.accelerator import multiplies
 
 
@@ -33,40 +33,40 @@ class Linear(nn.Module):
         for name in ("weight", "bias", "weight_lora_a", "weight_lora_b"):
             self.register_parameter(name, None)
 
-    def wire(self, layout: Layout) -> None:
+    def set_layout(self, layout: Layout) -> None:
         if self.dropout is not None and self.weight_lora_a is not None:
-            self.dropout = self.dropout.wired(self.weight_lora_a, layout)
+            self.dropout = self.dropout.for_shard(self.weight_lora_a, layout)
 
-    def forward(self, x: Tensor, draws: DropoutKey | None = None) -> Tensor:
-        """Return `[..., out]` in the dtype of `x` `[..., in]`; `draws` keys the adapter's dropout in training."""
-        return self.biased(self.product(x, draws))
+    def forward(self, x: Tensor, dropout_key: DropoutKey | None = None) -> Tensor:
+        """Return `[..., out]` in the dtype of `x` `[..., in]`; `dropout_key` keys the adapter's dropout in training."""
+        return self.add_bias(self.product(x, dropout_key))
 
-    def product(self, x: Tensor, draws: DropoutKey | None = None) -> Tensor:
+    def product(self, x: Tensor, dropout_key: DropoutKey | None = None) -> Tensor:
         """`forward` without the bias, for partial results that are summed first."""
         y, a, b = linear(x, matrix_of(self, "weight")), self.weight_lora_a, self.weight_lora_b
-        return adapted(y, x, a, b, self.lora_scale, self.dropped(draws))
+        return add_adapter(y, x, a, b, self.lora_scale, self.dropout_masks(dropout_key))
 
-    def dropped(self, draws: DropoutKey | None) -> Dropped | None:
+    def dropout_masks(self, dropout_key: DropoutKey | None) -> DropoutMasks | None:
         """Dropout masks of the adapter's input, if it has dropout."""
-        return None if self.dropout is None else self.dropout.by(draws)
+        return None if self.dropout is None else self.dropout.masks_for(dropout_key)
 
-    def whole(self, dtype: torch.dtype) -> Tensor:
+    def merged_weight(self, dtype: torch.dtype) -> Tensor:
         """`[out, in]`: the weight in `dtype` with the adapter merged."""
         matrix = matrix_of(self, "weight")
-        weight = matrix.dequantize(dtype) if isinstance(matrix, QuantizedWeight) else narrowed(matrix, dtype)
+        weight = matrix.dequantize(dtype) if isinstance(matrix, QuantizedWeight) else cast_parameter(matrix, dtype)
         if self.weight_lora_a is None or self.weight_lora_b is None:
             return weight
         return weight + self.lora_scale * product(self.weight_lora_b.to(dtype), self.weight_lora_a.to(dtype))
 
-    def biased(self, y: Tensor) -> Tensor:
+    def add_bias(self, y: Tensor) -> Tensor:
         """Add the bias, if any, to `y` `[..., out]`."""
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
-def factor(module: nn.Module, name: str, dtype: torch.dtype) -> Tensor | QuantizedWeight:
+def matrix_operand(module: nn.Module, name: str, dtype: torch.dtype) -> Tensor | QuantizedWeight:
     """A module's matrix as an operand of `product`: in `dtype`, or quantized."""
     matrix = matrix_of(module, name)
-    return matrix if isinstance(matrix, QuantizedWeight) else narrowed(matrix, dtype)
+    return matrix if isinstance(matrix, QuantizedWeight) else cast_parameter(matrix, dtype)
 
 
 @overridable
@@ -80,20 +80,20 @@ def linear(x: Tensor, weight: Tensor | QuantizedWeight) -> Tensor:
     if isinstance(weight, QuantizedWeight):
         return _QuantizedProduct.apply(x, weight, True)
     if uses_own_dtype(x):
-        return functional.linear(x, narrowed(weight, x.dtype))
+        return functional.linear(x, cast_parameter(weight, x.dtype))
     # Forward and backward of [2048, 512] by [512, 512] in bfloat16, on one EPYC core without bfloat16 instructions:
     # 1,520 ms by torch's kernel, 53 by this.
     return _WideLinear.apply(x, weight)
 
 
-def adapted(
-    y: Tensor, x: Tensor, a: Tensor | None, b: Tensor | None, scale: float, dropped: Dropped | None = None
+def add_adapter(
+    y: Tensor, x: Tensor, a: Tensor | None, b: Tensor | None, scale: float, masks: DropoutMasks | None = None
 ) -> Tensor:
     """Add a LoRA adapter's output to `y` `[..., out]` in place, if `a` `[r, in]` and `b` `[out, r]` are given: scale ·
     (dropout(x) · aᵀ) · bᵀ for `x` `[..., in]` (arXiv 2106.09685, eq. 3)."""
     if a is None or b is None or scale == 0:
         return y
-    low = linear(x, a) if dropped is None else _DroppedLinear.apply(x, narrowed(a, x.dtype), dropped)
+    low = linear(x, a) if masks is None else _DroppedLinear.apply(x, cast_parameter(a, x.dtype), masks)
     return y.add_(linear(low, b), alpha=scale)
 
 
@@ -136,7 +136,7 @@ class _WideLinear(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             room = GradBuffer(ctx.parameter)
             room.write(wide_TO.t() @ x.reshape(-1, x.shape[-1]).float())
-            of_weight = room.give()
+            of_weight = room.to_autograd()
         return of_x, of_weight
 
 
@@ -144,10 +144,10 @@ class _DroppedLinear(torch.autograd.Function):
     """dropout(x) · aᵀ, for `x` `[..., in]` and `a` `[r, in]`. Saves only x and a; masks are regenerated."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, a: Tensor, dropped: Dropped) -> Tensor:
+    def forward(ctx: Any, x: Tensor, a: Tensor, masks: DropoutMasks) -> Tensor:
         ctx.save_for_backward(x, a)
-        ctx.dropped = dropped
-        return product(_flat(dropped.apply_to(x)), a.t()).view(*x.shape[:-1], a.shape[0])
+        ctx.dropout_masks = masks
+        return product(_flat(masks.apply_to(x)), a.t()).view(*x.shape[:-1], a.shape[0])
 
     @staticmethod
     @once_differentiable
@@ -155,9 +155,9 @@ class _DroppedLinear(torch.autograd.Function):
         (x, a), d_x, d_a = ctx.saved_tensors, None, None
         d_low = _flat(d_low)
         if ctx.needs_input_grad[0]:
-            d_x = ctx.dropped.apply_to(product(d_low, a).view_as(x))
+            d_x = ctx.dropout_masks.apply_to(product(d_low, a).view_as(x))
         if ctx.needs_input_grad[1]:
-            d_a = product(d_low.t(), _flat(ctx.dropped.apply_to(x)))
+            d_a = product(d_low.t(), _flat(ctx.dropout_masks.apply_to(x)))
         return d_x, d_a, None
 
 

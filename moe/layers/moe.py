@@ -12,15 +12,15 @@ from moe.dispatch import Dispatcher, LocalDispatcher, build_dispatcher
 from moe.dispatch.dispatcher import FEW_ROWS, dispatch_small
 from moe.experts import Experts, build_activation
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
-from moe.layers.draws import jittered
-from moe.layers.linear import adapted
+from moe.layers.draws import apply_jitter
+from moe.layers.linear import add_adapter
 from moe.layers.shared_experts import SharedExperts
 from moe.overrides import overridable
 from moe.parallel import Layout, SequenceShard, as_dtype, declare
 from moe.routing import Choices, Routing, RoutingState, TokenContext, build_router, follow_load
 from moe.routing.balance import with_auxiliary_losses
 from moe.routing.checks import check_inference, is_dense, kind_of
-from moe.routing.router import checked
+from moe.routing.router import resolve_context
 from moe.spec import MoESpec
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -68,12 +68,12 @@ class MoELayer(nn.Module):
         self.dispatch: Dispatcher = LocalDispatcher()
         self._on_one_rank = True
 
-    def wire(self, layout: Layout) -> None:
+    def set_layout(self, layout: Layout) -> None:
         self.dispatch = build_dispatcher(layout, f"MoE layer {self.layer}")
         self._on_one_rank = layout.world_size == 1
 
     def forward(
-        self, x: Tensor, tokens: TokenContext | None = None, shares: SequenceShard | None = None
+        self, x: Tensor, tokens: TokenContext | None = None, shard: SequenceShard | None = None
     ) -> tuple[Tensor, Routing]:
         """Return (`y` in the shape of `x` `[..., M]`, routing).
 
@@ -88,35 +88,35 @@ class MoELayer(nn.Module):
         mismatched shapes.
 
         Tensor-parallel ranks receive the same `x`, process a share of its tokens each, and return the same `y`. With
-        `shares`, `x` and `y` are this rank's share `[t, M]` of the tokens; ids, padding and routing cover all of them.
+        `shard`, `x` and `y` are this rank's share `[t, M]` of the tokens; ids, padding and routing cover all of them.
         """
-        self._check(x, shares)
-        tokens = checked(tokens, x.device)
+        self._check(x, shard)
+        tokens = resolve_context(tokens, x.device)
         check_inference("tokens.padding", tokens.padding, chain((x,), self.parameters()))
         x_TM, shape = x.reshape(-1, x.shape[-1]), x.shape[:-1]
-        x_is_shard = shares is not None
-        if shares is None:
-            shares = SequenceShard(shape.numel(), self.tensor_group, f"MoE layer {self.layer}")
-            x_TM = shares.split(x_TM)
+        x_is_shard = shard is not None
+        if shard is None:
+            shard = SequenceShard(shape.numel(), self.tensor_group, f"MoE layer {self.layer}")
+            x_TM = shard.split(x_TM)
         else:
-            shape = torch.Size((shares.num_tokens,))
+            shape = torch.Size((shard.num_tokens,))
         has_padding = tokens.padding is not None
         ids_GS, tokens = _in_groups(shape, tokens, self.spec.group_tokens, x.device)
         if has_padding:
             assert tokens.padding is not None
-            padded_T = shares.take(tokens.padding.reshape(-1)[: shares.num_tokens])
+            padded_T = shard.take(tokens.padding.reshape(-1)[: shard.num_tokens])
             x_TM = x_TM.masked_fill(padded_T[:, None], 0.0)  # multiplied by zero, NaN and inf would remain
-        ids_T = shares.take(ids_GS.reshape(-1)[: shares.num_tokens])
-        logits_TE = shares.gather(self._logits(x_TM, ids_T, tokens))
-        logits_GSE = _fill_up(logits_TE, ids_GS.numel()).view(*ids_GS.shape, self.spec.num_experts)
+        ids_T = shard.take(ids_GS.reshape(-1)[: shard.num_tokens])
+        logits_TE = shard.gather(self._logits(x_TM, ids_T, tokens))
+        logits_GSE = _pad_rows(logits_TE, ids_GS.numel()).view(*ids_GS.shape, self.spec.num_experts)
         routing = self.route_tokens(logits_GSE, tokens)
         # Every rank of the group routes all tokens, and dispatches its own share of them.
-        x_TM = with_auxiliary_losses(x_TM, routing, self.spec, tokens, shares.num_ranks)
-        y_TM = self.run_experts(x_TM, routing.choices.of_tokens(shares.first, shares.stop))
+        x_TM = with_auxiliary_losses(x_TM, routing, self.spec, tokens, shard.num_ranks)
+        y_TM = self.run_experts(x_TM, routing.choices.select_tokens(shard.first, shard.stop))
         if self.shared is not None:
             y_TM = y_TM + self.shared(x_TM, DropoutKey.from_tokens(tokens, ids_T))
         routing = replace(routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach())
-        y_TM = y_TM if x_is_shard else shares.gather_results(y_TM)
+        y_TM = y_TM if x_is_shard else shard.gather_results(y_TM)
         # Not a view to autograd, so that callers may modify it in place: FSDP's hook that gathers parameters for the
         # backward pass does not follow views. No operation that produced y has saved it.
         return torch.ops.aten._unsafe_view(y_TM, x.shape), routing
@@ -129,10 +129,10 @@ class MoELayer(nn.Module):
     @overridable
     def run_experts(self, x_TM: Tensor, choices: Choices) -> Tensor:
         """Weighted sum `[T, M]` of the outputs of each token's experts."""
-        rows_nM, weight_n, plan = self.dispatch(x_TM, choices, self.experts)
-        outputs_nM = self.experts(rows_nM, weight_n, plan.computation)
+        rows_nM, weight_n, computation, combiner = self.dispatch(x_TM, choices, self.experts)
+        outputs_nM = self.experts(rows_nM, weight_n, computation)
         del rows_nM  # freed before the outputs are combined
-        return plan.combine(outputs_nM)
+        return combiner.combine(outputs_nM)
 
     @overridable
     def decode_forward(self, x_TM: Tensor, tokens: TokenContext) -> Tensor | None:
@@ -155,7 +155,7 @@ class MoELayer(nn.Module):
         logits_TE = self._add_router_adapter(logits_TE, as_dtype(x_TM, wide))
         if self.logit_bias is not None:
             logits_TE += self.logit_bias
-        if (inferred_routing := self.route.inferred(logits_TE[None], self.state)) is None:
+        if (inferred_routing := self.route.choose_for_inference(logits_TE[None], self.state)) is None:
             return None
         expert, weight = inferred_routing
         y_TM = dispatch_small(x_TM, expert[0], weight[0], self.experts)
@@ -166,15 +166,15 @@ class MoELayer(nn.Module):
         """Router state from earlier steps."""
         return RoutingState(self.router_bias, self.last_load)
 
-    def end_step(self, chosen: Tensor) -> None:
-        """Update the router state after a step. `chosen` `[E]`, any dtype: choices of each expert in the global
+    def end_step(self, requested_load: Tensor) -> None:
+        """Update the router state after a step. `requested_load` `[E]`, any dtype: choices of each expert in the global
         batch."""
         if self.router_bias is not None and self.spec.routing.bias_rate and self.router.requires_grad:
-            follow_load(self.router_bias, chosen, self.spec.routing.bias_rate)
+            follow_load(self.router_bias, requested_load, self.spec.routing.bias_rate)
         if self.last_load is not None:
-            self.last_load.copy_(chosen)
+            self.last_load.copy_(requested_load)
 
-    def _check(self, x: Tensor, shares: SequenceShard | None) -> None:
+    def _check(self, x: Tensor, shard: SequenceShard | None) -> None:
         if not is_dense(x) or x.dtype not in _DTYPES:
             dtypes = ", ".join(map(str, _DTYPES))
             raise ValueError(f"x (={kind_of(x)}) must be a dense tensor of {dtypes}; convert it")
@@ -183,28 +183,30 @@ class MoELayer(nn.Module):
         if x.device != self.router.device:
             raise ValueError(f"x (on {x.device}) must be on {self.router.device}, like the layer; move it")
         check_inference("x", x, chain((x,), self.parameters()))
-        if not isinstance(shares, SequenceShard | None):
-            raise ValueError(f"shares (={type(shares).__name__}) must be a SequenceShard, or None")
-        if shares is None:
+        if not isinstance(shard, SequenceShard | None):
+            raise ValueError(f"shard (={type(shard).__name__}) must be a SequenceShard, or None")
+        if shard is None:
             return
-        shares.check()
-        if x.shape[:-1] != (shares.stop - shares.first,):
-            raise ValueError(f"x {tuple(x.shape)} must be this rank's share [{shares.stop - shares.first}, M]")
+        shard.check()
+        if x.shape[:-1] != (shard.stop - shard.first,):
+            raise ValueError(f"x {tuple(x.shape)} must be this rank's share [{shard.stop - shard.first}, M]")
 
     def _logits(self, x_TM: Tensor, ids_T: Tensor, tokens: TokenContext) -> Tensor:
         """Router logits `[T, E]`, at least float32."""
         wide = torch.promote_types(x_TM.dtype, torch.promote_types(self.router.dtype, torch.float32))
         x_TM = x_TM.to(wide)
         if self.spec.input_jitter and tokens.training:
-            x_TM = jittered(x_TM, self.spec.input_jitter, ids_T, tokens, self.layer)
+            x_TM = apply_jitter(x_TM, self.spec.input_jitter, ids_T, tokens, self.layer)
         # Not x @ router: its backward pass multiplies by a transposed tall x, which is five times slower in BLAS.
         bias = None if self.logit_bias is None else self.logit_bias.to(wide)
         logits_TE = functional.linear(x_TM, self.router.to(wide).t().contiguous(), bias)
         return self._add_router_adapter(logits_TE, x_TM, DropoutKey.from_tokens(tokens, ids_T))
 
-    def _add_router_adapter(self, logits_TE: Tensor, x_TM: Tensor, draws: DropoutKey | None = None) -> Tensor:
+    def _add_router_adapter(self, logits_TE: Tensor, x_TM: Tensor, dropout_key: DropoutKey | None = None) -> Tensor:
         a, b, dropout = self.router_lora_a, self.router_lora_b, self.router_dropout
-        return adapted(logits_TE, x_TM, a, b, self.lora_scale, None if dropout is None else dropout.by(draws))
+        return add_adapter(
+            logits_TE, x_TM, a, b, self.lora_scale, None if dropout is None else dropout.masks_for(dropout_key)
+        )
 
 
 def _in_groups(
@@ -249,7 +251,7 @@ def _in_groups(
     return ids.view(in_groups), context
 
 
-def _fill_up(logits_TE: Tensor, num_rows: int) -> Tensor:
+def _pad_rows(logits_TE: Tensor, num_rows: int) -> Tensor:
     """`logits_TE`, padded with rows of zeros to `[num_rows, E]`."""
     missing = num_rows - logits_TE.shape[0]
     return functional.pad(logits_TE, (0, 0, 0, missing)) if missing else logits_TE

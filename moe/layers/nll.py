@@ -15,27 +15,27 @@ from moe.plan.cost.layer_bytes import loss_tokens
 
 @overridable
 def smoothed_nll(
-    hidden: Tensor, table: Tensor, labels: Tensor, smoothing: float, nothing: int
+    hidden_states: Tensor, table: Tensor, labels: Tensor, smoothing: float, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
     """Return (label-smoothed negative log-likelihood, plain negative log-likelihood), summed over real tokens in at
     least float32. Only the first is differentiable.
 
-    Logits are `hidden` [..., M] · `table` [V, M] transposed. `labels` int64 [...] are `nothing` where no token is
-    predicted: these positions are not projected. The smoothed target is 1 - smoothing on the label plus smoothing / V
-    on every token (arXiv 1512.00567, section 7).
+    Logits are `hidden_states` [..., M] · `table` [V, M] transposed. `labels` int64 [...] are `ignore_index` where no
+    token is predicted: these positions are not projected. The smoothed target is 1 - smoothing on the label plus
+    smoothing / V on every token (arXiv 1512.00567, section 7).
     """
-    hidden_TM, labels_T = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    real = (labels_T != nothing).nonzero().squeeze(1)
+    hidden_TM, labels_T = hidden_states.reshape(-1, hidden_states.shape[-1]), labels.reshape(-1)
+    real = (labels_T != ignore_index).nonzero().squeeze(1)
     loss, nll = _SmoothedNLL.apply(hidden_TM.index_select(0, real), table, labels_T.index_select(0, real), smoothing)
     return loss, nll
 
 
-def token_nll(hidden: Tensor, table: Tensor, labels: Tensor, nothing: int) -> Tensor:
-    """Negative log-likelihood `[T]` of each label, at least float32, 0 where it is `nothing`, for losses that are not
-    sums over tokens. `hidden` `[T, M]`, `table` `[V, M]`, `labels` int64 `[T]`. Logits are recomputed in the backward
-    pass."""
-    real = (labels != nothing).nonzero().squeeze(1)
-    real_nll = _TokenNLL.apply(hidden.index_select(0, real), table, labels.index_select(0, real))
+def token_nll(hidden_states: Tensor, table: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+    """Negative log-likelihood `[T]` of each label, at least float32, 0 where it is `ignore_index`, for losses that are
+    not sums over tokens. `hidden_states` `[T, M]`, `table` `[V, M]`, `labels` int64 `[T]`. Logits are recomputed in the
+    backward pass."""
+    real = (labels != ignore_index).nonzero().squeeze(1)
+    real_nll = _TokenNLL.apply(hidden_states.index_select(0, real), table, labels.index_select(0, real))
     return real_nll.new_zeros(len(labels)).index_copy(0, real, real_nll)
 
 
@@ -70,7 +70,10 @@ class _TokenNLL(torch.autograd.Function):
 
 
 def _chunks_of_logp(hidden_TM: Tensor, table_VM: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Yield chunks of tokens: (their slice, hidden states, table in the compute dtype, log-probabilities `[C, V]`)."""
+    """Yield chunks of tokens: (their slice, hidden states, table in the compute dtype, log-probabilities `[C, V]`).
+
+    Products are computed in the dtype of the hidden states, or on the same values in a wider one if that is faster.
+    """
     wide = torch.promote_types(hidden_TM.dtype, torch.float32)
     arithmetic = hidden_TM.dtype if multiplies(hidden_TM.dtype, hidden_TM.device) else wide
     work_VM = table_VM.to(hidden_TM.dtype).to(arithmetic)
@@ -89,22 +92,14 @@ class _SmoothedNLL(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_TM: Tensor, table_VM: Tensor, labels_T: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        num_tokens, vocabulary = hidden_TM.shape[0], table_VM.shape[0]
+        vocabulary = table_VM.shape[0]
         wide = torch.promote_types(hidden_TM.dtype, torch.float32)
-        # Products in the dtype of hidden states, or of the same values in a wider dtype if that is faster.
-        arithmetic = hidden_TM.dtype if multiplies(hidden_TM.dtype, hidden_TM.device) else wide
-        work_VM = table_VM.to(hidden_TM.dtype).to(arithmetic)
         nll, spread = hidden_TM.new_zeros((), dtype=wide), hidden_TM.new_zeros((), dtype=wide)
         of_hidden, of_table, *_ = ctx.needs_input_grad
         grad_hidden_TM = torch.empty_like(hidden_TM) if of_hidden else None
         grad_table_VM = torch.zeros_like(table_VM, dtype=wide) if of_table else None
-        chunk_tokens = loss_tokens(accelerator(hidden_TM.device).kind, vocabulary)
-        for first in range(0, num_tokens, chunk_tokens):
-            chunk = slice(first, first + chunk_tokens)
+        for chunk, chunk_CM, work_VM, logp_CV in _chunks_of_logp(hidden_TM, table_VM):
             labels_C1 = labels_T[chunk, None]
-            chunk_CM = hidden_TM[chunk].to(arithmetic)
-            logits_CV = functional.linear(chunk_CM, work_VM)
-            logp_CV = functional.log_softmax(logits_CV, dim=-1, dtype=wide)
             nll -= logp_CV.gather(1, labels_C1).sum()
             spread -= logp_CV.sum() / vocabulary
             if grad_hidden_TM is None and grad_table_VM is None:
@@ -112,12 +107,12 @@ class _SmoothedNLL(torch.autograd.Function):
             # d loss / d logits = softmax - smoothed target
             grad_CV = logp_CV.exp_().sub_(smoothing / vocabulary)
             grad_CV.scatter_add_(1, labels_C1, torch.full_like(labels_C1, smoothing - 1, dtype=wide))
-            grad_CV = grad_CV.to(arithmetic)
-            if grad_hidden_TM is not None and arithmetic == hidden_TM.dtype:
+            grad_CV = grad_CV.to(work_VM.dtype)
+            if grad_hidden_TM is not None and work_VM.dtype == hidden_TM.dtype:
                 torch.mm(grad_CV, work_VM, out=grad_hidden_TM[chunk])
             elif grad_hidden_TM is not None:
                 grad_hidden_TM[chunk] = grad_CV @ work_VM
-            if grad_table_VM is not None and arithmetic == wide:
+            if grad_table_VM is not None and work_VM.dtype == wide:
                 grad_table_VM.addmm_(grad_CV.t(), chunk_CM)
             elif grad_table_VM is not None:
                 grad_table_VM += grad_CV.t() @ chunk_CM

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from moe.layers.adapter_dropout import DropoutKey
 from moe.layers.attention_mask import AttentionMask
-from moe.layers.draws import dropped
+from moe.layers.draws import apply_dropout
 from moe.layers.rotary import Pairing, rotate
 from moe.parallel import SequenceShard
 from moe.random import Purpose
@@ -17,9 +17,9 @@ from moe.routing import TokenContext
 class PassRows:
     """Facts about the rows `[B, N]` of a pass that the attention of all layers needs."""
 
-    shares: SequenceShard
+    shard: SequenceShard
     """Sequence sharding of the tokens `[B, N]`, without padding rows."""
-    visible: AttentionMask
+    attention_mask: AttentionMask
     """Attention mask, including earlier positions of each row."""
     num_positions: int
     """Positions per row, including earlier ones."""
@@ -27,34 +27,34 @@ class PassRows:
     """Cosines and sines of the positions, `[B, 1, N, r/2]` each, at least float32; None without rotary embeddings."""
     documents: Tensor | None = None
     """int `[B, N]`: number of each position's document in its row, -1 for padding; None: each row is one document."""
-    draws: DropoutKey | None = None
+    dropout_key: DropoutKey | None = None
     """Key of the adapters' dropout for ids `[B, N]`, in training."""
     memory_mask: AttentionMask | None = None
     """Attention mask of cross-attention, over the encoder's positions."""
 
     @property
-    def draws_of_share(self) -> DropoutKey | None:
+    def shard_dropout_key(self) -> DropoutKey | None:
         """Dropout key of this rank's share of the tokens."""
-        if self.draws is None:
+        if self.dropout_key is None:
             return None
-        return replace(self.draws, ids=self.shares.take(self.draws.ids.reshape(-1)))
+        return replace(self.dropout_key, ids=self.shard.take(self.dropout_key.ids.reshape(-1)))
 
-    def within(self, label: str) -> "PassRows":
+    def with_label(self, label: str) -> "PassRows":
         """The same rows, with `label` as the layer's name in errors of collectives, if there are any."""
-        if self.shares.group is None:
+        if self.shard.group is None:
             return self
-        return replace(self, shares=replace(self.shares, label=label))
+        return replace(self, shard=replace(self.shard, label=label))
 
     def rotate(self, x: Tensor, pairing: Pairing) -> Tensor:
         """Rotary embedding of heads `x` `[B, n, N, d]`; `x` itself without one."""
         return x if self.rotary is None else rotate(x, *self.rotary, pairing)
 
-    def seen(self, window: int | None, num_keys: int) -> AttentionMask:
+    def layer_mask(self, window: int | None, num_keys: int) -> AttentionMask:
         """Attention mask of a layer with this window, whose cache has the last `num_keys` positions."""
-        visible, num_evicted = self.visible.within(window), self.num_positions - num_keys
-        if visible.first is None or not num_evicted:
-            return visible
-        return replace(visible, first=visible.first - num_evicted, _made={})
+        attention_mask, num_evicted = self.attention_mask.with_window(window), self.num_positions - num_keys
+        if attention_mask.first is None or not num_evicted:
+            return attention_mask
+        return replace(attention_mask, first=attention_mask.first - num_evicted, _cache={})
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,17 @@ class SequencePass:
     dropout: float = 0.0
     """Probability of dropout of embeddings and sub-layer outputs."""
 
-    def within(self, layer: int) -> "SequencePass":
+    def for_layer(self, layer: int) -> "SequencePass":
         """The same pass, with the layer's name in errors of collectives, if there are any."""
-        if self.rows.shares.group is None:
+        if self.rows.shard.group is None:
             return self
-        return replace(self, rows=self.rows.within(f"layer {layer}"))
+        return replace(self, rows=self.rows.with_label(f"layer {layer}"))
 
     def drop(self, x: Tensor, layer: int, purpose: Purpose) -> Tensor:
         """Dropout on the shard `x` `[t, M]`, keyed by (seed, step, layer, purpose, token)."""
         if not self.tokens.training or self.dropout == 0:
             return x
         assert self.tokens.ids is not None
-        shares = self.rows.shares
-        ids = shares.take(self.tokens.ids.view(-1)[: shares.num_tokens])
-        return dropped(x, self.dropout, ids, self.tokens, layer, purpose)
+        shard = self.rows.shard
+        ids = shard.take(self.tokens.ids.view(-1)[: shard.num_tokens])
+        return apply_dropout(x, self.dropout, ids, self.tokens, layer, purpose)

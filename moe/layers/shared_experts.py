@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 from moe.experts import Activation
 from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
-from moe.layers.linear import adapted, factor, product
-from moe.parallel import Layout, narrowed
+from moe.layers.linear import add_adapter, matrix_operand, product
+from moe.parallel import Layout, cast_parameter
 
 
 class SharedExperts(nn.Module):
@@ -41,22 +41,22 @@ class SharedExperts(nn.Module):
                 self.register_parameter(part, None)
         self.register_parameter("gate", None)
 
-    def wire(self, layout: Layout) -> None:
+    def set_layout(self, layout: Layout) -> None:
         self.recompute = layout.recompute == "selective"
 
-    def forward(self, x: Tensor, draws: DropoutKey | None = None) -> Tensor:
-        """Return `[T, M]` in the dtype of `x` `[T, M]`; `draws` keys the adapters' dropout in training."""
+    def forward(self, x: Tensor, dropout_key: DropoutKey | None = None) -> Tensor:
+        """Return `[T, M]` in the dtype of `x` `[T, M]`; `dropout_key` keys the adapters' dropout in training."""
         if self.recompute and torch.is_grad_enabled():
-            return checkpoint(self._of, x, draws, use_reentrant=False, preserve_rng_state=False)
-        return self._of(x, draws)
+            return checkpoint(self._feed_forward, x, dropout_key, use_reentrant=False, preserve_rng_state=False)
+        return self._feed_forward(x, dropout_key)
 
-    def _of(self, x: Tensor, draws: DropoutKey | None) -> Tensor:
-        up = self._product(x, "w_in", draws)
-        gate = up if self.w_gate is None else self._product(x, "w_gate", draws)
-        y = self._product(self.activation.plain(up, gate), "w_out", draws)
-        return y if self.gate is None else y * product(x, narrowed(self.gate, x.dtype)).sigmoid()
+    def _feed_forward(self, x: Tensor, dropout_key: DropoutKey | None) -> Tensor:
+        up = self._product(x, "w_in", dropout_key)
+        gate = up if self.w_gate is None else self._product(x, "w_gate", dropout_key)
+        y = self._product(self.activation.differentiable_forward(up, gate), "w_out", dropout_key)
+        return y if self.gate is None else y * product(x, cast_parameter(self.gate, x.dtype)).sigmoid()
 
-    def _product(self, x: Tensor, name: str, draws: DropoutKey | None) -> Tensor:
+    def _product(self, x: Tensor, name: str, dropout_key: DropoutKey | None) -> Tensor:
         a, b = getattr(self, f"{name}_lora_a"), getattr(self, f"{name}_lora_b")
-        dropout = self.dropout[name].by(draws) if name in self.dropout else None
-        return adapted(product(x, factor(self, name, x.dtype)), x, a, b, self.lora_scale, dropout)
+        dropout = self.dropout[name].masks_for(dropout_key) if name in self.dropout else None
+        return add_adapter(product(x, matrix_operand(self, name, x.dtype)), x, a, b, self.lora_scale, dropout)

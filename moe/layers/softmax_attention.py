@@ -26,33 +26,45 @@ _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 @overridable
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, visible: AttentionMask, sinks: Tensor | None = None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    scale: float,
+    attention_mask: AttentionMask,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return `[B, n, N, dv]`: softmax(scale · q kᵀ) v over the keys that each query sees
     (arXiv 1706.03762, equation 1).
 
     `queries` `[B, n, N, d]`, `keys` `[B, m, L, d]` and `values` `[B, m, L, dv]` have one dtype; key head j serves query
-    heads jr to jr + r - 1, with r = n / m (arXiv 2305.13245). With `visible.keys`, L may be any
+    heads jr to jr + r - 1, with r = n / m (arXiv 2305.13245). With `attention_mask.keys`, L may be any
     length. `sinks` `[n]` are logits, unscaled, of one more softmax column per head, without a value (GPT-OSS). Padded
     queries attend only to themselves. Raises ValueError for mismatched shapes.
     """
     num_queries, num_keys = queries.shape[2], keys.shape[2]
-    check_shapes(queries, keys, values, visible)
+    check_shapes(queries, keys, values, attention_mask)
     if num_queries == 0:
         return queries.new_empty((*queries.shape[:3], values.shape[-1]))
     if runs_on_cpu(queries):
-        return _attend_on_cpu(queries, keys, values, scale, visible, sinks)
-    if queries.dtype == torch.float64 or num_queries < QUERIES_AT_ONCE or visible.keys is not None:
+        return _attend_on_cpu(queries, keys, values, scale, attention_mask, sinks)
+    if queries.dtype == torch.float64 or num_queries < QUERIES_AT_ONCE or attention_mask.keys is not None:
         # Flex attention compiles a kernel per shape, which does not pay off when decoding token by token.
         if sinks is not None:
-            return attend_plainly(queries, keys, values, scale, visible, sinks)
-    elif sinks is not None or visible.needs_mask(num_queries, num_keys):
-        return flex_attend(queries, keys, values, scale=scale, visible=visible, sinks=sinks)
-    return attend_fused(queries, keys, values, scale, visible)
+            return attend_unfused(queries, keys, values, scale, attention_mask, sinks)
+    elif sinks is not None or attention_mask.needs_mask(num_queries, num_keys):
+        return flex_attend(queries, keys, values, scale=scale, attention_mask=attention_mask, sinks=sinks)
+    return attend_fused(queries, keys, values, scale, attention_mask)
 
 
 def attend_reference(
-    queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, visible: AttentionMask, sinks: Tensor | None = None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    scale: float,
+    attention_mask: AttentionMask,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Reference of `attend`: a mask built pair by pair, and sinks as a softmax column."""
     rows, heads, num_queries, _ = queries.shape
@@ -61,7 +73,7 @@ def attend_reference(
     for row in range(rows):
         for at in range(num_queries):
             for key in range(num_keys):
-                mask[row, 0, at, key] = _sees(visible, row, num_keys - num_queries + at, key)
+                mask[row, 0, at, key] = _is_visible(attention_mask, row, num_keys - num_queries + at, key)
     repeats = heads // keys.shape[1]
     keys, values = (tensor.repeat_interleave(repeats, dim=1) for tensor in (keys, values))
     scores = (queries @ keys.transpose(-1, -2) * scale).masked_fill(~mask.to(queries.device), float("-inf"))
@@ -71,20 +83,20 @@ def attend_reference(
     return scores.softmax(dim=-1)[..., :num_keys] @ values
 
 
-def _sees(visible: AttentionMask, row: int, query: int, key: int) -> bool:
-    if visible.keys is not None:
-        return bool(visible.keys[row, key])
+def _is_visible(attention_mask: AttentionMask, row: int, query: int, key: int) -> bool:
+    if attention_mask.keys is not None:
+        return bool(attention_mask.keys[row, key])
     if query == key:
         return True
-    if visible.causal and key > query:
+    if attention_mask.causal and key > query:
         return False
-    if visible.window is not None and query - key >= visible.window:
+    if attention_mask.window is not None and query - key >= attention_mask.window:
         return False
-    if visible.first is not None and min(query, key) < int(visible.first[row]):
+    if attention_mask.first is not None and min(query, key) < int(attention_mask.first[row]):
         return False
-    if visible.documents is not None:
-        own = int(visible.documents[row, query])
-        return own >= 0 and own == int(visible.documents[row, key])
+    if attention_mask.documents is not None:
+        own = int(attention_mask.documents[row, query])
+        return own >= 0 and own == int(attention_mask.documents[row, key])
     return True
 
 
@@ -92,11 +104,11 @@ def runs_on_cpu(x: Tensor) -> bool:
     return x.device.type == "meta" or accelerator(x.device).kind == "cpu"
 
 
-def check_shapes(queries: Tensor, keys: Tensor, values: Tensor, visible: AttentionMask) -> None:
+def check_shapes(queries: Tensor, keys: Tensor, values: Tensor, attention_mask: AttentionMask) -> None:
     heads, kv_heads = queries.shape[1], keys.shape[1]
     if heads % kv_heads:
         raise ValueError(f"queries ({heads} heads) must have a multiple of the {kv_heads} heads of keys")
-    is_longer = visible.keys is None and queries.shape[2] > keys.shape[2]
+    is_longer = attention_mask.keys is None and queries.shape[2] > keys.shape[2]
     if is_longer or keys.shape[:3] != values.shape[:3]:
         raise ValueError(
             f"queries {tuple(queries.shape)} must be the last positions of keys {tuple(keys.shape)} "
@@ -105,38 +117,40 @@ def check_shapes(queries: Tensor, keys: Tensor, values: Tensor, visible: Attenti
 
 
 def _attend_on_cpu(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask, sinks: Tensor | None
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, attention_mask: AttentionMask, sinks: Tensor | None
 ) -> Tensor:
     dtype = queries.dtype
     if not uses_own_dtype(queries):
         # Forward and backward of [4, 8, 512, 64] with 2 key heads, on one EPYC core without bfloat16 instructions: 708
         # ms by the bfloat16 kernel, 135 by the float32 kernel with conversions.
         queries, keys, values = (tensor.float() for tensor in (queries, keys, values))
-        return _attend_on_cpu(queries, keys, values, scale, visible, sinks).to(dtype)
+        return _attend_on_cpu(queries, keys, values, scale, attention_mask, sinks).to(dtype)
 
     width, num_queries = values.shape[-1], queries.shape[2]
     if queries.shape[-1] == width and sinks is None:  # one kernel: a small decoder notices each function call
-        if visible.keys is not None:
-            return _attend_to_keys(queries, keys, values, scale, visible)
-        if num_queries == 1 and not visible.needs_mask(1, keys.shape[2]):
+        if attention_mask.keys is not None:
+            return _attend_to_keys(queries, keys, values, scale, attention_mask)
+        if num_queries == 1 and not attention_mask.needs_mask(1, keys.shape[2]):
             return functional.scaled_dot_product_attention(
                 queries, keys, values, scale=scale, enable_gqa=queries.shape[1] != keys.shape[1]
             )
-    queries, keys, values = of_one_width(queries, keys, values)
-    num_visible_keys = visible.num_keys(QUERIES_AT_ONCE, keys.shape[2])
+    queries, keys, values = pad_to_one_width(queries, keys, values)
+    num_visible_keys = attention_mask.num_keys(QUERIES_AT_ONCE, keys.shape[2])
     # [1, 8, 2048, 64] with windows of 128, forward and backward on one EPYC core: 141 ms in blocks, 423 at once.
     is_whole = num_queries <= QUERIES_AT_ONCE or 2 * num_visible_keys > keys.shape[2]
     at_once = num_queries if is_whole else QUERIES_AT_ONCE
     blocks = [
-        attend_in_block(slice(at, min(at + at_once, num_queries)), queries, keys, values, scale, visible, sinks)
+        attend_in_block(slice(at, min(at + at_once, num_queries)), queries, keys, values, scale, attention_mask, sinks)
         for at in range(0, num_queries, at_once)
     ]
     return (blocks[0] if is_whole else torch.cat(blocks, dim=2))[..., :width]
 
 
-def _attend_to_keys(queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask) -> Tensor:
-    """Attention of all queries to the keys that `visible.keys` names, without sinks."""
-    mask = visible.mask(queries.shape[2], keys.shape[2], queries.device)
+def _attend_to_keys(
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, attention_mask: AttentionMask
+) -> Tensor:
+    """Attention of all queries to the keys that `attention_mask.keys` names, without sinks."""
+    mask = attention_mask.mask(queries.shape[2], keys.shape[2], queries.device)
     return functional.scaled_dot_product_attention(
         queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=queries.shape[1] != keys.shape[1]
     )
@@ -148,29 +162,29 @@ def attend_in_block(
     keys: Tensor,
     values: Tensor,
     scale: float,
-    visible: AttentionMask,
+    attention_mask: AttentionMask,
     sinks: Tensor | None,
     *,
     may_tile: bool = True,
 ) -> Tensor:
-    """Outputs for a block of queries, from the keys that any of them may see. With `visible.keys`, the block must be
-    all queries. With `may_tile`, the backward pass runs in tiles where that is faster."""
-    if visible.keys is not None:
+    """Outputs for a block of queries, from the keys that any of them may see. With `attention_mask.keys`, the block
+    must be all queries. With `may_tile`, the backward pass runs in tiles where that is faster."""
+    if attention_mask.keys is not None:
         if sinks is not None:
-            return attend_plainly(queries, keys, values, scale, visible, sinks)
-        return _attend_to_keys(queries, keys, values, scale, visible)
+            return attend_unfused(queries, keys, values, scale, attention_mask, sinks)
+        return _attend_to_keys(queries, keys, values, scale, attention_mask)
     row_queries, num_keys = queries.shape[2], keys.shape[2]
     stop, num_queries = num_keys - row_queries + block.stop, block.stop - block.start
-    start = stop - visible.num_keys(num_queries, stop)
+    start = stop - attention_mask.num_keys(num_queries, stop)
     bias = None
-    if visible.is_by_row:
-        bias = visible.bias(row_queries, num_keys, queries.dtype, queries.device)[..., block, start:stop]
-    elif visible.needs_mask(num_queries, stop - start):
-        bias = visible.bias(num_queries, stop - start, queries.dtype, queries.device)
+    if attention_mask.is_by_row:
+        bias = attention_mask.bias(row_queries, num_keys, queries.dtype, queries.device)[..., block, start:stop]
+    elif attention_mask.needs_mask(num_queries, stop - start):
+        bias = attention_mask.bias(num_queries, stop - start, queries.dtype, queries.device)
     queries = queries[:, :, block]
     keys, values = keys[:, :, start:stop], values[:, :, start:stop]
-    is_causal = visible.causal and num_queries == keys.shape[2] > 1
-    in_tiles = may_tile and is_causal and _pays_in_tiles(num_queries)
+    is_causal = attention_mask.causal and num_queries == keys.shape[2] > 1
+    in_tiles = may_tile and is_causal and _is_faster_in_tiles(num_queries)
     if sinks is None and bias is None and not in_tiles:
         # Forward and backward of [4, 8, 512, 64] with 2 key heads in float32, on two EPYC cores: 79 to 86 ms; with
         # repeated keys 87; with query groups stacked along the sequence, which needs a mask if causal, 67 to 82, but
@@ -219,7 +233,7 @@ class _Flash(torch.autograd.Function):
         is_causal, scale = ctx.settings
         gradient = _with_dense_rows(gradients[0])
         operands = gradient, queries, keys, values, out, log_sum
-        if is_causal and _pays_in_tiles(queries.shape[2]):
+        if is_causal and _is_faster_in_tiles(queries.shape[2]):
             input_gradients = _input_gradients_in_tiles(operands, bias, scale)
         else:
             input_gradients = _input_gradients(operands, bias, scale, is_causal=is_causal)
@@ -242,7 +256,7 @@ def _input_gradients(operands: KernelOperands, bias: Tensor | None, scale: float
     return gradients
 
 
-def _pays_in_tiles(num_positions: int) -> bool:
+def _is_faster_in_tiles(num_positions: int) -> bool:
     """Whether the backward pass of causal attention is faster in tiles: the kernel takes 512 keys at a time, even if
     none of its queries sees them. [4, 8, 512, 64] with 2 key heads on two EPYC cores: 45 ms instead of 55; 1,024
     positions: 66 either way."""
@@ -276,30 +290,30 @@ def _input_gradients_in_tiles(operands: KernelOperands, bias: Tensor | None, sca
     return d_queries, d_keys, d_values
 
 
-def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask) -> Tensor:
+def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, attention_mask: AttentionMask) -> Tensor:
     """Attention on a GPU by torch's fused kernels, without sinks."""
-    if visible.keys is not None:
-        return _attend_to_keys(queries, keys, values, scale, visible)
+    if attention_mask.keys is not None:
+        return _attend_to_keys(queries, keys, values, scale, attention_mask)
     num_queries, groups = queries.shape[2], queries.shape[1] // keys.shape[1]
-    start = keys.shape[2] - visible.num_keys(num_queries, keys.shape[2])
-    if not visible.needs_mask(num_queries, keys.shape[2] - start):
+    start = keys.shape[2] - attention_mask.num_keys(num_queries, keys.shape[2])
+    if not attention_mask.needs_mask(num_queries, keys.shape[2] - start):
         return functional.scaled_dot_product_attention(
             queries, keys[:, :, start:], values[:, :, start:], scale=scale, enable_gqa=groups > 1,
-            is_causal=visible.causal and num_queries == keys.shape[2] - start > 1,
+            is_causal=attention_mask.causal and num_queries == keys.shape[2] - start > 1,
         )  # fmt: skip
-    bias = visible.bias(num_queries, keys.shape[2], queries.dtype, queries.device)[..., start:]
+    bias = attention_mask.bias(num_queries, keys.shape[2], queries.dtype, queries.device)[..., start:]
     # torch has no fused kernel with both a mask and grouped heads.
     keys, values = (tensor[:, :, start:].repeat_interleave(groups, dim=1) for tensor in (keys, values))
     return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scale)
 
 
-def attend_plainly(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask, sinks: Tensor | None
+def attend_unfused(
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, attention_mask: AttentionMask, sinks: Tensor | None
 ) -> Tensor:
     """Attention in plain operations on any device, one block of queries at a time, whose scores are recomputed in the
     backward pass."""
     num_queries, num_keys = queries.shape[2], keys.shape[2]
-    bias = visible.bias(
+    bias = attention_mask.bias(
         num_queries, num_keys, torch.promote_types(queries.dtype, torch.float32), queries.device
     ).expand(-1, -1, num_queries, -1)
     if num_queries <= QUERIES_AT_ONCE:
@@ -328,7 +342,7 @@ def _block(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, sinks: T
     return out.unflatten(2, (-1, queries.shape[2])).flatten(1, 2)
 
 
-def of_one_width(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def pad_to_one_width(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Pad to one width with zeros, since the CPU kernel requires values as wide as keys. [1, 16, 1024, 192] with values
     of 128, forward and backward on one EPYC core: 0.58 s, against 0.88 by torch's fallback."""
     wide, short = queries.shape[-1], values.shape[-1]

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from moe.parallel.fsdp import shard_block
 from moe.parallel.mesh import Layout
 from moe.parallel.parameters import Splits, check_splits, place
-from moe.parallel.tensor import SequenceSharded
+from moe.parallel.tensor import SequenceParallel
 from moe.plan.placement import FSDP_AXES, Placement, Placements
 from moe.spec import Problem, SpecError
 
@@ -18,10 +18,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 @runtime_checkable
-class Wired(Protocol):
+class LayoutAware(Protocol):
     """Module whose computation depends on the layout."""
 
-    def wire(self, layout: Layout) -> None:
+    def set_layout(self, layout: Layout) -> None:
         """Adapt to the layout, once this rank's parameters are in place."""
 
 
@@ -70,10 +70,10 @@ def apply(
         for name, buffer in module.named_buffers(recurse=False):
             zeros = torch.zeros_like(buffer, device=layout.device)
             setattr(module, name, zeros if buffer.is_meta else buffer.to(layout.device))
-        if isinstance(module, SequenceSharded):
+        if isinstance(module, SequenceParallel):
             module.tensor_group = layout.group("tensor")
-        if isinstance(module, Wired):
-            module.wire(layout)
+        if isinstance(module, LayoutAware):
+            module.set_layout(layout)
     return model
 
 

@@ -92,7 +92,7 @@ def narrow(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     return parameter.detach().to(dtype) if beside is None else beside.narrow(parameter, dtype)
 
 
-def narrowed(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_parameter(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """`parameter` in `dtype`, differentiable."""
     if parameter.dtype == dtype:
         return parameter
@@ -100,35 +100,35 @@ def narrowed(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class GradBuffer:
-    """Gradient buffer of a parameter. If `of_several` gradients are written, they are summed in at least float32."""
+    """Gradient buffer of a parameter. If `sums_chunks` gradients are written, they are summed in at least float32."""
 
-    def __init__(self, parameter: Tensor, *, of_several: bool = False) -> None:
+    def __init__(self, parameter: Tensor, *, sums_chunks: bool = False) -> None:
         beside, self._dtype = buffers_of(parameter), parameter.dtype
         self._in_place = beside is not None and parameter.grad is not None
         self.adds = self._in_place
         """Whether the next gradient is added to the buffer's values."""
         self.into: Tensor | None = None
         """None if no memory is allocated: the first gradient becomes the buffer."""
-        wide = torch.promote_types(parameter.dtype, torch.float32) if of_several else parameter.dtype
+        wide = torch.promote_types(parameter.dtype, torch.float32) if sums_chunks else parameter.dtype
         if self._in_place:
             self.into = parameter.grad
         elif beside is not None and wide == parameter.dtype:
             self.into = beside.take_buffer(parameter)
-        elif of_several:
+        elif sums_chunks:
             self.into = torch.empty_like(parameter, dtype=wide, requires_grad=False)
 
     def write(self, gradient: Tensor) -> None:
         """Write `gradient` to the buffer, or add it."""
         if self.into is None:
-            self.note(gradient)
+            self.set_sum(gradient)
         else:
-            self.note(self.into.add_(gradient) if self.adds else self.into.copy_(gradient))
+            self.set_sum(self.into.add_(gradient) if self.adds else self.into.copy_(gradient))
 
-    def note(self, gradient: Tensor) -> None:
+    def set_sum(self, gradient: Tensor) -> None:
         """Set the buffer to `gradient`, already summed."""
         self.into, self.adds = gradient, True
 
-    def give(self) -> Tensor | None:
+    def to_autograd(self) -> Tensor | None:
         """Return the gradient for autograd, which adopts it as `grad` without a copy if nothing else refers to it; None
         if it was accumulated in place."""
         gradient, self.into = self.into, None
@@ -145,4 +145,4 @@ class _CastParameter(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
         room = GradBuffer(ctx.parameter)
         room.write(gradients[0])
-        return room.give(), None
+        return room.to_autograd(), None

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 from moe.parallel.accelerator import accelerator
 from moe.parallel.collective import all_gather_single, collective, reduce_scatter_single
 from moe.parallel.mesh import Layout
-from moe.parallel.parameters import part_of, split_further
+from moe.parallel.parameters import shard_of, split_further
 from moe.spec import spec_error
 
 
@@ -40,7 +40,7 @@ def shard_block(
             if any(id(parameter) in by_axis["expert_fsdp"] for parameter in submodule.parameters(recurse=False)):
                 axes = ("expert_replica", "expert_fsdp")
                 _shard(submodule, by_axis["expert_fsdp"], layout, axes, f"experts of {label}")
-    split_before = any("fsdp" in part_of(parameter).axes for parameter in module.parameters())
+    split_before = any("fsdp" in shard_of(parameter).axes for parameter in module.parameters())
     if layout.group("fsdp") is not None and (by_axis["fsdp"] or split_before):
         axes = ("data_replica", "fsdp")
         _shard(module, by_axis["fsdp"], layout, axes, label, keep_gathered=keep_gathered)
@@ -73,7 +73,7 @@ def _shard(
                          "must have one dtype, since FSDP gathers it in one tensor",
                          "convert its parameters, or keep some of them whole")  # fmt: skip
     splits = {
-        name: split_further(part_of(parameter), axis, dims[id(parameter)])
+        name: split_further(shard_of(parameter), axis, dims[id(parameter)])
         for name, parameter in module.named_parameters() if id(parameter) in dims
     }  # fmt: skip
     fully_shard(
@@ -99,7 +99,7 @@ def _shard(
         parameter.part = part  # type: ignore[attr-defined]
 
 
-class _Named:
+class _LabeledCollective:
     """Collective with a label, in the form that FSDP2 takes."""
 
     def __init__(self, label: str) -> None:
@@ -109,7 +109,7 @@ class _Named:
         return torch.empty(size, dtype=dtype, device=device)
 
 
-class _AllGather(_Named):
+class _AllGather(_LabeledCollective):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
@@ -117,7 +117,7 @@ class _AllGather(_Named):
             return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
-class _ReduceScatter(_Named):
+class _ReduceScatter(_LabeledCollective):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> dist.Work | None:

@@ -16,7 +16,7 @@ from moe.parallel.mesh import DATA_AXES, Layout
 from moe.parallel.parameters import LocalParameter, ParameterShard
 
 
-def forget_gradients(parameters: list[LocalParameter]) -> None:
+def discard_gradients(parameters: list[LocalParameter]) -> None:
     """Discard gradients before a step, reusing their memory. A model's own `zero_grad` misses parameters that are
     currently gathered."""
     for local_parameter in parameters:

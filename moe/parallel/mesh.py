@@ -146,7 +146,7 @@ class Layout:
         """Number of ranks with the same part of a parameter sharded over these axes."""
         return self.degree(*STAGE_AXES) // self.degree(*axes)
 
-    def groups_here(self, num_groups: int) -> range:
+    def local_groups(self, num_groups: int) -> range:
         """This data rank's token groups of a global batch: consecutive, and none if there are too few."""
         data_rank = self.index("data_replica") * self.degree("fsdp") + self.index("fsdp")
         first = data_rank * num_groups // self.data_ranks

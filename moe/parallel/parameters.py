@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from moe.parallel.mesh import Layout, mesh_of
 from moe.parallel.quantized import QuantizedWeight, QuantScheme, blocks, put, quantize
-from moe.parallel.tensor import SequenceSharded
+from moe.parallel.tensor import SequenceParallel
 from moe.plan.placement import FSDP_AXES
 from moe.plan.profile import OURS
 from moe.random import init_uniform_
@@ -211,7 +211,7 @@ def _shares_tokens(model: nn.Module, path: str) -> bool:
     """Whether a module, or one that contains it, has sequence-sharded tokens on tensor-parallel ranks."""
     steps = path.split(".")
     within = (model.get_submodule(".".join(steps[:depth])) for depth in range(len(steps) + 1))
-    return any(isinstance(module, SequenceSharded) for module in within)
+    return any(isinstance(module, SequenceParallel) for module in within)
 
 
 def _extent(part: ParameterShard, layout: Layout, name: str) -> tuple[list[int], list[int]]:
@@ -227,7 +227,7 @@ def _extent(part: ParameterShard, layout: Layout, name: str) -> tuple[list[int],
     return sizes, first
 
 
-def first_of(part: ParameterShard, layout: Layout) -> list[int]:
+def shard_offsets(part: ParameterShard, layout: Layout) -> list[int]:
     """Start in the whole, by dimension, of what this rank computes with: its part, gathered over FSDP's axes."""
     splits = tuple((axis, dim) for axis, dim in part.splits if axis not in FSDP_AXES)
     return _extent(replace(part, splits=splits), layout, "a parameter")[1]
@@ -267,7 +267,7 @@ def local_parameters(model: nn.Module) -> list[LocalParameter]:
         if isinstance(parameter, DTensor):
             whole: DTensor = parameter.data  # type: ignore[assignment]
             local = nn.Parameter(whole.to_local(), requires_grad=parameter.requires_grad)
-        parameters.append(LocalParameter(name, parameter, local, part_of(parameter)))
+        parameters.append(LocalParameter(name, parameter, local, shard_of(parameter)))
     return parameters
 
 
@@ -287,7 +287,7 @@ def to_global(local: Tensor, part: ParameterShard, layout: Layout) -> Tensor:
     )
 
 
-def part_of(parameter: Tensor) -> ParameterShard:
+def shard_of(parameter: Tensor) -> ParameterShard:
     """Part of the whole that a parameter or buffer is: all of it if it was not placed."""
     return getattr(parameter, "part", None) or ParameterShard(parameter.shape)
 

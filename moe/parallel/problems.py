@@ -4,13 +4,13 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from moe.parallel import plain_collectives
+from moe.parallel import json_collectives
 from moe.spec import Problem, SpecError
 
 
 def raise_on_all_ranks(problems: Iterable[Problem]) -> None:
     """Raise SpecError on every rank with the distinct problems of all ranks, in rank order. All ranks call it."""
-    fields_by_rank = plain_collectives.all_gather_json([problem.to_dict() for problem in problems])
+    fields_by_rank = json_collectives.all_gather_json([problem.to_dict() for problem in problems])
     distinct = {json.dumps(fields): Problem(**fields) for own_fields in fields_by_rank for fields in own_fields}
     if distinct:
         raise SpecError(distinct.values())
@@ -23,12 +23,12 @@ def ask_rank0(ask: Callable[[], Any]) -> Any:
         try:
             return {"result": ask()}
         except SpecError as error:
-            if plain_collectives.world_size() == 1:
+            if json_collectives.world_size() == 1:
                 raise
             fields = [vars(problem) for problem in error.problems]
             return {"problems": json.loads(json.dumps(fields, default=repr))}
 
-    message = plain_collectives.broadcast_from_rank0(answer)
+    message = json_collectives.broadcast_from_rank0(answer)
     if "problems" in message:
         raise SpecError([Problem(**fields) for fields in message["problems"]])
     return message["result"]

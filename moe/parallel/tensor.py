@@ -18,7 +18,7 @@ from moe.parallel.collective import all_gather_single, collective, reduce_scatte
 
 
 @runtime_checkable
-class SequenceSharded(Protocol):
+class SequenceParallel(Protocol):
     """Module in which each tensor-parallel rank has a share of the tokens, between layers that have all of them."""
 
     tensor_group: dist.ProcessGroup | None
@@ -42,28 +42,28 @@ class SequenceShard:
         """Raise ValueError for an invalid field."""
         number = self.num_tokens
         if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
-            raise ValueError(f"shares.num_tokens (={number!r}) must be a whole number, 0 or above")
+            raise ValueError(f"shard.num_tokens (={number!r}) must be a whole number, 0 or above")
         if not isinstance(self.group, dist.ProcessGroup | None):
-            raise ValueError(f"shares.group (={type(self.group).__name__}) must be a process group, or None")
+            raise ValueError(f"shard.group (={type(self.group).__name__}) must be a process group, or None")
         if not isinstance(self.label, str):
-            raise ValueError(f"shares.label (={self.label!r}) must be text")
+            raise ValueError(f"shard.label (={self.label!r}) must be text")
 
     @property
     def num_ranks(self) -> int:
         return 1 if self.group is None else self.group.size()
 
     @property
-    def share_size(self) -> int:
+    def shard_size(self) -> int:
         """Tokens of the largest share."""
         return -(-self.num_tokens // self.num_ranks)
 
     @property
     def first(self) -> int:
-        return 0 if self.group is None else min(self.group.rank() * self.share_size, self.num_tokens)
+        return 0 if self.group is None else min(self.group.rank() * self.shard_size, self.num_tokens)
 
     @property
     def stop(self) -> int:
-        return min(self.first + self.share_size, self.num_tokens)
+        return min(self.first + self.shard_size, self.num_tokens)
 
     def take(self, tokens: Tensor) -> Tensor:
         """This rank's share of `tokens` `[T, ...]`, which all ranks have."""
@@ -82,12 +82,12 @@ class SequenceShard:
     def gather_results(self, share: Tensor) -> Tensor:
         """`gather` for results that all ranks use alike: the backward pass takes the gradient of this rank's share,
         without a sum."""
-        return share if self.group is None else _ShardCollective.apply(share, self, _all_gather, _take_share)
+        return share if self.group is None else _ShardCollective.apply(share, self, _all_gather, _take_shard)
 
     def split(self, tokens: Tensor) -> Tensor:
         """This rank's share `[t, ...]` of `tokens` `[T, ...]`, which are equal on all ranks. The backward pass
         all-gathers."""
-        return tokens if self.group is None else _ShardCollective.apply(tokens, self, _take_share, _all_gather)
+        return tokens if self.group is None else _ShardCollective.apply(tokens, self, _take_shard, _all_gather)
 
     def scatter(self, parts: Tensor) -> Tensor:
         """Reduce-scatter: this rank's share `[t, ...]` of the sum of all ranks' `parts` `[T, ...]`."""
@@ -105,34 +105,34 @@ class SequenceShard:
 Collective = Callable[[Tensor, SequenceShard], Tensor]
 
 
-def _all_gather(share: Tensor, shares: SequenceShard) -> Tensor:
-    padded_share = _fill_up(share, shares.share_size)
-    gathered_rows = padded_share.new_empty(shares.num_ranks * shares.share_size, *share.shape[1:])
-    with collective(f"all-gather of tokens over the tensor axis, {shares.label}"):
-        all_gather_single(gathered_rows, padded_share, group=shares.group)
-    return gathered_rows[: shares.num_tokens]
+def _all_gather(share: Tensor, shard: SequenceShard) -> Tensor:
+    padded_share = _pad_rows(share, shard.shard_size)
+    gathered_rows = padded_share.new_empty(shard.num_ranks * shard.shard_size, *share.shape[1:])
+    with collective(f"all-gather of tokens over the tensor axis, {shard.label}"):
+        all_gather_single(gathered_rows, padded_share, group=shard.group)
+    return gathered_rows[: shard.num_tokens]
 
 
-def _reduce_scatter(parts: Tensor, shares: SequenceShard) -> Tensor:
-    padded_parts = _fill_up(parts, shares.num_ranks * shares.share_size)
-    share = padded_parts.new_empty(shares.share_size, *parts.shape[1:])
-    with collective(f"reduce-scatter of tokens over the tensor axis, {shares.label}"):
-        reduce_scatter_single(share, padded_parts, group=shares.group)
-    return share[: shares.stop - shares.first]
+def _reduce_scatter(parts: Tensor, shard: SequenceShard) -> Tensor:
+    padded_parts = _pad_rows(parts, shard.num_ranks * shard.shard_size)
+    share = padded_parts.new_empty(shard.shard_size, *parts.shape[1:])
+    with collective(f"reduce-scatter of tokens over the tensor axis, {shard.label}"):
+        reduce_scatter_single(share, padded_parts, group=shard.group)
+    return share[: shard.stop - shard.first]
 
 
-def _all_reduce(part: Tensor, shares: SequenceShard) -> Tensor:
+def _all_reduce(part: Tensor, shard: SequenceShard) -> Tensor:
     total = part.clone(memory_format=torch.contiguous_format)
-    with collective(f"all-reduce over the tensor axis, {shares.label}"):
-        dist.all_reduce(total, group=shares.group)
+    with collective(f"all-reduce over the tensor axis, {shard.label}"):
+        dist.all_reduce(total, group=shard.group)
     return total
 
 
-def _take_share(tokens: Tensor, shares: SequenceShard) -> Tensor:
-    return shares.take(tokens)
+def _take_shard(tokens: Tensor, shard: SequenceShard) -> Tensor:
+    return shard.take(tokens)
 
 
-def _fill_up(rows: Tensor, num_rows: int) -> Tensor:
+def _pad_rows(rows: Tensor, num_rows: int) -> Tensor:
     missing = num_rows - rows.shape[0]
     return functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing)) if missing else rows.contiguous()
 
@@ -142,11 +142,13 @@ class _ShardCollective(torch.autograd.Function):
     differently."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, shares: SequenceShard, there: Collective, back: Collective) -> Tensor:
-        ctx.settings = shares, back
-        return there(rows, shares)
+    def forward(
+        ctx: Any, rows: Tensor, shard: SequenceShard, forward_collective: Collective, backward_collective: Collective
+    ) -> Tensor:
+        ctx.settings = shard, backward_collective
+        return forward_collective(rows, shard)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        shares, back = ctx.settings
-        return back(gradients[0], shares), None, None, None
+        shard, backward_collective = ctx.settings
+        return backward_collective(gradients[0], shard), None, None, None

@@ -49,7 +49,7 @@ class Candidate:
     degrees: Degrees
     options: Options = Options()
 
-    def having(self, **options: Any) -> "Candidate":
+    def with_options(self, **options: Any) -> "Candidate":
         """Return a copy with other options."""
         return Candidate(self.degrees, replace(self.options, **options))
 

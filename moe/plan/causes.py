@@ -4,7 +4,7 @@ from typing import Any
 
 from moe.plan.candidate import RECOMPUTES
 from moe.plan.plan import Plan
-from moe.plan.search.explain import number_of, size_of
+from moe.plan.search.explain import format_bytes, pluralize
 
 
 class Causes:
@@ -39,9 +39,9 @@ class Causes:
         if not subject:
             return ""
         if kind == "all_to_all_s":
-            again = "where {} are computed again" if is_more else "as {} are not computed again"
-            return f"rows {'' if is_more else 'do not '}travel again {again.format(subject)}"
-        return f"{subject} are {'' if is_more else 'not '}computed again in the backward pass"
+            again = "where {} are recomputed" if is_more else "since {} are not recomputed"
+            return f"rows are {'' if is_more else 'not '}exchanged again {again.format(subject)}"
+        return f"{subject} are {'' if is_more else 'not '}recomputed in the backward pass"
 
     def _made_again(self, is_more: bool, of_hidden: bool) -> str:
         """Cause for activations that only one of the plans recomputes."""
@@ -55,10 +55,10 @@ class Causes:
     def _launch_cause(self, kind: str, is_more: bool) -> str:
         first, second = self._options("num_micro_batches")
         if _points(first, second, is_more):
-            return f"{number_of(first, 'micro-batch', 'es')} a step rather than {second:,}"
+            return f"{pluralize(first, 'micro-batch', 'es')} per step rather than {second:,}"
         chunks, of_others = self._options("num_chunks")
         if first == second and _points(chunks, of_others, is_more):
-            return f"rows travel in {number_of(chunks, 'chunk')} rather than {of_others:,}"
+            return f"rows are exchanged in {pluralize(chunks, 'chunk')} rather than {of_others:,}"
         return self._recompute_cause(kind, is_more)
 
     def _exchange_cause(self, kind: str, is_more: bool) -> str:
@@ -79,15 +79,15 @@ class Causes:
         nodes, of_others = self._options("ranks_per_node")
         if (nodes is None) != (of_others is None) and (nodes is None) == is_more:
             way = "to each of its experts" if is_more else "to each node once"
-            return f"a token travels {way}"
+            return f"a token is sent {way}"
         (overlap, overlaps), (chunks, of_chunks) = self._options("overlap"), self._options("num_chunks")
         if overlap and not overlaps:
-            return "" if is_more else "rows travel behind another micro-batch's arithmetic"
+            return "" if is_more else "the exchange is hidden by another micro-batch's computation"
         if overlaps and not overlap:
-            return "rows do not travel behind another micro-batch's arithmetic" if is_more else ""
+            return "the exchange is not hidden by another micro-batch's computation" if is_more else ""
         if _points(of_chunks, chunks, is_more):
-            behind = "" if is_more else ", behind arithmetic"
-            return f"rows travel in {number_of(chunks, 'chunk')} rather than {of_chunks:,}{behind}"
+            behind = "" if is_more else ", hidden by computation"
+            return f"rows are exchanged in {pluralize(chunks, 'chunk')} rather than {of_chunks:,}{behind}"
         return self._recompute_cause(kind, is_more)
 
     def _gather_cause(self, kind: str, is_more: bool) -> str:
@@ -100,11 +100,9 @@ class Causes:
         times = self._options("num_micro_batches")
         if gathers != of_others:
             if gathers == is_more:
-                causes.append(
-                    "parameters are gathered where they are used" if gathers else "no parameters are gathered"
-                )
+                causes.append("parameters are gathered where used" if gathers else "no parameters are gathered")
         elif gathers and _points(*times, is_more):
-            causes.append(f"parameters are gathered for {times[0]:,} micro-batches a step rather than {times[1]:,}")
+            causes.append(f"parameters are gathered for {times[0]:,} micro-batches per step rather than {times[1]:,}")
         return ", and ".join(causes)
 
     def _send_cause(self, kind: str, is_more: bool) -> str:
@@ -113,7 +111,7 @@ class Causes:
             return _stages(first, second)
         runs, of_others = self._options("virtual_stages")
         if first == second and _points(runs, of_others, is_more):
-            return f"each stage passes on {runs:,} times a micro-batch rather than {of_others:,}"
+            return f"each stage sends {runs:,} times per micro-batch rather than {of_others:,}"
         return ""
 
     def _bubble_cause(self, kind: str, is_more: bool) -> str:
@@ -126,9 +124,11 @@ class Causes:
             return _stages(stages, of_stages)
         causes = []
         if (stages, runs) != (of_stages, of_runs):
-            causes.append(f"{stages:,} stages of {number_of(runs, 'run')} rather than {of_stages:,} of {of_runs:,}")
+            causes.append(
+                f"{stages:,} stages of {pluralize(runs, 'virtual stage')} rather than {of_stages:,} of {of_runs:,}"
+            )
         if times != of_times:
-            causes.append(f"{number_of(times, 'micro-batch', 'es')} a step rather than {of_times:,}")
+            causes.append(f"{pluralize(times, 'micro-batch', 'es')} per step rather than {of_times:,}")
         return ", ".join(causes)
 
     def _all_reduce_cause(self, kind: str, is_more: bool) -> str:
@@ -136,23 +136,23 @@ class Causes:
         if first and not second and not is_more:
             return "gradients of sharded parameters are scattered instead"
         if second and not first and is_more:
-            return "gradients are added up whole, and not scattered"
+            return "gradients are all-reduced, not scattered"
         if first != second:
             return ""
         ranks, of_others = (plan.degrees.stage_workers // plan.degrees.tensor for plan in (self._first, self._second))
         if cause := self._of_state("gradients", is_more):
             return cause
-        return f"added up over {ranks:,} ranks rather than {of_others:,}" if _points(ranks, of_others, is_more) else ""
+        return f"summed over {ranks:,} ranks rather than {of_others:,}" if _points(ranks, of_others, is_more) else ""
 
     def _optimizer_cause(self, kind: str, is_more: bool) -> str:
         return self._of_state("optimizer", is_more)
 
     def _of_state(self, kind: str, is_more: bool) -> str:
         first, second = (plan.memory.by_kind()[kind] for plan in (self._first, self._second))
-        subject = {"gradients": "gradients", "optimizer": "the optimizer's state"}[kind]
-        if not _points(first, second, is_more) or size_of(first) == size_of(second):
+        subject = {"gradients": "gradients", "optimizer": "optimizer state"}[kind]
+        if not _points(first, second, is_more) or format_bytes(first) == format_bytes(second):
             return ""
-        return f"{size_of(first)} of {subject} a device rather than {size_of(second)}"
+        return f"{format_bytes(first)} of {subject} per device rather than {format_bytes(second)}"
 
 
 def _points(first: float, second: float, is_more: bool) -> bool:

@@ -6,10 +6,10 @@ from math import fsum
 from typing import Generic, NamedTuple, TypeVar
 
 from moe.plan.causes import Causes
-from moe.plan.money import amount_of
+from moe.plan.money import format_amount
 from moe.plan.plan import MadeFor, Plan
-from moe.plan.search.explain import kind_of_time, seconds_of, size_of
-from moe.plan.speed import speed_in_words
+from moe.plan.search.explain import format_bytes, format_seconds, time_kind_name
+from moe.plan.speed import describe_speed
 
 T = TypeVar("T")
 Value = bool | int | str | None
@@ -21,7 +21,7 @@ SHARE = 0.02
 
 
 @dataclass(frozen=True)
-class Both(Generic[T]):
+class ValuePair(Generic[T]):
     """Values of one field in two plans."""
 
     first: T
@@ -44,11 +44,11 @@ class CostTerm:
 class Comparison:
     """Two plans, term by term."""
 
-    layout: Mapping[str, Both[Value]]
+    layout: Mapping[str, ValuePair[Value]]
     """Degrees and options that differ; of modules, axes of the mesh."""
-    priced_for: Mapping[str, Both[Value]]
+    priced_for: Mapping[str, ValuePair[Value]]
     """Profile, software, devices, pool, workers and tokens per step, where they differ."""
-    made_for: Mapping[str, Both[str | None]]
+    made_for: Mapping[str, ValuePair[str | None]]
     """Digests of planner inputs that differ; None if a plan has none."""
     time: Mapping[str, CostTerm]
     """Step seconds by kind."""
@@ -96,7 +96,7 @@ class Names(NamedTuple):
 def compare(first: Plan, second: Plan) -> Comparison:
     """Compare two plans."""
     digests = [{} if plan.made_for is None else vars(plan.made_for) for plan in (first, second)]
-    made_for = {part: Both(*(by_part.get(part) for by_part in digests)) for part in MadeFor.model_fields}
+    made_for = {part: ValuePair(*(by_part.get(part) for by_part in digests)) for part in MadeFor.model_fields}
     return Comparison(
         layout=_differing(_layout(first), _layout(second)),
         priced_for=_differing(_priced_for(first), _priced_for(second)),
@@ -124,8 +124,8 @@ def _layout(plan: Plan) -> dict[str, Value]:
     return layout
 
 
-def _differing(first: Mapping[str, Value], second: Mapping[str, Value]) -> dict[str, Both[Value]]:
-    pairs = {name: Both(first.get(name), second.get(name)) for name in {**first, **second}}
+def _differing(first: Mapping[str, Value], second: Mapping[str, Value]) -> dict[str, ValuePair[Value]]:
+    pairs = {name: ValuePair(first.get(name), second.get(name)) for name in {**first, **second}}
     return {name: pair for name, pair in pairs.items() if pair.first != pair.second}
 
 
@@ -145,71 +145,70 @@ def sentences(first: Plan, second: Plan, names: Names = Names(), ranks_per_node:
         seconds = -comparison.time[kind].difference
         if place < LARGEST and abs(seconds) >= least and seconds:
             cause = causes.cause(kind, seconds > 0)
-            lines.append(f"{kind_of_time(kind)}: {_more_seconds(seconds)}{f': {cause}' if cause else ''}")
+            lines.append(f"{time_kind_name(kind)}: {_more_seconds(seconds)}{f': {cause}' if cause else ''}")
         else:
             rest += seconds
     if len(lines) > 1 and abs(rest) >= least / 10:
-        lines.append(f"all others: {_more_seconds(rest)} together")
-    if memory := _of_memory(comparison):
+        lines.append(f"all others: {_more_seconds(rest)} in total")
+    if memory := _memory_line(comparison):
         lines.append(memory)
     if first.money != second.money:
-        a_million = [
-            "nothing told" if plan.money is None else amount_of(plan.money.per_million_tokens)
+        prices = [
+            "not given" if plan.money is None else format_amount(plan.money.per_million_tokens)
             for plan in (first, second)
         ]
-        lines.append(f"money a million tokens: {a_million[0]} of {names.first}, {a_million[1]} of {names.second}")
+        lines.append(f"price per million tokens: {prices[0]} for {names.first}, {prices[1]} for {names.second}")
     for name, plan in zip(names, (first, second), strict=True):
         if plan.not_yet:
             lines.append(f"{name} cannot be run yet: {', '.join(plan.not_yet)}")
-    return (*lines, *_of_others(comparison, names))
+    return (*lines, *_hard_differences(comparison, names))
 
 
 def _headline(first: Plan, second: Plan, names: Names) -> str:
     first_s, second_s = first.predicted.step_s, second.predicted.step_s
-    first_words, second_words, a_token = f"{seconds_of(first_s)} a step", seconds_of(second_s), ""
+    first_words, second_words, per_token = f"{format_seconds(first_s)} per step", format_seconds(second_s), ""
     if first.tokens_per_step != second.tokens_per_step:  # steps of different sizes are not comparable
-        first_s, second_s, a_token = 1 / first.tokens_per_s, 1 / second.tokens_per_s, " a token"
+        first_s, second_s, per_token = 1 / first.tokens_per_s, 1 / second.tokens_per_s, " per token"
         first_words, second_words = f"{first.tokens_per_s:,.0f} tokens/s", f"{second.tokens_per_s:,.0f}"
     if first_s == second_s:
-        return f"{names.first} is predicted as fast{a_token} as {names.second}: {first_words}"
-    than = f"{speed_in_words(first_s, second_s)}{a_token}"
+        return f"{names.first} is predicted as fast{per_token} as {names.second}: {first_words}"
+    than = f"{describe_speed(first_s, second_s)}{per_token}"
     return f"{names.first} is predicted {than}: {first_words}, {names.second} {second_words}"
 
 
 def _more_seconds(seconds: float) -> str:
-    return f"{seconds_of(abs(seconds))} {'more' if seconds > 0 else 'less'}"
+    return f"{format_seconds(abs(seconds))} {'more' if seconds > 0 else 'less'}"
 
 
-def _of_memory(comparison: Comparison) -> str:
+def _memory_line(comparison: Comparison) -> str:
     """Sentence about the fullest device, naming the kind with the largest difference."""
     num_bytes = -comparison.job_bytes.difference
     if not num_bytes:
         return ""
     kinds = {kind: -term.difference for kind, term in comparison.job_memory.items()}
     largest = max(kinds, key=lambda kind: kinds[kind] * (1 if num_bytes > 0 else -1))
-    return f"memory: {_more_bytes(num_bytes)} on the fullest device; {_more_bytes(kinds[largest])} of {largest}"
+    return f"memory: {_more_bytes(num_bytes)} on the fullest device; {_more_bytes(kinds[largest])} for {largest}"
 
 
 def _more_bytes(num_bytes: float) -> str:
-    return f"{size_of(int(abs(num_bytes)))} {'more' if num_bytes > 0 else 'less'}"
+    return f"{format_bytes(int(abs(num_bytes)))} {'more' if num_bytes > 0 else 'less'}"
 
 
-def _of_others(comparison: Comparison, names: Names) -> Iterator[str]:
+def _hard_differences(comparison: Comparison, names: Names) -> Iterator[str]:
     """Lines about differences that make two plans hard to compare."""
     for name, pair in comparison.priced_for.items():
-        first, second = ("nothing told" if value is None else value for value in (pair.first, pair.second))
-        yield f"{_WORDS[name]}: {first} of {names.first}, {second} of {names.second}"
+        first, second = ("not given" if value is None else value for value in (pair.first, pair.second))
+        yield f"{_WORDS[name]}: {first} for {names.first}, {second} for {names.second}"
 
 
 _WORDS = {"profile": "executor", "software": "host times and rates", "device_type": "devices",
-          "num_workers": "workers", "tokens_per_step": "tokens a step", "pool": "pool"}  # fmt: skip
+          "num_workers": "workers", "tokens_per_step": "tokens per step", "pool": "pool"}  # fmt: skip
 
 
-def made_for_in_words(first: Plan, second: Plan, names: Names = Names()) -> str:
+def describe_inputs(first: Plan, second: Plan, names: Names = Names()) -> str:
     """Say whether two plans were made for the same inputs."""
-    silent = [name for name, plan in zip(names, (first, second), strict=True) if plan.made_for is None]
-    if silent:
-        verb = "tells" if len(silent) == 1 else "tell"
-        return f"{' and '.join(silent)} {verb} nothing of what they were planned for"
+    unrecorded = [name for name, plan in zip(names, (first, second), strict=True) if plan.made_for is None]
+    if unrecorded:
+        return f"not recorded by {' and '.join(unrecorded)}"
     different = compare(first, second).made_for
-    return f"another {' and another '.join(different)}" if different else "the same"
+    return f"a different {' and a different '.join(different)}" if different else "the same"

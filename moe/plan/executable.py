@@ -11,7 +11,7 @@ from moe.spec import AdamWSpec, JobSpec, Problem, SpecError
 _OF_A_PEER = "the layout of a peer"
 
 
-def check_asked(spec: JobSpec) -> None:
+def check_requested_features(spec: JobSpec) -> None:
     """Raise SpecError if the job asks for a feature without an executor."""
     parallel = spec.parallel
     candidate = Candidate(

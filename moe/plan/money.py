@@ -18,7 +18,7 @@ class MoneyEstimate(Frozen):
     """None if the number of steps is unknown."""
 
 
-def money_of(
+def estimate_money(
     price_per_hour: float | None, *, billed_devices: int, step_s: float, tokens_per_step: int, num_steps: int | None
 ) -> MoneyEstimate | None:
     """Price of `billed_devices` at `price_per_hour` each; None if that is unknown."""
@@ -34,7 +34,7 @@ def money_of(
     )
 
 
-def amount_of(money: float) -> str:
+def format_amount(money: float) -> str:
     """Format an amount: `5,900`, `12.30`, `0.41`, `0.0031`."""
     if money >= 1000:
         return f"{money:,.0f}"

@@ -8,7 +8,7 @@ from moe.spec.errors import spec_error
 Name = TypeVar("Name", bound=str)
 
 
-def one_of(place: str, value: object, names: Collection[Name]) -> Name | None:
+def require_one_of(place: str, value: object, names: Collection[Name]) -> Name | None:
     """Return `value` if it is one of `names`, or None. Raises SpecError for any other value."""
     if value is None:
         return None

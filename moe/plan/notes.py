@@ -8,7 +8,7 @@ from moe.plan.search.remedies import unwritten_float32
 from moe.spec import JobSpec, ModuleModelSpec, Problem
 
 
-def with_notes(plan: Plan, spec: JobSpec, missing: Sequence[Problem] = ()) -> Plan:
+def add_notes(plan: Plan, spec: JobSpec, missing: Sequence[Problem] = ()) -> Plan:
     """Return the plan with the job's relevant defaults and `missing` inputs filled in."""
     is_module = isinstance(spec.model, ModuleModelSpec)
     defaults = {} if is_module else dict.fromkeys(unwritten_float32(spec), "float32")

@@ -9,7 +9,7 @@ from moe.plan.candidate import Options
 from moe.plan.degrees import Degrees
 from moe.plan.plan import MemoryEstimate, Plan
 from moe.plan.profile import EXECUTORS
-from moe.plan.search.explain import kind_of_time, layout_of, seconds_of, size_of
+from moe.plan.search.explain import format_bytes, format_seconds, layout_of, time_kind_name
 from moe.plan.svg import require_matplotlib, svg_of
 from moe.spec import spec_error
 
@@ -74,19 +74,19 @@ def figure_of(plan: Plan) -> "Figure":
     figure.suptitle(_title(plan, len(rows)))
     time.set_title(f"seconds of a step of {plan.tokens_per_step:,} tokens (slowest pipeline stage)", fontsize=9)
     memory.set_title("memory of the fullest device", fontsize=9)
-    _draw_bars(time, TIME_COLOURS, [(row.time, row.step_s) for row in rows], seconds_of)
+    _draw_bars(time, TIME_COLOURS, [(row.time, row.step_s) for row in rows], format_seconds)
     _draw_bars(
         memory,
         MEMORY_COLOURS,
         [(row.memory, row.memory_bytes) for row in rows],
-        lambda num_bytes: size_of(int(num_bytes)),
+        lambda num_bytes: format_bytes(int(num_bytes)),
     )
     memory.vlines(
         [row.limit for row in rows],
         [at - 0.42 for at in range(len(rows))],
         [at + 0.42 for at in range(len(rows))],
         colors=_LIMIT,
-        label=f"limit: {size_of(plan.memory.limit)}",
+        label=f"limit: {format_bytes(plan.memory.limit)}",
     )
     time.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
     time.invert_yaxis()
@@ -123,7 +123,7 @@ def _draw_bars(
                 left=ends,
                 height=0.6,
                 color=colours.get(kind, _GREY),
-                label=kind_of_time(kind),
+                label=time_kind_name(kind),
             )
             ends = [end + width for end, width in zip(ends, widths, strict=True)]
     unknown = [(total or 0.0) if by_kind is None else 0.0 for by_kind, total in amounts]
@@ -146,14 +146,14 @@ def rows_of(plan: Plan) -> list[LayoutRow]:
     """Return the rows of the picture, the chosen layout first."""
     status = f"chosen, but cannot be run yet: {', '.join(plan.not_yet)}" if plan.not_yet else "chosen"
     rows = [
-        LayoutRow(_in_words(layout_of(plan)), status, plan.predicted.step_s, plan.memory.needed,
+        LayoutRow(_in_words(layout_of(plan)), status, plan.predicted.step_s, plan.memory.job_bytes,
             plan.predicted.by_kind(), _job_memory(plan.memory), plan.memory.limit)
     ]  # fmt: skip
     for runner_up in plan.runners_up:
         time, memory = runner_up.predicted, runner_up.memory
         rows.append(
             LayoutRow(_in_words(runner_up.layout), runner_up.why_not, runner_up.step_s,
-                runner_up.memory_bytes if memory is None else memory.needed,
+                runner_up.memory_bytes if memory is None else memory.job_bytes,
                 None if time is None else time.by_kind(), None if memory is None else _job_memory(memory),
                 plan.memory.limit if memory is None else memory.limit)
         )  # fmt: skip

@@ -13,7 +13,7 @@ from moe.spec import ModelSpec, Problem, SpecError, spec_error
 from moe.spec.base import Count, CountOrZero, Spec, Text
 from moe.spec.form import ITEM_BYTES, stored_tensors
 from moe.spec.parameter import Parameter
-from moe.spec.patterns import starred
+from moe.spec.patterns import layer_pattern
 
 FSDP_AXES = ("fsdp", "expert_fsdp")
 
@@ -74,7 +74,7 @@ class Placements:
 
     def placement(self, path: str, shape: Sequence[int]) -> Placement:
         """Placement of one parameter. Raises SpecError if there is none."""
-        for key in ((path, tuple(shape)), (starred(path), tuple(shape))):
+        for key in ((path, tuple(shape)), (layer_pattern(path), tuple(shape))):
             if (placement := self._of.get(key)) is not None:
                 self._unused_keys.discard(key)
                 return placement
@@ -172,7 +172,9 @@ def weights_of(parameters: Iterable[Parameter], axes: Axes, frozen: Collection[s
     )
 
 
-def placed(parameters: Iterable[Parameter], shards: ShardCounts, axes: Axes = OURS.axes) -> tuple[Placement, ...]:
+def build_placements(
+    parameters: Iterable[Parameter], shards: ShardCounts, axes: Axes = OURS.axes
+) -> tuple[Placement, ...]:
     """Placements of a table of parameters."""
     return tuple(
         Placement(parameter=weight.name, shape=weight.shape, splits=weight.splits(shards))
@@ -183,7 +185,7 @@ def placed(parameters: Iterable[Parameter], shards: ShardCounts, axes: Axes = OU
 def placements_of(model: ModelSpec, shards: ShardCounts, axes: Axes = OURS.axes) -> tuple[Placement, ...]:
     """Placements of a model's parameters, for a new plan or an old one without placements."""
     blocks: dict[tuple[str, Weight], list[str]] = {}
-    distinct_blocks = {(starred(path), block): None for path, block in model.blocks()}
+    distinct_blocks = {(layer_pattern(path), block): None for path, block in model.blocks()}
     for path, block in distinct_blocks:
         for weight in weights_of(block.parameters, axes):
             blocks.setdefault((f"{path}.{weight.name}" if path else weight.name, weight), []).append(block.kind)

@@ -43,14 +43,14 @@ class MemoryEstimate(Frozen):
         return sum(self.by_kind().values())
 
     @property
-    def needed(self) -> int:
+    def job_bytes(self) -> int:
         """Bytes without the allowance."""
         return self.total - self.allowance
 
     @property
     def margin(self) -> int:
         """Free bytes, allowance included; at least the allowance if the job fits."""
-        return self.limit - self.needed
+        return self.limit - self.job_bytes
 
     def by_kind(self) -> dict[str, int]:
         return {kind: getattr(self, kind) for kind in type(self).model_fields if kind != "limit"}
@@ -218,7 +218,7 @@ class Plan(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_before(cls, values: Any) -> Any:
+    def _convert_earlier_versions(cls, values: Any) -> Any:
         """Convert versions 1 and 2, with degrees and options at the top level; version 1 also had fewer kinds of
         time. Drop `stages`, which plans on several pools had."""
         if not isinstance(values, dict):

@@ -120,6 +120,6 @@ EXECUTORS: Mapping[ProfileName, str] = {
 }  # fmt: skip
 
 
-def profile_of(name: ProfileName | None = None) -> Profile:
+def find_profile(name: ProfileName | None = None) -> Profile:
     """Profile by name; ours by default."""
     return PROFILES[name or "ours"]

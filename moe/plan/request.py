@@ -6,7 +6,7 @@ from typing import Any
 
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.pools import Pools, cluster_of
-from moe.plan.named_option import one_of
+from moe.plan.named_option import require_one_of
 from moe.plan.profile import PROFILES
 from moe.plan.query import GOALS, PlanQuery
 from moe.plan.software import SOFTWARE
@@ -42,9 +42,9 @@ def plan_request(fields: Any) -> PlanRequest:
         query=PlanQuery(
             num_workers=_whole_number("num_workers", parts.get("num_workers")),
             top=_whole_number("top", parts.get("top"), limit=MAX_RUNNERS_UP) or PlanQuery.top,
-            profile=one_of("profile", parts.get("profile"), PROFILES),
-            software=one_of("software", parts.get("software"), SOFTWARE),
-            goal=one_of("goal", parts.get("goal"), GOALS),
+            profile=require_one_of("profile", parts.get("profile"), PROFILES),
+            software=require_one_of("software", parts.get("software"), SOFTWARE),
+            goal=require_one_of("goal", parts.get("goal"), GOALS),
         ),
     )
 

@@ -39,7 +39,7 @@ def _value(text: str) -> bool | int | str:
     return int(text) if text.isdecimal() else text
 
 
-def layout_to_ask(plan: Plan) -> Layout:
+def pinned_layout(plan: Plan) -> Layout:
     """`parallel` fields that pin a plan's layout. Raises SpecError for a module's plan, which they cannot express."""
     if plan.module is not None:
         raise spec_error(
@@ -56,7 +56,7 @@ def layout_to_ask(plan: Plan) -> Layout:
     return layout
 
 
-def asking_for(request: PlanRequest, layout: Layout, num_workers: int) -> PlanRequest:
+def request_layout(request: PlanRequest, layout: Layout, num_workers: int) -> PlanRequest:
     """Return the request with this layout and no runners-up. Raises SpecError."""
     fields: dict[str, Any] = request.spec.model_dump(mode="json", exclude_unset=True)
     spec = JobSpec.parse({**fields, "parallel": layout})

@@ -177,7 +177,7 @@ _OF_PROFILES: Mapping[ProfileName, SoftwareName] = {
 }  # fmt: skip
 
 
-def software_of(name: SoftwareName | None, profile: ProfileName, layer_s: float | None, device: str = "") -> Software:
+def find_software(name: SoftwareName | None, profile: ProfileName, layer_s: float | None, device: str = "") -> Software:
     """Software by name, by default the executor's, on a device type. `layer_s`: host time measured with the device
     by our executor; any other name than `ours-eager` then raises SpecError."""
     if layer_s is not None:

@@ -4,7 +4,7 @@ _TIMES = 2
 """Ratio from which a speed is given as a multiple."""
 
 
-def speed_in_words(step_s: float, than_s: float) -> str:
+def describe_speed(step_s: float, than_s: float) -> str:
     """Compare two steps of equal tokens: `12.0% faster`, `10.7% slower`, `2.3 times as fast`, `as fast`."""
     if step_s == than_s:
         return "as fast"

@@ -4,8 +4,11 @@ from collections.abc import Iterator
 
 from moe.plan.cluster.devices import DEVICES
 from moe.plan.plan import Plan
-from moe.plan.search.explain import number_of, seconds_of, size_of
-from moe.plan.speed import speed_in_words
+from moe.plan.search.explain import format_bytes, format_seconds, pluralize
+from moe.plan.speed import describe_speed
+
+_GOAL_MARKS = (", for goal ", ", as goal ")
+"""What the reason for a number of workers by goal contains, now and in plans of earlier releases."""
 
 
 def verdict(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -15,7 +18,7 @@ def verdict(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.missing:
         yield "missing", "; ".join(plan.missing)
     yield "speed", _speed(plan)
-    if by_goal := next((reason for reason in plan.reasons if ", as goal " in reason), None):
+    if by_goal := next((reason for reason in plan.reasons if any(mark in reason for mark in _GOAL_MARKS)), None):
         yield "workers", by_goal
     for place, value in plan.defaults.items():
         yield "by default", _by_default(plan, place, value)
@@ -26,15 +29,15 @@ def verdict(plan: Plan) -> Iterator[tuple[str, str]]:
 def _fits(plan: Plan) -> str:
     memory = plan.memory
     word = "yes" if memory.margin >= memory.allowance else "no"
-    room = f"{size_of(memory.needed)} of a device's {size_of(memory.limit)}"
-    return f"{word}: {room}; {size_of(max(0, memory.margin))} free for the framework and its allocator"
+    room = f"{format_bytes(memory.job_bytes)} of a device's {format_bytes(memory.limit)}"
+    return f"{word}: {room}; {format_bytes(max(0, memory.margin))} free for the framework and its allocator"
 
 
 def _can_be_run(plan: Plan) -> str:
     if not plan.not_yet:
         answer = "yes"
         if (fewest := plan.fewest) is not None and fewest.in_any_layout != fewest.to_run:
-            workers = number_of(fewest.in_any_layout or 0, "worker")
+            workers = pluralize(fewest.in_any_layout or 0, "worker")
             answer += f"; {workers} would hold it only in a layout that cannot be run yet"
         return answer
     answer = f"not yet: {', '.join(plan.not_yet)}"
@@ -42,26 +45,26 @@ def _can_be_run(plan: Plan) -> str:
         return answer
     if (to_run := plan.fewest.to_run) is None:
         return f"{answer}; no number of workers of this kind has a layout that can be run"
-    return f"{answer}; a layout that can be run takes {number_of(to_run, 'worker')} of this kind"
+    return f"{answer}; a layout that can be run takes {pluralize(to_run, 'worker')} of this kind"
 
 
 def _speed(plan: Plan) -> str:
-    step = f"{seconds_of(plan.predicted.step_s)} a step"
+    step = f"{format_seconds(plan.predicted.step_s)} per step"
     if plan.ends_s is not None:
-        step += f" ({seconds_of(plan.ends_s[0])} to {seconds_of(plan.ends_s[1])})"
+        step += f" ({format_seconds(plan.ends_s[0])} to {format_seconds(plan.ends_s[1])})"
     speed = f"{step}, {plan.tokens_per_s:,.0f} tokens/s"
     if (utilization := plan.utilization) is not None:
-        speed += f", MFU {utilization:.0%} ({plan.flops_per_s_per_device / 1e12:,.0f} TFLOP/s a device)"
+        speed += f", MFU {utilization:.0%} ({plan.flops_per_s_per_device / 1e12:,.0f} TFLOP/s per device)"
     return speed
 
 
 def _by_default(plan: Plan, place: str, value: str) -> str:
-    answer = f"{value}: {place} is left out"
+    answer = f"{value}: {place} is not set"
     peaks = DEVICES[plan.device_type].peak_flops_per_s if plan.device_type in DEVICES else {}
     if place == "train.dtype" and plan.device != "cpu" and "bfloat16" in peaks and value in peaks:
         times = peaks["bfloat16"] / peaks[value]
         if times > 1:
-            answer += f"; the peak of bfloat16 is {times:.3g} times as high on {plan.device_type}"
+            answer += f"; peak bfloat16 throughput is {times:.3g} times as high on {plan.device_type}"
     if place == "adapter.base":
         answer += "; in bfloat16 the base weights take half the memory"
     return answer
@@ -76,5 +79,5 @@ def _faster(plan: Plan) -> str:
     assert best.step_s is not None
     if best.step_s >= plan.predicted.step_s:
         return ""
-    speed, place = speed_in_words(best.step_s, plan.predicted.step_s), plan.runners_up.index(best) + 2
+    speed, place = describe_speed(best.step_s, plan.predicted.step_s), plan.runners_up.index(best) + 2
     return f"layout {place} below is {speed}, but cannot be run yet"

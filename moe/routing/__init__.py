@@ -4,12 +4,13 @@ from typing import Any
 
 from torch import Tensor
 
+from moe.deprecation import resolve_alias
 from moe.routing.balance import follow_load
-from moe.routing.checks import check_inference, is_dense, is_whole, kind_of
+from moe.routing.checks import check_inference, is_dense, is_integer, kind_of
 from moe.routing.expert_choice import ExpertChoice
 from moe.routing.gshard import GShardTop2
-from moe.routing.recording import Recording, merged_recordings, recorded, replayed
-from moe.routing.router import BatchCounts, Router, RoutingState, TokenContext, checked, widened
+from moe.routing.recording import Recording, merge_recordings, record_routing, replay_routing
+from moe.routing.router import BatchCounts, Router, RoutingState, TokenContext, at_least_float32, resolve_context
 from moe.routing.routing import Assignments, Choices, Routing, SortedChoices
 from moe.routing.sigmoid import SigmoidTopK
 from moe.routing.sinkhorn import SinkhornTopK
@@ -37,6 +38,14 @@ ROUTERS: dict[type[RouterSpec], type[Router[Any]]] = {
 """Router class by spec class. Routers from elsewhere are added here and to `moe.spec.routers.ROUTERS`."""
 
 
+_ALIASES = {"recorded": "record_routing", "replayed": "replay_routing", "merged_recordings": "merge_recordings"}
+"""Deprecated names and the new ones."""
+
+
+def __getattr__(name: str) -> Any:
+    return resolve_alias(__name__, name, _ALIASES, globals())
+
+
 def build_router(spec: MoESpec) -> Router[Any]:
     """Build the router that `spec` selects."""
     return ROUTERS[type(spec.routing)](spec.routing)
@@ -57,7 +66,7 @@ def route(
         raise ValueError(f"logits (={kind_of(logits)}) must be a dense tensor of floating-point numbers")
     if logits.dim() != 3 or logits.shape[-1] != spec.num_experts:
         raise ValueError(f"logits {tuple(logits.shape)} must be [groups, tokens per group, {spec.num_experts} experts]")
-    tokens = checked(tokens, logits.device)
+    tokens = resolve_context(tokens, logits.device)
     in_groups = logits.shape[:2]
     for name, tensor in (("ids", tokens.ids), ("padding", tokens.padding)):
         if tensor is not None and tensor.shape not in (in_groups, (in_groups.numel(),)):
@@ -66,7 +75,7 @@ def route(
                 f"tokens.{name} {tuple(tensor.shape)} must have the shape {tuple(in_groups)} of logits without E, "
                 f"or flat; {remedy}"
             )
-    if not is_whole(layer):
+    if not is_integer(layer):
         raise ValueError(f"layer (={layer!r}) must be a whole number")
     if not isinstance(state, RoutingState | None):
         raise ValueError(f"state (={type(state).__name__}) must be a RoutingState, or None")
@@ -82,7 +91,7 @@ def route(
         state.check_replayed((*in_groups, spec.experts_per_token), spec.num_experts)
     check_inference("logits", logits, (logits,))
     check_inference("tokens.padding", tokens.padding, (logits,))
-    logits = widened(logits)
+    logits = at_least_float32(logits)
     if tokens.padding is not None:
         logits = logits.masked_fill(tokens.padding.reshape(*in_groups, 1), 0.0)
     return router(logits, tokens, layer, state)
@@ -90,5 +99,6 @@ def route(
 
 __all__ = [
     "ROUTERS", "Assignments", "BatchCounts", "Choices", "SortedChoices", "Recording", "Router", "Routing",
-    "RoutingState", "TokenContext", "build_router", "follow_load", "merged_recordings", "recorded", "replayed", "route",
+    "RoutingState", "TokenContext", "build_router", "follow_load", "merge_recordings", "record_routing",
+    "replay_routing", "route",
 ]  # fmt: skip

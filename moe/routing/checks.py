@@ -26,17 +26,17 @@ def kind_of(value: object) -> str:
     return f"{value.dtype}, {kind}"
 
 
-def check_inference(place: str, tensor: Tensor | None, others: Iterable[Tensor]) -> None:
+def check_inference(place: str, tensor: Tensor | None, operands: Iterable[Tensor]) -> None:
     """Raise ValueError for an inference-mode tensor if gradients of any of `others` are tracked: autograd cannot save
     it for the backward pass."""
     if tensor is None or not tensor.is_inference() or not torch.is_grad_enabled():
         return
-    if any(operand.requires_grad for operand in others):
+    if any(operand.requires_grad for operand in operands):
         raise ValueError(
             f"{place} (created in inference mode) must not be passed while gradients are tracked; "
             "clone it, or call under torch.no_grad()"
         )
 
 
-def is_whole(value: object) -> bool:
+def is_integer(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)

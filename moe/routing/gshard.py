@@ -6,8 +6,8 @@ from torch import Tensor
 from moe.random import Purpose, fold, gumbel, uniform
 from moe.routing.balance import choice_counts
 from moe.routing.router import Router, RoutingState, TokenContext
-from moe.routing.routing import Routing, queue_up
-from moe.routing.selection import routing_of_choices
+from moe.routing.routing import Routing, queue_choices
+from moe.routing.selection import build_routing
 from moe.spec.routers import GShardTop2Spec
 
 
@@ -32,8 +32,8 @@ class GShardTop2(Router[GShardTop2Spec]):
             gate, asks = torch.ones_like(expert, dtype=probs_GSE.dtype), real_GS[..., None]
             is_accepted = asks
         else:
-            second_GS = self._runner_up(logits, probs_GSE, first_GS, tokens, key)
-            expert = state.taken(torch.stack((first_GS, second_GS), -1))
+            second_GS = self._second_choice(logits, probs_GSE, first_GS, tokens, key)
+            expert = state.apply_replay(torch.stack((first_GS, second_GS), -1))
             first_GS = expert[..., 0]
             first_gate_GS, second_gate_GS = (probs_GSE.gather(-1, choice).squeeze(-1) for choice in expert.split(1, -1))
             if spec.normalize_gates == "before_drop":
@@ -45,21 +45,25 @@ class GShardTop2(Router[GShardTop2Spec]):
             asks = torch.stack((real_GS, real_GS), -1) if spec.rejected_second_takes_slot else is_accepted
 
         capacity = spec.capacity(group_tokens, num_experts) if tokens.training else None
-        queues = queue_up(expert, asks, num_experts)
+        queues = queue_choices(expert, asks, num_experts)
         is_kept = is_accepted & queues.admits(capacity)
-        slots = queue_up(expert, is_kept, num_experts) if asks is not is_accepted else queues.limited(capacity)
+        slots = (
+            queue_choices(expert, is_kept, num_experts) if asks is not is_accepted else queues.within_capacity(capacity)
+        )
 
         weight = torch.where(is_kept, gate, 0.0)
         if spec.normalize_gates == "after_drop" and num_experts > 1:
             total = weight.sum(-1, keepdim=True)
             weight = weight / torch.where(total > 0, total, 1.0)
-        return routing_of_choices(
+        return build_routing(
             logits, probs_GSE, expert, weight, is_kept, queues, slots,
-            accepted=is_accepted, real=real_GS, capacity=capacity,
+            is_accepted=is_accepted, real=real_GS, capacity=capacity,
             balance=self._auxiliary_loss(first_GS, probs_GSE, real_GS),
         )  # fmt: skip
 
-    def _runner_up(self, logits: Tensor, probs_GSE: Tensor, first_GS: Tensor, tokens: TokenContext, key: int) -> Tensor:
+    def _second_choice(
+        self, logits: Tensor, probs_GSE: Tensor, first_GS: Tensor, tokens: TokenContext, key: int
+    ) -> Tensor:
         """Second choice of each token: the best after the first, or one sampled by Gumbel noise."""
         if self.spec.second_expert == "sampling" and tokens.training:
             noise = gumbel(fold(key, Purpose.GUMBEL), tokens.keys(logits), logits.shape[-1])

@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from moe.deprecation import warn_renamed
 from moe.routing.checks import is_dense, kind_of
 from moe.routing.router import AnyRouter, Router, RoutingState, TokenContext
 from moe.routing.routing import Routing
@@ -30,27 +31,27 @@ class RoutedLayer(Protocol):
     route: AnyRouter
 
 
-def routed_layers(model: nn.Module, what: str) -> list[RoutedLayer]:
+def find_routed_layers(model: nn.Module, action: str) -> list[RoutedLayer]:
     """MoE layers of `model`. Raises ValueError if there are none, and for a router that does not support replay;
-    `what`, "recorded" or "replayed", is for its message."""
+    `action`, "recorded" or "replayed", is for its message."""
     layers: list[RoutedLayer] = [
         module for module in model.modules() if isinstance(module, RoutedLayer) and isinstance(module.route, Router)
     ]
     if not layers:
-        raise ValueError(f"model (={type(model).__name__}) must have MoE layers for its routing to be {what}")
+        raise ValueError(f"model (={type(model).__name__}) must have MoE layers for its routing to be {action}")
     for layer in layers:
         if not layer.route.replays:
             raise ValueError(
                 f"router (={layer.spec.routing.router}, of layer {layer.layer}) must let tokens choose "
-                f"experts and support replayed choices for its routing to be {what}; use another router"
+                f"experts and support replayed choices for its routing to be {action}; use another router"
             )
     return layers
 
 
-def none_passed(what: str) -> ValueError:
-    """Error of a model that called no MoE layer while its routing was `what`: "recorded" or "replayed"."""
+def no_layer_ran(action: str) -> ValueError:
+    """Error of a model that called no MoE layer while its routing was `action`: "recorded" or "replayed"."""
     return ValueError(
-        f"model must run an MoE layer for its routing to be {what}, and has run none; call the "
+        f"model must run an MoE layer for its routing to be {action}, and has run none; call the "
         "module itself, not a captured program"
     )
 
@@ -77,7 +78,7 @@ class Recording(Mapping[int, Tensor]):
     def __len__(self) -> int:
         return len(self._calls)
 
-    def stacked(self) -> Tensor:
+    def stack(self) -> Tensor:
         """int64 `[L, T, K]`: all L layers in order as one tensor, for a file; missing rows are -1. Raises ValueError if
         K differs between layers."""
         by_layer = list(self.values())
@@ -87,6 +88,11 @@ class Recording(Mapping[int, Tensor]):
             )
         longest = max(map(len, by_layer), default=0)
         return torch.stack([_longer(rows, longest) for rows in by_layer])
+
+    def stacked(self) -> Tensor:
+        """Deprecated name of `stack`."""
+        warn_renamed("Recording.stacked", "Recording.stack")
+        return self.stack()
 
 
 def _by_position(layer: int, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -104,7 +110,7 @@ def _by_position(layer: int, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
     return table
 
 
-def merged_recordings(*recordings: Mapping[int, Tensor]) -> dict[int, Tensor]:
+def merge_recordings(*recordings: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """Merge recordings of parts of a batch, from ranks with some of its tokens or layers. Raises ValueError for a
     position with conflicting choices."""
     result: dict[int, Tensor] = {}
@@ -123,14 +129,14 @@ def _longer(rows: Tensor, number: int) -> Tensor:
 
 
 @contextmanager
-def recorded(model: nn.Module) -> Iterator[Recording]:
+def record_routing(model: nn.Module) -> Iterator[Recording]:
     """Record the choices of every MoE layer of `model` in the forward passes within the context.
 
     Under activation recomputation, a position must choose the same experts each time. Raises ValueError for a model
     without MoE layers, for routers by expert choice, and if no layer was called: a captured program bypasses the
     router.
     """
-    recording, layers = Recording(), routed_layers(model, "recorded")
+    recording, layers = Recording(), find_routed_layers(model, "recorded")
     before = [layer.route for layer in layers]
     for layer in layers:
         layer.route = _RecordingRouter(layer.route, recording)
@@ -140,7 +146,7 @@ def recorded(model: nn.Module) -> Iterator[Recording]:
         for layer, route in zip(layers, before, strict=True):
             layer.route = route
     if not recording:
-        raise none_passed("recorded")
+        raise no_layer_ran("recorded")
 
 
 class _RecordingRouter(Router[RouterSpec]):
@@ -161,7 +167,7 @@ class _RecordingRouter(Router[RouterSpec]):
 
 
 @contextmanager
-def replayed(model: nn.Module, recording: Mapping[int, Tensor] | Tensor) -> Iterator[None]:
+def replay_routing(model: nn.Module, recording: Mapping[int, Tensor] | Tensor) -> Iterator[None]:
     """Replay a recording in the forward passes of `model` within the context: each token takes the experts in its
     position's row, or the router's choice if that row is -1.
 
@@ -170,7 +176,7 @@ def replayed(model: nn.Module, recording: Mapping[int, Tensor] | Tensor) -> Iter
     backward pass belongs in the context too. Raises ValueError for routers by expert choice, a recording of a wrong
     shape, a token without a row, and if no layer was called: a captured program bypasses the router.
     """
-    layers = routed_layers(model, "replayed")
+    layers = find_routed_layers(model, "replayed")
     rows = _by_layer(recording, layers)
     for layer in layers:
         _check(layer, rows[layer.layer])
@@ -184,7 +190,7 @@ def replayed(model: nn.Module, recording: Mapping[int, Tensor] | Tensor) -> Iter
         for layer, route in zip(layers, before, strict=True):
             layer.route = route
     if not any(replayer.has_replayed for replayer in replayers):
-        raise none_passed("replayed")
+        raise no_layer_ran("replayed")
 
 
 def _by_layer(recording: Mapping[int, Tensor] | Tensor, layers: list[RoutedLayer]) -> dict[int, Tensor]:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from moe.routing.checks import is_dense, is_whole, kind_of
+from moe.deprecation import warn_renamed
+from moe.routing.checks import is_dense, is_integer, kind_of
 from moe.routing.routing import Routing
 from moe.spec.routers import RouterSpec
 
@@ -24,7 +25,7 @@ class BatchCounts:
     def check(self) -> None:
         """Raise ValueError unless all fields are positive integers."""
         for name, number in vars(self).items():
-            if not is_whole(number) or not 0 < number < 2**63:
+            if not is_integer(number) or not 0 < number < 2**63:
                 raise ValueError(f"tokens.batch.{name} (={number!r}) must be a whole number above 0")
 
 
@@ -58,12 +59,12 @@ class TokenContext:
             if tensor.device != device:
                 raise ValueError(f"tokens.{name} (on {tensor.device}) must be on {device}, like x; move it")
         for name, number in (("step", self.step), ("seed", self.seed)):
-            if not is_whole(number) and not (name == "step" and _is_scalar(number)):
+            if not is_integer(number) and not (name == "step" and _is_scalar(number)):
                 raise ValueError(f"tokens.{name} (={number!r}) must be a whole number")
         if not isinstance(self.training, bool):
             raise ValueError(f"tokens.training (={self.training!r}) must be True or False")
         length = self.sequence_tokens
-        if length is not None and (not is_whole(length) or length < 1):
+        if length is not None and (not is_integer(length) or length < 1):
             raise ValueError(f"tokens.sequence_tokens (={length!r}) must be a whole number above 0, or None")
         if self.batch is not None:
             if not isinstance(self.batch, BatchCounts):
@@ -83,7 +84,7 @@ class TokenContext:
         return self.ids.reshape(of.shape[:2])
 
 
-def checked(tokens: TokenContext | None, device: torch.device) -> TokenContext:
+def resolve_context(tokens: TokenContext | None, device: torch.device) -> TokenContext:
     """Return `tokens` after checking them, or the defaults for None. Raises ValueError if they are invalid."""
     if tokens is None:
         return TokenContext()
@@ -109,9 +110,14 @@ class RoutingState:
     """int64 `[G, S, K]`, by preference: experts to use instead of the router's choices; -1 leaves a token to the
     router."""
 
+    def apply_replay(self, choices: Tensor) -> Tensor:
+        """int64 `[G, S, K]`: `choices`, replaced where there are replayed ones."""
+        return choices if self.replayed is None else torch.where(self.replayed >= 0, self.replayed, choices)
+
     def taken(self, own: Tensor) -> Tensor:
-        """int64 `[G, S, K]`: the replayed choices, or the router's `own` where there are none."""
-        return own if self.replayed is None else torch.where(self.replayed >= 0, self.replayed, own)
+        """Deprecated name of `apply_replay`."""
+        warn_renamed("RoutingState.taken", "RoutingState.apply_replay")
+        return self.apply_replay(own)
 
     def check(self, num_experts: int, device: torch.device) -> None:
         """Raise ValueError for a field that does not fit `num_experts` or `device`."""
@@ -143,16 +149,16 @@ class RoutingState:
             raise ValueError(f"state.replayed (has {int(choices.max())}) must have expert numbers below {num_experts}")
 
 
-OwnSpec = TypeVar("OwnSpec", bound=RouterSpec)
+SpecT = TypeVar("SpecT", bound=RouterSpec)
 
 
-class Router(ABC, Generic[OwnSpec]):
+class Router(ABC, Generic[SpecT]):
     """Maps router logits to a `Routing`. Holds its own part of the layer's spec and no state."""
 
     replays: ClassVar[bool] = False
-    """Whether it supports replayed choices, by `RoutingState.taken`."""
+    """Whether it supports replayed choices, by `RoutingState.apply_replay`."""
 
-    def __init__(self, spec: OwnSpec) -> None:
+    def __init__(self, spec: SpecT) -> None:
         self.spec = spec
 
     @abstractmethod
@@ -163,7 +169,7 @@ class Router(ABC, Generic[OwnSpec]):
         Evaluation draws no random numbers and drops no tokens.
         """
 
-    def inferred(self, logits: Tensor, state: RoutingState) -> tuple[Tensor, Tensor] | None:
+    def choose_for_inference(self, logits: Tensor, state: RoutingState) -> tuple[Tensor, Tensor] | None:
         """(experts, weights), each `[G, S, K]`, of tokens without padding in evaluation, skipping all training
         statistics. None if the router has no shortcut."""
         return None
@@ -172,6 +178,6 @@ class Router(ABC, Generic[OwnSpec]):
 AnyRouter = Router[Any]
 
 
-def widened(logits: Tensor) -> Tensor:
+def at_least_float32(logits: Tensor) -> Tensor:
     """Return `logits` in at least float32."""
     return logits if logits.dtype == torch.float64 else logits.to(torch.float32)

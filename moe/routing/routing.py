@@ -32,7 +32,7 @@ class Assignments:
     """int64: indices of padding rows, which belong to no choice; None if there are none."""
 
     @classmethod
-    def in_order(
+    def from_sorted_rows(
         cls,
         token: Tensor,
         expert: Tensor,
@@ -43,7 +43,7 @@ class Assignments:
         counts: list[int],
     ) -> "Assignments":
         """Build from rows `[n]` sorted by expert; the rows of a token keep that order."""
-        per_token = counted(token, num_tokens)
+        per_token = bincount(token, num_tokens)
         return cls(
             token=token,
             expert=expert,
@@ -55,12 +55,12 @@ class Assignments:
             counts=counts,
         )
 
-    def of_tokens(self, first: int, stop: int, load: Tensor, counts: list[int], before: int) -> "Assignments":
+    def select_tokens(self, first: int, stop: int, load: Tensor, counts: list[int], before: int) -> "Assignments":
         """Rows of the tokens `first` to `stop`, renumbered from 0. `load` and `counts` are their rows per expert;
         `before` is the number of rows of earlier tokens."""
         in_range = (self.token >= first) & (self.token < stop)
         num_rows = sum(counts)
-        rows = positions(in_range, num_rows)
+        rows = true_indices(in_range, num_rows)
         place = torch.empty_like(self.token).index_copy_(0, rows, torch.arange(num_rows, device=rows.device))
         return Assignments(
             token=self.token[rows] - first,
@@ -74,19 +74,19 @@ class Assignments:
         )
 
 
-def counted(values: Tensor, num_values: int) -> Tensor:
+def bincount(values: Tensor, num_values: int) -> Tensor:
     """int64 `[num_values]`: occurrences of 0, 1, ... in `values`, without the GPU synchronization of
     `torch.bincount`."""
     increments = values.new_ones(()).expand_as(values)
     return values.new_zeros(num_values).index_add_(0, values, increments)
 
 
-def positions(chosen: Tensor, number: int) -> Tensor:
-    """int64 `[number]`: indices of the `number` True entries of `chosen` bool `[n]`, without the GPU synchronization of
-    `nonzero`."""
-    place = torch.where(chosen, chosen.cumsum(0) - 1, number)
-    indices = torch.arange(chosen.numel(), device=chosen.device)
-    return place.new_empty(number + 1).scatter_(0, place, indices)[:number]
+def true_indices(mask: Tensor, num_true: int) -> Tensor:
+    """int64 `[num_true]`: indices of the `num_true` True entries of `mask` bool `[n]`, without the GPU synchronization
+    of `nonzero`."""
+    place = torch.where(mask, mask.cumsum(0) - 1, num_true)
+    indices = torch.arange(mask.numel(), device=mask.device)
+    return place.new_empty(num_true + 1).scatter_(0, place, indices)[:num_true]
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ class Queues:
             return torch.ones_like(self.position, dtype=torch.bool)
         return self.position < capacity
 
-    def limited(self, capacity: int | None) -> "Queues":
+    def within_capacity(self, capacity: int | None) -> "Queues":
         """The requests within `capacity`."""
         return self if capacity is None else Queues(self.position, self.length.clamp(max=capacity))
 
 
-def queue_up(expert: Tensor, asks: Tensor, num_experts: int, priority: Tensor | None = None) -> Queues:
+def queue_choices(expert: Tensor, asks: Tensor, num_experts: int, priority: Tensor | None = None) -> Queues:
     """Queue choices for their experts in each group: first choices before second ones, then in token order; with
     `priority`, the highest first.
 
@@ -124,7 +124,7 @@ def queue_up(expert: Tensor, asks: Tensor, num_experts: int, priority: Tensor | 
     else:
         highest_first = priority.detach().transpose(1, 2).reshape(-1).argsort(descending=True, stable=True)
         order = highest_first[flat[highest_first].argsort(stable=True)]
-    length = counted(flat, num_groups * (num_experts + 1))
+    length = bincount(flat, num_groups * (num_experts + 1))
     rank = torch.empty_like(order)
     rank[order] = torch.arange(order.numel(), device=order.device)
     position = rank - (length.cumsum(0) - length)[flat]
@@ -177,7 +177,7 @@ class Choices(ABC):
     def detach(self) -> "Choices":
         """The same choices, detached from the autograd graph."""
 
-    def of_tokens(self, first: int, stop: int) -> "Choices":
+    def select_tokens(self, first: int, stop: int) -> "Choices":
         """Choices of the tokens `first` to `stop`, renumbered from 0."""
         return self if (first, stop) == (0, self.num_tokens) else _ChoicesInRange(self, first, stop)
 
@@ -241,7 +241,7 @@ class ChoicesByToken(_TokenChoices):
             expert=self.expert.reshape(-1)[choice_of_row],
             weight=self.weight.reshape(-1)[choice_of_row],
             position=self.position.reshape(-1)[choice_of_row],
-            rows_by_token=row.reshape(-1)[positions(self.kept.reshape(-1), num_rows)],
+            rows_by_token=row.reshape(-1)[true_indices(self.kept.reshape(-1), num_rows)],
             first_by_token=_starts(self.kept.sum(1)),
             load=self.load,
             counts=host_counts,
@@ -265,7 +265,7 @@ class SortedChoices(_TokenChoices):
     def load(self) -> Tensor:
         if self.known_load is not None:
             return self.known_load
-        return counted(self._queue, self.num_experts + 1)[: self.num_experts]
+        return bincount(self._queue, self.num_experts + 1)[: self.num_experts]
 
     def to_rows(self, host_counts: list[int]) -> Assignments:
         num_rows, per_token = sum(host_counts), self.kept.sum(1)
@@ -277,13 +277,13 @@ class SortedChoices(_TokenChoices):
             expert=self._queue[choice_of_row],
             weight=self.weight.reshape(-1)[choice_of_row],
             position=torch.zeros_like(choice_of_row),
-            rows_by_token=row[positions(self.kept.reshape(-1), num_rows)],
+            rows_by_token=row[true_indices(self.kept.reshape(-1), num_rows)],
             first_by_token=_starts(per_token),
             load=self.load,
             counts=host_counts,
         )
 
-    def of_tokens(self, first: int, stop: int) -> "SortedChoices":
+    def select_tokens(self, first: int, stop: int) -> "SortedChoices":
         if (first, stop) == (0, self.num_tokens):
             return self
         token_slice = slice(first, stop)
@@ -319,7 +319,7 @@ class ChoicesByExpert(Choices):
         return self.kept.sum((1, 2))
 
     def to_rows(self, host_counts: list[int]) -> Assignments:
-        buffer = positions(self.kept.reshape(-1), sum(host_counts))
+        buffer = true_indices(self.kept.reshape(-1), sum(host_counts))
         owner = self.token.reshape(-1)[buffer]
         return Assignments(
             token=owner,
@@ -327,7 +327,7 @@ class ChoicesByExpert(Choices):
             weight=self.weight.reshape(-1)[buffer],
             position=buffer % max(1, self.token.shape[-1]),
             rows_by_token=owner.argsort(stable=True),
-            first_by_token=_starts(counted(owner, self.num_tokens)),
+            first_by_token=_starts(bincount(owner, self.num_tokens)),
             load=self.load,
             counts=host_counts,
         )
@@ -368,7 +368,7 @@ class _ChoicesInRange(Choices):
         *of_whole, before = host_counts
         num_experts = self.load.numel()
         whole, counts = of_whole[:-num_experts], of_whole[-num_experts:]
-        return self.whole.to_rows(whole).of_tokens(self.first, self.stop, self.load, counts, before)
+        return self.whole.to_rows(whole).select_tokens(self.first, self.stop, self.load, counts, before)
 
     def detach(self) -> "_ChoicesInRange":
         return replace(self, whole=self.whole.detach())

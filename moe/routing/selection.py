@@ -9,7 +9,7 @@ from torch.nn import functional
 from moe.parallel.accelerator import accelerator
 from moe.routing.balance import entropy, z_loss
 from moe.routing.router import TokenContext
-from moe.routing.routing import ChoicesByToken, Queues, Routing, queue_up
+from moe.routing.routing import ChoicesByToken, Queues, Routing, queue_choices
 from moe.spec.routers import GatedTopKSpec, TokenChoiceSpec
 
 
@@ -103,12 +103,12 @@ def _dense_ranks(scores: Tensor, tolerance: Tensor) -> Tensor:
     return torch.empty_like(index).scatter_(-1, index, steps.cumsum(-1))
 
 
-def in_best_groups(spec: GatedTopKSpec, wanted: Tensor, num_best: int) -> Tensor:
+def keep_best_groups(spec: GatedTopKSpec, scores: Tensor, num_best: int) -> Tensor:
     """Return the scores `wanted` `[G, S, E]`, with -inf for experts outside the token's best groups. A group ranks by
     the sum of its `num_best` best scores."""
     if spec.expert_groups_per_token == spec.num_expert_groups:
-        return wanted
-    by_group = wanted.unflatten(-1, (spec.num_expert_groups, -1))
+        return scores
+    by_group = scores.unflatten(-1, (spec.num_expert_groups, -1))
     strength = by_group.topk(min(num_best, by_group.shape[-1]), dim=-1).values.sum(-1)
     best = top_k(strength, spec.expert_groups_per_token)
     is_best = torch.zeros_like(strength, dtype=torch.bool).scatter_(-1, best, True)
@@ -138,39 +138,39 @@ def admit_choices(
     if best_first:
         wanted_GSK = weight.masked_fill(~asks_GSK, 0.0)
         priority = -ranks_up_to_rounding(wanted_GSK.flatten(1), logits, real_GS).view_as(weight)
-    queues = queue_up(expert, asks_GSK, num_experts, priority)
+    queues = queue_choices(expert, asks_GSK, num_experts, priority)
     kept_GSK = asks_GSK & queues.admits(capacity)
-    return routing_of_choices(
-        logits, probs, expert, torch.where(kept_GSK, weight, 0.0), kept_GSK, queues, queues.limited(capacity),
-        accepted=asks_GSK, real=real_GS, capacity=capacity, balance=balance,
+    return build_routing(
+        logits, probs, expert, torch.where(kept_GSK, weight, 0.0), kept_GSK, queues, queues.within_capacity(capacity),
+        is_accepted=asks_GSK, real=real_GS, capacity=capacity, balance=balance,
     )  # fmt: skip
 
 
-def routing_of_choices(
+def build_routing(
     logits: Tensor,
     probs: Tensor,
     expert: Tensor,
     weight: Tensor,
-    kept: Tensor,
+    is_kept: Tensor,
     queues: Queues,
     slots: Queues,
     *,
-    accepted: Tensor,
+    is_accepted: Tensor,
     real: Tensor,
     capacity: int | None,
     balance: tuple[Tensor, Tensor],
 ) -> Routing:
-    """Build the `Routing` of choices `[G, S, K]` from the `kept` mask.
+    """Build the `Routing` of choices `[G, S, K]` from the `is_kept` mask.
 
     `queues` has the position of each choice in its expert's buffer, `slots` that of the kept ones without gaps;
-    `accepted` bool `[G, S, K]` marks choices of `real` `[G, S]` tokens that no policy rejected.
+    `is_accepted` bool `[G, S, K]` marks choices of `real` `[G, S]` tokens that no policy rejected.
     """
-    position = torch.where(kept, queues.position, 0)
-    by_token = (expert.flatten(0, 1), weight.flatten(0, 1), kept.flatten(0, 1), position.flatten(0, 1))
+    position = torch.where(is_kept, queues.position, 0)
+    by_token = (expert.flatten(0, 1), weight.flatten(0, 1), is_kept.flatten(0, 1), position.flatten(0, 1))
     choices = ChoicesByToken(*by_token, slots)
     num_tokens = real.sum()
     num_choices = num_tokens * expert.shape[-1]
-    num_accepted = accepted.sum()
+    num_accepted = is_accepted.sum()
     share_of = num_choices.clamp(min=1).to(logits.dtype)
     return Routing(
         choices,

@@ -6,7 +6,7 @@ from torch import Tensor
 from moe.routing.balance import load_balancing_loss
 from moe.routing.router import Router, RoutingState, TokenContext
 from moe.routing.routing import Routing
-from moe.routing.selection import admit_choices, in_best_groups, logistic, top_k
+from moe.routing.selection import admit_choices, keep_best_groups, logistic, top_k
 from moe.spec.routers import SigmoidTopKSpec
 
 
@@ -22,7 +22,7 @@ class SigmoidTopK(Router[SigmoidTopKSpec]):
         balance = load_balancing_loss(self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state)
         return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, balance)
 
-    def inferred(self, logits: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
+    def choose_for_inference(self, logits: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
         return self._choose(logistic(logits), state)
 
     def _choose(self, scores_GSE: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
@@ -31,7 +31,7 @@ class SigmoidTopK(Router[SigmoidTopKSpec]):
         wanted_GSE = scores_GSE.detach()
         if state.bias is not None:
             wanted_GSE = wanted_GSE + state.bias.to(wanted_GSE.dtype)
-        expert = state.taken(top_k(in_best_groups(spec, wanted_GSE, num_best=2), spec.top_k))
+        expert = state.apply_replay(top_k(keep_best_groups(spec, wanted_GSE, num_best=2), spec.top_k))
 
         weight = scores_GSE.gather(-1, expert)
         if spec.renormalizes:

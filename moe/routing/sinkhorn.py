@@ -27,7 +27,7 @@ class SinkhornTopK(Router[SinkhornTopKSpec]):
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         probs_GSE = logits.softmax(dim=-1)
         real_GS = tokens.real(logits)
-        expert = state.taken(
+        expert = state.apply_replay(
             self._choices(logits.detach(), real_GS) if tokens.training else top_k(logits, self.spec.top_k)
         )
         weight = (logistic(logits) if self.spec.top_k == 1 else probs_GSE).gather(-1, expert)

@@ -5,7 +5,7 @@ from torch import Tensor
 from moe.routing.balance import load_balancing_loss
 from moe.routing.router import Router, RoutingState, TokenContext
 from moe.routing.routing import Routing
-from moe.routing.selection import admit_choices, in_best_groups, top_k
+from moe.routing.selection import admit_choices, keep_best_groups, top_k
 from moe.spec.routers import SoftmaxTopKSpec
 
 
@@ -21,7 +21,7 @@ class SoftmaxTopK(Router[SoftmaxTopKSpec]):
         balance = load_balancing_loss(self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state)
         return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, balance)
 
-    def inferred(self, logits: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
+    def choose_for_inference(self, logits: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
         return self._choose(logits, logits.softmax(dim=-1), state)
 
     def _choose(self, logits: Tensor, probs_GSE: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
@@ -29,7 +29,7 @@ class SoftmaxTopK(Router[SoftmaxTopKSpec]):
         spec, wanted_GSE = self.spec, logits.detach()
         if state.bias is not None:
             wanted_GSE = probs_GSE.detach() + state.bias.to(logits.dtype)
-        expert = state.taken(top_k(in_best_groups(spec, wanted_GSE, num_best=1), spec.top_k))
+        expert = state.apply_replay(top_k(keep_best_groups(spec, wanted_GSE, num_best=1), spec.top_k))
         if spec.softmax == "after_topk" or spec.renormalizes:
             # Equal to the probabilities over their sum, without rounding noise in the gradients of other experts.
             weight = logits.gather(-1, expert).softmax(dim=-1)

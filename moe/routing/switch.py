@@ -16,7 +16,7 @@ class SwitchTop1(Router[SwitchTop1Spec]):
 
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         probs_GSE = logits.softmax(dim=-1)
-        expert = state.taken(probs_GSE.argmax(dim=-1, keepdim=True))
+        expert = state.apply_replay(probs_GSE.argmax(dim=-1, keepdim=True))
         weight = probs_GSE.gather(-1, expert)
         balance = load_balancing_loss(self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state)
         return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, balance)

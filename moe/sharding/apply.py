@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh
 
-from moe.parallel import plain_collectives
+from moe.parallel import json_collectives
 from moe.sharding.applied.applied import Applied
 from moe.sharding.applied.callable_program import CallableProgram, make_callable, program_of
 from moe.sharding.applied.materialise import Init, Materialiser, tensors_of
@@ -121,7 +121,7 @@ def _check_loss(plan: ShardingPlan, loss: Callable[[Any], Tensor] | None) -> Non
 def _mesh_of(plan: ShardingPlan, mesh: DeviceMesh | None) -> Mesh:
     """The mesh of a plan, over the ranks in the plan's order, or over the given DeviceMesh. Raises SpecError if sizes
     or the order of ranks differ from the plan's."""
-    ranks = plain_collectives.world_size()
+    ranks = json_collectives.world_size()
     if ranks != plan.num_devices:
         rule, remedy = f"must have one rank per process (={ranks})", "plan again for this number of processes"
         raise spec_error("mismatch", "plan.mesh", plan.mesh, rule, remedy)

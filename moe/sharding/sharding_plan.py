@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moe.plan.cluster.cluster import Cluster, one_cluster_of
+from moe.plan.cluster.cluster import Cluster, parse_cluster
 from moe.sharding.hints.hints import Hint, of_plain, to_plain
 from moe.sharding.plan_records import Collective, Memory, PricedLayout, StoredTensor
 from moe.spec import spec_error
@@ -98,7 +98,7 @@ class ShardingPlan:
                     **plain,
                     "mesh": dict(plain["mesh"]),
                     "hints": {name: of_plain(hint) for name, hint in plain["hints"].items()},
-                    "cluster": one_cluster_of(plain["cluster"]),
+                    "cluster": parse_cluster(plain["cluster"]),
                     "memory": Memory(**plain["memory"]),
                     "collectives": tuple(Collective(**fields) for fields in plain["collectives"]),
                     "stored": tuple(StoredTensor(**fields) for fields in plain["stored"]),

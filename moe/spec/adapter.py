@@ -11,7 +11,7 @@ from moe.spec.base import Count, Fraction, Positive, Spec, Text
 from moe.spec.errors import Problem
 from moe.spec.form import stored_bytes
 from moe.spec.parameter import Form, Parameter, Size
-from moe.spec.patterns import matches, starred
+from moe.spec.patterns import layer_pattern, matches
 
 _MATRIX = re.compile(
     r"(?P<kind>attention|dense|shared|experts)\.(?!convolution|\w*norm)(\w+\.weight|w_in|w_gate|w_out)$|(\brouter)$"
@@ -120,7 +120,7 @@ class AdapterSpec(Spec):
             yield Problem("empty", "targets", [], "must name at least one matrix", "add one, or omit it")
         for index, pattern in enumerate(self.targets or ()):
             if not any(matches(pattern, name) for name in target_shapes):
-                kinds = dict.fromkeys(starred(name) for name in names if _MATRIX.search(name))
+                kinds = dict.fromkeys(layer_pattern(name) for name in names if _MATRIX.search(name))
                 yield Problem("not_found", f"targets[{index}]", pattern, "is not a matrix that adapters apply to",
                               f"use one of {', '.join(kinds)}")  # fmt: skip
         for name in target_shapes:
@@ -159,7 +159,7 @@ def is_base_matrix(name: str) -> bool:
     return match is not None and match["kind"] is not None
 
 
-def base_in_words(parameters: Iterable[Parameter], width: int) -> str:
+def describe_base(parameters: Iterable[Parameter], width: int) -> str:
     """Sentence about storage form and bytes of the frozen parameters, if unquantized weights take `width` bytes
     each."""
     frozen_parameters = [parameter for parameter in parameters if parameter.frozen]

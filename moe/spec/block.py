@@ -8,15 +8,15 @@ from moe.spec.parameter import Parameter
 
 
 @dataclass(frozen=True)
-class KeptWidths:
+class SavedWidths:
     """Elements per position that our attention saves for the backward pass; unless noted, for a tensor rank's heads and
     in the compute dtype."""
 
-    fused: int
+    fused_inputs_outputs: int
     """Inputs and outputs of fused attention."""
     fused_on_cpu: int
     """`fused` on a CPU: values as wide as keys, in float32 or wider."""
-    narrowed: int = 0
+    narrow_outputs: int = 0
     """On a CPU, outputs in the compute dtype, in addition to those in float32."""
     unfused: int = 0
     """Tensors saved outside fused attention."""
@@ -30,9 +30,9 @@ class KeptWidths:
     """`of_tokens` in float32: statistics of norms, including the layer's two."""
     gathered: int = 0
     """Per token of the tensor group, on each rank."""
-    worked: int = 0
+    backward_temporaries: int = 0
     """Float32 temporaries of the backward pass, for `worked_positions` of each row."""
-    worked_positions: int = 0
+    temporary_positions: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class AttentionDims:
     """Latents and other saved tensors that are not split over tensor ranks."""
     window: int | None = None
     causal: bool = True
-    rotated: int = 0
+    rotated_copies: int = 0
     """Queries and keys saved again after RoPE."""
     gathered: int | None = None
     """Width of the all-gather into the layer; None for hidden states."""
     takes_own: bool = False
     """Whether tensor ranks project only their own tokens, before the all-gather."""
-    kept: KeptWidths | None = None
+    saved_widths: SavedWidths | None = None
     """None: queries, keys, values and outputs are saved."""
     linear: int = 0
     """Value head dimension of linear attention, whose cost per position depends on `chunk` and not on length; 0 for
@@ -65,7 +65,7 @@ class AttentionDims:
     chunk: int = 0
     heads: int = 1
     key_heads: int = 1
-    normed: bool = False
+    has_qk_norms: bool = False
     """Whether it has QK norms."""
 
 
@@ -84,7 +84,7 @@ class Block:
     kind: str
     """`embeddings`, `encoder layer with experts`, `head`."""
     parameters: tuple[Parameter, ...]
-    tied: tuple[Parameter, ...] = ()
+    tied_parameters: tuple[Parameter, ...] = ()
     """Parameters shared with another block."""
     attentions: tuple[AttentionDims, ...] = ()
     """Empty outside layers."""

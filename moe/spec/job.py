@@ -17,7 +17,7 @@ from moe.spec.groups import with_group
 from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec, kind_of
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
-from moe.spec.patterns import matches, starred
+from moe.spec.patterns import layer_pattern, matches
 from moe.spec.problems import problems_of
 from moe.spec.resources import CheckpointSpec, LogsSpec, ParallelSpec, ResourcesSpec, RetrySpec
 from moe.spec.train import EvaluationSpec, TrainSpec
@@ -265,7 +265,7 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
     names = [parameter.name for parameter in table]
     for index, pattern in enumerate(job.train.freeze):
         if not any(matches(pattern, name) for name in names):
-            kinds = list(dict.fromkeys(starred(name) for name in names))
+            kinds = list(dict.fromkeys(layer_pattern(name) for name in names))
             yield Problem("not_found", f"train.freeze[{index}]", pattern, "matches no parameter of the model",
                           f"use one of {', '.join(kinds)}")  # fmt: skip
     trained_names = (parameter.name for parameter in table if not parameter.frozen)

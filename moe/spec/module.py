@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from moe.spec.base import LARGEST_EXACT, Spec
 from moe.spec.block import Blocks
 from moe.spec.errors import RuleError, spec_error
-from moe.spec.parameter_counts import Counted
+from moe.spec.parameter_counts import ParameterCounts
 
 MAX_CODE_CHARS = 255
 MAX_OPTIONS_CHARS = 100_000
@@ -81,7 +81,7 @@ def _is_plain(value: Any) -> bool:
     return False
 
 
-class ModuleModelSpec(Counted):
+class ModuleModelSpec(ParameterCounts):
     """A torch module built by the user's function. It returns the batch's loss as a scalar, or a dict with `loss` and
     further scalars, which are recorded at each step.
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from moe.spec.moe import MoESpec
 
 
-class Counted(Spec, ABC):
+class ParameterCounts(Spec, ABC):
     """Dimensions of a model, with the table of its parameters."""
 
     if TYPE_CHECKING:  # not a field here, so that each model keeps its own field order

@@ -5,7 +5,7 @@ import re
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-def starred(name: str) -> str:
+def layer_pattern(name: str) -> str:
     """The name with `*` for layer numbers."""
     return _NUMBER.sub("*", name)
 

@@ -12,10 +12,10 @@ from moe.spec.errors import RuleError, SpecError
 from moe.spec.language.attention import GroupedQueryAttentionSpec
 from moe.spec.moe import MoESpec
 from moe.spec.parameter import Parameter, Size, linear, matrix, norm, within
-from moe.spec.parameter_counts import Counted
+from moe.spec.parameter_counts import ParameterCounts
 
 
-class TranslationModelSpec(Counted):
+class TranslationModelSpec(ParameterCounts):
     """The GShard paper's encoder-decoder Transformer, with experts in every other feed-forward layer.
 
     `{preset: gshard-tiny}` sets every dimension; other fields override the preset's.

@@ -36,7 +36,7 @@ class BatchContext:
         """bool `[B, L]`, True at padding; None without padding."""
         return None if self.documents is None else self.documents < 0
 
-    def within(self, documents: Tensor | None) -> "BatchContext":
+    def with_documents(self, documents: Tensor | None) -> "BatchContext":
         """Copy with these documents."""
         return replace(self, documents=documents)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from moe.parallel import Layout
 
 
-def task_of(spec: ModelSpec) -> type[Task[Any, Any]]:
+def task_class(spec: ModelSpec) -> type[Task[Any, Any]]:
     """Task class of a kind of model."""
     match spec:
         case TranslationModelSpec():
@@ -41,7 +41,7 @@ def build_task(spec: JobSpec, allowed_code: Collection[str] = ()) -> Task[Any, A
         from moe.tasks.module.task import ModuleTask
 
         return ModuleTask(spec, allowed_code)
-    return task_of(spec.model)(spec)
+    return task_class(spec.model)(spec)
 
 
 def build_model(
@@ -52,4 +52,4 @@ def build_model(
     Weights are drawn by (seed, parameter name, element): every layout starts from the same model. Raises SpecError if
     the layout's degrees do not divide the model's dimensions.
     """
-    return task_of(spec).model_of(spec, layout, seed=seed, dtype=dtype)
+    return task_class(spec).model_of(spec, layout, seed=seed, dtype=dtype)

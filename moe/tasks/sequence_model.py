@@ -58,11 +58,11 @@ class SequenceModel(nn.Module, ABC):
 
     def share(self, tokens: Tensor) -> Tensor:
         """This rank's sequence-parallel shard `[t]` of `tokens` `[B, L]`."""
-        return self._shares(tokens).take(tokens.reshape(-1))
+        return self._sequence_shard(tokens).take(tokens.reshape(-1))
 
     def gather_tokens(self, tokens: Tensor, share: Tensor) -> Tensor:
         """All-gather `[T, ...]` of the tensor ranks' shards `[t, ...]`."""
-        return self._shares(tokens).gather_results(share)
+        return self._sequence_shard(tokens).gather_results(share)
 
     def extend(self, tokens: Tensor, state: "DecodingState", padding: Tensor | None = None) -> Tensor:
         """Append `tokens` `[B, N]` to `state`; return the next-token logits `[B, V]`.
@@ -79,7 +79,7 @@ class SequenceModel(nn.Module, ABC):
         for block, cache in zip(self._decoder_blocks(), state.caches, strict=True):
             x = block(x, run, cache, state.memory)
         state.num_positions, state.memory = state.num_positions + tokens.shape[1], None
-        x = run.rows.shares.gather_results(x).view(*tokens.shape, x.shape[-1])[:, -1]
+        x = run.rows.shard.gather_results(x).view(*tokens.shape, x.shape[-1])[:, -1]
         return self._project(self._final_states(x))
 
     def _new_state(self, num_rows: int, num_positions: int, device: torch.device) -> "DecodingState":
@@ -91,7 +91,7 @@ class SequenceModel(nn.Module, ABC):
     def _logits(self, hidden_states: Tensor, tokens: Tensor) -> Tensor:
         """Logits `[B, L, V]` of hidden states `[t, M]` of this rank's shard of `tokens` `[B, L]`."""
         logits = self._project(hidden_states)
-        return self._shares(tokens).gather_results(logits).view(*tokens.shape, logits.shape[-1])
+        return self._sequence_shard(tokens).gather_results(logits).view(*tokens.shape, logits.shape[-1])
 
     def _project(self, hidden_states: Tensor) -> Tensor:
         """Logits `[..., V]` of hidden states `[..., M]`."""
@@ -129,7 +129,7 @@ class SequenceModel(nn.Module, ABC):
             documents = torch.where(places < state.first[:, None], -1, 0)
             positions = (places - state.first[:, None]).clamp(min=0)
         rows = PassRows(
-            self._shares(tokens),
+            self._sequence_shard(tokens),
             AttentionMask(first=state.first),
             begins + num_new,
             self._rotary(positions),
@@ -137,14 +137,14 @@ class SequenceModel(nn.Module, ABC):
             memory_mask=state.memory_mask,
         )
         padding = None if documents is None else documents < 0
-        ids = state.rows[:, None] * state.room + positions
+        ids = state.rows[:, None] * state.max_positions + positions
         return SequencePass(TokenContext(ids, padding, training=False, sequence_tokens=num_new), rows)
 
     def _rows_per_group(self, row_tokens: int) -> int:
         group_tokens = self.spec.moe.group_tokens if self.spec.moe is not None else row_tokens
         return max(1, group_tokens // max(1, row_tokens))
 
-    def _shares(self, tokens: Tensor) -> SequenceShard:
+    def _sequence_shard(self, tokens: Tensor) -> SequenceShard:
         """Sequence sharding of tokens `[B, L]`."""
         num_rows, length = tokens.shape
         return SequenceShard(tokens.numel(), self.tensor_group, shape=(num_rows, length))
@@ -153,10 +153,10 @@ class SequenceModel(nn.Module, ABC):
 class DecodingState:
     """KV caches and other layer state of rows being decoded."""
 
-    def __init__(self, caches: Sequence[LayerCache], rows: Tensor, room: int) -> None:
-        """`rows` int64 `[B]`: original row numbers. `room`: largest number of positions. Position p of row r, from the
-        row's first token, has the id r * `room` + p (`moe.routing.recorded`)."""
-        self.caches, self.rows, self.room = caches, rows, room
+    def __init__(self, caches: Sequence[LayerCache], rows: Tensor, max_positions: int) -> None:
+        """`rows` int64 `[B]`: original row numbers. `max_positions`: largest number of positions. Position p of row r,
+        from the row's first token, has the id r * `max_positions` + p (`moe.routing.record_routing`)."""
+        self.caches, self.rows, self.max_positions = caches, rows, max_positions
         self.first: Tensor | None = None
         """int64 `[B]`: position of each row's first token; None: 0 for all."""
         self.num_positions = 0
@@ -173,10 +173,10 @@ class DecodingState:
             )
         if padding is not None and padding.shape != tokens.shape:
             raise ValueError(f"padding {tuple(padding.shape)} must have the shape of tokens {tuple(tokens.shape)}")
-        if self.num_positions + tokens.shape[1] > self.room:
+        if self.num_positions + tokens.shape[1] > self.max_positions:
             raise ValueError(
                 f"tokens {tuple(tokens.shape)} must fit after {self.num_positions} positions in the "
-                f"state's room (={self.room}); give start() enough for all tokens"
+                f"state's max_positions (={self.max_positions}); give start() enough for all tokens"
             )
         if padding is not None:
             is_elsewhere = padding if self.num_positions else padding[:, 1:] & ~padding[:, :-1]
@@ -196,4 +196,4 @@ class DecodingState:
         self.first, self.memory = (
             None if tensor is None else tensor.index_select(0, rows) for tensor in (self.first, self.memory)
         )
-        self.memory_mask = None if self.memory_mask is None else self.memory_mask.of_rows(rows)
+        self.memory_mask = None if self.memory_mask is None else self.memory_mask.select_rows(rows)

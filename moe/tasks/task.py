@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from moe.data.progress import Tell
+from moe.data.progress import ProgressCallback
 from moe.records import Ending, HeldOutLosses, JsonRecord
 from moe.spec import JobSpec, ModelSpec, spec_error
 from moe.spec.form import stored_tensors
@@ -57,7 +57,7 @@ class RankBatch(Generic[MicroBatch]):
 class Loss:
     """Loss sums over this rank's target tokens of one micro-batch: scalars, float32 or wider.
 
-    Under sequence parallelism (`SequenceSharded`) each tensor rank predicts its own shard of the tokens; otherwise
+    Under sequence parallelism (`SequenceParallel`) each tensor rank predicts its own shard of the tokens; otherwise
     all predict the same tokens, which count once.
     """
 
@@ -94,7 +94,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
         read_checkpoint_files: Callable[[], Mapping[str, bytes]] | None = None,
-        progress: Tell | None = None,
+        progress: ProgressCallback | None = None,
     ) -> Data:
         """Prepared data from the folder `cache`, built there if absent. Loads no torch.
 
@@ -114,8 +114,8 @@ class Task(ABC, Generic[Data, MicroBatch]):
     def begin(self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None) -> Sequence[str]:
         """Load pretrained weights into a new run's model; return notes for the user.
 
-        Resumed runs call it only for parameters `kept_elsewhere`. User files must lie under `roots`. Raises SpecError
-        on all ranks.
+        Resumed runs call it only for parameters `omitted_from_checkpoints`. User files must lie under `roots`. Raises
+        SpecError on all ranks.
         """
         return ()
 
@@ -127,9 +127,9 @@ class Task(ABC, Generic[Data, MicroBatch]):
         return ()
 
     def check_base(self, files: Mapping[str, bytes], roots: Sequence[str] | None) -> None:
-        """Raise SpecError if weights `kept_elsewhere` differ from those recorded in a checkpoint's files."""
+        """Raise SpecError if weights `omitted_from_checkpoints` differ from those recorded in a checkpoint's files."""
 
-    def kept_elsewhere(self) -> frozenset[str]:
+    def omitted_from_checkpoints(self) -> frozenset[str]:
         """Names of frozen parameters that checkpoints omit: call `begin` before loading a checkpoint."""
         if not getattr(self.spec.model, "keeps_frozen", False):
             return frozenset()
@@ -196,7 +196,7 @@ class Generator(ABC):
         Pieces may be empty, so that the consumer can stop at any token. Raises SpecError before the first piece.
         """
 
-    def lay_out_for_texts(self) -> None:  # noqa: B027
+    def prepare_for_decoding(self) -> None:  # noqa: B027
         """Prepare the model for faster inference, with the same outputs. No training afterwards."""
 
     @abstractmethod

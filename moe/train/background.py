@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 Result = TypeVar("Result")
 
 
-class Background(Generic[Result]):
+class BackgroundCall(Generic[Result]):
     """Runs `work` in a daemon thread, which never keeps the process alive."""
 
     def __init__(self, work: Callable[[], Result], name: str) -> None:

@@ -5,15 +5,15 @@ from collections.abc import Callable
 from typing import Any
 
 from moe.tasks.task import RankBatch
-from moe.train.background import Background
+from moe.train.background import BackgroundCall
 
 
-class BatchesAhead:
+class BatchPrefetcher:
     """Returns a run's batches in step order; a thread prefetches the next one with `make`."""
 
     def __init__(self, make: Callable[[int], RankBatch[Any]]) -> None:
         self._make = make
-        self._ahead: tuple[int, Background[RankBatch[Any]]] | None = None
+        self._ahead: tuple[int, BackgroundCall[RankBatch[Any]]] | None = None
         self.waited_s = 0.0
         """Seconds that the last `take` waited for its batch."""
 
@@ -25,7 +25,7 @@ class BatchesAhead:
         else:
             batch = self._make(step)
         self.waited_s = time.perf_counter() - began
-        self._ahead = (step + 1, Background(lambda: self._make(step + 1), "next-batch"))
+        self._ahead = (step + 1, BackgroundCall(lambda: self._make(step + 1), "next-batch"))
         return batch
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Literal
 
 Request = Literal["pause", "cancel"]
-Ask = Request | Literal["finish"]
+RequestedAction = Request | Literal["finish"]
 """External request, or `finish` once `train.max_duration` is over."""
 
 

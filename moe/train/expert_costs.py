@@ -9,7 +9,7 @@ import torch
 from moe.experts import stored_or_measured
 from moe.experts.measurement import Shape, from_json, to_json
 from moe.layers.moe import MoELayer
-from moe.parallel import plain_collectives
+from moe.parallel import json_collectives
 from moe.storage.folder import Folder
 
 FILE = "expert-costs.json"
@@ -23,7 +23,7 @@ def decide(layers: Collection[MoELayer], device: torch.device, dtype: torch.dtyp
     same kind, so that restarts are bitwise reproducible; else from this machine's `cache`; else they are measured.
     Rank 0 decides on its `device`, also for shapes that it does not have.
     """
-    shapes_by_rank = plain_collectives.all_gather_json([_shape(layer) for layer in layers])
+    shapes_by_rank = json_collectives.all_gather_json([_shape(layer) for layer in layers])
     shapes = sorted({tuple(shape) for of_rank in shapes_by_rank for shape in of_rank})
 
     def measure_costs() -> list[dict[str, dict[str, float]]]:
@@ -41,7 +41,7 @@ def decide(layers: Collection[MoELayer], device: torch.device, dtype: torch.dtyp
             shape_costs.append(_read_costs(run)[key])
         return shape_costs
 
-    costs = dict(zip(shapes, map(from_json, plain_collectives.broadcast_from_rank0(measure_costs)), strict=True))
+    costs = dict(zip(shapes, map(from_json, json_collectives.broadcast_from_rank0(measure_costs)), strict=True))
     for layer in layers:
         layer.experts.costs = costs[_shape(layer)]
 

@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from moe.activity import doing
-from moe.parallel import Layout, plain_collectives, values_changed
+from moe.parallel import Layout, json_collectives, values_changed
 from moe.parallel.problems import raise_on_all_ranks
 from moe.plan import Plan
 from moe.records import JsonRecord, ModuleReport, StepRecord
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError, spec_error
-from moe.spec.adapter import base_in_words
-from moe.spec.patterns import matches, starred
+from moe.spec.adapter import describe_base
+from moe.spec.patterns import layer_pattern, matches
 from moe.storage.folder import Folder
 from moe.tasks.task import PreparedData, Task
 from moe.train import expert_costs
-from moe.train.batches import BatchesAhead
+from moe.train.batches import BatchPrefetcher
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.checkpointer import Checkpointer
-from moe.train.checkpoint.run_files import files_of, other_run, run_files, run_state, trained_s_of
+from moe.train.checkpoint.run_files import files_of, run_changes, run_files, run_state, trained_s_of
 from moe.train.checkpoint.state import run_tensors
-from moe.train.control import Ask, Control, Request
+from moe.train.control import Control, Request, RequestedAction
 from moe.train.nonfinite import NonFiniteLoss, first_fault
 from moe.train.optimizer.build import set_step
 from moe.train.profile import StepProfile
@@ -80,7 +80,7 @@ def train(
     checkpointer = Checkpointer(
         folder.below(markers.FOLDER),
         layout,
-        run_tensors(state.model, state.parameters, state.optimizer, layout, task.kept_elsewhere()),
+        run_tensors(state.model, state.parameters, state.optimizer, layout, task.omitted_from_checkpoints()),
         attempt=attempt,
         group=group,
         keep=spec.checkpoint.keep,
@@ -88,8 +88,8 @@ def train(
         recorder=recorder,
     )
     if layout.rank == 0:
-        _warn_of_the_router(spec, recorder)
-        _tell_what_is_trained(spec, recorder)
+        _warn_about_router(spec, recorder)
+        _log_trained_parameters(spec, recorder)
     with doing("loading", "loading weights"):
         num_done = _resume(state, data, checkpointer, recorder, roots)
         if layout.rank == 0:
@@ -97,7 +97,7 @@ def train(
     with doing("loading", "timing expert backends"):
         layers = state.moe_layers.local_layers.values()
         expert_costs.decide(layers, layout.device, state.dtype, folder, cache / "experts")
-    batches = BatchesAhead(task.batches(data, plan, layout))
+    batches = BatchPrefetcher(task.batches(data, plan, layout))
     trained_s = _trained_s(checkpointer, folder) if layout.rank == 0 else 0.0
     profile = StepProfile(spec.train.profile, folder, layout, recorder)
     try:
@@ -107,7 +107,7 @@ def train(
                 batch = batches.take(num_done)
                 request = _next_request(spec, control, trained_s) if layout.rank == 0 else None
                 signals = Signals(request, *checkpointer.vote())
-                with profile.of_step(num_done + 1):
+                with profile.trace_step(num_done + 1):
                     result = take_step(state, batch, signals)
             if not result.record.is_finite:
                 where = first_fault(state, batch)
@@ -147,7 +147,7 @@ def train(
     return Outcome("succeeded", num_done, report)
 
 
-def _next_request(spec: JobSpec, control: Control, trained_s: float) -> Ask | None:
+def _next_request(spec: JobSpec, control: Control, trained_s: float) -> RequestedAction | None:
     """Request that rank 0 passes to all ranks."""
     limit_s = spec.train.max_duration_s
     return "finish" if limit_s is not None and trained_s >= limit_s else control.poll()
@@ -166,7 +166,7 @@ def require_same_data(data: PreparedData) -> None:
 
     Data may change while ranks start.
     """
-    keys = sorted(set(plain_collectives.all_gather_json(data.key)))
+    keys = sorted(set(json_collectives.all_gather_json(data.key)))
     if len(keys) > 1:
         rule = f"differs between workers (prepared as {' and as '.join(keys)}): it changed meanwhile"
         raise spec_error(
@@ -185,14 +185,14 @@ def require_all_groups(spec: JobSpec, plan: Plan, layout: Layout) -> None:
         )
 
 
-def _warn_of_the_router(spec: JobSpec, recorder: Recorder) -> None:
+def _warn_about_router(spec: JobSpec, recorder: Recorder) -> None:
     """Warn about a router that nothing trains. New jobs with one are refused; resumed ones go on."""
     moe = spec.model.moe
     if moe is not None and (never := moe.routing.never_trained()) is not None:
         recorder.log("warning", str(replace(never, path=f"model.moe.{never.path}", remedy="")))
 
 
-def _tell_what_is_trained(spec: JobSpec, recorder: Recorder) -> None:
+def _log_trained_parameters(spec: JobSpec, recorder: Recorder) -> None:
     """Log the trained share of all weights and the kinds of frozen parameters, or of adapters.
 
     Skips user modules, and models without frozen parameters.
@@ -203,7 +203,7 @@ def _tell_what_is_trained(spec: JobSpec, recorder: Recorder) -> None:
     for parameter in spec.model.parameters():
         is_frozen = parameter.frozen or any(matches(pattern, parameter.name) for pattern in spec.train.freeze)
         counts[is_frozen] += parameter.numel
-        kinds[is_frozen][starred(parameter.name)] = None
+        kinds[is_frozen][layer_pattern(parameter.name)] = None
     if not counts[True]:
         return
     has_adapters = getattr(spec.model, "adapter", None) is not None
@@ -211,7 +211,7 @@ def _tell_what_is_trained(spec: JobSpec, recorder: Recorder) -> None:
     share = counts[False] / sum(counts.values())
     recorder.log("info", f"{share:.2%} of all {sum(counts.values()):,} weights are trained{details}")
     if has_adapters:
-        recorder.log("info", base_in_words(spec.model.parameters(), 8 if spec.train.dtype == "float64" else 4))
+        recorder.log("info", describe_base(spec.model.parameters(), 8 if spec.train.dtype == "float64" else 4))
 
 
 def _resume(
@@ -222,11 +222,11 @@ def _resume(
 
     def check(parameters: Folder) -> None:
         # Collective: each rank reads its machine's data and packages; all raise the same problems.
-        own_problems = other_run(spec, data, parameters) or _other_base(state.task, parameters, roots)
+        own_problems = run_changes(spec, data, parameters) or _other_base(state.task, parameters, roots)
         raise_on_all_ranks(own_problems)
 
     notes: Sequence[str] = ()
-    if state.task.kept_elsewhere():
+    if state.task.omitted_from_checkpoints():
         notes = state.task.begin(state.model, layout, roots)
     marker = checkpointer.restore(check)
     values_changed(state.parameters)
@@ -235,9 +235,9 @@ def _resume(
             rule = f"is where this run starts, but its copy in {checkpointer.url} is gone or damaged"
             remedy = "resume the job when its storage is intact again, or submit it anew"
             raise spec_error("not_found", "start_from.job", spec.start_from.job, rule, remedy)
-        if checkpointer.passed_over and layout.rank == 0:
+        if checkpointer.has_skipped_checkpoints and layout.rank == 0:
             recorder.log("warning", "no complete checkpoint: the run starts over at step 0")
-        if not state.task.kept_elsewhere():
+        if not state.task.omitted_from_checkpoints():
             notes = state.task.begin(state.model, layout, roots)
         notes = (*notes, *state.task.begin_trained(state.model, layout, roots))
         values_changed(state.parameters)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from moe.layers.moe import MoELayer
-from moe.parallel import plain_collectives
+from moe.parallel import json_collectives
 from moe.routing import Routing
 
 
@@ -37,7 +37,7 @@ class MoELayers:
         for module in model.modules():
             if isinstance(module, MoELayer) and self.local_layers.setdefault(module.layer, module) is not module:
                 raise ValueError(f"two MoE layers have the number {module.layer}; number them differently")
-        facts_by_rank = plain_collectives.all_gather_json(
+        facts_by_rank = json_collectives.all_gather_json(
             [vars(LayerFacts.from_layer(layer)) for layer in self.local_layers.values()]
         )
         facts_by_number = {facts["layer"]: LayerFacts(**facts) for of_rank in facts_by_rank for facts in of_rank}

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe.parallel import LocalParameter, plain_collectives
+from moe.parallel import LocalParameter, json_collectives
 from moe.tasks.task import RankBatch
 from moe.train.train_state import TrainState
 
@@ -43,7 +43,7 @@ def first_fault(state: TrainState, batch: RankBatch[Any]) -> str | None:
         partial(_in_gradients, state.parameters),
     )
     for look in looks:
-        findings = [finding for finding in plain_collectives.all_gather_json(look()) if finding is not None]
+        findings = [finding for finding in json_collectives.all_gather_json(look()) if finding is not None]
         if findings:
             return str(min(findings)[1])
     return None

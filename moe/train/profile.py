@@ -26,7 +26,7 @@ class StepProfile:
         self._first = self._last = 0
 
     @contextmanager
-    def of_step(self, step: int) -> Iterator[None]:
+    def trace_step(self, step: int) -> Iterator[None]:
         """Context of one step, counted from 1."""
         if self._spec is None:
             yield

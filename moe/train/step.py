@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moe.parallel import SequenceSharded, clip_by_global_norm, forget_gradients, reduce_gradients
+from moe.parallel import SequenceParallel, clip_by_global_norm, discard_gradients, reduce_gradients
 from moe.records import StepRecord
 from moe.tasks.task import RankBatch
 from moe.train.optimizer.build import set_learning_rate
@@ -30,8 +30,8 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
     losses in the backward pass.
     """
     task, layout, parameters, train = state.task, state.layout, state.parameters, state.task.spec.train
-    forget_gradients(parameters)
-    totals = StepTotals(state.moe_layers, batch, layout, shares_tokens=isinstance(state.model, SequenceSharded))
+    discard_gradients(parameters)
+    totals = StepTotals(state.moe_layers, batch, layout, shares_tokens=isinstance(state.model, SequenceParallel))
     for micro_batch in batch.micro_batches:
         with state.moe_layers.routings() as routings:
             loss = task.loss(state.model, micro_batch)

@@ -15,10 +15,10 @@ from moe.parallel.accelerator import accelerator
 from moe.records import LayerRecord, StepRecord
 from moe.routing import Routing
 from moe.tasks.task import Loss, RankBatch
-from moe.train.control import Ask
+from moe.train.control import RequestedAction
 from moe.train.moe_layers import LayerFacts, MoELayers
 
-_ASKS: tuple[Ask | None, ...] = (None, "pause", "cancel", "finish")
+_ASKS: tuple[RequestedAction | None, ...] = (None, "pause", "cancel", "finish")
 
 _COLUMNS = (
     "aux_loss", "aux_units", "z_loss", "entropy", "tokens", "rejected", "dropped", "choices",
@@ -34,7 +34,7 @@ class Signals:
     Only rank 0 sets `request`; the counts are of ranks.
     """
 
-    request: Ask | None = None
+    request: RequestedAction | None = None
     num_saved: int = 0
     num_save_failed: int = 0
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from service.cli.failures import CommandError
 from service.cli.footprint import MARK
 from service.client import Client, ClientError
-from service.signals import held_back, ignore_signals
+from service.signals import defer_signals, ignore_signals
 
 START_TIMEOUT_S = 600.0
 """Longer than its Ray head may take."""
@@ -43,7 +43,7 @@ class ControlPlaneChild:
         # Settings of another control plane do not apply to this one.
         variables = {name: value for name, value in os.environ.items() if not name.startswith("SHARDYARD_")}
         try:
-            with self.log_path.open("wb") as log, held_back():
+            with self.log_path.open("wb") as log, defer_signals():
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                     env={**variables, MARK: self._mark},

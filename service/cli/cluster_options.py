@@ -39,7 +39,7 @@ class ClusterOptions:
 
     def _hypothetical_cluster(self) -> "Cluster":
         from moe.plan import DEVICES
-        from moe.plan.cluster.cluster import FACTS, one_cluster_of
+        from moe.plan.cluster.cluster import FACTS, parse_cluster
 
         device_text = "cpu" if self.device is None else self.device
         device = self._facts() if device_text.lstrip().startswith("{") else device_text
@@ -54,7 +54,7 @@ class ClusterOptions:
             "price_per_hour": None if self.price is None else _amount(self.price),
             "billing_unit": self.billing_unit,
         }  # fmt: skip
-        return one_cluster_of({name: value for name, value in fields.items() if value is not None})
+        return parse_cluster({name: value for name, value in fields.items() if value is not None})
 
     def _facts(self) -> "dict[str, Any]":
         from moe.spec.files import parse_text

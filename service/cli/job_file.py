@@ -24,7 +24,7 @@ def plain_job(file: Path) -> dict[str, Any]:
     return fields
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Write `path` atomically. Raises OSError with its name."""
     is_of_the_system = path.absolute().parts[1] in ("dev", "proc")  # /dev/stdout may lead to a file
     is_a_file = path.is_file() or not path.exists()

@@ -10,9 +10,9 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from moe.plan import Cluster, Plan, PlanRequest, Pools, plan_anywhere
+from moe.plan import Cluster, Plan, PlanRequest, Pools, plan_on_cluster
 from moe.plan.plan_file import load
-from moe.plan.requested_layout import Layout, asking_for, layout_to_ask, parse_layout
+from moe.plan.requested_layout import Layout, parse_layout, pinned_layout, request_layout
 from moe.plan.search.pools import fit_pools
 from moe.plan.search.sensitivity import sensitivity
 from moe.plan.search.what_if import smallest_cluster
@@ -20,7 +20,7 @@ from moe.spec import SpecError, spec_error
 from moe.spec.files import read_plain
 from moe.spec.module import CODE_REMEDY, is_code
 from service.cli.failures import CommandError, Misuse
-from service.cli.job_file import write_whole
+from service.cli.job_file import write_atomically
 from service.cli.view.comparison import explain_json, explained_view
 from service.cli.view.output import console, print_json
 from service.cli.view.plan import plan_view
@@ -54,11 +54,11 @@ def make_plan(request: PlanRequest, cluster: Cluster | Pools | None, url: str | 
                 body[name] = value
         with connect(url) as client:
             return client.plan(body), f"the cluster of {client.url}"
-    plan = plan_anywhere(request.spec, cluster, request.query)
+    plan = plan_on_cluster(request.spec, cluster, request.query)
     return plan, _where(plan, cluster)
 
 
-def depends(
+def show_sensitivity(
     request: PlanRequest, cluster: Cluster | Pools, plan_and_where: tuple[Plan, str], output: PlanOutput
 ) -> None:
     """Print a plan and its sensitivity; JSON is `{"plan": ..., "sensitivity": [...]}`. Raises SpecError."""
@@ -112,7 +112,7 @@ def _nodes(cluster: Cluster) -> str:
     return f"{nodes:,} nodes of {node_words}" if nodes > 1 else f"one node of {node_words}"
 
 
-def of_job(job_id: Path, url: str | None) -> tuple[Plan, str]:
+def fetch_plan(job_id: Path, url: str | None) -> tuple[Plan, str]:
     """(plan of a job, description of its cluster). Raises Misuse, CommandError, ClientError."""
     from service.cli.server import connect, find_job
     from service.client import ApiError
@@ -130,7 +130,7 @@ def of_job(job_id: Path, url: str | None) -> tuple[Plan, str]:
             raise CommandError(str(error)) from None  # the job exists, but has no plan yet
 
 
-def give(plan: Plan, where: str, output: PlanOutput) -> None:
+def output_plan(plan: Plan, where: str, output: PlanOutput) -> None:
     """Write the requested files and print the plan. Raises SpecError, OSError."""
     _write(plan, output)
     if output.as_json:
@@ -148,9 +148,9 @@ def _write(plan: Plan, output: PlanOutput) -> None:
     if output.draw is not None:
         from moe.plan.picture import draw_svg
 
-        write_whole(output.draw, draw_svg(plan))
+        write_atomically(output.draw, draw_svg(plan))
     if output.save is not None:
-        write_whole(output.save, _text(plan) + "\n")
+        write_atomically(output.save, _text(plan) + "\n")
 
 
 def _text(plan: Plan) -> str:
@@ -175,7 +175,7 @@ def explain(
     request = replace(request, query=replace(request.query, goal=None))
     cluster = None if cluster is None else _pool_of(plan, cluster)
     try:
-        alternative, _ = make_plan(asking_for(request, layout, plan.num_workers), cluster, url)
+        alternative, _ = make_plan(request_layout(request, layout, plan.num_workers), cluster, url)
     except SpecError as error:
         raise SpecError(replace(problem, path=f"{_OPTION}: {problem.path}") for problem in error.problems) from None
     _write(plan, output)
@@ -188,7 +188,7 @@ def explain(
 def read_layout(text: str) -> Layout:
     """Parse a layout, or read it from the plan file `text`. Raises SpecError, OSError."""
     if os.path.isfile(text):  # `Path` raises for layouts longer than a file name
-        return layout_to_ask(load(text))
+        return pinned_layout(load(text))
     if "=" not in text:
         raise spec_error("not_found", _OPTION, text, "is neither a layout nor an existing file",
                     "write it as tensor=2,expert=8, or name a plan written by --save")  # fmt: skip
@@ -206,9 +206,9 @@ def plan_module(build: str, sample: str, cluster: Cluster, hints: Path | None, o
     answer = ask(request, PlanningLimits(), shows_output=True)
     text = json.dumps(answer.plan, indent=1, sort_keys=True)
     if output.save is not None:
-        write_whole(output.save, text + "\n")
+        write_atomically(output.save, text + "\n")
     if output.draw is not None:
-        write_whole(output.draw, answer.picture)
+        write_atomically(output.draw, answer.picture)
     typer.echo(text if output.as_json else answer.explained)
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
-from moe.train.checkpoint.course import MAX_SPEC_BYTES, SPEC
-from moe.train.checkpoint.newest import NoCheckpoint, fault_of, newest_whole
+from moe.train.checkpoint.newest import NoCheckpoint, fault_of, newest_complete
+from moe.train.checkpoint.spec_changes import MAX_SPEC_BYTES, SPEC
 from service.cli.failures import CommandError, Misuse
 from service.cli.local import DEMO_FOLDER, settings_for
 from service.cli.server import require_id
@@ -125,6 +125,6 @@ def _in_folder(url: str) -> str:
             raise CommandError(f"the checkpoint {url} cannot be used: {fault}")
         return url
     try:
-        return newest_whole(Folder(url.rstrip("/")))
+        return newest_complete(Folder(url.rstrip("/")))
     except NoCheckpoint as error:
         raise CommandError(str(error)) from None

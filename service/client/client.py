@@ -49,7 +49,7 @@ class Client:
         try:
             answer = self._connection.post("/v1/jobs", body, headers, timeout_s)
         except Unreachable as error:
-            if error.refused:
+            if error.is_refused:
                 raise  # the request never arrived
             answer = self._connection.post("/v1/jobs", body, headers, timeout_s)
         return self._job(answer)

@@ -68,7 +68,7 @@ class ServiceConnection:
         timeout = httpx.Timeout(silence_timeout_s, connect=CONNECT_TIMEOUT_S)
         method = "GET" if body is None else "POST"
         options = {"params": query, "json": body, "headers": headers, "timeout": timeout}
-        with self._said_in_words(), self._http.stream(method, path, **options) as answer:
+        with self._as_client_errors(), self._http.stream(method, path, **options) as answer:
             if answer.status_code != 200:
                 answer.read()
                 self._read(answer)
@@ -80,7 +80,10 @@ class ServiceConnection:
         """(offset of the first byte, chunks of a file); the offset is `start` if the server supports ranges."""
         timeout = httpx.Timeout(silence_timeout_s, connect=CONNECT_TIMEOUT_S)
         headers = {"accept": "*/*"} | ({"range": f"bytes={start}-"} if start else {})
-        with self._said_in_words(), self._http.stream("GET", quote(path), headers=headers, timeout=timeout) as answer:
+        with (
+            self._as_client_errors(),
+            self._http.stream("GET", quote(path), headers=headers, timeout=timeout) as answer,
+        ):
             if answer.status_code == 416 and answer.headers.get("content-range") == f"bytes */{start}":
                 yield start, iter(())  # the file is complete already
                 return
@@ -91,7 +94,7 @@ class ServiceConnection:
             yield start if answer.status_code == 206 else 0, answer.iter_raw()
 
     def _request(self, method: str, path: str, **kwargs: Any) -> Any:
-        with self._said_in_words():
+        with self._as_client_errors():
             return self._read(self._http.request(method, path, **kwargs))
 
     def _read(self, answer: httpx.Response) -> Any:
@@ -109,13 +112,13 @@ class ServiceConnection:
         raise ApiError.from_problem(answer.status_code, body)
 
     @contextmanager
-    def _said_in_words(self) -> Iterator[None]:
+    def _as_client_errors(self) -> Iterator[None]:
         try:
             yield
         except httpx.ConnectError:
-            raise Unreachable(self.url, refused=True) from None
+            raise Unreachable(self.url, is_refused=True) from None
         except httpx.ConnectTimeout:
-            raise Unreachable(self.url, f"no connection within {CONNECT_TIMEOUT_S:g} s", refused=True) from None
+            raise Unreachable(self.url, f"no connection within {CONNECT_TIMEOUT_S:g} s", is_refused=True) from None
         except httpx.ReadTimeout as error:
             timeout_s = error.request.extensions.get("timeout", {}).get("read")
             raise Unreachable(self.url, f"no data for {timeout_s:g} s") from None

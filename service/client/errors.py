@@ -21,10 +21,10 @@ class BadToken(ClientError):
 class Unreachable(ClientError):
     """No control plane answers at the URL."""
 
-    def __init__(self, url: str, why: str = "", refused: bool = False) -> None:
-        self.url, self.why, self.refused = url, why, refused
+    def __init__(self, url: str, why: str = "", is_refused: bool = False) -> None:
+        self.url, self.why, self.is_refused = url, why, is_refused
         """`refused`: no connection was established, so that the request was not sent."""
-        super().__init__(url, why, refused)
+        super().__init__(url, why, is_refused)
 
     def __str__(self) -> str:
         because = f" ({self.why})" if self.why else ""

@@ -18,7 +18,7 @@ from service.control.app import create_app
 from service.control.launcher.launcher import Launcher
 from service.control.listen.connection import ClientConnection
 from service.control.listen.connections import ConnectionLimits, Connections
-from service.control.listen.flood import FloodGate
+from service.control.listen.log_rate_limit import LogRateLimit
 from service.control.report.hub import Hub
 from service.settings import Settings
 
@@ -58,7 +58,7 @@ def serve(settings: Settings, launcher: Launcher, listening: socket.socket | Non
 def _log_to_stderr() -> None:
     structlog.configure(
         processors=[
-            FloodGate(),
+            LogRateLimit(),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             # Plain tracebacks: rich ones print local variables, which include tokens.
@@ -73,7 +73,7 @@ def _log_to_stderr() -> None:
 def _log_no_floods() -> None:
     """Rate-limit library logs that strangers can cause."""
     for name in ("uvicorn.error", "asyncio"):
-        logging.getLogger(name).addFilter(FloodGate().filter)
+        logging.getLogger(name).addFilter(LogRateLimit().filter)
 
 
 def _limits(settings: Settings) -> ConnectionLimits:

@@ -66,7 +66,7 @@ def main() -> None:
     _limit(load)
     try:
         generator = _load(load)
-        generator.lay_out_for_texts()
+        generator.prepare_for_decoding()
     except _CannotLoad as error:
         tell(GeneratorMessage(kind="failed", words=str(error)))
         return

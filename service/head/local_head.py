@@ -29,7 +29,7 @@ from service.head.record import (
     write_private,
     write_record,
 )
-from service.signals import held_back
+from service.signals import defer_signals
 from service.wire.node_folder import temp_folder
 
 READABLE = (2, 3)
@@ -118,7 +118,7 @@ class LocalHead:
         token_path = state_file.with_name("token")
         write_private(token_path, secrets.token_hex(32))
         environment = {"DASHBOARD_METRIC_PORT": str(metrics_port), MANY_NODES: "0"}
-        with held_back(abort) as signals:
+        with defer_signals(abort) as signals:
             folder, before = _short_folder(), read_record(state_file)
             nodes: tuple[Node, ...] = ()
             try:
@@ -168,7 +168,7 @@ class LocalHead:
     def add_node(self, *, num_cpus: int, num_gpus: int = 0, timeout_s: float = START_TIMEOUT_S) -> "LocalHead":
         """Add a node with its own resources and address on this machine; returns the new head. Raises LocalHeadError
         with the end of Ray's and the head's output."""
-        with changing(self.state_file), held_back() as signals:
+        with changing(self.state_file), defer_signals() as signals:
             try:
                 node = ray_start(
                     signals,

@@ -62,9 +62,9 @@ def _limit(request: Request) -> None:
 def _answer(request: Request) -> PlannerAnswer:
     try:
         if request.job is not None:
-            return _planned_job(request.job)
+            return _plan_job(request.job)
         assert request.module is not None
-        return _planned_module(request.module)
+        return _plan_module(request.module)
     except SpecError as error:
         return PlannerAnswer(
             problems=tuple(problem.to_dict() | {"value": _to_plain(problem.value)} for problem in error.problems)
@@ -73,27 +73,27 @@ def _answer(request: Request) -> PlannerAnswer:
         return PlannerAnswer(problems=(_too_large(request, str(error)).to_dict(),))
 
 
-def _planned_job(request: JobRequest) -> PlannerAnswer:
+def _plan_job(request: JobRequest) -> PlannerAnswer:
     from moe.tasks.module.code import check_allowed
 
     check_allowed(request.spec, request.allowed_code)
-    with _told_of("model.build", request.spec.model.build):  # type: ignore[union-attr]
-        from moe.tasks.module.planning import plan_of_job
+    with _place_problems("model.build", request.spec.model.build):  # type: ignore[union-attr]
+        from moe.tasks.module.planning import plan_module_job
 
-        plan = plan_of_job(request.spec, request.cluster)
+        plan = plan_module_job(request.spec, request.cluster)
     return PlannerAnswer(plan=plan.model_dump(mode="json"))
 
 
-def _planned_module(request: ModuleRequest) -> PlannerAnswer:
-    with _told_of("--module", request.build):
+def _plan_module(request: ModuleRequest) -> PlannerAnswer:
+    with _place_problems("--module", request.build):
         from moe import sharding
         from moe.sharding.hints.hints import of_plain
-        from moe.tasks.module.building import as_batch, called_empty
+        from moe.tasks.module.build import build_on_meta, to_batch
         from moe.tasks.module.code import import_function
 
         hints = {name: of_plain(hint, f"hints.{name}") for name, hint in request.hints.items()}
-        sample = as_batch(import_function(request.sample, "--sample")())
-        module = called_empty(import_function(request.build, "--module"), {}, 0, "--module", request.build)
+        sample = to_batch(import_function(request.sample, "--sample")())
+        module = build_on_meta(import_function(request.build, "--module"), {}, 0, "--module", request.build)
         plan = sharding.plan(module, sample=sample, cluster=request.cluster, hints=hints)
     picture = _picture(plan) if request.picture else ""
     return PlannerAnswer(plan=plan.to_json(), explained=plan.explain(), picture=picture)
@@ -107,7 +107,7 @@ def _picture(plan: Any) -> str:
 
 
 @contextmanager
-def _told_of(path: str, code: str) -> Iterator[None]:
+def _place_problems(path: str, code: str) -> Iterator[None]:
     """Convert the user code's exceptions into SpecError, with the line, or _OutOfMemory."""
     try:
         yield

@@ -22,7 +22,7 @@ from service.run.examine import ATTEMPT_VARIABLE, end_stopped_on
 from service.run.group_watch import GroupWatch
 from service.run.heartbeat_server import HeartbeatServer
 from service.run.log_limit import remove_oldest, share_of_writer
-from service.run.placement import nodes_of_gang, why_unplaced
+from service.run.placement import explain_placement, nodes_of_gang
 from service.run.preparation import PreparationProgress
 from service.run.recorder import CapturedOutput, SpoolRecorder
 from service.run.status import status_of
@@ -74,8 +74,8 @@ PlacementExplainer = Callable[[int, int, int], str | None]
 class Driver:
     """Runs one attempt, from its launch to its result."""
 
-    def __init__(self, launch_path: str, why_unplaced: PlacementExplainer = why_unplaced) -> None:
-        self._why_unplaced = why_unplaced
+    def __init__(self, launch_path: str, explain_placement: PlacementExplainer = explain_placement) -> None:
+        self._why_unplaced = explain_placement
         self._launch_path = launch_path
         self._folder, self._launch = AttemptFolder.open_launch(launch_path)
         self._keeper = AttemptKeeper(launch_path)
@@ -114,7 +114,7 @@ class Driver:
                 result = self._result
             except Exception as error:
                 _log.exception("attempt %d failed", self._launch.attempt)
-                reason, kind = self._why_failed(error)
+                reason, kind = self._failure_reason(error)
                 result = Result(outcome="failed", step=self._last_step(), message=reason, failure_kind=kind)
             self._over.set()
             if result is not None:
@@ -193,7 +193,7 @@ class Driver:
     def _prepare_data(self) -> None:
         """Prepare the data while workers start, which use it or wait for it."""
         from moe.tasks.build import build_task
-        from moe.train.checkpoint.run_files import kept_tokenizers
+        from moe.train.checkpoint.run_files import stored_tokenizers
 
         launch = self._launch
         try:
@@ -201,7 +201,7 @@ class Driver:
                 launch.cache,
                 roots=launch.data_roots,
                 report=lambda message: self._recorder.log("info", message),
-                read_checkpoint_files=lambda: kept_tokenizers(launch.storage),
+                read_checkpoint_files=lambda: stored_tokenizers(launch.storage),
                 progress=PreparationProgress(self._recorder),
             )
         except SpecError as error:
@@ -214,7 +214,7 @@ class Driver:
         is_remote = "://" in self._launch.storage and not self._launch.storage.startswith("file://")
         watches: list[tuple[str, float, Callable[[], object]]] = [
             ("watch", WATCH_INTERVAL_S, self._look),
-            ("waiting", LOOK_INTERVAL_S, lambda: self._tell_of_waiting(self._group_runs())),
+            ("waiting", LOOK_INTERVAL_S, lambda: self._report_waiting(self._group_runs())),
             ("files", REMOTE_FILES_INTERVAL_S if is_remote else FILES_INTERVAL_S, self._look_after_files),
         ]
         if self._group_watch is not None:
@@ -242,9 +242,9 @@ class Driver:
 
     def _look(self) -> None:
         """Report dead groups, and obey requests while no group runs."""
-        self._tell_of_dead_groups()
+        self._report_dead_groups()
         if self._recorder.control.poll() and not self._group_runs():
-            self._obey()
+            self._apply_request()
 
     def _look_after_files(self) -> None:
         """Restore files of the attempt, and trim past logs after each group's death."""
@@ -253,14 +253,14 @@ class Driver:
             self._limit_past_logs()
             self._num_limited = num_dead
 
-    def _tell_of_dead_groups(self) -> None:
+    def _report_dead_groups(self) -> None:
         if self._failures is None or not (new := self._failures.notices()[self._num_notices :]):
             return
         # Count begun groups: a group may also die before it begins.
         self._num_dead_groups = len(self._folder.groups())
         for notice in new:
             self._num_notices += 1
-            if notice.is_made_anew:
+            if notice.is_replaced:
                 _log.warning("worker group died; starting another: %s", notice.reason)
                 self._recorder.record(
                     "recovering", {"reason": notice.reason, "kind": notice.kind, "preempted": notice.preempted}
@@ -273,7 +273,7 @@ class Driver:
         except OSError as error:
             _log.warning("cannot trim older logs to logs.max_bytes: %s", error)
 
-    def _tell_of_waiting(self, runs: bool) -> None:
+    def _report_waiting(self, runs: bool) -> None:
         """Report why no worker group has begun for a while, each reason once."""
         self._looks_without_group = 0 if runs else self._looks_without_group + 1
         if self._looks_without_group < LOOKS_WITHOUT_GROUP:
@@ -304,7 +304,7 @@ class Driver:
             _log.warning("a worker that has not started (process %d) %s: killed; restarting the worker group; "
 "its stack:\n%s", look.pid, look, look.stack)  # fmt: skip
 
-    def _why_failed(self, error: Exception) -> tuple[str, FailureKind]:
+    def _failure_reason(self, error: Exception) -> tuple[str, FailureKind]:
         """(reason, kind) of the run's failure; for failed workers, those of the last dead group."""
         notices = self._failures.notices() if self._failures is not None else []
         if notices and getattr(error, "worker_failures", None):
@@ -315,7 +315,7 @@ class Driver:
         """Whether a worker group has begun and is not known to be dead."""
         return len(self._folder.groups()) > self._num_dead_groups
 
-    def _obey(self) -> None:
+    def _apply_request(self) -> None:
         how = "cancelled" if self._recorder.control.poll() == "cancel" else "paused"
         message = f"{how} while no worker group ran"
         self._end(Result(outcome=how, step=self._last_step(), message=message))  # type: ignore[arg-type]

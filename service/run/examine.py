@@ -119,7 +119,7 @@ def _run_on(node: str, look: Callable[..., list[dict[str, Any]]], *arguments: An
     return list(map(ProcessSample.model_validate, plain))
 
 
-def let_itself_be_looked_at() -> None:
+def allow_tracing() -> None:
     """Let this user's processes read this one's stack, also under Yama ptrace restrictions."""
     if not sys.platform.startswith("linux"):
         return

@@ -22,7 +22,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 
 from moe.activity import activities, num_begun
-from service.run.examine import WORKING_CPU_SHARE, let_itself_be_looked_at
+from service.run.examine import WORKING_CPU_SHARE, allow_tracing
 from service.wire.run_status import DeviceUse
 
 BEAT_INTERVAL_S = 2.0
@@ -211,7 +211,7 @@ _of_this_process: list[Heartbeat] = []
 
 def begin_heartbeat(address: HeartbeatAddress, rank: int, node: str) -> None:
     """Start the heartbeat of this worker process."""
-    let_itself_be_looked_at()
+    allow_tracing()
     heartbeat = Heartbeat(address, rank, node)
     _of_this_process[:] = [heartbeat]
     heartbeat.start()

@@ -28,7 +28,7 @@ class GroupFailure:
 
     reason: str
     kind: FailureKind
-    is_made_anew: bool
+    is_replaced: bool
     """Whether Ray Train starts another group; if not, the attempt ends."""
     preempted: bool = False
     """Whether one of its nodes was preempted, which counts as no failure."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def why_unplaced(num_workers: int, cpus_each: int, gpus_each: int) -> str | None:
+def explain_placement(num_workers: int, cpus_each: int, gpus_each: int) -> str | None:
     """Resources that the cluster lacks while this driver's placement group is pending; else None."""
     import ray
     from ray.util import placement_group_table
@@ -12,7 +12,7 @@ def why_unplaced(num_workers: int, cpus_each: int, gpus_each: int) -> str | None
     gangs = placement_group_table()
     if not any(id.endswith(job_id) and gang["state"] == "PENDING" for id, gang in gangs.items()):
         return None
-    return what_lacks(
+    return missing_resources(
         {"CPU": num_workers * cpus_each, "GPU": num_workers * gpus_each},
         ray.cluster_resources(),  # type: ignore[no-untyped-call]
         ray.available_resources(),  # type: ignore[no-untyped-call]
@@ -30,7 +30,7 @@ def nodes_of_gang() -> list[str]:
     return list(dict.fromkeys(nodes))
 
 
-def what_lacks(demand: dict[str, int], total: dict[str, Any], free: dict[str, Any]) -> str:
+def missing_resources(demand: dict[str, int], total: dict[str, Any], free: dict[str, Any]) -> str:
     """Resources that prevent a placement group: too few in the cluster, else not free."""
     scarce_names = [name for name, count in demand.items() if total.get(name, 0) < count]
     if scarce_names:

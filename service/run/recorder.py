@@ -17,7 +17,7 @@ from moe.train.recorder import Level, Recorder
 from service.run.outbox import Outbox
 from service.run.sealer import REMOTE_SEAL_INTERVAL_S, SEAL_INTERVAL_S, Sealer, SealTask
 from service.run.sender import Sender
-from service.run.spool import Seals, Spool, tidy, writer_folders
+from service.run.spool import Seals, Spool, remove_sent_segments, writer_folders
 from service.wire.events import RECORD_VERSION, RecordKind, rfc3339
 from service.wire.node_folder import spool_folder
 from service.wire.run_status import RunStatus
@@ -58,7 +58,7 @@ class SpoolRecorder(Recorder):
         self._sender: Sender | None = None
         outboxes: list[Outbox] = []
         for kind in ("logs", "metrics") if sweeps else ():
-            for folder in _left_behind(self._folder, kind, log_writer):
+            for folder in _unsent_outboxes(self._folder, kind, log_writer):
                 outbox = None
                 left_attempt, _, left_group = folder.name.partition(".")
                 if kind == "metrics" and speaks and left_attempt == f"a{attempt}":
@@ -161,7 +161,7 @@ class SpoolRecorder(Recorder):
         also = list(_of_workers(self._folder, self._storage)) if after_workers else []
         self._sealer.close(patience_s, also)
         # The driver ends last; the control plane reads from storage what it missed.
-        tidy(self._folder, keep_sealed=not self._is_last)
+        remove_sent_segments(self._folder, keep_sealed=not self._is_last)
 
 
 class _SenderControl(Control):
@@ -246,7 +246,7 @@ class _Tee:
         return getattr(self._stream, name)
 
 
-def _left_behind(job_folder: Path, kind: str, own: str) -> Iterator[Path]:
+def _unsent_outboxes(job_folder: Path, kind: str, own: str) -> Iterator[Path]:
     """Spools of this node's dead processes of a job, in order: earlier attempts and worker groups; drivers' for a
     driver, workers' for a worker."""
     own_place = _place(own)

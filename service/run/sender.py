@@ -136,7 +136,7 @@ class Sender:
             return False
         # 403: a newer attempt or group has taken over. Other 4xx errors would only be repeated.
         outbox.is_refused = True
-        if response.status_code == 403 and _tells_to_end(response):
+        if response.status_code == 403 and _is_end_response(response):
             self.request = "cancel"
         _log.warning("%s: the control plane refuses its records (%d): %s; they stay in storage",
                      outbox.writer, response.status_code, response.text[:300])  # fmt: skip
@@ -159,7 +159,7 @@ class Sender:
         self._is_reached = False
 
 
-def _tells_to_end(response: httpx.Response) -> bool:
+def _is_end_response(response: httpx.Response) -> bool:
     """Whether a newer attempt runs, which may need this one's resources."""
     try:
         problem = response.json()

@@ -143,9 +143,9 @@ class _OwnSegment(LocalSegment):
         with suppress(OSError):  # it may have been removed or renamed; storage has it
             self._path.rename(sealed_path)
         self._path, self.is_sealed = sealed_path, True
-        self.let_go()
+        self.close_file()
 
-    def let_go(self) -> None:
+    def close_file(self) -> None:
         """Close the file, and free the memory if sealed."""
         with self._lock:
             if self._file is not None:
@@ -157,7 +157,7 @@ class _OwnSegment(LocalSegment):
     def remove(self) -> None:
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
-        self.let_go()
+        self.close_file()
 
 
 class Spool:
@@ -244,7 +244,7 @@ class Spool:
         self._own.append(self._newest)
         open_segments = [segment for segment in self._own if not segment.is_sealed and not segment.is_in_memory]
         for segment in open_segments[:-MAX_HELD_FILES]:
-            segment.let_go()
+            segment.close_file()
 
     def _append_in_memory(self, line: bytes) -> None:
         assert self._newest is not None
@@ -292,7 +292,7 @@ def writer_folders(job_folder: Path, kind: str) -> Iterator[Path]:
     yield from (job_folder / kind / name for name in sorted(_names(job_folder / kind)))
 
 
-def tidy(job_folder: Path, keep_sealed: bool = True) -> None:
+def remove_sent_segments(job_folder: Path, keep_sealed: bool = True) -> None:
     """Remove a job's empty folders, and sealed segments unless `keep_sealed`."""
     for kind in ("logs", "metrics"):
         for folder in list(writer_folders(job_folder, kind)):

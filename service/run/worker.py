@@ -44,14 +44,14 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
     import ray.train
     import torch
 
-    from moe.parallel import plain_collectives
+    from moe.parallel import json_collectives
 
     context = ray.train.get_context()
     rank = context.get_world_rank()
     heartbeat = heartbeat_of_process()
     folder, launch = AttemptFolder.open_launch(config["launch"])
     with doing("start", "starting the worker group"):
-        group, resumed_step = plain_collectives.broadcast_from_rank0(lambda: _begin_group(folder, launch))
+        group, resumed_step = json_collectives.broadcast_from_rank0(lambda: _begin_group(folder, launch))
     recorder = SpoolRecorder(
         job_id=launch.job_id,
         attempt=launch.attempt,
@@ -70,13 +70,13 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
     try:
         with CapturedOutput(recorder):
             kind = launch.spec.resources.trains_on(launch.gpus_per_worker)
-            if faults := [fault for fault in plain_collectives.all_gather_json(device_fault(kind)) if fault]:
+            if faults := [fault for fault in json_collectives.all_gather_json(device_fault(kind)) if fault]:
                 return Result(outcome="failed", step=resumed_step, message=faults[0], retryable=False).model_dump(
                     mode="json"
                 )
             device = device_of(kind)
             torch.set_num_threads(launch.spec.resources.cpus_per_worker)
-            workers = plain_collectives.all_gather_json(
+            workers = json_collectives.all_gather_json(
                 {"rank": rank, "node": context.get_node_rank(), "host": socket.gethostname(),
                  "pid": os.getpid(), "device": str(device)}
             )  # fmt: skip
@@ -105,7 +105,7 @@ def _run(
 ) -> Result:
     from moe.parallel import Layout
     from moe.tasks.build import build_task
-    from moe.train.checkpoint.run_files import kept_tokenizers
+    from moe.train.checkpoint.run_files import stored_tokenizers
     from moe.train.loop import train
     from moe.train.nonfinite import NonFiniteLoss
 
@@ -117,7 +117,7 @@ def _run(
                 launch.cache,
                 roots=launch.data_roots,
                 report=lambda message: recorder.log("info", message),
-                read_checkpoint_files=lambda: kept_tokenizers(launch.storage),
+                read_checkpoint_files=lambda: stored_tokenizers(launch.storage),
                 progress=PreparationProgress(recorder),
             )
         recorder.phase("data", time.perf_counter() - began)
@@ -160,11 +160,11 @@ def _plan(
 ) -> Plan:
     """The launch's plan, or the fastest of its trials, run once per attempt."""
     from moe.calibrate.trial import fastest, step_seconds
-    from moe.parallel import plain_collectives
+    from moe.parallel import json_collectives
 
     if not launch.trials:
         return launch.plan
-    if (plan_fields := plain_collectives.broadcast_from_rank0(lambda: _plain(folder.chosen_plan()))) is not None:
+    if (plan_fields := json_collectives.broadcast_from_rank0(lambda: _plain(folder.chosen_plan()))) is not None:
         return Plan.model_validate(plan_fields)
     began = time.perf_counter()
     seconds = [
@@ -174,12 +174,12 @@ def _plan(
     plan = fastest(launch.trials, seconds)
 
     def keep() -> dict[str, Any] | None:
-        folder.keep_chosen_plan(plan)
+        folder.write_chosen_plan(plan)
         recorder.record("plan", {"plan": plan.model_dump(mode="json")})
         recorder.phase("trials", time.perf_counter() - began)
         return _plain(plan)
 
-    return Plan.model_validate(plain_collectives.broadcast_from_rank0(keep))
+    return Plan.model_validate(json_collectives.broadcast_from_rank0(keep))
 
 
 def _plain(plan: Plan | None) -> dict[str, Any] | None:

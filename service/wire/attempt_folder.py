@@ -90,7 +90,7 @@ class AttemptFolder:
         except FileNotFoundError:
             return None
 
-    def keep_chosen_plan(self, plan: Plan) -> None:
+    def write_chosen_plan(self, plan: Plan) -> None:
         self._folder.write(PLAN, plan.model_dump_json().encode())
 
     def begin_group(self, first: int) -> int:

@@ -45,10 +45,10 @@ def test_attention(seen: str, has_sinks: bool, dtype: torch.dtype, tolerance: fl
     sinks = [torch.randn(4, dtype=dtype)] if has_sinks else []
 
     def on(device: str) -> Any:
-        visible = AttentionMask(
+        attention_mask = AttentionMask(
             **{key: each.to(device) if isinstance(each, Tensor) else each for key, each in SEEN[seen].items()}
         )
-        return lambda q, k, v, sinks=None: attend(q, k, v, scale=wide**-0.5, visible=visible, sinks=sinks)
+        return lambda q, k, v, sinks=None: attend(q, k, v, scale=wide**-0.5, attention_mask=attention_mask, sinks=sinks)
 
     compare(on("cuda"), on("cpu"), *inputs, *sinks, tolerance=tolerance)
 

@@ -19,7 +19,7 @@ from moe.interchange.sources import ModelSource
 from moe.parallel import Layout, extent, local_parameters
 from moe.spec import AdapterSpec, JobSpec, LanguageModelSpec, ProblemCode, SpecError, model_spec
 from moe.spec.adapter import is_adapter
-from moe.spec.patterns import starred
+from moe.spec.patterns import layer_pattern
 from moe.tasks.build import build_task
 from moe.tasks.language import build_model
 from moe.tasks.language.pretrained import check_trained_adapter
@@ -81,7 +81,7 @@ def test_a_folder_describes_all_of_its_adapter(case: tuple[str, int], tmp_path: 
     matrices, smallest = list(shapes), min(min(shape[-2:]) for shape in shapes.values())
     some = random.sample(matrices, random.randint(1, len(matrices)))
     if random.random() < 0.5:
-        some = [starred(name) for name in some]
+        some = [layer_pattern(name) for name in some]
     adapter = {
         "rank": random.randint(1, min(2, smallest)), "alpha": random.choice([1.0, 2.5]),
         "rank_stabilized": random.random() < 0.5,

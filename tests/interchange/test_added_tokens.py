@@ -122,7 +122,7 @@ def test_published_tokens_are_one_id_each(names: tuple[str, ...], tmp_path: Path
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": decoder, "eos_token": names[0]}
     folder = written(tmp_path / "hub", made, tokenizer_config=config)
     ours = Tokenizer.of_model(tokenizer_json(str(folder)).decode(), bos_id=None, eos_id=first)
-    (encoded,) = ours.encode_written(["".join(names)])
+    (encoded,) = ours.encode_verbatim(["".join(names)])
     assert encoded.ids == list(range(first, first + len(names)))
     assert max(ours.encode("".join(names))) < first, "in a document they are text"
 

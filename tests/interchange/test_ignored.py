@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from moe.interchange.config import describe_config, known_keys
 from moe.interchange.expand import expand, expand_model
 from moe.interchange.families import FAMILIES
-from moe.plan import Cluster, plan_anywhere
+from moe.plan import Cluster, plan_on_cluster
 from moe.spec import JobSpec
 from service.cli.view.verdict import short_plan_view
 from tests.interchange import tiny
@@ -73,8 +73,8 @@ def test_a_loss_of_routers_needs_a_coefficient_of_the_job(folder: Path):
 
 def test_a_plan_tells_what_was_ignored(folder: Path):
     spec = JobSpec.parse(expand(job(folder, aux_coefficient=0.01), None))
-    plan = plan_anywhere(spec, Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=8 * 1024**3))
-    (line,) = (each for each in plan.reasons if each.startswith("ignored of config.json: "))
+    plan = plan_on_cluster(spec, Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=8 * 1024**3))
+    (line,) = (each for each in plan.reasons if each.startswith("ignored config.json keys: "))
     screen = StringIO()
     Console(file=screen, width=1000).print(short_plan_view(plan, "1 node"))
     (shown,) = (each for each in screen.getvalue().splitlines() if each.startswith("ignored "))

@@ -16,9 +16,9 @@ from moe.export.trained_model import TrainedModel
 from moe.interchange.expand import expand
 from moe.parallel import quant_schemes_of
 from moe.spec import JobSpec, SpecError
-from moe.spec.adapter import base_in_words
+from moe.spec.adapter import describe_base
 from moe.storage.folder import Folder
-from moe.tasks.language.pretrained import model_tokenizer, of_no_family
+from moe.tasks.language.pretrained import model_tokenizer, unknown_family_notes
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.checkpointer import CheckpointError
 from moe.train.checkpoint.copying import copy_checkpoint
@@ -196,7 +196,7 @@ def test_an_adapter_on_a_quantized_base_resumes_and_is_merged_into_the_folder_s_
     assert all(name.endswith(("_lora_a", "_lora_b")) for name in stored)
     _, resumed = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
     assert course(resumed) == course(undisturbed)[2:]
-    assert base_in_words(spec.model.parameters(), 4) in [log["message"] for log in undisturbed.logs]
+    assert describe_base(spec.model.parameters(), 4) in [log["message"] for log in undisturbed.logs]
     with refused("conflict", "model.adapter.base", "float32"):
         run(with_adapter(further(folder, tmp_path), rank=2), tmp_path / "resumed", tmp_path / "cache", attempt=3)
 
@@ -273,6 +273,6 @@ def test_a_model_from_random_weights_exports_its_longest_text(tmp_path: Path):
 @pytest.mark.parametrize(("activation", "has_family"), [("swiglu", True), ("relu", False)])
 def test_a_model_of_no_family_is_reported_before_it_is_trained(activation: str, has_family: bool, tmp_path: Path):
     spec = language_job(documents(tmp_path / "data"), model={"moe": {**MIXTRAL, "activation": activation}}).model
-    warnings = of_no_family(spec)
+    warnings = unknown_family_notes(spec)
     assert bool(warnings) is not has_family
     assert has_family or "nearest is mixtral, which cannot express the model: " in "".join(warnings)

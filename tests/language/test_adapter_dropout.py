@@ -109,7 +109,7 @@ def test_dropout_of_shared_experts(activation: str, recompute: bool) -> None:
     generator = torch.Generator().manual_seed(5)
     layer = SharedExperts(build_activation(activation))
     layer.recompute, layer.lora_scale = recompute, 0.7
-    gated = ["w_gate"] if layer.activation.gated else []
+    gated = ["w_gate"] if layer.activation.is_gated else []
     for name in ["w_in", *gated, "w_out"]:
         shapes = {"": (8, 10), "_lora_a": (2, 8), "_lora_b": (10, 2)}
         if name == "w_out":
@@ -126,7 +126,7 @@ def test_dropout_of_shared_experts(activation: str, recompute: bool) -> None:
         return x @ matrix + 0.7 * (x * mask_of(f"shared.{name}", ids, x.shape[1], 0.4, 3)) @ a.t() @ b.t()
 
     up = plain(x, "w_in")
-    expected = plain(layer.activation.plain(up, plain(x, "w_gate") if gated else up), "w_out")
+    expected = plain(layer.activation.differentiable_forward(up, plain(x, "w_gate") if gated else up), "w_out")
     found = layer(x, DropoutKey(TokenContext(step=3, seed=SEED), ids))
     assert_close(found, expected)
     weights, inputs = torch.randn_like(expected), [x, *layer.parameters()]
@@ -177,7 +177,7 @@ def with_seed(spec: LanguageModelSpec) -> LanguageModel:
 
 def test_a_model_with_dropout_is_not_captured() -> None:
     draws = DropoutKey(TokenContext(), torch.arange(4))
-    dropped = AdapterDropout(0.1, "layers.0.attention.query.weight").by(draws)
+    dropped = AdapterDropout(0.1, "layers.0.attention.query.weight").masks_for(draws)
     assert dropped.apply_to(torch.ones(4, 3)).shape == (4, 3)
     with overriding(BINDINGS), pytest.raises(ValueError, match=r"set adapter\.dropout to 0"):
         dropped.apply_to(torch.ones(4, 3))

@@ -22,7 +22,7 @@ from moe.interchange.origin import Origin
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
 from moe.spec import AdapterSpec, LanguageModelSpec, ProblemCode, SpecError, model_spec
-from moe.spec.patterns import starred
+from moe.spec.patterns import layer_pattern
 from moe.tasks.language import LanguageModel, build_model
 from tests.grid import first_seed_of
 from tests.language.adapted import Both, adapted, with_random_b, write_adapter, write_base
@@ -57,7 +57,9 @@ def with_adapter(fields: dict[str, Any], random: Random) -> dict[str, Any]:
         adapter = {
             "rank": random.randint(1, 3), "alpha": random.choice([None, 1.0, 5.0, 0.7]),
             "rank_stabilized": random.random() < 0.3,
-            "targets": random.choice([*TARGETS, *[completed(some)] * 2, *[list({starred(name) for name in some})] * 2]),
+            "targets": random.choice(
+                [*TARGETS, *[completed(some)] * 2, *[list({layer_pattern(name) for name in some})] * 2]
+            ),
         }  # fmt: skip
         with suppress(SpecError):  # a target that it has none of
             model_spec({**fields, "adapter": adapter})

@@ -97,7 +97,7 @@ def test_columns_forget_what_is_behind_the_window_and_nothing_else(window: int) 
         for number, size in enumerate(sizes):
             new = torch.full((2, size, 3), float(number), dtype=torch.float64)
             every = torch.cat((every, new), 1)
-            (found,) = columns.with_new(new)
+            (found,) = columns.append(new)
             assert torch.equal(found, every[:, every.shape[1] - found.shape[1] :])
             assert found.shape[1] >= min(window - 1 + size, every.shape[1]), "what the new ones look back at"
             assert columns._tensors[0].shape[1] <= 2 * window

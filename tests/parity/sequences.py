@@ -60,7 +60,7 @@ def rank_sequences(
     learned: str = ALL,
 ) -> RankBatch:
     """This rank's micro-batches of a global batch; of pairs where that is what is learned."""
-    here, each = layout.groups_here(num_groups), plan.options.micro_batch_groups
+    here, each = layout.local_groups(num_groups), plan.options.micro_batch_groups
     num_tokens = int((rows.documents >= 0).sum())
     counts = BatchCounts(num_groups, num_groups * rows_per_group, num_tokens)
     micro_batches = []

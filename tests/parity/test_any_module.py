@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers import MoELayer, TokenContext
-from moe.parallel import Layout, apply, clip_by_global_norm, forget_gradients, local_parameters, reduce_gradients
+from moe.parallel import Layout, apply, clip_by_global_norm, discard_gradients, local_parameters, reduce_gradients
 from moe.plan.placement import Placement
 from moe.routing import BatchCounts
 from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, OptimizerSpec
@@ -86,13 +86,13 @@ def trained(degrees: Degrees, spec: OptimizerSpec, dropout: bool) -> tuple[list[
     place(model, layout, {"blocks.0": "layer 0", "blocks.1": "layer 1"})
     parameters = local_parameters(model)
     optimizer, norms = build_optimizer(spec, parameters, layout), []
-    here = layout.groups_here(GROUPS)
+    here = layout.local_groups(GROUPS)
     words = torch.randint(WORDS, (GROUPS, TOKENS + 1))[here.start : here.stop]
     ids = torch.arange(GROUPS * TOKENS).view(GROUPS, -1)[here.start : here.stop]
     counts = BatchCounts(GROUPS, GROUPS, GROUPS * TOKENS)
     for step in range(STEPS):
         torch.manual_seed(step)
-        forget_gradients(parameters)
+        discard_gradients(parameters)
         logits = model(words[:, :-1], TokenContext(ids, step=step, seed=3, batch=counts))
         loss = functional.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten(), reduction="sum")
         (loss / (GROUPS * TOKENS)).backward()
@@ -152,7 +152,7 @@ def gradients(degrees: Degrees, in_place: bool) -> dict[str, Tensor]:
     torch.manual_seed(4)
     model = Residual(in_place).double()
     place(model, layout, {"moe": "layer 0"})
-    here = layout.groups_here(GROUPS)
+    here = layout.local_groups(GROUPS)
     x = torch.randn(GROUPS, TOKENS, 8, dtype=torch.float64)[here.start : here.stop]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -37,10 +37,10 @@ def made(degrees: Degrees, attention: str, number_of_prompts: int) -> Mapping[st
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(2)
-    here, found = layout.groups_here(number_of_prompts), {}
+    here, found = layout.local_groups(number_of_prompts), {}
     for name, how in SPECS.items():
         prompts = [PROMPTS[number] for number in here]
-        texts = generate(model, prompts, how, ENDS, texts=here, process_group=layout.in_step)
+        texts = generate(model, prompts, how, ENDS, text_numbers=here, process_group=layout.in_step)
         found[name] = dict(zip(here, texts, strict=True))
     layout.close()
     return found

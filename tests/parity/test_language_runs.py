@@ -10,7 +10,7 @@ from moe.spec import JobSpec
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.copying import copy_checkpoint
-from moe.train.checkpoint.course import other_state
+from moe.train.checkpoint.spec_changes import state_changes
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS
 from tests.parity.test_checkpoint_ranks import assert_same_course, run_course
@@ -121,8 +121,8 @@ def test_a_job_that_starts_from_another(
 
 def test_what_had_no_moments_cannot_be_trained_from_there(tmp_path: Path) -> None:
     before, now = (spec_of(tmp_path, 1, "GQA", {}, freeze=each) for each in (FROZEN, FROZEN[:1]))
-    assert not other_state(before, before)
-    (problem,) = other_state(before, now)
+    assert not state_changes(before, before)
+    (problem,) = state_changes(before, now)
     assert problem.path == "train.freeze"
     assert "starts from (embedding.weight)" in problem.rule
     assert "model.from" in problem.remedy

@@ -15,7 +15,7 @@ from moe.plan import Cluster, Plan
 from moe.records import ModuleReport
 from moe.spec import JobSpec
 from moe.tasks.build import build_task
-from moe.tasks.module.planning import plan_of_job
+from moe.tasks.module.planning import plan_module_job
 from moe.train.checkpoint.checkpointer import CheckpointError
 from moe.train.loop import train
 from moe.train.optimizer.schedule import learning_rate
@@ -47,7 +47,7 @@ def job(optimizer: str = "adamw", hints: dict[str, Any] = HINTS, **options: Any)
 
 
 def planned(num_ranks: int, spec: JobSpec) -> Plan:
-    return plan_of_job(spec, Cluster(num_nodes=1, devices_per_node=num_ranks))
+    return plan_module_job(spec, Cluster(num_nodes=1, devices_per_node=num_ranks))
 
 
 def run(plan: Plan, storage: str, group: int = 0, steps: int = STEPS + 1, spec: JobSpec | None = None) -> Any:

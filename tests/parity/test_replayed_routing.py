@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moe.parallel import Layout, local_parameters, reduce_gradients
-from moe.routing import merged_recordings, recorded, replayed
+from moe.routing import merge_recordings, record_routing, replay_routing
 from tests.parity.combinations import model_of, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, language_model
@@ -35,7 +35,7 @@ def passed(
     layout = Layout.build(plan)
     task = task_of(MODELS[model_name], train_of(seed=3))
     model, batch = task.build_model(layout), batch_of(layout, plan, Shape(), MODELS[model_name], 1)
-    with recorded(model) as recording, nullcontext() if replay is None else replayed(model, replay):
+    with record_routing(model) as recording, nullcontext() if replay is None else replay_routing(model, replay):
         for each in batch.micro_batches:
             (task.loss(model, each).objective / batch.num_targets).backward()
     parameters = local_parameters(model)
@@ -55,7 +55,7 @@ def test_any_layout_replays_what_one_process_chose(ranks: Pools, degrees: Degree
     chosen, gradients = passed(Degrees(), model, others)
     assert all(torch.equal(chosen[layer], others[layer]) for layer in own)
     answers = ranks[degrees.workers].run(passed, degrees, model, others)
-    merged = merged_recordings(*(recording for recording, _ in answers))
+    merged = merge_recordings(*(recording for recording, _ in answers))
     assert all(torch.equal(merged[layer], others[layer]) for layer in own)
     for _, found in answers:
         for name, gradient in gradients.items():

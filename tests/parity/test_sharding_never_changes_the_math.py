@@ -13,7 +13,7 @@ from moe.dispatch.exchange import AllToAll, Traffic
 from moe.layers import MoELayer
 from moe.parallel import Layout, apply
 from moe.plan.degrees import ShardCounts
-from moe.plan.placement import placed
+from moe.plan.placement import build_placements
 from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, OptimizerSpec, TrainSpec, TranslationModelSpec
 from tests.parity.combinations import (
     LAYOUTS,
@@ -236,7 +236,7 @@ def exchanged(degrees: Degrees) -> tuple[Traffic, Traffic, int]:
     """(of a pass without gradients, of one with them, rows that this rank sends to the other)."""
     layout = Layout.build(degrees.plan(8))
     spec = MoESpec(num_experts=4, model_dim=16, hidden_dim=24, group_tokens=64)
-    layer = apply(MoELayer(spec), placed(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout)
+    layer = apply(MoELayer(spec), build_placements(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout)
     x, found = torch.randn(64, 16), []
     for training in (False, True):
         with torch.set_grad_enabled(training):

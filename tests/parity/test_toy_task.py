@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers import MoELayer, TokenContext
-from moe.parallel import Layout, apply, plain_collectives
+from moe.parallel import Layout, apply, json_collectives
 from moe.plan.placement import Placement
 from moe.records import HeldOutLosses, JsonRecord
 from moe.routing import BatchCounts
@@ -82,14 +82,14 @@ class NextLetter(Task[Any, Rows]):
 
     def held_out_losses(self, model: nn.Module, layout: Layout, data: Any) -> HeldOutLosses:
         nll = torch.no_grad()(self.loss)(model, self._rows(999, layout, training=False)).nll
-        (nats,) = plain_collectives.all_reduce_sum(float(nll) / layout.degree("tensor"))  # whose ranks have the same
+        (nats,) = json_collectives.all_reduce_sum(float(nll) / layout.degree("tensor"))  # whose ranks have the same
         return {"text": nats / (GROUPS * LENGTH)}
 
     def evaluate(self, model: nn.Module, layout: Layout, data: Any) -> Report:
         return Report(self.held_out_losses(model, layout, data)["text"])
 
     def _rows(self, step: int, layout: Layout, training: bool = True) -> Rows:
-        letters, here = torch.tensor([LETTERS.index(each) for each in 2 * TEXT]), layout.groups_here(GROUPS)
+        letters, here = torch.tensor([LETTERS.index(each) for each in 2 * TEXT]), layout.local_groups(GROUPS)
         first = torch.randint(len(TEXT), (GROUPS, 1), generator=torch.Generator().manual_seed(step))
         rows = letters[first + torch.arange(LENGTH + 1)][here.start : here.stop]
         ids = torch.arange(GROUPS * LENGTH).view(GROUPS, LENGTH)[here.start : here.stop]

@@ -107,7 +107,7 @@ def global_batch(shape: Shape, vocabulary: int, step_number: int) -> tuple[Tenso
 
 def rank_batch(layout: Layout, plan: Plan, shape: Shape, vocabulary: int, step_number: int) -> RankBatch:
     source, target_in, target_out = global_batch(shape, vocabulary, step_number)
-    here = layout.groups_here(shape.groups)
+    here = layout.local_groups(shape.groups)
     counts = [
         BatchCounts(shape.groups, shape.groups * shape.rows, int((side != 0).sum())) for side in (source, target_out)
     ]

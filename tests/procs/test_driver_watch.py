@@ -17,7 +17,7 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from service.run.driver import Driver
 from service.run.notices import GroupFailures, kind_of, reason
-from service.run.placement import what_lacks
+from service.run.placement import missing_resources
 from service.wire.attempt_folder import AttemptFolder
 from tests.processes import DEADLINE_S, await_that
 from tests.procs.launching import launch
@@ -83,10 +83,10 @@ def test_a_group_that_died_before_it_began_hides_none_after_it(tmp_path: Path) -
     path = _launch(tmp_path, NOWHERE)
     driver, (attempt, _) = Driver(path), AttemptFolder.open_launch(path)
     _lose_group(driver)
-    driver._tell_of_dead_groups()
+    driver._report_dead_groups()
     assert not driver._group_runs()
     attempt.begin_group(0)
-    driver._tell_of_dead_groups()
+    driver._report_dead_groups()
     assert driver._group_runs()
     driver._recorder.close(patience_s=0.0)
 
@@ -94,12 +94,12 @@ def test_a_group_that_died_before_it_began_hides_none_after_it(tmp_path: Path) -
 def test_why_workers_have_not_begun_is_told_once_and_only_if_it_is_so(tmp_path: Path) -> None:
     receiver = Receiver().start()
     lacks: str | None = None
-    driver = Driver(_launch(tmp_path, receiver.url), why_unplaced=lambda *_: lacks)
+    driver = Driver(_launch(tmp_path, receiver.url), explain_placement=lambda *_: lacks)
     for runs in (False, False, False, True, False):
-        driver._tell_of_waiting(runs)  # placed each time, and slow
+        driver._report_waiting(runs)  # placed each time, and slow
     lacks = "others hold all"
     for runs in (True, False, False, False):
-        driver._tell_of_waiting(runs)
+        driver._report_waiting(runs)
     driver._recorder.close()
     receiver.stop()
     told = [record["data"]["reason"] for record in receiver.records["driver"] if record["kind"] == "waiting"]
@@ -117,7 +117,7 @@ def test_what_a_cluster_lacks() -> None:
         (1, 0, all_, free, "the free resources are spread over nodes in parts that are too small"),
         (1, 1, {"CPU": 4.0}, {}, "the cluster has only 0 GPUs now"),
     ):
-        assert what_lacks({"CPU": cpus, "GPU": gpus}, cluster, available).startswith(words)
+        assert missing_resources({"CPU": cpus, "GPU": gpus}, cluster, available).startswith(words)
 
 
 NOWHERE = "http://127.0.0.1:9"
@@ -165,7 +165,7 @@ def decisions(failures: GroupFailures, *errors: Exception) -> list[bool]:
     """Whether another group is made after each error."""
     answers = [failures.make_decision(WorkerGroupError("died", {0: error})) for error in errors]
     made_anew = [answer == FailureDecision.RETRY for answer in answers]
-    assert made_anew == [notice.is_made_anew for notice in failures.notices()]
+    assert made_anew == [notice.is_replaced for notice in failures.notices()]
     return made_anew
 
 

@@ -43,7 +43,14 @@ def start(server: HeartbeatServer) -> Iterator[Start]:
 
     def start(rank: int, phase: str, how: str) -> subprocess.Popen[str]:
         address = server.address
-        command = [sys.executable, "-m", "tests.procs.beating", address.host, str(address.port), address.secret]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.procs.heartbeat_worker",
+            address.host,
+            str(address.port),
+            address.secret,
+        ]
         process = subprocess.Popen([*command, str(rank), phase, how], stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout.readline() == "at work\n"

@@ -78,7 +78,7 @@ def exchange(rank: int, rendezvous: str, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from moe.parallel import plain_collectives
+    from moe.parallel import json_collectives
     from moe.sharding.applied.agreement import agree, can_agree
     from moe.sharding.exchange.mesh import ShardingMesh
 
@@ -86,11 +86,11 @@ def exchange(rank: int, rendezvous: str, pipe: Connection) -> None:
     with pytest.raises(RuntimeError):
         dist.all_reduce(torch.zeros(()))
     found = [
-        plain_collectives.broadcast_from_rank0(lambda: "first"),
-        plain_collectives.all_gather_json(rank),
-        plain_collectives.gather_json(rank),
-        plain_collectives.scatter_json(["a", "b"] if rank == 0 else None),
-        plain_collectives.all_reduce_sum(1.0),
+        json_collectives.broadcast_from_rank0(lambda: "first"),
+        json_collectives.all_gather_json(rank),
+        json_collectives.gather_json(rank),
+        json_collectives.scatter_json(["a", "b"] if rank == 0 else None),
+        json_collectives.all_reduce_sum(1.0),
     ]
     mesh = ShardingMesh((RANKS,), (rank,), (None,))
     assert can_agree(mesh)

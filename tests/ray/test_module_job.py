@@ -12,7 +12,7 @@ from moe.parallel import Layout
 from moe.plan import Cluster
 from moe.spec import JobSpec
 from moe.tasks.build import build_task
-from moe.tasks.module.planning import plan_of_job
+from moe.tasks.module.planning import plan_module_job
 from moe.train.control import NoControl
 from moe.train.loop import train
 from moe.train.recorder import MemoryRecorder
@@ -71,7 +71,7 @@ def test_it_goes_on_on_another_number_of_workers(nodes: LocalHead, cache: Path, 
 def undisturbed(folder: Path) -> dict[int, float]:
     """Losses by step of one process without a cluster."""
     spec, recorder = JobSpec.parse(job()), MemoryRecorder()
-    plan, task = plan_of_job(spec, Cluster(num_nodes=1, devices_per_node=1)), build_task(spec, (BUILD, BATCH))
+    plan, task = plan_module_job(spec, Cluster(num_nodes=1, devices_per_node=1)), build_task(spec, (BUILD, BATCH))
     train(task, plan, Layout.build(plan), data=task.prepare(folder), storage=f"{folder}", cache=folder, attempt=1,
           group=0, recorder=recorder, control=NoControl())  # fmt: skip
     return {each.step: each.loss for each in recorder.metrics}

@@ -13,7 +13,7 @@ from moe.experts.experts import Cost
 from moe.layers import MoELayer
 from moe.parallel import Layout, apply
 from moe.plan.degrees import ShardCounts
-from moe.plan.placement import placed
+from moe.plan.placement import build_placements
 from moe.spec import JobSpec, MoESpec, TrainSpec, TranslationModelSpec
 from moe.storage.folder import Folder
 from moe.tasks.translation.batches import PairsBatch
@@ -80,7 +80,7 @@ def waits_of_layer(spec: MoESpec, degrees: Degrees, backend: str | None = None) 
     layout = Layout.build(degrees.plan(num_groups=4), device)
     with torch.device("meta"):
         layer = MoELayer(spec, layer=1, dtype=dtype)
-    apply(layer, placed(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout)
+    apply(layer, build_placements(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout)
     if backend is not None:
         layer.experts.costs = {backend: Cost(0.0, 0.0)}
     x = torch.randn(4 * spec.group_tokens, spec.model_dim, dtype=dtype, device=device, requires_grad=True)

@@ -11,7 +11,7 @@ from service.control.store.database import Database
 from tests.node import node  # noqa: F401, a fixture
 from tests.service.control_plane import TOKEN, ControlPlane
 from tests.service.controllers import controller_on, local_cluster
-from tests.service.quiet_run import Run
+from tests.service.silent_run import Run
 
 
 @pytest.fixture(scope="module")

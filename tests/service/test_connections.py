@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from service.control.errors import Unavailable
 from service.control.listen.connection import ClientConnection, unsent_by_kernel
 from service.control.listen.connections import ConnectionLimits, Connections, address_of
-from service.control.listen.flood import FloodGate
+from service.control.listen.log_rate_limit import LogRateLimit
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import TOKEN, ControlPlane
 
@@ -224,7 +224,7 @@ class Held:
     answering: bool = False
     gave_way: bool = False
 
-    def give_way(self) -> None:
+    def close_for_another(self) -> None:
         self.gave_way = True
 
 
@@ -249,7 +249,7 @@ def test_limits_of_connections(
         if isinstance(what, str):
             new = Held(address_of(what))
             idle = [each for each in there if not each.answering and id(each) not in known]
-            if connections.welcome(new):
+            if connections.add(new):
                 there.append(new)
             else:
                 assert not any(each.address == new.address for each in idle) or len(idle) == 0
@@ -289,7 +289,7 @@ def test_an_address_of_ipv6_is_its_network() -> None:
 @given(st.lists(st.tuples(st.floats(0, 30), st.sampled_from("abc")), max_size=300), st.integers(1, 5))
 def test_no_kind_of_line_comes_more_often_than_it_may(lines: list[tuple[float, str]], most: int) -> None:
     now = 0.0
-    gate = FloodGate(most, lambda: now)
+    gate = LogRateLimit(most, lambda: now)
     told: dict[str, list[float]] = {}
     left_out = dict.fromkeys("abc", 0)
     for pause, kind in lines:

@@ -25,7 +25,7 @@ from tests.processes import await_that
 from tests.service.checkpoints import commit, fault_of
 from tests.service.control_plane import ControlPlane, spec
 from tests.service.controllers import Killed, controller_on, stored_job, submitted
-from tests.service.quiet_run import Run, metric
+from tests.service.silent_run import Run, metric
 
 
 def deleted(plane: ControlPlane, job_id: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from service.control.store.clock import to_us
 from service.wire.events import parse_since, rfc3339
 from service.wire.segments import Segment, SegmentFolder
 from tests.service.control_plane import ControlPlane
-from tests.service.quiet_run import Run
+from tests.service.silent_run import Run
 from tests.service.test_streams import write_log
 from tests.service_cli.command import shardyard
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe.plan import Cluster, Plan, plan_anywhere, plan_request
+from moe.plan import Cluster, Plan, plan_on_cluster, plan_request
 from moe.plan.search.what_if import grid
 from moe.spec import JobSpec, ResourcesSpec
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
@@ -70,7 +70,7 @@ def test_a_plan_takes_as_long_here_as_in_the_library_and_in_a_grid(plane: Contro
     request = plan_request({"spec": spec(**RANGED), **body})
     assert request.cluster is not None
     (cell,) = grid(request, request.cluster, {"dtype": [request.spec.train.dtype]})
-    local = plan_anywhere(request.spec, request.cluster, request.query)
+    local = plan_on_cluster(request.spec, request.cluster, request.query)
     for plan in (posted(plane, **body), posted(plane, **body, top=1), posted(plane, **body, top=9), cell.plan):
         assert (plan.candidate, plan.predicted, plan.memory, plan.pool) == (
             local.candidate, local.predicted, local.memory, local.pool,

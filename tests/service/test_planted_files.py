@@ -69,7 +69,7 @@ WRITERS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         [f"attempts/1/launch.json.{PID}.tmp", "attempts/1", "attempts"],
     ),
     "a plan": (
-        lambda storage: AttemptFolder(str(storage), 1).keep_chosen_plan(PLAN),
+        lambda storage: AttemptFolder(str(storage), 1).write_chosen_plan(PLAN),
         [f"attempts/1/plan.json.{PID}.tmp", "attempts/1/plan.json", "attempts/1"],
     ),
     "a result": (

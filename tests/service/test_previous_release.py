@@ -19,7 +19,7 @@ import pytest
 from moe.export.load import load_trained
 from moe.spec import JobSpec
 from moe.spec.generation import GenerationSpec
-from moe.train.checkpoint.course import SPEC
+from moe.train.checkpoint.spec_changes import SPEC
 from service.client.sse import messages
 from tests.parity.gloo_ranks import Pools
 from tests.service.control_plane import ControlPlane

@@ -9,7 +9,7 @@ import httpx
 
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane
-from tests.service.quiet_run import Run, checkpoint, metric, record
+from tests.service.silent_run import Run, checkpoint, metric, record
 from tests.service_cli.command import shardyard
 
 

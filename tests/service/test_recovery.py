@@ -18,7 +18,7 @@ from service.control.jobs.roots import StorageRoots
 from service.control.jobs.stored_jobs import StoredJob, job_folders, read_stored_job
 from service.control.launcher.launcher import Observation
 from service.control.scheduling import spec_keeper
-from service.control.scheduling.recovery import Recovery, standing_of
+from service.control.scheduling.recovery import Recovery, recover_state
 from service.control.store.events import events_after
 from service.run.recorder import SpoolRecorder
 from service.wire.launch import Result
@@ -269,7 +269,7 @@ def test_where_a_job_stands(standing_job: StoredJob, attempt: int, result: str |
     outcome: Any = {"died": "failed"}.get(result or "", result)
     told = Result(outcome=outcome, step=3, retryable=result == "died") if outcome else None
     job = StoredJob(**{**vars(standing_job), "attempt": attempt, "result": told})
-    standing = standing_of(job, Observation(status=seen) if seen else None)
+    standing = recover_state(job, Observation(status=seen) if seen else None)
     assert (standing.state, standing.is_on_cluster) == (state, state == RECOVERING)
 
 

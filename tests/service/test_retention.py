@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from service.client import ApiError, Client
 from service.control.api.services import Services
-from service.control.jobs.changes import enter
+from service.control.jobs.changes import set_state
 from service.control.report.history import metric_history
 from service.control.retention import retention
 from service.control.retention.retention import Retention
@@ -98,7 +98,7 @@ def test_for_ever_unless_it_is_set_and_only_what_ended_long_ago(services: Servic
     assert not thinning(services, None).step()
     assert not thinning(services, 1.0).step()
     with services.database.write() as tx:  # resumed after the decision
-        enter(tx, job, State.QUEUED, "resumed", "test")
+        set_state(tx, job, State.QUEUED, "resumed", "test")
     thinning(services)._thin(job)
     assert stored_job(services, job.id).first_event_id == 1
     assert not thinning(services).step()

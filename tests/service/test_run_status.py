@@ -21,7 +21,7 @@ from service.wire.events import RecordBatch
 from service.wire.run_status import MAX_RANKS, RankStatus, RunStatus, select_ranks
 from service.wire.states import State
 from tests.processes import DEADLINE_S, await_that, sleeping
-from tests.service.quiet_run import Run, record
+from tests.service.silent_run import Run, record
 from tests.service.test_policies import DEADLINES, RUNNING
 
 GPU = {"utilization": 0.5, "memory_bytes": 2 << 30, "memory_total_bytes": 80 << 30}
@@ -56,8 +56,8 @@ def test_a_driver_that_was_stopped_is_named_and_no_other(monkeypatch: pytest.Mon
         return found
 
     with sleeping() as driver:
-        statuses.hear("job", _batch("driver", run=_status_of(driver)))
-        statuses.hear("job", _batch("group-0"))
+        statuses.record_batch("job", _batch("driver", run=_status_of(driver)))
+        statuses.record_batch("job", _batch("group-0"))
         _stop(driver.pid)
         first = silent()
         assert first.state == "stopped"
@@ -115,10 +115,10 @@ def test_only_a_driver_that_cannot_be_honest_is_ended(
 def test_workers_say_for_how_long_their_driver_has_not_answered_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_status, "SILENCE_S", 0.01)
     statuses = RunStatuses()
-    statuses.hear("job", _batch("driver"))
+    statuses.record_batch("job", _batch("driver"))
 
     def heard() -> bool:
-        statuses.hear("job", _batch("group-0", driver_silent_s=7.0))
+        statuses.record_batch("job", _batch("group-0", driver_silent_s=7.0))
         found = statuses.silent_driver("job", 1, "/launch.")
         return found is not None and (found.state, found.unanswered_s) == ("unseen", 7.0)
 

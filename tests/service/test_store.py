@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from sqlalchemy import text
 
 from moe.spec import JobSpec
-from service.control.jobs.changes import enter
+from service.control.jobs.changes import set_state
 from service.control.jobs.earlier_releases import read_stored_plan, read_stored_spec
 from service.control.report.event_text import data_text
 from service.control.report.history import measured_load_skew, measured_step, metric_history, metric_page
@@ -144,11 +144,11 @@ def test_a_write_that_fails_leaves_nothing(database: Database) -> None:
 def test_an_end_is_an_end(database: Database, end: State) -> None:
     job = add_job(database, state=State.RUNNING)
     with database.write() as tx:
-        assert enter(tx, job, end, "done", "test")
+        assert set_state(tx, job, end, "done", "test")
     # One that still believes the job to run changes nothing, whatever it wants.
     for to in TRANSITIONS[State.RUNNING]:
         with database.write() as tx:
-            assert enter(tx, job, to, "late", "test") == []
+            assert set_state(tx, job, to, "late", "test") == []
     with database.read() as tx:
         after = get_job(tx, job.id)
     assert (after.state, after.reason, after.last_event_id) == (end, "done", 1)

@@ -16,7 +16,7 @@ from service.control.report.hub import Hub
 from service.wire.events import Event
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane
-from tests.service.quiet_run import Run, metric
+from tests.service.silent_run import Run, metric
 
 
 def follow_by_hand(plane: ControlPlane, job_id: str, receive_bytes: int | None = None) -> socket.socket:

@@ -25,7 +25,7 @@ from service.wire.events import Event, Record
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane
 from tests.service.local_launcher import launches
-from tests.service.quiet_run import Run, checkpoint, metric, record
+from tests.service.silent_run import Run, checkpoint, metric, record
 
 Writer = tuple[int, int]
 """(attempt, group), in the order in which they ran."""

@@ -156,7 +156,7 @@ def test_a_proxy_in_the_environment_does_not_stand_before_loopback(monkeypatch: 
 
 def test_errors_cross_process_boundaries() -> None:
     for error in (
-        ClientError("said"), Unreachable("http://x", "silent", refused=True),
+        ClientError("said"), Unreachable("http://x", "silent", is_refused=True),
         NotShardyard("http://x", 404, "text/html"), ApiError.from_problem(422, PROBLEM),
     ):  # fmt: skip
         copy = pickle.loads(pickle.dumps(error))

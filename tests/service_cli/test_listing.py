@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from service.cli.view.listing import GAP, NEVER_LEFT_OUT, Column, fit_columns
+from service.cli.view.listing import ALWAYS_SHOWN, GAP, Column, fit_columns
 from tests.service_cli.command import COMMAND, environment, output_of
 from tests.service_cli.contract_server import JOB_ID, Handler, Script, as_sse, event, serving
 from tests.service_cli.terminal import ESCAPE, on_a_terminal, plain
@@ -120,17 +120,17 @@ DRAWN = st.tuples(st.text("aé漢字", max_size=30), st.integers(0, 5), st.none(
 @given(st.lists(DRAWN, min_size=1, max_size=8), st.integers(1, 120))
 def test_columns_that_are_fitted_have_room(drawn: list[tuple[str, int, int | None]], room: int) -> None:
     columns = [
-        Column(f"C{place}", [Text(text)], gives_way=gives_way, min_width=least)
-        for place, (text, gives_way, least) in enumerate(drawn)
+        Column(f"C{place}", [Text(text)], can_shrink=can_shrink, min_width=least)
+        for place, (text, can_shrink, least) in enumerate(drawn)
     ]
     widths = fit_columns(columns, room)
     for column in columns:
-        if column.gives_way == NEVER_LEFT_OUT:
+        if column.can_shrink == ALWAYS_SHOWN:
             assert column.label in widths
         if column.label in widths:
             assert column.least <= widths[column.label] <= column.width
-    left = [column.gives_way for column in columns if column.label not in widths]
-    shown = [column.gives_way for column in columns if column.label in widths]
+    left = [column.can_shrink for column in columns if column.label not in widths]
+    shown = [column.can_shrink for column in columns if column.label in widths]
     assert not any(shown) or sum(widths.values()) + GAP * (len(widths) - 1) <= room
     assert not left or not shown or min(left) >= max(shown)
 

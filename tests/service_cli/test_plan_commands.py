@@ -18,7 +18,7 @@ CPUS = ("--num-nodes=1", "--devices-per-node=2", "--device=cpu")
 def test_plans_of_imagined_clusters_need_no_control_plane(tmp_path: Path) -> None:
     plan = output_of("plan", EXAMPLE, "--devices-per-node=2", "--full", url=NOWHERE)
     assert re.search(r"mesh +expert_data \d x expert \d", plan)
-    assert re.search(r"expert degree \d: \d of 8 experts", plan)
+    assert re.search(r"expert degree \d: \d of each\s+layer's\s+8\s+experts", plan)
     for part in ("verdict", "parameters, and the", "memory of the fullest", "time of a step", "why", "next best",
                  "tokens/s"):  # fmt: skip
         assert part in plan
@@ -98,14 +98,14 @@ def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
     shown = output_of(*plan, "--goal=cost", "--full", f"--save={cheapest}", url=NOWHERE, COLUMNS="200")
     assert "on               pool old, 2 nodes of 8 a100-80" in shown
     assert re.search(r"money +12\.00 +per hour, 0\.0\d+ per million tokens, 0\.0\d+ for the run", shown)
-    assert re.search(r"pool new: 2 workers would take .* a million tokens\), [\d.]+% dearer", shown)
+    assert re.search(r"pool new: 2 workers would take .* per million tokens\), [\d.]+% more expensive", shown)
     assert "pool single cannot hold it: resources (='2 workers') must be at most the number of devices" in shown
     fastest = json_of(*plan)
     assert (fastest["pool"], fastest["money"]["per_hour"]) == ("new", 26)
     kept.write_text(json.dumps(fastest))
     compared = output_of("plan", "diff", kept, cheapest, COLUMNS="200")
-    assert f"pool: new of {kept}, old of {cheapest}" in compared
-    assert "money a million tokens: 0." in compared
+    assert f"pool: new for {kept}, old for {cheapest}" in compared
+    assert "price per million tokens: 0." in compared
     output_of(*plan, "--against", kept)
     assert shardyard(*plan, "--goal=cost", "--against", kept).returncode == 2
     table = output_of(*plan, "--what-if", "experts=8,16")
@@ -129,7 +129,7 @@ def test_prices_and_goals_of_imagined_clusters() -> None:
         plan = output_of("plan", EXAMPLE, *options, "--price=0.5", "--full")
         assert re.search(rf"money +{re.escape(money)} +per hour, ", plan)
     fixed = json_of("plan", EXAMPLE, "--devices-per-node=2", "--price=0.5", "--goal=time")
-    assert fixed["reasons"][1].startswith("goal time had nothing to choose: the job says it")
+    assert fixed["reasons"][1].startswith("goal time had no choice: the job sets it")
     for options, words in (
         (("--devices-per-node=2", "--price=much"), "--price (='much') must be an amount of money above 0"),
         (("--billing-unit=1",), "--billing-unit applies to a hypothetical cluster; add --num-nodes and --device"),
@@ -231,8 +231,8 @@ def test_a_preset_is_planned_with_an_adapter_and_the_plan_says_what_a_run_needs(
     (needed,) = re.findall(r"^missing +(.*?) *$", shown, re.MULTILINE)
     assert needed.startswith("model.from is required with an adapter")
     of_dtype, of_base = re.findall(r"^by default +(.*?) *$", shown, re.MULTILINE)
-    assert of_dtype.startswith("float32: train.dtype is left out")
-    assert of_base.startswith("float32: adapter.base is left out")
+    assert of_dtype.startswith("float32: train.dtype is not set")
+    assert of_base.startswith("float32: adapter.base is not set")
     told = json_of(*plan, url=NOWHERE)
     assert told["defaults"] == {"train.dtype": "float32", "adapter.base": "float32"}
     assert len(told["missing"]) == 1

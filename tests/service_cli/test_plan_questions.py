@@ -97,9 +97,9 @@ def test_two_kept_plans_are_compared(tmp_path: Path) -> None:
     output_of("plan", EXAMPLE, *ON, f"--save={two}", url=NOWHERE)
     output_of("plan", EXAMPLE, "--devices-per-node=4", "--num-workers=4", f"--save={four}", url=NOWHERE)
     shown = output_of("plan", "diff", two, four, url=NOWHERE)
-    for part in (rf"plan +{re.escape(str(two))}", rf"plan +{re.escape(str(four))}", "made for\n- another cluster",
+    for part in (rf"plan +{re.escape(str(two))}", rf"plan +{re.escape(str(four))}", "made for\n- a different cluster",
                  "differences in layout", "time of a step", "memory of the fullest",
-                 re.escape(f"workers: 2 of {two}, 4 of {four}")):  # fmt: skip
+                 re.escape(f"workers: 2 for {two}, 4 for {four}")):  # fmt: skip
         assert re.search(part, shown), part
     told = json_of("plan", "diff", two, four, url=NOWHERE)
     assert (told["first"], told["second"]) == (json.loads(two.read_text()), json.loads(four.read_text()))

@@ -14,7 +14,7 @@ from service.cli.options import program
 from service.cli.view.kinds import words_of
 from service.cli.view.language import LanguageView
 from service.cli.view.module import ModuleView
-from service.cli.view.ranks import MAX_SHOWN, gpu_use, rank_rows, ranks_in_words
+from service.cli.view.ranks import MAX_SHOWN, describe_ranks, gpu_use, rank_rows
 from service.cli.view.translation import TranslationView
 from service.client.job import Job
 
@@ -141,10 +141,10 @@ def test_a_silent_driver_and_ranks_that_are_left_out_are_told() -> None:
 
 
 def test_the_line_of_a_display_names_what_most_do_and_who_is_silent() -> None:
-    line = ranks_in_words(run(*(rank(number) for number in range(3)), rank(3, "checkpoint", silent_s=21.0)))
+    line = describe_ranks(run(*(rank(number) for number in range(3)), rank(3, "checkpoint", silent_s=21.0)))
     assert line.plain == "4 ranks: step 12 (3), checkpoint (1); rank 3 silent for 0:21"
-    assert ranks_in_words(run()) is None
-    one = ranks_in_words(run(rank(0, "step 7\x1b[2J")))
+    assert describe_ranks(run()) is None
+    one = describe_ranks(run(rank(0, "step 7\x1b[2J")))
     assert one.plain == "1 rank: step 7 [2J"
 
 

@@ -40,8 +40,8 @@ class Attending(nn.Module):
         positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         cos, sin = rotary_table(positions, 4, self.rope, dtype=x.dtype)
         q, k = (rotate(rms_norm(each, self.norm, 1e-6), cos, sin, self.rope.pairing) for each in (q, k))
-        visible = AttentionMask(window=self.window, documents=documents)
-        return attend(q, k, v, scale=0.5, visible=visible, sinks=self.sinks).transpose(1, 2).flatten(2)
+        attention_mask = AttentionMask(window=self.window, documents=documents)
+        return attend(q, k, v, scale=0.5, attention_mask=attention_mask, sinks=self.sinks).transpose(1, 2).flatten(2)
 
 
 class Recurring(nn.Module):
@@ -84,7 +84,7 @@ def test_the_gated_delta_rule() -> None:
 def test_feed_forward(activation: str) -> None:
     torch.manual_seed(0)
     layer = FeedForward(activation)
-    inputs = ("w_in", "w_gate") if layer.activation.gated else ("w_in",)
+    inputs = ("w_in", "w_gate") if layer.activation.is_gated else ("w_in",)
     weights = [linear(name, ("hidden", 12), ("model", 6)) for name in inputs]
     declare(layer, (*weights, linear("w_out", ("model", 6), ("hidden", 12))), D)
     module = Function(lambda x: layer(x, SequenceShard(len(x))).square().sum())

@@ -9,10 +9,10 @@ from torch import nn
 
 from moe.experts import Experts
 from moe.layers import MoELayer
-from moe.parallel import Layout, ParameterShard, apply, clip_by_global_norm, first_of, local_parameters
+from moe.parallel import Layout, ParameterShard, apply, clip_by_global_norm, local_parameters, shard_offsets
 from moe.plan.candidate import Options
 from moe.plan.degrees import Degrees, ShardCounts
-from moe.plan.placement import Placement, placed
+from moe.plan.placement import Placement, build_placements
 from moe.spec import MoESpec, ProblemCode, SpecError
 from tests.parity import trajectory
 from tests.refusals import refused, refused_for
@@ -35,7 +35,9 @@ def test_a_rank_holds_its_experts(activation: str, bias: bool, device: str) -> N
         with torch.device(device):
             layer = MoELayer(spec)
         layout = Layout(rank, world_size, CPU, degrees)
-        return apply(layer, placed(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout).experts
+        return apply(
+            layer, build_placements(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout
+        ).experts
 
     whole, half = experts_on(0, 1, {}), experts_on(1, 2, {"expert": 2})
     quarter = experts_on(3, 4, {"expert": 2, "expert_tensor": 2})
@@ -52,7 +54,7 @@ def test_the_gathered_shard_begins_where_the_tensor_shard_does(dim: int) -> None
     """However FSDP, which gathers it, has split it, also unevenly."""
     layout = Layout(3, 4, CPU, {"expert_fsdp": 2, "expert_tensor": 2})
     part = ParameterShard(torch.Size((3, M)), (("expert_tensor", 1), ("expert_fsdp", dim)), of_experts=True)
-    assert first_of(part, layout) == [0, M // 2]
+    assert shard_offsets(part, layout) == [0, M // 2]
 
 
 LAYER = MoESpec(num_experts=4, model_dim=M, hidden_dim=H)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe.experts import Experts
 from moe.layers.nll import smoothed_nll
-from moe.parallel import Layout, LocalParameter, buffers_of, forget_gradients, local_parameters, reduce_gradients
+from moe.parallel import Layout, LocalParameter, buffers_of, discard_gradients, local_parameters, reduce_gradients
 from moe.plan.cost.state import state_of
 from moe.plan.degrees import Degrees
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec, TranslationModelSpec
@@ -63,7 +63,7 @@ class Training:
         return float(nll)
 
     def step(self) -> list[float]:
-        forget_gradients(self.parameters)
+        discard_gradients(self.parameters)
         losses = [self.micro_batch(tokens) for tokens in self.micro_batches]
         reduce_gradients(self.parameters, self.layout)
         self.optimizer.step()
@@ -136,7 +136,7 @@ def test_gradients_of_experts_reuse_the_memory_of_the_last_step(dtype: torch.dty
         pointers.append([weight.grad.data_ptr() for weight in weights if weight.grad is not None])
     assert len(pointers[0]) == 4
     assert pointers[0] == pointers[1] == pointers[2]
-    forget_gradients(training.parameters)  # now an expert without rows: zeros where another gradient was
+    discard_gradients(training.parameters)  # now an expert without rows: zeros where another gradient was
     experts, rows = training.experts[0], torch.ones(3, MODEL.model_dim, dtype=dtype)
     experts(rows, torch.ones(3), experts.local_computation([3, 0, 0, 0])).sum().backward()
     assert experts.w_in.grad is not None

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from moe.data.conversations.conversation import RenderedText, Rendering, UnreadableRecord
 from moe.data.conversations.records import conversation_of, pair_of
 from moe.data.conversations.template import ChatTemplate
-from moe.data.limited_process import NoAnswer, answer_of
+from moe.data.limited_process import LimitedProcessError, run_limited
 from moe.data.sequences.corpus import SourceDocument
 from moe.data.sequences.encoding import encode_documents
 from moe.data.tokenizer import Tokenizer
@@ -149,7 +149,7 @@ def test_a_template_that_never_ends_is_stopped_in_bounded_time(monkeypatch: pyte
 
     def noted(module: str, request: bytes, *, timeout_s: float, memory_bytes: int) -> bytes:
         limits.append(timeout_s)
-        return answer_of(module, request, timeout_s=timeout_s, memory_bytes=memory_bytes)
+        return run_limited(module, request, timeout_s=timeout_s, memory_bytes=memory_bytes)
 
     # The same limit, reached sooner: with its own 120 s the test would take four minutes.
     monkeypatch.setattr("moe.data.conversations.template.TIMEOUT_S", 2.0)
@@ -166,8 +166,8 @@ def test_conversations_are_rendered_up_to_the_one_that_ends_the_process(monkeypa
     # What ends a process by itself takes long, or memory that a busy machine may not have.
     def ending(module: str, request: bytes, **limits: float) -> bytes:
         if b'"bad"' in request:
-            raise NoAnswer("crashes its reader")
-        return answer_of(module, request, **limits)  # type: ignore[arg-type]
+            raise LimitedProcessError("crashes its reader")
+        return run_limited(module, request, **limits)  # type: ignore[arg-type]
 
     monkeypatch.setattr("moe.data.conversations.template.answer_of", ending)
     rows = [{"prompt": prompt, "completion": "a"} for prompt in ("x", "y", "bad", "z")]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from moe.plan import Cluster, Degrees, MadeFor, MemoryEstimate, Plan, PlanRequest, TimeEstimate, plan_job
 from moe.plan.candidate import RECOMPUTES, SHARDINGS, Options
 from moe.plan.causes import Causes
-from moe.plan.compare import compare, made_for_in_words, sentences
-from moe.plan.requested_layout import asking_for, layout_to_ask, parse_layout
+from moe.plan.compare import compare, describe_inputs, sentences
+from moe.plan.requested_layout import parse_layout, pinned_layout, request_layout
 from moe.spec import JobSpec, SpecError
 from tests.grid import num_cases
 from tests.refusals import refused
@@ -101,16 +101,16 @@ FLAT_64 = {**EXPERT_64, "options": replace(Options(), ranks_per_node=8)}
         ("all_to_all_s", EXPERT_64, {"degrees": Degrees(expert=16)}, "more: expert groups of 64 rather than 16"),
         ("all_to_all_s", DATA_8, {"degrees": Degrees(expert=8)}, "less: no row leaves its rank"),
         ("bubble_s", {**PIPELINE, "options": Options(virtual_stages=4)}, PIPELINE,
-         "less: 8 stages of 4 runs rather than 8 of 1"),
+         "less: 8 stages of 4 virtual stages rather than 8 of 1"),
         ("bubble_s", PIPELINE, {"degrees": Degrees(data=64)}, "more: 8 stages rather than one"),
         ("products_s", {"options": Options(recompute="full")}, {},
-         "more: whole blocks are computed again in the backward pass"),
+         "more: whole blocks are recomputed in the backward pass"),
         ("products_s", {}, {"options": Options(recompute="selective")},
-         "less: hidden states are not computed again in the backward pass"),
+         "less: hidden states are not recomputed in the backward pass"),
         ("gather_s", {"degrees": Degrees(data=8, tensor=4)}, DATA_8, "more: tensor degree 4 rather than 1"),
         ("gather_s", DATA_8, {"degrees": Degrees(data=8, fsdp=8)}, "less: no parameters are gathered"),
         ("all_reduce_s", {"memory": {"gradients": 1 << 30}}, {"memory": {"gradients": 1 << 31}},
-         "less: 1.00 GiB of gradients a device rather than 2.00 GiB"),
+         "less: 1.00 GiB of gradients per device rather than 2.00 GiB"),
     ],
 )  # fmt: skip
 def test_a_cause_is_a_fact_of_the_two_layouts(
@@ -128,14 +128,14 @@ def test_a_cause_is_a_fact_of_the_two_layouts(
 
 def test_what_plans_were_made_for_is_reported() -> None:
     plan = plan_of(products_s=1)
-    assert made_for_in_words(plan, plan) == "the same"
+    assert describe_inputs(plan, plan) == "the same"
     elsewhere = plan.model_copy(update={"made_for": MadeFor(spec="a", cluster="d", planner="e")})
-    assert made_for_in_words(plan, elsewhere) == "another cluster and another planner"
+    assert describe_inputs(plan, elsewhere) == "a different cluster and a different planner"
     silent = plan.model_copy(update={"made_for": None})
-    assert made_for_in_words(plan, silent) == "the second tells nothing of what they were planned for"
+    assert describe_inputs(plan, silent) == "not recorded by the second"
     lines = sentences(plan, plan.model_copy(update={"tokens_per_step": 8192}))
-    assert lines[0].startswith("the first is predicted 2.0 times as slow a token")
-    assert "tokens a step: 4096 of the first, 8192 of the second" in lines
+    assert lines[0].startswith("the first is predicted 2.0 times as slow per token")
+    assert "tokens per step: 4096 for the first, 8192 for the second" in lines
 
 
 @pytest.mark.parametrize(
@@ -144,12 +144,12 @@ def test_what_plans_were_made_for_is_reported() -> None:
 def test_the_layout_of_a_plan_can_be_requested(parallel: dict[str, Any]) -> None:
     cluster = Cluster(num_nodes=2, devices_per_node=4, device="h100")
     plan = plan_job(JobSpec.parse(job(resources={"num_workers": 8}, parallel=parallel)), cluster)
-    layout = layout_to_ask(plan)
+    layout = pinned_layout(plan)
     assert parse_layout(",".join(f"{name}={value}" for name, value in layout.items()), "LAYOUT") == layout
     other = PlanRequest(spec=JobSpec.parse(job(resources={"num_workers": 8}, parallel={"tensor": 4})))
-    again = asking_for(other, layout, 8)
+    again = request_layout(other, layout, 8)
     assert plan_job(again.spec, cluster, again.query.num_workers).candidate == plan.candidate
-    twice = asking_for(other, layout, 16)
+    twice = request_layout(other, layout, 16)
     with refused("mismatch", "parallel"):
         plan_job(twice.spec, Cluster(num_nodes=4, devices_per_node=4, device="h100"), twice.query.num_workers)
 

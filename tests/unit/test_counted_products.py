@@ -15,7 +15,7 @@ from moe.layers.nll import smoothed_nll
 from moe.parallel import Layout, QuantizedWeight
 from moe.plan import Calibration, Cluster, Degrees, LayoutSearch
 from moe.plan.candidate import RECOMPUTES, Candidate, Options, Recompute
-from moe.plan.cost.flops import looked_at, model_flops_per_step, pairs_flops
+from moe.plan.cost.flops import attended_positions, model_flops_per_step, pairs_flops
 from moe.plan.cost.units import Part, units
 from moe.plan.degrees import ShardCounts
 from moe.plan.plan import TimeEstimate
@@ -147,7 +147,7 @@ def test_products_and_operations_of_a_partly_trained_model(name: str) -> None:
 
     def operations(spec: JobSpec) -> float:
         pairs = sum(
-            spec.train.batch_tokens * pairs_flops(attention, looked_at(attention, spec.data.padded_tokens))
+            spec.train.batch_tokens * pairs_flops(attention, attended_positions(attention, spec.data.padded_tokens))
             * (1 + 2 * unit.has_backward)
             for unit in units(spec.model, OURS, spec.train.freeze) for attention in unit.attentions
         )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 
 from moe.data.corpus import CHECK_BYTES
 from moe.data.data_file import DataFile
-from moe.data.faults import MAX_EXAMPLES, MAX_KINDS, Faults, OutOfTime
+from moe.data.faults import MAX_EXAMPLES, MAX_KINDS, DeadlineExceeded, Faults
 from moe.data.lines import Lines
 from moe.data.locations import Location
 from moe.data.pairs import corpora as pairs
@@ -181,7 +181,7 @@ def test_a_share_without_skipping_changes_no_key(tmp_path: Path) -> None:
 def test_a_pass_ends_at_its_deadline_though_every_record_is_bad(corpus: str, tmp_path: Path) -> None:
     data = spec_of(corpus, written(tmp_path / "a.jsonl", *[b"{"] * 100))
     faults = Faults.from_spec(data, deadline=0.0)
-    with pytest.raises(OutOfTime):
+    with pytest.raises(DeadlineExceeded):
         list(corpus_of(data).records(faults))
     assert faults.num_records == 0, "the first record read after the deadline ends the pass"
 

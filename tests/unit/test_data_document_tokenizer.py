@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
 
-from moe.data.limited_process import NoAnswer, answer_of
+from moe.data.limited_process import LimitedProcessError, run_limited
 from moe.data.sequences import ModelTokenizer, check, encoding, model_tokenizer
 from moe.data.sequences.corpus import SourceDocument
 from moe.data.sequences.encoding import encode_documents
@@ -129,9 +129,9 @@ def test_a_limited_process_has_little_memory_no_environment_and_says_how_it_ende
     )
     monkeypatch.setenv("SECRET", "token")
     monkeypatch.setattr("moe.data.limited_process._PLACE", f"{tmp_path}{os.pathsep}{os.getcwd()}")
-    assert answer_of("greedy", b"given", timeout_s=60, memory_bytes=4 << 30) == b"None given\n"
-    with pytest.raises(NoAnswer, match=r"crashes its reader \(exit status 1: MemoryError\)"):
-        answer_of("greedy", b"", timeout_s=60, memory_bytes=512 << 20)
+    assert run_limited("greedy", b"given", timeout_s=60, memory_bytes=4 << 30) == b"None given\n"
+    with pytest.raises(LimitedProcessError, match=r"crashes its reader \(exit status 1: MemoryError\)"):
+        run_limited("greedy", b"", timeout_s=60, memory_bytes=512 << 20)
 
 
 TRAIN = """

@@ -8,7 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from moe.data.sequences.package_list import HELD_OUT, TRAINING, Distribution, files_of, reason_against
+from moe.data.sequences.package_list import HELD_OUT, TRAINING, Distribution, exclusion_reason, files_of
 from moe.data.sequences.packages import Packages, SeenLines, lines_of
 from tests.refusals import refused
 
@@ -45,7 +45,7 @@ def test_only_installed_files_of_a_distribution_are_read():
     ],
 )
 def test_files_that_no_one_wrote_are_left_out(text, reason):
-    assert reason_against(text) == reason
+    assert exclusion_reason(text) == reason
 
 
 def test_near_duplicates_are_found_under_other_indentation_and_comments():

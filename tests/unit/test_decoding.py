@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moe.spec.generation import GenerationSpec
-from moe.tasks.decoding import beam_search, choose_tokens, one_by_one
+from moe.tasks.decoding import beam_search, choose_tokens, sample_tokens
 from tests.refusals import refused
 
 STATES = 251
@@ -56,7 +56,7 @@ def decoded(
     table: Table, spec: GenerationSpec, ends: Collection[int], numbers: Sequence[int] | None = None
 ) -> list[list[int]]:
     texts: list[list[int]] = [[] for _ in table.states]
-    for tokens in one_by_one(table, table.logits, spec, ends, texts=numbers):
+    for tokens in sample_tokens(table, table.logits, spec, ends, text_numbers=numbers):
         for row, token in tokens.items():
             texts[row].append(token)
     return texts
@@ -192,7 +192,7 @@ def test_texts_differ_between_seeds_and_rows_only() -> None:
 
 def test_a_reader_may_end_rows() -> None:
     table, counts = Table(2, 9, [4, 5, 6]), [0, 0, 0]
-    decoding = one_by_one(table, table.logits, GenerationSpec(max_tokens=50), ())
+    decoding = sample_tokens(table, table.logits, GenerationSpec(max_tokens=50), ())
     tokens = next(decoding)
     while True:
         for row in tokens:

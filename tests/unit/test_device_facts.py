@@ -5,7 +5,7 @@ import math
 import pytest
 
 from moe.plan import DEVICES, Cluster, cluster_of, plan_job
-from moe.plan.cluster.device_names import device_named
+from moe.plan.cluster.device_names import find_device
 from moe.plan.cluster.measured import MEASURED
 from moe.spec import ProblemCode
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
@@ -103,7 +103,7 @@ def test_an_unknown_gpu_is_never_planned_silently_as_another(accelerator: str | 
     assert plan is not None
     assert plan.device_type == cluster.device == f"unknown GPU {accelerator or ''}".strip()
     assert cluster.memory_bytes == 80 * GIB
-    assert any("were never measured: priced by the rates of a100-80" in reason for reason in plan.reasons)
+    assert any("were never measured: priced with the rates of a100-80" in reason for reason in plan.reasons)
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,14 @@ def test_names_that_ray_reports_are_recognized(product: str, device: str | None)
     """By Ray's own function from names as NVML gives them."""
     from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
 
-    assert device_named(NvidiaGPUAcceleratorManager._gpu_name_to_accelerator_type(product) or "") == device
+    assert find_device(NvidiaGPUAcceleratorManager._gpu_name_to_accelerator_type(product) or "") == device
 
 
 def test_names_that_ray_reports_of_amd_are_recognized_and_an_a100_by_its_memory() -> None:
     from ray._private.accelerators.amd_gpu import amd_product_dict
 
-    named = {name: device for name in amd_product_dict.values() if (device := device_named(name))}
+    named = {name: device for name in amd_product_dict.values() if (device := find_device(name))}
     assert named == {"AMD-Instinct-MI300X-OAM": "mi300x", "AMD-Instinct-MI300X-HF": "mi300x",
                      "AMD-Instinct-MI355X-OAM": "mi355x"}  # fmt: skip
-    assert device_named("A100", 40 * GIB) == "a100-40"  # Ray calls both A100
-    assert device_named("A100", 79 * GIB) == device_named("A100") == "a100-80"
+    assert find_device("A100", 40 * GIB) == "a100-40"  # Ray calls both A100
+    assert find_device("A100", 79 * GIB) == find_device("A100") == "a100-80"

@@ -8,13 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.dispatch import EinsumDispatcher, LocalDispatcher, combine_weights
-from moe.dispatch.dispatcher import _chunks, _in_chunks, min_chunks, pad, rows_to_tokens, tokens_to_rows
+from moe.dispatch.dispatcher import (
+    _chunks,
+    _order_by_chunk,
+    min_chunks,
+    pad_assignments,
+    rows_to_tokens,
+    tokens_to_rows,
+)
 from moe.dispatch.exchange import _ExpertOrder, _pack, _unpack, expert_and_rank_order
-from moe.dispatch.hierarchical import once_a_node
+from moe.dispatch.hierarchical import deduplicate_by_node
 from moe.experts import BACKENDS, LocalComputation
 from moe.experts.activation import ACTIVATIONS
 from moe.experts.experts import Cost
-from moe.experts.products import slots
+from moe.experts.products import padded_slots
 from moe.layers import MoELayer, TokenContext
 from moe.routing import Routing, route
 from moe.spec import MoESpec
@@ -90,8 +97,8 @@ def test_rows_and_back_is_an_identity_for_each_kept_choice(seed: int, tokens: in
 def test_padding_rows_have_no_weight() -> None:
     routing = routing_of(0, 9, 3)
     counts, assignments = routing.load.tolist(), routing.assignments
-    assert pad(assignments, counts, counts) is assignments
-    padded, real = pad(assignments, counts, [7, 7, 7]), slots(counts, [7, 7, 7], torch.device("cpu"))
+    assert pad_assignments(assignments, counts, counts) is assignments
+    padded, real = pad_assignments(assignments, counts, [7, 7, 7]), padded_slots(counts, [7, 7, 7], torch.device("cpu"))
     assert [row // 7 for row in real.tolist()] == assignments.expert.tolist()
     assert torch.equal(padded.weight[real], assignments.weight)
     assert (padded.weight != 0).sum() == len(real)
@@ -115,8 +122,8 @@ def test_a_token_that_no_expert_takes_is_never_multiplied(activation: str, huge:
 
     def results(first: float) -> tuple[torch.Tensor, ...]:
         inputs = x.masked_fill(padding[:, None], first).requires_grad_()
-        rows, weight, plan = LocalDispatcher()(inputs, choices, layer.experts)
-        y = plan.combine(layer.experts(rows, weight, plan.computation))
+        rows, weight, computation, combiner = LocalDispatcher()(inputs, choices, layer.experts)
+        y = combiner.combine(layer.experts(rows, weight, computation))
         leaves = (inputs, *layer.experts.parameters())
         return y, *torch.autograd.grad(y, leaves, upstream.masked_fill(padding[:, None], first))
 
@@ -165,7 +172,7 @@ def test_rows_of_some_tokens_are_theirs_in_order(
     routing = routing_of(seed, tokens, **fields)
     first = data.draw(st.integers(0, tokens))
     stop = data.draw(st.integers(first, tokens))
-    some, whole = routing.choices.of_tokens(first, stop), routing.assignments
+    some, whole = routing.choices.select_tokens(first, stop), routing.assignments
     part = some.to_rows(some.device_counts.tolist())
     inside = (whole.token >= first) & (whole.token < stop)
     assert torch.equal(part.token, whole.token[inside] - first)
@@ -181,7 +188,7 @@ def test_chunks_hold_every_row_once_and_no_more_than_the_bound(counts: list[list
     num_chunks = min_chunks(arriving, bound)
     chunks = _chunks(arriving, arriving, num_chunks)
     assert torch.equal(sum(chunk.arriving for chunk in chunks), arriving)
-    assert chunks[-1].sent_slice.stop == int(arriving.sum())
+    assert chunks[-1].send_slice.stop == int(arriving.sum())
     most = max(bound, int((arriving > 0).sum()))
     assert all(int(chunk.arriving.sum()) <= most for chunk in chunks)
     if num_chunks > 1:
@@ -195,7 +202,7 @@ def test_rows_in_chunks_are_ordered_by_chunk_rank_and_expert(
     seed: int, tokens: int, num_chunks: int, parts: int
 ) -> None:
     whole = routing_of(seed, tokens).assignments
-    moved = _in_chunks(whole, num_chunks, 2, parts)  # two experts a rank
+    moved = _order_by_chunk(whole, num_chunks, 2, parts)  # two experts a rank
     leaving = whole.load.view(4, 2).repeat_interleave(parts, 0)
     row = 0
     for chunk in _chunks(leaving, leaving, num_chunks):
@@ -213,7 +220,7 @@ def test_rows_in_chunks_are_ordered_by_chunk_rank_and_expert(
 def test_a_token_crosses_once_to_a_node_with_several_of_its_experts(seed: int, tokens: int, nodes: int) -> None:
     routing = routing_of(seed, tokens)
     crosses, whole = routing.choices.reaches(nodes), routing.assignments
-    crossing, row_of_choice = once_a_node(whole, crosses, crosses.sum(1), crosses.sum(1).tolist())
+    crossing, row_of_choice = deduplicate_by_node(whole, crosses, crosses.sum(1), crosses.sum(1).tolist())
     node = whole.expert // (8 // nodes)
     expected = sorted(set(zip(node.tolist(), whole.token.tolist(), strict=True)))
     assert list(zip(crossing.expert.tolist(), crossing.token.tolist(), strict=True)) == expected

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moe.spec import JobSpec
-from moe.train.checkpoint.course import SPEC
+from moe.train.checkpoint.spec_changes import SPEC
 from tests.parity.gloo_ranks import Pools
 from tests.unit.train_runs import corpus, course, prepared, rewrite, run
 

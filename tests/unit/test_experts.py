@@ -40,7 +40,7 @@ ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf
 """Whether this CPU's products in bfloat16 are oneDNN's: AVX2 alone does not do."""
 ACTIVATIONS = {**activations.ACTIVATIONS, "swiglu_clamped": build_activation("swiglu_clamped", (1.5, 1.0))}
 """With a limit that many values exceed, and some equal."""
-GATED = [name for name, activation in ACTIVATIONS.items() if activation.gated]
+GATED = [name for name, activation in ACTIVATIONS.items() if activation.is_gated]
 
 
 def computation(counts: list[int], activation: str, backend: str) -> LocalComputation:
@@ -112,7 +112,7 @@ def test_clamped_swiglu_is_that_of_gpt_oss() -> None:
         d_hidden = torch.randn_like(expected)
         expected.backward(d_hidden)
         hidden, activated = ours.recompute(up, gate)
-        for output in (hidden, ours.forward(up, gate), ours.plain(up, gate)):
+        for output in (hidden, ours.forward(up, gate), ours.differentiable_forward(up, gate)):
             torch.testing.assert_close(output, expected.detach())
         gradients = ours.backward(d_hidden.clone(), up, gate, activated)
         torch.testing.assert_close(gradients, (packed.grad[:, 1::2], packed.grad[:, ::2]))
@@ -251,7 +251,7 @@ def test_without_onednn_no_other_rows_are_multiplied(monkeypatch: pytest.MonkeyP
 
 
 def test_batched_products_pad_many_rows_to_a_multiple_of_eight_and_change_no_layer() -> None:
-    padded = BACKENDS["batched"].padded
+    padded = BACKENDS["batched"].pad_counts
     assert padded([3, 0, 5]) == [5, 5, 5], "few rows are not worth it"
     assert padded([533, 512, 1]) == [536, 536, 536]
     assert padded([536, 0]) == [536, 536]

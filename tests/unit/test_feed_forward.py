@@ -22,7 +22,7 @@ ACTIVATED = {
 
 def layer_of(activation: str, dtype: torch.dtype = torch.float64) -> FeedForward:
     layer = FeedForward(activation)
-    names = ("w_in", "w_gate") if layer.activation.gated else ("w_in",)
+    names = ("w_in", "w_gate") if layer.activation.is_gated else ("w_in",)
     into = (linear(name, ("hidden", HIDDEN), ("model", M)) for name in names)
     declare(layer, (*into, linear("w_out", ("model", M), ("hidden", HIDDEN))), dtype)
     return layer

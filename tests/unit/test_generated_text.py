@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers
 
 from moe.data.tokenizer import Tokenizer
-from moe.tasks.decoding.text import TextSoFar, before_stop, last_of, num_held_back
+from moe.tasks.decoding.text import TextStreamer, before_stop, last_characters, num_pending
 
 
 def decoded(tokens: Sequence[bytes]) -> str:
@@ -23,7 +23,7 @@ def in_bytes(text: str) -> list[bytes]:
 
 def pieces(tokens: Sequence[bytes], stop: Sequence[str] = ()) -> list[str]:
     """Text that each token adds, and the end."""
-    text = TextSoFar(lambda ids: decoded([tokens[id] for id in ids]), stop, before=range(0))
+    text = TextStreamer(lambda ids: decoded([tokens[id] for id in ids]), stop, before=range(0))
     added = list[str]()
     for token in range(len(tokens)):
         added.append(text.take(token))
@@ -87,7 +87,7 @@ def test_text_is_held_back_while_it_may_become_a_character_or_a_stop_string(
 def test_only_the_beginning_of_a_stop_string_is_held_back(text: str, stop: list[str]) -> None:
     ends = [text[len(text) - length :] for length in range(1, len(text) + 1)]
     beginnings = [end for end in ends if any(string.startswith(end) and string != end for string in stop)]
-    assert num_held_back(text, stop) == max(map(len, beginnings), default=0)
+    assert num_pending(text, stop) == max(map(len, beginnings), default=0)
 
 
 def test_bytes_that_are_no_text_do_not_take_ever_longer() -> None:
@@ -97,7 +97,7 @@ def test_bytes_that_are_no_text_do_not_take_ever_longer() -> None:
         lengths.append(len(ids))
         return "\ufffd" * len(ids)
 
-    text = TextSoFar(decode)
+    text = TextStreamer(decode)
     assert "".join(text.take(0) for _ in range(1600)) == ""
     assert sum(lengths) < 1600 * 1600 / 16
     assert text.end() == "\ufffd" * 1600
@@ -126,7 +126,7 @@ def of_bytes() -> Tokenizer:
 def test_a_text_continues_another_as_its_tokenizer_decodes_both(prompt: str, text: str) -> None:
     tokenizer = learned()
     before, ids = tokenizer.encode(prompt), tokenizer.encode(text)
-    continuation = TextSoFar(tokenizer.decode, before=last_of(before, tokenizer.decode))
+    continuation = TextStreamer(tokenizer.decode, before=last_characters(before, tokenizer.decode))
     added = "".join([*map(continuation.take, ids), continuation.end()])
     assert tokenizer.decode(before) + added == tokenizer.decode([*before, *ids])
     assert continuation.num_tokens == len(ids)
@@ -139,7 +139,7 @@ def test_a_text_continues_from_tokens_of_bytes(prompt: str, text: str) -> None:
     tokenizer = of_bytes()
     before = [1, *tokenizer.encode(prompt)]
     ids = tokenizer.encode(prompt + text)[len(before) - 1 :]
-    continuation = TextSoFar(tokenizer.decode, before=last_of(before, tokenizer.decode))
+    continuation = TextStreamer(tokenizer.decode, before=last_characters(before, tokenizer.decode))
     added = [*map(continuation.take, ids), continuation.end()]
     assert "".join(added) == text
     assert not added[-1]

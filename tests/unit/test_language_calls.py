@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from moe.routing import recorded, replayed
+from moe.routing import record_routing, replay_routing
 from moe.spec import model_spec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.batch_context import BatchContext
@@ -30,7 +30,7 @@ def model() -> LanguageModel:
 def test_what_was_recorded_of_texts_is_replayed_in_training_on_them() -> None:
     """Prompts of several lengths, each of whose texts then begins its row."""
     prompts = [[3, 4, 5, 6], [7], [8, 9]]
-    with recorded(model()) as recording:
+    with record_routing(model()) as recording:
         texts = generate(model(), prompts, GREEDY)
     length = 4 + GREEDY.max_tokens
     rows = torch.zeros(3, length, dtype=torch.int64)
@@ -40,16 +40,16 @@ def test_what_was_recorded_of_texts_is_replayed_in_training_on_them() -> None:
         layer: functional.pad(chosen, (0, 0, 0, rows.numel() - len(chosen)), value=-1)
         for layer, chosen in recording.items()
     }
-    with recorded(model()) as own:
+    with record_routing(model()) as own:
         expected = model()(rows)
     others = {layer: torch.where(chosen >= 0, (chosen + 1) % 4, -1) for layer, chosen in made.items()}
     for layer, chosen in made.items():
         passed = chosen >= 0
         assert passed.any(1).sum() == sum(map(len, prompts)) + 3 * (GREEDY.max_tokens - 1)
         assert torch.equal(own[layer][passed], chosen[passed])
-    with replayed(model(), made):
+    with replay_routing(model(), made):
         torch.testing.assert_close(model()(rows), expected)
-    with replayed(model(), others), recorded(model()) as seen:
+    with replay_routing(model(), others), record_routing(model()) as seen:
         assert not torch.allclose(model()(rows), expected)
     for layer, chosen in others.items():
         assert torch.equal(seen[layer][chosen >= 0], chosen[chosen >= 0])
@@ -70,8 +70,8 @@ def test_a_prompt_that_is_none(prompts: list[list[int]], told: str) -> None:
 
 def test_arguments_that_do_not_fit_each_other() -> None:
     for asked in (GREEDY, GenerationSpec(max_tokens=5, num_beams=2)):
-        with pytest.raises(ValueError, match=r"texts \(=1 numbers\) must be as many as prompts \(=2\)"):
-            generate(model(), [[1], [2]], asked, texts=[0])
+        with pytest.raises(ValueError, match=r"text_numbers \(=1\) must be as many as prompts \(=2\)"):
+            generate(model(), [[1], [2]], asked, text_numbers=[0])
     tokens = torch.ones(2, 3, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"documents \(3, 2\) must have the shape of tokens \(2, 3\)"):
         model()(tokens, BatchContext(documents=tokens.view(3, 2)))
@@ -95,7 +95,7 @@ def test_texts_go_on_within_their_room_from_where_they_begin() -> None:
                 model().extend(torch.ones(shape, dtype=torch.int64), state)
         with pytest.raises(ValueError, match=r"padding \(2, 1\) must have the shape of tokens \(2, 3\)"):
             model().extend(tokens, model().start(2, 8), behind[:, :1])
-        with pytest.raises(ValueError, match=r"must fit after 6 positions in the state's room \(=8\)"):
+        with pytest.raises(ValueError, match=r"must fit after 6 positions in the state's max_positions \(=8\)"):
             model().extend(tokens, state)
 
 

@@ -14,7 +14,7 @@ from moe.data.tokenizer import TextForm, Tokenizer
 from moe.spec import model_spec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding import beam_search
-from moe.tasks.language.generation import generate, lay_out_for_texts
+from moe.tasks.language.generation import generate, prepare_for_decoding
 from moe.tasks.language.generator import LanguageGenerator
 from moe.tasks.language.model import LanguageModel, build_model
 from tests.refusals import refused
@@ -89,7 +89,7 @@ def test_a_model_laid_out_for_generation_generates_the_same(spec: GenerationSpec
     settled, before = made_model(), {name: each.clone() for name, each in model().state_dict().items()}
     other = LanguageGenerator(settled, tokenizer(), LONGEST)
     assert settled.layers[0].feed_forward.moe.experts.w_in.is_contiguous(), "as it is trained on"
-    other.lay_out_for_texts()
+    other.prepare_for_decoding()
     assert not settled.layers[0].feed_forward.moe.experts.w_in.is_contiguous()
     assert other.generate(PROMPTS, spec) == generator().generate(PROMPTS, spec)
     assert all(torch.equal(each, before[name]) for name, each in settled.state_dict().items())
@@ -100,7 +100,7 @@ def test_experts_of_such_a_model_are_as_narrow_as_its_arithmetic(dtype: torch.dt
     narrow, tokens = made_model(dtype), torch.tensor([[5, 6, 7, 8, 9]])
     with torch.no_grad():
         before = narrow(tokens)
-        lay_out_for_texts(narrow)
+        prepare_for_decoding(narrow)
         torch.testing.assert_close(narrow(tokens), before, rtol=0.02, atol=0.02)
     for layer in narrow.layers:
         weights = layer.feed_forward.moe.experts.weights.narrow(dtype)
@@ -132,7 +132,7 @@ def test_draws_are_keyed_by_the_number_of_the_text() -> None:
     assert together[:5] == generator().generate(PROMPTS, DRAWN)
     assert together[0] != together[5], "the same prompt, another text"
     tokens = generate(model(), list(prompts()), DRAWN, {2})
-    assert tokens[3:] == generate(model(), list(prompts())[3:], DRAWN, {2}, texts=[3, 4])
+    assert tokens[3:] == generate(model(), list(prompts())[3:], DRAWN, {2}, text_numbers=[3, 4])
 
 
 @pytest.mark.parametrize("spec", [None, GREEDY, DRAWN, BEAMS], ids=["as it is", "greedy", "drawn", "beams"])

@@ -75,10 +75,10 @@ def calls(draw: st.DrawFn) -> tuple[object, object, object]:
 
 @given(calls(), st.sampled_from(sorted(ROUTERS)), st.sampled_from(["group", "sequence", "global_batch"]))
 def test_what_a_layer_cannot_take_is_a_value_error_in_words(call, router, scope) -> None:
-    x, tokens, shares = call
+    x, tokens, shard = call
     layer = routed(router, **({"aux_scope": scope} if "aux_scope" in ROUTERS[router].model_fields else {}))
     try:
-        y, routing = layer(x, tokens, shares)
+        y, routing = layer(x, tokens, shard)
     except ValueError as error:
         told = str(error)
     else:
@@ -88,7 +88,7 @@ def test_what_a_layer_cannot_take_is_a_value_error_in_words(call, router, scope)
         padding = None if tokens is None else tokens.padding
         real = x.shape[:-1].numel() if padding is None else int((~padding).sum())
         assert routing.num_tokens == real
-    assert told is None or re.match(r"(x|ids|tokens|groups|shares)\b.* (must|are not|do not) ", told), told
+    assert told is None or re.match(r"(x|ids|tokens|groups|shard)\b.* (must|are not|do not) ", told), told
 
 
 def padding_of(*shape: int) -> TokenContext:
@@ -110,9 +110,9 @@ MISTAKES: list[tuple[Any, ...]] = [
     shaped((2, 2, 6), (4, 6), "reshape"), shaped((2, 2, 6), (24,), "reshape"), shaped((20,), (4, 6), "reshape"),
     (torch.zeros(24, 6), padding_of(2, 8), None, "do not describe x"),
     (torch.zeros(24, 6), padding_of(3, 12), None, "do not describe x"),
-    (swapped(X), None, SequenceShard("x"), r"shares\.num_tokens \(=.*\) must be "),
-    (swapped(X), None, SequenceShard(True), r"shares\.num_tokens \(=.*\) must be "),
-    (swapped(X), None, SequenceShard(6, "x"), r"shares\.group \(=.*\) must be "),
+    (swapped(X), None, SequenceShard("x"), r"shard\.num_tokens \(=.*\) must be "),
+    (swapped(X), None, SequenceShard(True), r"shard\.num_tokens \(=.*\) must be "),
+    (swapped(X), None, SequenceShard(6, "x"), r"shard\.group \(=.*\) must be "),
     (in_inference_mode(X.double()), None, None, "x .* must not be passed while gradients are tracked; clone it"),
     (X, TokenContext(padding=in_inference_mode(torch.ones(4, 6).bool())), None,
      r"tokens\.padding .* must not be passed while gradients are tracked; clone it"),
@@ -124,10 +124,10 @@ MISTAKES: list[tuple[Any, ...]] = [
 """(x, tokens, shard of the sequence, message)"""
 
 
-@pytest.mark.parametrize(("x", "tokens", "shares", "message"), MISTAKES)
-def test_mistakes_are_described(x: Any, tokens: Any, shares: Any, message: str) -> None:
+@pytest.mark.parametrize(("x", "tokens", "shard", "message"), MISTAKES)
+def test_mistakes_are_described(x: Any, tokens: Any, shard: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        layer_of()(x if x.is_inference() else x.double(), tokens, shares)
+        layer_of()(x if x.is_inference() else x.double(), tokens, shard)
 
 
 def test_ids_of_inference_mode_are_no_part_of_the_backward_pass() -> None:

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.measured_steps import OLMOE_STEP_S, STEPS, MeasuredStep, olmoe_plan
 from benchmarks.published_kernels import share_of
 from moe.plan import Cluster, plan_job
-from moe.plan.software import SOFTWARE, software_of
+from moe.plan.software import SOFTWARE, find_software
 from tests.unit.test_verdict import language_job
 
 
@@ -16,7 +16,7 @@ def test_our_own_step_is_predicted_as_it_was_measured(step: MeasuredStep) -> Non
     """By constants from another shape's software it was predicted 1.75 times as fast, outside of both ends."""
     plan = step.plan()
     assert abs(step.error()) < 0.08
-    assert plan.memory.needed / 2**30 == pytest.approx(step.measured_gib, rel=0.03)
+    assert plan.memory.job_bytes / 2**30 == pytest.approx(step.measured_gib, rel=0.03)
     assert plan.ends_s[0] < step.measured_ms / 1000 < plan.ends_s[1]
 
 
@@ -30,7 +30,7 @@ def test_another_eager_trainers_step_is_predicted_within_both_ends() -> None:
 @pytest.mark.parametrize("device", ["b200", "a100-80"])
 def test_plain_megatron_sustains_what_the_kernels_of_its_machine_reach(device: str) -> None:
     """0.66 is of one B200, and no property of the software: on A100 that was 0.33 off in ln."""
-    assert software_of("megatron-plain", "peer", None, device).host.sustained == pytest.approx(
+    assert find_software("megatron-plain", "peer", None, device).host.sustained == pytest.approx(
         share_of(device), abs=0.02
     )
 

@@ -66,5 +66,5 @@ def test_every_stage_has_all_groups_once(degrees: dict[str, int], num_groups: in
     found: dict[tuple[int, ...], list[int]] = {}
     for layout in every_rank(degrees):
         of_the_same_rows = tuple(layout.index(axis) for axis in ("pipeline", "context", "tensor"))
-        found.setdefault(of_the_same_rows, []).extend(layout.groups_here(num_groups))
+        found.setdefault(of_the_same_rows, []).extend(layout.local_groups(num_groups))
     assert all(groups == list(range(num_groups)) for groups in found.values())

@@ -8,7 +8,7 @@ import torch
 from moe.layers import MoELayer, TokenContext
 from moe.parallel import Layout, apply
 from moe.plan.degrees import ShardCounts
-from moe.plan.placement import placed
+from moe.plan.placement import build_placements
 from moe.routing import BatchCounts, route
 from moe.spec import MoESpec, SpecError
 from moe.spec.routers import ROUTERS
@@ -72,7 +72,7 @@ def test_a_layout_that_does_not_divide_the_layer_is_refused(axis: str, place: st
     spec = MoESpec(num_experts=6, model_dim=8, hidden_dim=9)
     layout = Layout(0, 4, torch.device("cpu"), {axis: 4})
     with pytest.raises(SpecError, match=rf"{place} must be divisible by the {axis} degree \(=4\)"):
-        apply(MoELayer(spec), placed(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout)
+        apply(MoELayer(spec), build_placements(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout)
 
 
 def test_the_layer_keeps_nothing_between_calls() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from moe.plan import Cluster, Plan, PlanQuery, cluster_of, plan_anywhere, plan_job, plan_request
-from moe.plan.money import amount_of, money_of
+from moe.plan import Cluster, Plan, PlanQuery, cluster_of, plan_job, plan_on_cluster, plan_request
+from moe.plan.money import estimate_money, format_amount
 from moe.plan.plan_file import made_for
 from moe.plan.search.workers import numbers_of_workers
 from moe.spec import JobSpec, SpecError
@@ -47,7 +47,7 @@ def test_without_a_price_nothing_is_said_of_money() -> None:
     assert "price_per_hour" not in h100s().model_dump(mode="json")
     assert plan.made_for == made_for(ranged(1, 16), h100s())
     assert priced.made_for == plan.made_for, "a price changes no layout"
-    assert money_of(None, billed_devices=8, step_s=1.0, tokens_per_step=1, num_steps=None) is None
+    assert estimate_money(None, billed_devices=8, step_s=1.0, tokens_per_step=1, num_steps=None) is None
 
 
 @pytest.mark.parametrize("price", [0, -1, "2", float("nan"), float("inf"), True])
@@ -72,14 +72,14 @@ def test_nodes_are_paid_in_full() -> None:
 def test_the_cheapest_number_of_workers_leaves_no_paid_device_idle() -> None:
     """Where steps shorten with workers, part of a node is as dear as all of it."""
     spec = ranged(1, 32, train={"num_steps": 10, "batch_tokens": 2**18})
-    plan = plan_anywhere(spec, h100s(price_per_hour=2.5), PlanQuery(goal="cost"))
-    singly = plan_anywhere(spec, h100s(price_per_hour=2.5, billing_unit=1), PlanQuery(goal="cost"))
+    plan = plan_on_cluster(spec, h100s(price_per_hour=2.5), PlanQuery(goal="cost"))
+    singly = plan_on_cluster(spec, h100s(price_per_hour=2.5, billing_unit=1), PlanQuery(goal="cost"))
     assert plan.num_workers == plan.billed_devices == 8
     assert singly.num_workers < 8
 
 
 def test_amounts_in_words() -> None:
-    assert [amount_of(each) for each in (5900.4, 12.3, 0.414, 0.00312)] == ["5,900", "12.30", "0.41", "0.0031"]
+    assert [format_amount(each) for each in (5900.4, 12.3, 0.414, 0.00312)] == ["5,900", "12.30", "0.41", "0.0031"]
 
 
 def test_numbers_that_a_goal_looks_at() -> None:
@@ -100,12 +100,12 @@ def test_a_goal_chooses_what_no_other_number_of_workers_beats(goal: Any) -> None
     def taken(plan: Plan) -> float:
         return plan.predicted.step_s * (cluster.billed_devices(plan.num_workers) if goal == "cost" else 1)
 
-    plan = plan_anywhere(spec, cluster, PlanQuery(goal=goal))
+    plan = plan_on_cluster(spec, cluster, PlanQuery(goal=goal))
     every = [plan_job(spec, cluster, workers) for workers in range(1, 9)]
     assert taken(plan) == min(taken(each) for each in every if not each.not_yet)
     told = plan.reasons[0]
     assert told.startswith(f"{plan.num_workers} worker")
-    assert told.endswith(f"as goal {goal} asks; looked at 1 to 8")
+    assert told.endswith(f"for goal {goal}; evaluated 1 to 8")
     assert plan.reasons[1].startswith("the next best, ")
     again = plan_job(spec, cluster, plan.num_workers)
     assert (again.candidate, again.predicted, again.runners_up) == (plan.candidate, plan.predicted, plan.runners_up)
@@ -113,7 +113,7 @@ def test_a_goal_chooses_what_no_other_number_of_workers_beats(goal: Any) -> None
 
 def test_a_goal_respects_requested_degrees() -> None:
     spec = ranged(1, 14, parallel={"expert": 4})
-    assert plan_anywhere(spec, h100s(), PlanQuery(goal="time")).num_workers % 4 == 0
+    assert plan_on_cluster(spec, h100s(), PlanQuery(goal="time")).num_workers % 4 == 0
 
 
 def test_a_goal_is_time_or_cost_of_a_job_that_fits() -> None:
@@ -121,19 +121,19 @@ def test_a_goal_is_time_or_cost_of_a_job_that_fits() -> None:
     with refused("not_a_choice", "goal", "fast"):
         plan_request({"spec": job(), "goal": "fast"})
     with refused("does_not_fit", "resources", "14 workers"):
-        plan_anywhere(ranged(1, 14), h100s(memory_bytes=1000), PlanQuery(goal="time"))
+        plan_on_cluster(ranged(1, 14), h100s(memory_bytes=1000), PlanQuery(goal="time"))
 
 
 @pytest.mark.parametrize(
     ("resources", "workers", "reason"),
     [
-        ({"num_workers": 2}, None, "the job says it; resources.min_workers and max_workers give a range"),
-        ({"min_workers": 1, "max_workers": 8}, 4, "it was asked for"),
-        ({"min_workers": 8, "max_workers": 16}, None, "8 devices leave one of the job's range"),
+        ({"num_workers": 2}, None, "the job sets it; resources.min_workers and max_workers would give a range"),
+        ({"min_workers": 1, "max_workers": 8}, 4, "it was requested"),
+        ({"min_workers": 8, "max_workers": 16}, None, "8 devices leave one number of the job's range"),
     ],
 )
 def test_a_goal_with_nothing_to_choose_says_so(resources: dict, workers: int | None, reason: str) -> None:
     spec, cluster = JobSpec.parse(job(resources=resources)), h100s(num_nodes=1)
-    plan = plan_anywhere(spec, cluster, PlanQuery(workers, top=1, goal="cost"))
-    assert f"goal cost had nothing to choose: {reason}" in plan.reasons
+    plan = plan_on_cluster(spec, cluster, PlanQuery(workers, top=1, goal="cost"))
+    assert f"goal cost had no choice: {reason}" in plan.reasons
     assert plan.candidate == plan_job(spec, cluster, workers, top=1).candidate

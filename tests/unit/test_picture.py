@@ -10,7 +10,7 @@ import pytest
 
 from moe.plan import Cluster, Plan, plan_job, read_plan_request
 from moe.plan.picture import draw_svg, figure_of
-from moe.plan.search.explain import kind_of_time
+from moe.plan.search.explain import time_kind_name
 from moe.plan.svg import require_matplotlib
 from tests.refusals import refused
 
@@ -49,7 +49,7 @@ def test_bars_show_each_kind_of_each_layout_to_scale() -> None:
     expected_bytes: dict[str, list[float]] = {}
     for predicted, needed in rows:
         for kind, seconds in predicted.by_kind().items():
-            expected_s.setdefault(kind_of_time(kind), []).append(seconds)
+            expected_s.setdefault(time_kind_name(kind), []).append(seconds)
         for kind, num_bytes in needed.by_kind().items():
             if kind != "allowance":
                 expected_bytes.setdefault(kind, []).append(num_bytes)

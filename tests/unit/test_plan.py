@@ -27,7 +27,7 @@ def test_the_demo_spreads_its_experts_over_both_workers() -> None:
     plan = plan_job(JobSpec.parse(job(resources={"num_workers": 2}, parallel={"expert": 2})), LAPTOP)
     assert plan.mesh == {"expert_data": 1, "expert": 2}
     assert plan.device == "cpu"
-    assert "4 of 8 experts" in " ".join(plan.reasons)
+    assert "4 of each layer's 8 experts" in " ".join(plan.reasons)
 
 
 def test_a_job_that_does_not_fit_is_refused_with_the_workers_that_it_takes() -> None:
@@ -63,7 +63,7 @@ def test_a_range_of_workers_takes_what_the_cluster_has() -> None:
 def test_workers_without_tokens_are_pointed_out() -> None:
     spec = JobSpec.parse(job(resources={"num_workers": 8}))
     plan = plan_job(spec, h100s(1))
-    assert any("6 serve experts but hold no tokens of their own" in reason for reason in plan.reasons)
+    assert any("6 run experts but hold no tokens" in reason for reason in plan.reasons)
 
 
 def test_fewer_workers_that_would_be_faster_are_pointed_out() -> None:
@@ -72,7 +72,7 @@ def test_fewer_workers_that_would_be_faster_are_pointed_out() -> None:
     plan, alone = plan_job(spec, LAPTOP), plan_job(spec, LAPTOP, 1)
     faster = plan.predicted.step_s / alone.predicted.step_s - 1
     assert faster > 0.05
-    assert f"on 1 worker a step is predicted {faster:.1%} faster" in " ".join(plan.reasons)
+    assert f"a step on 1 worker is predicted {faster:.1%} faster" in " ".join(plan.reasons)
     enough = JobSpec.parse(job(**resources, train={"batch_tokens": 1 << 14}))
     assert plan_job(enough, LAPTOP, 1).predicted.step_s > plan_job(enough, LAPTOP).predicted.step_s
     assert "less" not in " ".join(plan_job(enough, LAPTOP).reasons)
@@ -111,11 +111,11 @@ def test_what_the_user_asks_for_is_planned_and_explained() -> None:
     assert (plan.options.recompute, plan.options.num_chunks) == ("full", 2)
     assert plan.degrees.data_ranks == 4
     told = " ".join(plan.reasons)
-    assert "tensor degree 2, as asked for" in told
-    assert "recompute full, as asked for: whole blocks are computed again in the backward pass" in told
-    assert "rows travel in 2 chunks, as asked for, so that exchange and arithmetic overlap" in told
+    assert "tensor degree 2, as requested" in told
+    assert "recompute full, as requested: whole blocks are recomputed in the backward pass" in told
+    assert "rows are exchanged in 2 chunks, as requested, so that communication and computation overlap" in told
     assert plan.options.max_rows is not None
-    assert f"at most {plan.options.max_rows:,} rows from others at a time" in told
+    assert f"at most {plan.options.max_rows:,} rows at a time" in told
     whole = plan_job(spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"recompute": None})}), LAPTOP)
     assert whole.memory.activations > plan.memory.activations
 
@@ -149,8 +149,8 @@ def test_a_plan_by_hand_whose_degrees_do_not_multiply_is_refused() -> None:
 def test_requests_without_effect_are_reported() -> None:
     parallel = {"num_chunks": 2, "dispatch": "hierarchical"}
     reasons = " ".join(plan_job(JobSpec.parse(job(parallel=parallel)), LAPTOP, 1).reasons)
-    assert "rows travel in 2 chunks, as asked for, which is for nothing: no row leaves its rank" in reasons
-    assert "hierarchical dispatch, as asked for, is for nothing: no expert group spans nodes" in reasons
+    assert "rows are exchanged in 2 chunks, as requested, without effect: no row leaves its rank" in reasons
+    assert "hierarchical dispatch, as requested, has no effect: no expert group spans nodes" in reasons
 
 
 def test_hierarchical_dispatch_is_planned_where_expert_groups_span_nodes() -> None:
@@ -171,11 +171,11 @@ def test_hierarchical_dispatch_is_planned_where_expert_groups_span_nodes() -> No
     ("parallel", "workers", "words"),
     [
         ({}, 1, None),
-        ({"recompute": "full"}, 1, "; weights are narrowed to bfloat16 at each use"),
-        ({"fsdp": 2, "expert_fsdp": 2}, 2, "; weights that are gathered are narrowed to bfloat16 at each use"),
+        ({"recompute": "full"}, 1, "; weights are cast to bfloat16 at each use"),
+        ({"fsdp": 2, "expert_fsdp": 2}, 2, "; gathered weights are cast to bfloat16 at each use"),
     ],
 )
 def test_a_plan_says_where_no_narrow_copies_are_kept(parallel: dict[str, Any], workers: int, words: str | None) -> None:
     spec = JobSpec.parse(job(parallel=parallel, train={"num_steps": 1, "batch_tokens": 2048, "dtype": "bfloat16"}))
     told = "; " + "; ".join(plan_job(spec, LAPTOP, workers).reasons)
-    assert "narrowed to bfloat16" not in told if words is None else words in told
+    assert "cast to bfloat16" not in told if words is None else words in told

@@ -19,7 +19,7 @@ from moe.plan.candidate import Candidate, Options, Sharding
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.time import TimeModel
-from moe.plan.profile import OURS, PEER, PROFILES, profile_of
+from moe.plan.profile import OURS, PEER, PROFILES, find_profile
 from moe.plan.search.choices import divisors, steps
 from moe.plan.software import SOFTWARE
 from moe.spec import JobSpec, MoESpec
@@ -281,4 +281,4 @@ def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
     vocabulary = spec.model.parameters()[0].numel
     assert memory["ours"].optimizer - memory["peer"].optimizer == 2 * 4 * vocabulary // 2 // 8 * 2  # two whole tables
     assert memory["ours"].communication > memory["peer"].communication  # gathered in float32
-    assert (profile_of(), profile_of("ours"), profile_of("peer")) == (OURS, OURS, PEER)
+    assert (find_profile(), find_profile("ours"), find_profile("peer")) == (OURS, OURS, PEER)

@@ -152,8 +152,8 @@ def test_recomputation_takes_no_more_memory_than_none_and_no_less_time(job: Job,
         return
     candidate = data.draw(st.sampled_from(found)).candidate
     plain = replace(candidate, options=replace(candidate.options, overlap=False))
-    totals = [search.memory.total(plain.having(recompute=each)) for each in RECOMPUTES]
-    seconds = [search.time.step_s(plain.having(recompute=each)) for each in RECOMPUTES]
+    totals = [search.memory.total(plain.with_options(recompute=each)) for each in RECOMPUTES]
+    seconds = [search.time.step_s(plain.with_options(recompute=each)) for each in RECOMPUTES]
     assert totals[2] <= totals[0]
     assert seconds == sorted(seconds)
 

@@ -8,12 +8,12 @@ import pytest
 
 from moe.interchange.expand import expand_request
 from moe.plan import Cluster, Plan, PlanQuery, plan_request
-from moe.plan.notes import with_notes
-from moe.plan.search.pools import plan_anywhere
+from moe.plan.notes import add_notes
+from moe.plan.search.pools import plan_on_cluster
 from moe.plan.verdict import verdict
 from moe.spec import JobSpec, ProblemCode, SpecError
 from moe.tasks.build import build_task
-from moe.tasks.missing import missing_to_train
+from moe.tasks.requirements import training_requirements
 from tests.refusals import refused
 
 H100S = Cluster(num_nodes=1, devices_per_node=8, device="h100")
@@ -47,7 +47,7 @@ def spec_of(model: dict[str, Any], data: dict[str, Any], **beside: Any) -> JobSp
 
 
 def planned(spec: JobSpec) -> Plan:
-    return with_notes(plan_anywhere(spec, H100S), spec, missing_to_train(spec, None))
+    return add_notes(plan_on_cluster(spec, H100S), spec, training_requirements(spec, None))
 
 
 @pytest.mark.sample(1)
@@ -115,7 +115,7 @@ def test_a_refusal_names_float32_that_nobody_wrote(train, adapter, unwritten, re
     train = {"num_steps": 1, "batch_tokens": 65_536, **train}
     spec = spec_of({"preset": "mixtral-8x7b"}, {"corpus": "synthetic"}, train=train, **beside)
     with refused("does_not_fit", "resources", "2 workers") as caught:
-        plan_anywhere(spec, H100S, PlanQuery(2))
+        plan_on_cluster(spec, H100S, PlanQuery(2))
     (problem,) = caught.value.problems
     assert unwritten in problem.rule
     assert unwritten or "left out" not in problem.rule
@@ -124,7 +124,7 @@ def test_a_refusal_names_float32_that_nobody_wrote(train, adapter, unwritten, re
     changed = spec_of(
         {"preset": "mixtral-8x7b"}, {"corpus": "synthetic"}, train={**train, "dtype": "bfloat16"}, adapter=given
     )
-    assert plan_anywhere(changed, H100S, PlanQuery(2)).memory.margin > 0
+    assert plan_on_cluster(changed, H100S, PlanQuery(2)).memory.margin > 0
 
 
 @pytest.mark.parametrize("adapter", [{}, {"adapter": {"rank": 16}}])
@@ -137,7 +137,7 @@ def test_no_remedy_names_a_dtype_that_the_devices_lack(adapter: dict[str, Any]) 
     remedies = []
     for cluster in (v100, a100):
         with refused("does_not_fit", "resources", "1 worker") as caught:
-            plan_anywhere(spec, cluster, PlanQuery(1))
+            plan_on_cluster(spec, cluster, PlanQuery(1))
         remedies.append(caught.value.problems[0].remedy)
     assert ["train.dtype" in remedy for remedy in remedies] == [False, True]
 
@@ -155,16 +155,16 @@ def test_no_remedy_names_a_dtype_that_the_devices_lack(adapter: dict[str, Any]) 
 def test_training_is_refused_without_weights(model, data, beside, code: ProblemCode, config: Path) -> None:
     named = {**model, "from": str(config.parent)} if "from" in model else model
     spec = spec_of(named, data, **beside)
-    assert missing_to_train(spec, None), "a plan says so"
+    assert training_requirements(spec, None), "a plan says so"
     with refused(code, "model.from"):
         build_task(spec).check_data(["/data", str(config.parent)])
 
 
 def test_a_folder_that_lies_elsewhere_is_not_said_to_lack_weights(config: Path) -> None:
     spec = spec_of({"from": str(config.parent)}, DOCUMENTS)
-    assert missing_to_train(spec, ["/elsewhere"]) == ()
+    assert training_requirements(spec, ["/elsewhere"]) == ()
     config.unlink()
-    assert missing_to_train(spec, None) == ()
+    assert training_requirements(spec, None) == ()
 
 
 def test_a_precision_that_the_job_leaves_out_is_told(config: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_precision_that_the_job_leaves_out_is_told(config: Path) -> None:
     plan = planned(spec_of({"from": str(config.parent)}, DOCUMENTS, **adapter))
     assert plan.defaults == {"train.dtype": "float32"}
     assert dict(verdict(plan))["by default"] == (
-        "float32: train.dtype is left out; the peak of bfloat16 is 2 times as high on h100"
+        "float32: train.dtype is not set; peak bfloat16 throughput is 2 times as high on h100"
     )
     train = {"num_steps": 1, "batch_tokens": 65_536, "dtype": "float32"}
     of_said = planned(spec_of({"from": str(config.parent)}, DOCUMENTS, train=train, **adapter))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe.plan import Cluster, Plan, PlanQuery, Pools, cluster_of, plan_anywhere, plan_job, plan_request
+from moe.plan import Cluster, Plan, PlanQuery, Pools, cluster_of, plan_job, plan_on_cluster, plan_request
 from moe.plan.search.pools import fit_pools
 from moe.plan.search.what_if import grid
 from moe.spec import JobSpec, ProblemCode, SpecError
@@ -56,12 +56,12 @@ def test_no_pool_alone_is_better(of: list[dict[str, Any]], goal: Any, least: int
     alone: dict[str, Plan] = {}
     for pool in together.pools:
         if pool.cluster.num_devices >= least:
-            alone[pool.name] = plan_anywhere(spec, pool.cluster, PlanQuery(goal=goal))
+            alone[pool.name] = plan_on_cluster(spec, pool.cluster, PlanQuery(goal=goal))
     if not alone:
         with pytest.raises(SpecError, match="must be at most the number of devices"):
-            plan_anywhere(spec, together, PlanQuery(goal=goal))
+            plan_on_cluster(spec, together, PlanQuery(goal=goal))
         return
-    plan = plan_anywhere(spec, together, PlanQuery(goal=goal))
+    plan = plan_on_cluster(spec, together, PlanQuery(goal=goal))
     assert plan.pool is not None
     for other in alone.values():
         assert taken(plan, goal) <= taken(other, goal) * (1 + 1e-5)
@@ -74,34 +74,34 @@ def test_no_pool_alone_is_better(of: list[dict[str, Any]], goal: Any, least: int
 def test_the_goal_decides_between_pools() -> None:
     spec = JobSpec.parse(job(resources={"num_workers": 2}))
     both = pools(OLD, NEW)
-    fastest, cheapest = (plan_anywhere(spec, both, PlanQuery(goal=goal)) for goal in ("time", "cost"))
+    fastest, cheapest = (plan_on_cluster(spec, both, PlanQuery(goal=goal)) for goal in ("time", "cost"))
     assert (fastest.pool, cheapest.pool) == ("new", "old")
     assert fastest.reasons[0].startswith("pool new: the fastest of 2 pools that hold it, ")
     assert cheapest.reasons[0].startswith("pool old: the cheapest of 2 pools that hold it, ")
     assert "2 workers would take" in cheapest.reasons[1]
-    assert cheapest.reasons[1].endswith("dearer")
+    assert cheapest.reasons[1].endswith("more expensive")
     assert not any("nothing to choose" in reason for reason in cheapest.reasons)
-    assert plan_anywhere(spec, both).pool == "new"
+    assert plan_on_cluster(spec, both).pool == "new"
     assert Plan.model_validate_json(cheapest.model_dump_json()) == cheapest
 
 
 def test_reasons_say_why_pools_do_not_hold_a_job() -> None:
-    plan = plan_anywhere(ranged(9, 16), pools(OLD, NEW, TINY))
+    plan = plan_on_cluster(ranged(9, 16), pools(OLD, NEW, TINY))
     assert (plan.pool, plan.reasons[0]) == ("old", "pool old: the only one of 3 pools that holds it")
     assert plan.reasons[1].startswith("pool new cannot hold it: resources (='9 workers') must be at most the number")
     assert "pool tiny cannot hold it: resources (='16 workers') must hold the model" in plan.reasons[2]
     with refused_for(
         [("out_of_range", "pool new: resources", "9 workers"), ("does_not_fit", "pool tiny: resources", "16 workers")]
     ):
-        plan_anywhere(ranged(9, 16), pools(NEW, TINY))
+        plan_on_cluster(ranged(9, 16), pools(NEW, TINY))
 
 
 def test_costs_of_pools_need_prices_and_workers_are_multiples_of_degrees() -> None:
     with pytest.raises(SpecError, match=r"cluster\.pools\[1\]\.price_per_hour is required for pool new"):
-        plan_anywhere(ranged(1, 4), pools(OLD, without(NEW, "price_per_hour")), PlanQuery(goal="cost"))
+        plan_on_cluster(ranged(1, 4), pools(OLD, without(NEW, "price_per_hour")), PlanQuery(goal="cost"))
     alone = pools(without(NEW, "price_per_hour"))
-    assert plan_anywhere(ranged(1, 4), alone, PlanQuery(goal="cost")).billed_devices == 8
-    plan = plan_anywhere(ranged(2, 15, parallel={"expert": 4}), pools({**OLD, "num_nodes": 1, "devices_per_node": 6}))
+    assert plan_on_cluster(ranged(1, 4), alone, PlanQuery(goal="cost")).billed_devices == 8
+    plan = plan_on_cluster(ranged(2, 15, parallel={"expert": 4}), pools({**OLD, "num_nodes": 1, "devices_per_node": 6}))
     assert plan.num_workers == 4
 
 
@@ -161,7 +161,7 @@ def test_a_cluster_with_too_few_devices_counts_with_as_many_nodes_as_the_job_tak
         job(resources={"num_workers": 16}, model={"preset": "gshard-128e-12l"}, train={"batch_tokens": 65536})
     )
     one, two = (Cluster(num_nodes=nodes, devices_per_node=8, device="h100") for nodes in (1, 2))
-    plan, whole = (plan_anywhere(spec, cluster, PlanQuery(goal=goal)) for cluster in (one, two))
+    plan, whole = (plan_on_cluster(spec, cluster, PlanQuery(goal=goal)) for cluster in (one, two))
     assert (plan.degrees, plan.predicted) == (whole.degrees, whole.predicted)
     within = Cluster(num_nodes=1, devices_per_node=16, device="h100")
-    assert plan.predicted.step_s > plan_anywhere(spec, within, PlanQuery(goal=goal)).predicted.step_s
+    assert plan.predicted.step_s > plan_on_cluster(spec, within, PlanQuery(goal=goal)).predicted.step_s

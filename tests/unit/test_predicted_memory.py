@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from moe.layers.linear import uses_own_dtype
 from moe.layers.nll import smoothed_nll
 from moe.overrides import overriding
-from moe.parallel import Layout, forget_gradients, keep_buffers, local_parameters
+from moe.parallel import Layout, discard_gradients, keep_buffers, local_parameters
 from moe.plan import Cluster, Degrees
 from moe.plan.candidate import RECOMPUTES, Candidate, Options, Recompute
 from moe.plan.cost.memory import MemoryModel
@@ -189,7 +189,7 @@ def measured(model: TranslationModelSpec | LanguageModelSpec, dtype: str, recomp
         with own_dtype, EvenRouting(rows_each, num_experts), tracker:
             for micro_batch in range(2):
                 if micro_batch:  # room for all gradients is there from here on
-                    forget_gradients(held)
+                    discard_gradients(held)
                     tracker.reset_mod_stats()
                     tracker._peak_mem, tracker._peak_mem_snap = {}, {}
                 with layers.routings() as routings:  # which are kept to the end of the pass

@@ -10,7 +10,7 @@ import yaml
 from recommender import data, model, score
 
 from moe.spec import JobSpec
-from moe.tasks.module.building import digest
+from moe.tasks.module.build import digest
 from moe.tasks.module.code import functions_of, import_function
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -35,7 +35,7 @@ def test_what_a_file_imports_is_read_from_its_source() -> None:
 @pytest.mark.slow
 def test_batches_are_the_same_in_another_process() -> None:
     asked = (
-        "from recommender import data; from moe.tasks.module.building import digest; "
+        "from recommender import data; from moe.tasks.module.build import digest; "
         "print(data.imports().digest, digest(data.batch(3, 7)))"
     )
     there = subprocess.run(

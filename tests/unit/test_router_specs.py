@@ -9,7 +9,7 @@ from moe.plan import Cluster
 from moe.plan.plan_file import made_for
 from moe.spec import JobSpec, MoESpec
 from moe.spec.routers import ROUTERS, router_fields
-from moe.train.checkpoint.course import other_course, other_state
+from moe.train.checkpoint.spec_changes import state_changes, trajectory_changes
 from tests.refusals import refused
 from tests.unit.test_spec import job
 
@@ -57,10 +57,10 @@ def test_what_is_left_out_and_the_same_said_in_words_are_one(router: str) -> Non
     written = new.model_dump(mode="json")
     written["model"]["moe"]["renormalize_gates"] = True
     old, cluster = (JobSpec.parse(written), Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1))
-    assert other_course(old, new) == other_state(new, old) == []
+    assert trajectory_changes(old, new) == state_changes(new, old) == []
     assert made_for(old, cluster) == made_for(new, cluster)
     written["model"]["moe"]["renormalize_gates"] = False
-    (problem,) = other_course(JobSpec.parse(written), new)
+    (problem,) = trajectory_changes(JobSpec.parse(written), new)
     assert (problem.path, problem.value) == ("model.moe.renormalize_gates", True)
 
 
@@ -80,10 +80,10 @@ def test_a_bias_that_is_there_anyway_is_the_same_said_in_words(router: str, bias
     one, *same, frozen, biased = specs
     for other in same:
         assert made_for(other, cluster) == made_for(one, cluster)
-        assert other_state(one, other) == []
+        assert state_changes(one, other) == []
     for other in (frozen, biased):
         assert made_for(other, cluster) != made_for(one, cluster)
-        assert other_state(one, other)
+        assert state_changes(one, other)
     assert one.model.moe.routing.has_selection_bias is bias
     assert frozen.model.moe.routing.has_selection_bias
     assert frozen.model.moe.routing.bias_rate == 0

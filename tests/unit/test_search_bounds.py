@@ -14,12 +14,12 @@ from moe.plan import Degrees, LayoutSearch
 from moe.plan.candidate import Candidate
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.run_choices import StateOptions
-from moe.plan.profile import ProfileName, profile_of
+from moe.plan.profile import ProfileName, find_profile
 from moe.plan.search.choices import LayoutChoices
 from moe.plan.search.ranking import Ranker
 from moe.plan.search.search import LOAD_SKEW
 from tests.unit.every_layout import least_layouts
-from tests.unit.searched_shape import of_shape
+from tests.unit.shape_candidates import of_shape
 from tests.unit.test_search_is_complete import Job, jobs, searched
 
 NEARLY = 1 + 1e-9
@@ -71,7 +71,7 @@ def test_bounds_of_memory_do_not_fall_in_larger_micro_batches(job: Job) -> None:
     for shape in choices.shapes(job.workers):
         for recompute in choices.recomputes():
             runs = [
-                choices.plain(shape).having(recompute=recompute, micro_batch_groups=size, num_micro_batches=times)
+                choices.plain(shape).with_options(recompute=recompute, micro_batch_groups=size, num_micro_batches=times)
                 for size, times in choices.micro_batches(shape)
             ]
             for larger, smaller in pairwise(memory.beside_shares(each) for each in runs):
@@ -89,7 +89,7 @@ def test_no_layout_needs_fewer_workers_than_its_bound(job: Job) -> None:
         enough = int((memory.total(each) - memory.allowance) / 0.9) + 1
         on_just_enough = cluster.model_copy(update={"memory_bytes": enough})
         of, recompute = each.degrees, each.options.recompute
-        least = MemoryModel(spec, on_just_enough, profile_of(profile), LOAD_SKEW)
+        least = MemoryModel(spec, on_just_enough, find_profile(profile), LOAD_SKEW)
         assert least.total(each) <= enough
         assert least.fewest_workers(of.pipeline, of.split, recompute, overlaps=overlaps) <= workers
         fewest = least.bound_of_state(Degrees()) // max(1, enough - least.allowance)
@@ -127,7 +127,7 @@ def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
                 )
                 / size
                 for size, times in choices.micro_batches(shape)
-                for run in [choices.plain(shape).having(recompute=recompute, micro_batch_groups=size)]
+                for run in [choices.plain(shape).with_options(recompute=recompute, micro_batch_groups=size)]
             ]
             assert all(larger <= NEARLY * smaller for larger, smaller in pairwise(of_a_group))
 

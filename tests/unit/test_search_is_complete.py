@@ -16,7 +16,7 @@ from moe.plan.candidate import Candidate, Options
 from moe.plan.cost.memory import ALLOWANCE, MemoryModel
 from moe.plan.cost.time import TimeModel
 from moe.plan.executable import not_yet
-from moe.plan.profile import ProfileName, profile_of
+from moe.plan.profile import ProfileName, find_profile
 from moe.plan.search.choices import LayoutChoices
 from moe.plan.search.ranking import LEAST, RankedCandidate
 from moe.plan.search.search import LOAD_SKEW
@@ -24,7 +24,7 @@ from moe.plan.search.smallest import Smallest
 from moe.spec import JobSpec, SpecError
 from tests.refusals import refused
 from tests.unit.every_layout import cut_in_part, every_layout, least_layouts
-from tests.unit.searched_shape import of_shape
+from tests.unit.shape_candidates import of_shape
 
 GIB = 1024**3
 MAX_CANDIDATES = 1200
@@ -130,7 +130,7 @@ def jobs(draw: st.DrawFn, *, over_nodes: bool = False) -> Job:
 
 def least_bytes(spec: JobSpec, cluster: Cluster, workers: int, profile: ProfileName) -> int:
     """What some layout over so many workers takes of a device, without the allowance."""
-    memory = MemoryModel(spec, cluster, profile_of(profile), LOAD_SKEW)
+    memory = MemoryModel(spec, cluster, find_profile(profile), LOAD_SKEW)
     choices = LayoutChoices(spec, cluster)
     least = Smallest(spec, cluster, memory).candidate(choices, choices.shapes(workers))
     assume(least is not None)
@@ -359,7 +359,7 @@ def test_micro_batches_take_turns_between_virtual_stages_or_without_a_pipeline()
 
 def holds(spec: JobSpec, cluster: Cluster, workers: int, profile: ProfileName, *, to_run: bool) -> bool:
     """Whether anything fits of all that there is."""
-    memory = MemoryModel(spec, cluster, profile_of(profile), LOAD_SKEW)
+    memory = MemoryModel(spec, cluster, find_profile(profile), LOAD_SKEW)
     return any(
         memory.total(each) <= cluster.memory_bytes
         for each in least_layouts(spec, cluster, workers)

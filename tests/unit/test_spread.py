@@ -36,7 +36,7 @@ CHOICES: dict[str, tuple[list[list[float]], Candidate, str | None]] = {
         [[1, 1.2, 2, 2, 2], [1, 1.1, 2, 2, 2], [1, 1.1, 2, 2, 2]], PLAIN, ""),
     "better at the centre and one end, however slow at the other": (
         [[0.94, 1.08, 2, 2, 2], [0.95, 0.8, 2, 2, 2], [1.2, 1.25, 2, 2, 2]], PLAIN,
-        "the ends of the software's spread disagree: with end 0 expert 1 x data 2, micro-batches of 1 would be 18.7% "
+        "the bounds of the software disagree: at end 0, expert 1 x data 2, micro-batches of 1 would be 18.7% "
         "faster"),
     "the simplest within the error": (
         [[1.035, 2, 2, 1.0, 2], [1.03, 2, 2, 1.0, 2], [1.04, 2, 2, 1.0, 2]], PLAIN,
@@ -45,8 +45,8 @@ CHOICES: dict[str, tuple[list[list[float]], Candidate, str | None]] = {
     "not the simplest where it is slow at an end": (
         [[1.035, 2, 2, 1.0, 2], [1.0, 2, 2, 1.0, 2], [1.3, 2, 2, 1.0, 2]], ONE_AXIS, None),
     "the simpler of two": ([[2, 2, 2, 1.02, 1.0]], ONE_AXIS, None),
-    "as simple and better at both ends": (
-        [[1.0, 1.01, 2, 2, 2], [1.2, 1.0, 2, 2, 2], [1.1, 1.0, 2, 2, 2]], OTHER, "better at both ends"),
+    "as simple and faster at both bounds": (
+        [[1.0, 1.01, 2, 2, 2], [1.2, 1.0, 2, 2, 2], [1.1, 1.0, 2, 2, 2]], OTHER, "faster at both bounds"),
 }  # fmt: skip
 """(seconds at the centre and at the ends, the chosen candidate, part of its reason: none if empty)"""
 

@@ -131,7 +131,7 @@ def test_without_an_intact_checkpoint_nothing_is_restored(tmp_path):
     damage(Run(tmp_path).save(1), "step-00000001.a1.g0", ".metadata")
     run = Run(tmp_path, group=1)
     assert run.checkpointer.restore() is None
-    assert run.checkpointer.passed_over
+    assert run.checkpointer.has_skipped_checkpoints
 
 
 def test_unreadable_checkpoints_are_skipped_and_stay_until_there_are_enough_newer_ones(tmp_path):

@@ -19,7 +19,7 @@ from moe.records import Example
 from moe.storage.folder import MAX_READ_BYTES, Folder
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.translation import build_model
-from moe.tasks.translation.evaluate import evaluate, most_frequent_target, one_a_script, unigram_logp
+from moe.tasks.translation.evaluate import evaluate, most_frequent_target, one_per_script, unigram_logp
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.checkpointer import CheckpointError
 from tests.unit.train_runs import corpus, job, prepared, run
@@ -209,7 +209,7 @@ def test_examples_come_from_as_many_scripts_as_there_are():
         for script, count in {"Latin": 9, "Cyrillic": 5, "Thai": 1}.items()
         for number in range(count)
     ]
-    assert [row.script for row in one_a_script(rows, 5)] == ["Latin", "Cyrillic", "Thai", "Latin", "Cyrillic"]
+    assert [row.script for row in one_per_script(rows, 5)] == ["Latin", "Cyrillic", "Thai", "Latin", "Cyrillic"]
     for number in range(20):
-        shown = one_a_script(rows, number)
+        shown = one_per_script(rows, number)
         assert len(set(shown)) == len(shown) == min(number, 15)

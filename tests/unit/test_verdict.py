@@ -9,10 +9,10 @@ from moe.plan import Cluster, Plan, plan_job
 from moe.plan.cost.flops import model_flops_per_step
 from moe.plan.cost.memory import ALLOWANCE
 from moe.plan.plan import FewestWorkers
-from moe.plan.search.explain import seconds_of
+from moe.plan.search.explain import format_seconds
 from moe.plan.search.search import LayoutSearch
 from moe.plan.search.what_if import smallest_cluster
-from moe.plan.speed import speed_in_words
+from moe.plan.speed import describe_speed
 from moe.plan.verdict import verdict
 from moe.spec import JobSpec, SpecError
 from tests.refusals import refused
@@ -60,7 +60,7 @@ def test_the_remedies_of_a_refusal_hold_the_job(workers: int, model: dict, can_b
     spec = language_job("qwen3-235b-a22b", 64, 131_072, model=model)
     plan = plan_job(spec, H100S.sized_for(workers), workers, top=1)
     assert bool(plan.not_yet) is not can_be_run
-    assert plan.memory.needed <= plan.memory.limit - plan.memory.allowance
+    assert plan.memory.job_bytes <= plan.memory.limit - plan.memory.allowance
     if not can_be_run:
         assert plan.fewest == FewestWorkers(in_any_layout=64, to_run=256)
         assert told(plan)["can be run"].endswith("a layout that can be run takes 256 workers of this kind")
@@ -88,10 +88,12 @@ def test_a_full_device_has_a_margin() -> None:
     """Qwen3-30B fills eight H100: what the job needs is told apart from what is left free."""
     plan = plan_job(language_job("qwen3-30b-a3b", 8, batch_tokens=256 * 4096), H100S, 8)
     memory = plan.memory
-    assert memory.needed + memory.margin == memory.limit
+    assert memory.job_bytes + memory.margin == memory.limit
     assert memory.margin >= ALLOWANCE * memory.limit - 1
     assert f"{memory.margin / 2**30:.2f} GiB free for the framework" in told(plan)["fits"]
-    assert any(f"{memory.needed / 2**30:.2f} GiB predicted of 80.00 GiB" in reason for reason in plan.reasons)
+    assert any(
+        f"{memory.job_bytes / 2**30:.2f} GiB of 80.00 GiB per device predicted" in reason for reason in plan.reasons
+    )
 
 
 @given(jobs())
@@ -124,7 +126,7 @@ def test_the_best_that_cannot_be_run_is_told_by_its_speed() -> None:
     faster = [other for other in plan.runners_up if other.not_yet and other.step_s < plan.predicted.step_s]
     best = min(faster, key=lambda other: other.step_s)
     assert told(plan)["faster"].startswith(
-        f"layout {plan.runners_up.index(best) + 2} below is {speed_in_words(best.step_s, plan.predicted.step_s)},"
+        f"layout {plan.runners_up.index(best) + 2} below is {describe_speed(best.step_s, plan.predicted.step_s)},"
     )
 
 
@@ -132,5 +134,5 @@ def test_speeds_and_seconds_in_words() -> None:
     """A percentage is one of speed; long steps are in whole seconds."""
     times = [(1.0, 1.12), (1.12, 1.0), (1.0, 2.3), (5.0, 1.0), (1.0, 1.0)]
     words = ["12.0% faster", "10.7% slower", "2.3 times as fast", "5.0 times as slow", "as fast"]
-    assert [speed_in_words(step_s, than_s) for step_s, than_s in times] == words
-    assert [seconds_of(seconds) for seconds in (0.0123, 12.34, 1170.4)] == ["12.3 ms", "12.3 s", "1,170 s"]
+    assert [describe_speed(step_s, than_s) for step_s, than_s in times] == words
+    assert [format_seconds(seconds) for seconds in (0.0123, 12.34, 1170.4)] == ["12.3 ms", "12.3 s", "1,170 s"]

@@ -14,7 +14,7 @@ from moe.spec import JobSpec
 from moe.storage.folder import Folder
 from moe.tasks.build import build_task
 from moe.train.checkpoint import marker as markers
-from moe.train.checkpoint.run_files import kept_tokenizers
+from moe.train.checkpoint.run_files import stored_tokenizers
 from moe.train.control import Control, NoControl, Request
 from moe.train.loop import Outcome, train
 from moe.train.recorder import MemoryRecorder
@@ -81,7 +81,7 @@ def run(
         micro_batches = {"micro_batch_groups": micro_batch_groups, "num_micro_batches": num_micro_batches}
         plan = plan.model_copy(update={"options": replace(plan.options, **micro_batches)})
     recorder, layout = MemoryRecorder(), Layout.build(plan, device)
-    data = build_task(spec).prepare(cache, read_checkpoint_files=lambda: kept_tokenizers(str(storage)))
+    data = build_task(spec).prepare(cache, read_checkpoint_files=lambda: stored_tokenizers(str(storage)))
     outcome = train(
         build_task(spec), plan, layout, data=data, storage=str(storage), cache=Path(cache),
         attempt=attempt, group=group, recorder=recorder, control=control or NoControl(),

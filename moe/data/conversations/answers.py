@@ -33,7 +33,7 @@ class AnswerSpan:
     """Offset of the answer in `text`, in characters."""
 
 
-class Texts:
+class TranscriptRenderer:
     """Rendered texts of one conversation; each prefix is rendered once."""
 
     def __init__(self, template: JinjaTemplate, conversation: Conversation) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from moe.data.conversations.conversation import Conversation, Rendering, UnreadableRecord
 from moe.data.conversations.jinja_template import SHORTER, JinjaTemplate
 from moe.data.conversations.rows import RowWriter
-from moe.data.limited_process import take_limits
+from moe.data.limited_process import apply_limits
 
 
 class _TooLong(BaseException):
@@ -70,7 +70,7 @@ def to_json(conversations: Sequence[Conversation]) -> list[dict[str, Any]]:
 
 
 def _main() -> None:
-    take_limits()
+    apply_limits()
     signal.signal(signal.SIGVTALRM, _interrupt)
     sys.stdout.write(json.dumps(_answers(json.loads(sys.stdin.buffer.read()))))
 

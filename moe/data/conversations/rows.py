@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moe.data.conversations.answers import AnswerSpan, Texts, common_length
+from moe.data.conversations.answers import AnswerSpan, TranscriptRenderer, common_length
 from moe.data.conversations.conversation import (
     ASSISTANT,
     Conversation,
@@ -38,20 +38,20 @@ class RowWriter:
     def rendering(self, conversation: Conversation) -> Rendering:
         """Rows of a conversation. Raises UnreadableRecord."""
         template_conversation = self._normalize(conversation)
-        texts = Texts(self._template, template_conversation)
+        texts = TranscriptRenderer(self._template, template_conversation)
         notes = ["calls"] if len(template_conversation.messages) > len(conversation.messages) else []
         if self._template.has_marks:
             answers = _marked_answers(texts)
             marked_rows = self._by_marks_apart(texts, answers) or (self._by_marks(texts, answers),)
             for answer in answers:
-                notes += _left_out(texts.messages[answer.at], answer, answer.at, texts)
+                notes += _missing_text_notes(texts.messages[answer.at], answer, answer.at, texts)
             return Rendering(marked_rows, tuple(notes))
         rows, growth_notes = self._by_growth(texts)
         return Rendering(rows, (*notes, *growth_notes))
 
     def render_prompt(self, conversation: Conversation) -> RenderedText:
         """The text of a conversation with the generation prompt. Raises UnreadableRecord."""
-        texts = Texts(self._template, self._normalize(conversation))
+        texts = TranscriptRenderer(self._template, self._normalize(conversation))
         return RenderedText(texts.first(len(texts.messages), asks=True), ())
 
     def _normalize(self, conversation: Conversation) -> Conversation:
@@ -64,7 +64,7 @@ class RowWriter:
             self._forms = CallForms.from_template(lambda messages: self._template.render(messages).text)
         return self._forms.apply(conversation)
 
-    def _by_growth(self, texts: Texts) -> tuple[tuple[RenderedText, ...], list[str]]:
+    def _by_growth(self, texts: TranscriptRenderer) -> tuple[tuple[RenderedText, ...], list[str]]:
         whole, notes = texts.first(len(texts.messages)), list[str]()
         rows: list[list[AnswerSpan]] = []
         refusal: UnreadableRecord | None = None
@@ -81,7 +81,7 @@ class RowWriter:
                 continue
             if answer.begin == len(answer.text):
                 continue
-            notes += _left_out(message, answer, at, texts)
+            notes += _missing_text_notes(message, answer, at, texts)
             _add(rows, answer)
         if not rows:
             raise refusal or UnreadableRecord("renders nothing for a conversation's answers", "correct the template")
@@ -90,7 +90,7 @@ class RowWriter:
             texts_of_rows[-1] = whole
         return tuple(self._row(texts, row, text) for row, text in zip(rows, texts_of_rows, strict=True)), notes
 
-    def _row(self, texts: Texts, answers: Sequence[AnswerSpan], text: str) -> RenderedText:
+    def _row(self, texts: TranscriptRenderer, answers: Sequence[AnswerSpan], text: str) -> RenderedText:
         spans = []
         for answer in answers:
             begin, end = answer.begin, len(answer.text)
@@ -98,7 +98,7 @@ class RowWriter:
             spans.append((begin, end))
         return RenderedText(text, tuple(spans))
 
-    def _with_end(self, texts: Texts, at: int | None, text: str, begin: int, end: int) -> tuple[str, int]:
+    def _with_end(self, texts: TranscriptRenderer, at: int | None, text: str, begin: int, end: int) -> tuple[str, int]:
         """The text, and the end of its span from `begin`, extended over the token that stops generation. If the text
         ends with the span, that token is taken from what the template renders after answer `at`, and appended."""
         if self._end is None or text[begin:end].rstrip().endswith(self._ends):
@@ -117,14 +117,14 @@ class RowWriter:
         if self._has_end_behind is None:
             assert self._end is not None
             question, answer = {"role": "user", "content": "x"}, {"role": ASSISTANT, "content": "y"}
-            texts = Texts(self._template, Conversation((question, answer)))
+            texts = TranscriptRenderer(self._template, Conversation((question, answer)))
             try:
                 self._has_end_behind = any(self._end.match(following) for following in texts.follows(1))
             except UnreadableRecord:
                 self._has_end_behind = True
         return self._has_end_behind
 
-    def _by_marks_apart(self, texts: Texts, answers: Sequence[AnswerSpan]) -> tuple[RenderedText, ...]:
+    def _by_marks_apart(self, texts: TranscriptRenderer, answers: Sequence[AnswerSpan]) -> tuple[RenderedText, ...]:
         """Rows of marked answers, if the template renders an earlier one differently once more messages follow; empty
         if one row holds all of them."""
         conversation, whole = texts.conversation, texts.first(len(texts.messages))
@@ -148,7 +148,7 @@ class RowWriter:
                 written_rows.append(RenderedText(text, tuple(spans), by_marks=True))
         return tuple(written_rows)
 
-    def _by_marks(self, texts: Texts, marked_answers: Sequence[AnswerSpan]) -> RenderedText:
+    def _by_marks(self, texts: TranscriptRenderer, marked_answers: Sequence[AnswerSpan]) -> RenderedText:
         conversation = texts.conversation
         marked_text = self._render_marked(conversation, len(conversation.messages))
         answers = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
@@ -187,7 +187,7 @@ class RowWriter:
         return self._template.render(conversation.messages[:number], conversation.tools, conversation.arguments)
 
 
-def _marked_answers(texts: Texts) -> list[AnswerSpan]:
+def _marked_answers(texts: TranscriptRenderer) -> list[AnswerSpan]:
     """Learned answers for a template with generation marks; empty if the template cannot render some prefix of the
     conversation."""
     answers = list[AnswerSpan]()
@@ -221,7 +221,7 @@ def _is_opening(before: Sequence[Message]) -> bool:
     return all(message["role"] in ("system", "developer", "assistant") for message in before)
 
 
-def _left_out(message: Message, answer: AnswerSpan, at: int, texts: Texts) -> list[str]:
+def _missing_text_notes(message: Message, answer: AnswerSpan, at: int, texts: TranscriptRenderer) -> list[str]:
     """Notes on what the template drops from an answer. Raises UnreadableRecord if that is a tool call or all of the
     text."""
     answer_text, notes = answer.text[answer.begin :], list[str]()

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from moe.data.conversations.conversation import Conversation, RenderedText, Rendering, UnreadableRecord
-from moe.data.limited_process import NoAnswer, answer_of
+from moe.data.limited_process import LimitedProcessError, run_limited
 from moe.data.special_tokens import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, contents_by_role, json_object
 from moe.spec import SpecError, spec_error
 
@@ -108,9 +108,9 @@ class ChatTemplate:
         began = time.monotonic()
         deadline = deadline or began + 2 * TIMEOUT_S
         try:
-            answer = answer_of("moe.data.conversations.rendering", json.dumps(request, default=str).encode(),
+            answer = run_limited("moe.data.conversations.rendering", json.dumps(request, default=str).encode(),
                                timeout_s=min(TIMEOUT_S, deadline - began), memory_bytes=MEMORY_BYTES)  # fmt: skip
-        except (NoAnswer, RecursionError) as error:
+        except (LimitedProcessError, RecursionError) as error:
             if len(conversations) == 1 or time.monotonic() >= deadline - 1:
                 subject = "this conversation" + f" or one of the {len(conversations) - 1} after it" * (
                     len(conversations) > 1

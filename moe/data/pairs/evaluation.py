@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from moe.data.draws import generator_of, permutation
+from moe.data.draws import permutation, seeded_generator
 from moe.data.pairs.batch import GlobalPairBatch, global_batch
 from moe.data.pairs.store import TokenStore
 
@@ -45,4 +45,4 @@ def _subset(num_pairs: int, max_pairs: int | None, seed: int) -> NDArray[np.int6
     rows = np.arange(num_pairs)
     if max_pairs is None or max_pairs >= num_pairs:
         return rows
-    return permutation(generator_of(seed, _DRAWS_OF_SUBSETS), num_pairs)[:max_pairs]
+    return permutation(seeded_generator(seed, _DRAWS_OF_SUBSETS), num_pairs)[:max_pairs]

@@ -33,7 +33,7 @@ class HeldOut:
         Messages that differ only in case and punctuation are one message: knowing "Save" answers "Save…".
         """
         unseen = {
-            target: is_held_out(f"message\0{_essence(target)}", self._share_of_messages, self._key)
+            target: is_held_out(f"message\0{_normalize(target)}", self._share_of_messages, self._key)
             for target in {pair.target for pair in pairs}
         }
         return [
@@ -57,6 +57,6 @@ class HeldOut:
         ]
 
 
-def _essence(message: str) -> str:
+def _normalize(message: str) -> str:
     letters = "".join(filter(str.isalnum, message.casefold()))
     return letters or message

@@ -21,7 +21,7 @@ from moe.data.pairs.pair import Pair
 from moe.data.pairs.scripts import main_script
 from moe.data.pairs.store import Ids, TokenStore
 from moe.data.pairs.tokenizers import Tokenizers, Vocabularies
-from moe.data.progress import Stages, Tell, of_total
+from moe.data.progress import ProgressCallback, Stages, scaled_progress
 from moe.data.tokenizer import Tokenizer
 from moe.spec import PairsSpec, SpecError, spec_error
 
@@ -66,7 +66,7 @@ def prepare(
     seed: int = 0,
     report: Callable[[str], None] | None = None,
     roots: Sequence[str] | None = None,
-    progress: Tell | None = None,
+    progress: ProgressCallback | None = None,
     shared_dir: str | Path | None = None,
 ) -> PreparedPairs:
     """Return the prepared corpus, from `cache_dir` by content hash, or built there.
@@ -126,7 +126,7 @@ def _build(
     candidates = held_out.candidates(pairs)
     for_tokenizers = [pair for pair, part in zip(pairs, candidates, strict=True) if part is CorpusPart.TRAIN]
     if not for_tokenizers:
-        raise _nothing_left(cleaner)
+        raise _empty_corpus_error(cleaner)
     stages.at("learning the tokenizer")
     tokenizers = Tokenizers.train(for_tokenizers, model)
     preparation.write_tokenizers(folder, tokenizers.files())
@@ -137,12 +137,12 @@ def _build(
     num_texts = sum(map(len, texts.values()))
     ids = {
         side: _encode_distinct(
-            tokenizer, stages.through("encoding", texts[side], of_total(num_texts, before=num_before[side]))
+            tokenizer, stages.through("encoding", texts[side], scaled_progress(num_texts, before=num_before[side]))
         )
         for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target))
     }
     part_by_pair = dict(zip(pairs, candidates, strict=True))
-    pairs = _short_enough(pairs, ids, data.max_tokens, cleaner)
+    pairs = _within_max_tokens(pairs, ids, data.max_tokens, cleaner)
     pairs = cleaner.drop_rare_languages(pairs)
     require_languages(data.languages, {pair.lang for pair in pairs}, "has no pairs left after cleaning")
     parts = held_out.assign(pairs, [part_by_pair[pair] for pair in pairs])
@@ -152,7 +152,7 @@ def _build(
     langs = sorted({pair.lang for pair in pairs})
     members = {part: [pair for pair, own in zip(pairs, parts, strict=True) if own is part] for part in CorpusPart}
     if not members[CorpusPart.TRAIN]:
-        raise _nothing_left(cleaner)
+        raise _empty_corpus_error(cleaner)
     for part, own_pairs in members.items():
         sources = [ids["source"][pair.source] for pair in own_pairs]
         targets = [ids["target"][pair.target] for pair in own_pairs]
@@ -181,7 +181,9 @@ def _encode_distinct(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Id
     return {text: np.array(ids, dtype) for text, ids in zip(again, tokenizer.encode_each(first), strict=True)}
 
 
-def _short_enough(pairs: list[Pair], ids: dict[str, dict[str, Ids]], max_tokens: int, cleaner: Cleaner) -> list[Pair]:
+def _within_max_tokens(
+    pairs: list[Pair], ids: dict[str, dict[str, Ids]], max_tokens: int, cleaner: Cleaner
+) -> list[Pair]:
     """The pairs whose sides, EOS included, fit `max_tokens`."""
     short_pairs = [
         pair
@@ -222,7 +224,7 @@ def _statistics(
     }
 
 
-def _nothing_left(cleaner: Cleaner) -> SpecError:
+def _empty_corpus_error(cleaner: Cleaner) -> SpecError:
     counts = ", ".join(f"{rule} {count}" for rule, count in cleaner.drop_counts.items() if count)
     rule = "has no pairs left for training" + (f" (left out: {counts})" if counts else "")
     return spec_error("empty", "data", f"{cleaner.read} pairs read", rule, "add text, or relax its rules")

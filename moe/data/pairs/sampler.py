@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moe.data.draws import generator_of, permutation, uniform
+from moe.data.draws import permutation, seeded_generator, uniform
 from moe.data.pairs.batch import GlobalPairBatch, global_batch
 from moe.data.pairs.buckets import plan_buckets
 from moe.data.pairs.store import TokenStore
@@ -74,7 +74,7 @@ class Sampler:
 
     def batch(self, step: int) -> GlobalPairBatch:
         """The global batch of a step, the same on every machine."""
-        generator = generator_of(self._seed, step, stream=_DRAWS_OF_BATCHES)
+        generator = seeded_generator(self._seed, step, stream=_DRAWS_OF_BATCHES)
         class_index = np.searchsorted(self._class_cumulative, uniform(generator, 1)[0], side="right")
         batch_class = self._classes[min(int(class_index), len(self._classes) - 1)]
         num_rows = batch_class.rows_per_group * self.num_groups

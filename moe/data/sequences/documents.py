@@ -10,7 +10,7 @@ from moe.data.data_file import DataFile, locate_files
 from moe.data.faults import Faults
 from moe.data.locations import Location, Locator
 from moe.data.sequences.corpus import DocumentCorpus, DocumentSource, SourceDocument
-from moe.data.sequences.formats import FormatReader, Parquet, reader_of
+from moe.data.sequences.formats import FormatReader, Parquet, build_reader
 from moe.data.sequences.parquet_files import check_columns
 from moe.data.text import as_characters, is_held_out
 from moe.spec import DocumentsSpec, spec_error
@@ -48,7 +48,7 @@ class DocumentFiles(DocumentCorpus):
             if not files:
                 rule = "names only files of earlier sources"
                 raise spec_error("duplicate", f"{place}.paths", None, rule, "remove the source")
-            files_by_reader.append((reader_of(source, place), files))
+            files_by_reader.append((build_reader(source, place), files))
         return files_by_reader
 
     def check(self) -> tuple[str, ...]:

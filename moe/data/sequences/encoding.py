@@ -67,7 +67,7 @@ def encode_documents(tokenizer: Tokenizer, documents: Iterable[SourceDocument]) 
         texts = [part for of_document in parts for part in of_document]
         ids = iter(_encode_or_raise(lambda texts=texts: list(tokenizer.encode_each(texts)), chunk))  # type: ignore[misc]
         chat_texts = [chat.text for chat in chats]
-        encodings = iter(_encode_or_raise(lambda texts=chat_texts: tokenizer.encode_written(texts), chunk))  # type: ignore[misc]
+        encodings = iter(_encode_or_raise(lambda texts=chat_texts: tokenizer.encode_verbatim(texts), chunk))  # type: ignore[misc]
         of_plain = iter(parts)
         for document in chunk:
             if document.spans is None:

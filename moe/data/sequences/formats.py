@@ -7,7 +7,7 @@ from typing import Any
 
 from moe.data.data_file import DataFile
 from moe.data.faults import Faults
-from moe.data.file_kinds import DAMAGED, HEAD_BYTES, no_text
+from moe.data.file_kinds import DAMAGED, HEAD_BYTES, not_text_problem
 from moe.data.json_lines import JsonRow, kind_of, rows
 from moe.data.lines import Lines
 from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES
@@ -73,7 +73,7 @@ class PlainText(FormatReader):
             raise file.unreadable(error) from None
         if len(content) > MAX_DOCUMENT_BYTES:
             raise file.broken("too_large", f"is longer than {MAX_DOCUMENT_BYTES} bytes", "split it into several files")
-        if (reason := no_text(content[:HEAD_BYTES])) is not None:
+        if (reason := not_text_problem(content[:HEAD_BYTES])) is not None:
             raise file.broken(*reason)
         is_cut, text = len(content) > max_bytes, content.removeprefix(codecs.BOM_UTF8)
         try:
@@ -136,7 +136,7 @@ class Parquet(FormatReader):
             raise spec_error("wrong_type", self._place, self._column, rule, "name a column of strings")
 
 
-def reader_of(source: SourceSpec, place: str) -> FormatReader:
+def build_reader(source: SourceSpec, place: str) -> FormatReader:
     """Reader of a source's files; `place` is the path of the source in the spec."""
     match source.file_format:
         case "jsonl":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from string import ascii_letters, digits, punctuation
 from typing import TYPE_CHECKING, Any
 
-from moe.data.limited_process import NoAnswer, answer_of, take_limits
+from moe.data.limited_process import LimitedProcessError, apply_limits, run_limited
 from moe.data.special_tokens import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, start_token
 from moe.spec import SpecError, spec_error
 
@@ -102,13 +102,13 @@ def require_usable(tokenizer: ModelTokenizer, vocab_size: int, sample: Sequence[
     and memory, to ids within an embedding of `vocab_size` entries."""
     request = {"tokenizer": tokenizer.files[TOKENIZER].decode("utf-8", "replace"), "texts": list(sample)}
     try:
-        answer = answer_of(
+        answer = run_limited(
             "moe.data.sequences.model_tokenizer",
             json.dumps(request).encode(),
             timeout_s=TIMEOUT_S,
             memory_bytes=MEMORY_BYTES,
         )
-    except NoAnswer as error:
+    except LimitedProcessError as error:
         raise _refusal(tokenizer, f"{error}, encoding text") from None
     result = json.loads(answer)
     if "problem" in result:
@@ -152,7 +152,7 @@ def _refusal(tokenizer: ModelTokenizer, rule: str) -> SpecError:
     return spec_error("unsupported", f"{tokenizer.place}.tokenizer", TOKENIZER, rule, _REMEDY)
 
 
-def hard_texts() -> Iterator[str]:
+def stress_texts() -> Iterator[str]:
     """Texts that backtracking patterns take long for: runs of each character, and of pairs of kinds, that end in a
     mismatch."""
     for run in (*ascii_letters, *digits, *punctuation, " ", "\t", "\n", "\r\n", "é", "中", "\u0301", "😀", "\x00"):
@@ -163,7 +163,7 @@ def hard_texts() -> Iterator[str]:
 
 
 def _main() -> None:
-    take_limits()
+    apply_limits()
     from moe.data.tokenizer import Tokenizer
 
     request = json.loads(sys.stdin.buffer.read())
@@ -172,7 +172,7 @@ def _main() -> None:
     except ValueError as error:
         sys.stdout.write(json.dumps({"problem": str(error)[:300]}))
         return
-    for text in (*hard_texts(), *request["texts"]):
+    for text in (*stress_texts(), *request["texts"]):
         tokenizer.encode(text)
     sys.stdout.write(json.dumps({"num_ids": tokenizer.num_ids}))
 

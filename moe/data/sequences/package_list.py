@@ -119,7 +119,7 @@ def _is_source(distribution: Distribution, name: str) -> bool:
     )
 
 
-def reason_against(text: str) -> str | None:
+def exclusion_reason(text: str) -> str | None:
     """Reason why a file's content is no document; None if it is one."""
     if _GENERATED.search(text, 0, _HEAD_CHARS):
         return "generated"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from moe.data.sequences.corpus import DocumentCorpus, DocumentSource, SourceDocument
-from moe.data.sequences.package_list import HELD_OUT, TRAINING, Distribution, SourceFile, files_of, reason_against
+from moe.data.sequences.package_list import HELD_OUT, TRAINING, Distribution, SourceFile, exclusion_reason, files_of
 from moe.spec import spec_error
 
 
@@ -87,7 +87,7 @@ class Packages(DocumentCorpus):
             except UnicodeDecodeError:
                 self._left_out["not_utf8"] += 1
                 continue
-            reason = reason_against(text) if text.strip() else "empty"
+            reason = exclusion_reason(text) if text.strip() else "empty"
             if reason is None:
                 yield file, text
             else:

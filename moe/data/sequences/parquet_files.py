@@ -11,7 +11,7 @@ from typing import Any
 
 from moe.data.data_file import DataFile
 from moe.data.file_kinds import DAMAGED
-from moe.data.limited_process import NoAnswer, answer_of, take_limits
+from moe.data.limited_process import LimitedProcessError, apply_limits, run_limited
 from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES
 from moe.spec import SpecError
 
@@ -52,8 +52,10 @@ def check_columns(require_columns: RequireColumns, files: Sequence[DataFile]) ->
     looked_at = files[:MAX_FILES]
     request = b"".join(struct.pack("<Q", len(footer)) + footer for footer in map(_footer, looked_at))
     try:
-        answer = answer_of("moe.data.sequences.parquet_files", request, timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES)
-    except NoAnswer as error:
+        answer = run_limited(
+            "moe.data.sequences.parquet_files", request, timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES
+        )
+    except LimitedProcessError as error:
         raise _unreadable(looked_at[0], error) from None
     for file, result in zip(looked_at, json.loads(answer), strict=True):
         if isinstance(result, str):
@@ -91,7 +93,7 @@ def _footer(file: DataFile) -> bytes:
 
 
 def _main() -> None:
-    take_limits()
+    apply_limits()
     import pyarrow
     import pyarrow.parquet
 

@@ -16,7 +16,7 @@ import numpy as np
 from moe.clock import Clock
 from moe.data import preparation
 from moe.data.conversations.template import TEMPLATE_FILES
-from moe.data.progress import Stages, Tell, of_total
+from moe.data.progress import ProgressCallback, Stages, scaled_progress
 from moe.data.sequences.closers import Closers
 from moe.data.sequences.corpora import build
 from moe.data.sequences.corpus import DocumentCorpus, SourceDocument
@@ -95,7 +95,7 @@ def prepare(
     tokenizer: ModelTokenizer | None = None,
     roots: Sequence[str] | None = None,
     report: Callable[[str], None] | None = None,
-    progress: Tell | None = None,
+    progress: ProgressCallback | None = None,
 ) -> PreparedSequences:
     """Return the prepared corpus, from `cache_dir` by content hash, or built there.
 
@@ -274,7 +274,7 @@ class _DocumentPasses:
         self._stages.at("learning the tokenizer")
 
     def to_encode(self) -> Iterator[SourceDocument]:
-        share = (lambda number: None) if self._num is None else of_total(self._num)
+        share = (lambda number: None) if self._num is None else scaled_progress(self._num)
         return self._stages.through("encoding", self.corpus.documents(), share, interval=100)
 
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from moe.data.draws import generator_of, permutation
+from moe.data.draws import permutation, seeded_generator
 from moe.data.sequences.batch import GlobalSequenceBatch, global_batch
 from moe.data.sequences.store import SequenceStore
 from moe.spec import DocumentsSpec, JobSpec
@@ -72,7 +72,7 @@ class SequenceSampler:
         """Rows of an epoch, shuffled. Those of the last two epochs are kept, since a batch may span both."""
         if epoch not in self._orders:
             rows = np.concatenate([self._epoch_rows(index, epoch) for index in range(len(self._sources))])
-            order = rows[permutation(generator_of(self._seed, epoch, stream=_DRAWS_OF_EPOCHS), len(rows))]
+            order = rows[permutation(seeded_generator(self._seed, epoch, stream=_DRAWS_OF_EPOCHS), len(rows))]
             self._orders = {**dict(list(self._orders.items())[-1:]), epoch: order}
         return self._orders[epoch]
 
@@ -82,7 +82,7 @@ class SequenceSampler:
         begin, end = (_num_rows_before(boundary, num_rows, weight) for boundary in (epoch, epoch + 1))
         row_chunks = [np.zeros(0, np.int64)]
         for number in range(begin // num_rows, -(-end // num_rows)):
-            generator = generator_of(self._seed, number, stream=_DRAWS_OF_PASSES, substream=index)
+            generator = seeded_generator(self._seed, number, stream=_DRAWS_OF_PASSES, substream=index)
             order = permutation(generator, num_rows)
             first = number * num_rows
             row_chunks.append(start + order[max(0, begin - first) : end - first])

@@ -118,7 +118,7 @@ class Cluster(Spec):
         return fields
 
     @model_validator(mode="after")
-    def _coherent(self) -> "Cluster":
+    def _check_consistent(self) -> "Cluster":
         if problems := list(self._problems()):
             raise SpecError(problems)
         return self
@@ -285,22 +285,22 @@ def _facts_of(fields: Any) -> DeviceFacts:
         ) from None
 
 
-def one_cluster_of(fields: Any) -> Cluster:
+def parse_cluster(fields: Any) -> Cluster:
     """Parse a cluster of one kind of nodes. Raises SpecError with every problem."""
     if isinstance(fields, dict) and "pools" in fields:
-        raise SpecError(of_several_kinds())
+        raise SpecError(pools_problem())
     try:
         return Cluster.model_validate(fields)
     except ValidationError as error:
-        raise SpecError(of_cluster(problems_of(error))) from None
+        raise SpecError(under_cluster_path(problems_of(error))) from None
 
 
-def of_several_kinds() -> Problem:
+def pools_problem() -> Problem:
     """Problem of pools given to a planner for one kind of nodes."""
     return Problem("unsupported", "cluster.pools", None, "has several pools, and a module is planned for one",
                    "describe one pool as the cluster")  # fmt: skip
 
 
-def of_cluster(problems: Iterable[Problem]) -> list[Problem]:
+def under_cluster_path(problems: Iterable[Problem]) -> list[Problem]:
     """The problems, with paths under `cluster`."""
     return [replace(problem, path=".".join(filter(None, ("cluster", problem.path)))) for problem in problems]

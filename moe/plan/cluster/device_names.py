@@ -23,7 +23,7 @@ _BETWEEN_A100S = 60 * 1024**3
 """Bytes of memory that tell the two A100s apart, which Ray gives one name."""
 
 
-def device_named(name: str, memory_bytes: int | None = None) -> str | None:
+def find_device(name: str, memory_bytes: int | None = None) -> str | None:
     """Key in `DEVICES` of a GPU with this name; None if unknown.
 
     Ray 2.60 names data-centre GPUs by model (`H100` for all variants) and GeForce cards in full (`GeForce-RTX-4090`);

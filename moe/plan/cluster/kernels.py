@@ -127,9 +127,11 @@ class FusedAttention:
         sliding window."""
         span = min(length, window or length)
         numbers = rows * widths
-        seconds = full = 2 * numbers * heads * self._looked_at(length, length, causal=causal) / self.flops_per_s
+        seconds = full = (
+            2 * numbers * heads * self._attended_positions(length, length, causal=causal) / self.flops_per_s
+        )
         if span < length:
-            part = 2 * numbers * heads * self._looked_at(span, length, causal=causal) / self.flops_per_s
+            part = 2 * numbers * heads * self._attended_positions(span, length, causal=causal) / self.flops_per_s
             ends = numbers * (self.window_query_s * heads + self.window_key_s * min(key_heads, heads / 2))
             seconds = min(full, part + ends)
         return (
@@ -146,7 +148,7 @@ class FusedAttention:
         seconds = self.seconds(length, length, heads, heads, widths, causal=False)
         return 2 * length * length * widths * heads / seconds
 
-    def _looked_at(self, span: float, length: float, *, causal: bool) -> float:
+    def _attended_positions(self, span: float, length: float, *, causal: bool) -> float:
         """Positions computed per query, with half a block on the diagonal."""
         if not causal:
             return span

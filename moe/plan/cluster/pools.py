@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_serializer, model_validator
 
-from moe.plan.cluster.cluster import Cluster, of_cluster, one_cluster_of
+from moe.plan.cluster.cluster import Cluster, parse_cluster, under_cluster_path
 from moe.spec.base import Spec, Text
 from moe.spec.errors import Problem, SpecError, spec_error
 from moe.spec.files import read_plain
@@ -44,7 +44,7 @@ class Pools(Spec):
     pools: tuple[Pool, ...] = Field(max_length=MAX_POOLS)
 
     @model_validator(mode="after")
-    def _named_apart(self) -> "Pools":
+    def _check_distinct_names(self) -> "Pools":
         names = [pool.name for pool in self.pools]
         if not names:
             raise spec_error(
@@ -73,7 +73,7 @@ def read_cluster(path: str | Path) -> Cluster | Pools:
 def cluster_of(fields: Any) -> Cluster | Pools:
     """Parse a cluster, or pools. Raises SpecError with every problem."""
     if not isinstance(fields, dict) or "pools" not in fields:
-        return one_cluster_of(fields)
+        return parse_cluster(fields)
     if flat := [key for key in fields if key in Cluster.model_fields]:
         raise SpecError(
             Problem("conflict", f"cluster.{key}", None if isinstance(fields[key], dict | list) else fields[key],
@@ -86,4 +86,4 @@ def cluster_of(fields: Any) -> Cluster | Pools:
     try:
         return Pools.model_validate(fields)
     except ValidationError as error:
-        raise SpecError(of_cluster(problems_of(error))) from None
+        raise SpecError(under_cluster_path(problems_of(error))) from None

@@ -130,7 +130,7 @@ class Network:
         within = [min(ranks.count, max(1, link.devices // ranks.stride)) for link in self._levels[:-1]]
         return [*within, ranks.count]
 
-    def fused(
+    def fused_exchange_s(
         self, kernel: ExchangeCost, tokens: float, row_bytes: float, moe: MoESpec, copies: int, ranks: Ranks
     ) -> float:
         """Fused dispatch of `tokens` per rank, with `copies` ranks per expert; group-limited routing bounds the
@@ -155,12 +155,12 @@ class Network:
 
 
 @lru_cache(4096)
-def distinct(bins: int, experts: int, chosen: int) -> float:
+def distinct(bins: int, experts: int, num_chosen: int) -> float:
     """Expected number of bins hit by `chosen` different experts, drawn uniformly from experts spread evenly over
     `bins`."""
     per_bin = max(1, experts // bins)
-    experts = max(experts, bins * per_bin, chosen)
-    return bins * (1 - math.comb(experts - per_bin, chosen) / math.comb(experts, chosen))
+    experts = max(experts, bins * per_bin, num_chosen)
+    return bins * (1 - math.comb(experts - per_bin, num_chosen) / math.comb(experts, num_chosen))
 
 
 def _root(count: int) -> float:

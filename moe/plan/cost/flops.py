@@ -1,7 +1,7 @@
 """Model FLOPs."""
 
 from moe.plan.cost.units import BACKWARD, Part, Unit, units
-from moe.plan.profile import profile_of
+from moe.plan.profile import find_profile
 from moe.spec import JobSpec, PreferenceSpec
 from moe.spec.block import AttentionDims
 
@@ -15,7 +15,7 @@ def model_flops_per_step(spec: JobSpec) -> float:
     """
     flops, width = 0.0, spec.model.model_dim
     of_reference = int(isinstance(spec.data, PreferenceSpec))
-    for unit in units(spec.model, profile_of(), spec.train.freeze):
+    for unit in units(spec.model, find_profile(), spec.train.freeze):
         positions = spec.train.batch_tokens / unit.sides
 
         def times(part: Part, unit: Unit = unit) -> float:
@@ -27,7 +27,7 @@ def model_flops_per_step(spec: JobSpec) -> float:
         router_times = (of_reference + 1 + unit.has_backward * (1 + unit.trains_router)) / _PASSES
         per_position = 0.0
         for attention in unit.attentions:
-            pairs = pairs_times * pairs_flops(attention, looked_at(attention, spec.data.padded_tokens))
+            pairs = pairs_times * pairs_flops(attention, attended_positions(attention, spec.data.padded_tokens))
             per_position += times("others") * 2 * attention.projections + pairs
         if unit.feed_forward is not None:
             products = 2 * unit.feed_forward.num_matrices * width * unit.feed_forward.hidden
@@ -46,7 +46,7 @@ _PASSES = 1 + BACKWARD
 """Cost of a step in forward passes if everything is trained."""
 
 
-def looked_at(dims: AttentionDims, sequence_tokens: float) -> float:
+def attended_positions(dims: AttentionDims, sequence_tokens: float) -> float:
     """Mean positions that a query attends to: with a causal window W of L positions, W - W²/2L, as the first W
     queries have fewer. For linear attention, a chunk."""
     if dims.linear:

@@ -10,7 +10,7 @@ from moe.plan.cost.units import Unit
 from moe.plan.degrees import ShardCounts, WorkSplit
 from moe.plan.profile import Profile
 from moe.spec import JobSpec
-from moe.spec.block import AttentionDims, KeptWidths
+from moe.spec.block import AttentionDims, SavedWidths
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8, "fp8": 2}
 """Bytes per activation element; fp8 narrows only operands of matrix products."""
@@ -61,14 +61,14 @@ class LayerMemory:
         self._dropouts = 1 if getattr(spec.model, "dropout", 0) else 0
         self.layer_bytes = cache(self._layer_bytes)
 
-    def of_masks(self, stage: Stage, positions: int) -> int:
+    def attention_mask_bytes(self, stage: Stage, positions: int) -> int:
         """Attention masks of packed documents; CPUs only."""
         if self._kind != "cpu" or not self._packs_documents:
             return 0
         attentions = (attention for unit, _ in stage.units for attention in unit.attentions)
         return mask_bytes(attentions, positions, self._row_tokens, self._width)
 
-    def of_logits(self, positions: int, unit: Unit, tensor: int = 1) -> tuple[int, int]:
+    def logit_bytes(self, positions: int, unit: Unit, tensor: int = 1) -> tuple[int, int]:
         """Return (saved bytes, temporary bytes of the loss) for a rank's share of a tensor group's positions.
 
         Chunked: three copies of a chunk; the table's gradient and five hidden-state tensors around the last norms are
@@ -98,10 +98,12 @@ class LayerMemory:
         )  # for the product at work
         on_cpu, attention_bytes, workspace_bytes = self._kind == "cpu", 0, 0
         for attention in unit.attentions:
-            attention_bytes += kept_bytes(attention, m, positions, tensor, width, profile=self._profile, on_cpu=on_cpu,
-                                   selective=selective)  # fmt: skip
+            attention_bytes += saved_attention_bytes(
+                attention, m, positions, tensor, width, profile=self._profile, on_cpu=on_cpu, selective=selective
+            )
             workspace_bytes = max(
-                workspace_bytes, worked_bytes(attention, positions, self._row_tokens, tensor, self._profile)
+                workspace_bytes,
+                attention_workspace_bytes(attention, positions, self._row_tokens, tensor, self._profile),
             )
         kept_hidden = self._profile.kept_hidden
         if (dims := unit.feed_forward) is not None:
@@ -158,7 +160,7 @@ class LayerMemory:
         )
 
 
-def kept_bytes(
+def saved_attention_bytes(
     dims: AttentionDims,
     m: int,
     positions: int,
@@ -172,8 +174,8 @@ def kept_bytes(
     """Saved bytes on one of `tensor` ranks that share `positions` of `m` channels: the norm's input (the rank's
     share), its output (whole if gathered tokens are kept), and tensors of the rank's heads. `width`: bytes per
     element."""
-    if profile.name == "ours" and dims.kept is not None:
-        return _by_ours(dims, dims.kept, m, positions, tensor, width, on_cpu=on_cpu)
+    if profile.name == "ours" and dims.saved_widths is not None:
+        return _by_ours(dims, dims.saved_widths, m, positions, tensor, width, on_cpu=on_cpu)
     return width * _elements(dims, m, positions, tensor, profile, selective=selective)
 
 
@@ -182,49 +184,51 @@ def _elements(dims: AttentionDims, m: int, positions: int, tensor: int, profile:
     split = (
         dims.values
         if selective and profile.recomputes_latents and dims.latent
-        else dims.queries + dims.kept_keys_and_values + dims.rotated + dims.values
+        else dims.queries + dims.kept_keys_and_values + dims.rotated_copies + dims.values
     )
     gathered_width = m if profile.keeps_gathered_tokens else m // tensor
     return positions * (m // tensor + gathered_width + split // tensor + dims.latent)
 
 
 def _by_ours(
-    dims: AttentionDims, kept_widths: KeptWidths, m: int, positions: int, tensor: int, width: int, *, on_cpu: bool
+    dims: AttentionDims, saved_widths: SavedWidths, m: int, positions: int, tensor: int, width: int, *, on_cpu: bool
 ) -> int:
     tokens, wide = positions // tensor, max(4, width)
     gathers_hidden = dims.gathered is None
     normed_elements = tokens * m if dims.takes_own and (tensor > 1 or not gathers_hidden) else 0
     normed_elements += positions * m if gathers_hidden else 0
     narrow = (
-        tokens * (m + kept_widths.of_tokens)
+        tokens * (m + saved_widths.of_tokens)
         + normed_elements
-        + positions * (kept_widths.gathered + kept_widths.unfused // tensor)
+        + positions * (saved_widths.gathered + saved_widths.unfused // tensor)
     )
-    in_float32 = tokens * kept_widths.of_tokens_wide + positions * kept_widths.wide // tensor
+    in_float32 = tokens * saved_widths.of_tokens_wide + positions * saved_widths.wide // tensor
     if not on_cpu:
-        narrow += positions * kept_widths.fused // tensor
+        narrow += positions * saved_widths.fused_inputs_outputs // tensor
     elif width == wide:
-        narrow += positions * kept_widths.fused_on_cpu // tensor
+        narrow += positions * saved_widths.fused_on_cpu // tensor
     else:
-        in_float32 += positions * kept_widths.fused_on_cpu // tensor
-        narrow += positions * kept_widths.narrowed // tensor
+        in_float32 += positions * saved_widths.fused_on_cpu // tensor
+        narrow += positions * saved_widths.narrow_outputs // tensor
     if tensor == 1:
-        narrow += positions * kept_widths.normed_together
+        narrow += positions * saved_widths.normed_together
     else:
-        in_float32 += 2 * positions * kept_widths.normed_together // tensor
+        in_float32 += 2 * positions * saved_widths.normed_together // tensor
     return width * narrow + wide * in_float32
 
 
 def mask_bytes(attentions: Iterable[AttentionDims], positions: int, sequence_tokens: int, width: int) -> int:
     """Attention masks of packed documents, boolean and additive, shared by layers of equal window. CPUs only: GPUs
     use block masks."""
-    windows = {dims.window for dims in attentions if dims.kept is not None and not dims.linear}
+    windows = {dims.window for dims in attentions if dims.saved_widths is not None and not dims.linear}
     return len(windows) * positions * sequence_tokens * (1 + max(4, width))
 
 
-def worked_bytes(dims: AttentionDims, positions: int, sequence_tokens: int, tensor: int, profile: Profile) -> int:
+def attention_workspace_bytes(
+    dims: AttentionDims, positions: int, sequence_tokens: int, tensor: int, profile: Profile
+) -> int:
     """Temporary bytes of our backward pass: the current chunks of linear attention."""
-    if profile.name != "ours" or dims.kept is None or not dims.kept.worked:
+    if profile.name != "ours" or dims.saved_widths is None or not dims.saved_widths.backward_temporaries:
         return 0
-    at_once = min(dims.kept.worked_positions, sequence_tokens) * (positions // sequence_tokens)
-    return 4 * at_once * dims.kept.worked // tensor
+    at_once = min(dims.saved_widths.temporary_positions, sequence_tokens) * (positions // sequence_tokens)
+    return 4 * at_once * dims.saved_widths.backward_temporaries // tensor

@@ -53,7 +53,7 @@ class _BytesBeside(NamedTuple):
     dispatch: int
     workspace: int
     logits: int
-    passed: int
+    boundary: int
 
 
 _NOTHING = LayerBytes(0, 0, 0)
@@ -95,7 +95,7 @@ class MemoryModel:
             **_StateBytes(*self._state(stage, placed_of(candidate)))._asdict(),
             **_BytesBeside(*self._beside(stage, RunChoices.from_candidate(candidate)))._asdict(),
         }
-        kinds["communication"] += kinds.pop("passed")
+        kinds["communication"] += kinds.pop("boundary")
         return MemoryEstimate(**kinds, allowance=self.allowance, limit=self._limit)
 
     def _sum_of_state(self, of_units: tuple[tuple[Unit, int], ...], layout: StateOptions) -> int:
@@ -315,7 +315,7 @@ class MemoryModel:
         for unit, count in stage.units:
             positions = run.groups * self._group_tokens // unit.sides // context
             if unit.vocabulary is not None:
-                logits, of_loss = self._layers.of_logits(positions // tensor, unit, tensor)
+                logits, of_loss = self._layers.logit_bytes(positions // tensor, unit, tensor)
                 # The loss's tensors are freed before the backward pass reaches a layer. With two stacks they stand for
                 # the first stack's output and its gradient, which all layers of the second one keep.
                 let_go = logits if self.profile.logits_in_parts and unit.sides == 1 else 0
@@ -332,7 +332,7 @@ class MemoryModel:
                 dispatch += count * layer.dispatch
                 if layer.workspace > largest.workspace:
                     largest = layer
-        activations += self._layers.of_masks(stage, run.groups * self._group_tokens // context)
+        activations += self._layers.attention_mask_bytes(stage, run.groups * self._group_tokens // context)
         of_stage = in_flight(stage.index, run.pipeline, run.virtual_stages, run.num_micro_batches)
         waiting = run.overlap + of_stage
         tokens = run.groups * self._group_tokens // context // tensor

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from moe.plan.cost.stages import stages
 from moe.plan.cost.units import Unit, units
 from moe.plan.degrees import Degrees, ShardCounts
-from moe.plan.profile import profile_of
+from moe.plan.profile import find_profile
 from moe.spec import ModelSpec, OptimizerSpec
 
 
@@ -140,5 +140,5 @@ def state_of(
     model: ModelSpec, degrees: Degrees, optimizer: OptimizerSpec, freeze: tuple[str, ...] = ()
 ) -> StateElements:
     """State of a whole model; `freeze` patterns name untrained parameters."""
-    (whole,) = stages(units(model, profile_of(), freeze), 1, 1)
+    (whole,) = stages(units(model, find_profile(), freeze), 1, 1)
     return StateCounter(optimizer).of_units(whole.units, degrees.shards)

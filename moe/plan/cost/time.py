@@ -151,7 +151,7 @@ class TimeModel:
         assert slowest is not None
         return slowest, slowest_s
 
-    def _end_of(self, candidate: Candidate, stage: Stage, one: float) -> StageEnd:
+    def _end_of(self, candidate: Candidate, stage: Stage, micro_batch_s: float) -> StageEnd:
         """End of a stage's step; it takes `one` seconds per micro-batch."""
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
         scatter, once, optimizer = self._end_of_step(stage.units, degrees, candidate.options.sharding)
@@ -162,7 +162,7 @@ class TimeModel:
         hidden_s = 0.0
         if self._profile.reduces_beside_backward:
             # Collectives once a step overlap with the last backward pass only.
-            backward, share = one * BACKWARD / (1 + BACKWARD), self._software.overlap
+            backward, share = micro_batch_s * BACKWARD / (1 + BACKWARD), self._software.overlap
             of_the_last = min(share * (scatter + once), backward)
             hidden_s = (behind - 1) * min(share * scatter, backward) + of_the_last
         return StageEnd(scatters * scatter + once - hidden_s, optimizer, hidden_s)

@@ -8,7 +8,7 @@ from moe.plan.candidate import Recompute
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.kernels import MatrixProducts
 from moe.plan.cost.collectives import Network, Ranks
-from moe.plan.cost.flops import looked_at, pairs_flops
+from moe.plan.cost.flops import attended_positions, pairs_flops
 from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT
 from moe.plan.cost.micro_batch import MicroBatch, Passes, recomputed_passes
 from moe.plan.cost.skew import rank_skew
@@ -143,7 +143,9 @@ class UnitTime:
         for dims in unit.attentions:
             attention += self._pairs_s(dims, positions, tensor, context, passes)
             heads = (dims.queries + dims.kept_keys_and_values + dims.values) / tensor
-            elements = own.passes * (3 * m / tensor + m) + (own.normed_passes if dims.normed else own.passes) * heads
+            elements = (
+                own.passes * (3 * m / tensor + m) + (own.normed_passes if dims.has_qk_norms else own.passes) * heads
+            )
             moved_bytes += passes.over_activations * 2 * width * positions * elements
             gather += self._into_and_out(positions, tensor, passes.over_activations, dims.gathered)
             if context > 1:  # ring of keys and values, and of their gradients
@@ -169,7 +171,7 @@ class UnitTime:
         widths, dtype = (dims.queries + dims.values) / dims.heads, self._spec.train.dtype
         kernel = self._kernels.attention_of(widths, "bfloat16" if dtype == "fp8" else dtype)
         if dims.linear:
-            forward = positions / tensor * pairs_flops(dims, looked_at(dims, length)) / kernel.flops_per_s
+            forward = positions / tensor * pairs_flops(dims, attended_positions(dims, length)) / kernel.flops_per_s
         else:
             # A context rank has a share of each sequence's queries, and all keys.
             forward = kernel.seconds(
@@ -312,7 +314,7 @@ class UnitTime:
         def one_s(width: float) -> float:
             row_bytes = width * self._m
             if kernel is not None:
-                return self._network.fused(kernel, chunk * skew, row_bytes, moe, expert_tensor, ranks)
+                return self._network.fused_exchange_s(kernel, chunk * skew, row_bytes, moe, expert_tensor, ranks)
             send_bytes = row_bytes * chunk * moe.experts_per_token * expert_tensor * skew
             return self._network.all_to_all(send_bytes, ranks, copies)
 

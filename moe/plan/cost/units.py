@@ -157,7 +157,7 @@ def units(model: ModelSpec, profile: Profile, freeze: tuple[str, ...] = ()) -> t
     for path, block in model.blocks():
         frozen_names, frozen_tied_names = (
             _frozen_names(path, block.parameters, freeze),
-            _frozen_names("", block.tied, freeze),
+            _frozen_names("", block.tied_parameters, freeze),
         )
         weights = weights_of(block.parameters, profile.axes, frozen_names)
         has_backward = has_backward or any(weight.is_trained for weight in weights)
@@ -170,7 +170,7 @@ def units(model: ModelSpec, profile: Profile, freeze: tuple[str, ...] = ()) -> t
                 block.feed_forward,
                 block.moe,
                 block.vocabulary,
-                weights_of(block.tied, profile.axes, frozen_tied_names),
+                weights_of(block.tied_parameters, profile.axes, frozen_tied_names),
                 has_backward,
             )
         all_units.append(unique_units[key])

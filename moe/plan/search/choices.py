@@ -169,7 +169,7 @@ class LayoutChoices:
         if parallel.dispatch is None and (per_node := self.ranks_per_node(degrees)) is not None:
             kinds = [None, per_node]
         for (num_chunks, overlap), ranks_per_node in product(ways, kinds):
-            variant = candidate.having(num_chunks=num_chunks, ranks_per_node=ranks_per_node, overlap=overlap)
+            variant = candidate.with_options(num_chunks=num_chunks, ranks_per_node=ranks_per_node, overlap=overlap)
             if variant != candidate:
                 yield variant
 

@@ -15,21 +15,23 @@ from moe.plan.plan import BlockShare, Plan, RunnerUp
 from moe.plan.profile import Profile
 from moe.plan.search.ranking import Ranking
 from moe.plan.software import Software
-from moe.plan.speed import speed_in_words
+from moe.plan.speed import describe_speed
 from moe.spec import JobSpec, ParallelSpec
-from moe.spec.adapter import B, base_in_words
+from moe.spec.adapter import B, describe_base
 from moe.spec.errors import Problem
-from moe.spec.patterns import matches, starred
+from moe.spec.patterns import layer_pattern, matches
 
-IGNORED = "ignored of config.json"
+IGNORED = "ignored config.json keys"
 """Prefix of the reason that lists config keys without effect on the model."""
+IGNORED_BEFORE = "ignored of config.json"
+"""The same prefix in plans of earlier releases."""
 _AXES = {
     "pipeline": "stages of consecutive layers",
-    "tensor": "attention heads and feed-forward layers split over as many ranks, which share their tokens",
-    "context": "each sequence split over as many ranks",
-    "fsdp": "parameters outside experts cut up over as many ranks, and gathered where they are used",
-    "expert_tensor": "the hidden units of each expert split over as many ranks",
-    "expert_fsdp": "experts cut up over as many of their replicas, and gathered where they are used",
+    "tensor": "attention heads and feed-forward layers split over this many ranks, which share their tokens",
+    "context": "each sequence split over this many ranks",
+    "fsdp": "parameters outside experts sharded over this many ranks and gathered where used",
+    "expert_tensor": "the hidden units of each expert split over this many ranks",
+    "expert_fsdp": "experts sharded over this many of their replicas and gathered where used",
 }
 
 
@@ -39,33 +41,33 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
     degrees, options = plan.degrees, plan.options
     user_fields = {name for name in type(parallel).model_fields if getattr(parallel, name) is not None}
     if moe is None:
-        reasons.append("no experts: every worker holds the whole model and takes its share of the groups")
+        reasons.append("no experts: every worker holds the whole model and processes its share of the groups")
     else:
         local_experts = moe.num_experts // degrees.expert
         reasons.append(
-            f"expert degree {degrees.expert}: {local_experts} of {moe.num_experts} experts of a layer "
-            f"a worker, {number_of(degrees.data, 'replica')} of each; chosen of "
-            f"{number_of(num_degrees, 'choice')} of degrees"
+            f"expert degree {degrees.expert}: {local_experts} of each layer's {moe.num_experts} experts per worker, "
+            f"{pluralize(degrees.data, 'replica')} of each; chosen from {pluralize(num_degrees, 'combination')} of "
+            "degrees"
         )
         if (together := degrees.expert * degrees.expert_tensor) > cluster.devices_per_node:
             reasons.append(
-                f"an expert group of {together} spans nodes of {cluster.devices_per_node}: "
+                f"an expert group of {together} spans nodes of {cluster.devices_per_node} devices: "
                 "its all-to-all crosses the network"
             )
     for axis, purpose in _AXES.items():
         if (degree := getattr(degrees, axis)) > 1:
             if axis in ("fsdp", "expert_fsdp") and options.sharding != "parameters":
-                split_state = {"optimizer": "the optimizer's state", "gradients": "gradients and the optimizer's state"}
-                purpose = f"{split_state[options.sharding]} cut up over as many replicas"
-            reasons.append(f"{axis} degree {degree}{', as asked for' * (axis in user_fields)}: {purpose}")
-    reasons += _of_options(spec, plan, user_fields)
-    reasons += _of_freezing(spec)
+                split_state = {"optimizer": "optimizer state", "gradients": "gradients and optimizer state"}
+                purpose = f"{split_state[options.sharding]} sharded over this many replicas"
+            reasons.append(f"{axis} degree {degree}{', as requested' * (axis in user_fields)}: {purpose}")
+    reasons += _option_reasons(spec, plan, user_fields)
+    reasons += _freezing_reasons(spec)
     if keys := getattr(spec.model, "ignored_keys", ()):
         reasons.append(f"{IGNORED}: {'; '.join(keys)}")
     reasons.append(
-        f"{number_of(options.micro_batch_groups, 'group')} at a time in "
-        f"{number_of(options.num_micro_batches, 'micro-batch', 'es')}: {size_of(plan.memory.needed)} predicted of "
-        f"{size_of(plan.memory.limit)} a device"
+        f"{pluralize(options.num_micro_batches, 'micro-batch', 'es')} of "
+        f"{pluralize(options.micro_batch_groups, 'group')}: {format_bytes(plan.memory.job_bytes)} of "
+        f"{format_bytes(plan.memory.limit)} per device predicted"
     )
     ranks = degrees.data_ranks
     kind = "workers" if degrees.tensor * degrees.context * degrees.pipeline == 1 else "data ranks"
@@ -73,19 +75,19 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
         kind = "tensor groups of workers"
     if spec.num_groups < ranks:
         reasons.append(
-            f"only {number_of(spec.num_groups, 'group')} for {ranks} {kind}: "
-            f"{ranks - spec.num_groups} serve experts but hold no tokens of their own; "
+            f"only {pluralize(spec.num_groups, 'group')} for {ranks} {kind}: "
+            f"{ranks - spec.num_groups} run experts but hold no tokens; "
             "raise train.batch_tokens or lower model.moe.group_tokens to use them"
         )
     elif spec.num_groups % ranks:
         reasons.append(
-            f"{spec.num_groups} groups do not divide among {ranks} {kind}: some wait for "
-            "others; a multiple keeps all busy"
+            f"{spec.num_groups} groups do not divide evenly among {ranks} {kind}: some wait for "
+            "others; use a multiple to keep all busy"
         )
     return reasons
 
 
-def _of_freezing(spec: JobSpec) -> Iterator[str]:
+def _freezing_reasons(spec: JobSpec) -> Iterator[str]:
     """Reasons about frozen parameters and adapters."""
     freeze, table = spec.train.freeze, spec.model.parameters()
     num_trained = sum(
@@ -95,122 +97,125 @@ def _of_freezing(spec: JobSpec) -> Iterator[str]:
     )
     if num_trained < (total := spec.model.num_parameters()):
         share = f"{num_trained / total:.0%}" if num_trained > 0.095 * total else f"{100 * num_trained / total:.2g}%"
-        yield f"trained {share} of {count_of(total)}: frozen parameters have no gradients and no moments"
+        yield (
+            f"{share} of {format_parameters(total)} are trained: frozen parameters have no gradients and no optimizer "
+            "moments"
+        )
     if (adapter := getattr(spec.model, "adapter", None)) is not None:
-        beside = Counter(starred(parameter.name.removesuffix(B)) for parameter in table if parameter.name.endswith(B))
+        beside = Counter(
+            layer_pattern(parameter.name.removesuffix(B)) for parameter in table if parameter.name.endswith(B)
+        )
         lie = ", ".join(f"{name} ({number})" for name, number in beside.items())
-        yield f"adapters of rank {adapter.rank}, times {adapter.scale:.3g}, beside {lie}"
-        yield base_in_words(table, max(4, BYTES_PER_ELEMENT[spec.train.dtype]))
+        yield f"adapters of rank {adapter.rank} and scale {adapter.scale:.3g} on {lie}"
+        yield describe_base(table, max(4, BYTES_PER_ELEMENT[spec.train.dtype]))
 
 
-def exchanges_s(plan: Plan) -> float:
+def communication_s(plan: Plan) -> float:
     """Seconds of a step spent on communication between workers."""
     of = plan.predicted
     return of.all_to_all_s + of.gather_s + of.send_s + of.all_reduce_s
 
 
-def priced_by(software: Software, at_ends_s: Sequence[float]) -> Iterator[str]:
+def software_reason(software: Software, at_ends_s: Sequence[float]) -> Iterator[str]:
     """Reason about the software; none if measured with the device."""
     spread = ""
     if at_ends_s:
         low_s, high_s = sorted(at_ends_s)
-        spread = f": at the ends of its spread a step takes {seconds_of(low_s)} and {seconds_of(high_s)}"
+        spread = f"; between its bounds a step takes {format_seconds(low_s)} to {format_seconds(high_s)}"
     if software.error is not None:
         yield (
-            f"priced by {software.name}, which predicts published runs that were left out of its fit "
-            f"{software.error:.0%} off on average{spread}"
+            f"priced with {software.name}, whose mean error is {software.error:.0%} on published runs held out of its "
+            f"fit{spread}"
         )
     elif software.fitted_on:
-        yield f"priced by {software.name}, by steps of one model on {' and '.join(software.fitted_on)}{spread}"
+        yield f"priced with {software.name}, fitted to steps of one model on {' and '.join(software.fitted_on)}{spread}"
     elif spread:
-        yield f"priced by {software.name}, which was never measured on a GPU{spread}"
+        yield f"priced with {software.name}, never measured on a GPU{spread}"
 
 
-def of_other_devices(software: Software, cluster: Cluster) -> Iterator[str]:
+def untested_device_warning(software: Software, cluster: Cluster) -> Iterator[str]:
     """Warning about software fitted only on other devices."""
     if software.fitted_on and cluster.device not in software.fitted_on:
         yield (
-            f"{software.name} was fitted on runs on {' and '.join(software.fitted_on)} alone: on {cluster.device} it "
-            "may be further off"
+            f"{software.name} was fitted only to runs on {' and '.join(software.fitted_on)}: predictions for "
+            f"{cluster.device} may be less accurate"
         )
 
 
-def of_device(cluster: Cluster) -> Iterator[str]:
+def unmeasured_kernels_warning(cluster: Cluster) -> Iterator[str]:
     """Warning about unmeasured kernels, unless the cluster is calibrated."""
     if (source := cluster.device_type.priced_by) and cluster.calibration is None:
         yield (
-            f"kernels of {cluster.device} were never measured: priced by {source}; shardyard calibrate --cluster "
-            "measures them"
+            f"kernels of {cluster.device} were never measured: priced with {source}; measure them with shardyard "
+            "calibrate --cluster"
         )
 
 
-def of_fused(software: Software, cluster: Cluster, degrees: Degrees) -> Iterator[str]:
+def extrapolated_exchange_warning(software: Software, cluster: Cluster, degrees: Degrees) -> Iterator[str]:
     """Warning about a fused dispatch beyond the measured range."""
     ranks = degrees.expert * degrees.expert_tensor
     nodes = min(ranks, -(-ranks // cluster.devices_per_node))
     if not software.is_fused or ranks == 1:
         return
     if (kernel := cluster.exchange) is None:
-        yield f"{software.name} has a fused exchange, never measured on {cluster.device}: priced as a plain one"
+        yield f"{software.name} has a fused exchange that was never measured on {cluster.device}: priced as a plain one"
     elif nodes > kernel.most_nodes:
         over = "one node" if kernel.most_nodes == 1 else f"up to {kernel.most_nodes} nodes"
-        yield (
-            f"its fused exchange over {nodes} nodes is extrapolated: on {cluster.device} it was measured over {over}"
-        )
+        yield (f"its fused exchange over {nodes} nodes is extrapolated: measurements on {cluster.device} cover {over}")
 
 
-def shared_s(plan: Plan) -> float:
+def divisible_s(plan: Plan) -> float:
     """Seconds of a step that halve with twice as many workers."""
     of = plan.predicted
     return of.products_s + of.attention_s + of.routing_s + of.elementwise_s
 
 
-def on_fewer(plan: Plan, fewer: Plan | None) -> Iterator[str]:
+def fewer_workers_warning(plan: Plan, alternative: Plan | None) -> Iterator[str]:
     """Warning about a faster plan on fewer workers."""
-    if fewer is None or fewer.predicted.step_s >= plan.predicted.step_s:
+    if alternative is None or alternative.predicted.step_s >= plan.predicted.step_s:
         return
-    step_s, fewer_s = plan.predicted.step_s, fewer.predicted.step_s
+    step_s, fewer_s = plan.predicted.step_s, alternative.predicted.step_s
     yield (
-        f"on {number_of(fewer.num_workers, 'worker')} a step is predicted {speed_in_words(fewer_s, step_s)}, "
-        f"{seconds_of(fewer_s)}: here {seconds_of(exchanges_s(plan))} of {seconds_of(step_s)} pass between workers"
+        f"a step on {pluralize(alternative.num_workers, 'worker')} is predicted {describe_speed(fewer_s, step_s)}, "
+        f"{format_seconds(fewer_s)}: here {format_seconds(communication_s(plan))} of {format_seconds(step_s)} are "
+        "communication"
     )
 
 
-def _of_options(spec: JobSpec, plan: Plan, user_fields: set[str]) -> Iterator[str]:
+def _option_reasons(spec: JobSpec, plan: Plan, user_fields: set[str]) -> Iterator[str]:
     degrees, options = plan.degrees, plan.options
     if options.virtual_stages > 1:
         yield (
-            f"{options.virtual_stages} runs of layers a stage{', as asked for' * ('virtual_stages' in user_fields)}: "
-            "less of each stage waits for others"
+            f"{options.virtual_stages} virtual stages per stage{', as requested' * ('virtual_stages' in user_fields)}: "
+            "a smaller pipeline bubble"
         )
     if options.recompute != "none":
         kinds = {"selective": "hidden states of feed-forward layers and experts", "full": "whole blocks"}
-        as_asked, subject = ", as asked for" * ("recompute" in user_fields), kinds[options.recompute]
-        yield f"recompute {options.recompute}{as_asked}: {subject} are computed again in the backward pass"
+        as_requested, subject = ", as requested" * ("recompute" in user_fields), kinds[options.recompute]
+        yield f"recompute {options.recompute}{as_requested}: {subject} are recomputed in the backward pass"
     gathers = plan.candidate.is_sharded
     if not plan.not_yet and spec.train.dtype == "bfloat16" and (gathers or options.recompute == "full"):
-        weights = "weights that are gathered" if options.recompute != "full" else "weights"
-        yield f"{weights} are narrowed to bfloat16 at each use, so that no copies take memory between steps"
+        weights = "gathered weights" if options.recompute != "full" else "weights"
+        yield f"{weights} are cast to bfloat16 at each use, so that no copies take memory between steps"
     if options.num_chunks > 1:
         travels = degrees.expert * degrees.expert_tensor > 1
-        no_purpose = "which is for nothing: no row leaves its rank"
-        what_for = "so that exchange and arithmetic overlap" if travels else no_purpose
-        yield (
-            f"rows travel in {options.num_chunks} chunks{', as asked for' * ('num_chunks' in user_fields)}, {what_for}"
-        )
+        no_purpose = "without effect: no row leaves its rank"
+        what_for = "so that communication and computation overlap" if travels else no_purpose
+        as_requested = ", as requested" * ("num_chunks" in user_fields)
+        yield f"rows are exchanged in {options.num_chunks} chunks{as_requested}, {what_for}"
     if options.ranks_per_node is not None:
         yield (
             f"hierarchical dispatch over nodes of {options.ranks_per_node}: a token crosses to each node once, "
-            "however many of its experts live there"
+            "however many of its experts are there"
         )
     elif spec.parallel.dispatch == "hierarchical":
-        yield "hierarchical dispatch, as asked for, is for nothing: no expert group spans nodes"
+        yield "hierarchical dispatch, as requested, has no effect: no expert group spans nodes"
     if options.overlap:
-        yield "rows of one micro-batch travel while another one is worked on"
+        yield "rows of one micro-batch are exchanged while another is computed"
     if options.max_rows is not None:
         yield (
-            f"a rank takes at most {number_of(options.max_rows, 'row')} from others at a time, 4 times what "
-            "even routing would give it; what is more comes in more chunks and travels twice"
+            f"a rank receives at most {pluralize(options.max_rows, 'row')} at a time, 4 times what even routing would "
+            "send it; more rows are exchanged in more chunks, and again in the backward pass"
         )
     if plan.not_yet:
         yield f"cannot be run yet: {', '.join(plan.not_yet)}"
@@ -246,18 +251,18 @@ def runner_up(plan: Plan, best: Plan) -> RunnerUp:
 def _why_not(plan: Plan, best: Plan) -> str:
     """Obstacle to running the plan, or its speed relative to the best and the kind of time that differs most."""
     time, best_time = plan.predicted, best.predicted
-    speed = speed_in_words(time.step_s, best_time.step_s)
+    speed = describe_speed(time.step_s, best_time.step_s)
     if plan.not_yet and not best.not_yet:
         return f"predicted {speed}, but cannot be run yet: {', '.join(plan.not_yet)}"
     if time.step_s == best_time.step_s:
-        return "predicted as fast; it splits more"
+        return "predicted as fast, with more splits"
     kinds = time.by_kind()
     largest = max(kinds, key=lambda kind: kinds[kind] - best_time.by_kind()[kind])
     extra_s = kinds[largest] - best_time.by_kind()[largest]
-    return f"predicted {speed}: {seconds_of(extra_s)} more of {kind_of_time(largest)}"
+    return f"predicted {speed}: {format_seconds(extra_s)} more for {time_kind_name(largest)}"
 
 
-def kind_of_time(name: str) -> str:
+def time_kind_name(name: str) -> str:
     """Words for a kind of time, such as `all_to_all_s`."""
     words = {"products_s": "matrix products", "all_to_all_s": "all-to-all", "gather_s": "gather and scatter",
              "all_reduce_s": "all-reduce", "send_s": "sending", "bubble_s": "pipeline bubble",
@@ -270,12 +275,12 @@ def ruled_out(ranking: Ranking, cluster: Cluster) -> tuple[str, ...]:
     lines = []
     if number := ranking.num_too_slow:
         lines.append(
-            f"{number_of(number, 'choice')} of degrees: slower than these even with nothing in the way of arithmetic"
+            f"{pluralize(number, 'combination')} of degrees: slower than these even without communication or waiting"
         )
     num_listed = len({entry.shape for entry in ranking.fitting})
     if (number := ranking.num_shapes - ranking.num_too_slow - num_listed) > 0:
-        limit = size_of(cluster.memory_bytes)
-        lines.append(f"{number_of(number, 'choice')} of degrees: slower than these, or larger than {limit}")
+        limit = format_bytes(cluster.memory_bytes)
+        lines.append(f"{pluralize(number, 'combination')} of degrees: slower than these, or over {limit}")
     return tuple(lines)
 
 
@@ -331,7 +336,7 @@ def split_shape(placement: Placement, degrees: Degrees) -> str:
     return " x ".join(sizes)
 
 
-def no_degrees(spec: JobSpec, workers: int, possible: list[Degrees]) -> list[Problem]:
+def degrees_problems(spec: JobSpec, workers: int, possible: list[Degrees]) -> list[Problem]:
     """Problem without possible degrees, with the nearest that work."""
     user_degrees = {axis: degree for axis in vars(Degrees()) if (degree := getattr(spec.parallel, axis)) is not None}
     if misfits := fit_problems(spec.model, user_degrees):
@@ -362,11 +367,11 @@ def _distance(degrees: Degrees, user_degrees: dict[str, int]) -> int:
     return 10 * (doublings + different) + beside
 
 
-def number_of(number: int, noun: str, plural: str = "s") -> str:
+def pluralize(number: int, noun: str, plural: str = "s") -> str:
     return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
-def count_of(number: int) -> str:
+def format_parameters(number: int) -> str:
     """Format `1.2 B parameters`, as models are named."""
     for unit, letter in ((10**9, " B"), (10**6, " M"), (10**3, " K")):
         if number >= unit:
@@ -374,12 +379,12 @@ def count_of(number: int) -> str:
     return f"{number} parameters"
 
 
-def size_of(num_bytes: int) -> str:
+def format_bytes(num_bytes: int) -> str:
     large = num_bytes >= 1024**3 / 10
     return f"{num_bytes / 1024**3:,.2f} GiB" if large else f"{num_bytes / 1024**2:,.0f} MiB"
 
 
-def seconds_of(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     if seconds >= 1000:
         return f"{seconds:,.0f} s"
     return f"{seconds * 1000:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"

@@ -28,7 +28,7 @@ class MemoryConstraint:
     def _run(self, recompute: Recompute, number: int, virtual_stages: int = 1) -> Candidate:
         """Candidate with the micro-batch size of index `number`."""
         size, times = self.sizes[number]
-        return self._plain.having(
+        return self._plain.with_options(
             micro_batch_groups=size, num_micro_batches=times, recompute=recompute, virtual_stages=virtual_stages
         )
 

@@ -7,10 +7,10 @@ from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.pools import Pool, Pools
 from moe.plan.plan import Plan
 from moe.plan.query import Goal, PlanQuery, order
-from moe.plan.search.explain import number_of
+from moe.plan.search.explain import pluralize
 from moe.plan.search.search import LayoutSearch
 from moe.plan.search.smallest import MAX_NODES
-from moe.plan.search.workers import Best, best_on, effort_and_money, effort_in_words
+from moe.plan.search.workers import Best, best_on, compare_effort, effort_and_money
 from moe.spec import JobSpec, Problem, SpecError, spec_error
 
 _KINDS: Mapping[Goal, str] = {"time": "the fastest", "cost": "the cheapest"}
@@ -30,7 +30,7 @@ class _Offer:
         return order(goal, self.plan, self.price_per_hour)
 
 
-def plan_anywhere(spec: JobSpec, on: Cluster | Pools, query: PlanQuery = PlanQuery()) -> Plan:
+def plan_on_cluster(spec: JobSpec, on: Cluster | Pools, query: PlanQuery = PlanQuery()) -> Plan:
     """`plan_job` on a cluster, or on the best of its pools by the goal (default: fastest).
 
     A goal chooses the number of workers too. Unless `to_run`, a cluster with too few devices is extended. Raises
@@ -45,13 +45,13 @@ def plan_anywhere(spec: JobSpec, on: Cluster | Pools, query: PlanQuery = PlanQue
     if query.goal is None:
         return search.plan(query.num_workers, query.top, to_run=query.to_run)
     best = best_on(search, query)
-    return _whole(search, _saying_no_choice(best, query.goal), query)
+    return _whole(search, _with_no_choice_reason(best, query.goal), query)
 
 
-def _saying_no_choice(best: Best, goal: Goal | None) -> Best:
+def _with_no_choice_reason(best: Best, goal: Goal | None) -> Best:
     if not best.why_no_choice:
         return best
-    reason = f"goal {goal} had nothing to choose: {best.why_no_choice}"
+    reason = f"goal {goal} had no choice: {best.why_no_choice}"
     return replace(best, why_workers=(*best.why_workers, reason))
 
 
@@ -62,7 +62,7 @@ def _plan_pools(spec: JobSpec, pools: Pools, query: PlanQuery) -> Plan:
         _check_room(spec, pool.cluster, query.num_workers)
         search = LayoutSearch.from_query(spec, pool.cluster, query)
         choice = best_on(search, query)
-        return _on_pool(pool, search, _saying_no_choice(choice, query.goal) if is_only else choice, query)
+        return _on_pool(pool, search, _with_no_choice_reason(choice, query.goal) if is_only else choice, query)
 
     goal = query.goal or "time"
     _check_prices(pools, goal)
@@ -86,13 +86,13 @@ def fit_pools(spec: JobSpec, pools: Pools, query: PlanQuery = PlanQuery()) -> tu
         fewest = LayoutSearch.from_query(spec, pool.cluster, query).fewest()
         workers = fewest.to_run or (None if query.to_run else fewest.in_any_layout)
         if workers is None:
-            raise SpecError(no_smallest())
+            raise SpecError(no_cluster_fits())
         smallest[pool.name] = pool.cluster.sized_for(workers)
         search = LayoutSearch.from_query(spec, smallest[pool.name], query)
         plan = search.best_of(workers, search.ranking(workers, query.top, to_run=query.to_run))
         plan = plan.model_copy(update={"fewest": fewest})
         verb = "hold" if plan.not_yet else "run"
-        why = f"{number_of(workers, 'worker')}: the fewest of this kind that {verb} the job"
+        why = f"{pluralize(workers, 'worker')}: the fewest of this kind that {verb} the job"
         return _on_pool(pool, search, Best(plan, (why,)), query)
 
     def rank(offer: _Offer) -> tuple[bool, float, int]:
@@ -106,7 +106,7 @@ def fit_pools(spec: JobSpec, pools: Pools, query: PlanQuery = PlanQuery()) -> tu
     return plan, smallest[plan.pool]
 
 
-def no_smallest() -> Problem:
+def no_cluster_fits() -> Problem:
     """Problem of a job that no number of nodes holds."""
     return Problem("does_not_fit", "resources", f"{MAX_NODES:,} nodes", "cannot hold the model",
                    "use devices with more memory, smaller groups or a smaller model")  # fmt: skip
@@ -155,10 +155,10 @@ def _choice_line(offer: _Offer, kind: str, fitting: int, num_pools: int, goal: G
 
 def _alternative_line(offer: _Offer, first: _Offer, goal: Goal) -> str:
     plan, than = offer.plan, first.plan
-    comparison = effort_in_words(offer.order(goal)[1], first.order(goal)[1], goal)
+    comparison = compare_effort(offer.order(goal)[1], first.order(goal)[1], goal)
     caveat = ", but cannot be run yet" if plan.not_yet and not than.not_yet else ""
     return (
-        f"pool {offer.pool}: {number_of(plan.num_workers, 'worker')} would take {effort_and_money(plan, goal)}, "
+        f"pool {offer.pool}: {pluralize(plan.num_workers, 'worker')} would take {effort_and_money(plan, goal)}, "
         f"{comparison}{caveat}"
     )
 
@@ -168,7 +168,7 @@ def _check_room(spec: JobSpec, cluster: Cluster, num_workers: int | None) -> Non
     least = spec.resources.min_num_workers if num_workers is None else num_workers
     if least > cluster.num_devices:
         place = "resources" if num_workers is None else "num_workers"
-        raise spec_error("out_of_range", place, number_of(least, "worker"),
+        raise spec_error("out_of_range", place, pluralize(least, "worker"),
                          f"must be at most the number of devices (={cluster.num_devices})",
                          "use a larger pool, or fewer workers")  # fmt: skip
 

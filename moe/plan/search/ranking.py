@@ -17,7 +17,7 @@ from moe.plan.search.shape import TIES, Fastest, Models, RankedCandidate, ShapeS
 from moe.plan.search.spread import NEAR, WITHIN_ERROR, Chosen, SpreadEnd, choose
 from moe.spec import JobSpec
 
-_ENDS = ("the least time of the host", "the most time of the host")
+_ENDS = ("the lowest host time", "the highest host time")
 """Most communication is overlapped at the first end, least at the second."""
 _ROOMS = 1024
 LEAST = 3

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from moe.plan.candidate import Candidate
 from moe.plan.plan import FewestWorkers, MemoryEstimate
-from moe.plan.search.explain import number_of, size_of
+from moe.plan.search.explain import format_bytes, pluralize
 from moe.spec.errors import Problem
 
 
 @dataclass(frozen=True)
-class Lacking:
+class InfeasibleLayout:
     """The layout with the least memory, which still does not fit."""
 
     candidate: Candidate
@@ -19,7 +19,7 @@ class Lacking:
     """Unset keys that default to float32, if the devices have bfloat16."""
 
 
-def does_not_fit(lacking: Lacking, fewest: FewestWorkers, narrow: str | None, adapter: str | None) -> Problem:
+def does_not_fit(lacking: InfeasibleLayout, fewest: FewestWorkers, narrow: str | None, adapter: str | None) -> Problem:
     """Problem of a job that fits in no layout: missing memory, enough workers (in any layout, in a runnable one),
     and changes to the job that would make it fit."""
     kinds = {kind: amount for kind, amount in lacking.memory.by_kind().items() if kind != "allowance"}
@@ -27,11 +27,11 @@ def does_not_fit(lacking: Lacking, fewest: FewestWorkers, narrow: str | None, ad
     total = sum(kinds.values())
     caveat = f" (in a layout that cannot be run yet: {', '.join(lacking.not_yet)})" if lacking.not_yet else ""
     num_workers = lacking.candidate.degrees.num_workers
-    workers, hold = number_of(num_workers, "worker"), "holds" if num_workers == 1 else "hold"
+    workers, hold = pluralize(num_workers, "worker"), "holds" if num_workers == 1 else "hold"
     rule = (
-        f"must hold the model, but a device would need {size_of(total)} of {size_of(usable)} "
-        f"usable{caveat}, {size_of(total - usable)} too much; the largest part is {largest}, "
-        f"{size_of(kinds[largest])}"
+        f"must hold the model, but a device would need {format_bytes(total)} of {format_bytes(usable)} "
+        f"usable{caveat}, {format_bytes(total - usable)} too much; the largest part is {largest}, "
+        f"{format_bytes(kinds[largest])}"
     )
     if lacking.unwritten:
         verb = "is" if len(lacking.unwritten) == 1 else "are"
@@ -39,11 +39,11 @@ def does_not_fit(lacking: Lacking, fewest: FewestWorkers, narrow: str | None, ad
     by_dtype, by_adapter = (
         None if change is None else f"{change}, which {workers} {hold}" for change in (narrow, adapter)
     )
-    remedies = [remedy for remedy in (by_dtype, would_hold(fewest), by_adapter) if remedy is not None]
+    remedies = [remedy for remedy in (by_dtype, cluster_size_remedy(fewest), by_adapter) if remedy is not None]
     return Problem("does_not_fit", "resources", workers, rule, "; or ".join(remedies))
 
 
-def would_hold(fewest: FewestWorkers) -> str:
+def cluster_size_remedy(fewest: FewestWorkers) -> str:
     """Remedy: cluster sizes of this kind that hold the job."""
     if fewest.in_any_layout is None:
         return "no number of workers is enough: use devices with more memory, smaller groups or a smaller model"

@@ -11,34 +11,34 @@ from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.time import TimeModel
 from moe.plan.degrees import Degrees
 from moe.plan.executable import cannot_be_run, not_yet
-from moe.plan.money import money_of
+from moe.plan.money import estimate_money
 from moe.plan.placement import placements_of
 from moe.plan.plan import FewestWorkers, Plan
 from moe.plan.plan_file import made_for
-from moe.plan.profile import ProfileName, profile_of
+from moe.plan.profile import ProfileName, find_profile
 from moe.plan.query import PlanQuery
 from moe.plan.search.choices import LayoutChoices
 from moe.plan.search.explain import (  # fmt: skip
     blocks_of,
-    exchanges_s,
-    no_degrees,
-    number_of,
-    of_device,
-    of_fused,
-    of_other_devices,
-    on_fewer,
-    priced_by,
+    communication_s,
+    degrees_problems,
+    divisible_s,
+    extrapolated_exchange_warning,
+    fewer_workers_warning,
+    pluralize,
     reasons_for,
     ruled_out,
     runner_up,
-    shared_s,
+    software_reason,
+    unmeasured_kernels_warning,
+    untested_device_warning,
 )
 from moe.plan.search.ranking import LEAST, Ranker, Ranking
-from moe.plan.search.refusal import Lacking, does_not_fit
+from moe.plan.search.refusal import InfeasibleLayout, does_not_fit
 from moe.plan.search.remedies import adapter_remedy, bfloat16_remedy, unwritten_float32
 from moe.plan.search.smallest import Smallest
 from moe.plan.search.spread import Chosen, SpreadEnd
-from moe.plan.software import Software, SoftwareName, software_of
+from moe.plan.software import Software, SoftwareName, find_software
 from moe.spec import JobSpec
 from moe.spec.errors import SpecError, spec_error
 
@@ -82,12 +82,12 @@ class LayoutSearch:
         profile: ProfileName | None = None,
         software: SoftwareName | Software | None = None,
     ) -> None:
-        self.spec, self.cluster, self.profile = spec, cluster, profile_of(profile)
+        self.spec, self.cluster, self.profile = spec, cluster, find_profile(profile)
         layer_s = cluster.traits.layer_s
         self.software = (
             software
             if isinstance(software, Software)
-            else software_of(software, self.profile.name, layer_s, cluster.device)
+            else find_software(software, self.profile.name, layer_s, cluster.device)
         )
         _check_dtype(spec, cluster)
         self._load_skew = load_skew
@@ -122,11 +122,11 @@ class LayoutSearch:
                     *(why_workers or why),
                     *reasons_for(self.spec, self.cluster, plan, ranking.num_shapes),
                     *choice.reasons,
-                    *priced_by(self.software, ends_s),
-                    *of_other_devices(self.software, self.cluster),
-                    *of_device(self.cluster),
-                    *of_fused(self.software, self.cluster, plan.degrees),
-                    *on_fewer(plan, self._on_fewer(plan)),
+                    *software_reason(self.software, ends_s),
+                    *untested_device_warning(self.software, self.cluster),
+                    *unmeasured_kernels_warning(self.cluster),
+                    *extrapolated_exchange_warning(self.software, self.cluster, plan.degrees),
+                    *fewer_workers_warning(plan, self._on_fewer(plan)),
                 ),
                 "runners_up": tuple(runner_up(self.plan_of(entry.candidate), plan) for entry in rest),
                 "ruled_out": ruled_out(ranking, self.cluster),
@@ -159,7 +159,7 @@ class LayoutSearch:
         """The fastest plan on half as many workers, a quarter and so on, if faster than `plan`; else None. Only
         searched while communication exceeds the shared work: otherwise more workers are faster."""
         fastest, limit_s, workers = None, plan.predicted.step_s, plan.num_workers // 2
-        while workers and exchanges_s(plan) > shared_s(plan):
+        while workers and communication_s(plan) > divisible_s(plan):
             try:
                 shapes = self._placeable(workers)
             except SpecError:  # no such degrees
@@ -204,7 +204,7 @@ class LayoutSearch:
     def _shapes(self, workers: int) -> list[Degrees]:
         shapes = [shape for shape in self._choices.shapes(workers) if any(True for _ in self._choices.with_fsdp(shape))]
         if not shapes:
-            raise SpecError(no_degrees(self.spec, workers, self._free(workers)))
+            raise SpecError(degrees_problems(self.spec, workers, self._free(workers)))
         if placeable := [shape for shape in shapes if any(True for _ in self._choices.data_shardings(shape))]:
             return placeable
         raise spec_error("requires", "parallel.sharding", self.spec.parallel.sharding,
@@ -226,7 +226,7 @@ class LayoutSearch:
             peak_flops_per_s=cluster.traits.peak_flops_per_s.get(spec.train.dtype),
             num_steps=spec.train.num_steps,
             num_billed_devices=None if num_billed == degrees.num_workers else num_billed,
-            money=money_of(cluster.price_per_hour, billed_devices=num_billed, step_s=estimate.step_s,
+            money=estimate_money(cluster.price_per_hour, billed_devices=num_billed, step_s=estimate.step_s,
                            tokens_per_step=tokens, num_steps=spec.train.num_steps),
             reasons=(), not_yet=not_yet(spec, candidate, self.profile.name),
             blocks=blocks_of(spec, candidate, self.profile), made_for=made_for(spec, cluster),
@@ -236,15 +236,15 @@ class LayoutSearch:
         """Return (number of workers, why): as requested, or the most of the job's range with enough devices."""
         resources = self.spec.resources
         if num_workers is not None:
-            return num_workers, [f"{number_of(num_workers, 'worker')}, as asked for"]
+            return num_workers, [f"{pluralize(num_workers, 'worker')}, as requested"]
         if resources.min_num_workers == resources.max_num_workers:
             return resources.max_num_workers, [
-                f"{number_of(resources.max_num_workers, 'worker')}: resources.num_workers"
+                f"{pluralize(resources.max_num_workers, 'worker')}: resources.num_workers"
             ]
         workers = max(resources.min_num_workers, min(resources.max_num_workers, self.cluster.num_devices))
         return workers, [
-            f"{number_of(workers, 'worker')}: the most of {resources.min_num_workers} to "
-            f"{resources.max_num_workers} that {number_of(self.cluster.num_devices, 'device')} hold"
+            f"{pluralize(workers, 'worker')}: the most of {resources.min_num_workers} to "
+            f"{resources.max_num_workers} that fit on {pluralize(self.cluster.num_devices, 'device')}"
         ]
 
     def _free(self, workers: int) -> list[Degrees]:
@@ -267,7 +267,7 @@ class LayoutSearch:
         least = self._smallest.candidate(self._choices, shapes, to_run=to_run)
         if least is None:
             raise SpecError(cannot_be_run(not_yet(self.spec, self._first(shapes), self.profile.name)))
-        lacking = Lacking(
+        lacking = InfeasibleLayout(
             least,
             self.memory.estimate(least),
             not_yet(self.spec, least, self.profile.name),

@@ -14,7 +14,7 @@ _LINKS, _KERNELS, _MEMORY = 0.8, 0.8, 0.9
 
 
 @dataclass(frozen=True)
-class Otherwise:
+class SensitivityOutcome:
     """One change of the machine, and its effect."""
 
     description: str
@@ -25,7 +25,7 @@ class Otherwise:
     why_not: str = ""
 
 
-def sensitivity(request: PlanRequest, cluster: Cluster, plan: Plan) -> list[Otherwise]:
+def sensitivity(request: PlanRequest, cluster: Cluster, plan: Plan) -> list[SensitivityOutcome]:
     """Evaluate the plan under each change. `request` and `cluster`: its inputs."""
     outcomes = []
     for change, changed_cluster, software in _changes(request, cluster):
@@ -33,9 +33,9 @@ def sensitivity(request: PlanRequest, cluster: Cluster, plan: Plan) -> list[Othe
         fits = search.memory.total(plan.candidate) <= changed_cluster.memory_bytes
         step_s = search.time.step_s(plan.candidate) if fits else None
         try:
-            outcomes.append(Otherwise(change, step_s, search.plan(plan.num_workers, 1)))
+            outcomes.append(SensitivityOutcome(change, step_s, search.plan(plan.num_workers, 1)))
         except SpecError as error:
-            outcomes.append(Otherwise(change, step_s, None, str(error.problems[0])))
+            outcomes.append(SensitivityOutcome(change, step_s, None, str(error.problems[0])))
     return outcomes
 
 

@@ -129,7 +129,7 @@ class ShapeSearch:
             yield waiting[0].bound_s
             branch = heappop(waiting)
             if branch.virtual_stages is not None:
-                self._look_into(branch)
+                self._evaluate(branch)
                 continue
             for child in self._within(branch):
                 heappush(waiting, child)
@@ -158,7 +158,7 @@ class ShapeSearch:
         if alone_s * min(turns.values()) <= limit_s:
             one_s = cache(partial(self._least_s, run))
             can_overlap = {
-                virtual_stages: self._can_overlap(run.having(virtual_stages=virtual_stages))
+                virtual_stages: self._can_overlap(run.with_options(virtual_stages=virtual_stages))
                 for virtual_stages in (1, 2)
             }
             for virtual_stages, times in turns.items():
@@ -185,7 +185,7 @@ class ShapeSearch:
         totals = (tuple(map(add, of_units, seconds)) for seconds in gathers)
         return min((time.on_even_stages_s(total, self._shape.pipeline) for total in totals), default=inf)
 
-    def _look_into(self, branch: _Open) -> None:
+    def _evaluate(self, branch: _Open) -> None:
         """Add what fits of one leaf, for all placements and dispatches."""
         run = self._room.run(branch.recompute, branch.size, branch.virtual_stages or 1)
         models, options, limit_s = self._models, run.options, self._fastest.limit_of(self._shape)

@@ -18,7 +18,7 @@ from moe.plan.search.choices import LayoutChoices
 from moe.spec import JobSpec
 
 MAX_NODES = 16_384
-_EACH = 16
+_TRY_ALL_UP_TO = 16
 """Every number of nodes up to this one is tried, if no doubling holds the job."""
 
 
@@ -85,7 +85,7 @@ class Smallest:
         ]  # fmt: skip
         state_of_shares = cache(memory.state_of_shares)
         for recompute in choices.recomputes():
-            run = plain.having(recompute=recompute)
+            run = plain.with_options(recompute=recompute)
             beside = memory.beside_shares(run)
             for degrees, sharding in placements:
                 state = state_of_shares(StateOptions(degrees, sharding, recompute == "full"))
@@ -100,7 +100,7 @@ class Smallest:
         if self._memory.exceeds(entry.candidate, limit_bytes):
             return
         for virtual_stages in choices.virtual_stages(entry.degrees.pipeline):
-            candidate = entry.candidate.having(virtual_stages=virtual_stages)
+            candidate = entry.candidate.with_options(virtual_stages=virtual_stages)
             if (total := self._memory.total(candidate)) <= limit_bytes:
                 yield candidate, total
 
@@ -116,7 +116,7 @@ class Smallest:
         unit, limit = lcm(per_node, multiple), MAX_NODES * per_node
         doublings = (unit << power for power in range((limit // unit).bit_length()))
         enough = next((number for number in doublings if number >= fewest and self.holds(number, to_run=to_run)), None)
-        first, end = -(-fewest // unit) * unit, unit * (_EACH + 1) if enough is None else enough
+        first, end = -(-fewest // unit) * unit, unit * (_TRY_ALL_UP_TO + 1) if enough is None else enough
         sizes = range(max(unit, first), end, unit)
         num_devices = next((number for number in sizes if self.holds(number, to_run=to_run)), enough)
         return None if num_devices is None else self._cluster.sized_for(num_devices)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from moe.plan.candidate import Candidate
-from moe.plan.speed import speed_in_words
+from moe.plan.speed import describe_speed
 
 NEAR = 1.02
 """Ratio of step times below which layouts are equally fast at an end."""
@@ -35,31 +35,31 @@ class Chosen:
     reasons: tuple[str, ...] = ()
 
 
-def choose(ranked: Sequence[Candidate], step_s: StepS, ends: Sequence[SpreadEnd]) -> Chosen:
+def choose(candidates: Sequence[Candidate], step_s: StepS, ends: Sequence[SpreadEnd]) -> Chosen:
     """Choose among candidates ranked by `step_s`, their step time between the ends.
 
     The fastest, unless another within the error of it, between and at both ends, splits along fewer axes; then, of
     those that split along no more axes, one that is faster at both ends. The choice is at most the error slower than
     the fastest, and a candidate better between the ends and at one end stays.
     """
-    first = ranked[0]
+    first = candidates[0]
     limit_s = step_s(first) * WITHIN_ERROR
-    within = [candidate for candidate in ranked if step_s(candidate) <= limit_s]
+    within = [candidate for candidate in candidates if step_s(candidate) <= limit_s]
     simple = [candidate for candidate in within if _is_behind_by(candidate, first, ends) <= WITHIN_ERROR]
     fewest = min(candidate.degrees.num_further_axes for candidate in (first, *simple))
     choice = next(candidate for candidate in (first, *simple) if candidate.degrees.num_further_axes == fewest)
     reasons = []
     if choice != first:
         reasons.append(
-            f"it splits along fewer axes than {first}, which is predicted "
-            f"{speed_in_words(step_s(first), step_s(choice))}: within the error of predictions"
+            f"splits along fewer axes than {first}, which is predicted "
+            f"{describe_speed(step_s(first), step_s(choice))}: within the prediction error"
         )
     for alternative in within:
         as_simple = alternative.degrees.num_further_axes <= choice.degrees.num_further_axes
         if as_simple and ends and all(NEAR * end.step_s(alternative) < end.step_s(choice) for end in ends):
             reasons.append(
-                f"better at both ends of the software's spread than {choice}, which is predicted "
-                f"{speed_in_words(step_s(choice), step_s(alternative))} between them"
+                f"faster at both bounds of the software than {choice}, which is predicted "
+                f"{describe_speed(step_s(choice), step_s(alternative))} between them"
             )
             choice = alternative
             break
@@ -73,9 +73,9 @@ def _is_behind_by(candidate: Candidate, first: Candidate, ends: Sequence[SpreadE
 def _disagreement(choice: Candidate, ends: Sequence[SpreadEnd]) -> Iterator[str]:
     """Message on layouts over 2% faster at an end."""
     behind = [
-        f"with {end.name} {end.fastest} would be {speed_in_words(end.step_s(end.fastest), end.step_s(choice))}"
+        f"at {end.name}, {end.fastest} would be {describe_speed(end.step_s(end.fastest), end.step_s(choice))}"
         for end in ends
         if end.regret(choice) > NEAR
     ]
     if behind:
-        yield f"the ends of the software's spread disagree: {'; '.join(behind)}"
+        yield f"the bounds of the software disagree: {'; '.join(behind)}"

@@ -10,7 +10,7 @@ from moe.plan.cluster.pools import Pools, cluster_of
 from moe.plan.plan import FewestWorkers, Plan
 from moe.plan.profile import ProfileName
 from moe.plan.request import PlanRequest
-from moe.plan.search.pools import no_smallest, plan_anywhere
+from moe.plan.search.pools import no_cluster_fits, plan_on_cluster
 from moe.plan.search.search import LayoutSearch
 from moe.spec import JobSpec, ResourcesSpec, SpecError, spec_error
 
@@ -83,7 +83,7 @@ def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequ
         values = dict(zip(axes, combination, strict=True))
         try:
             spec, on = _with_values(request.spec, cluster, values)
-            cells.append(Cell(values, plan_anywhere(spec, on, query)))
+            cells.append(Cell(values, plan_on_cluster(spec, on, query)))
         except SpecError as error:
             cells.append(Cell(values, None, str(error.problems[0])))
     return cells
@@ -134,5 +134,5 @@ def smallest_cluster(
     fewest = search.fewest()
     num_devices = fewest.to_run or fewest.in_any_layout
     if num_devices is None:
-        raise SpecError(no_smallest())
+        raise SpecError(no_cluster_fits())
     return cluster.sized_for(num_devices), fewest

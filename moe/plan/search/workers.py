@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import lcm
 
-from moe.plan.money import amount_of
+from moe.plan.money import format_amount
 from moe.plan.plan import Plan
 from moe.plan.query import Goal, PlanQuery, effort, order
 from moe.plan.search.choices import LayoutChoices, steps
-from moe.plan.search.explain import number_of, seconds_of
+from moe.plan.search.explain import format_seconds, pluralize
 from moe.plan.search.ranking import Ranking
 from moe.plan.search.search import LayoutSearch
-from moe.plan.speed import speed_in_words
+from moe.plan.speed import describe_speed
 from moe.spec.errors import SpecError
 
-_EACH = 16
+_TRY_ALL_UP_TO = 16
 """Every number of workers up to this one is tried."""
 
 
@@ -36,10 +36,10 @@ def best_on(search: LayoutSearch, query: PlanQuery) -> Best:
     if goal is not None and num_workers is None and (numbers := _numbers(search)):
         return _best_of(search, numbers, goal, query)
     workers, why = search.workers(num_workers)
-    if num_workers is None and (largest := _that_divide(search, workers)) != workers:
-        workers, why = largest, [f"{number_of(largest, 'worker')}: the most that there are degrees for"]
+    if num_workers is None and (largest := _largest_divisible(search, workers)) != workers:
+        workers, why = largest, [f"{pluralize(largest, 'worker')}: the most with valid degrees"]
     plan = search.best_of(workers, search.ranking(workers, query.top, to_run=query.to_run))
-    return Best(plan, tuple(why), "" if goal is None else _why_one(search, num_workers))
+    return Best(plan, tuple(why), "" if goal is None else _single_number_reason(search, num_workers))
 
 
 def numbers_of_workers(least: int, max_workers: int, per_node: int, multiple: int = 1) -> list[int]:
@@ -47,7 +47,7 @@ def numbers_of_workers(least: int, max_workers: int, per_node: int, multiple: in
     `max_workers`; all multiples of `multiple`."""
     whole = lcm(per_node, multiple)
     numbers = {
-        *range(1, _EACH + 1),
+        *range(1, _TRY_ALL_UP_TO + 1),
         *(multiple * step for step in steps(per_node // multiple)),
         *(whole * step for step in steps(max_workers // whole)),
         max_workers - max_workers % multiple,
@@ -71,19 +71,19 @@ def _numbers(search: LayoutSearch) -> list[int]:
     )
 
 
-def _that_divide(search: LayoutSearch, workers: int) -> int:
+def _largest_divisible(search: LayoutSearch, workers: int) -> int:
     """The most workers, up to `workers`, that the requested degrees divide; `workers` if below the job's range."""
     largest = workers - workers % LayoutChoices(search.spec, search.cluster).multiple
     return largest if largest >= search.spec.resources.min_num_workers else workers
 
 
-def _why_one(search: LayoutSearch, num_workers: int | None) -> str:
+def _single_number_reason(search: LayoutSearch, num_workers: int | None) -> str:
     resources = search.spec.resources
     if num_workers is not None:
-        return "it was asked for"
+        return "it was requested"
     if resources.min_num_workers == resources.max_num_workers:
-        return "the job says it; resources.min_workers and max_workers give a range"
-    return f"{number_of(search.cluster.num_devices, 'device')} leave one of the job's range"
+        return "the job sets it; resources.min_workers and max_workers would give a range"
+    return f"{pluralize(search.cluster.num_devices, 'device')} leave one number of the job's range"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _best_of(search: LayoutSearch, numbers: list[int], goal: Goal, query: PlanQu
             best.append(progress.plan)
             continue
         try:
-            heappush(queue, _looked_into(search, progress, goal, query))
+            heappush(queue, _evaluate_next(search, progress, goal, query))
         except SpecError as error:
             refusals[progress.workers] = error
     if not best:
@@ -136,7 +136,7 @@ def _bounds(
             refusals[workers] = error
 
 
-def _looked_into(search: LayoutSearch, progress: _WorkersResult, goal: Goal, query: PlanQuery) -> _Entry:
+def _evaluate_next(search: LayoutSearch, progress: _WorkersResult, goal: Goal, query: PlanQuery) -> _Entry:
     """Evaluate the next stage. Raises SpecError if no layout exists or fits."""
     workers = progress.workers
     if progress.ranking is None:
@@ -155,15 +155,15 @@ def _reasons(
     min_workers, max_workers = _range(search)
     criterion = {"time": "the fastest step", "cost": "the cheapest step"}[goal]
     yield (
-        f"{number_of(first.num_workers, 'worker')}: of {min_workers:,} to {max_workers:,} {criterion}, "
-        f"{effort_and_money(first, goal)}, as goal {goal} asks; looked at {_runs(numbers)}"
+        f"{pluralize(first.num_workers, 'worker')}: {criterion} of {min_workers:,} to {max_workers:,}, "
+        f"{effort_and_money(first, goal)}, for goal {goal}; evaluated {_runs(numbers)}"
     )
     for runner_up in runners_up:
-        behind = effort_in_words(effort_of(runner_up, goal), effort_of(first, goal), goal)
+        behind = compare_effort(effort_of(runner_up, goal), effort_of(first, goal), goal)
         if runner_up.not_yet and not first.not_yet:
             behind = "but cannot be run yet"
         yield (
-            f"the next best, {number_of(runner_up.num_workers, 'worker')}, would take "
+            f"the next best, {pluralize(runner_up.num_workers, 'worker')}, would take "
             f"{effort_and_money(runner_up, goal)}, {behind}"
         )
     if not runners_up:
@@ -177,18 +177,18 @@ def effort_of(plan: Plan, goal: Goal) -> float:
     return effort(goal, plan.billed_devices, plan.predicted.step_s)
 
 
-def effort_in_words(effort: float, than: float, goal: Goal) -> str:
-    """Compare objectives: speeds for goal time, otherwise `12.3% dearer`."""
+def compare_effort(effort: float, than: float, goal: Goal) -> str:
+    """Compare objectives: speeds for goal time, otherwise `12.3% more expensive`."""
     if goal == "time":
-        return speed_in_words(effort, than)
+        return describe_speed(effort, than)
     excess = effort / than - 1
-    return f"{abs(excess):.1%} {'dearer' if excess > 0 else 'cheaper'}" if excess else "as dear"
+    return f"{abs(excess):.1%} {'more expensive' if excess > 0 else 'cheaper'}" if excess else "as expensive"
 
 
 def effort_and_money(plan: Plan, goal: Goal) -> str:
-    """Format `1.2 s`, or `9.6 device-seconds (1.2 s on 8, 0.41 a million tokens)`."""
-    step = seconds_of(plan.predicted.step_s)
-    money = "" if plan.money is None else f", {amount_of(plan.money.per_million_tokens)} a million tokens"
+    """Format `1.2 s`, or `9.6 device-seconds (1.2 s on 8, 0.41 per million tokens)`."""
+    step = format_seconds(plan.predicted.step_s)
+    money = "" if plan.money is None else f", {format_amount(plan.money.per_million_tokens)} per million tokens"
     if goal == "time":
         return step + money
     of = effort_of(plan, goal)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from moe.parallel.collective import all_gather_single, collective
-from moe.parallel.plain_collectives import cpu_group
+from moe.parallel.json_collectives import cpu_group
 from moe.sharding.exchange.mesh import Mesh
 
 REFUSED = 0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moe.parallel import plain_collectives
+from moe.parallel import json_collectives
 from moe.sharding.applied.callable_program import CallableProgram, make_callable, prepare, write_program
 from moe.sharding.applied.materialise import tensors_of
 from moe.sharding.capture.capture import CapturedGraph, capture, device_of
@@ -46,7 +46,7 @@ def of_other_call(
     captured_graph = capture(skeleton, batch, loss, device_of(plan.cluster))
     hint_pins = prepare(captured_graph, plan).pins(plan.mesh)
     rules = Rules(replicate, captured_graph.parts, plan.mesh)
-    fields = plain_collectives.broadcast_from_rank0(
+    fields = json_collectives.broadcast_from_rank0(
         lambda: _choose_placements(captured_graph, plan, replicate, rules, placements, hint_pins)
     )
     call_plan = replace(plan, parameters={name: in_words(at) for name, at in placements.items()}, **fields)

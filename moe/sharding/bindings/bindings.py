@@ -5,9 +5,9 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from moe.layers.adapter_dropout import Dropped
+from moe.layers.adapter_dropout import DropoutMasks
 from moe.layers.attention_mask import AttentionMask
-from moe.layers.draws import dropped, jittered
+from moe.layers.draws import apply_dropout, apply_jitter
 from moe.layers.grouped_query import project_keys_values
 from moe.layers.linear import uses_own_dtype
 from moe.layers.moe import MoELayer
@@ -20,11 +20,11 @@ from moe.sharding.bindings import attention, draws, experts, nll, routing
 
 
 def _uncached(mask: AttentionMask, key: Hashable, make: Callable[[], Any]) -> Any:
-    """`AttentionMask.once` without a cache, whose tensors would belong to one trace."""
+    """`AttentionMask.get_or_make` without a cache, whose tensors would belong to one trace."""
     return make()
 
 
-def _refuse_dropout(masks: Dropped, x: Tensor) -> NoReturn:
+def _refuse_dropout(masks: DropoutMasks, x: Tensor) -> NoReturn:
     raise ValueError("a model cannot be captured with adapter dropout; set adapter.dropout to 0")
 
 
@@ -33,8 +33,8 @@ BINDINGS: Overrides = {
     MoELayer.route_tokens: routing.route_tokens,
     MoELayer.run_experts: experts.run_experts,
     smoothed_nll: nll.smoothed_nll,
-    dropped: draws.dropped,
-    jittered: draws.jittered,
+    apply_dropout: draws.apply_dropout,
+    apply_jitter: draws.apply_jitter,
     # plain operations, which can be sharded in more ways than kernels of our own
     rms_norm: rms_norm_reference,
     rotate: rotate_reference,
@@ -43,7 +43,7 @@ BINDINGS: Overrides = {
     uses_own_dtype: lambda x: True,
     # without shortcuts that depend on data or outlive a trace
     MoELayer.decode_forward: lambda layer, x_TM, tokens: None,
-    AttentionMask.once: _uncached,
-    Dropped.apply_to: _refuse_dropout,
+    AttentionMask.get_or_make: _uncached,
+    DropoutMasks.apply_to: _refuse_dropout,
 }
 """Replacements by function. Those that define operators register their rules, too."""

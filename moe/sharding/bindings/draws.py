@@ -12,13 +12,15 @@ from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Rule
 
 
-def dropped(x: Tensor, probability: float, ids: Tensor, tokens: TokenContext, layer: int, purpose: Purpose) -> Tensor:
-    """`moe.layers.draws.dropped` by the operator."""
+def apply_dropout(
+    x: Tensor, probability: float, ids: Tensor, tokens: TokenContext, layer: int, purpose: Purpose
+) -> Tensor:
+    """`moe.layers.draws.apply_dropout` by the operator."""
     return x if probability == 0 else x * _factors("dropout", probability, x, ids, tokens, layer, purpose)
 
 
-def jittered(x: Tensor, width: float, ids: Tensor, tokens: TokenContext, layer: int) -> Tensor:
-    """`moe.layers.draws.jittered` by the operator."""
+def apply_jitter(x: Tensor, width: float, ids: Tensor, tokens: TokenContext, layer: int) -> Tensor:
+    """`moe.layers.draws.apply_jitter` by the operator."""
     return x * _factors("jitter", width, x, ids, tokens, layer, Purpose.INPUT_JITTER)
 
 

@@ -41,7 +41,7 @@ def run_experts(layer: MoELayer, x_TM: Tensor, choices: Choices) -> Tensor:
     if weights.is_quantized or any(adapter is not None for adapter in weights.adapters):
         raise ValueError("experts cannot be captured with adapters; merge them into the weights")
     return torch.ops.shardyard.expert_feed_forward(
-        x_TM, *choice_tensors, *weights.own, activation.name, activation.settings
+        x_TM, *choice_tensors, *weights.base_tensors, activation.name, activation.settings
     )
 
 
@@ -81,18 +81,19 @@ def _begin(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> Callable[
         choices = SortedChoices(expert, weight, is_kept, transport.num_ranks * num_local_experts)
         # from shapes only, so that all ranks agree
         num_chunks = max(1, min(MAX_CHUNKS, expert.numel() // num_local_experts // CHUNK_ROWS))
-        rows, scale, plan = AllToAllDispatcher(transport, num_chunks=num_chunks)(x, choices, experts)
-        assert isinstance(plan.computation, ExpertExchange)
-        exchange = plan.computation.with_first_sent(rows, scale)
-        return lambda: (plan.combine(experts(rows, scale, exchange)),)
+        dispatcher = AllToAllDispatcher(transport, num_chunks=num_chunks)
+        rows, scale, computation, combiner = dispatcher(x, choices, experts)
+        assert isinstance(computation, ExpertExchange)
+        exchange = computation.send_first_chunk(rows, scale)
+        return lambda: (combiner.combine(experts(rows, scale, exchange)),)
     if expert_axes:
         expert = expert - mesh.first(num_experts, expert_axes)
         is_kept = is_kept & (expert >= 0) & (expert < mesh.valid(num_experts, expert_axes))
     local_choices = SortedChoices(expert, weight, is_kept, num_local_experts)
 
     def run() -> tuple[Tensor, ...]:
-        rows, scale, plan = LocalDispatcher()(x, local_choices, experts)
-        return (plan.combine(experts(rows, scale, plan.computation)),)
+        rows, scale, computation, combiner = LocalDispatcher()(x, local_choices, experts)
+        return (combiner.combine(experts(rows, scale, computation)),)
 
     return run
 

@@ -33,8 +33,8 @@ class MeshRows(RowExchange):
         flat_counts = self._mesh.all_gather(counts.contiguous(), self._axis)
         return flat_counts.view(self.num_ranks, *counts.shape)
 
-    def start(self, rows: Tensor, sent: list[int], received: list[int]) -> PendingRows:
-        return _PendingMeshRows(self._mesh.begin_all_to_all(rows.contiguous(), self._axis, sent, received))
+    def start(self, rows: Tensor, send_counts: list[int], receive_counts: list[int]) -> PendingRows:
+        return _PendingMeshRows(self._mesh.begin_all_to_all(rows.contiguous(), self._axis, send_counts, receive_counts))
 
     def take_traffic(self) -> Traffic:
         return Traffic()

@@ -15,11 +15,11 @@ from moe.sharding.rules.rule import Dims, Factor, Rule
 
 
 def smoothed_nll(
-    hidden: Tensor, table: Tensor, labels: Tensor, smoothing: float, nothing: int
+    hidden_states: Tensor, table: Tensor, labels: Tensor, smoothing: float, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
     """`moe.layers.nll.smoothed_nll` by the operator."""
-    hidden_TM, labels_T = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    return torch.ops.shardyard.smoothed_nll(hidden_TM, table, labels_T - nothing, smoothing, nothing)
+    hidden_TM, labels_T = hidden_states.reshape(-1, hidden_states.shape[-1]), labels.reshape(-1)
+    return torch.ops.shardyard.smoothed_nll(hidden_TM, table, labels_T - ignore_index, smoothing, ignore_index)
 
 
 def _run(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from moe.parallel import plain_collectives
+from moe.parallel import json_collectives
 from moe.parallel.problems import ask_rank0
 from moe.sharding.applied.applied import Applied, LocalShard
 from moe.sharding.applied.dtensors import local
@@ -38,7 +38,7 @@ class Checkpoint:
         checkpoint_folder = Folder(str(folder))
 
         index = Index.from_json(ask_rank0(lambda: indices.read(checkpoint_folder).to_json()))
-        own_files = sorted(index.files)[plain_collectives.rank() :: plain_collectives.world_size()]
+        own_files = sorted(index.files)[json_collectives.rank() :: json_collectives.world_size()]
         results = [
             sealing.fault(checkpoint_folder, file, index.files[file].size_bytes, index.files[file].sha256)
             for file in own_files
@@ -46,7 +46,7 @@ class Checkpoint:
         own_faults = [(fault, isinstance(fault, sealing.UnreadableStorage)) for fault in results if fault]
         problems = [
             _file_problem(checkpoint_folder, fault, is_unreadable)
-            for rank_faults in plain_collectives.all_gather_json(own_faults)
+            for rank_faults in json_collectives.all_gather_json(own_faults)
             for fault, is_unreadable in rank_faults
         ]
         if problems:

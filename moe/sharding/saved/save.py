@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from moe.parallel import plain_collectives
+from moe.parallel import json_collectives
 from moe.parallel.problems import raise_on_all_ranks
 from moe.sharding.applied.applied import Applied, LocalShard
 from moe.sharding.saved import index as indices
@@ -33,12 +33,9 @@ def save(applied: Applied, folder: str | Path, optimizer: Optimizer | None = Non
 
     Raises, on all ranks, SpecError for values that cannot be saved, and SaveError if any rank cannot write.
     """
-    checkpoint_folder, name = (
-        Folder(str(folder)),
-        plain_collectives.broadcast_from_rank0(lambda: secrets.token_hex(4)),
-    )
+    checkpoint_folder, name = (Folder(str(folder)), json_collectives.broadcast_from_rank0(lambda: secrets.token_hex(4)))
     shards, state = _shards_of(applied, optimizer, extra)
-    file = indices.piece_file(plain_collectives.rank(), plain_collectives.world_size(), name)
+    file = indices.piece_file(json_collectives.rank(), json_collectives.world_size(), name)
     own_shards = {
         path: shard for path, shard in shards.items() if shard.is_first and (shard.part.numel() or not shard.shape)
     }
@@ -51,7 +48,7 @@ def save(applied: Applied, folder: str | Path, optimizer: Optimizer | None = Non
         )
 
     seal = _everywhere(write_shards)
-    rank_entries = plain_collectives.gather_json(
+    rank_entries = json_collectives.gather_json(
         {
             "file": file,
             "seal": seal,
@@ -96,7 +93,7 @@ def _shards_of(
     def add(path: str, name: str | None, tensor: Tensor) -> None:
         shards[path] = (
             applied_module.shard_of(name, tensor) if name is not None
-            else LocalShard(tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach(), plain_collectives.rank() == 0)
+            else LocalShard(tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach(), json_collectives.rank() == 0)
         )  # fmt: skip
 
     if optimizer is not None:
@@ -143,7 +140,7 @@ def _everywhere(do: Callable[[], Any]) -> Any:
         failure = f"{type(error).__name__}: {error}"
     faults = [
         f"rank {rank}: {rank_failure}"
-        for rank, rank_failure in enumerate(plain_collectives.all_gather_json(failure))
+        for rank, rank_failure in enumerate(json_collectives.all_gather_json(failure))
         if rank_failure
     ]
     if faults:

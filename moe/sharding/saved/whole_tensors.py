@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from moe.parallel import plain_collectives
+from moe.parallel import json_collectives
 from moe.sharding.applied.applied import Applied
 
 
@@ -18,10 +18,10 @@ def state_dict(applied: Applied) -> dict[str, Tensor]:
         if id(tensor) not in wholes:
             whole = tensor.detach()
             whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
-            if plain_collectives.rank() == 0:
+            if json_collectives.rank() == 0:
                 wholes[id(tensor)] = whole.cpu().clone(memory_format=torch.contiguous_format)
             else:
                 wholes[id(tensor)] = torch.empty(0)
-        if plain_collectives.rank() == 0:
+        if json_collectives.rank() == 0:
             state[name] = wholes[id(tensor)]
     return state

@@ -11,7 +11,7 @@ from torch import fx
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.kernels import USUAL_WIDTHS
 from moe.plan.cost.collectives import Network, Ranks
-from moe.plan.software import software_of
+from moe.plan.software import find_software
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import operands, results
 from moe.sharding.placement import WHOLE, Placements, part_bytes
@@ -44,7 +44,7 @@ class Costs:
         self.moves = Moves(cluster, degrees, loop is not None)
         self._traits, self._network = cluster.traits, Network(cluster)
         self._ranks = [Ranks(degree, math.prod(self.degrees[axis + 1 :])) for axis, degree in enumerate(degrees)]
-        self._software = software_of(None, "ours", self._traits.layer_s)
+        self._software = find_software(None, "ours", self._traits.layer_s)
         self.overlap = self._software.overlap
         """Share of early exchanges that arithmetic can hide, if there is enough of it."""
         self._choices: dict[fx.Node, list[Choice]] = {}

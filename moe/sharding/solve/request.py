@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from moe.parallel import plain_collectives
+from moe.parallel import json_collectives
 from moe.parallel.accelerator import accelerator, has_gpu
-from moe.plan.cluster.cluster import Cluster, one_cluster_of
-from moe.plan.cluster.device_names import device_named, unknown_gpu
+from moe.plan.cluster.cluster import Cluster, parse_cluster
+from moe.plan.cluster.device_names import find_device, unknown_gpu
 from moe.sharding.hints.hints import Hint
 from moe.sharding.placement import MAX_AXES
 from moe.sharding.solve.progress import PlanningProgress
@@ -111,7 +111,7 @@ def resolve_cluster(cluster: Any) -> Cluster:
         remedy = "pass moe.plan.Cluster(num_nodes=1, devices_per_node=4)"
         raise spec_error("wrong_type", "cluster", _kind(cluster), rule, remedy)
     try:
-        return one_cluster_of(read_plain(cluster))
+        return parse_cluster(read_plain(cluster))
     except OSError as error:
         rule, remedy = f"cannot be read ({error.strerror})", "pass the path of a cluster file or a moe.plan.Cluster"
         raise spec_error("unreadable", "cluster", str(cluster), rule, remedy) from None
@@ -119,18 +119,18 @@ def resolve_cluster(cluster: Any) -> Cluster:
 
 def own_cluster() -> Cluster:
     """GPUs, if this machine has them and the default process group, if any, connects them; otherwise CPU cores."""
-    ranks = plain_collectives.world_size()
+    ranks = json_collectives.world_size()
     if not has_gpu() or not _joins_gpus():
-        return one_cluster_of({"num_nodes": 1, "devices_per_node": ranks})
+        return parse_cluster({"num_nodes": 1, "devices_per_node": ranks})
     name = accelerator("cuda").name or ""
     memory_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return one_cluster_of(cluster_of_gpus(name, memory_bytes, torch.cuda.device_count(), ranks))
+    return parse_cluster(cluster_of_gpus(name, memory_bytes, torch.cuda.device_count(), ranks))
 
 
 def cluster_of_gpus(name: str, memory_bytes: int, num_gpus: int, num_ranks: int) -> dict[str, Any]:
     """The cluster of `num_ranks` ranks on machines with `num_gpus` GPUs each, as plain values."""
     per_node = math.gcd(num_gpus, num_ranks)
-    device = device_named(name) or unknown_gpu(name, memory_bytes).model_dump(exclude_none=True)
+    device = find_device(name) or unknown_gpu(name, memory_bytes).model_dump(exclude_none=True)
     return {"num_nodes": num_ranks // per_node, "devices_per_node": per_node, "device": device,
             "memory_bytes": memory_bytes}  # fmt: skip
 

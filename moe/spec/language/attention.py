@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StrictBool, model_validator
 
 from moe.spec.base import Count, CountOrZero, Positive, Spec
-from moe.spec.block import AttentionDims, KeptWidths
+from moe.spec.block import AttentionDims, SavedWidths
 from moe.spec.errors import Problem, RuleError, SpecError
 from moe.spec.parameter import Parameter, Size, bias, linear, norm
 from moe.spec.rope import RopeSpec
@@ -104,12 +104,12 @@ class GroupedQueryAttentionSpec(Spec):
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         kept_elements = 2 * keys + (queries if self.output_gate else 0)
         return AttentionDims(
-            queries, queries, queries, kept_elements, projections, window=window, rotated=queries + keys,
-            kept=self._kept_widths(queries, keys, window), heads=self.num_heads, key_heads=self.num_kv_heads,
-            normed=self.query_key_norm is not None,
+            queries, queries, queries, kept_elements, projections, window=window, rotated_copies=queries + keys,
+            saved_widths=self._saved_widths(queries, keys, window), heads=self.num_heads, key_heads=self.num_kv_heads,
+            has_qk_norms=self.query_key_norm is not None,
         )  # fmt: skip
 
-    def _kept_widths(self, queries: int, keys: int, window: int | None) -> KeptWidths:
+    def _saved_widths(self, queries: int, keys: int, window: int | None) -> SavedWidths:
         """Fused attention saves queries and keys after RoPE; they are saved before RoPE only for their norms and the
         clip."""
         unfused = 2 * queries if self.output_gate else 0  # both factors of the gate's product
@@ -122,7 +122,7 @@ class GroupedQueryAttentionSpec(Spec):
         normed_together = queries + keys if self.query_key_norm == "width" else 0
         rows = self.num_heads + self.num_kv_heads if self.query_key_norm == "head" else 0
         fused_elements = 2 * queries + 2 * keys
-        return KeptWidths(fused_elements, fused_elements, queries, unfused, self.num_heads + rows, normed_together)
+        return SavedWidths(fused_elements, fused_elements, queries, unfused, self.num_heads + rows, normed_together)
 
 
 class LatentAttentionSpec(Spec):
@@ -197,17 +197,17 @@ class LatentAttentionSpec(Spec):
         return AttentionDims(
             queries, queries, values, queries + values, projections, kept_latent,
             gathered=None if self.query_rank is None else ranks + self.rope_dim, takes_own=True,
-            kept=self._kept_widths(queries, values, ranks), heads=self.num_heads, key_heads=self.num_heads,
+            saved_widths=self._saved_widths(queries, values, ranks), heads=self.num_heads, key_heads=self.num_heads,
         )  # fmt: skip
 
-    def _kept_widths(self, queries: int, values: int, ranks: int) -> KeptWidths:
+    def _saved_widths(self, queries: int, values: int, ranks: int) -> SavedWidths:
         """Keys and values of all heads are one tensor, which the values keep alive; outputs are copied to make them
         contiguous."""
         up = self.num_heads * (self.head_dim + self.value_dim)
         fused_elements = 2 * queries + up + values
         wider = max(queries, values)
         on_cpu = 4 * queries if queries > values else 2 * wider + up + values
-        return KeptWidths(
+        return SavedWidths(
             fused_elements, on_cpu, unfused=values, wide=self.num_heads, of_tokens=ranks + self.rope_dim,
             of_tokens_wide=3 if self.query_rank is None else 4, gathered=ranks,
         )  # fmt: skip

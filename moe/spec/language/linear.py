@@ -3,7 +3,7 @@
 from pydantic import model_validator
 
 from moe.spec.base import Count, Spec
-from moe.spec.block import AttentionDims, KeptWidths
+from moe.spec.block import AttentionDims, SavedWidths
 from moe.spec.errors import spec_error
 from moe.spec.parameter import Parameter, Size, linear, norm
 
@@ -61,10 +61,10 @@ class LinearAttentionSpec(Spec):
         projections -= (2 * keys + values) * self.conv_tokens
         return AttentionDims(
             2 * keys, heads * self.key_dim, values, kept_elements, projections, linear=self.value_dim, chunk=CHUNK,
-            kept=self._kept_widths(keys, values), heads=heads, key_heads=self.num_key_heads,
+            saved_widths=self._saved_widths(keys, values), heads=heads, key_heads=self.num_key_heads,
         )  # fmt: skip
 
-    def _kept_widths(self, keys: int, values: int) -> KeptWidths:
+    def _saved_widths(self, keys: int, values: int) -> SavedWidths:
         """Saved: inputs, outputs and activated outputs of the convolution; gates before and after activation; the
         state's outputs before and after their norm, and gated. In float32: queries and keys before and after
         normalization, values, scalars per head, periodic states.
@@ -75,5 +75,7 @@ class LinearAttentionSpec(Spec):
         states = heads * self.key_dim * self.value_dim // POSITIONS_AT_ONCE
         wide = 4 * keys + values + 7 * heads + 2 * self.num_key_heads + states
         workspace = heads * (4 * CHUNK + 5 * (self.key_dim + self.value_dim)) + 2 * keys + values
-        return KeptWidths(0, 0, unfused=2 * (2 * keys + values) + 6 * values, wide=wide, worked=workspace,
-                          worked_positions=POSITIONS_AT_ONCE)  # fmt: skip
+        unfused = 2 * (2 * keys + values) + 6 * values
+        return SavedWidths(
+            0, 0, unfused=unfused, wide=wide, backward_temporaries=workspace, temporary_positions=POSITIONS_AT_ONCE
+        )

@@ -15,11 +15,11 @@ from moe.spec.language.attention import MAX_LAYERS, AttentionSpec, GroupedQueryA
 from moe.spec.language.linear import LinearAttentionSpec
 from moe.spec.moe import MoESpec
 from moe.spec.parameter import Parameter, Size, linear, norm, within
-from moe.spec.parameter_counts import Counted
+from moe.spec.parameter_counts import ParameterCounts
 from moe.spec.upcycle import UpcycleSpec
 
 
-class LanguageModelSpec(Counted):
+class LanguageModelSpec(ParameterCounts):
     """Decoder-only Transformer with RMS norms, and no biases unless a part has them.
 
     `{preset: mixtral-8x7b}` sets every dimension, and `{from: FOLDER}` those in the folder's `config.json`; other

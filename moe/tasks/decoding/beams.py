@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moe.spec.generation import GenerationSpec
-from moe.tasks.decoding.steps import DecodingSteps, any_rank, is_sparse
+from moe.tasks.decoding.steps import DecodingSteps, any_rank, should_drop_rows
 
 
 @dataclass
@@ -33,7 +33,7 @@ def beam_search(
     steps: DecodingSteps,
     logits: Tensor,
     spec: GenerationSpec,
-    ends: Collection[int],
+    end_ids: Collection[int],
     *,
     max_tokens: Sequence[int] | None = None,
     process_group: dist.ProcessGroup | None = None,
@@ -44,12 +44,12 @@ def beam_search(
     by ((5 + n) / 6)^α for n tokens. Of the best `num_beams` continuations of a row's beams, those that end become
     hypotheses; the best that do not end are the next beams. A row ends when no beam can beat its best hypothesis. At
     `max_tokens`, the spec's or the row's own, the best beam counts as it is. Rows are independent.
-    `process_group` as in `one_by_one`.
+    `process_group` as in `sample_tokens`.
     """
     num_beams, vocabulary, device = spec.num_beams, logits.shape[-1], logits.device
     limits = [min(spec.max_tokens, limit) for limit in max_tokens or [spec.max_tokens] * logits.shape[0]]
     all_rows = [_BeamRow(limit, [[]] * num_beams) for limit in limits]
-    rows, last = all_rows, torch.tensor(sorted(ends), dtype=torch.int64, device=device)
+    rows, last = all_rows, torch.tensor(sorted(end_ids), dtype=torch.int64, device=device)
     steps.take_rows(torch.arange(len(rows), device=device).repeat_interleave(num_beams))
     logits = logits.repeat_interleave(num_beams, dim=0)
     scores_RB = logits.new_full((len(rows), num_beams), -torch.inf, dtype=torch.float64)
@@ -80,7 +80,7 @@ def beam_search(
             break
         row_indices = torch.arange(len(rows), device=device)
         live = [place for place, row in enumerate(rows) if not row.has_ended]
-        if is_sparse(len(live), len(rows)):
+        if should_drop_rows(len(live), len(rows)):
             row_indices = torch.tensor(live, dtype=torch.int64, device=device)
             rows = [rows[place] for place in live]
             scores_RB, at = scores_RB[row_indices], at[row_indices]

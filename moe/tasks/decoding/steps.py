@@ -21,12 +21,12 @@ class DecodingSteps(Protocol):
         """Select rows by int64 index, in this order; indices may repeat."""
 
 
-_SHARE_LEFT = 0.75
+_MAX_LIVE_SHARE = 0.75
 
 
-def is_sparse(num_live: int, num_rows: int) -> bool:
+def should_drop_rows(num_live: int, num_rows: int) -> bool:
     """Whether few enough rows are live that dropping the others is worth copying all caches."""
-    return num_live < _SHARE_LEFT * num_rows
+    return num_live < _MAX_LIVE_SHARE * num_rows
 
 
 def any_rank(flag: bool, device: torch.device, process_group: dist.ProcessGroup | None) -> bool:
@@ -50,10 +50,11 @@ class ModelSteps:
         tokens: Tensor,
         padding: Tensor | None = None,
         *,
-        excluded: Sequence[int] = (),
+        excluded_tokens: Sequence[int] = (),
     ) -> None:
-        """Append the first `tokens` int64 `[B, N]`, padded as in `extend`. `excluded`: tokens that are never chosen."""
-        self._model, self._state, self._excluded = model, state, list(excluded)
+        """Append the first `tokens` int64 `[B, N]`, padded as in `extend`. `excluded_tokens`: tokens that are never
+        chosen."""
+        self._model, self._state, self._excluded_tokens = model, state, list(excluded_tokens)
         self.logits = self._extend(tokens, padding)
         """`[B, V]`: logits of each row's first new token."""
 
@@ -65,6 +66,6 @@ class ModelSteps:
 
     def _extend(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
         logits = self._model.extend(tokens, self._state, padding)
-        if self._excluded:
-            logits[:, self._excluded] = -torch.inf
+        if self._excluded_tokens:
+            logits[:, self._excluded_tokens] = -torch.inf
         return logits

@@ -17,7 +17,7 @@ def before_stop(text: str, stop: Sequence[str]) -> str | None:
     return text[: min(matches)[1]] if matches else None
 
 
-def num_held_back(text: str, stop: Sequence[str]) -> int:
+def num_pending(text: str, stop: Sequence[str]) -> int:
     """Length of the suffix that may be the start of a stop string."""
     longest = max(map(len, stop), default=0)
     for number in range(min(longest - 1, len(text)), 0, -1):
@@ -26,7 +26,7 @@ def num_held_back(text: str, stop: Sequence[str]) -> int:
     return 0
 
 
-def last_of(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> Sequence[int]:
+def last_characters(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> Sequence[int]:
     """Last tokens of a text, from a character boundary on.
 
     A partial character may change how later tokens decode; with byte tokens (`byte_fallback`), a byte run that starts
@@ -36,7 +36,7 @@ def last_of(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> Se
     return next((candidate for candidate in last if not decode(candidate).startswith(REPLACEMENT)), last[0])
 
 
-class TextSoFar:
+class TextStreamer:
     """Detokenizer of a token stream. The pieces join to `decode` of all tokens, up to a stop string.
 
     Decodes few tokens at a time, after preceding ones that may affect their text; decoding all tokens at each step
@@ -86,6 +86,6 @@ class TextSoFar:
         if (cut := before_stop(text, self._stop)) is not None:
             self.has_stopped = True
             return cut
-        if not is_last and (number := num_held_back(text, self._stop)):
+        if not is_last and (number := num_pending(text, self._stop)):
             text, self._pending_text = text[:-number], text[-number:]
         return text

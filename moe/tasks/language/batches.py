@@ -15,7 +15,7 @@ from moe.spec import JobSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.task import RankBatch
 
-NOTHING = -1
+IGNORE_INDEX = -1
 """Label of positions that predict no token."""
 
 
@@ -40,7 +40,7 @@ class SequencesBatch:
         )
         # Rows that are one document each need only the causal mask.
         in_documents = documents if part.documents.any() else None
-        return cls(tokens, labels, context.within(in_documents))
+        return cls(tokens, labels, context.with_documents(in_documents))
 
     def for_evaluation(self) -> "SequencesBatch":
         """The same rows for evaluation, one row per token group."""
@@ -65,7 +65,7 @@ class SequencesBatches:
         """Batch of `step`, with the same number of micro-batches on every rank; some may be empty."""
         batch = self._sampler.batch(step)
         counts = BatchCounts(batch.num_groups, batch.num_groups * batch.rows_per_group, batch.num_tokens)
-        own_groups, micro_batch_groups = (self._layout.groups_here(batch.num_groups), self._options.micro_batch_groups)
+        own_groups, micro_batch_groups = (self._layout.local_groups(batch.num_groups), self._options.micro_batch_groups)
         micro_batches = []
         for index in range(self._options.num_micro_batches):
             first = min(own_groups.start + index * micro_batch_groups, own_groups.stop)

@@ -14,7 +14,7 @@ from moe.activity import doing
 from moe.clock import Clock
 from moe.data.sequences import PreparedSequences, SequenceStore, unigram_nats_per_source, xz_bits_per_byte
 from moe.data.tokenizer import Tokenizer
-from moe.parallel import Layout, plain_collectives
+from moe.parallel import Layout, json_collectives
 from moe.records import Completion, HeldOutLosses, LanguageReport, SourceReport
 from moe.records.language import ALL
 from moe.spec import JobSpec, PreferenceSpec
@@ -22,7 +22,7 @@ from moe.spec.generation import GenerationSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language.batches import SequencesBatch
 from moe.tasks.language.generation import generate
-from moe.tasks.language.model import LanguageModel, loss_of
+from moe.tasks.language.model import LanguageModel, batch_loss
 from moe.tasks.language.preference import preferences_of
 
 _POSITIONS_PER_RANK = 8192
@@ -39,9 +39,9 @@ def evaluate(model: LanguageModel, layout: Layout, corpus: PreparedSequences, sp
     `max_sequences` limits the loss to a fixed sample per source.
     """
     evaluation, clock = spec.train.evaluation, Clock()
-    baselines = plain_collectives.broadcast_from_rank0(lambda: _baselines(corpus, model.spec.vocab_size))
+    baselines = json_collectives.broadcast_from_rank0(lambda: _baselines(corpus, model.spec.vocab_size))
     clock.lap("baselines")
-    measure = _Measuring(model, layout, spec)
+    measure = _HeldOutEvaluator(model, layout, spec)
     sources = {
         name: _SourceTotals.from_loss(store, measure(store, evaluation.max_sequences, beside=True), *baselines[name])
         for name, store in corpus.held_out.items()
@@ -52,12 +52,12 @@ def evaluate(model: LanguageModel, layout: Layout, corpus: PreparedSequences, sp
     completions = _completions(model, layout, corpus, min(evaluation.num_examples, _MAX_COMPLETIONS))
     clock.lap("complete")
     report = LanguageReport({name: source.report() for name, source in sources.items()}, completions, clock.laps)
-    return LanguageReport.read(plain_collectives.broadcast_from_rank0(report.to_plain))
+    return LanguageReport.read(json_collectives.broadcast_from_rank0(report.to_plain))
 
 
 def held_out_losses(model: LanguageModel, layout: Layout, corpus: PreparedSequences, spec: JobSpec) -> HeldOutLosses:
     """Loss on a fixed sample of each source: nats per token, or DPO loss per pair; None without tokens. Collective."""
-    measure, max_sequences = (_Measuring(model, layout, spec), spec.train.evaluation.max_sequences_along_the_way)
+    measure, max_sequences = (_HeldOutEvaluator(model, layout, spec), spec.train.evaluation.max_sequences_along_the_way)
     return {name: measure(store, max_sequences).loss for name, store in corpus.held_out.items()}
 
 
@@ -74,7 +74,7 @@ class _HeldOutLoss:
 
 
 @dataclass(frozen=True)
-class _Measuring:
+class _HeldOutEvaluator:
     """Held-out losses on rows of a store. Collective."""
 
     model: LanguageModel
@@ -85,13 +85,13 @@ class _Measuring:
     def __call__(self, store: SequenceStore, max_sequences: int | None, *, beside: bool = False) -> _HeldOutLoss:
         """Mean over all ranks' rows; `beside`: also of the base without its adapter."""
         if isinstance(self.spec.data, PreferenceSpec):
-            sums = self._sums(store, max_sequences, self._of_pairs)
+            sums = self._sums(store, max_sequences, self._preference_loss)
             return _HeldOutLoss(_mean(sums[0], sums[1]), preferred_share=_mean(sums[2], sums[1]))
-        loss = _mean(*self._sums(store, max_sequences, self._of_tokens))
+        loss = _mean(*self._sums(store, max_sequences, self._token_loss))
         if not beside or self.model.spec.adapter is None:
             return _HeldOutLoss(loss)
         with self.model.without_adapters():
-            return _HeldOutLoss(loss, _mean(*self._sums(store, max_sequences, self._of_tokens)))
+            return _HeldOutLoss(loss, _mean(*self._sums(store, max_sequences, self._token_loss)))
 
     def _sums(
         self, store: SequenceStore, max_sequences: int | None, of: Callable[[SequencesBatch], Iterable[Tensor]]
@@ -102,12 +102,12 @@ class _Measuring:
             with doing("evaluation", f"evaluating batch {number}"):
                 batch = SequencesBatch.from_part(store.rows(rows), context, self.layout)
                 sums = [total + float(value) for total, value in zip_longest(sums, of(batch), fillvalue=0.0)]
-        return list(plain_collectives.all_reduce_sum(*sums))
+        return list(json_collectives.all_reduce_sum(*sums))
 
-    def _of_tokens(self, batch: SequencesBatch) -> tuple[Tensor, Tensor]:
-        return loss_of(self.model, batch).nll, (self.model.share(batch.labels) >= 0).sum()
+    def _token_loss(self, batch: SequencesBatch) -> tuple[Tensor, Tensor]:
+        return batch_loss(self.model, batch).nll, (self.model.share(batch.labels) >= 0).sum()
 
-    def _of_pairs(self, batch: SequencesBatch) -> tuple[Tensor, Tensor, Tensor]:
+    def _preference_loss(self, batch: SequencesBatch) -> tuple[Tensor, Tensor, Tensor]:
         preferences = preferences_of(self.model, batch, self.spec.preference_beta)
         return preferences.loss, preferences.num_pairs, preferences.num_right
 
@@ -123,7 +123,7 @@ def _rows(store: SequenceStore, layout: Layout, max_sequences: int | None) -> It
     at_once = max(1, _POSITIONS_PER_RANK // store.max_tokens) * layout.data_ranks
     for first in range(0, number, at_once):
         batch_rows = row_numbers[first : first + at_once]
-        own_rows = layout.groups_here(len(batch_rows))
+        own_rows = layout.local_groups(len(batch_rows))
         yield batch_rows[own_rows.start : own_rows.stop]
 
 
@@ -216,16 +216,16 @@ def _completions(model: LanguageModel, layout: Layout, data: PreparedSequences, 
     ][: number if sources else 0]
     tokenizer = data.tokenizer
     prompts = [_prompt(tokenizer, store, index) for _, store, index in documents]
-    own_prompts = layout.groups_here(len(prompts))
+    own_prompts = layout.local_groups(len(prompts))
     new = generate(
         model,
         prompts[own_prompts.start : own_prompts.stop],
         GenerationSpec(max_tokens=_NEW_TOKENS),
         set(data.ends),
-        texts=range(own_prompts.start, own_prompts.stop),
+        text_numbers=range(own_prompts.start, own_prompts.stop),
         process_group=layout.in_step,
     )
-    tokens_by_rank: list[dict[str, Any]] = plain_collectives.all_gather_json(
+    tokens_by_rank: list[dict[str, Any]] = json_collectives.all_gather_json(
         {str(row): tokens for row, tokens in zip(range(own_prompts.start, own_prompts.stop), new, strict=True)}
     )
     tokens_by_row = {int(row): tokens for rank_tokens in tokens_by_rank for row, tokens in rank_tokens.items()}

@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 import torch
 import torch.distributed as dist
 
+from moe.deprecation import renamed_arguments
 from moe.experts import Experts
 from moe.parallel import Layout, keep_buffers, local_parameters
 from moe.spec.generation import GenerationSpec
-from moe.tasks.decoding import ModelSteps, decode, one_by_one
+from moe.tasks.decoding import ModelSteps, decode, sample_tokens
 from moe.tasks.language.model import LanguageModel
 
 
@@ -39,31 +40,32 @@ def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]], max_tokens: 
     return ModelSteps(model, model.start(len(prompts), length + max_tokens), tokens, padding)
 
 
+@renamed_arguments(ends="end_ids", texts="text_numbers")
 @torch.no_grad()
 def generate(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     spec: GenerationSpec,
-    ends: Collection[int] = (),
+    end_ids: Collection[int] = (),
     *,
-    texts: Sequence[int] | None = None,
+    text_numbers: Sequence[int] | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> list[list[int]]:
-    """Generate new tokens for each prompt, without the token of `ends` that ended it; at most `spec.max_tokens`.
+    """Generate new tokens for each prompt, without the token of `end_ids` that ended it; at most `spec.max_tokens`.
 
-    Handles no stop strings (see `LanguageGenerator`). Expert capacity is unlimited. Sampling is keyed by `texts`, the
-    prompts' global indices (default: indices here), so that prompts split over ranks give the same tokens as one
-    process. `process_group` as in `one_by_one`.
+    Handles no stop strings (see `LanguageGenerator`). Expert capacity is unlimited. Sampling is keyed by
+    `text_numbers`, the prompts' global indices (default: indices here), so that prompts split over ranks give the same
+    tokens as one process. `process_group` as in `sample_tokens`.
 
-    Under `moe.routing.recorded`, position p of this rank's prompt r is recorded at r * L + p, where L = longest
+    Under `moe.routing.record_routing`, position p of this rank's prompt r is recorded at r * L + p, where L = longest
     prompt here + `spec.max_tokens`. Training on rows of L positions that begin with the prompts replays it; pad the
     recording with -1 to one row per position. Beam search cannot be recorded: it has several texts per prompt.
 
-    Raises ValueError for an empty prompt, a token outside the vocabulary, or too few or many `texts`.
+    Raises ValueError for an empty prompt, a token outside the vocabulary, or too few or many `text_numbers`.
     """
-    _check_texts(prompts, texts)
+    _check_text_numbers(prompts, text_numbers)
     steps = prefill(model, prompts, spec.max_tokens)
-    return decode(steps, spec, ends, texts=texts, process_group=process_group)
+    return decode(steps, spec, end_ids, text_numbers=text_numbers, process_group=process_group)
 
 
 @torch.no_grad()
@@ -71,30 +73,30 @@ def stream_tokens(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     spec: GenerationSpec,
-    ends: Collection[int] = (),
+    end_ids: Collection[int] = (),
     *,
-    texts: Sequence[int] | None = None,
+    text_numbers: Sequence[int] | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> collections.abc.Generator[dict[int, int], Collection[int] | None, None]:
-    """Like `generate`, one token at a time, without beams: see `one_by_one`."""
-    _check_texts(prompts, texts)
+    """Like `generate`, one token at a time, without beams: see `sample_tokens`."""
+    _check_text_numbers(prompts, text_numbers)
     steps = prefill(model, prompts, spec.max_tokens)
-    yield from one_by_one(steps, steps.logits, spec, ends, texts=texts, process_group=process_group)
+    yield from sample_tokens(steps, steps.logits, spec, end_ids, text_numbers=text_numbers, process_group=process_group)
 
 
-def lay_out_for_texts(model: LanguageModel) -> None:
+def prepare_for_decoding(model: LanguageModel) -> None:
     """Prepare a model for faster inference; no training afterwards.
 
     Expert weights are cast to the compute dtype and laid out for few rows; other weights keep copies in that dtype.
     """
     for module in model.modules():
         if isinstance(module, Experts):
-            module.lay_out_for_few_rows(model.compute_dtype)
+            module.prepare_for_decoding(model.compute_dtype)
     keep_buffers(local_parameters(model), Layout.single())
 
 
-def _check_texts(prompts: Sequence[Sequence[int]], texts: Sequence[int] | None) -> None:
-    if texts is not None and len(texts) != len(prompts):
+def _check_text_numbers(prompts: Sequence[Sequence[int]], text_numbers: Sequence[int] | None) -> None:
+    if text_numbers is not None and len(text_numbers) != len(prompts):
         raise ValueError(
-            f"texts (={len(texts)} numbers) must be as many as prompts (={len(prompts)}); pass one per prompt"
+            f"text_numbers (={len(text_numbers)}) must be as many as prompts (={len(prompts)}); pass one per prompt"
         )

@@ -16,8 +16,8 @@ from moe.data.tokenizer import Tokenizer
 from moe.records import Ending
 from moe.spec import SpecError, spec_error
 from moe.spec.generation import GenerationSpec
-from moe.tasks.decoding.text import TextSoFar, last_of
-from moe.tasks.language.generation import generate, lay_out_for_texts, stream_tokens
+from moe.tasks.decoding.text import TextStreamer, last_characters
+from moe.tasks.language.generation import generate, prepare_for_decoding, stream_tokens
 from moe.tasks.language.model import LanguageModel
 from moe.tasks.language.scoring import TextScorer
 from moe.tasks.task import Generator
@@ -45,10 +45,10 @@ class LanguageGenerator(Generator):
         self._model, self._tokenizer, self.max_tokens = model, tokenizer, max_tokens
         self._files, self._template_files = tokenizer_files or {}, template_files or {}
         further = {id for name in (ENDS, CLOSERS) for id in json.loads(self._files.get(name, b"[]"))}
-        self._ends = {tokenizer.eos_id, *(id for id in further if 0 <= id < model.spec.vocab_size)}
+        self._end_ids = {tokenizer.eos_id, *(id for id in further if 0 <= id < model.spec.vocab_size)}
         eos_token = named_tokens(self._template_files).get("eos_token")
         tokenizer_eos_id = None if eos_token is None else tokenizer.token_id(eos_token)
-        self._tokenizer_ends = set() if tokenizer_eos_id is None else {tokenizer_eos_id}
+        self._tokenizer_end_ids = set() if tokenizer_eos_id is None else {tokenizer_eos_id}
 
     @classmethod
     def from_files(cls, model: nn.Module, max_tokens: int, read: Callable[[str], bytes]) -> "LanguageGenerator":
@@ -70,8 +70,8 @@ class LanguageGenerator(Generator):
                 template_files[name] = read(name)
         return cls(model, tokenizer, max_tokens, files, template_files)
 
-    def lay_out_for_texts(self) -> None:
-        lay_out_for_texts(self._model)
+    def prepare_for_decoding(self) -> None:
+        prepare_for_decoding(self._model)
 
     def generate(self, texts: Sequence[str], spec: GenerationSpec | None = None) -> list[str]:
         """Continuation of each text; greedy decoding without `spec`.
@@ -80,34 +80,34 @@ class LanguageGenerator(Generator):
         """
         spec = spec or GenerationSpec()
         prompts = [self._encode_prompt(text, chat=spec.chat) for text in texts]
-        return self._generate(prompts, spec, self._ends)
+        return self._generate(prompts, spec, self._end_ids)
 
-    def generate_cut(self, texts: Sequence[str], spec: GenerationSpec) -> tuple[list[str], int]:
+    def generate_truncated(self, texts: Sequence[str], spec: GenerationSpec) -> tuple[list[str], int]:
         """(continuations of texts of any length, number of truncated prompts).
 
         Prompts are truncated on the left to fit prompt and output into the training length. As in
         lm-evaluation-harness, the tokenizer's EOS also ends a text, even if the model's config does not name it.
         Raises SpecError if the output alone would take that length.
         """
-        room = self.max_tokens - spec.max_tokens
-        if room < 1:
+        max_prompt_tokens = self.max_tokens - spec.max_tokens
+        if max_prompt_tokens < 1:
             rule = f"must be below {self.max_tokens:,}, the length of the texts that the model was trained on"
             raise spec_error("out_of_range", "max_tokens", spec.max_tokens, rule, "lower it")
         prompts = self._tokenizer.prompts(texts)
-        num_cut = sum(len(prompt) > room for prompt in prompts)
-        ends = self._ends | self._tokenizer_ends
-        return self._generate([prompt[-room:] for prompt in prompts], spec, ends), num_cut
+        num_cut = sum(len(prompt) > max_prompt_tokens for prompt in prompts)
+        end_ids = self._end_ids | self._tokenizer_end_ids
+        return self._generate([prompt[-max_prompt_tokens:] for prompt in prompts], spec, end_ids), num_cut
 
     def scorer(self) -> TextScorer:
         return TextScorer(self._model, self._tokenizer, self.max_tokens)
 
-    def _generate(self, prompts: Sequence[list[int]], spec: GenerationSpec, ends: Set[int]) -> list[str]:
+    def _generate(self, prompts: Sequence[list[int]], spec: GenerationSpec, end_ids: Set[int]) -> list[str]:
         outputs = list[str]()
         longest = max(map(len, prompts), default=1)
         batch = max(1, min(_BATCH_ROWS // spec.num_beams, _BATCH_PAIRS // longest**2))
         for first in range(0, len(prompts), batch):
             numbers = range(first, min(first + batch, len(prompts)))
-            outputs += self._gone_on([prompts[number] for number in numbers], spec, ends, numbers)
+            outputs += self._continue([prompts[number] for number in numbers], spec, end_ids, numbers)
         return outputs
 
     def stream(self, text: str, spec: GenerationSpec | None = None) -> collections.abc.Generator[str, None, Ending]:
@@ -116,15 +116,15 @@ class LanguageGenerator(Generator):
         return self._stream_text(self._encode_prompt(text, chat=spec.chat), spec)
 
     def _stream_text(self, prompt: list[int], spec: GenerationSpec) -> collections.abc.Generator[str, None, Ending]:
-        so_far, has_ended = self._following(prompt, spec), False
+        streamer, has_ended = self._streamer(prompt, spec), False
         for token in self._tokens(prompt, spec):
-            has_ended = token in self._ends
+            has_ended = token in self._end_ids
             if not has_ended:
-                yield so_far.take(token)
-            if so_far.has_stopped:
+                yield streamer.take(token)
+            if streamer.has_stopped:
                 break
-        yield so_far.end()
-        return Ending("stop" if so_far.has_stopped else "end" if has_ended else "max_tokens", so_far.num_tokens)
+        yield streamer.end()
+        return Ending("stop" if streamer.has_stopped else "end" if has_ended else "max_tokens", streamer.num_tokens)
 
     def save_tokenizers(self, folder: Path) -> None:
         for name, content in {**self._files, **self._template_files}.items():
@@ -141,7 +141,7 @@ class LanguageGenerator(Generator):
     def _encode_prompt(self, text: str, *, chat: bool) -> list[int]:
         """Encode a prompt with the tokenizer's prefix, or in a chat as a user message of the chat template."""
         if chat:
-            (encoding,) = self._tokenizer.encode_written([self._template().render_prompt(text)])
+            (encoding,) = self._tokenizer.encode_verbatim([self._template().render_prompt(text)])
             ids = encoding.ids
         else:
             ids = self._tokenizer.prompt(text)
@@ -154,37 +154,37 @@ class LanguageGenerator(Generator):
             raise spec_error("too_large", "prompt", None, rule, "shorten it at its beginning")
         return ids
 
-    def _following(self, prompt: list[int], spec: GenerationSpec) -> TextSoFar:
-        return TextSoFar(self._tokenizer.decode, spec.stop, last_of(prompt, self._tokenizer.decode))
+    def _streamer(self, prompt: list[int], spec: GenerationSpec) -> TextStreamer:
+        return TextStreamer(self._tokenizer.decode, spec.stop, last_characters(prompt, self._tokenizer.decode))
 
     def _tokens(self, prompt: list[int], spec: GenerationSpec) -> collections.abc.Iterator[int]:
         """New tokens of one prompt, including the end-of-text token."""
         if spec.num_beams == 1:
-            for new_tokens in stream_tokens(self._model, [prompt], spec, self._ends):
+            for new_tokens in stream_tokens(self._model, [prompt], spec, self._end_ids):
                 yield new_tokens[0]
             return
-        (tokens,) = generate(self._model, [prompt], spec, self._ends)
+        (tokens,) = generate(self._model, [prompt], spec, self._end_ids)
         yield from tokens
         if len(tokens) < spec.max_tokens:
             yield self._tokenizer.eos_id
 
-    def _gone_on(
-        self, prompts: list[list[int]], spec: GenerationSpec, ends: Set[int], numbers: Sequence[int]
+    def _continue(
+        self, prompts: list[list[int]], spec: GenerationSpec, end_ids: Set[int], numbers: Sequence[int]
     ) -> list[str]:
-        so_far = [self._following(prompt, spec) for prompt in prompts]
+        streamers = [self._streamer(prompt, spec) for prompt in prompts]
         pieces: list[list[str]] = [[] for _ in prompts]
         if spec.num_beams > 1:
-            for row, tokens in enumerate(generate(self._model, prompts, spec, ends)):
-                pieces[row] = [so_far[row].take(token) for token in tokens]
+            for row, tokens in enumerate(generate(self._model, prompts, spec, end_ids)):
+                pieces[row] = [streamers[row].take(token) for token in tokens]
         else:
-            decoding, stopped_rows = stream_tokens(self._model, prompts, spec, ends, texts=numbers), None
+            decoding, stopped_rows = stream_tokens(self._model, prompts, spec, end_ids, text_numbers=numbers), None
             while True:
                 try:
                     new_tokens = decoding.send(stopped_rows)
                 except StopIteration:
                     break
                 for row, token in new_tokens.items():
-                    if token not in ends:
-                        pieces[row].append(so_far[row].take(token))
-                stopped_rows = [row for row in new_tokens if so_far[row].has_stopped]
-        return ["".join([*row_pieces, text.end()]) for row_pieces, text in zip(pieces, so_far, strict=True)]
+                    if token not in end_ids:
+                        pieces[row].append(streamers[row].take(token))
+                stopped_rows = [row for row in new_tokens if streamers[row].has_stopped]
+        return ["".join([*row_pieces, streamer.end()]) for row_pieces, streamer in zip(pieces, streamers, strict=True)]

@@ -13,7 +13,7 @@ from moe.parallel.accelerator import accelerator
 from moe.plan.cost.layer_bytes import loss_tokens
 from moe.spec.routers import ExpertChoiceSpec
 from moe.tasks.batch_context import BatchContext
-from moe.tasks.language.batches import NOTHING
+from moe.tasks.language.batches import IGNORE_INDEX
 from moe.tasks.language.model import LanguageModel
 
 _BATCH_POSITIONS = 8192
@@ -94,7 +94,7 @@ def _together(model: LanguageModel, rows: Sequence[_LikelihoodRow]) -> list[Like
     """Log-likelihoods of one batch of rows, the longest first."""
     device, length = model.embedding.weight.device, len(rows[0].tokens)
     tokens_BL = torch.zeros(len(rows), length, dtype=torch.int64)
-    labels_BL = torch.full((len(rows), length), NOTHING, dtype=torch.int64)
+    labels_BL = torch.full((len(rows), length), IGNORE_INDEX, dtype=torch.int64)
     for at, row in enumerate(rows):
         end = len(row.tokens)
         tokens_BL[at, :end] = torch.tensor(row.tokens)
@@ -106,7 +106,7 @@ def _together(model: LanguageModel, rows: Sequence[_LikelihoodRow]) -> list[Like
     context = BatchContext(training=False, rows_per_group=1, documents=documents_BL)
     hidden_TM = model.hidden_states(tokens_BL.to(device), context)
     labels_T = labels_BL.view(-1)
-    places_P = (labels_T != NOTHING).nonzero().squeeze(1)
+    places_P = (labels_T != IGNORE_INDEX).nonzero().squeeze(1)
     nats_P, is_likeliest_P = _of_labels(model, hidden_TM, places_P.to(device), labels_T[places_P].to(device))
     row_P = places_P // length
     nats_B = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, row_P, nats_P.double().cpu())

@@ -27,13 +27,13 @@ from moe.layers.shared_experts import SharedExperts
 from moe.spec import LanguageModelSpec
 from moe.spec.language import GroupedQueryAttentionSpec, LatentAttentionSpec
 from moe.tasks.batch_context import BatchContext, lengths_of, positions_of
-from moe.tasks.language.batches import NOTHING, SequencesBatch
+from moe.tasks.language.batches import IGNORE_INDEX, SequencesBatch
 from moe.tasks.sequence_model import DecodingState, SequenceModel
 from moe.tasks.sharded_model import build_sharded
 from moe.tasks.task import Loss
 
 
-class Table(nn.Module):
+class EmbeddingTable(nn.Module):
     """Token embedding table."""
 
     weight: nn.Parameter
@@ -52,7 +52,7 @@ class LanguageModel(SequenceModel):
 
     def __init__(self, spec: LanguageModelSpec, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(spec, dtype)
-        self.embedding = Table()
+        self.embedding = EmbeddingTable()
         self.layers = nn.ModuleList(build_block(spec, layer) for layer in range(spec.num_layers))
         self.norm = build_norm(spec)
         self.output = None if spec.tie_embeddings else Linear()
@@ -141,7 +141,7 @@ class LanguageModel(SequenceModel):
             positions = positions_of(documents)
             lengths = lengths_of(positions)
         rows = PassRows(
-            self._shares(tokens),
+            self._sequence_shard(tokens),
             AttentionMask(documents=documents),
             length,
             self._rotary(positions, lengths),
@@ -151,7 +151,7 @@ class LanguageModel(SequenceModel):
         run = self._pass(tokens, context, rows, context.counts, per_group, context.padding)
         assert run.tokens.ids is not None
         ids = run.tokens.ids.reshape(-1)[: tokens.numel()].view(tokens.shape)
-        return replace(run, rows=replace(rows, draws=DropoutKey.from_tokens(run.tokens, ids)))
+        return replace(run, rows=replace(rows, dropout_key=DropoutKey.from_tokens(run.tokens, ids)))
 
     def _rotary(self, positions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         attention = self.spec.attention
@@ -194,10 +194,12 @@ def _attention(spec: LanguageModelSpec, layer: int) -> Attention:
     return LatentAttention(spec.attention, norm_one_plus=spec.norm_one_plus)
 
 
-def loss_of(model: LanguageModel, batch: SequencesBatch, smoothing: float = 0.0) -> Loss:
+def batch_loss(model: LanguageModel, batch: SequencesBatch, smoothing: float = 0.0) -> Loss:
     """Label-smoothed and plain NLL, summed over this rank's target tokens."""
     hidden_states = model.hidden_states(batch.tokens, batch.context)
-    return Loss(*smoothed_nll(hidden_states, model.output_embedding, model.share(batch.labels), smoothing, NOTHING))
+    return Loss(
+        *smoothed_nll(hidden_states, model.output_embedding, model.share(batch.labels), smoothing, IGNORE_INDEX)
+    )
 
 
 build_model = partial(build_sharded, LanguageModel)

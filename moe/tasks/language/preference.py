@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from moe.layers.nll import token_nll
-from moe.tasks.language.batches import NOTHING, SequencesBatch
+from moe.tasks.language.batches import IGNORE_INDEX, SequencesBatch
 from moe.tasks.language.model import LanguageModel
 from moe.tasks.task import Loss
 
@@ -59,7 +59,7 @@ def preferences_of(model: LanguageModel, batch: SequencesBatch, beta: float) -> 
 def _nll(model: LanguageModel, batch: SequencesBatch) -> Tensor:
     """Negative log-probability `[t]` of this rank's labels."""
     hidden_states = model.hidden_states(batch.tokens, batch.context)
-    return token_nll(hidden_states, model.output_embedding, model.share(batch.labels), NOTHING)
+    return token_nll(hidden_states, model.output_embedding, model.share(batch.labels), IGNORE_INDEX)
 
 
 @torch.no_grad()

@@ -135,7 +135,7 @@ def load_trained_adapter(
     return (f"continues from the adapter of {folder}",)
 
 
-def of_no_family(spec: LanguageModelSpec) -> tuple[str, ...]:
+def unknown_family_notes(spec: LanguageModelSpec) -> tuple[str, ...]:
     """Warning if the model cannot be exported in the Hugging Face format."""
     try:
         build_config(spec, None, "float32")

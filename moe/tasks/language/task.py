@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moe.data.progress import Tell
+from moe.data.progress import ProgressCallback
 from moe.data.sequences import check
 from moe.records import HeldOutLosses, LanguageReport
 from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, PackagesSpec, PreferenceSpec, SequencesSpec, SpecError
@@ -60,7 +60,7 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
         read_checkpoint_files: Callable[[], Mapping[str, bytes]] | None = None,
-        progress: Tell | None = None,
+        progress: ProgressCallback | None = None,
     ) -> "PreparedSequences":
         from moe.data.sequences import prepare
 
@@ -82,10 +82,10 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         )
 
     def begin(self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None) -> Sequence[str]:
-        from moe.tasks.language.pretrained import load, of_no_family
+        from moe.tasks.language.pretrained import load, unknown_family_notes
 
         if self._model.from_folder is None:
-            return of_no_family(self._model)
+            return unknown_family_notes(self._model)
         return load(_decoder(model), self._model, layout, roots, self.spec.train.seed)
 
     def begin_trained(self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None) -> Sequence[str]:
@@ -134,9 +134,9 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
             from moe.tasks.language.preference import preference_loss_of
 
             return preference_loss_of(_decoder(model), micro_batch, self.spec.preference_beta)
-        from moe.tasks.language.model import loss_of
+        from moe.tasks.language.model import batch_loss
 
-        return loss_of(_decoder(model), micro_batch, self.spec.label_smoothing)
+        return batch_loss(_decoder(model), micro_batch, self.spec.label_smoothing)
 
     def held_out_losses(self, model: "nn.Module", layout: "Layout", data: "PreparedSequences") -> HeldOutLosses:
         from moe.tasks.language.evaluate import held_out_losses

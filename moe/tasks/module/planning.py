@@ -4,14 +4,14 @@ from dataclasses import asdict
 
 from moe import sharding
 from moe.plan import Cluster, Degrees, MemoryEstimate, ModuleLayout, Plan, TimeEstimate
-from moe.plan.money import money_of
+from moe.plan.money import estimate_money
 from moe.plan.plan_file import made_for
 from moe.sharding.hints.hints import of_plain
 from moe.spec import JobSpec, ModuleDataSpec, ModuleModelSpec, OptimizerSpec, spec_error
-from moe.tasks.module.building import batches, build_empty, num_rows
+from moe.tasks.module.build import batches, build_without_values, num_rows
 
 
-def plan_of_job(spec: JobSpec, cluster: Cluster) -> Plan:
+def plan_module_job(spec: JobSpec, cluster: Cluster) -> Plan:
     """Plan a job on all devices of a cluster. Callers must have checked permission to call the job's functions.
 
     Raises SpecError if the job cannot be planned, and whatever the functions raise.
@@ -19,7 +19,7 @@ def plan_of_job(spec: JobSpec, cluster: Cluster) -> Plan:
     assert isinstance(spec.model, ModuleModelSpec)
     assert isinstance(spec.data, ModuleDataSpec)
     sample = batches(spec.data, spec.train.seed)(0)
-    module = build_empty(spec.model, spec.train.seed)
+    module = build_without_values(spec.model, spec.train.seed)
     hints = {name: of_plain(hint, f"model.hints.{name}") for name, hint in spec.model.hints.items()}
     if cluster.num_devices == 1:
         hints = {}  # one device holds everything
@@ -53,7 +53,7 @@ def _in_job(spec: JobSpec, cluster: Cluster, sharding_plan: sharding.ShardingPla
         num_workers=ranks, degrees=Degrees(data=ranks, tensor=ranks), device=device,  # type: ignore[arg-type]
         device_type=cluster.device, memory=estimate, predicted=TimeEstimate(module_s=sharding_plan.step_s),
         tokens_per_step=rows, num_steps=spec.train.num_steps, reasons=(), made_for=made_for(spec, cluster),
-        money=money_of(cluster.price_per_hour, billed_devices=cluster.billed_devices(ranks),
+        money=estimate_money(cluster.price_per_hour, billed_devices=cluster.billed_devices(ranks),
                        step_s=sharding_plan.step_s, tokens_per_step=rows, num_steps=spec.train.num_steps),
         module=ModuleLayout(mesh=sharding_plan.mesh, plan=sharding_plan.to_json(), explained=sharding_plan.explain()),
     )  # fmt: skip

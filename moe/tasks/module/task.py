@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe.data.progress import Tell
+from moe.data.progress import ProgressCallback
 from moe.records import HeldOutLosses, ModuleReport
 from moe.spec import JobSpec, ModuleDataSpec, ModuleModelSpec, spec_error
 from moe.tasks.module.code import check_allowed
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from moe.parallel import Layout
     from moe.plan import Plan
     from moe.sharding import Applied
-    from moe.tasks.module.building import Batch
+    from moe.tasks.module.build import Batch
 
 
 class ModuleData:
@@ -29,7 +29,7 @@ class ModuleData:
     def batch(self, step: int) -> "Batch":
         """Global batch of a step, counted from 0. Raises SpecError if the function is missing or not allowed."""
         if self._function is None:
-            from moe.tasks.module.building import batches
+            from moe.tasks.module.build import batches
 
             self._function = batches(self._spec, self._seed)
         return self._function(step)
@@ -38,7 +38,7 @@ class ModuleData:
     def key(self) -> str:
         """Hash of the first batch: detects batches that differ between ranks, and changed functions."""
         if not self._key:
-            from moe.tasks.module.building import digest
+            from moe.tasks.module.build import digest
 
             self._key = digest(self.batch(0))
         return self._key
@@ -82,7 +82,7 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
         read_checkpoint_files: Callable[[], Mapping[str, bytes]] | None = None,
-        progress: Tell | None = None,
+        progress: ProgressCallback | None = None,
     ) -> ModuleData:
         check_allowed(self.spec, self._allowed_code)
         return ModuleData(self._data, self.spec.train.seed)
@@ -90,9 +90,9 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
     def build_model(self, layout: "Layout") -> "Applied":
         check_allowed(self.spec, self._allowed_code)
         from moe import sharding
-        from moe.tasks.module.building import build
-        from moe.tasks.module.laid_out import note_parts
+        from moe.tasks.module.build import build
         from moe.tasks.module.planning import check_optimizer
+        from moe.tasks.module.shards import attach_shards
 
         if layout.module is None:
             raise spec_error("missing", "plan.module", None, "is required for a module's layout", "plan again")
@@ -103,21 +103,21 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         sample = ModuleData(self._data, seed).batch(0)
         model = sharding.apply(module, plan, sample=sample, seed=seed)
         model.draws.seed = seed
-        note_parts(model)
+        attach_shards(model)
         return model
 
     def batches(self, data: ModuleData, plan: "Plan", layout: "Layout") -> Callable[[int], RankBatch[ModuleBatch]]:
-        from moe.tasks.module.building import num_rows
+        from moe.tasks.module.build import num_rows
 
         def batch(step: int) -> RankBatch[ModuleBatch]:
-            micro_batch = _of_step(data, step, layout)
+            micro_batch = _local_batch(data, step, layout)
             return RankBatch(step, [micro_batch], num_targets=1, num_tokens=num_rows(micro_batch.arguments))
 
         return batch
 
     def dummy_batch(self, num_rows: int, num_tokens: int, layout: "Layout") -> ModuleBatch:
         """First batch: only the module's function can create one."""
-        return _of_step(self.prepare(""), 0, layout)
+        return _local_batch(self.prepare(""), 0, layout)
 
     def loss(self, model: Any, micro_batch: ModuleBatch) -> Loss:
         model.draws.step = micro_batch.step
@@ -139,13 +139,13 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
 
         step = self.spec.train.num_steps
         with torch.no_grad():
-            loss = self.loss(model, _of_step(data, step, layout))
+            loss = self.loss(model, _local_batch(data, step, layout))
         numbers = {name: float(number) for name, number in loss.numbers.items()}
         finite = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
         return ModuleReport(num_steps=step, loss=float(loss.nll), numbers=finite or None)
 
 
-def _of_step(data: ModuleData, step: int, layout: "Layout") -> ModuleBatch:
-    from moe.tasks.module.building import on_device
+def _local_batch(data: ModuleData, step: int, layout: "Layout") -> ModuleBatch:
+    from moe.tasks.module.build import move_batch
 
-    return ModuleBatch(step, on_device(data.batch(step), layout.device))
+    return ModuleBatch(step, move_batch(data.batch(step), layout.device))

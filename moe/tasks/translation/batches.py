@@ -57,7 +57,7 @@ class PairsBatches:
             BatchCounts(batch.num_groups, batch.num_groups * batch.rows_per_group, num_tokens)
             for num_tokens in (batch.num_source_tokens, batch.num_target_tokens)
         )
-        own_groups, micro_batch_groups = (self._layout.groups_here(batch.num_groups), self._options.micro_batch_groups)
+        own_groups, micro_batch_groups = (self._layout.local_groups(batch.num_groups), self._options.micro_batch_groups)
         micro_batches = []
         for index in range(self._options.num_micro_batches):
             first = min(own_groups.start + index * micro_batch_groups, own_groups.stop)

@@ -12,7 +12,7 @@ from moe.tasks.decoding import ModelSteps, decode
 from moe.tasks.translation.model import TranslationModel
 
 
-def longest_of(source_tokens: int) -> int:
+def max_target_tokens(source_tokens: int) -> int:
     """Maximum target length for a source length (both with EOS), to bound rows that never end."""
     return 2 * source_tokens + 16
 
@@ -24,17 +24,17 @@ def translate(
     spec: GenerationSpec,
     max_tokens: Sequence[int] | None = None,
     *,
-    texts: Sequence[int] | None = None,
+    text_numbers: Sequence[int] | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> list[list[int]]:
     """Target tokens of each row of `source` int64 `[B, L]`, without EOS; rows are independent.
 
-    A row has at most `spec.max_tokens` and its own `max_tokens`, by default `longest_of` its source. `texts` and
-    `process_group` as in `one_by_one`.
+    A row has at most `spec.max_tokens` and its own `max_tokens`, by default `max_target_tokens` of its source.
+    `text_numbers` and `process_group` as in `sample_tokens`.
     """
     if max_tokens is None:
-        max_tokens = [longest_of(length) for length in (source != PAD).sum(1).tolist()]
+        max_tokens = [max_target_tokens(length) for length in (source != PAD).sum(1).tolist()]
     steps = ModelSteps(
-        model, model.start(source, spec.max_tokens), torch.full_like(source[:, :1], BOS), excluded=(PAD, BOS)
+        model, model.start(source, spec.max_tokens), torch.full_like(source[:, :1], BOS), excluded_tokens=(PAD, BOS)
     )
-    return decode(steps, spec, {EOS}, max_tokens=max_tokens, texts=texts, process_group=process_group)
+    return decode(steps, spec, {EOS}, max_tokens=max_tokens, text_numbers=text_numbers, process_group=process_group)

@@ -12,14 +12,14 @@ from moe.activity import doing
 from moe.clock import Clock
 from moe.data.pairs import PreparedPairs, TokenStore, evaluation_batches
 from moe.data.tokenizer import PAD
-from moe.parallel import Layout, plain_collectives
+from moe.parallel import Layout, json_collectives
 from moe.records import Example, HeldOutLosses, SetReport, SubsetReport, TranslationReport
 from moe.spec import EvaluationSpec, JobSpec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.translation.batches import PairsBatch
 from moe.tasks.translation.decoding import translate
-from moe.tasks.translation.model import TranslationModel, loss_of
+from moe.tasks.translation.model import TranslationModel, batch_loss
 from moe.tasks.translation.scores import RowStatistics
 
 
@@ -73,7 +73,7 @@ def evaluate(model: TranslationModel, layout: Layout, corpus: PreparedPairs, spe
     `max_pairs` limits each held-out set to a fixed sample.
     """
     evaluation, clock, languages = spec.train.evaluation, Clock(), Languages.from_corpus(corpus)
-    most_frequent, unigram = plain_collectives.broadcast_from_rank0(
+    most_frequent, unigram = json_collectives.broadcast_from_rank0(
         lambda: (most_frequent_target(corpus.train), unigram_logp(corpus.train, model.spec.target_vocab_size).tolist())
     )
     unigram_logp_V = np.array(unigram, np.float64)
@@ -85,12 +85,12 @@ def evaluate(model: TranslationModel, layout: Layout, corpus: PreparedPairs, spe
         clock.lap("loss")
         rows, hypotheses = _translate(model, layout, corpus, store, evaluation.max_pairs, spec.data.max_tokens)
         clock.lap("translate")
-        scored_by_rank = plain_collectives.gather_json(
+        scored_by_rank = json_collectives.gather_json(
             _ScoreRows.from_texts(store, rows, hypotheses, most_frequent).to_plain()
         )
         clock.lap("score")
         if scored_by_rank is not None:
-            whole = _ScoreRows.concatenate([_ScoreRows.of_plain(plain) for plain in scored_by_rank])
+            whole = _ScoreRows.concatenate([_ScoreRows.from_plain(plain) for plain in scored_by_rank])
             sets[name] = SetReport(
                 num_pairs=len(whole.rows),
                 num_target_tokens=losses.num_target_tokens,
@@ -104,10 +104,10 @@ def evaluate(model: TranslationModel, layout: Layout, corpus: PreparedPairs, spe
         sets=sets,
         languages=languages.to_plain(),
         most_frequent_target=most_frequent,
-        examples=one_a_script(examples, evaluation.num_examples),
+        examples=one_per_script(examples, evaluation.num_examples),
         seconds=clock.laps,
     )
-    return TranslationReport.read(plain_collectives.broadcast_from_rank0(report.to_plain))
+    return TranslationReport.read(json_collectives.broadcast_from_rank0(report.to_plain))
 
 
 def held_out_loss(
@@ -120,11 +120,13 @@ def held_out_loss(
     }
 
 
-def _shares(store: TokenStore, layout: Layout, max_pairs: int | None) -> Iterator[tuple[NDArray[np.int64], PairsBatch]]:
+def _rank_batches(
+    store: TokenStore, layout: Layout, max_pairs: int | None
+) -> Iterator[tuple[NDArray[np.int64], PairsBatch]]:
     """(row numbers, batch) of this rank, by similar length; as many on every rank, some possibly empty."""
     context = BatchContext(training=False, rows_per_group=1)
     for batch in evaluation_batches(store, _POSITIONS_PER_RANK * layout.data_ranks, max_pairs):
-        own_rows = layout.groups_here(batch.num_groups)  # each row is a token group in evaluation
+        own_rows = layout.local_groups(batch.num_groups)  # each row is a token group in evaluation
         part = batch.part(own_rows.start, own_rows.stop)
         yield batch.rows[own_rows.start : own_rows.stop], PairsBatch.from_part(part, context, layout)
 
@@ -148,14 +150,14 @@ def _losses(
 ) -> _HeldOutLosses:
     """Losses of the model, and of the unigram model if given, over all ranks' rows."""
     sums = torch.zeros(3, dtype=torch.float64)  # nats of the model, nats of the unigram model, tokens
-    for number, (_, batch) in enumerate(_shares(store, layout, max_pairs)):
+    for number, (_, batch) in enumerate(_rank_batches(store, layout, max_pairs)):
         with doing("evaluation", f"evaluating batch {number}"):
-            nll = loss_of(model, batch, smoothing=0.0).nll
+            nll = batch_loss(model, batch, smoothing=0.0).nll
         target_out = model.share(batch.target_out)
         labels = target_out[target_out != PAD].cpu().numpy()
         unigram_nll = -unigram_logp_V[labels].sum() if unigram_logp_V is not None else 0.0
         sums += torch.tensor([float(nll), unigram_nll, len(labels)], dtype=torch.float64)
-    model_nll, unigram_nll, num_tokens = plain_collectives.all_reduce_sum(*sums.tolist())
+    model_nll, unigram_nll, num_tokens = json_collectives.all_reduce_sum(*sums.tolist())
     if not num_tokens:
         return _HeldOutLosses(0, None, None)
     unigram = unigram_nll / num_tokens if unigram_logp_V is not None else None
@@ -176,7 +178,7 @@ def _translate(
         [],
         GenerationSpec().model_copy(update={"max_tokens": max_tokens}),
     )
-    for number, (rows_here, batch) in enumerate(_shares(store, layout, max_pairs)):
+    for number, (rows_here, batch) in enumerate(_rank_batches(store, layout, max_pairs)):
         with doing("evaluation", f"translating evaluation batch {number}"):
             token_rows = translate(model, batch.source, spec, process_group=layout.in_step)
         if layout.index("tensor"):
@@ -220,10 +222,10 @@ class _ScoreRows:
         return {"rows": self.rows.tolist(), "hypotheses": self.hypotheses, "systems": systems}
 
     @classmethod
-    def of_plain(cls, plain: dict[str, Any]) -> "_ScoreRows":
+    def from_plain(cls, plain: dict[str, Any]) -> "_ScoreRows":
         """Inverse of `to_plain`."""
         systems = {
-            name: RowStatistics.of_plain(*plain_statistics) for name, plain_statistics in plain["systems"].items()
+            name: RowStatistics.from_plain(*plain_statistics) for name, plain_statistics in plain["systems"].items()
         }
         return cls(np.array(plain["rows"], np.int64), plain["hypotheses"], systems)
 
@@ -258,7 +260,7 @@ class _ScoreRows:
             yield Example(set_name, lang, languages.scripts[lang], source, reference, hypothesis)
 
 
-def one_a_script(candidates: Sequence[Example], number: int) -> tuple[Example, ...]:
+def one_per_script(candidates: Sequence[Example], number: int) -> tuple[Example, ...]:
     """Choose up to `number` examples, round-robin over scripts, those with the most rows first.
 
     Rows of a script are evenly spaced, in reverse for every other script, so that both held-out sets appear.

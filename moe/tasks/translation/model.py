@@ -63,7 +63,7 @@ class TranslationModel(SequenceModel):
         context = context or BatchContext(training=self.training)
         rows_per_group = context.rows_per_group or self._rows_per_group(source.shape[1] + target.shape[1])
         memory, memory_mask = self._encode(source, context, rows_per_group)
-        rows = PassRows(self._shares(target), AttentionMask(), target.shape[1], memory_mask=memory_mask)
+        rows = PassRows(self._sequence_shard(target), AttentionMask(), target.shape[1], memory_mask=memory_mask)
         run = self._pass(target, context, rows, context.counts, rows_per_group, target == PAD)
         x = self._embed(target, run)
         for block in self.decoder:
@@ -82,12 +82,12 @@ class TranslationModel(SequenceModel):
         is_first = torch.arange(source.shape[1], device=source.device) == 0
         # The first position is always seen: softmax over an empty row would be 0/0.
         mask = AttentionMask(causal=False, keys=~padding | is_first)
-        rows = PassRows(self._shares(source), mask, source.shape[1])
+        rows = PassRows(self._sequence_shard(source), mask, source.shape[1])
         run = self._pass(source, context, rows, context.source_counts, rows_per_group, padding)
         x = self._embed_in(self.source_embedding, 0, source, run, 0)
         for block in self.encoder:
             x = block(x, run)
-        return run.rows.shares.gather_rows(self.encoder_norm(x)), mask
+        return run.rows.shard.gather_rows(self.encoder_norm(x)), mask
 
     def _decoder_blocks(self) -> Iterator[TransformerBlock]:
         return iter(self.decoder)  # type: ignore[arg-type]
@@ -97,10 +97,10 @@ class TranslationModel(SequenceModel):
 
     def _embed_in(self, table: Tensor, layer: int, tokens: Tensor, run: SequencePass, begins: int) -> Tensor:
         """Embeddings `[t, M]` from `table` `[V, M]`, before block number `layer`."""
-        (num_rows, length), width, shares = tokens.shape, self.spec.model_dim, run.rows.shares
+        (num_rows, length), width, shard = tokens.shape, self.spec.model_dim, run.rows.shard
         x = functional.embedding(self.share(tokens), table) * math.sqrt(width)
         positions = sinusoids(length, width, start=begins, device=x.device).to(x.dtype)
-        x = x + shares.take(positions.expand(num_rows, -1, -1).flatten(0, 1))
+        x = x + shard.take(positions.expand(num_rows, -1, -1).flatten(0, 1))
         return run.drop(x.to(self.compute_dtype), layer, Purpose.EMBEDDING_DROPOUT)
 
     def _final_states(self, x: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def _block(spec: TranslationModelSpec, attention: GroupedQueryAttentionSpec, lay
     )
 
 
-def loss_of(model: TranslationModel, batch: PairsBatch, smoothing: float) -> Loss:
+def batch_loss(model: TranslationModel, batch: PairsBatch, smoothing: float) -> Loss:
     """Label-smoothed and plain NLL, summed over this rank's shard of target tokens."""
     hidden_states = model.hidden_states(batch.source, batch.target_in, batch.context)
     return Loss(*smoothed_nll(hidden_states, model.output_embedding, model.share(batch.target_out), smoothing, PAD))

@@ -41,7 +41,7 @@ class RowStatistics:
         return self.chrf.tolist(), self.bleu.tolist()
 
     @classmethod
-    def of_plain(cls, chrf: list[list[int]], bleu: list[list[int]]) -> "RowStatistics":
+    def from_plain(cls, chrf: list[list[int]], bleu: list[list[int]]) -> "RowStatistics":
         """Inverse of `to_plain`."""
         return cls(np.array(chrf, np.int64).reshape(-1, 18), np.array(bleu, np.int64).reshape(-1, 10))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moe.data.pairs import check
-from moe.data.progress import Tell
+from moe.data.progress import ProgressCallback
 from moe.records import HeldOutLosses, TranslationReport
 from moe.spec import CatalogsSpec, JobSpec, ModelSpec, PairsSpec, TranslationModelSpec
 from moe.tasks.task import Loss, RankBatch, Task
@@ -46,7 +46,7 @@ class TranslationTask(Task["PreparedPairs", "PairsBatch"]):
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
         read_checkpoint_files: Callable[[], Mapping[str, bytes]] | None = None,
-        progress: Tell | None = None,
+        progress: ProgressCallback | None = None,
     ) -> "PreparedPairs":
         from moe.data.pairs import prepare  # also loads tokenizers, which the control plane does not need
 
@@ -87,9 +87,9 @@ class TranslationTask(Task["PreparedPairs", "PairsBatch"]):
         return PairsBatch.dummy_batch(num_rows, num_tokens, smallest, layout)
 
     def loss(self, model: "nn.Module", micro_batch: "PairsBatch") -> Loss:
-        from moe.tasks.translation.model import loss_of
+        from moe.tasks.translation.model import batch_loss
 
-        return loss_of(_translating(model), micro_batch, self.spec.label_smoothing)
+        return batch_loss(_translating(model), micro_batch, self.spec.label_smoothing)
 
     def held_out_losses(self, model: "nn.Module", layout: "Layout", data: "PreparedPairs") -> HeldOutLosses:
         from moe.tasks.translation.evaluate import held_out_loss

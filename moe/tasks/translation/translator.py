@@ -15,14 +15,14 @@ from moe.spec import spec_error
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding.text import before_stop
 from moe.tasks.task import Generator
-from moe.tasks.translation.decoding import longest_of, translate
+from moe.tasks.translation.decoding import max_target_tokens, translate
 from moe.tasks.translation.model import TranslationModel
 
 _BATCH_ROWS = 128
 
 
 @dataclass(frozen=True)
-class _TokenSequence:
+class _Translation:
     tokens: list[int]
     has_ended: bool
     """Otherwise it was truncated."""
@@ -77,14 +77,14 @@ class Translator(Generator):
 
     def _decode_batch(
         self, rows: list[int], source_ids: list[list[int]], spec: GenerationSpec | None
-    ) -> list[_TokenSequence]:
+    ) -> list[_Translation]:
         """Decode the sources with the numbers `rows`."""
         source = self._pad([source_ids[row] for row in rows])
         longest = self._max_tokens if spec is None else min(spec.max_tokens, self._max_tokens)
-        limits = [min(longest_of(len(source_ids[row]) + 1), longest) for row in rows]
+        limits = [min(max_target_tokens(len(source_ids[row]) + 1), longest) for row in rows]
         spec = (spec or GenerationSpec()).model_copy(update={"max_tokens": max(limits)})
-        outputs = translate(self._model, source, spec, limits, texts=rows)
-        return [_TokenSequence(ids, len(ids) < limit) for ids, limit in zip(outputs, limits, strict=True)]
+        outputs = translate(self._model, source, spec, limits, text_numbers=rows)
+        return [_Translation(ids, len(ids) < limit) for ids, limit in zip(outputs, limits, strict=True)]
 
     def _pad(self, sources: list[list[int]]) -> torch.Tensor:
         """int64 [B, L]: source ids with EOS and padding."""

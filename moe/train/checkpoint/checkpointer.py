@@ -10,16 +10,16 @@ from typing import Any
 from torch import Tensor
 
 from moe.activity import doing
-from moe.parallel import Layout, plain_collectives
+from moe.parallel import Layout, json_collectives
 from moe.records import CheckpointRecord
 from moe.storage.folder import Folder
 from moe.storage.sealing import UnreadableStorage
-from moe.train.background import Background
+from moe.train.background import BackgroundCall
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint import shards
 from moe.train.checkpoint.marker import FileSeal, Marker
-from moe.train.checkpoint.piece import TensorPiece
 from moe.train.checkpoint.shards import ShardWriter, ShardWriteResult
+from moe.train.checkpoint.tensor_piece import TensorPiece
 from moe.train.recorder import Level, Recorder
 
 
@@ -35,11 +35,11 @@ class _Saving:
     marker_name: str
     stall_s: float
     started_at: float
-    writing: Background[ShardWriteResult]
-    committing: Background[Marker | None] | None = None
+    writing: BackgroundCall[ShardWriteResult]
+    committing: BackgroundCall[Marker | None] | None = None
 
     @property
-    def current(self) -> Background[ShardWriteResult] | Background[Marker | None]:
+    def current(self) -> BackgroundCall[ShardWriteResult] | BackgroundCall[Marker | None]:
         return self.writing if self.committing is None else self.committing
 
 
@@ -83,12 +83,12 @@ class Checkpointer:
         is intact and one is unreadable, since that one may hold the run.
         """
         unreadable: list[str] = []
-        for name in plain_collectives.broadcast_from_rank0(lambda: markers.list_committed(self._folder)):
-            plain_marker, *faults = plain_collectives.broadcast_from_rank0(partial(_read_marker, self._folder, name))
+        for name in json_collectives.broadcast_from_rank0(lambda: markers.list_committed(self._folder)):
+            plain_marker, *faults = json_collectives.broadcast_from_rank0(partial(_read_marker, self._folder, name))
             marker = Marker.model_validate(plain_marker) if plain_marker else None
             if marker is not None:
                 paths = sorted(marker.files)[self._layout.rank :: self._layout.world_size]
-                faults = plain_collectives.all_gather_json(_plain(markers.fault(self._folder, marker, paths)))
+                faults = json_collectives.all_gather_json(_plain(markers.fault(self._folder, marker, paths)))
             fault = next((_fault(*plain_fault) for plain_fault in faults if plain_fault is not None), None)
             if marker is not None and fault is None:
                 if check is not None:
@@ -111,7 +111,7 @@ class Checkpointer:
         return None
 
     @property
-    def passed_over(self) -> bool:
+    def has_skipped_checkpoints(self) -> bool:
         """Whether `restore` found damaged checkpoints."""
         return bool(self._passed_over)
 
@@ -134,7 +134,7 @@ class Checkpointer:
                 self._writer = ShardWriter(self._tensors)
             self._writer.stage()
         stall_s = time.perf_counter() - began
-        writing = Background(lambda: self._write(name, run_state), f"write-{name}")
+        writing = BackgroundCall(lambda: self._write(name, run_state), f"write-{name}")
         self._saving = _Saving(step, name, stall_s, time.perf_counter(), writing)
 
     def vote(self) -> tuple[int, int]:
@@ -154,14 +154,14 @@ class Checkpointer:
             return
         if num_failed:
             self._saving = None
-            errors = enumerate(plain_collectives.all_gather_json(_in_words(saving.current.error)))
+            errors = enumerate(json_collectives.all_gather_json(_in_words(saving.current.error)))
             reason = "; ".join(f"rank {rank}: {error}" for rank, error in errors if error is not None)
             if self._layout.rank == 0:
                 self._recorder.checkpoint_failed(saving.step, reason)
         elif saving.committing is None:
-            plain_results = plain_collectives.gather_json(saving.writing.result().to_plain())
-            results = None if plain_results is None else list(map(ShardWriteResult.of_plain, plain_results))
-            saving.committing = Background(lambda: self._commit(saving, results), f"commit-{saving.marker_name}")
+            plain_results = json_collectives.gather_json(saving.writing.result().to_plain())
+            results = None if plain_results is None else list(map(ShardWriteResult.from_plain, plain_results))
+            saving.committing = BackgroundCall(lambda: self._commit(saving, results), f"commit-{saving.marker_name}")
         else:
             self._saving, self.last_committed = None, saving.marker_name
             self._announce(saving, saving.committing.result())
@@ -199,7 +199,7 @@ class Checkpointer:
         while self._saving is not None:
             with doing("checkpoint", f"waiting for checkpoint {self._saving.marker_name}"):
                 self._saving.current.wait()
-                num_done, num_failed = plain_collectives.all_reduce_sum(*self.vote())
+                num_done, num_failed = json_collectives.all_reduce_sum(*self.vote())
                 self.advance(int(num_done), int(num_failed))
 
     def _write(self, name: str, run_state: bytes) -> ShardWriteResult:
@@ -231,10 +231,10 @@ class Checkpointer:
             created_at=datetime.now(UTC).isoformat(), files=seals,
         )  # fmt: skip
         self._folder.write(marker.name + markers.SUFFIX, marker.to_bytes())
-        self._make_room(saving)
+        self._delete_superfluous(saving)
         return marker
 
-    def _make_room(self, saving: _Saving) -> None:
+    def _delete_superfluous(self, saving: _Saving) -> None:
         """Remove checkpoints beyond `keep`, damaged ones, and unfinished ones of dead worker groups.
 
         Unreadable checkpoints may be intact: they do not count toward `keep`, and stay until `keep` newer intact ones

@@ -8,7 +8,7 @@ class NoCheckpoint(Exception):
     """Storage without an intact checkpoint; the message lists what it has."""
 
 
-def newest_whole(storage: Folder) -> str:
+def newest_complete(storage: Folder) -> str:
     """URL of the newest committed checkpoint that matches its marker; reads all its files.
 
     Raises NoCheckpoint if there is none.

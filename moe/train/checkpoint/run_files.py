@@ -10,7 +10,7 @@ from moe.spec import JobSpec, Problem, SpecError
 from moe.storage.folder import Folder
 from moe.tasks.task import PreparedData
 from moe.train.checkpoint import marker as markers
-from moe.train.checkpoint.course import SPEC, other_course, other_state, spec_of
+from moe.train.checkpoint.spec_changes import SPEC, spec_of, state_changes, trajectory_changes
 
 PLAN, RUN, TOKENIZERS = "plan.json", "run.json", "tokenizers"
 
@@ -31,7 +31,7 @@ def _below_tokenizers(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {f"{TOKENIZERS}/{name}": content for name, content in sorted(files.items())}
 
 
-def kept_tokenizers(storage: str) -> dict[str, bytes]:
+def stored_tokenizers(storage: str) -> dict[str, bytes]:
     """Tokenizer files of a run's newest own checkpoint, by name; empty before the first. Raises OSError."""
     checkpoints = Folder.of_job(storage).below(markers.FOLDER)
     own = next((name for name in markers.list_committed(checkpoints) if not markers.is_copy(name)), None)
@@ -68,10 +68,10 @@ def trained_s_of(checkpoint: Folder) -> float:
     return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
-def other_run(spec: JobSpec, data: PreparedData, checkpoint: Folder) -> list[Problem]:
+def run_changes(spec: JobSpec, data: PreparedData, checkpoint: Folder) -> list[Problem]:
     """Problems that prevent resuming from a checkpoint, one per field.
 
-    Checkpoints copied from another job are checked by `other_state`, the run's own by `other_course`. Fields that the
+    Checkpoints copied from another job are checked by `state_changes`, the run's own by `other_course`. Fields that the
     checkpoint's release did not have take this release's defaults.
     """
     try:
@@ -79,11 +79,11 @@ def other_run(spec: JobSpec, data: PreparedData, checkpoint: Folder) -> list[Pro
     except SpecError as error:
         return list(error.problems)
     name = posixpath.basename(checkpoint.url)
-    problems = other_state(before, spec) if markers.is_copy(name) else other_course(before, spec)
-    return problems or _other_data(data, checkpoint)
+    problems = state_changes(before, spec) if markers.is_copy(name) else trajectory_changes(before, spec)
+    return problems or _data_changes(data, checkpoint)
 
 
-def _other_data(data: PreparedData, checkpoint: Folder) -> list[Problem]:
+def _data_changes(data: PreparedData, checkpoint: Folder) -> list[Problem]:
     """Problems of data that changed under the same spec: a rewritten file, an upgraded package."""
     key, key_then = data.key, json.loads(checkpoint.read(RUN))["data"].get("prepared")
     if key_then not in (key, None):  # absent in the earliest checkpoints

@@ -24,13 +24,19 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
 from moe.activity import doing
-from moe.parallel import plain_collectives
+from moe.parallel import json_collectives
 from moe.spec import Problem, SpecError, spec_error
 from moe.storage import confined
 from moe.storage.folder import Folder
 from moe.storage.sealing import SealingStream
 from moe.train.checkpoint.marker import FileSeal, seal
-from moe.train.checkpoint.piece import TensorPiece, plain_plan, plain_result, plan_of, result_of
+from moe.train.checkpoint.tensor_piece import (
+    TensorPiece,
+    plan_from_json,
+    plan_to_json,
+    result_from_json,
+    result_to_json,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +48,15 @@ class ShardWriteResult:
 
     def to_plain(self) -> dict[str, Any]:
         return {
-            "results": [plain_result(result) for result in self.results],
+            "results": [result_to_json(result) for result in self.results],
             "seals": {path: seal.model_dump(mode="json") for path, seal in self.seals.items()},
         }
 
     @classmethod
-    def of_plain(cls, plain: dict[str, Any]) -> "ShardWriteResult":
+    def from_plain(cls, plain: dict[str, Any]) -> "ShardWriteResult":
         """Inverse of `to_plain`."""
         seals = {path: FileSeal.model_validate(seal) for path, seal in plain["seals"].items()}
-        return cls([result_of(result) for result in plain["results"]], seals)
+        return cls([result_from_json(result) for result in plain["results"]], seals)
 
 
 class ShardWriter:
@@ -64,15 +70,15 @@ class ShardWriter:
         self._live = dict(tensors)
         self._staging_buffers: dict[str, Tensor] = {}
         self._planner = _StagedPlanner(self._staging_buffers)
-        self._planner.set_up_planner(dict(tensors), is_coordinator=plain_collectives.rank() == 0)
+        self._planner.set_up_planner(dict(tensors), is_coordinator=json_collectives.rank() == 0)
         self._plan, self._metadata = self._plan_together()
 
     def _plan_together(self) -> tuple[SavePlan, Metadata | None]:
-        plain_plans, metadata = (plain_collectives.gather_json(plain_plan(self._planner.create_local_plan())), None)
+        plain_plans, metadata = (json_collectives.gather_json(plan_to_json(self._planner.create_local_plan())), None)
         if plain_plans is not None:
-            plans, metadata = self._planner.create_global_plan(list(map(plan_of, plain_plans)))
-            plain_plans = list(map(plain_plan, FsspecWriter("memory://").prepare_global_plan(plans)))
-        return self._planner.finish_plan(plan_of(plain_collectives.scatter_json(plain_plans))), metadata
+            plans, metadata = self._planner.create_global_plan(list(map(plan_from_json, plain_plans)))
+            plain_plans = list(map(plan_to_json, FsspecWriter("memory://").prepare_global_plan(plans)))
+        return self._planner.finish_plan(plan_from_json(json_collectives.scatter_json(plain_plans))), metadata
 
     def stage(self) -> None:
         """Copy the live tensors to the staging buffers, which all saves share: not while `write` runs."""

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from moe.parallel import Layout, LocalParameter, ParameterShard, part_of, to_global
-from moe.train.checkpoint.piece import TensorPiece
+from moe.parallel import Layout, LocalParameter, ParameterShard, shard_of, to_global
+from moe.train.checkpoint.tensor_piece import TensorPiece
 from moe.train.optimizer.build import moments
 
 
@@ -17,19 +17,20 @@ def run_tensors(
     parameters: list[LocalParameter],
     optimizer: torch.optim.Optimizer,
     layout: Layout,
-    kept_elsewhere: Collection[str] = (),
+    omitted_from_checkpoints: Collection[str] = (),
 ) -> dict[str, Tensor | TensorPiece]:
-    """Tensors named `model.<parameter>` and `optimizer.<slot>.<parameter>`, except parameters `kept_elsewhere`.
+    """Tensors named `model.<parameter>` and `optimizer.<slot>.<parameter>`, except parameters
+    `omitted_from_checkpoints`.
 
     Sharded ones are DTensors, or `TensorPiece` in user modules. All share memory with the model and the optimizer:
     loading in place restores the run.
     """
     tensors = {
         f"model.{parameter.name}": _of_whole(parameter.local, parameter.part, layout)
-        for parameter in parameters if parameter.name not in kept_elsewhere
+        for parameter in parameters if parameter.name not in omitted_from_checkpoints
     }  # fmt: skip
     for name, buffer in model.named_buffers():
-        part = part_of(buffer)
+        part = shard_of(buffer)
         # A sharded user module replaces its buffers after each step that changes them.
         read_buffer = partial(_local_buffer, model, name)
         tensors[f"model.{name}"] = (

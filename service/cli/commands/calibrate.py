@@ -42,9 +42,9 @@ def calibrate(
     elif url is not None:
         raise Misuse("--url names a control plane; add --cluster to measure its cluster")
     else:
-        from moe.calibrate.rates import calibrated  # torch, seconds of a core, which nothing else here needs
+        from moe.calibrate.rates import load_or_measure  # torch, seconds of a core, which nothing else here needs
 
-        calibration = calibrated(settings_for(state_dir=state_dir).cache_dir, refresh=again)
+        calibration = load_or_measure(settings_for(state_dir=state_dir).cache_dir, refresh=again)
     if as_json:
         print_json(calibration.model_dump(mode="json"))
         return

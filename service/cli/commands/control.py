@@ -37,7 +37,7 @@ def cancel(
         raise Misuse("give a JOB, or --label KEY=VALUE for all jobs with that label")
     with connect(url) as client:
         if job is not None:
-            _say(find_job(client, job).cancel(), as_json)
+            _print_job(find_job(client, job).cancel(), as_json)
         else:
             raise typer.Exit(_cancel_all(client, label or [], yes, as_json))
 
@@ -65,7 +65,7 @@ def _cancel_all(client: "Client", labels: Sequence[str], yes: bool, as_json: boo
             job.cancel()
             items.append({"id": job.id, "state": job.state, "error": None})
             if not as_json:
-                _say(job, as_json)
+                _print_job(job, as_json)
         except ApiError as error:  # go on with the others
             num_failed += error.status not in (409, 410)  # it has ended meanwhile
             items.append({"id": job.id, "state": None, "error": str(error)})
@@ -81,7 +81,7 @@ def pause(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
     from service.cli.server import connect, find_job
 
     with connect(url) as client:
-        _say(find_job(client, job).pause(), as_json, f"continue it with 'shardyard resume {job}'")
+        _print_job(find_job(client, job).pause(), as_json, f"continue it with 'shardyard resume {job}'")
 
 
 def move(
@@ -98,7 +98,7 @@ def move(
     if first == last:
         raise Misuse("give --first or --last")
     with connect(url) as client:
-        _say(find_job(client, job).move("first" if first else "last"), as_json)
+        _print_job(find_job(client, job).move("first" if first else "last"), as_json)
 
 
 def resume(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
@@ -109,10 +109,10 @@ def resume(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
     from service.cli.server import connect, find_job
 
     with connect(url) as client:
-        _say(find_job(client, job).resume(), as_json)
+        _print_job(find_job(client, job).resume(), as_json)
 
 
-def _say(job: "Job", as_json: bool, hint: str = "") -> None:
+def _print_job(job: "Job", as_json: bool, hint: str = "") -> None:
     from service.cli.view.output import print_json
     from service.cli.view.printable import printable
 

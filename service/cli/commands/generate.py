@@ -90,7 +90,7 @@ def _generate(
     prompt_bytes = sys.stdin.buffer.read() if prompt is None else prompt.encode("utf-8", "surrogateescape")
     text = prompt_bytes.decode("utf-8", "replace")
     model = load_model(checkpoint)
-    model.generator.lay_out_for_texts()
+    model.generator.prepare_for_decoding()
     to_terminal, pieces = sys.stdout.isatty(), list[str]()
     stream = model.generator.stream(text, spec)
     while True:

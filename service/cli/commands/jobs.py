@@ -53,7 +53,7 @@ def submit(
     from service.cli.view.output import print_json
 
     with connect(url) as client:
-        job_fields = _asked_for(client, file, like, from_step)
+        job_fields = _requested_spec(client, file, like, from_step)
         spec = (apply_overrides if like is None else fork_spec)(job_fields, set_ or [])
         job = client.submit(spec, idempotency_key)
         if watch:
@@ -71,7 +71,7 @@ def submit(
         typer.echo(f"follow it with 'shardyard watch {job.id}'", err=True)
 
 
-def _asked_for(client: "Client", file: Path | None, like: str | None, from_step: str | None) -> "dict[str, Any]":
+def _requested_spec(client: "Client", file: Path | None, like: str | None, from_step: str | None) -> "dict[str, Any]":
     """The plain spec of FILE or another job, starting from `--from-step`."""
     from service.cli.failures import Misuse
     from service.cli.job_file import plain_job

@@ -122,7 +122,7 @@ def plan(
     --json. --module plans a module of your own, imported from the current folder: --module mypackage.model:build
     --sample mypackage.model:sample.
     """
-    from service.cli.job_plan import PlanOutput, give, of_job
+    from service.cli.job_plan import PlanOutput, fetch_plan, output_plan
 
     words, output, options = (of or [], PlanOutput(save, draw, as_json, full), _command_line_parameters(context))
     clusters = ClusterOptions(cluster, num_nodes, devices_per_node, device, memory, price, billing_unit)
@@ -154,7 +154,7 @@ def plan(
     if _is_job(file):
         if options - _WITH_JOB:
             raise Misuse(f"{file} already has a plan: a job's id accepts only --full, --save, --draw, --url and --json")
-        give(*of_job(file, url), output)
+        output_plan(*fetch_plan(file, url), output)
         return
     if what_if is not None and options - _WITH_GRID:
         raise Misuse(
@@ -194,15 +194,15 @@ def _request(
     """The file's request, overridden by options. Raises Misuse, SpecError, OSError."""
     from moe.interchange.expand import expand_request
     from moe.plan import plan_request
-    from moe.plan.named_option import one_of
+    from moe.plan.named_option import require_one_of
     from moe.plan.query import GOALS
     from moe.plan.software import SOFTWARE
     from service.cli.job_file import plain_job
 
     request = plan_request(expand_request(plain_job(file), None))
     updates: dict[str, Any] = {
-        "num_workers": num_workers, "top": top, "goal": one_of("--goal", goal, GOALS),
-        "software": one_of("--software", software, SOFTWARE),
+        "num_workers": num_workers, "top": top, "goal": require_one_of("--goal", goal, GOALS),
+        "software": require_one_of("--software", software, SOFTWARE),
     }  # fmt: skip
     query = replace(request.query, **{name: value for name, value in updates.items() if value is not None})
     return replace(request, query=query)
@@ -224,7 +224,7 @@ def _answer(
     """Make a plan, by the control plane without a given cluster, and answer the questions about it. Raises Misuse,
     SpecError, ClientError, OSError."""
     from moe.plan.plan_file import load, require_same
-    from service.cli.job_plan import depends, explain, give, make_plan, plan_on_smallest, read_layout
+    from service.cli.job_plan import explain, make_plan, output_plan, plan_on_smallest, read_layout, show_sensitivity
 
     # Report invalid questions before a slow search or request.
     layout = None if questions.explain_against is None else read_layout(questions.explain_against)
@@ -242,17 +242,17 @@ def _answer(
     if layout is not None:
         explain(layout, request, on, url, plan_and_where, output)
     elif questions.sensitive:
-        depends(request, _require_cluster(on, "--sensitivity"), plan_and_where, output)
+        show_sensitivity(request, _require_cluster(on, "--sensitivity"), plan_and_where, output)
     else:
-        give(*plan_and_where, output)
+        output_plan(*plan_and_where, output)
 
 
 def _add_notes(request: "PlanRequest", plan: "Plan", where: str) -> tuple["Plan", str]:
     """(plan with notes on its job, description of its cluster)."""
-    from moe.plan.notes import with_notes
-    from moe.tasks.missing import missing_to_train
+    from moe.plan.notes import add_notes
+    from moe.tasks.requirements import training_requirements
 
-    return with_notes(plan, request.spec, missing_to_train(request.spec, None)), where
+    return add_notes(plan, request.spec, training_requirements(request.spec, None)), where
 
 
 def _require_cluster(cluster: "Cluster | Pools | None", option: str) -> "Cluster | Pools":
@@ -267,14 +267,14 @@ def _answer_module(
 ) -> None:
     """Plan a user's module and print the plan. Raises Misuse, SpecError, OSError."""
     from moe.plan import Pools
-    from moe.plan.cluster.cluster import of_several_kinds
+    from moe.plan.cluster.cluster import pools_problem
     from moe.spec import SpecError
 
     if sample is None:
         raise Misuse("--module requires --sample, the function that returns one batch")
     cluster = _require_cluster(clusters.read(), "--module")
     if isinstance(cluster, Pools):
-        raise SpecError(of_several_kinds())
+        raise SpecError(pools_problem())
     from service.cli.job_plan import plan_module
 
     plan_module(module, sample, cluster, hints, output)

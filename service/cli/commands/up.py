@@ -122,7 +122,7 @@ def down(
         print(f"no Ray head is running for {settings.state_dir}")
         return
     earlier_head = LocalHead.find(settings.state_dir)
-    with changing(state_file, on_wait=_say_waits):
+    with changing(state_file, on_wait=_announce_wait):
         # Look again: the process that held the lock may have started or stopped a head.
         head = LocalHead.find(settings.state_dir)
         if head is not None and not force:
@@ -165,7 +165,7 @@ def _require_idle(head: "LocalHead", started_meanwhile: bool) -> None:
         )
 
 
-def _say_waits() -> None:
+def _announce_wait() -> None:
     print("another command is starting or stopping Ray: waiting for it ...", flush=True)
 
 
@@ -215,7 +215,7 @@ def _head(settings: "Settings", num_cpus: int | None) -> "LocalHead":
     from service.head.ray_start import LocalHeadError
     from service.head.record import changing, record_file
 
-    with changing(record_file(settings.state_dir), on_wait=_say_waits):
+    with changing(record_file(settings.state_dir), on_wait=_announce_wait):
         # Look only now, with the lock: another command may have stopped the head, and none stops it from here on.
         if (head := LocalHead.find(settings.state_dir)) is None:
             cores = num_cpus or max(MIN_LOGICAL_CPUS, int(available_cores()))
@@ -306,7 +306,7 @@ def _leave(head: "LocalHead", keep_ray: bool | None) -> None:
     if is_used(head.state_file):  # also counts a head that is being started
         print(USED_ELSEWHERE)
         return
-    with changing(head.state_file, on_wait=_say_waits):
+    with changing(head.state_file, on_wait=_announce_wait):
         if is_used(head.state_file):
             print(USED_ELSEWHERE)
             return

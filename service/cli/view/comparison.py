@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from moe.plan import Cluster, Plan
-from moe.plan.compare import Comparison, CostTerm, Names, compare, made_for_in_words, sentences
-from moe.plan.search.explain import kind_of_time, seconds_of
+from moe.plan.compare import Comparison, CostTerm, Names, compare, describe_inputs, sentences
+from moe.plan.search.explain import format_seconds, time_kind_name
 from service.cli.view.amounts import num_bytes
 from service.cli.view.plan import headline, lines, section
 
@@ -44,7 +44,7 @@ def diff_view(first: Plan, second: Plan, first_name: str, second_name: str) -> R
         *section("first", headline(first, first_name, of="plan"), is_first=True),
         *section("second", headline(second, second_name, of="plan")),
         *_tables(comparison, Names("first", "second")),
-        *section("made for", lines([made_for_in_words(first, second, names)])),
+        *section("made for", lines([describe_inputs(first, second, names)])),
         *section("why", lines(sentences(first, second, names))),
     )
 
@@ -80,11 +80,11 @@ def _amounts(comparison: Comparison, keys: Names) -> dict[str, dict[str, dict[st
 
 
 def _tables(comparison: Comparison, heads: Names) -> tuple[RenderableType, ...]:
-    time = {kind_of_time(kind): term for kind, term in comparison.time.items()}
+    time = {time_kind_name(kind): term for kind, term in comparison.time.items()}
     return (
         *(section("differences in layout", _layout(comparison, heads)) if comparison.layout else ()),
         *section("time of a step (predicted)", _terms(
-            time, {"total": comparison.step, "hidden": comparison.hidden}, heads, seconds_of)),
+            time, {"total": comparison.step, "hidden": comparison.hidden}, heads, format_seconds)),
         *section("memory of the fullest device (predicted)", _terms(
             comparison.job_memory,
             {"total": comparison.job_bytes, "free": comparison.free, "limit": comparison.limit}, heads, num_bytes)),

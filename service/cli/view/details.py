@@ -11,7 +11,7 @@ from rich.text import Text
 from service.cli.view.amounts import duration, moment, num_bytes, rate
 from service.cli.view.jobs import state
 from service.cli.view.kinds import report_view, words_of
-from service.cli.view.preparation import preparation_in_words
+from service.cli.view.preparation import describe_preparation
 from service.cli.view.printable import printable
 from service.cli.view.ranks import gpu_use, rank_rows
 
@@ -40,7 +40,7 @@ def job_details(job: "Job", preparation: "PreparationRecord | None" = None) -> R
     if preparation is not None:
         bar = Table.grid(padding=(0, 1))
         progress_bar = ProgressBar(total=1.0, completed=preparation.share or 0.0, width=BAR_WIDTH)
-        bar.add_row(progress_bar, preparation_in_words(preparation))
+        bar.add_row(progress_bar, describe_preparation(preparation))
         grid.add_row("data", bar)
     if data.get("attempt"):
         grid.add_row("attempt", str(data["attempt"]))

@@ -17,7 +17,7 @@ from service.cli.view.amounts import clock, duration
 from service.cli.view.frame import figures, frame
 from service.cli.view.jobs import STATE_STYLES
 from service.cli.view.output import on_terminal, print_json
-from service.cli.view.preparation import preparation_in_words
+from service.cli.view.preparation import describe_preparation
 from service.cli.view.progress import ProgressLine, RunProgress
 from service.client.errors import ClientError
 from service.wire.events import Event
@@ -147,7 +147,7 @@ class PlainFollower:
                 self._print(f"{clock(event.time)} {plain_step(self.progress)}")
             elif self.progress.preparation is not None and time.monotonic() >= self._next_line:
                 self._next_line = time.monotonic() + LINE_INTERVAL_S
-                self._print(f"{clock(event.time)} {preparation_in_words(self.progress.preparation)}")
+                self._print(f"{clock(event.time)} {describe_preparation(self.progress.preparation)}")
 
     def _is_due(self) -> bool:
         return last_step(self.progress) or time.monotonic() >= self._next_line

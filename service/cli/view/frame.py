@@ -14,10 +14,10 @@ from moe.records import PreparationRecord, StepRecord
 from service.cli.view.amounts import duration, rate
 from service.cli.view.bars import experts_per_bar, load_bars
 from service.cli.view.jobs import STATE_STYLES
-from service.cli.view.preparation import preparation_in_words
+from service.cli.view.preparation import describe_preparation
 from service.cli.view.printable import printable
 from service.cli.view.progress import LOAD_WINDOW_STEPS, LayerLoad, RunProgress
-from service.cli.view.ranks import ranks_in_words
+from service.cli.view.ranks import describe_ranks
 
 MIN_NAME = 8
 MAX_NUMBERS = 6
@@ -39,7 +39,7 @@ def frame(progress: RunProgress, width: int, height: int, note: str = "", run: d
         parts.append(_bar(progress))
     if progress.metric is not None:
         parts.append(_figures(progress, width))
-    if run is not None and not progress.is_over and (ranks := ranks_in_words(run)) is not None:
+    if run is not None and not progress.is_over and (ranks := describe_ranks(run)) is not None:
         ranks.no_wrap, ranks.overflow = True, "ellipsis"
         parts.append(ranks)
     if layers := progress.layers():
@@ -73,7 +73,7 @@ def preparation_bar(preparation: PreparationRecord) -> Table:
     """Progress bar of data preparation, with an estimate of the time left."""
     share = preparation.share
     bar = ProgressBar(total=1.0, completed=share or 0.0, pulse=share is None)
-    return _bar_with(bar, preparation_in_words(preparation))
+    return _bar_with(bar, describe_preparation(preparation))
 
 
 def _bar_with(bar: ProgressBar, words: str) -> Table:

@@ -19,11 +19,11 @@ def job_columns(jobs: "list[Job]") -> list[Column]:
     """Columns of `ls`. The submission time is dropped first; ids are never cut."""
     return [
         Column("JOB", [Text(job.id) for job in jobs]),
-        Column("NAME", [Text(printable(job.name)) for job in jobs], gives_way=3, min_width=MIN_NAME),
-        Column("STATE", [state(job.state) for job in jobs], gives_way=1),
-        Column("STEP", [Text(f"{job.step:,}/{job.num_steps:,}") for job in jobs], gives_way=2, right=True),
-        Column("SUBMITTED", [Text(moment(job.data.get("created_at"))) for job in jobs], gives_way=5),
-        Column("REASON", [Text(printable(job.reason), "dim") for job in jobs], gives_way=4, min_width=MIN_REASON),
+        Column("NAME", [Text(printable(job.name)) for job in jobs], can_shrink=3, min_width=MIN_NAME),
+        Column("STATE", [state(job.state) for job in jobs], can_shrink=1),
+        Column("STEP", [Text(f"{job.step:,}/{job.num_steps:,}") for job in jobs], can_shrink=2, right=True),
+        Column("SUBMITTED", [Text(moment(job.data.get("created_at"))) for job in jobs], can_shrink=5),
+        Column("REASON", [Text(printable(job.reason), "dim") for job in jobs], can_shrink=4, min_width=MIN_REASON),
     ]
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 GAP = 2
-NEVER_LEFT_OUT = 0
+ALWAYS_SHOWN = 0
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Column:
 
     label: str
     cells: Sequence[Text]
-    gives_way: int = NEVER_LEFT_OUT
+    can_shrink: int = ALWAYS_SHOWN
     """Order in which columns are dropped, highest first; 0: never dropped or cut."""
     min_width: int | None = None
     """Width down to which cells may be cut; None for identifiers and numbers."""
@@ -57,13 +57,13 @@ def fit_columns(columns: Sequence[Column], room: int | None) -> dict[str, int]:
         return {column.label: column.width for column in columns}
     visible_columns = list(columns)
     while _total([column.least for column in visible_columns]) > room:
-        candidates = [column for column in visible_columns if column.gives_way != NEVER_LEFT_OUT]
+        candidates = [column for column in visible_columns if column.can_shrink != ALWAYS_SHOWN]
         if not candidates:
             break
-        visible_columns.remove(max(candidates, key=lambda column: column.gives_way))
+        visible_columns.remove(max(candidates, key=lambda column: column.can_shrink))
     spare = max(0, room - _total([column.least for column in visible_columns]))
     widths = {column.label: column.least for column in visible_columns}
-    for column in sorted(visible_columns, key=lambda column: column.gives_way):
+    for column in sorted(visible_columns, key=lambda column: column.can_shrink):
         extra = min(spare, column.width - column.least)
         widths[column.label] += extra
         spare -= extra

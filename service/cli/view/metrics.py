@@ -49,7 +49,7 @@ def metric_columns(rows: Sequence[dict[str, Any]]) -> list[Column]:
         Column(
             printable(name).upper(),
             [Text(_format_value(name, row.get(name))) for row in rows],
-            gives_way=_LEAST_ASKED_FOR.get(name, 0 if name == "step" else place),
+            can_shrink=_LEAST_ASKED_FOR.get(name, 0 if name == "step" else place),
             right=name != "time",
         )
         for place, name in enumerate(names)

@@ -7,11 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from moe.plan import Degrees, Plan, Trial
-from moe.plan.money import MoneyEstimate, amount_of
+from moe.plan.money import MoneyEstimate, format_amount
 from moe.plan.placement import Placement
 from moe.plan.plan import RunnerUp
 from moe.plan.profile import EXECUTORS
-from moe.plan.search.explain import kind_of_time, seconds_of, split_shape
+from moe.plan.search.explain import format_seconds, split_shape, time_kind_name
 from moe.plan.search.what_if import Cell
 from moe.plan.verdict import verdict
 from service.cli.view.amounts import num_bytes
@@ -123,8 +123,8 @@ def _memory(plan: Plan) -> Table:
         if kind != "allowance":
             bar = Text("█" * round(BAR_CELLS * min(1.0, amount / memory.limit)), "cyan")
             grid.add_row(kind, num_bytes(amount), bar)
-    share = memory.needed / memory.limit
-    grid.add_row("total", num_bytes(memory.needed), f"{share:.0%} of {num_bytes(memory.limit)}")
+    share = memory.job_bytes / memory.limit
+    grid.add_row("total", num_bytes(memory.job_bytes), f"{share:.0%} of {num_bytes(memory.limit)}")
     grid.add_row("free", num_bytes(max(0, memory.margin)), "framework and allocator fragmentation")
     return grid
 
@@ -135,19 +135,19 @@ def _time(plan: Plan) -> Table:
     for name, seconds in time.by_kind().items():
         if seconds:
             bar = Text("█" * round(BAR_CELLS * seconds / time.step_s), "cyan")
-            grid.add_row(kind_of_time(name), seconds_of(seconds), bar)
+            grid.add_row(time_kind_name(name), format_seconds(seconds), bar)
     unit = "tokens" if plan.module is None else "rows"
     rate = f"{plan.tokens_per_s:,.0f} {unit}/s"
     if plan.flops_per_step and plan.device != "cpu":
         rate += f", {plan.flops_per_s_per_device / 1e12:,.0f} TFLOP/s per device"
     if (utilization := plan.utilization) is not None:
         rate += f", MFU {utilization:.0%}"
-    grid.add_row("total", seconds_of(time.step_s), rate)
+    grid.add_row("total", format_seconds(time.step_s), rate)
     if (measurement := plan.measured) is not None:
         words = f"{measurement.tokens_per_s:,.0f} {unit}/s, median of {measurement.num_steps} steps"
-        grid.add_row("measured", seconds_of(measurement.step_s), Text(words, "bold"))
+        grid.add_row("measured", format_seconds(measurement.step_s), Text(words, "bold"))
     if time.hidden_s:
-        grid.add_row("hidden", seconds_of(time.hidden_s), "of collectives, hidden by computation")
+        grid.add_row("hidden", format_seconds(time.hidden_s), "of collectives, hidden by computation")
     for label, words in run_of(plan):
         figure, _, rest = words.partition(": ")
         grid.add_row(label, figure, rest)
@@ -162,20 +162,20 @@ def run_of(plan: Plan) -> Iterator[tuple[str, str]]:
         steps = f"{plan.num_steps:,} steps, {_count(tokens)} {unit}"
         yield "the run", f"{_long(plan.num_steps * plan.predicted.step_s)}: {steps}"
     if plan.money is not None:
-        yield "money", f"{amount_of(plan.money.per_hour)}: per hour{_money(plan.money, unit)}"
+        yield "money", f"{format_amount(plan.money.per_hour)}: per hour{_money(plan.money, unit)}"
 
 
 def _money(money: MoneyEstimate, unit: str) -> str:
-    run = "" if money.run is None else f", {amount_of(money.run)} for the run"
-    return f", {amount_of(money.per_million_tokens)} per million {unit}{run}"
+    run = "" if money.run is None else f", {format_amount(money.run)} for the run"
+    return f", {format_amount(money.per_million_tokens)} per million {unit}{run}"
 
 
 def _trials(trials: Sequence[Trial]) -> Table:
     grid = Table.grid(padding=(0, 1, 0, 0))
     for trial in trials:
         layout = ", ".join(f"{name} {value}" for name, value in trial.layout.items())
-        prediction = seconds_of(trial.predicted_step_s)
-        figures = f"{seconds_of(trial.measured_step_s)} per step measured, {prediction} predicted"
+        prediction = format_seconds(trial.predicted_step_s)
+        figures = f"{format_seconds(trial.measured_step_s)} per step measured, {prediction} predicted"
         grid.add_row("-", Text.assemble(layout, ": ", (figures, "bold")))
     return grid
 
@@ -186,9 +186,9 @@ def _runners_up(runners_up: Sequence[RunnerUp]) -> Table:
         layout = ", ".join(f"{name} {value}" for name, value in runner_up.layout.items())
         figures = []
         if runner_up.step_s is not None:
-            figures.append(seconds_of(runner_up.step_s))
+            figures.append(format_seconds(runner_up.step_s))
         if runner_up.memory is not None:
-            figures.append(num_bytes(runner_up.memory.needed))
+            figures.append(num_bytes(runner_up.memory.job_bytes))
         grid.add_row(f"{place}.", Text.assemble(layout, "\n", (f"{', '.join(figures)}: {runner_up.why_not}", "dim")))
     return grid
 
@@ -209,10 +209,10 @@ def what_if_view(cells: Sequence[Cell]) -> Table:
             table.add_row(*cell.values.values(), *["-"] * len(headings), Text(cell.why_not, "yellow"))
             continue
         mesh = " x ".join(f"{axis} {degree:,}" for axis, degree in plan.mesh.items())
-        money = "-" if plan.money is None else amount_of(plan.money.per_million_tokens)
+        money = "-" if plan.money is None else format_amount(plan.money.per_million_tokens)
         table.add_row(
-            *cell.values.values(), *[plan.pool or "-"] * in_pools, seconds_of(plan.predicted.step_s),
-            f"{plan.tokens_per_s:,.0f}", *[money] * has_money, f"{plan.memory.needed / plan.memory.limit:.0%}", mesh,
+            *cell.values.values(), *[plan.pool or "-"] * in_pools, format_seconds(plan.predicted.step_s),
+            f"{plan.tokens_per_s:,.0f}", *[money] * has_money, f"{plan.memory.job_bytes / plan.memory.limit:.0%}", mesh,
         )  # fmt: skip
     return table
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from moe.records import PreparationRecord
 
 
-def preparation_in_words(preparation: "PreparationRecord") -> str:
+def describe_preparation(preparation: "PreparationRecord") -> str:
     """Progress of data preparation, with the estimated time left."""
     left = preparation.seconds_left
     return printable(preparation.in_words()) + (f"  {duration(left)} left" if left is not None else "")

@@ -61,7 +61,7 @@ def gpu_use(run: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def ranks_in_words(run: dict[str, Any]) -> Text | None:
+def describe_ranks(run: dict[str, Any]) -> Text | None:
     """One line: what most ranks do, and which are silent; None without ranks."""
     if not run["ranks"]:
         return None

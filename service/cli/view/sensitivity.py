@@ -6,11 +6,11 @@ from rich.table import Table
 from rich.text import Text
 
 from moe.plan import Plan
-from moe.plan.search.explain import seconds_of
-from moe.plan.search.sensitivity import Otherwise
+from moe.plan.search.explain import format_seconds
+from moe.plan.search.sensitivity import SensitivityOutcome
 
 
-def sensitivity_view(plan: Plan, changes: Sequence[Otherwise]) -> Table:
+def sensitivity_view(plan: Plan, changes: Sequence[SensitivityOutcome]) -> Table:
     """The plan's step time under each change, and the fastest layout."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
     table.add_column("with", no_wrap=True)
@@ -25,11 +25,11 @@ def sensitivity_view(plan: Plan, changes: Sequence[Otherwise]) -> Table:
         elif change.best.candidate == plan.candidate:
             table.add_row(change.description, own, "the same", "")
         else:
-            fastest = seconds_of(change.best.predicted.step_s)
+            fastest = format_seconds(change.best.predicted.step_s)
             table.add_row(change.description, own, fastest, str(change.best.candidate))
     return table
 
 
 def _with_change(step_s: float, plan: Plan) -> Text:
     excess = step_s / plan.predicted.step_s - 1
-    return Text.assemble(seconds_of(step_s), (f" {excess:+.0%}" if abs(excess) >= 0.005 else "", "dim"))
+    return Text.assemble(format_seconds(step_s), (f" {excess:+.0%}" if abs(excess) >= 0.005 else "", "dim"))

@@ -5,8 +5,8 @@ from rich.table import Table
 from rich.text import Text
 
 from moe.plan import Plan
-from moe.plan.search.explain import IGNORED, kind_of_time, layout_of, seconds_of
-from moe.plan.speed import speed_in_words
+from moe.plan.search.explain import IGNORED, IGNORED_BEFORE, format_seconds, layout_of, time_kind_name
+from moe.plan.speed import describe_speed
 from moe.plan.verdict import verdict
 from service.cli.view.amounts import num_bytes
 from service.cli.view.plan import labels, run_of, section
@@ -38,12 +38,12 @@ def _verdict(plan: Plan, where: str) -> Table:
 
 def _layouts(plan: Plan) -> Table:
     grid, step_s = Table.grid(padding=(0, 1, 0, 0)), plan.predicted.step_s
-    figures = [seconds_of(step_s), num_bytes(plan.memory.needed), *_not_yet(plan.not_yet)]
+    figures = [format_seconds(step_s), num_bytes(plan.memory.job_bytes), *_not_yet(plan.not_yet)]
     _add(grid, _in_words(layout_of(plan)), figures)
     for runner_up in plan.runners_up:
-        figures = [] if runner_up.step_s is None else [seconds_of(runner_up.step_s)]
-        figures += [] if runner_up.memory is None else [num_bytes(runner_up.memory.needed)]
-        figures += [] if runner_up.step_s is None else [speed_in_words(runner_up.step_s, step_s)]
+        figures = [] if runner_up.step_s is None else [format_seconds(runner_up.step_s)]
+        figures += [] if runner_up.memory is None else [num_bytes(runner_up.memory.job_bytes)]
+        figures += [] if runner_up.step_s is None else [describe_speed(runner_up.step_s, step_s)]
         _add(grid, _in_words(runner_up.layout), [*figures, *_not_yet(runner_up.not_yet)])
     return grid
 
@@ -62,20 +62,20 @@ def _in_words(layout: dict[str, bool | int | str]) -> str:
 
 def _where_it_goes(plan: Plan) -> Table:
     grid, step_s = labels(), plan.predicted.step_s
-    time = {kind_of_time(kind): seconds / step_s for kind, seconds in plan.predicted.by_kind().items()}
+    time = {time_kind_name(kind): seconds / step_s for kind, seconds in plan.predicted.by_kind().items()}
     grid.add_row("time", _largest({kind: f"{share:.0%}" for kind, share in time.items()}, time))
     memory = {kind: amount for kind, amount in plan.memory.by_kind().items() if kind != "allowance"}
     grid.add_row("memory", _largest({kind: num_bytes(amount) for kind, amount in memory.items()}, memory))
     if (measurement := plan.measured) is not None:
-        speed = f"{seconds_of(measurement.step_s)} per step, {measurement.tokens_per_s:,.0f} tokens/s"
+        speed = f"{format_seconds(measurement.step_s)} per step, {measurement.tokens_per_s:,.0f} tokens/s"
         grid.add_row("measured", Text(f"{speed}, median of {measurement.num_steps} steps", "bold"))
     for label, figures in run_of(plan):
         grid.add_row(label, figures.replace(": per hour", " per hour"))
     if plan.software is not None and plan.device != "cpu":
         grid.add_row("priced by", plan.software)
     for reason in plan.reasons:
-        if reason.startswith(IGNORED):
-            grid.add_row("ignored", reason.removeprefix(IGNORED).removeprefix(": "))
+        if reason.startswith((IGNORED, IGNORED_BEFORE)):
+            grid.add_row("ignored", reason.partition(": ")[2])
     return grid
 
 

@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from moe.plan import Plan
 from service.control.report.event_text import WireEvent, data_text, to_wire
-from service.control.report.losses import END, read_losses
+from service.control.report.failure_history import END, read_failures
 from service.control.report.plans import change_of
 from service.control.store.clock import now_us
 from service.control.store.events import NewEvent, append_events
@@ -29,7 +29,7 @@ _NO_ATTEMPT: dict[str, Any] = {
 """Columns of a job with nothing on the cluster."""
 
 
-def enter(
+def set_state(
     tx: Connection, job: JobRow, to: State, reason: str, actor: str, values: Mapping[str, Any] | None = None
 ) -> list[WireEvent]:
     """Change a job's state, if its state, attempt and request are still those of `job`. Returns events to publish
@@ -48,10 +48,10 @@ def enter(
         columns["started_at"] = now
     if not change_job(tx, job.number, {previous}, columns, attempt=job.attempt, request=job.request):
         return []
-    return _tell(tx, job, previous, to, reason, actor, attempt=columns.get("attempt", job.attempt))
+    return _record_state(tx, job, previous, to, reason, actor, attempt=columns.get("attempt", job.attempt))
 
 
-def owe_attempt(
+def schedule_attempt(
     tx: Connection,
     job: JobRow,
     reason: str,
@@ -66,7 +66,7 @@ def owe_attempt(
     columns = _NO_ATTEMPT | {"state": State.RECOVERING, "reason": reason, "updated_at": now_us(), "retry_at": retry_at}
     if counts_as is not None:
         stored_job = get_job(tx, job.id, lock=True) or job  # may have more reported losses
-        losses = read_losses(stored_job.losses, stored_job.failures)
+        losses = read_failures(stored_job.losses, stored_job.failures)
         if counts_as == "failure":
             losses = losses.after_failure((job.attempt, END), kind)
         elif counts_as == "setback":
@@ -78,7 +78,7 @@ def owe_attempt(
         columns |= {"request": None, "requested_at": None}
     if not change_job(tx, job.number, {previous}, columns, attempt=job.attempt, request=job.request):
         return []
-    return _tell(tx, job, previous, State.RECOVERING, reason, actor, attempt=job.attempt)
+    return _record_state(tx, job, previous, State.RECOVERING, reason, actor, attempt=job.attempt)
 
 
 def explain(
@@ -90,10 +90,10 @@ def explain(
     columns = {"reason": reason, "updated_at": now_us(), **(values or {})}
     if not change_job(tx, job.number, {job.state}, columns, attempt=job.attempt) or reason == job.reason:
         return []
-    return _tell(tx, job, job.state, State(job.state), reason, actor, attempt=job.attempt)
+    return _record_state(tx, job, job.state, State(job.state), reason, actor, attempt=job.attempt)
 
 
-def tell_plan(
+def record_plan(
     tx: Connection, job: JobRow, plan: Plan, before: Plan | None, attempt: int, actor: str
 ) -> list[WireEvent]:
     """Store the event of an attempt's plan; `before`: the previous plan."""
@@ -101,9 +101,9 @@ def tell_plan(
     return [to_wire(row) for row in append_events(tx, job.number, [event])]
 
 
-def tell_new(tx: Connection, job: JobRow, actor: str) -> list[WireEvent]:
+def record_new_job(tx: Connection, job: JobRow, actor: str) -> list[WireEvent]:
     """Store the first event of a new job."""
-    return _tell(tx, job, None, State(job.state), job.reason, actor, attempt=0)
+    return _record_state(tx, job, None, State(job.state), job.reason, actor, attempt=0)
 
 
 def warn(tx: Connection, job: JobRow, warnings: Sequence[str], actor: str) -> list[WireEvent]:
@@ -115,7 +115,7 @@ def warn(tx: Connection, job: JobRow, warnings: Sequence[str], actor: str) -> li
     return [to_wire(row) for row in append_events(tx, job.number, events)] if events else []
 
 
-def _tell(
+def _record_state(
     tx: Connection, job: JobRow, previous: str | None, state: State, reason: str, actor: str, attempt: int
 ) -> list[WireEvent]:
     data = {"state": state, "previous": previous, "reason": reason}

@@ -151,10 +151,10 @@ def find_job(tx: Connection, job_id: str, *, lock: bool = False) -> JobRow:
 def absence(tx: Connection, job_id: str) -> ServiceError:
     """NotFound or Gone, for a job that is not stored."""
     deletion = find_deletion(tx, job_id=job_id)
-    return NotFound(f"there is no job {job_id}") if deletion is None else Gone(deleted_in_words(deletion))
+    return NotFound(f"there is no job {job_id}") if deletion is None else Gone(describe_deletion(deletion))
 
 
-def deleted_in_words(deletion: DeletionRow) -> str:
+def describe_deletion(deletion: DeletionRow) -> str:
     at = deletion.finished_at or deletion.requested_at
     return f"{deletion.job_id} was deleted by {deletion.actor} at {time_text(at)}"
 

@@ -52,7 +52,7 @@ class ClientConnection(asyncio.Protocol):
         """Count the connection as authenticated. Raises Unavailable if there are too many."""
         self._connections.admit(self)
 
-    def give_way(self) -> None:
+    def close_for_another(self) -> None:
         self._end(503, "was closed for a newer one", "too many unauthenticated connections are open")
 
     # asyncio.Protocol
@@ -60,7 +60,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self.address = address_of((transport.get_extra_info("peername") or ("local",))[0])
-        if self._connections.welcome(self):
+        if self._connections.add(self):
             self._http.connection_made(self._transport)
             return
         self._is_refused = True

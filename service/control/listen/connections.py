@@ -34,7 +34,7 @@ class Replaceable(Protocol):
     def answering(self) -> bool:
         """Whether one of its requests is being answered."""
 
-    def give_way(self) -> None:
+    def close_for_another(self) -> None:
         """Close the connection in favour of another."""
 
 
@@ -65,7 +65,7 @@ class Connections(Generic[C]):
     def list_connections(self) -> list[C]:
         return [*self._strangers, *self._admitted_connections]
 
-    def welcome(self, connection: C) -> bool:
+    def add(self, connection: C) -> bool:
         """Count a new stranger; False if there is no room and none to close."""
         beside = self._by_address.get(connection.address, {})
         if len(beside) >= self.limits.max_strangers_per_address and not self._make_room(beside):
@@ -101,7 +101,7 @@ class Connections(Generic[C]):
         if oldest is None:
             return False
         self._forget_stranger(oldest)
-        oldest.give_way()
+        oldest.close_for_another()
         return True
 
     def _forget_stranger(self, connection: C) -> None:

@@ -8,8 +8,8 @@ from sqlalchemy import Connection
 
 from service.control.errors import Conflict, Forbidden, NotFound
 from service.control.report.event_text import data_text, to_wire
+from service.control.report.failure_history import FailureHistory, read_failures
 from service.control.report.hub import Hub
-from service.control.report.losses import FailureHistory, read_losses
 from service.control.report.plans import change_of, recorded_plan
 from service.control.report.run_status import RunStatuses
 from service.control.report.saves import read_saves
@@ -64,7 +64,7 @@ class Ingest:
         if not batch.records:
             with self._database.read() as tx:
                 job = self._authorize(tx, job_id, token, batch)
-                self.statuses.hear(job_id, batch)
+                self.statuses.record_batch(job_id, batch)
                 next_seq = writers.next_seq(tx, job.number, batch.attempt, batch.writer)
             if job.launch is None:
                 return _end_yourself(batch)
@@ -72,7 +72,7 @@ class Ingest:
             return RecordAnswer(next_seq=next_seq, request=_request(job))
         with self._database.write() as tx:
             job = self._authorize(tx, job_id, token, batch)
-            self.statuses.hear(job_id, batch)
+            self.statuses.record_batch(job_id, batch)
             if job.launch is None:
                 return _end_yourself(batch)
             next_seq = writers.next_seq(tx, job.number, batch.attempt, batch.writer)
@@ -132,7 +132,7 @@ class Ingest:
         event_rows = append_events(tx, job.number, _mark_superseded(tx, job, events) if late else events)
         writers.advance(tx, job.number, attempt, writer, _group(writer), next_seq + len(new))
         columns: dict[str, Any] = {"updated_at": now_us()}
-        if losses != read_losses(job.losses, job.failures):
+        if losses != read_failures(job.losses, job.failures):
             columns |= {"losses": losses.model_dump_json(), "failures": losses.num_failures}
         if attempt == job.attempt and not late:
             columns |= _news(job, new)
@@ -197,7 +197,7 @@ def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
 
 def _losses(tx: Connection, job: JobRow, attempt: int, records: Sequence[Record]) -> FailureHistory:
     """The failure history with these records: failures, and progress by checkpoints beyond any earlier step."""
-    losses = read_losses(job.losses, job.failures)
+    losses = read_failures(job.losses, job.failures)
     furthest = None
     for record in records:
         at = (attempt, to_us(record.time))
@@ -251,10 +251,10 @@ def _words(record: Record) -> str:
     match record.kind:
         case "started":
             workers = data.get("workers")
-            return _group_runs(data, len(workers) if isinstance(workers, list) else 0)
+            return _describe_groups(data, len(workers) if isinstance(workers, list) else 0)
         case "resumed":
             where = f"from step {data.get('step')}" if data.get("step") else "from the start"
-            return f"{_group_runs(data, data.get('num_workers'))}, {where}"
+            return f"{_describe_groups(data, data.get('num_workers'))}, {where}"
         case "waiting":
             return str(data.get("reason", "its workers are waiting for resources"))
         case "recovering":
@@ -265,6 +265,6 @@ def _words(record: Record) -> str:
             return f"{data.get('name', 'a phase')} took {data.get('seconds', '?')} s"
 
 
-def _group_runs(data: dict[str, Any], num_workers: Any) -> str:
+def _describe_groups(data: dict[str, Any], num_workers: Any) -> str:
     workers = f"{num_workers} worker{'' if num_workers == 1 else 's'}" if num_workers else "its workers"
     return f"worker group {data.get('group', 0)} is running on {workers}"

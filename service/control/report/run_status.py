@@ -36,7 +36,7 @@ class RunStatuses:
         """(attempt, time of the first `silent_driver` call for it)."""
         self._processes: dict[str, DriverProcess] = {}
 
-    def hear(self, job_id: str, batch: RecordBatch) -> None:
+    def record_batch(self, job_id: str, batch: RecordBatch) -> None:
         """Note that a batch arrived, even an empty one."""
         now = time.time()
         self._heard_at[job_id] = now

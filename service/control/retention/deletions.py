@@ -10,7 +10,7 @@ from time import monotonic
 import structlog
 
 from service.control.errors import Conflict
-from service.control.jobs.changes import enter, explain
+from service.control.jobs.changes import explain, set_state
 from service.control.jobs.lease import Lease, LeaseLost
 from service.control.jobs.roots import StorageRoots
 from service.control.jobs.stored_jobs import absence
@@ -57,7 +57,7 @@ class Deletions:
                 deletion = self._new(job, actor)
                 insert_deletion(tx, deletion)
                 reason = f"deletion requested by {owner}; removing its files first"
-                events = enter(tx, job, State.DELETING, reason, actor)
+                events = set_state(tx, job, State.DELETING, reason, actor)
             elif job.reason.startswith(STUCK):
                 reason = f"deletion requested again by {owner}"
                 events = explain(tx, job, reason, actor)

@@ -14,15 +14,15 @@ import structlog
 
 from moe.storage.folder import Folder
 from service.control.errors import ServiceError
-from service.control.jobs.changes import enter, explain, owe_attempt
+from service.control.jobs.changes import explain, schedule_attempt, set_state
 from service.control.jobs.lease import Lease, LeaseLost
 from service.control.jobs.roots import StorageRoots
 from service.control.jobs.stored_jobs import read_result
 from service.control.launcher.launcher import Launcher, LauncherUnavailable, Observation
 from service.control.report.catch_up import catch_up
+from service.control.report.failure_history import read_failures
 from service.control.report.ingest import Ingest
-from service.control.report.last_words import keep_last_words
-from service.control.report.losses import read_losses
+from service.control.report.last_output import store_last_output
 from service.control.report.saves import read_saves
 from service.control.scheduling.deduplicator import Deduplicator
 from service.control.scheduling.policies import (
@@ -144,7 +144,7 @@ class Controller:
                 {(kind, job.number) for job in jobs for kind in ("decided", "failed")} | set(self._chores)
             )
             for job in jobs:
-                did |= self._tend(job)
+                did |= self._advance(job)
             if self._reach.answers:
                 did |= self._admit()
             self._reach.end_step()
@@ -172,12 +172,12 @@ class Controller:
         did = False
         try:
             for job in self._starter.admit():
-                did |= self._tend(job)
+                did |= self._advance(job)
         except LauncherUnavailable as error:
             self._reach.record_failure(error)
         return did
 
-    def _tend(self, job: JobRow) -> bool:
+    def _advance(self, job: JobRow) -> bool:
         """Decide about a job and carry it out; False if there was nothing to do."""
         try:
             observation = self._observe(job)
@@ -189,7 +189,7 @@ class Controller:
                 return False
             if self._deduplicator.is_new(("decided", job.number), (job.attempt, job.state, decision)):
                 log.info("decided", job=job.id, attempt=job.attempt, state=job.state, **_to_log(decision))
-            self._carry_out(job, decision)
+            self._execute(job, decision)
         except LauncherUnavailable as error:
             # The decision was not carried out: a cluster may answer queries and refuse submissions.
             self._reach.record_failure(error)
@@ -228,7 +228,7 @@ class Controller:
                     # Catch up before deciding: unreported failures count, and the end comes last.
                     catch_up(self._ingest, job.id, job.attempt, storage)
                 if over and result is None and observation.output:
-                    self._keep_last_words(job, storage, observation.output)
+                    self._store_last_output(job, storage, observation.output)
             except OSError as error:
                 log.warning("cannot read a job's storage; will retry", job=job.id, error=str(error))
                 self._explain(job, f"cannot read its storage: {error}; will retry")
@@ -239,7 +239,7 @@ class Controller:
         driver = None
         if observation is not None and not observation.has_ended and observation.status != "unknown":
             driver = self._ingest.statuses.silent_driver(job.id, job.attempt, _launch_of(job))
-        losses, retry = read_losses(job.losses, job.failures), self._starter.spec(job).retry
+        losses, retry = read_failures(job.losses, job.failures), self._starter.spec(job).retry
         return job, JobFacts(
             state=State(job.state),
             now=now,
@@ -275,13 +275,13 @@ class Controller:
             saving_trouble=read_saves(job.saves).trouble(),
         )
 
-    def _keep_last_words(self, job: JobRow, storage: Folder, output: str) -> None:
+    def _store_last_output(self, job: JobRow, storage: Folder, output: str) -> None:
         try:
-            keep_last_words(storage, job.attempt, output)
+            store_last_output(storage, job.attempt, output)
         except OSError as error:  # decisions do not depend on it
             log.warning("cannot save a dead driver's output", job=job.id, error=str(error), output=output)
 
-    def _carry_out(self, job: JobRow, decision: Decision) -> None:
+    def _execute(self, job: JobRow, decision: Decision) -> None:
         match decision:
             case Wait():
                 pass
@@ -297,7 +297,7 @@ class Controller:
                 self._starter.note(job, unseen_since=None)
             case Move(to, reason):
                 with self._lease.change(job) as (tx, events):
-                    events += enter(tx, job, to, reason, ACTOR)
+                    events += set_state(tx, job, to, reason, ACTOR)
             case NoteUnreachable(reason):
                 self._note_unreachable(job, reason)
             case NoteReachable(reason):
@@ -314,20 +314,20 @@ class Controller:
                 self._launcher.stop(submission_id(job.id, job.attempt))
                 retry_at = now_us() + int(after_s * 1e6)
                 with self._lease.change(job) as (tx, events):
-                    events += owe_attempt(tx, job, reason, ACTOR, retry_at, counts_as=counts_as, kind=kind)
+                    events += schedule_attempt(tx, job, reason, ACTOR, retry_at, counts_as=counts_as, kind=kind)
             case AskResize(reason):
                 self._explain(job, reason, {"request": "resize", "requested_at": now_us()})
             case Resize(reason):
                 self._launcher.stop(submission_id(job.id, job.attempt))
                 with self._lease.change(job) as (tx, events):
-                    events += owe_attempt(tx, job, reason, ACTOR, now_us(), counts_as=None)
+                    events += schedule_attempt(tx, job, reason, ACTOR, now_us(), counts_as=None)
             case End(to, reason, stops):
                 if stops:
                     self._launcher.stop(submission_id(job.id, job.attempt))
                 result = read_result(self._roots.folder(job.storage), job.attempt) if job.attempt else None
                 values = {"result": result.model_dump_json()} if result is not None else {}
                 with self._lease.change(job) as (tx, events):
-                    events += enter(tx, job, to, reason, ACTOR, values)
+                    events += set_state(tx, job, to, reason, ACTOR, values)
 
     def _note_unreachable(self, job: JobRow, reason: str) -> None:
         since = job.unreachable_since or int((self._reach.since or time.time()) * 1e6)

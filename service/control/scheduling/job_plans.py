@@ -5,11 +5,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from moe.plan import Plan, PlanQuery, PlanRequest
-from moe.plan.notes import with_notes
+from moe.plan.notes import add_notes
 from moe.spec import JobSpec, ModuleModelSpec, SpecError, spec_error
 from moe.tasks.build import build_task
-from moe.tasks.missing import missing_to_train
 from moe.tasks.module.code import check_allowed
+from moe.tasks.requirements import training_requirements
 from service.control.errors import Unavailable
 from service.control.jobs.roots import StorageRoots
 from service.control.launcher.launcher import ClusterFacts, LauncherUnavailable
@@ -93,9 +93,9 @@ class JobPlans:
             if isinstance(spec.model, ModuleModelSpec):
                 return self._modules.wait_for_plan(spec, module_cluster(spec, cluster, query.num_workers))
             plan = plan_on(spec, cluster, query)
-            return with_notes(plan, spec, missing_to_train(spec, self._data_roots))
+            return add_notes(plan, spec, training_requirements(spec, self._data_roots))
         self._storage_roots.job_folder(spec.storage, "job")  # rejects storage outside the roots
-        if missing := missing_to_train(spec, self._data_roots):
+        if missing := training_requirements(spec, self._data_roots):
             check_degrees(spec)
         else:
             self.check(spec)
@@ -106,7 +106,7 @@ class JobPlans:
             assert isinstance(empty, NeverFits)
             workers = spec.resources.min_num_workers
             raise spec_error("does_not_fit", "resources", f"{workers} workers", empty.reason, "request less")
-        return with_notes(cluster_plan, spec, missing)
+        return add_notes(cluster_plan, spec, missing)
 
     def _plan_on(self, spec: JobSpec, facts: ClusterFacts, query: PlanQuery) -> Plan | None:
         """Plan on this cluster; None if it holds no worker. Raises SpecError, Unavailable."""

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
-from moe.plan import DEVICES, Cluster, DeviceFacts, LayoutSearch, Plan, PlanQuery, Pools, plan_anywhere
-from moe.plan.cluster.cluster import of_several_kinds
-from moe.plan.cluster.device_names import device_named, unknown_gpu
-from moe.plan.executable import check_asked
+from moe.plan import DEVICES, Cluster, DeviceFacts, LayoutSearch, Plan, PlanQuery, Pools, plan_on_cluster
+from moe.plan.cluster.cluster import pools_problem
+from moe.plan.cluster.device_names import find_device, unknown_gpu
+from moe.plan.executable import check_requested_features
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
 from service.control.scheduling.admission import gpus_per_worker
@@ -58,7 +58,7 @@ def module_cluster(spec: JobSpec, cluster: Cluster | Pools, num_workers: int | N
     """Devices that a module job is planned for, one per worker; by default as many as it may have. Raises SpecError
     for pools."""
     if isinstance(cluster, Pools):
-        raise SpecError(of_several_kinds())
+        raise SpecError(pools_problem())
     if num_workers is None:
         resources = spec.resources
         num_workers = max(resources.min_num_workers, min(resources.max_num_workers, cluster.num_devices))
@@ -80,7 +80,7 @@ def plan_on(spec: JobSpec, cluster: Cluster | Pools, query: PlanQuery = PlanQuer
         divisible = _max_that_divides(spec, max_workers)
         query = replace(query, num_workers=divisible if divisible != max_workers else None)
     try:
-        plan = plan_anywhere(spec, cluster, query)
+        plan = plan_on_cluster(spec, cluster, query)
     except (ValidationError, ArithmeticError):
         raise SpecError(_beyond(spec)) from None
     skew = query.load_skew
@@ -100,7 +100,7 @@ def check_degrees(spec: JobSpec) -> None:
     module."""
     if isinstance(spec.model, ModuleModelSpec):
         return
-    check_asked(spec)
+    check_requested_features(spec)
     workers = spec.resources.max_num_workers
     limitless = Cluster(num_nodes=1, devices_per_node=workers, memory_bytes=2**53 - 1)
     try:
@@ -124,7 +124,7 @@ def _max_that_divides(spec: JobSpec, max_workers: int) -> int:
 
 def _device_type(node: NodeFacts) -> str | None:
     """Type in `DEVICES`; None for an unknown GPU."""
-    return device_named(node.accelerator or "", node.accelerator_memory_bytes)
+    return find_device(node.accelerator or "", node.accelerator_memory_bytes)
 
 
 def _gpu_of(nodes: Sequence[NodeFacts]) -> str | DeviceFacts:

@@ -298,7 +298,7 @@ def _unknown(job: JobFacts, deadlines: Deadlines) -> Decision:
     if not is_lost(job.now, job.unseen_since, deadlines):
         return Wait()
     if job.launch == "due":
-        return _obey_request(job, "before its driver was launched")
+        return _apply_request(job, "before its driver was launched")
     return _decide_lost_run(job)
 
 
@@ -316,7 +316,7 @@ def _decide_lost_run(job: JobFacts) -> Decision:
         loss += ", before its workers started"
         num_lost, limit = job.lost_starts + 1, MAX_LOST_STARTS
     if _is_given_up(job):
-        return _obey_request(job, loss)
+        return _apply_request(job, loss)
     if num_lost >= limit:
         return End(
             State.PAUSED,
@@ -375,7 +375,7 @@ def _by_result(job: JobFacts, result: Result) -> Decision:
 def _decide_driver_death(job: JobFacts, description: str, kind: str) -> Decision:
     """Decide on a driver that died early: obey a request, retry, or fail the job."""
     if _is_given_up(job):
-        return _obey_request(job, description)
+        return _apply_request(job, description)
     failures, limit, name = job.failures, job.max_failures, "retry.max_failures"
     if (own_limit := job.retry.own_limit(kind)) is not None:
         failures, limit, name = (job.failures_by_kind.get(kind, 0), own_limit, f"retry.kinds.{kind}.max_failures")
@@ -400,7 +400,7 @@ def _is_given_up(job: JobFacts) -> bool:
     return job.request in ("pause", "cancel") or job.state == State.PAUSING
 
 
-def _obey_request(job: JobFacts, how: str) -> Decision:
+def _apply_request(job: JobFacts, how: str) -> Decision:
     if job.request == "cancel":
         return End(State.CANCELLED, f"cancelled: {how}")
     return End(State.PAUSED, f"paused: {how}; resumes from the last committed checkpoint")

@@ -15,13 +15,13 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection
 
-from service.control.jobs.changes import enter, tell_new
+from service.control.jobs.changes import record_new_job, set_state
 from service.control.jobs.record_copy import RecordCopy
 from service.control.jobs.roots import StorageRoots
 from service.control.jobs.stored_jobs import StoredJob, job_folders, read_result, read_stored_job
 from service.control.launcher.launcher import Launcher, LauncherUnavailable, Observation
+from service.control.report.failure_history import FailureHistory, read_failures
 from service.control.report.ingest import Ingest
-from service.control.report.losses import FailureHistory, read_losses
 from service.control.report.saves import CheckpointCommit, Saves
 from service.control.report.tokens import hash_token
 from service.control.scheduling.admission import Gang
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Standing:
+class RecoveredState:
     """State in which a job is recovered, and the reason."""
 
     state: State
@@ -54,7 +54,7 @@ class Standing:
 class RecoveryReport:
     """Result of a recovery."""
 
-    jobs: list[tuple[str, str, Standing]] = field(default_factory=list)
+    jobs: list[tuple[str, str, RecoveredState]] = field(default_factory=list)
     """(id, name, standing) of each recovered job."""
     skipped: list[tuple[str, str]] = field(default_factory=list)
     """(storage of a job, or folder, that could not be recovered; reason)."""
@@ -79,8 +79,8 @@ class Recovery:
                 empty = is_empty(tx)
             if empty or self._recovering_file.exists():
                 outcome = self.run()
-                for job_id, _, standing in outcome.jobs:
-                    log.info("recovered", job=job_id, state=standing.state, reason=standing.reason)
+                for job_id, _, recovered_state in outcome.jobs:
+                    log.info("recovered", job=job_id, state=recovered_state.state, reason=recovered_state.reason)
                 for storage, why in outcome.skipped:
                     log.warning("cannot recover a job", storage=storage, error=why)
                 if outcome.jobs:
@@ -88,7 +88,7 @@ class Recovery:
         except Exception:
             log.exception("could not recover jobs from storage; retry with 'shardyard recover'")
 
-    def run(self, tell: Callable[[str, str, Standing], None] = lambda *_: None) -> RecoveryReport:
+    def run(self, tell: Callable[[str, str, RecoveredState], None] = lambda *_: None) -> RecoveryReport:
         """Recover every job on storage that is not in the store, and pass each to `tell`. Raises OSError for an
         unreadable root."""
         outcome = RecoveryReport()
@@ -113,8 +113,8 @@ class Recovery:
                     observation is not None and observation.has_ended and job.result is None
                 ):  # it may have ended after it was read
                     job = replace(job, result=read_result(self._roots.folder(job.storage), job.attempt))
-                standing = standing_of(job, observation)
-                stored_as = self._restore(job, standing, is_confirmed=observation is not None)
+                recovered_state = recover_state(job, observation)
+                stored_as = self._restore(job, recovered_state, is_confirmed=observation is not None)
             except (OSError, ValueError) as error:
                 outcome.skipped.append((job.storage, _first_line(error)))
                 continue
@@ -133,21 +133,21 @@ class Recovery:
             self._cluster_answers = False  # each further query might also run into its timeout
             return None
 
-    def _restore(self, job: StoredJob, standing: Standing, *, is_confirmed: bool) -> Standing | None:
+    def _restore(self, job: StoredJob, recovered_state: RecoveredState, *, is_confirmed: bool) -> RecoveredState | None:
         """Store the job with its records; returns its standing, or None if the store has it by now. `is_confirmed`:
         the cluster answered about it."""
         storage = self._roots.folder(job.storage)
         started_at: int | None = None
         last_at = to_us(job.created_at)
         values = self._values(job)
-        if standing.is_on_cluster and not is_confirmed:
+        if recovered_state.is_on_cluster and not is_confirmed:
             values["unconfirmed_since"] = now_us()
         # Read before the transaction, which blocks all other writes: storage may be slow.
         with RecordCopy(storage, max(job.attempt, 1)) as copy, self._database.write() as tx:
             if _is_known(tx, job.id):
                 return None
             row = insert_job(tx, values, job.spec.labels)
-            tell_new(tx, row, ACTOR)
+            record_new_job(tx, row, ACTOR)
             newest: WriterFolder | None = None
             for writer, records in copy.batches():
                 if newest is None or writer.attempt != newest.attempt:
@@ -159,7 +159,7 @@ class Recovery:
                 last_at = max(last_at, to_us(records[-1].time))
             row = _again(tx, job.id)
             losses = _losses(job, row)
-            standing = _with_losses(job, standing, losses)
+            recovered_state = _with_losses(job, recovered_state, losses)
             set_columns(
                 tx,
                 row.number,
@@ -171,12 +171,12 @@ class Recovery:
                     **_progress(job, row),
                 },
             )
-            if not standing.is_on_cluster:
+            if not recovered_state.is_on_cluster:
                 values = {"result": job.result.model_dump_json()} if job.result else {}
-                enter(tx, _again(tx, job.id), standing.state, standing.reason, ACTOR, values)
-                if standing.state in ENDED:
+                set_state(tx, _again(tx, job.id), recovered_state.state, recovered_state.reason, ACTOR, values)
+                if recovered_state.state in ENDED:
                     set_columns(tx, row.number, {"finished_at": last_at})
-        return standing
+        return recovered_state
 
     def _values(self, job: StoredJob) -> dict[str, Any]:
         """Columns of a job's row from its storage alone."""
@@ -216,19 +216,23 @@ class Recovery:
             return None
 
 
-def standing_of(job: StoredJob, observation: Observation | None) -> Standing:
+def recover_state(job: StoredJob, observation: Observation | None) -> RecoveredState:
     """Standing of a job from its storage and its newest attempt's observation (None without an answer)."""
     resumes = f"from step {job.checkpoint.step}" if job.checkpoint else "from its beginning"
     if job.attempt == 0:
-        return Standing(State.PAUSED, "recovered from its storage, without a record of a start; resume it")
+        return RecoveredState(State.PAUSED, "recovered from its storage, without a record of a start; resume it")
     number, result = job.attempt, job.result
     if result is not None and (result.outcome != "failed" or not result.retryable):
         state = State(result.outcome)
-        return Standing(state, result.message or f"{result.outcome} at step {result.step}; recovered from its storage")
+        return RecoveredState(
+            state, result.message or f"{result.outcome} at step {result.step}; recovered from its storage"
+        )
     if observation is None:
-        return Standing(State.RECOVERING, "recovered; waiting for its state on the cluster", True)
+        return RecoveredState(State.RECOVERING, "recovered; waiting for its state on the cluster", True)
     if observation.status in ("running", "pending"):
-        return Standing(State.RECOVERING, f"recovered; attempt {number} is {observation.status} on the cluster", True)
+        return RecoveredState(
+            State.RECOVERING, f"recovered; attempt {number} is {observation.status} on the cluster", True
+        )
     kind: str | None = None
     if result is not None:
         ending, kind = f"failed at step {result.step}", result.failure_kind
@@ -238,28 +242,30 @@ def standing_of(job: StoredJob, observation: Observation | None) -> Standing:
         ending, kind = "ended without a result", "driver"
     else:
         ending = "is no longer on the cluster"
-    return Standing(
+    return RecoveredState(
         State.PAUSED,
         f"recovered from its storage; attempt {number} {ending}: 'resume' continues {resumes}",
         failure_kind=kind,
     )
 
 
-def _with_losses(job: StoredJob, standing: Standing, losses: FailureHistory) -> Standing:
+def _with_losses(job: StoredJob, recovered_state: RecoveredState, losses: FailureHistory) -> RecoveredState:
     """The standing, or failed if the job's retries are used up."""
-    kind, retry = standing.failure_kind, job.spec.retry
+    kind, retry = recovered_state.failure_kind, job.spec.retry
     if kind is None or losses.num_left(retry, kind) > 0:
-        return standing
+        return recovered_state
     own_limit = retry.own_limit(kind)
     name, limit = ("retry.max_failures", retry.max_failures)
     if own_limit is not None:
         name, limit = f"retry.kinds.{kind}.max_failures", own_limit
-    return replace(standing, state=State.FAILED, reason=f"{standing.reason}; {name} (={limit}) is exhausted")
+    return replace(
+        recovered_state, state=State.FAILED, reason=f"{recovered_state.reason}; {name} (={limit}) is exhausted"
+    )
 
 
 def _losses(job: StoredJob, row: JobRow) -> FailureHistory:
     """Failures from records, and earlier attempts' from the launch's remaining retries."""
-    losses = read_losses(row.losses, row.failures)
+    losses = read_failures(row.losses, row.failures)
     if job.launch is None or losses.progress_at[0] >= job.attempt:
         return losses
     retry, left = job.spec.retry, job.launch.failures_left

@@ -15,10 +15,10 @@ from sqlalchemy import Connection
 from moe.interchange.expand import expand_request, names_folder
 from moe.spec import JobSpec, spec_error
 from service.control.errors import Conflict, Full, Unavailable
-from service.control.jobs.changes import enter, explain, tell_new, warn
+from service.control.jobs.changes import explain, record_new_job, set_state, warn
 from service.control.jobs.earlier_releases import is_of_module
 from service.control.jobs.roots import StorageRoots
-from service.control.jobs.stored_jobs import deleted_in_words, find_job
+from service.control.jobs.stored_jobs import describe_deletion, find_job
 from service.control.report.checkpoints import list_checkpoints
 from service.control.report.event_text import WireEvent
 from service.control.report.hub import Hub
@@ -129,7 +129,7 @@ class Requests:
                 if not finish_draft(tx, job_id):
                     raise Unavailable("copying took too long and was cancelled; repeat the request")
                 job = insert_job(tx, values, spec.labels)
-                events = [*tell_new(tx, job, _actor(owner)), *warn(tx, job, warnings, _actor(owner))]
+                events = [*record_new_job(tx, job, _actor(owner)), *warn(tx, job, warnings, _actor(owner))]
                 if key is not None:
                     use_key(tx, owner, key, print_of_spec, job.number, now)
             is_stored = True
@@ -148,7 +148,7 @@ class Requests:
             if state in ENDED:
                 raise Conflict(f"{job_id} has {_in_words(state)}; only an unfinished job can be cancelled")
             if state in (State.QUEUED, State.PAUSED):
-                events = enter(tx, job, State.CANCELLED, reason, _actor(owner))
+                events = set_state(tx, job, State.CANCELLED, reason, _actor(owner))
             elif job.request == "cancel":
                 events = []
             else:
@@ -171,11 +171,11 @@ class Requests:
             if state in (State.PAUSING, State.PAUSED):
                 return job
             if state == State.QUEUED:
-                events = enter(tx, job, State.PAUSED, f"paused by {owner} in the queue", _actor(owner))
+                events = set_state(tx, job, State.PAUSED, f"paused by {owner} in the queue", _actor(owner))
             else:
                 values = {"request": "pause", "requested_at": now_us()}
                 waiting = f"pause requested by {owner}; commits a checkpoint at the next step"
-                events = enter(tx, job, State.PAUSING, waiting, _actor(owner), values)
+                events = set_state(tx, job, State.PAUSING, waiting, _actor(owner), values)
             job = find_job(tx, job_id)
         self._publish(job_id, events)
         return job
@@ -201,7 +201,7 @@ class Requests:
             values = {"queued_at": now_us(), "unfit_for": None, "failures": 0, "losses": None}
             if is_of_module(job.spec):
                 values["plan"] = None  # its code may have changed: plan it again
-            events = enter(tx, job, State.QUEUED, reason, _actor(owner), values)
+            events = set_state(tx, job, State.QUEUED, reason, _actor(owner), values)
             job = find_job(tx, job_id)
         self._publish(job_id, events)
         return job
@@ -273,7 +273,7 @@ def _job_of_key(tx: Connection, used_key: UsedKey, print_of_spec: str) -> JobRow
         deletion = find_deletion(tx, job_number=used_key.job_number)
         assert deletion is not None, "a job went without a record of it"
         raise Conflict(
-            f"this Idempotency-Key belongs to a deleted job: {deleted_in_words(deletion)}; use a new key for a new job"
+            f"this Idempotency-Key belongs to a deleted job: {describe_deletion(deletion)}; use a new key for a new job"
         )
     if used_key.fingerprint != print_of_spec:
         raise Conflict(f"this Idempotency-Key belongs to {job.id}, which has another spec; use a new key for a new job")

@@ -12,12 +12,12 @@ from moe.plan import Plan, PlanQuery
 from moe.spec import JobSpec, ModuleModelSpec, SpecError
 from moe.spec.problems import problems_of
 from service.control.errors import Unavailable
-from service.control.jobs.changes import enter, explain, tell_plan
+from service.control.jobs.changes import explain, record_plan, set_state
 from service.control.jobs.earlier_releases import is_of_module, read_stored_plan, read_stored_spec
 from service.control.jobs.lease import Lease, LeaseLost
 from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable, LaunchRefusal
+from service.control.report.failure_history import read_failures
 from service.control.report.history import measured_load_skew
-from service.control.report.losses import read_losses
 from service.control.report.tokens import TokenMint, hash_token
 from service.control.scheduling.admission import Admit, Gang, MustWait, NeverFits, admit, fingerprint
 from service.control.scheduling.cluster_watch import ClusterWatch
@@ -141,7 +141,7 @@ class Starter:
         spec, plan = self.spec(job), read_stored_plan(job.plan)
         gang = Gang.from_dict(json.loads(job.gang or "{}"))
         assert plan is not None, "an attempt is stored with its plan"
-        losses = read_losses(job.losses, job.failures)
+        losses = read_failures(job.losses, job.failures)
         token = self._mint.token(job.id, job.attempt)
         if hash_token(token) != job.token_hash:
             # Stored by another control plane, with another key.
@@ -170,7 +170,7 @@ class Starter:
             self._launcher.submit(launch)
         except LaunchRefusal as error:
             with self._lease.change(job) as (tx, events):
-                events += enter(tx, job, State.FAILED, f"the cluster refused the launch: {error}", ACTOR)
+                events += set_state(tx, job, State.FAILED, f"the cluster refused the launch: {error}", ACTOR)
             return
         self.note_submitted(job)
 
@@ -264,7 +264,7 @@ class Starter:
                     plan = self._modules.begin(spec, module_cluster(spec, cluster))
                 except SpecError as error:
                     with self._lease.change(job) as (tx, events):
-                        events += enter(tx, job, State.FAILED, f"its module cannot be planned: {error}", ACTOR)
+                        events += set_state(tx, job, State.FAILED, f"its module cannot be planned: {error}", ACTOR)
                     continue
                 reason = WAITS if plan else f"{WAITS}; {BEING_PLANNED}"
                 values = {"plan": plan.model_dump_json()} if plan else {}
@@ -280,7 +280,7 @@ class Starter:
         except ValidationError as error:
             reason = f"this release cannot read its stored spec: {problems_of(error)[0]}"
             with self._lease.change(job) as (tx, events):
-                events += enter(tx, job, State.FAILED, reason, ACTOR)
+                events += set_state(tx, job, State.FAILED, reason, ACTOR)
             return NeverFits(reason)
         if job.state == State.QUEUED and job.plan is None and isinstance(spec.model, ModuleModelSpec):
             return PlanPending()  # other jobs may start before it
@@ -316,12 +316,12 @@ class Starter:
         previous_plan = read_stored_plan(job.plan)
         with self._lease.change(job) as (tx, events):
             if job.state == State.QUEUED:
-                events += enter(tx, job, State.STARTING, reason, ACTOR, values)
+                events += set_state(tx, job, State.STARTING, reason, ACTOR, values)
             else:
                 events += explain(tx, job, reason, ACTOR, values)
             updated_job = get_job(tx, job.id)
             if updated_job is not None and updated_job.attempt == attempt and (attempt == 1 or previous_plan != plan):
-                events += tell_plan(tx, job, plan, previous_plan if previous_plan != plan else None, attempt, ACTOR)
+                events += record_plan(tx, job, plan, previous_plan if previous_plan != plan else None, attempt, ACTOR)
         if updated_job is None or updated_job.attempt != attempt:
             return NeverFits("was just cancelled or paused")
         log.info("admitted", job=job.id, attempt=attempt, gang=str(gang))

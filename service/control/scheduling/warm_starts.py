@@ -8,8 +8,8 @@ from moe.spec import JobSpec, Problem, SpecError, spec_error
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.copying import CopyInterrupt, DamagedCheckpoint, copy_checkpoint
-from moe.train.checkpoint.course import MAX_SPEC_BYTES, SPEC, other_state, spec_of
 from moe.train.checkpoint.marker import Marker
+from moe.train.checkpoint.spec_changes import MAX_SPEC_BYTES, SPEC, spec_of, state_changes
 from service.control.errors import Full, Unavailable
 from service.control.jobs.roots import StorageRoots
 from service.control.retention.full_roots import FullRoots
@@ -121,7 +121,7 @@ def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
         raise DamagedCheckpoint(f"its marker names no {SPEC}") from None
     except (OSError, ValueError) as error:
         raise DamagedCheckpoint(str(error)) from None
-    problems = other_state(before, spec)
+    problems = state_changes(before, spec)
     if marker.step >= spec.train.num_steps:
         problems.append(
             Problem("out_of_range", "train.num_steps", spec.train.num_steps,

@@ -14,7 +14,7 @@ from moe.layers import softmax_attention
 from moe.layers.attention_mask import AttentionMask
 from moe.layers.flex_attention import flex_attend
 from moe.layers.linear import uses_own_dtype
-from moe.layers.softmax_attention import attend, attend_plainly, attend_reference
+from moe.layers.softmax_attention import attend, attend_reference, attend_unfused
 from moe.overrides import overriding
 from tests.unit.layers.gradients import outputs_and_gradients
 
@@ -32,7 +32,7 @@ class Case:
         scale = self.inputs[0].shape[-1] ** -0.5
 
         def of(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
-            return function(queries, keys, values, scale=scale, visible=self.mask, sinks=sinks)
+            return function(queries, keys, values, scale=scale, attention_mask=self.mask, sinks=sinks)
 
         return outputs_and_gradients(of, *(tensor.to(given).to(dtype) for tensor in self.inputs), given=given)
 
@@ -75,7 +75,7 @@ def cases(draw: st.DrawFn, max_positions: int = 12, kinds: tuple[str, ...] = (*S
     return Case(tuple(inputs), AttentionMask(causal, window, documents, first, keys=keys))
 
 
-@pytest.mark.parametrize("function", [attend, attend_plainly])
+@pytest.mark.parametrize("function", [attend, attend_unfused])
 @given(case=cases(), queries_at_once=st.integers(1, 5) | st.just(softmax_attention.QUERIES_AT_ONCE))
 def test_outputs_and_gradients_equal_the_reference(
     function: Callable[..., Tensor], case: Case, queries_at_once: int
@@ -127,7 +127,7 @@ def test_sequences_longer_than_the_kernel_s_blocks(
     documents[:, -3:] = -1
     inputs += [torch.tensor(sinks, dtype=torch.float64)] * bool(sinks)
     case = Case(tuple(inputs), AttentionMask(window=window, documents=documents if has_documents else None))
-    torch.testing.assert_close(case.run(attend), case.run(attend_plainly), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(case.run(attend), case.run(attend_unfused), rtol=1e-10, atol=1e-10)
 
 
 def test_a_row_of_padding_has_finite_outputs_and_gradients() -> None:
@@ -138,11 +138,11 @@ def test_a_row_of_padding_has_finite_outputs_and_gradients() -> None:
 
 def test_layers_share_masks() -> None:
     mask = AttentionMask(documents=torch.zeros(1, 6, dtype=torch.int64))
-    narrow = mask.within(2)
+    narrow = mask.with_window(2)
     shape: tuple[Any, ...] = (6, 6, torch.float32, "cpu")
-    assert narrow.bias(*shape) is mask.within(2).bias(*shape)
+    assert narrow.bias(*shape) is mask.with_window(2).bias(*shape)
     assert narrow.bias(*shape) is not mask.bias(*shape)
-    assert mask.within(None) is mask
+    assert mask.with_window(None) is mask
 
 
 @pytest.mark.parametrize(
@@ -166,4 +166,4 @@ def test_mistakes_are_refused() -> None:
     x = torch.randn(1, 3, 4, 2)
     for keys, words in ((x[:, :2], "multiple"), (x[:, :, :2], "last positions")):
         with pytest.raises(ValueError, match=words):
-            attend(x, keys, keys, scale=1, visible=AttentionMask())
+            attend(x, keys, keys, scale=1, attention_mask=AttentionMask())

@@ -12,7 +12,7 @@ COMPARED_BYTES = 256_000
 """Bytes of the driver's own log that are searched for known lines."""
 
 
-def keep_last_words(storage: Folder, attempt: int, output: str) -> None:
+def store_last_output(storage: Folder, attempt: int, output: str) -> None:
     """Add the cluster's copy of a dead driver's output to its log, without known lines. Raises OSError."""
     logs = SegmentFolder(storage, "logs")
     writer = WriterFolder(attempt, -1, 0, f"a{attempt}.driver")

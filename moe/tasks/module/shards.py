@@ -6,7 +6,7 @@ from moe.parallel import ParameterShard
 from moe.sharding import Applied
 
 
-def note_parts(module: Applied) -> None:
+def attach_shards(module: Applied) -> None:
     """Set `part` of each parameter and buffer to this rank's shard."""
     shards = module.shards()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):

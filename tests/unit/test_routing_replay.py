@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from moe.layers import MoELayer, TokenContext
-from moe.routing import RoutingState, merged_recordings, recorded, replayed, route
+from moe.routing import RoutingState, merge_recordings, record_routing, replay_routing, route
 from moe.sharding.capture.capture import capture
 from moe.spec import MoESpec
 from tests.reference_routing import softmax
@@ -64,10 +64,10 @@ def found(model: Model, x: Tensor, tokens: TokenContext) -> list[Tensor]:
 def test_the_same_pass_replayed_is_the_same_in_every_bit(router: str) -> None:
     torch.manual_seed(0)
     model, x = Model(**ROUTERS[router]), torch.randn(4, 8, 6).double()
-    with recorded(model) as recording:
+    with record_routing(model) as recording:
         expected = found(model, x, tokens_of())
     before = [layer.route for layer in (model.first, model.last)]
-    with replayed(model, recording):
+    with replay_routing(model, recording):
         again = found(model, x, tokens_of())
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(again, expected, strict=True))
     assert list(recording) == [1, 4]
@@ -81,15 +81,15 @@ def test_experts_are_the_recorded_ones_whatever_the_router_would_choose(router: 
     """Their weights follow from the router as it is now, and so does its gradient."""
     torch.manual_seed(0)
     model, x = Model(**{**ROUTERS[router], "capacity_factor": None}), torch.randn(4, 8, 6).double()
-    with torch.no_grad(), recorded(model) as recording:
+    with torch.no_grad(), record_routing(model) as recording:
         model(x, tokens_of())
     redraw_routers(model)
-    with torch.no_grad(), recorded(model) as own:
+    with torch.no_grad(), record_routing(model) as own:
         model(x, tokens_of())
     assert not torch.equal(own[1], recording[1])
-    with recorded(model) as seen, replayed(model, recording):
+    with record_routing(model) as seen, replay_routing(model, recording):
         y = model(x, tokens_of())
-    assert torch.equal(seen.stacked(), recording.stacked())
+    assert torch.equal(seen.stack(), recording.stack())
     y.sum().backward()
     assert model.first.router.grad.abs().max() > 0
 
@@ -111,20 +111,20 @@ def test_any_part_of_the_batch_is_replayed_by_its_positions(tmp_path: Path) -> N
 
     parts = []
     for rows in (slice(2, 4), slice(0, 2)):
-        with recorded(model) as recording:
+        with record_routing(model) as recording:
             model(x[rows], part(rows))
         parts.append(recording)
-    with recorded(model) as whole:
+    with record_routing(model) as whole:
         for rows in (slice(0, 1), slice(1, 4)):
             model(x[rows], part(rows))
-    merged = merged_recordings(*parts)
+    merged = merge_recordings(*parts)
     assert all(torch.equal(merged[layer], whole[layer]) for layer in (1, 4))
-    save_file({"experts": whole.stacked().to(torch.int16)}, tmp_path / "routing.safetensors")
+    save_file({"experts": whole.stack().to(torch.int16)}, tmp_path / "routing.safetensors")
     stored = load_file(tmp_path / "routing.safetensors")["experts"]
     assert stored.shape == (2, 32, 2)
     for kept in (stored, merged):
         redraw_routers(model)
-        with replayed(model, kept), recorded(model) as seen:
+        with replay_routing(model, kept), record_routing(model) as seen:
             model(x[1:3], part(slice(1, 3)))
         assert torch.equal(seen[4][8:24], whole[4][8:24])
 
@@ -133,21 +133,21 @@ def test_generation_a_position_at_a_time_is_replayed_in_one_pass() -> None:
     torch.manual_seed(0)
     model, x = Model(router="softmax_topk", top_k=2), torch.randn(3, 8, 6).double()
     ids = torch.arange(24).view(3, 8)
-    with torch.no_grad(), recorded(model) as recording:
+    with torch.no_grad(), record_routing(model) as recording:
         steps = [model(x[:, at : at + 1], TokenContext(ids[:, at : at + 1], training=False)) for at in range(8)]
-    with replayed(model, recording.stacked()):
+    with replay_routing(model, recording.stack()):
         torch.testing.assert_close(model(x, TokenContext(ids)), torch.cat(steps, 1))
 
 
 def test_a_token_without_a_row_chooses_itself() -> None:
     torch.manual_seed(0)
     model, x = Model(router="sigmoid_topk"), torch.randn(16, 6).double()
-    with recorded(model) as recording:
+    with record_routing(model) as recording:
         model(x)
     others = {layer: rows.clone() for layer, rows in recording.items()}
     others[1][3:] = -1
     others[1][:3] = (recording[1][:3] + 1) % 4
-    with replayed(model, others), recorded(model) as seen:
+    with replay_routing(model, others), record_routing(model) as seen:
         model(x)
     assert torch.equal(seen[1], torch.where(others[1] >= 0, others[1], recording[1]))
 
@@ -172,11 +172,11 @@ def test_weights_are_of_the_logits_for_the_replayed_experts(seed: int, top_k: in
 def test_what_cannot_be_recorded_or_replayed_is_refused() -> None:
     torch.manual_seed(0)
     model, x = Model(router="softmax_topk", top_k=2), torch.randn(16, 6).double()
-    with recorded(model) as recording:
+    with record_routing(model) as recording:
         model(x)
     good = dict(recording)
     refused: list[tuple[Any, str]] = [
-        (recording.stacked()[:1], r"recording \(1, 16, 2\) must be \[2 layers, T, K\]"),
+        (recording.stack()[:1], r"recording \(1, 16, 2\) must be \[2 layers, T, K\]"),
         (recording[1], r"recording \(16, 2\) must be \[2 layers, T, K\]"),
         ({1: recording[1]}, r"recording \(of the layers \[1\]\) must have .* those of \[4\] are missing; record"),
         ({**good, 4: recording[4][:, :1]}, r"recording\[4\] \(16, 1\) must be \[positions, 2 experts per position\]"),
@@ -186,23 +186,23 @@ def test_what_cannot_be_recorded_or_replayed_is_refused() -> None:
         ({**good, 1: recording[1].clamp(max=0) - recording[1].clamp(max=1)}, r"recording\[1\]\[\d+\] .* all -1"),
     ]
     for given_, message in refused:
-        with pytest.raises(ValueError, match=message), replayed(model, given_):
+        with pytest.raises(ValueError, match=message), replay_routing(model, given_):
             pass
     other = MoESpec(router="expert_choice", num_experts=4, model_dim=6, hidden_dim=2)
     within: list[tuple[Any, Any, Any]] = [
-        (replayed(model, {layer: rows[:9] for layer, rows in good.items()}), lambda: model(x),
+        (replay_routing(model, {layer: rows[:9] for layer, rows in good.items()}), lambda: model(x),
          r"tokens.ids \(has 9\) must be below 9, .* recording\[1\]; record"),
-        (replayed(nn.Linear(2, 2), good), dict, "must have MoE layers for its routing to be replayed"),
-        (recorded(model), dict, "must run an MoE layer for its routing to be recorded"),
-        (replayed(model, good), dict, "must run an MoE layer for its routing to be replayed"),
-        (recorded(MoELayer(other)), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
-        (replayed(MoELayer(other), good), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
-        (recorded(model), lambda: capture(model, (x,)), "cannot be captured while its routing is recorded"),
+        (replay_routing(nn.Linear(2, 2), good), dict, "must have MoE layers for its routing to be replayed"),
+        (record_routing(model), dict, "must run an MoE layer for its routing to be recorded"),
+        (replay_routing(model, good), dict, "must run an MoE layer for its routing to be replayed"),
+        (record_routing(MoELayer(other)), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
+        (replay_routing(MoELayer(other), good), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
+        (record_routing(model), lambda: capture(model, (x,)), "cannot be captured while its routing is recorded"),
     ]  # fmt: skip
     for watch, act, message in within:
         with pytest.raises(ValueError, match=message), watch:
             act()
-    with recorded(model) as twice:
+    with record_routing(model) as twice:
         model(x)
         model(-x)
     with pytest.raises(ValueError, match=r"position \d+ \(in layer 1\) must choose the same experts each time"):

@@ -6,7 +6,7 @@ from typing import Any
 
 from moe.spec import JobSpec, Problem, spec_error
 from moe.spec.data import SAMPLING_FIELDS
-from moe.spec.patterns import matches, starred
+from moe.spec.patterns import layer_pattern, matches
 from moe.storage.folder import Folder
 
 SPEC = "spec.json"
@@ -35,7 +35,7 @@ def spec_of(checkpoint: Folder) -> JobSpec:
                          "resume with the release that started the run, or use another storage") from None  # fmt: skip
 
 
-def other_course(before: JobSpec, now: JobSpec) -> list[Problem]:
+def trajectory_changes(before: JobSpec, now: JobSpec) -> list[Problem]:
     """Problems that prevent resuming with a changed spec, one per field.
 
     Attempts may differ in length (`train.num_steps`, over which the schedule is stretched), evaluation, placement,
@@ -48,7 +48,7 @@ def other_course(before: JobSpec, now: JobSpec) -> list[Problem]:
     ]
 
 
-def other_state(before: JobSpec, now: JobSpec) -> list[Problem]:
+def state_changes(before: JobSpec, now: JobSpec) -> list[Problem]:
     """Problems that prevent starting from another job's checkpoint, one per field.
 
     The new job may have other steps, batches, learning rates, schedule, seed, layout and workers, and freeze more
@@ -79,7 +79,7 @@ def _without_moments(before: JobSpec, now: JobSpec) -> Iterator[Problem]:
 
     names = [parameter.name for parameter in now.model.parameters() if not parameter.frozen]
     thawed_kinds = dict.fromkeys(
-        starred(name) for name in names if is_frozen(name, before) and not is_frozen(name, now)
+        layer_pattern(name) for name in names if is_frozen(name, before) and not is_frozen(name, now)
     )
     if thawed_kinds:
         yield Problem("conflict", "train.freeze", list(now.train.freeze),

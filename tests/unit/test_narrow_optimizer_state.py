@@ -8,7 +8,7 @@ import pytest
 
 from moe.plan import Cluster, LayoutSearch, Plan, TimeEstimate, plan_job
 from moe.plan.cost.memory import ALLOWANCE
-from moe.plan.executable import check_asked
+from moe.plan.executable import check_requested_features
 from moe.plan.plan import MemoryEstimate
 from moe.spec import JobSpec
 from tests.refusals import refused
@@ -73,7 +73,7 @@ def test_rows_of_8_bits_take_less_of_the_links_on_their_way_out_alone() -> None:
 def test_they_can_be_planned_and_are_refused_where_they_would_be_run(spec: JobSpec, told: str) -> None:
     assert told in plan_job(spec, H100).not_yet
     with refused("not_runnable", "parallel", None):
-        check_asked(spec)
+        check_requested_features(spec)
 
 
 def test_mixtral_fits_on_eight_devices_with_its_optimizer_on_the_host_only() -> None:

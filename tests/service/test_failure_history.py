@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moe.spec import Backoff, RetrySpec
 from service.control.api.services import Services
 from service.control.launcher.launcher import Observation
-from service.control.report.losses import END, MAX_KEPT, FailureHistory, read_losses
+from service.control.report.failure_history import END, MAX_KEPT, FailureHistory, read_failures
 from service.control.scheduling import policies
 from service.control.scheduling.policies import MAX_LOST_STARTS, MAX_SETBACKS
 from service.control.store.jobs import JobRow
@@ -23,7 +23,7 @@ from service.wire.launch import Launch
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane
 from tests.service.controllers import DeadlyLauncher, controller_on, local_cluster, stepped, submitted
-from tests.service.quiet_run import Run, checkpoint, record
+from tests.service.silent_run import Run, checkpoint, record
 
 moments = st.tuples(st.integers(1, 4), st.integers(0, 50))
 
@@ -44,7 +44,7 @@ def test_forgiveness_does_not_depend_on_the_order(happened: list[tuple[int, int]
         losses = losses.after_progress(at) if at in progress else losses.after_failure(at)
     since = max(progress, default=(0, 0))
     assert losses.num_failures == len([at for at in happened if at > since])
-    assert losses == read_losses(losses.model_dump_json(), 0)
+    assert losses == read_failures(losses.model_dump_json(), 0)
 
 
 def test_more_failures_than_are_kept_one_by_one_count_and_are_forgiven_all_the_same() -> None:
@@ -66,7 +66,7 @@ def test_an_attempt_lost_after_its_progress_is_still_a_setback() -> None:
 
 
 def test_failures_that_an_earlier_release_counted_are_of_no_kind_and_forgiven_by_progress() -> None:
-    before = read_losses(None, 3)
+    before = read_failures(None, 3)
     assert (before.num_failures, before.after_progress((1, 1)).num_failures) == (3, 0)
     mixed = FailureHistory(failures=((1, 1), (1, 2)), kinds=("lost",))
     assert (mixed.num_of("lost"), mixed.after_failure((1, 3), "lost").num_of("lost")) == (0, 1)
@@ -79,7 +79,7 @@ def test_kinds_of_failures_that_are_not_kept_one_by_one_count_too() -> None:
         losses = losses.after_failure((1, time), "error" if time % 2 else "lost")
     assert (losses.num_of("lost"), losses.num_left(retry, "lost")) == (MAX_KEPT, 0)
     assert losses.num_left(retry, "error") == 200 - MAX_KEPT
-    assert read_losses(losses.model_dump_json(), 0) == losses
+    assert read_failures(losses.model_dump_json(), 0) == losses
     assert losses.after_progress((1, 3 * MAX_KEPT)).num_of("lost") == 0
 
 

@@ -18,13 +18,13 @@ from moe.spec.form import SCALES
 from moe.spec.generation import GenerationSpec
 from moe.spec.parameter import Form
 from moe.tasks.language import build_model, generate
-from moe.tasks.language.generation import lay_out_for_texts
+from moe.tasks.language.generation import prepare_for_decoding
 from tests.grid import each_once
 from tests.interchange import tiny
 from tests.parity.combinations import LAYOUTS, OPTIONS, assert_same, run_on, train_of, train_with, with_option
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, run
-from tests.unit.plain_codes import through_codes
+from tests.unit.reference_dequantization import through_codes
 
 FORMS: tuple[Form, ...] = ("bfloat16", "int8", "nf4")
 SIZES: dict[str, dict[str, Any]] = {
@@ -174,7 +174,7 @@ def test_texts_are_the_same(case: Case, laid_out: bool) -> None:
                 if name.endswith("_lora_b"):
                     each.copy_(torch.randn(each.shape, generator=generator, dtype=each.dtype))
         if laid_out:
-            lay_out_for_texts(model)
+            prepare_for_decoding(model)
         assert any(each.dtype != torch.float64 for each in model.parameters()) == (spec is case.coded)
         texts.append(generate(model, [[5, 6, 7], [9]], GenerationSpec(max_tokens=6)))
         with torch.no_grad():

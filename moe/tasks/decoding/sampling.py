@@ -9,39 +9,39 @@ from torch import Tensor
 from moe.random import Purpose, fold, gumbel
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding.beams import beam_search
-from moe.tasks.decoding.steps import DecodingSteps, ModelSteps, any_rank, is_sparse
+from moe.tasks.decoding.steps import DecodingSteps, ModelSteps, any_rank, should_drop_rows
 
 
 @torch.no_grad()
-def one_by_one(
+def sample_tokens(
     steps: DecodingSteps,
     logits: Tensor,
     spec: GenerationSpec,
-    ends: Collection[int],
+    end_ids: Collection[int],
     *,
     max_tokens: Sequence[int] | None = None,
-    texts: Sequence[int] | None = None,
+    text_numbers: Sequence[int] | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> Generator[dict[int, int], Collection[int] | None, None]:
     """Yield the new token of each live row, by row number, at each position.
 
-    `logits` `[B, V]` are the first token's. A token of `ends` is yielded and ends its row; so does the last of
+    `logits` `[B, V]` are the first token's. A token of `end_ids` is yielded and ends its row; so does the last of
     `spec.max_tokens`, or of the row's own `max_tokens`. The consumer may send the numbers of further rows to end.
-    `texts` are the sampling keys (default: row numbers). If a forward pass needs other ranks (`Layout.in_step`), all
-    ranks of `process_group` iterate, each with its own rows, possibly none, until all rows have ended.
+    `text_numbers` are the sampling keys (default: row numbers). If a forward pass needs other ranks (`Layout.in_step`),
+    all ranks of `process_group` iterate, each with its own rows, possibly none, until all rows have ended.
     """
     numbers, device = list(range(logits.shape[0])), logits.device
     limits = max_tokens or [spec.max_tokens] * len(numbers)
-    live, keys = set(numbers), torch.tensor(texts or numbers, dtype=torch.int64, device=device)
+    live, keys = set(numbers), torch.tensor(text_numbers or numbers, dtype=torch.int64, device=device)
     for position in range(spec.max_tokens):
         tokens = choose_tokens(logits, spec, keys, position)
         new_tokens = {row: token for row, token in zip(numbers, tokens.tolist(), strict=True) if row in live}
         ended_rows = (yield new_tokens) or ()
-        live -= {row for row, token in new_tokens.items() if token in ends or position + 1 >= limits[row]}
+        live -= {row for row, token in new_tokens.items() if token in end_ids or position + 1 >= limits[row]}
         live -= set(ended_rows)
         if position + 1 == spec.max_tokens or not any_rank(bool(live), device, process_group):
             return
-        if is_sparse(len(live), len(numbers)):
+        if should_drop_rows(len(live), len(numbers)):
             left = [place for place, row in enumerate(numbers) if row in live]
             live_places = torch.tensor(left, dtype=torch.int64, device=device)
             steps.take_rows(live_places)
@@ -49,10 +49,10 @@ def one_by_one(
         logits = steps.next(tokens)
 
 
-def choose_tokens(logits: Tensor, spec: GenerationSpec, texts: Tensor, position: int) -> Tensor:
+def choose_tokens(logits: Tensor, spec: GenerationSpec, text_numbers: Tensor, position: int) -> Tensor:
     """int64 `[B]`: next token of each row of `logits` `[B, V]`; ties go to the lower id.
 
-    Sampling is keyed by seed, text number (`texts` int64 `[B]`) and `position`: other rows and the layout do not
+    Sampling is keyed by seed, text number (`text_numbers` int64 `[B]`) and `position`: other rows and the layout do not
     matter.
     """
     if not spec.temperature:
@@ -61,7 +61,7 @@ def choose_tokens(logits: Tensor, spec: GenerationSpec, texts: Tensor, position:
     # Shift the maximum to 0, so that a tiny temperature does not overflow.
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / spec.temperature
     scores = scores.masked_fill(~_eligible_tokens(scores, spec), -torch.inf)
-    noise = gumbel(fold(spec.seed, position, Purpose.GENERATION), texts, logits.shape[-1])
+    noise = gumbel(fold(spec.seed, position, Purpose.GENERATION), text_numbers, logits.shape[-1])
     return (scores + noise).argmax(dim=-1)
 
 
@@ -81,21 +81,27 @@ def _eligible_tokens(scores: Tensor, spec: GenerationSpec) -> Tensor:
 def decode(
     steps: ModelSteps,
     spec: GenerationSpec,
-    ends: Collection[int],
+    end_ids: Collection[int],
     *,
     max_tokens: Sequence[int] | None = None,
-    texts: Sequence[int] | None = None,
+    text_numbers: Sequence[int] | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> list[list[int]]:
-    """New tokens of each row, without the token of `ends` that ended it; arguments as in `one_by_one`."""
+    """New tokens of each row, without the token of `end_ids` that ended it; arguments as in `sample_tokens`."""
     if spec.num_beams > 1:
-        return beam_search(steps, steps.logits, spec, ends, max_tokens=max_tokens, process_group=process_group)
+        return beam_search(steps, steps.logits, spec, end_ids, max_tokens=max_tokens, process_group=process_group)
     rows: list[list[int]] = [[] for _ in range(len(steps.logits))]
-    decoding = one_by_one(
-        steps, steps.logits, spec, ends, max_tokens=max_tokens, texts=texts, process_group=process_group
+    decoding = sample_tokens(
+        steps,
+        steps.logits,
+        spec,
+        end_ids,
+        max_tokens=max_tokens,
+        text_numbers=text_numbers,
+        process_group=process_group,
     )
     for new_tokens in decoding:
         for row, token in new_tokens.items():
-            if token not in ends:
+            if token not in end_ids:
                 rows[row].append(token)
     return rows

@@ -57,7 +57,7 @@ def totals(layout: Layout, stages: list[list[int]]) -> tuple[dict, dict[int, lis
     """(record of a step, choices of experts by layer that this rank has)."""
     stage = layout.index("pipeline")
     model = model_of(stages[stage])
-    layers, here = MoELayers(model), layout.groups_here(GROUPS)
+    layers, here = MoELayers(model), layout.local_groups(GROUPS)
     assert list(layers.local_layers) == stages[stage]
     found = StepTotals(layers, RankBatch(0, [None], 10, 20), layout, shares_tokens=True)
     ids = torch.arange(GROUPS * GROUP_TOKENS).view(GROUPS, GROUP_TOKENS)[here.start : here.stop]

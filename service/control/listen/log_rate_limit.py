@@ -12,7 +12,7 @@ LINES_A_MINUTE = 20
 MAX_KINDS = 256
 
 
-class FloodGate:
+class LogRateLimit:
     """Passes the first warnings and errors of each kind per minute; the next line says how many were dropped.
     Strangers cannot cause other lines."""
 

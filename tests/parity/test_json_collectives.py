@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed.constants import default_pg_timeout
 
-from moe.parallel import plain_collectives
+from moe.parallel import json_collectives
 from moe.spec import SpecError
 from moe.train.loop import require_same_data
 from tests.parity.gloo_ranks import Pools
@@ -43,14 +43,14 @@ def of(rank: int, number: int) -> Any:
 
 def exchange() -> None:
     """Random values in every way, beside what they must be."""
-    own, every = plain_collectives.rank(), range(plain_collectives.world_size())
+    own, every = json_collectives.rank(), range(json_collectives.world_size())
     for number in range(ROUNDS):
         everyone = [of(rank, number) for rank in every]
-        assert plain_collectives.broadcast_from_rank0(lambda number=number: of(own, number)) == everyone[0]
-        assert plain_collectives.all_gather_json(everyone[own]) == everyone
-        assert plain_collectives.gather_json(everyone[own]) == (everyone if own == 0 else None)
-        assert plain_collectives.scatter_json(everyone if own == 0 else None) == everyone[own]
-    assert plain_collectives.all_reduce_sum(float(own), 1.0) == [sum(every), len(every)]
+        assert json_collectives.broadcast_from_rank0(lambda number=number: of(own, number)) == everyone[0]
+        assert json_collectives.all_gather_json(everyone[own]) == everyone
+        assert json_collectives.gather_json(everyone[own]) == (everyone if own == 0 else None)
+        assert json_collectives.scatter_json(everyone if own == 0 else None) == everyone[own]
+    assert json_collectives.all_reduce_sum(float(own), 1.0) == [sum(every), len(every)]
 
 
 def test_values_arrive_as_they_were_sent(ranks: Pools) -> None:
@@ -111,7 +111,7 @@ def test_ranks_that_read_other_content_do_not_train(ranks: Pools) -> None:
 
 def asked_in_vain() -> str:
     try:
-        plain_collectives.broadcast_from_rank0(lambda: {}["answer"])
+        json_collectives.broadcast_from_rank0(lambda: {}["answer"])
     except (KeyError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return "an answer"
@@ -121,7 +121,7 @@ def slow_answer(timeout_s: float) -> str:
     """Rank 0's answer, which takes three times the timeout of process groups."""
     c10d._set_pg_timeout(timedelta(seconds=timeout_s))
     try:
-        return plain_collectives.broadcast_from_rank0(lambda: (time.sleep(3 * timeout_s), "an answer")[1])
+        return json_collectives.broadcast_from_rank0(lambda: (time.sleep(3 * timeout_s), "an answer")[1])
     finally:
         c10d._set_pg_timeout(default_pg_timeout)
 
@@ -138,7 +138,7 @@ def num_keys() -> tuple[int, int]:
     store = c10d._get_default_store()
     counts = []
     for _ in range(2):
-        plain_collectives.broadcast_from_rank0(lambda: time.sleep(1.2))
+        json_collectives.broadcast_from_rank0(lambda: time.sleep(1.2))
         dist.barrier()
         counts.append(store.num_keys())
     return counts[0], counts[1]

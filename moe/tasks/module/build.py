@@ -25,9 +25,9 @@ def build(spec: ModuleModelSpec, seed: int) -> nn.Module:
     return call_builder(import_function(spec.build, "model.build"), spec.options, seed, "model.build", spec.build)
 
 
-def build_empty(spec: ModuleModelSpec, seed: int) -> nn.Module:
+def build_without_values(spec: ModuleModelSpec, seed: int) -> nn.Module:
     """Like `build`, without values if the module's code allows it."""
-    return called_empty(import_function(spec.build, "model.build"), spec.options, seed, "model.build", spec.build)
+    return build_on_meta(import_function(spec.build, "model.build"), spec.options, seed, "model.build", spec.build)
 
 
 def call_builder(function: Callable[..., Any], options: dict[str, Any], seed: int, path: str, code: str) -> nn.Module:
@@ -40,7 +40,7 @@ def call_builder(function: Callable[..., Any], options: dict[str, Any], seed: in
     return module
 
 
-def called_empty(function: Callable[..., Any], options: dict[str, Any], seed: int, path: str, code: str) -> nn.Module:
+def build_on_meta(function: Callable[..., Any], options: dict[str, Any], seed: int, path: str, code: str) -> nn.Module:
     """Build on the meta device, or with values if the code needs them."""
     try:
         with torch.device("meta"):
@@ -52,16 +52,16 @@ def called_empty(function: Callable[..., Any], options: dict[str, Any], seed: in
 def batches(spec: ModuleDataSpec, seed: int) -> Callable[[int], Batch]:
     """Function from step (from 0) to global batch."""
     function = import_function(spec.batches, "data.batches")
-    return lambda step: as_batch(function(seed, step))
+    return lambda step: to_batch(function(seed, step))
 
 
-def as_batch(arguments: Any) -> Batch:
+def to_batch(arguments: Any) -> Batch:
     """Call arguments from a list or tuple, a mapping, or a single value."""
     register_data_classes(arguments)
     return arguments if isinstance(arguments, list | tuple | Mapping) else (arguments,)
 
 
-def on_device(batch: Batch, device: torch.device) -> Batch:
+def move_batch(batch: Batch, device: torch.device) -> Batch:
     """Batch with its tensors moved to a device."""
     device_batch: Batch = pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
     return device_batch

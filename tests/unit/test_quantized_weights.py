@@ -15,8 +15,8 @@ from moe.parallel.block_kernels import dequantize_with_kernel, runs_on
 from moe.parallel.quantized import NF4, blocks, cut, dequantize_reference, put, quantize
 from moe.spec.form import stored_bytes, stored_tensors
 from moe.spec.parameter import Dim, Form, Parameter
-from tests.unit import plain_codes
-from tests.unit.plain_codes import through_codes
+from tests.unit import reference_dequantization
+from tests.unit.reference_dequantization import through_codes
 
 FORMS: tuple[Form, ...] = ("bfloat16", "int8", "nf4")
 lengths = st.integers(1, 150) | st.sampled_from([63, 64, 127, 128, 192])
@@ -37,7 +37,7 @@ def test_dequantized_values_follow_the_definition(
         monkeypatch.setattr(quantized, "dequantize_with_kernel", lambda *_, **__: None)
     # The same code on fewer values at a time, where one part of millions would take minutes.
     monkeypatch.setitem(quantized._AT_ONCE, "cpu", at_once)
-    assert list(NF4) == plain_codes.NF4
+    assert list(NF4) == reference_dequantization.NF4
     dim, generator = (
         data.draw(st.integers(0, len(others))),
         torch.Generator().manual_seed(data.draw(st.integers(0, 99))),

@@ -8,7 +8,7 @@ import torch
 from moe import MoELayer, MoESpec, TokenContext
 from moe.layers import linear as linear_module
 from moe.layers.linear import linear
-from moe.routing import recorded
+from moe.routing import record_routing
 
 ROUTERS: list[dict[str, Any]] = [
     {"router": "softmax_topk", "top_k": 3},
@@ -43,7 +43,7 @@ def test_decode_forward_and_another_weight_layout_equal_forward(
     before = dict(layer.state_dict())
     with torch.no_grad():
         expected, short = layer(x, INFERRING)[0], layer.decode_forward(x, INFERRING)
-        experts.lay_out_for_few_rows(torch.float64)
+        experts.prepare_for_decoding(torch.float64)
         torch.testing.assert_close(layer(x, INFERRING)[0], expected, rtol=1e-12, atol=1e-12)
         for output in (short, layer.decode_forward(x, INFERRING)):
             assert (output is None) == (num_tokens == 100)
@@ -62,7 +62,7 @@ def test_decode_forward_declines_what_it_does_not_compute() -> None:
         assert layer.decode_forward(x, TokenContext()) is None, "training drops tokens"
         assert layer.decode_forward(x, padded) is None
         assert layer.decode_forward(x.repeat(100, 1), INFERRING) is None
-        with recorded(layer) as recording:
+        with record_routing(layer) as recording:
             assert layer.decode_forward(x, INFERRING) is None
             layer(x, INFERRING)
         assert recording[2].shape == (4, 3)

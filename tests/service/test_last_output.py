@@ -7,7 +7,7 @@ import pytest
 
 from moe.storage.folder import Folder
 from service.control.launcher.ray_jobs import _parse_failure
-from service.control.report.last_words import NAME, keep_last_words
+from service.control.report.last_output import NAME, store_last_output
 from tests.service.control_plane import ControlPlane
 
 HEAD = "Job entrypoint command failed with exit code"
@@ -51,11 +51,11 @@ def test_what_its_log_has_already_is_not_kept_twice(tmp_path: Path) -> None:
     storage = Folder(str(tmp_path))
     storage.write("logs/a1.driver/segment-00000000.log", b"2026-01-31T12:00:00.123456Z info    one\n")
     for _ in range(2):
-        keep_last_words(storage, 1, "one\n\nFatal Python error: Aborted\n")
+        store_last_output(storage, 1, "one\n\nFatal Python error: Aborted\n")
     assert storage.names("logs/a1.driver") == ["segment-00000000.log", NAME]
     [line] = storage.read(f"logs/a1.driver/{NAME}").decode().splitlines()
     assert line.split(" ", 1)[1] == "err     Fatal Python error: Aborted"
-    keep_last_words(storage, 2, "one\n")
+    store_last_output(storage, 2, "one\n")
     assert storage.names("logs") == ["a1.driver", "a2.driver"]
-    keep_last_words(storage, 3, "\n")
+    store_last_output(storage, 3, "\n")
     assert not os.path.exists(tmp_path / "logs" / "a3.driver")

@@ -105,7 +105,7 @@ class FailureHistory(BaseModel):
         return left_over.model_copy(update={"progress_at": at, **left})
 
 
-def read_losses(text: str | None, failures: int) -> FailureHistory:
+def read_failures(text: str | None, failures: int) -> FailureHistory:
     """Parse the stored history; for an earlier release's job, `failures` that any progress forgives."""
     try:
         return FailureHistory.model_validate_json(text) if text else FailureHistory(num_older=failures)

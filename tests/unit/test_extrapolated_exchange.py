@@ -3,7 +3,7 @@
 import pytest
 
 from moe.plan import Cluster, Degrees
-from moe.plan.search.explain import of_fused
+from moe.plan.search.explain import extrapolated_exchange_warning
 from moe.plan.software import SOFTWARE
 
 
@@ -22,6 +22,8 @@ from moe.plan.software import SOFTWARE
 )  # fmt: skip
 def test_what_was_not_measured_is_a_reason(device: str, software: str, expert: int, reason: str) -> None:
     cluster = Cluster(num_nodes=16, devices_per_node=8, device=device)
-    reasons = "".join(of_fused(SOFTWARE[software], cluster, Degrees(expert=expert, data=128 // expert)))  # type: ignore[index]
+    reasons = "".join(
+        extrapolated_exchange_warning(SOFTWARE[software], cluster, Degrees(expert=expert, data=128 // expert))
+    )  # type: ignore[index]
     assert reason in reasons
     assert bool(reason) == bool(reasons)

@@ -6,7 +6,7 @@ from moe.interchange.hub_folder import CONFIG, INDEX, HubFolder
 from moe.spec import JobSpec, LanguageModelSpec, Problem, SpecError
 
 
-def missing_to_train(spec: JobSpec, roots: Sequence[str] | None) -> tuple[Problem, ...]:
+def training_requirements(spec: JobSpec, roots: Sequence[str] | None) -> tuple[Problem, ...]:
     """Problems of a job that can be planned but not trained.
 
     Its corpus is synthetic, it lacks a required model folder, or the folder has a `config.json` but no weights. A

@@ -45,24 +45,24 @@ class TensorPiece:
         return ChunkStorageMetadata(torch.Size(self.offsets), self.local.shape)
 
 
-def plain_plan(plan: SavePlan) -> dict[str, Any]:
+def plan_to_json(plan: SavePlan) -> dict[str, Any]:
     """Plain value of a save plan; inverse of `plan_of`."""
     return {"prefix": plan.storage_data and plan.storage_data.prefix, "items": list(map(_plain_item, plan.items))}
 
 
-def plan_of(plain: dict[str, Any]) -> SavePlan:
+def plan_from_json(plain: dict[str, Any]) -> SavePlan:
     prefix = plain["prefix"] and _StoragePrefix(plain["prefix"])
     return SavePlan([_item_of(*plain_item) for plain_item in plain["items"]], storage_data=prefix)
 
 
-def plain_result(result: WriteResult) -> list[Any]:
+def result_to_json(result: WriteResult) -> list[Any]:
     """Plain value of a write result; inverse of `result_of`."""
     lies = result.storage_data
     where = [lies.relative_path, lies.offset, lies.length, lies.transform_descriptors]
     return [_plain_index(result.index), result.size_in_bytes, where]
 
 
-def result_of(plain: list[Any]) -> WriteResult:
+def result_from_json(plain: list[Any]) -> WriteResult:
     index, size_bytes, where = plain
     return WriteResult(MetadataIndex(*index), size_bytes, _StorageInfo(*where))
 
