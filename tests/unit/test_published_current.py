@@ -97,8 +97,8 @@ def test_adapters_on_dense_models_are_predicted() -> None:
     ("device", "profile", "software", "reason"),
     [
         ("a100-80", "peer", "megatron-plain", "was fitted only to runs on b200"),
-        ("h200", "ours", "ours-eager", "priced by ours-eager, by steps of one model on h200"),
-        ("h200", "ours", "ours-compiled", "priced by ours-compiled, which was never measured on a GPU"),
+        ("h200", "ours", "ours-eager", "priced with ours-eager, fitted to steps of one model on h200"),
+        ("h200", "ours", "ours-compiled", "priced with ours-compiled, never measured on a GPU"),
     ],
 )
 def test_a_plan_says_what_its_software_was_measured_on(device: str, profile: Any, software: Any, reason: str) -> None:
