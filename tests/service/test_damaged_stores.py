@@ -281,6 +281,37 @@ def test_a_database_that_is_read_only_for_a_while(own_plane: ControlPlane) -> No
     check_writes_are_taken_again(own_plane, job_id)
 
 
+@pytest.mark.slow
+def test_accepted_jobs_outlive_a_failing_disk(own_plane: ControlPlane, tmp_path: Path) -> None:
+    """The kernel makes a file system read-only when it finds errors on it, even for processes with open files."""
+    image, disk = tmp_path / "image", tmp_path / "disk"
+    disk.mkdir()
+    image.write_bytes(bytes(32 << 20))
+    mount = ["mount", "-o", "loop", str(image), str(disk)]
+    try:
+        subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, capture_output=True)
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this user may not mount a file system")
+    try:
+        own_plane.settings["state_dir"] = str(disk / "state")
+        own_plane.start()
+        jobs = [own_plane.post(resources={"num_workers": 900})["id"] for _ in range(3)]
+        subprocess.run(["mount", "-o", "remount,abort", str(disk)], check=True)
+        refused = own_plane.http.post("/v1/jobs", json=spec())
+        assert (refused.status_code, refused.json()["type"]) == (503, "urn:shardyard:problem:unavailable")
+        assert own_plane.job(jobs[0])["state"] == "queued"
+        own_plane.kill()
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+        subprocess.run(["fsck.ext4", "-y", str(image)], check=False, capture_output=True)
+        subprocess.run(mount, check=True)
+        own_plane.start()
+        assert sorted(job["id"] for job in own_plane.http.get("/v1/jobs").json()["items"]) == sorted(jobs)
+    finally:
+        own_plane.close()
+        subprocess.run(["umount", "--lazy", str(disk)], check=False)
+
+
 def test_a_database_without_room(own_plane: ControlPlane, small_disk: Path) -> None:
     job_id = own_plane.start(state_dir=str(small_disk / "state")).post(resources={"num_workers": 900})["id"]
     ballast = fill(small_disk)
