@@ -7,7 +7,7 @@ from typing import Any
 
 from moe.interchange.adapter_config import AGAIN, CONFIG, KIND, WEIGHTS, misfits, names_target
 from moe.interchange.adapter_parts import FIRST, PREFIX, SECOND, AdapterPlace, Half, halves
-from moe.interchange.catalog import PLAIN, StoredTensor
+from moe.interchange.catalog import PLAIN, CatalogTensor
 from moe.interchange.family import Family
 from moe.interchange.fitting import rows_of
 from moe.interchange.headers import entries
@@ -38,7 +38,8 @@ class AdapterFolder:
             raise spec_error("not_found", place, self.url, rule, remedy)
         self.location = folder.find(WEIGHTS)
         self.tensors = {
-            entry.name: StoredTensor(entry.name, entry.shape, entry) for entry in entries(WEIGHTS, self.location, place)
+            entry.name: CatalogTensor(entry.name, entry.shape, entry)
+            for entry in entries(WEIGHTS, self.location, place)
         }
 
     def fill_in(

@@ -22,7 +22,7 @@ _IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class CatalogTensor:
     """A tensor in a folder, with its shape after dequantization."""
 
     name: str
@@ -50,7 +50,7 @@ class Catalog:
     config: dict[str, object]
     description: ConfigDescription
     files: dict[str, Location]
-    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+    tensors: dict[str, CatalogTensor] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def problem(self, code: ProblemCode, name: str, rule: str, remedy: str, value: object = None) -> Problem:
@@ -100,7 +100,7 @@ def _is_base_model(tensor_entries: list[HeaderEntry]) -> bool:
 
 def _pair_with_scales(
     by_name: dict[str, HeaderEntry], quantization: Quantization | None, into: Catalog
-) -> Iterator[StoredTensor]:
+) -> Iterator[CatalogTensor]:
     used_names: set[str] = set()
     for name, entry in by_name.items():
         stem = name.removesuffix("_blocks")
@@ -115,7 +115,7 @@ def _pair_with_scales(
             experts, rows, blocks, _ = entry.shape
             used_names |= {name, f"{stem}_scales"}
             # Rows are outputs; the family's tensors are inputs by outputs.
-            yield StoredTensor(stem, (experts, MXFP4_BLOCK * blocks, rows), entry, scales)
+            yield CatalogTensor(stem, (experts, MXFP4_BLOCK * blocks, rows), entry, scales)
         elif entry.dtype.startswith("F8_"):
             scales = by_name.get(f"{name}_scale_inv")
             block = (1, 1) if quantization is None else quantization.block
@@ -129,10 +129,10 @@ def _pair_with_scales(
                 into.problems.append(_misfit(into, "shape_mismatch", entry, list(scales.shape), rule))
                 continue
             used_names |= {name, f"{name}_scale_inv"}
-            yield StoredTensor(name, entry.shape, entry, scales, block)
+            yield CatalogTensor(name, entry.shape, entry, scales, block)
     for name, entry in by_name.items():
         if name not in used_names:
-            yield StoredTensor(name, entry.shape, entry)
+            yield CatalogTensor(name, entry.shape, entry)
 
 
 def _mxfp4_fits(blocks: HeaderEntry, scales: HeaderEntry) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moe.data.locations import Location
-from moe.interchange.catalog import MXFP4_BLOCK, StoredTensor
+from moe.interchange.catalog import MXFP4_BLOCK, CatalogTensor
 from moe.spec.parameter import Slices
 from moe.storage.tensor_header import ITEM_BYTES, TORCH_NAMES, HeaderEntry
 
@@ -28,7 +28,7 @@ assert sys.byteorder == "little", "safetensors files are little-endian"
 class TensorReader:
     """Reads tensors by name from a folder's files."""
 
-    def __init__(self, tensors: Mapping[str, StoredTensor], files: Mapping[str, Location]) -> None:
+    def __init__(self, tensors: Mapping[str, CatalogTensor], files: Mapping[str, Location]) -> None:
         self._tensors, self._files = tensors, files
         self._mmaps: dict[str, mmap.mmap] = {}
 
@@ -70,7 +70,7 @@ class TensorReader:
         is_aligned = begin % ITEM_BYTES[entry.dtype] == 0
         return view if is_aligned else bytearray(view)
 
-    def _mxfp4(self, weight: StoredTensor, scales: HeaderEntry, region: Slices) -> Tensor:
+    def _mxfp4(self, weight: CatalogTensor, scales: HeaderEntry, region: Slices) -> Tensor:
         """Dequantize blocks of 32 values along the inputs (low nibble first): values times 2^(scale - 127). Stored rows
         are outputs; the result is transposed."""
         experts, (low, high), rows = region
@@ -83,7 +83,7 @@ class TensorReader:
         begin = low - blocks[0] * MXFP4_BLOCK
         return decoded_values.narrow(2, begin, high - low).transpose(1, 2)
 
-    def _fp8(self, weight: StoredTensor, scales: HeaderEntry, region: Slices) -> Tensor:
+    def _fp8(self, weight: CatalogTensor, scales: HeaderEntry, region: Slices) -> Tensor:
         """Dequantize: values times the scale of their block."""
         blocks = [(first // size, -(-end // size)) for (first, end), size in zip(region, weight.block, strict=True)]
         factors = self.raw(scales, tuple(blocks)).to(torch.float32)

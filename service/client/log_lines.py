@@ -11,7 +11,7 @@ from service.client.connection import ServiceConnection
 from service.client.errors import Unreachable
 from service.client.sse import lines
 from service.client.stream import Patience
-from service.wire.events import parse_since
+from service.wire.since import parse_since
 from service.wire.states import OVER
 
 SILENCE_S = 300.0

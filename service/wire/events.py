@@ -1,7 +1,6 @@
 """Messages of a run to the control plane (`Record`) and on to clients (`Event`)."""
 
-import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
@@ -103,22 +102,3 @@ class RecordAnswer(_EventMessage):
 def rfc3339(time: datetime) -> str:
     """`2026-01-31T12:00:00.123456Z`: UTC, always with microseconds, so that text order is time order."""
     return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_AGO = re.compile(r"(?:\d{1,9}[smhd])+")
-RULE = "must be a duration, such as 90s, 10m or 1h30m, or a time, such as 2026-01-31T12:00:00Z"
-
-
-def parse_since(text: str) -> timedelta | datetime:
-    """Parse a duration before now, or a time with time zone. Raises ValueError."""
-    if _AGO.fullmatch(text):
-        parts = re.findall(r"(\d+)([smhd])", text)
-        return timedelta(seconds=min(sum(int(count) * _UNITS_S[unit] for count, unit in parts), 10**10))
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(RULE) from None
-    if time.tzinfo is None:
-        raise ValueError(RULE)
-    return time.astimezone(UTC)

@@ -15,8 +15,9 @@ from moe.storage.folder import Folder
 from service.client.log_lines import LogQuery
 from service.control.report.logs import LogChoice, LogLine, LogReader
 from service.control.store.clock import to_us
-from service.wire.events import parse_since, rfc3339
+from service.wire.events import rfc3339
 from service.wire.segments import Segment, SegmentFolder
+from service.wire.since import parse_since
 from tests.service.control_plane import ControlPlane
 from tests.service.silent_run import Run
 from tests.service.test_streams import write_log

@@ -19,8 +19,8 @@ from service.control.report.hub import Hub, Tail
 from service.control.report.logs import LogChoice, LogLine, LogReader
 from service.control.store.clock import now_us, to_us
 from service.control.store.jobs import JobPlace, get_summary
-from service.wire.events import parse_since
 from service.wire.segments import SegmentFolder
+from service.wire.since import parse_since
 from service.wire.states import OVER
 
 router = APIRouter(prefix="/v1", tags=["streams"])
