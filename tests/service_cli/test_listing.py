@@ -260,7 +260,7 @@ def test_a_plan_fits_the_terminal(columns: int) -> None:
     rows = [line for line in lines[first + 1 : lines.index("", first)] if line[end:].split()[1:2] != []]
     counts = [line[:end].split()[-1] for line in rows if line[end - 1 : end].isdigit()]
     assert counts == ["1", "3", "58", "58", "1"]
-    assert "what is more comes in more chunks and travels twice" in " ".join(text.split())
+    assert "more rows are exchanged in more chunks" in " ".join(text.split())
 
 
 @pytest.mark.sample(1)
