@@ -1,1 +1,1 @@
-"""Data, from users' files to batches: what every kind of data has here, and a folder for each kind."""
+"""Data, from users' files to batches: shared code here, and a folder for each kind of data."""

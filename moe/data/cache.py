@@ -1,4 +1,4 @@
-"""Folders built once, found again by the hash of what they were made from."""
+"""Folders built once, and found by the hash of their inputs."""
 
 import fcntl
 import hashlib
@@ -27,28 +27,28 @@ class Cache:
     def find_or_build(self, key: str, build: Callable[[Path], None]) -> Path:
         """The complete folder of `key`. If there is none, `build` fills an empty one."""
         place = self._folder / key
-        if self._whole(place):
+        if self._is_intact(place):
             return place
         self._folder.mkdir(parents=True, exist_ok=True)
         with _file_lock(self._folder / f"{key}.lock"):
-            if self._whole(place):  # another process built it while this one waited
+            if self._is_intact(place):  # another process built it while this one waited
                 return place
             self._build(place, build)
         return place
 
-    def _whole(self, place: Path) -> bool:
+    def _is_intact(self, place: Path) -> bool:
         try:
-            wrong = problem(place)
+            fault = problem(place)
         except FileNotFoundError:
             return False
-        if wrong:
-            self._report(f"rebuilding {place.name}: {wrong}")
-        return not wrong
+        if fault:
+            self._report(f"rebuilding {place.name}: {fault}")
+        return not fault
 
     def _build(self, place: Path, build: Callable[[Path], None]) -> None:
-        """Build a folder. The lock is held, so that remains of earlier builds belong to nobody."""
-        for left in self._folder.glob(f"{place.name}.building-*"):
-            shutil.rmtree(left, ignore_errors=True)
+        """Build a folder. The lock is held, so that no process uses the remains of earlier builds."""
+        for leftover in self._folder.glob(f"{place.name}.building-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         staging_folder = self._folder / f"{place.name}.building-{os.getpid()}-{time.time_ns()}"
         staging_folder.mkdir()
         try:
@@ -66,13 +66,13 @@ class Cache:
             raise
 
 
-def link(place: Path, into: Path) -> None:
+def link(place: Path, folder: Path) -> None:
     """Fill an empty folder with hard links to the files of a built one, or with copies where links are impossible.
     Files of a built folder are never written to."""
     for path in _files(place):
         if path.name == _MARKER:
             continue  # the builder of a folder writes its marker
-        target = into / path.relative_to(place)
+        target = folder / path.relative_to(place)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(path, target)

@@ -7,7 +7,7 @@ from moe.data.faults import Faults
 from moe.data.locations import Location
 
 CHECK_BYTES = 4 << 20
-"""Bytes that `check` reads of a user's corpus at most (and the first record of each file): a fraction of a second."""
+"""Maximum bytes that `check` reads of a user's corpus, beyond the first record of each file: a fraction of a second."""
 
 
 class Corpus(ABC):

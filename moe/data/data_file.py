@@ -1,4 +1,4 @@
-"""The user's files, as a job spec names them."""
+"""User files named in a job spec."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class DataFile:
 def locate_files(
     locator: Locator, place: str, paths: Sequence[str], seen_locations: set[Location] | None = None
 ) -> list[DataFile]:
-    """Files that the paths at `place` name, in order, each once. Those in `seen` are left out, and further ones added
+    """Files that the paths at `place` name, in order, without repetition. Files in `seen` are omitted, and others added
     to it. Raises SpecError."""
     seen_locations = set() if seen_locations is None else seen_locations
     files = []

@@ -9,7 +9,7 @@ from moe.spec import Problem, SpecError
 from moe.spec.bad_records import BadRecordsFields
 
 MAX_KINDS, MAX_EXAMPLES = 20, 5
-"""Kinds of faults in a report, and further places named for each."""
+"""Maximum kinds of faults in a report, and further examples of each."""
 _VARIES = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")
 """Parts of a rule that vary within one kind of fault: numbers and quoted text."""
 
@@ -38,7 +38,7 @@ class Faults:
 
     @classmethod
     def from_spec(cls, data: object, deadline: float | None = None) -> "Faults":
-        """An empty collection that stops or skips as the corpus's spec says."""
+        """An empty collection that stops or skips according to the corpus's spec."""
         assert isinstance(data, BadRecordsFields)
         return cls(skips=data.on_bad == "skip", max_share=data.max_bad_share, deadline=deadline)
 
@@ -81,7 +81,7 @@ class Faults:
             elif kind.count > 1:
                 ellipsis = ["..."] if kind.count > 1 + len(kind.examples) else []
                 also = f": also {', '.join([*kind.examples, *ellipsis])}" if kind.examples else ""
-                rule = f"{rule} (1 of {kind.count:,} alike{also})"
+                rule = f"{rule} (1 of {kind.count:,} such faults{also})"
             yield Problem(code, first.path, first.value, rule, first.remedy)
         if self.skips:
             share = self.num_bad / max(1, self.num_records)

@@ -1,4 +1,4 @@
-"""Objects of a JSON Lines file, one a line, or of a JSON file that is one array of them."""
+"""Objects of a JSON Lines file, one per line, or of a JSON file that is one array."""
 
 import codecs
 import json
@@ -13,7 +13,7 @@ from moe.spec import ProblemCode, SpecError
 _CHUNK_BYTES = 1 << 18
 _HEAD_BYTES = 1 << 12
 _SPACE = " \t\r\n"
-_ONE_A_LINE = "write one JSON object per line"
+_ONE_PER_LINE = "write one JSON object per line"
 
 
 class JsonRow(NamedTuple):
@@ -27,11 +27,11 @@ class JsonRow(NamedTuple):
 def rows(lines: Lines, faults: Faults) -> Iterator[JsonRow]:
     """Objects of a file, in order: one per line, or the items of one array. Empty lines are skipped.
 
-    Anything else in the place of an object is added to `faults`. Raises SpecError, with file and line or item, for what
-    cannot be read further.
+    Anything other than an object is added to `faults`. Raises SpecError, with file and line or item, if reading cannot
+    continue.
     """
     is_array = _is_array(lines)
-    for where, raw_value, num_bytes in _Items(lines) if is_array else _of_lines(lines):
+    for where, raw_value, num_bytes in _Items(lines) if is_array else _line_values(lines):
         faults.read()
         try:
             value = raw_value if is_array else _value(lines, where, str(raw_value))
@@ -60,19 +60,19 @@ def _value(lines: Lines, where: str, line: str) -> object:
         value: object = json.loads(line)
     except json.JSONDecodeError as error:
         rule = f"is not JSON: {error.msg} at column {error.colno}"
-        raise lines.file.broken("invalid_syntax", rule, _ONE_A_LINE, where) from None
+        raise lines.file.broken("invalid_syntax", rule, _ONE_PER_LINE, where) from None
     except (RecursionError, ValueError) as error:
-        raise lines.file.broken("invalid_syntax", f"is not JSON: {error}", _ONE_A_LINE, where) from None
+        raise lines.file.broken("invalid_syntax", f"is not JSON: {error}", _ONE_PER_LINE, where) from None
     return value
 
 
 def _object(lines: Lines, where: str, value: object) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise lines.file.broken("wrong_type", f"is {kind_of(value)}, not an object", _ONE_A_LINE, where)
+        raise lines.file.broken("wrong_type", f"is {kind_of(value)}, not an object", _ONE_PER_LINE, where)
     return value
 
 
-def _of_lines(lines: Lines) -> Iterator[tuple[str, object, int]]:
+def _line_values(lines: Lines) -> Iterator[tuple[str, object, int]]:
     opening: tuple[int, str] | None = None
     is_first = True
     for number, line in lines:
@@ -95,7 +95,7 @@ def _of_lines(lines: Lines) -> Iterator[tuple[str, object, int]]:
 
 
 def _is_array(lines: Lines) -> bool:
-    """Whether a file begins with a bracket, as no object in JSON Lines does. Raises SpecError."""
+    """Whether a file begins with a bracket, which no JSON Lines file does. Raises SpecError."""
     try:
         with lines.file.location.open() as file:
             head = file.read(_HEAD_BYTES)
@@ -133,7 +133,7 @@ class _Items:
                     self._separate(file, to_text)
                 self._at += 1
                 if self._next(file, to_text):
-                    raise self._broken("invalid_syntax", "is followed by more than one array", _ONE_A_LINE)
+                    raise self._broken("invalid_syntax", "is followed by more than one array", _ONE_PER_LINE)
                 self._lines.has_ended = True
         except UnicodeDecodeError:
             raise self._broken("invalid_encoding", "is not UTF-8 text", "save the file as UTF-8") from None
@@ -157,13 +157,13 @@ class _Items:
                 value, end = self._decode(self._text, self._at)
                 if end < len(self._text) or not self._has_more:
                     return value, end
-                why = "has no end"
+                reason = "has no end"
             except json.JSONDecodeError as error:
-                why = error.msg
+                reason = error.msg
             except (RecursionError, ValueError) as error:
                 raise self._broken("invalid_syntax", f"is not JSON: {error}", "correct it") from None
             if not self._has_more or len(self._text) - self._at > self._max_item_bytes:
-                raise self._broken("invalid_syntax", f"is not JSON: {why}", "write the array again, with all items")
+                raise self._broken("invalid_syntax", f"is not JSON: {reason}", "write the array again, with all items")
             self._read(file, to_text)
 
     def _next(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> str:
@@ -183,7 +183,7 @@ class _Items:
             self._read(file, to_text)
 
     def _read(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> None:
-        """Read at least as much as is held already, since an incomplete item is parsed again each time."""
+        """Read at least as much as the buffer holds, since an incomplete item is parsed again each time."""
         self._text, self._at = self._text[self._at :], 0
         content = file.read(max(_CHUNK_BYTES, len(self._text)))
         self._has_more = bool(content)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import moe
 
-_PLACE = str(Path(moe.__file__).resolve().parents[1])
-_SAID_BYTES = 300
+_SOURCE_FOLDER = str(Path(moe.__file__).resolve().parents[1])
+_MAX_MESSAGE_BYTES = 300
 
 
 class LimitedProcessError(Exception):
@@ -21,7 +21,7 @@ def run_limited(module: str, request: bytes, *, timeout_s: float, memory_bytes: 
     The process is a new interpreter without this one's environment, which holds credentials. The module must call
     `take_limits` first. Raises NoAnswer if the process exceeds a limit or fails.
     """
-    environment = {"PYTHONPATH": _PLACE, "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
+    environment = {"PYTHONPATH": _SOURCE_FOLDER, "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
     command = [sys.executable, "-P", "-m", module, str(memory_bytes), str(int(timeout_s) + 1)]
     try:
         process = subprocess.run(
@@ -30,7 +30,7 @@ def run_limited(module: str, request: bytes, *, timeout_s: float, memory_bytes: 
     except subprocess.TimeoutExpired:
         raise LimitedProcessError(f"exceeds its time limit of {timeout_s:g} s") from None
     if process.returncode:
-        message = process.stderr[-_SAID_BYTES:].decode(errors="replace").strip().rpartition("\n")[2]
+        message = process.stderr[-_MAX_MESSAGE_BYTES:].decode(errors="replace").strip().rpartition("\n")[2]
         how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit status {process.returncode}"
         raise LimitedProcessError(f"crashes its reader ({how}{': ' + message if message else ''})")
     return process.stdout

@@ -15,8 +15,8 @@ class Lines:
     """(number, line) of a UTF-8 file. Lines end with a newline only.
 
     Stops after `limit_bytes` (None: never), but not before the first line; `has_ended` says whether the end of the file
-    was reached. Raises SpecError, with file and line, for what cannot be read; `remedy` is for lines that
-    are too long. With `faults`, a line that is too long or not UTF-8 is added to them and read as empty.
+    was reached. Raises SpecError, with file and line, for unreadable content; `remedy` is for lines that are too long.
+    With `faults`, a line that is too long or not UTF-8 is added to them and read as empty.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Preparation of a corpus: a folder with everything that a run reads, built once for its content."""
+"""Preparation of a corpus: a folder with everything that a run reads, built once per content."""
 
 import hashlib
 import json
@@ -54,7 +54,7 @@ def find_or_build(
         assert shared_dir is not None
         try:
             shared_folder = Cache(shared_dir, report).find_or_build(key, fill)
-        except OSError as error:  # such as a home that is read-only
+        except OSError as error:  # for example a read-only home folder
             report(f"cannot use {shared_dir} ({error.strerror}): building {key} in {cache_dir}")
             fill(empty)
         else:

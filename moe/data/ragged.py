@@ -1,4 +1,4 @@
-"""Rows of different lengths, memory-mapped: training costs only the pages that are read, once for all ranks of a
+"""Rows of different lengths, memory-mapped: training loads only the pages that it reads, once for all ranks of a
 node."""
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class RaggedArray:
-    """R rows of different lengths, laid end to end."""
+    """R rows of different lengths, stored one after another."""
 
     def __init__(self, values: NDArray[Any], starts: NDArray[np.int64]) -> None:
         """`starts` `[R + 1]`: offset of each row's first element in `values`, then the number of elements."""
@@ -37,7 +37,7 @@ class RaggedArray:
 
 
 def starts_of(lengths: Iterable[int]) -> NDArray[np.int64]:
-    """int64 `[R + 1]`: offsets of R rows of these lengths that are laid end to end, then the number of elements."""
+    """int64 `[R + 1]`: offsets of R consecutive rows of these lengths, then the number of elements."""
     return np.cumsum([0, *lengths], dtype=np.int64)
 
 
@@ -48,6 +48,6 @@ def map_npy(path: Path) -> NDArray[Any]:
 
 def map_raw(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     """A file of bare elements as a plain array over a memory map."""
-    if path.stat().st_size == 0:  # which cannot be mapped
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
     return np.asarray(np.memmap(path, dtype, mode="r"))

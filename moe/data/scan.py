@@ -1,4 +1,4 @@
-"""First look at a corpus before a job is launched; the user's own files are scanned for a bounded time, in a limited
+"""Check of a corpus before a job is launched; the user's own files are scanned for a limited time, in a limited
 process."""
 
 import json
@@ -18,8 +18,8 @@ _TIMEOUT_S, _MEMORY_BYTES = 40.0, 4 << 30
 
 
 def check_corpus(corpus: Corpus, data: Spec, roots: Sequence[str] | None) -> tuple[str, ...]:
-    """Warnings about what can be seen of a corpus at once. Raises SpecError for what is wrong with it. `roots`: folders
-    that the user's files must lie under (None: anywhere)."""
+    """Check a corpus quickly; return warnings. Raises SpecError for its faults. `roots`: folders that must contain the
+    user's files (None: anywhere)."""
     warnings = corpus.check()
     if isinstance(data, BadRecordsFields):
         _scan(data, corpus.user_files, roots)

@@ -1,4 +1,4 @@
-"""Special tokens by their roles, as the files beside a `tokenizer.json` name them."""
+"""Special tokens by their roles, as named in the files next to a `tokenizer.json`."""
 
 import json
 from collections.abc import Mapping

@@ -14,14 +14,14 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\uf
 def normalise(text: str) -> str:
     """The text in Unicode's composed form (NFC), each run of white space one space, and none at the ends.
 
-    Composed and decomposed spellings look alike but are different bytes, hence different tokens.
+    Composed and decomposed spellings look the same but are different bytes, hence different tokens.
     """
     text = " ".join(text.split())
     return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
 
 
 def as_characters(text: str) -> str:
-    """Text of the same length, with `?` for each half of a surrogate pair: JSON can have one, but it is no character
+    """Text of the same length, with `?` for each half of a surrogate pair: JSON can have one, but it is not a character
     and has no UTF-8 bytes."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 

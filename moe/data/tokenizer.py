@@ -1,4 +1,4 @@
-"""Text to token ids and back: byte-level BPE, which no text can fall outside of, or the tokenizer of a given model."""
+"""Text to token ids and back: byte-level BPE, which encodes any text, or the tokenizer of a given model."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,8 +21,8 @@ SPECIALS = ["⟨pad⟩", "⟨bos⟩", "⟨eos⟩", "⟨unk⟩"]
 _WORDS = r" ?[\p{L}\p{M}\x{200c}\x{200d}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+|\s+"
 
 # A word keeps the one sign or space before it (`.append`, `_size`). Signs keep the line's end and the indentation of
-# the next line (`):` and all up to `return`), but for the space that the next word keeps: of held-out source, that
-# makes 4% fewer tokens than white space of its own. What an alternative takes and gives back is white space at most.
+# the next line (from `):` up to `return`), except the space that the next word keeps: on held-out source, that makes 4%
+# fewer tokens than separate white space. Alternatives backtrack over white space only.
 _CODE_AND_WORDS = (
     r"[^\r\n\p{L}\p{M}\p{N}]?[\p{L}\p{M}\x{200c}\x{200d}]+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+(?:[\r\n]+[ \t]*(?=[ \t]))?|\s+(?!\S)|\s+"
@@ -37,22 +37,21 @@ class EncodedText:
 
     ids: list[int]
     offsets: list[tuple[int, int]]
-    """First character of each id, and the one after its last; ids that are parts of one character have that
-    character's."""
+    """First character of each id, and the one after its last; ids that are parts of one character have its offsets."""
 
 
 class TextForm(Enum):
     """Kind of a tokenizer's texts, and the pattern whose matches no learned token crosses."""
 
     SENTENCES = _WORDS
-    """Normalised (see `normalise`): spellings and line breaks that differ say the same."""
+    """Normalised (see `normalise`): spelling variants and line breaks do not matter."""
     DOCUMENTS = _CODE_AND_WORDS
-    """Kept as they are: of code and of prose, every space counts."""
+    """Unchanged: in code and in prose, every space counts."""
 
 
 class Tokenizer:
-    """A tokenizer of texts of one form. Encoding yields no special id, where the tokenizer is one of our own: those are
-    the ids 0 to 3, PAD, BOS, EOS and UNK."""
+    """A tokenizer of texts of one form. A tokenizer trained here never encodes text as special ids: 0 to 3, PAD, BOS,
+    EOS and UNK."""
 
     def __init__(
         self,
@@ -67,8 +66,8 @@ class Tokenizer:
     ) -> None:
         """`bos_id` and `eos_id` begin and end a document in training.
 
-        `prefix_ids`: what the tokenizer itself puts before a text (`bos_id` by default). `start_id`: the token that
-        stands before a text that has nothing before it, as a model needs one token at least (`bos_id` by default).
+        `prefix_ids`: ids that the tokenizer itself puts before a text (`bos_id` by default). `start_id`: token before a
+        text without context, since a model needs at least one token (`bos_id` by default).
         """
         self._bpe, self._form = bpe, form
         self.bos_id, self.eos_id = bos_id, eos_id
@@ -78,7 +77,7 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, form: TextForm = TextForm.SENTENCES) -> "Tokenizer":
-        """A tokenizer of at most `vocab_size` entries; the same for the same texts, with any threads."""
+        """A tokenizer of at most `vocab_size` entries; the same for the same texts, with any number of threads."""
         bpe = tokenizers.Tokenizer(models.BPE())
         words = pre_tokenizers.Split(Regex(form.value), "isolated")
         to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -91,26 +90,26 @@ class Tokenizer:
             show_progress=False,
         )
         bpe.train_from_iterator(_chunks(texts), trainer)
-        # The library looks for special tokens in the raw text before anything else. Left in the vocabulary
-        # but taken off that list, they keep their ids and no user's text can turn into them.
+        # The library looks for special tokens in the raw text before anything else. Kept in the vocabulary but removed
+        # from that list, they keep their ids, and no text encodes to them.
         plain = json.loads(bpe.to_str())
         plain["added_tokens"] = []
         return cls.from_json(json.dumps(plain), form)
 
     @classmethod
     def from_json(cls, text: str, form: TextForm = TextForm.SENTENCES) -> "Tokenizer":
-        """The tokenizer that `to_json` wrote. Raises ValueError for what it did not."""
+        """The tokenizer that `to_json` wrote. Raises ValueError for other text."""
         return cls(_read(text), form)
 
     @classmethod
     def of_model(cls, text: str, *, bos_id: int | None, eos_id: int, start_token: str | None = None) -> "Tokenizer":
         """Tokenizer of documents from a model's `tokenizer.json`. Without `bos_id`, its EOS also begins a document.
-        `start_token`: BOS, or else EOS, as `tokenizer_config.json` names it.
+        `start_token`: BOS, or else EOS, as named in `tokenizer_config.json`.
 
-        Raises ValueError for a file that cannot be read, and whatever the library raises for a pattern that never ends:
-        the file must have been tried in a limited process before (moe.data.sequences). Special tokens that are written
-        in a text are text, as far as the library allows: it still finds those that the model's own vocabulary spells
-        and that are not marked as special.
+        Raises ValueError for a file that cannot be read, and any exception of the library for a pattern that never
+        ends: the file must have been tried in a limited process before (moe.data.sequences). Special tokens in a text
+        are encoded as plain text, as far as the library allows: it still matches those that are in the model's own
+        vocabulary and not marked as special.
         """
         bpe = _read(text)
         bpe.no_truncation()
@@ -143,11 +142,11 @@ class Tokenizer:
 
     @cached_property
     def num_ids(self) -> int:
-        """One more than the highest id: what an embedding must have at least."""
+        """Highest id plus 1: the minimum size of an embedding."""
         return 1 + max(self._bpe.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token by its text; None where there is none."""
+        """Id of a token by its text; None if there is none."""
         token_id: int | None = self._bpe.token_to_id(token)
         return token_id
 
@@ -156,7 +155,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def prompt(self, text: str) -> list[int]:
-        """Ids of a prompt, with what the tokenizer itself puts before a text; never empty."""
+        """Ids of a prompt, with the tokenizer's own prefix; never empty."""
         return self.prompts([text])[0]
 
     def prompts(self, texts: Sequence[str]) -> list[list[int]]:
@@ -177,7 +176,7 @@ class Tokenizer:
         """Ids of texts rendered by a chat template, in which special tokens are special."""
         are_text, processor = self._bpe.encode_special_tokens, self._bpe.post_processor
         self._bpe.encode_special_tokens = False
-        self._bpe.post_processor = None  # of which some trim spaces off offsets, and leave nothing of a run of them
+        self._bpe.post_processor = None  # some trim spaces from offsets, to empty ranges for runs of spaces
         try:
             encodings = self._bpe.encode_batch([self._readable(text) for text in texts], add_special_tokens=False)
         finally:
@@ -197,7 +196,7 @@ class Tokenizer:
 def _read(text: str) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises this and nothing narrower
+    except Exception as error:  # the library raises nothing more specific
         raise ValueError(f"not a valid tokenizer.json: {error}") from None
 
 

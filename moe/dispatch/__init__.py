@@ -17,19 +17,19 @@ from moe.parallel import Layout
 def build_dispatcher(layout: Layout, label: str) -> Dispatcher:
     """Build the dispatcher for a layout: local, all-to-all or, if the plan spreads experts over nodes, hierarchical.
     `label` names the layer in errors of collectives."""
-    across = layout.group("rail")
-    group = layout.group("expert", "expert_tensor") if across is None else layout.group("node")
-    within: DirectDispatcher = LocalDispatcher()
+    rail_group = layout.group("rail")
+    group = layout.group("expert", "expert_tensor") if rail_group is None else layout.group("node")
+    dispatcher: DirectDispatcher = LocalDispatcher()
     if group is not None:
-        within = AllToAllDispatcher(
+        dispatcher = AllToAllDispatcher(
             AllToAll(group, layout.device, label),
             parts_per_expert=layout.degree("expert_tensor"),
             num_chunks=layout.num_chunks,
             max_rows=layout.max_rows,
         )
-    if across is None:
-        return within
-    return HierarchicalDispatcher(AllToAll(across, layout.device, f"{label}, across nodes"), within)
+    if rail_group is None:
+        return dispatcher
+    return HierarchicalDispatcher(AllToAll(rail_group, layout.device, f"{label}, across nodes"), dispatcher)
 
 
 __all__ = [

@@ -31,7 +31,7 @@ class Cost:
     fixed_s: float
     per_row_s: float
     row_multiple: int = 1
-    """The rows multiplied per expert are a multiple of this, or of more for large counts."""
+    """The number of rows multiplied per expert is a multiple of this, or of a larger number for large counts."""
 
     def seconds(self, products: GroupedProducts, counts: list[int]) -> float:
         """Seconds for `counts` rows per expert on the backend `products`."""
@@ -67,7 +67,7 @@ _QUANTIZED = ("w_in", "w_out", "w_gate", "w_in_scales", "w_gate_scales", "w_out_
 
 
 class LocalExperts(Protocol):
-    """Experts as dispatchers use them."""
+    """Interface of experts for dispatchers."""
 
     @property
     def weights(self) -> ExpertWeights:
@@ -133,8 +133,8 @@ class Experts(nn.Module):
         `w_gate` adjacent, for one product, and matrices with more inputs than outputs transposed. For inference only:
         optimizers and kernels for many rows need the original layout. Quantized weights are unchanged."""
         # One, two, three rows by [512, 256] on one EPYC core: 46, 73, 82 us transposed, 60, 88, 113 us not. By [256,
-        # 512] the reverse: 56, 82, 118 and 55, 62, 96. Two of the former side by side, transposed: 86 us for one row,
-        # against 100 us for two products.
+        # 512] the reverse: 56, 82, 118 and 55, 62, 96. Two [512, 256] in one product, transposed: 86 us for one row,
+        # against 100 us in two products.
         is_quantized = self.weights.is_quantized
         for name, parameter in self.named_parameters():
             if not (is_quantized and name in _QUANTIZED):

@@ -11,8 +11,8 @@ from moe.parallel.accelerator import accelerator
 class GroupedMM(GroupedProducts):
     """float32 on CPUs, bfloat16 on GPUs; every row of every operand must start at a multiple of 16 bytes.
 
-    On CPUs it runs a product per expert into new memory, so segments write to given outputs instead. Its bfloat16 is
-    not used there, since every new number of rows is costly (`SegmentProducts`).
+    On CPUs it runs a product per expert into new memory, so `SegmentProducts` writes to existing outputs instead.
+    bfloat16 is not used there, since every new number of rows is costly.
     """
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:

@@ -25,7 +25,7 @@ class GroupedProducts(ABC):
         return counts
 
     def row_multiple(self, dtype: torch.dtype, device_type: str) -> int:
-        """The rows it multiplies per expert are a multiple of this, or of more for large counts."""
+        """The number of rows it multiplies per expert is a multiple of this, or of a larger number for large counts."""
         return 1
 
     def num_product_rows(self, counts: list[int], row_multiple: int) -> list[int]:
@@ -77,8 +77,8 @@ def store_gradient(gradient: Tensor, into: Tensor, *, adds: bool) -> Tensor:
     return into.add_(gradient) if adds else into.copy_(gradient)
 
 
-_MULTIPLE, _MULTIPLES_TO_A_DOUBLING = 16, 8
-"""Row counts of bfloat16 products on a CPU: multiples of `_MULTIPLE` up to 256, then `_MULTIPLES_TO_A_DOUBLING` counts
+_MULTIPLE, _MULTIPLES_PER_DOUBLING = 16, 8
+"""Row counts of bfloat16 products on a CPU: multiples of `_MULTIPLE` up to 256, then `_MULTIPLES_PER_DOUBLING` counts
 per doubling. oneDNN compiles a kernel per row count in about a millisecond and caches a thousand, and loads change in
 every pass."""
 _COPIED = 512
@@ -180,16 +180,16 @@ class SegmentProducts(GroupedProducts):
 
 
 def _by_expert(counts: list[int], x: Tensor, w: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(rows of x, matrix, rows of y) of every expert with rows, split in one call: a view takes 3 us, a product of one
-    row 50."""
+    """(rows of x, matrix, rows of y) of every expert with rows, split in one call: a view takes 3 us, and a product of
+    one row 50."""
     sizes = [count for count in counts if count]
     matrices = [w_e for w_e, count in zip(w.unbind(), counts, strict=True) if count]
     return zip(x.split(sizes), matrices, y.split(sizes), strict=True)
 
 
 def _onednn_multiplies_bfloat16() -> bool:
-    """Whether torch multiplies bfloat16 by oneDNN kernels on this CPU; if not, all row counts cost the same. Assumed if
-    torch cannot tell: extra rows cost less than kernels."""
+    """Whether torch multiplies bfloat16 by oneDNN kernels on this CPU; if not, all row counts cost the same. True if
+    torch cannot tell: extra rows cost less than new kernels."""
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
     try:
@@ -202,7 +202,7 @@ def _step(count: int, multiple: int) -> int:
     """Row counts near `count` are rounded to multiples of this."""
     if multiple == 1:
         return 1
-    return max(multiple, (1 << (count - 1).bit_length()) // (2 * _MULTIPLES_TO_A_DOUBLING))
+    return max(multiple, (1 << (count - 1).bit_length()) // (2 * _MULTIPLES_PER_DOUBLING))
 
 
 def _upward(rows: slice, multiple: int) -> slice:

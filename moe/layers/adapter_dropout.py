@@ -20,13 +20,13 @@ class DropoutKey:
 
     @classmethod
     def from_tokens(cls, tokens: TokenContext, ids: Tensor) -> "DropoutKey | None":
-        """Key of a training pass; None for any other."""
+        """Key of a training pass; None in evaluation."""
         return cls(tokens, ids) if tokens.training else None
 
 
 @dataclass(frozen=True)
 class AdapterDropout:
-    """Dropout of one adapter, with draws of its own: keyed by (seed, step, name of its matrix, token)."""
+    """Dropout of one adapter, with its own draws, keyed by (seed, step, name of its matrix, token)."""
 
     probability: float
     name: str

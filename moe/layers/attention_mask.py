@@ -18,8 +18,8 @@ class AttentionMask:
     """Attention mask of the last N of L positions over all L. A position always attends to itself, and padding to
     nothing else.
 
-    Make one per pass over a batch: its tensors are built when a layer first needs them and shared by all layers,
-    including those with other windows (`within`).
+    Create one per pass over a batch: its tensors are built when a layer first needs them and shared by all layers,
+    including those with a different window (`within`).
     """
 
     causal: bool = True
@@ -39,7 +39,7 @@ class AttentionMask:
         if self.window is not None and not (self.causal and self.window > 0):
             raise ValueError(f"window (={self.window}) must be at least 1, and requires causal attention; omit it")
         if self.keys is not None and (self.causal or self.is_by_row):
-            raise ValueError("keys require attention that is not causal, without documents or padding")
+            raise ValueError("keys require non-causal attention, without documents or padding")
 
     def with_window(self, window: int | None) -> "AttentionMask":
         """The same mask with this window, or with none."""
@@ -98,8 +98,8 @@ class AttentionMask:
             mask = mask & (key > query - self.window)
         mask = mask[None]
         if self.documents is not None:
-            of_query, of_key = self.documents[:, query], self.documents[:, key]
-            mask = mask & (of_query == of_key) & (of_query >= 0)
+            query_document, key_document = self.documents[:, query], self.documents[:, key]
+            mask = mask & (query_document == key_document) & (query_document >= 0)
         if self.first is not None:
             first = self.first[:, None, None]
             mask = mask & (key >= first) & (query >= first)

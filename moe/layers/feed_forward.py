@@ -15,7 +15,7 @@ from moe.parallel import Layout, QuantizedWeight, SequenceShard, cast_parameter
 
 class FeedForward(nn.Module):
     """Dense feed-forward layer: two matrices and an activation, or three if it is gated (arXiv 2002.05202). If split
-    over tensor-parallel ranks, each has some of the hidden units and processes all tokens."""
+    over tensor-parallel ranks, each rank has some of the hidden units and processes all tokens."""
 
     recompute = False
     """Recompute the hidden states in the backward pass."""

@@ -1,4 +1,4 @@
-"""Grouped-query self- and cross-attention (arXiv 2305.13245), of which multi-head attention is a case."""
+"""Grouped-query self- and cross-attention (arXiv 2305.13245); multi-head attention is a special case."""
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from moe.spec.language import GroupedQueryAttentionSpec
 
 
 class GroupedQueryAttention(nn.Module):
-    """Grouped-query attention of one layer. If split over tensor-parallel ranks, each has some of the heads and
+    """Grouped-query attention of one layer. If split over tensor-parallel ranks, each rank has some of the heads and
     processes all tokens."""
 
     key_value: nn.Parameter | None

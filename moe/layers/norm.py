@@ -22,7 +22,7 @@ class LayerNorm(nn.Module):
         self.register_parameter("weight", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the shape and dtype of `x` `[..., M]`."""
+        """Normalize `x` `[..., M]`, keeping its shape and dtype."""
         return functional.layer_norm(x, self.weight.shape, self.weight.to(x.dtype))
 
 
@@ -39,7 +39,7 @@ class RMSNorm(nn.Module):
         self.register_parameter("weight", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the shape and dtype of `x` `[..., M]`."""
+        """Normalize `x` `[..., M]`, keeping its shape and dtype."""
         return rms_norm(x, self.weight, self.eps, self.one_plus)
 
 
@@ -96,11 +96,11 @@ class _RMSNormFunction(torch.autograd.Function):
         x_TM, gradient_TM = (tensor.reshape(-1, width).to(wide) for tensor in (x, gradients[0]))
         rate_T = rate.reshape(-1)
         product_TM = gradient_TM * x_TM
-        gradient = of_weight = None
+        gradient = weight_gradient = None
         if ctx.needs_input_grad[0]:
-            towards_x_T = (product_TM @ scale_M).mul_(rate_T.pow(3)).div_(-width)
-            gradient = (gradient_TM * scale_M).mul_(rate_T[:, None]).addcmul_(x_TM, towards_x_T[:, None])
+            x_factor_T = (product_TM @ scale_M).mul_(rate_T.pow(3)).div_(-width)
+            gradient = (gradient_TM * scale_M).mul_(rate_T[:, None]).addcmul_(x_TM, x_factor_T[:, None])
             gradient = gradient.view(x.shape).to(x.dtype)
         if ctx.needs_input_grad[1]:
-            of_weight = (rate_T @ product_TM).to(weight.dtype)
-        return gradient, of_weight, None, None
+            weight_gradient = (rate_T @ product_TM).to(weight.dtype)
+        return gradient, weight_gradient, None, None

@@ -103,7 +103,7 @@ def rotary_table(
     int64 `[B, L]`. Computed in float64, returned in `dtype` but at least float32.
 
     `num_positions`, for dynamic scaling: int64 `[B]`, length of each row, or `[B, L]`, length of each position's
-    document. By default one more than the row's last position, so that a sequence has the same angles in any batch.
+    document. By default the row's last position plus 1, so that a sequence has the same angles in any batch.
     """
     dim = rope.rotated_dim(head_dim)
     if isinstance(rope.scaling, DynamicScaling) and num_positions is None and positions.shape[1]:
@@ -167,20 +167,20 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, sign: int) ->
         first_out.addcmul_(second, sin, value=-sign)
         second_out.addcmul_(first, sin, value=sign)
     else:
-        by = torch.complex(cos, sign * sin).to(wide.to_complex())
-        out = torch.view_as_real(torch.view_as_complex(_as_pairs(part)) * by).flatten(-2)
+        factors = torch.complex(cos, sign * sin).to(wide.to_complex())
+        out = torch.view_as_real(torch.view_as_complex(_as_pairs(part)) * factors).flatten(-2)
     if dim == x.shape[-1]:
         return as_dtype(out, x.dtype)
-    whole = torch.empty_like(x)
-    whole[..., :dim], whole[..., dim:] = out, x[..., dim:]
-    return whole
+    rotated = torch.empty_like(x)
+    rotated[..., :dim], rotated[..., dim:] = out, x[..., dim:]
+    return rotated
 
 
 def _as_pairs(part: Tensor) -> Tensor:
     """`[..., r / 2, 2]`, with the layout that `view_as_complex` requires."""
     *outer_strides, last = part.stride()
     is_paired = last == 1 and not (part.storage_offset() % 2 or any(stride % 2 for stride in outer_strides))
-    # Not contiguous(), which leaves a single vector, or none, where it is.
+    # Not contiguous(), which does not move a single vector, or an empty tensor.
     return (part if is_paired else part.clone(memory_format=torch.contiguous_format)).unflatten(-1, (-1, 2))
 
 

@@ -1,4 +1,4 @@
-"""One forward pass over rows of tokens, as the layers see it."""
+"""Inputs of one forward pass over rows of tokens, for its layers."""
 
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ from moe.routing import TokenContext
 
 @dataclass(frozen=True)
 class PassRows:
-    """Facts about the rows `[B, N]` of a pass that the attention of all layers needs."""
+    """Rows `[B, N]` of a pass: what attention needs in every layer."""
 
     shard: SequenceShard
     """Sequence sharding of the tokens `[B, N]`, without padding rows."""

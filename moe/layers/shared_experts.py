@@ -1,4 +1,4 @@
-"""Shared experts, which process every token beside its routed experts (DeepSeekMoE, arXiv 2401.06066)."""
+"""Shared experts, which process every token in addition to its routed experts (DeepSeekMoE, arXiv 2401.06066)."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

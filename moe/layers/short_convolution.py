@@ -16,14 +16,14 @@ def short_convolution(
     padding (negative) contributes nothing and gives zeros. `before` `[B, w - 1, c]`, from `convolution_cache`:
     preceding inputs in the document of the row's first position, by default zeros.
     """
-    ahead = weight.shape[1] - 1
+    num_before = weight.shape[1] - 1
     if before is not None:
         x = torch.cat((before.to(x.dtype), x), dim=1)
         if documents is not None:
-            documents = torch.cat((documents[:, :1].expand(-1, ahead), documents), dim=1)
+            documents = torch.cat((documents[:, :1].expand(-1, num_before), documents), dim=1)
     wide = torch.promote_types(x.dtype, torch.float32)
-    out = _Convolution.apply(x, weight, _own(documents, weight.shape[1], wide))
-    return out if before is None else out[:, ahead:]
+    out = _Convolution.apply(x, weight, _same_document(documents, weight.shape[1], wide))
+    return out if before is None else out[:, num_before:]
 
 
 def short_convolution_reference(
@@ -36,14 +36,14 @@ def short_convolution_reference(
     for row in range(rows):
         for at in range(num_positions):
             total = torch.zeros(channels, dtype=x.dtype)
-            own = 0 if documents is None else int(documents[row, at])
-            for behind in range(width):
-                source = at - behind
-                of_source = 0 if documents is None else int(documents[row, max(source, 0)])
-                if own < 0 or own != of_source or (source < 0 and before is None):
+            document = 0 if documents is None else int(documents[row, at])
+            for distance in range(width):
+                source = at - distance
+                source_document = 0 if documents is None else int(documents[row, max(source, 0)])
+                if document < 0 or document != source_document or (source < 0 and before is None):
                     continue
                 value = x[row, source] if source >= 0 else before[row, source]  # type: ignore[index]
-                total = total + weight[:, width - 1 - behind] * value
+                total = total + weight[:, width - 1 - distance] * value
             out.append(total)
     return torch.stack(out).view(x.shape)
 
@@ -56,11 +56,11 @@ def convolution_cache(x: Tensor, width: int, documents: Tensor | None = None, be
     if documents is None:
         return cache
     documents = torch.cat((documents[:, :1].expand(-1, width - 1), documents), dim=1)
-    is_own = (documents == documents[:, -1:]) & (documents >= 0)
-    return cache * is_own[:, x.shape[1] :, None].to(x.dtype)
+    is_same_document = (documents == documents[:, -1:]) & (documents >= 0)
+    return cache * is_same_document[:, x.shape[1] :, None].to(x.dtype)
 
 
-def _own(documents: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tensor, ...] | None:
+def _same_document(documents: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tensor, ...] | None:
     """`[B, L - j, 1]` for each j < `width`: 1 where a position and the one j before it are in the same document."""
     if documents is None:
         return None
@@ -77,18 +77,20 @@ class _Convolution(torch.autograd.Function):
     layout and has no documents."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, own: tuple[Tensor, ...] | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, same_document: tuple[Tensor, ...] | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.own = own
+        ctx.same_document = same_document
         wide = torch.promote_types(x.dtype, torch.float32)
         inputs, weight = x.to(wide), weight.to(wide)
         length, width = x.shape[1], weight.shape[1]
         out = inputs * weight[:, -1]
-        if own is not None:
-            out *= own[0]
+        if same_document is not None:
+            out *= same_document[0]
         for j in range(1, min(width, length)):
             earlier = inputs[:, : length - j]
-            out[:, j:].addcmul_(earlier if own is None else earlier * own[j], weight[:, width - 1 - j])
+            out[:, j:].addcmul_(
+                earlier if same_document is None else earlier * same_document[j], weight[:, width - 1 - j]
+            )
         return out.to(x.dtype)
 
     @staticmethod
@@ -97,10 +99,10 @@ class _Convolution(torch.autograd.Function):
         wide = torch.promote_types(x.dtype, torch.float32)
         inputs, gradient = x.to(wide), gradients[0].to(wide)
         length, width = x.shape[1], weight.shape[1]
-        of_x = torch.zeros_like(inputs)
-        of_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
+        d_x = torch.zeros_like(inputs)
+        d_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
         for j in range(min(width, length)):
-            towards = gradient[:, j:] if ctx.own is None else gradient[:, j:] * ctx.own[j]
-            of_x[:, : length - j].addcmul_(towards, weight[:, width - 1 - j].to(wide))
-            of_weight[:, width - 1 - j] = (towards * inputs[:, : length - j]).sum(dim=(0, 1))
-        return of_x.to(x.dtype), of_weight.to(weight.dtype), None
+            d_out = gradient[:, j:] if ctx.same_document is None else gradient[:, j:] * ctx.same_document[j]
+            d_x[:, : length - j].addcmul_(d_out, weight[:, width - 1 - j].to(wide))
+            d_weight[:, width - 1 - j] = (d_out * inputs[:, : length - j]).sum(dim=(0, 1))
+        return d_x.to(x.dtype), d_weight.to(weight.dtype), None

@@ -1,4 +1,4 @@
-"""Device interface for everything but arithmetic: copies, streams, timing, and what a device supports."""
+"""Device interface for everything except arithmetic: copies, streams, timing, and what a device supports."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _COLLECTIVES = {"cuda": "nccl"}
 
 
 class Accelerator(ABC):
-    """Device that tensors are on."""
+    """Device of tensors."""
 
     kind: DeviceKind
     """Kind in plans and calibrations: everything except a CPU counts as a GPU."""
@@ -141,7 +141,7 @@ def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
 
 @cache
 def _cpu_multiplies(dtype: torch.dtype) -> bool:
-    """Assumes not if torch does not tell: wide products are always right."""
+    """False if torch cannot tell: wide products are always correct."""
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     names = {torch.bfloat16: ("amx_bf16", "avx512_bf16"), torch.float16: ("amx_fp16", "avx512_fp16")}
     return dtype not in names or any(capabilities.get(name, False) for name in names[dtype])

@@ -1,4 +1,4 @@
-"""Application of a layout to a model: parameters placed, modules wired, blocks sharded one after another."""
+"""Application of a layout to a model: place parameters, wire modules, shard blocks one by one."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -32,32 +32,32 @@ def apply(
     blocks: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> Model:
-    """Shard the model in place: keep this rank's part of each parameter, as `placements` say. Returns the model.
+    """Shard the model in place: keep this rank's part of each parameter according to `placements`. Returns the model.
 
     `blocks` maps paths of modules that FSDP gathers as a unit to their names in errors of collectives; the model
-    itself, with the empty path, comes last, with the parameters of no block or of several. Blocks are sharded one by
-    one, so a rank never holds the whole model. A parameter that modules share stays one, placed by its first path.
-    Frozen parameters stay frozen.
+    itself, with the empty path, comes last, with the parameters outside blocks and those of several blocks. Blocks are
+    sharded one by one, so a rank never holds the whole model. Parameters shared by modules stay shared, placed by their
+    first path. Frozen parameters stay frozen.
 
     Raises SpecError for a parameter without a placement or the reverse, splits that its module does not support, a
-    degree that does not divide a dimension, blocks that are no modules, and meta tensors without initial values.
+    degree that does not divide a dimension, blocks that are not modules, and meta tensors without initial values.
     """
     blocks, placement_table = _innermost_first(model, blocks or {}), Placements(placements)
-    waiting: dict[str, dict[tuple[str, ...], Splits]] = {path: {} for path in blocks}
+    splits_by_block: dict[str, dict[tuple[str, ...], Splits]] = {path: {} for path in blocks}
     problems: list[Problem] = []
     for names in _paths(model):
-        path = next(path for path in blocks if all(_lies_in(path, name) for name in names))
+        path = next(path for path in blocks if all(_is_in(path, name) for name in names))
         splits = placement_table.placement(names[0], model.get_parameter(names[0]).shape).over(layout.degrees)
         problems += check_splits(model, names, splits, layout)
-        if {next(path for path in blocks if _lies_in(path, name)) for name in names} != {path}:
+        if {next(path for path in blocks if _is_in(path, name)) for name in names} != {path}:
             problems += _gathered_twice(names, splits)
-        waiting[path][names] = splits
+        splits_by_block[path][names] = splits
     placement_table.check_used()
     if problems := [*problems, *_buffers_without_values(model)]:
         raise SpecError(problems)
     for path, label in blocks.items():
         fsdp_splits = {}
-        for names, splits in waiting[path].items():
+        for names, splits in splits_by_block[path].items():
             if splits and splits[-1][0] in FSDP_AXES:
                 fsdp_splits[names[0].removeprefix(f"{path}." if path else "")] = splits[-1]
                 splits = splits[:-1]
@@ -88,13 +88,13 @@ def _innermost_first(model: nn.Module, blocks: Mapping[str, str]) -> dict[str, s
             ]
         )
     paths = sorted((path for path in blocks if path), key=lambda path: -path.count("."))
-    one_each = {id(modules[path]): path for path in reversed(paths)}
-    return {path: blocks[path] for path in paths if one_each[id(modules[path])] == path} | {
+    path_by_module = {id(modules[path]): path for path in reversed(paths)}
+    return {path: blocks[path] for path in paths if path_by_module[id(modules[path])] == path} | {
         "": blocks.get("", "the model")
     }
 
 
-def _lies_in(path: str, name: str) -> bool:
+def _is_in(path: str, name: str) -> bool:
     return not path or name.startswith(f"{path}.")
 
 
@@ -107,7 +107,7 @@ def _paths(model: nn.Module) -> list[tuple[str, ...]]:
 
 
 def _gathered_twice(names: tuple[str, ...], splits: Splits) -> Iterator[Problem]:
-    """Problem of a parameter that several blocks share and FSDP would gather: it gathers a parameter for one block
+    """Problem of a parameter that several blocks share and FSDP would gather: FSDP gathers a parameter for one block
     only."""
     if any(axis in FSDP_AXES for axis, _ in splits):
         yield Problem("conflict", f"placements.{names[0]}.splits", list(splits),
@@ -116,12 +116,12 @@ def _gathered_twice(names: tuple[str, ...], splits: Splits) -> Iterator[Problem]
 
 
 def _buffers_without_values(model: nn.Module) -> Iterator[Problem]:
-    for within, module in model.named_modules():
+    for module_path, module in model.named_modules():
         zeros = getattr(module, "begin_with_zeros", ())
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_meta and name not in zeros:
-                yield Problem("uninitialized", f"{within}.{name}".lstrip("."), None,
-                              "lies on the meta device and has no initial values",
+                yield Problem("uninitialized", f"{module_path}.{name}".lstrip("."), None,
+                              "is on the meta device and has no initial values",
                               "create it on a device, or name it in its module's `begin_with_zeros`")  # fmt: skip
 
 
@@ -130,9 +130,9 @@ def recompute(block: nn.Module) -> None:
     with the same random numbers. A block with keyed draws (`draws_by_key`) needs no saved generator state."""
     forward, by_key = block.forward, getattr(block, "draws_by_key", False)
 
-    def from_its_input(*inputs: Any, **keywords: Any) -> Any:
+    def recomputed_forward(*inputs: Any, **keywords: Any) -> Any:
         if torch.is_grad_enabled():
             return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=not by_key, **keywords)
         return forward(*inputs, **keywords)
 
-    block.forward = from_its_input
+    block.forward = recomputed_forward

@@ -27,17 +27,17 @@ def dequantize_with_kernel(
 
 @cache
 def runs_on(device: torch.device) -> bool:
-    """Whether a block of each form is dequantized correctly: the library may lack the device, or be built for
-    another."""
+    """Whether a block of each form is dequantized correctly: the library may not support the device, or be built for
+    another one."""
     if _operators() is None or device.type not in ("cpu", "cuda"):
         return False
     try:
-        return all(_comes_out_right(device, dtype) for dtype in _DTYPES)
+        return all(_is_correct(device, dtype) for dtype in _DTYPES)
     except (RuntimeError, AttributeError):  # no kernel for the device, or its library does not load
         return False
 
 
-def _comes_out_right(device: torch.device, dtype: torch.dtype) -> bool:
+def _is_correct(device: torch.device, dtype: torch.dtype) -> bool:
     take = accelerator(device).take
     codes, scales = torch.full((BLOCK,), 0x7F, dtype=torch.uint8), torch.full((1,), 0.5)
     whole = _dequantize(take(codes.view(torch.int8)), take(scales), "int8", 0, dtype)

@@ -10,7 +10,7 @@ from moe.activity import doing
 
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""Under their names from torch 2.13 on."""
+"""Their names since torch 2.13, or the older ones."""
 
 
 class CollectiveError(RuntimeError):

@@ -1,9 +1,9 @@
-"""Waiting for rank 0, however long it works, through the store of the default process group.
+"""Waiting for rank 0, for as long as it works, through the store of the default process group.
 
-Rank 0 sets a key every second while it works, and a last one at the end; the others wait for one key after another, so
-none runs into a process group's timeout. They give up if no key comes within that timeout, as in any collective: rank 0
-may be suspended, or run native code that holds the GIL. Its death is noticed sooner, because the store or its launcher
-goes down too.
+Rank 0 sets a key every second while it works, and another at the end; the others wait for one key after another, so
+none runs into a process group's timeout. They give up if no key is set within that timeout, as in any collective: rank
+0 may be suspended, or run native code that holds the GIL. Its death is noticed sooner, because the store or its
+launcher goes down too.
 """
 
 import itertools

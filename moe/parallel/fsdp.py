@@ -1,7 +1,7 @@
 """Parameters sharded over data-parallel ranks, and gathered for use (FSDP2; arXiv 2304.11277).
 
-Sharded over some of these ranks and replicated over the others, it is HSDP. Experts have FSDP axes of their own. Errors
-of collectives name the collective and the layer.
+Sharded over some of these ranks and replicated over the others, it is HSDP. Experts have their own FSDP axes. Errors of
+collectives name the collective and the layer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,8 +65,8 @@ def _shard(
 ) -> None:
     """`axes` are (replica axis, sharding axis). `dims` are dimensions by the parameters' ids, not the parameters, which
     are freed as soon as they are sharded."""
-    axis, replicas, over = axes[1], layout.group(axes[0]), layout.group(axes[1])
-    assert over is not None
+    axis, replica_group, sharding_group = axes[1], layout.group(axes[0]), layout.group(axes[1])
+    assert sharding_group is not None
     trainable = (parameter for parameter in module.parameters() if id(parameter) in dims and parameter.requires_grad)
     if len(dtypes := {str(parameter.dtype) for parameter in trainable}) > 1:
         raise spec_error("dtype_mismatch", label, sorted(dtypes),
@@ -78,7 +78,7 @@ def _shard(
     }  # fmt: skip
     fully_shard(
         module,
-        mesh=DeviceMesh.from_group(over, layout.device.type),
+        mesh=DeviceMesh.from_group(sharding_group, layout.device.type),
         reshard_after_forward=not keep_gathered,
         shard_placement_fn=lambda parameter: Shard(dims[id(parameter)]),
         ignored_params={parameter for parameter in module.parameters() if id(parameter) not in dims},
@@ -89,13 +89,13 @@ def _shard(
     module.set_force_sum_reduction_for_comms(True)
     module.set_custom_all_gather(_AllGather(label))  # type: ignore[arg-type]
     module.set_custom_reduce_scatter(_ReduceScatter(label))  # type: ignore[arg-type]
-    if replicas is not None:
-        module.set_all_reduce_hook(lambda gradients: _sum_over_replicas(gradients, replicas, label))
+    if replica_group is not None:
+        module.set_all_reduce_hook(lambda gradients: _sum_over_replicas(gradients, replica_group, label))
     for method in getattr(module, "entry_points", ()):
         register_fsdp_forward_method(module, method)
     for name, part in splits.items():
         parameter = module.get_parameter(name)
-        assert isinstance(parameter, DTensor), f"{name} of {label} is gathered by nobody"
+        assert isinstance(parameter, DTensor), f"{name} of {label} is not gathered by FSDP"
         parameter.part = part  # type: ignore[attr-defined]
 
 

@@ -20,8 +20,8 @@ def discard_gradients(parameters: list[LocalParameter]) -> None:
     """Discard gradients before a step, reusing their memory. A model's own `zero_grad` misses parameters that are
     currently gathered."""
     for local_parameter in parameters:
-        if (beside := buffers_of(local_parameter.parameter)) is not None:
-            beside.return_buffer(local_parameter.parameter.grad)
+        if (buffers := buffers_of(local_parameter.parameter)) is not None:
+            buffers.return_buffer(local_parameter.parameter.grad)
         local_parameter.parameter.grad = local_parameter.local.grad = None
 
 
@@ -50,7 +50,7 @@ def _summed_over(part: ParameterShard) -> tuple[str, ...]:
     """Axes along which ranks have the same part of a parameter and gradients of different tokens."""
     if part.of_experts:
         over_replicas = () if "expert_fsdp" in part.axes else ("expert_replica", "expert_fsdp")
-        # Ranks with parts of an expert use a parameter that is not split over them with different parts.
+        # A parameter that is not split over expert_tensor is used on each rank with a different part of the expert.
         return over_replicas if "expert_tensor" in part.axes else (*over_replicas, "expert_tensor")
     over_data = () if "fsdp" in part.axes else DATA_AXES
     shares_tokens = part.shares_tokens and "tensor" not in part.axes
@@ -70,11 +70,11 @@ def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
 
 @torch.no_grad()
 def clip_by_global_norm(parameters: list[LocalParameter], layout: Layout, max_norm: float | None) -> Tensor:
-    """Scale gradients to a global norm of at most `max_norm`, and return their norm before (float64 scalar), the same
-    on every rank.
+    """Scale gradients to a global norm of at most `max_norm`, and return the norm before scaling (float64 scalar), the
+    same on every rank.
 
-    Call after `reduce_gradients`. Without `max_norm` it only measures. A norm that is not finite scales nothing, so
-    that its cause remains visible in the gradients.
+    Call after `reduce_gradients`. Without `max_norm` it only measures. If the norm is not finite, gradients are not
+    scaled, so that its cause remains visible in them.
     """
     by_copies: dict[int, list[Tensor]] = {}
     for parameter in parameters:

@@ -1,8 +1,8 @@
 """Collectives of plain values over all ranks.
 
 All ranks must call the same one; it raises CollectiveError if a rank does not join. Values are sent as JSON, since
-unpickling could run the sender's code. One process encodes and decodes them too, so results do not depend on the number
-of ranks.
+unpickling could run the sender's code. A single process encodes and decodes them too, so results do not depend on the
+number of ranks.
 """
 
 import json
@@ -26,8 +26,8 @@ def world_size() -> int:
 
 
 def broadcast_from_rank0(ask: Callable[[], Any]) -> Any:
-    """Call `ask` on rank 0 and return its result on every rank. The others wait as long as rank 0 works, whatever the
-    process group's timeout. Its exception is raised on rank 0, and RuntimeError on the others."""
+    """Call `ask` on rank 0 and return its result on every rank. The others wait as long as rank 0 works, regardless of
+    the process group's timeout. Its exception is raised on rank 0, and RuntimeError on the others."""
     if world_size() == 1:
         return json.loads(_text(ask()))
     content, failure = b"", None
@@ -41,7 +41,7 @@ def broadcast_from_rank0(ask: Callable[[], Any]) -> Any:
     else:
         first.wait()
     with collective("broadcast of rank 0's answer"):
-        size_bytes = _largest(len(content))  # which all ranks join after the wait
+        size_bytes = _largest(len(content))  # a collective that all ranks join after the wait
         if rank() == 0:
             first.forget()
         buffer = _to_buffer(content, size_bytes)
@@ -116,21 +116,21 @@ def _to_buffer(content: bytes, size_bytes: int) -> Tensor:
 
 
 def _value(buffer: Tensor) -> Any:
-    return json.loads(buffer.numpy().tobytes())  # which ignores the trailing blanks
+    return json.loads(buffer.numpy().tobytes())  # ignores trailing blanks
 
 
 def cpu_group() -> dist.ProcessGroup:
-    """Return the default process group, or a gloo group of the same ranks if that has no CPU backend, as after
+    """Return the default process group, or a gloo group of the same ranks if it has no CPU backend, for example after
     `init_process_group("nccl")`. All ranks call it together: the first call creates the gloo group."""
     world = dist.group.WORLD
     assert world is not None
     if "cpu:" in str(dist.get_backend_config()):
         return world
-    if world not in _BESIDE:
-        _BESIDE.clear()  # entries of a destroyed default group
-        _BESIDE[world] = dist.new_group(backend="gloo")
-    return _BESIDE[world]
+    if world not in _GLOO_GROUPS:
+        _GLOO_GROUPS.clear()  # entries of a destroyed default group
+        _GLOO_GROUPS[world] = dist.new_group(backend="gloo")
+    return _GLOO_GROUPS[world]
 
 
-_BESIDE: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
-"""Gloo group of the default group, if that has no CPU backend."""
+_GLOO_GROUPS: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
+"""Gloo group by default group, if that has no CPU backend."""

@@ -52,7 +52,7 @@ class Layout:
     placements: tuple[Placement, ...] | None = None
     """Placements of parameters; None for the planner's."""
     module: ModuleLayout | None = None
-    """Layout of a user's module, from the plan too: it has its own mesh over all ranks."""
+    """Layout of a user's module, also from the plan: it has its own mesh over all ranks."""
 
     @classmethod
     def single(cls, device: torch.device | str = "cpu") -> "Layout":
@@ -67,8 +67,8 @@ class Layout:
 
         A collective over some of the ranks fails if one does not join within `timeout_s`; one over all ranks, if it
         uses the default group, after that group's timeout. Tensors are exchanged over NCCL on GPUs and gloo on CPUs,
-        whatever the default backend. Raises SpecError if the number of processes is not the plan's, and for a plan that
-        cannot be executed yet.
+        regardless of the default backend. Raises SpecError if the number of processes is not the plan's, and for a plan
+        that cannot be executed yet.
         """
         if (problem := refusal(plan)) is not None:
             raise SpecError(problem)
@@ -99,14 +99,15 @@ class Layout:
         device = torch.device(device)
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return cls(0, 1, device, **options)
-        lies_on = accelerator(device)
-        lies_on.make_current()
-        groups = _groups(degrees, lies_on.collectives, ranks_per_node, timedelta(seconds=timeout_s))
+        device_accelerator = accelerator(device)
+        device_accelerator.make_current()
+        groups = _groups(degrees, device_accelerator.collectives, ranks_per_node, timedelta(seconds=timeout_s))
         return cls(dist.get_rank(), dist.get_world_size(), device, degrees, groups, **options)
 
     def close(self) -> None:
-        """Destroy the layout's process groups, with their threads and connections. All ranks call it, in one order of
-        groups, since NCCL waits for a group's other ranks; nothing built with the layout may be used afterwards."""
+        """Destroy the layout's process groups, with their threads and connections. All ranks call it, with groups in
+        the same order, since NCCL waits for a group's other ranks; nothing built with the layout may be used
+        afterwards."""
         for group in reversed(dict.fromkeys(self.groups.values())):
             if group is not dist.group.WORLD:
                 dist.destroy_process_group(group)
@@ -139,7 +140,7 @@ class Layout:
 
     @property
     def data_ranks(self) -> int:
-        """Number of ranks with rows of their own."""
+        """Number of ranks with different rows."""
         return self.degree(*DATA_AXES)
 
     def copies(self, *axes: str) -> int:

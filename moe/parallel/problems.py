@@ -1,4 +1,4 @@
-"""Problems that some ranks find, raised on every rank."""
+"""Problems of some ranks, raised on every rank."""
 
 import json
 from collections.abc import Callable, Iterable

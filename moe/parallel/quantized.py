@@ -33,7 +33,7 @@ _AT_ONCE_ELSEWHERE = 1 << 24
 
 @dataclass(frozen=True)
 class QuantScheme:
-    """Storage of a quantized matrix: its form, the dimension along which blocks lie, and its full length."""
+    """Storage of a quantized matrix: its form, the dimension of its blocks, and that dimension's full length."""
 
     form: Form
     dim: int
@@ -69,7 +69,7 @@ class QuantScheme:
         return (*within[: self.dim], bounds, *within[self.dim + 1 :])
 
     def codes_of(self, within: Slices, *, of_scales: bool) -> Slices:
-        """Slices of codes, or of scales, of the given slices of whole blocks of the matrix."""
+        """Slices of codes or scales that store the given slices of whole blocks of the matrix."""
         first, end = within[self.dim]
         if of_scales:
             first, end = first // BLOCK, num_scales(end)
@@ -100,7 +100,7 @@ class QuantizedWeight:
     @torch.no_grad()
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the matrix in `dtype`, without a gradient. Values are computed in float32, or bfloat16 for that form,
-        whatever `dtype` is."""
+        regardless of `dtype`."""
         codes, scales, scheme = self.codes.detach(), self.scales, self.scheme
         if scales is None:
             return codes.to(dtype)
@@ -127,10 +127,10 @@ def quantize(values: Tensor, scheme: QuantScheme) -> tuple[Tensor, Tensor | None
     scales = torch.stack([block.abs().amax(dim) for block in wide.split(BLOCK, dim)], dim)
     if scheme.form == "int8":
         scales = scales / _LARGEST_INT8
-    over = wide / _scale_per_value(torch.where(scales == 0, 1.0, scales), dim, length)
+    ratios = wide / _scale_per_value(torch.where(scales == 0, 1.0, scales), dim, length)
     if scheme.form == "int8":
-        return over.round_().clamp_(-_LARGEST_INT8, _LARGEST_INT8).to(torch.int8), scales
-    halves = torch.bucketize(over, _middles(over.device), out_int32=True).to(torch.uint8)
+        return ratios.round_().clamp_(-_LARGEST_INT8, _LARGEST_INT8).to(torch.int8), scales
+    halves = torch.bucketize(ratios, _middles(ratios.device), out_int32=True).to(torch.uint8)
     if length % 2:
         last = halves.narrow(dim, 0, 1)
         halves = torch.cat((halves, torch.full_like(last, _ZERO)), dim)

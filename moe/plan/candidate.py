@@ -17,7 +17,7 @@ CHUNKS = (1, 2, 4)
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a layout beside its degrees."""
+    """Options of a layout in addition to its degrees."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -65,15 +65,16 @@ class Candidate:
 
     def __str__(self) -> str:
         """Degrees, and the options that tell candidates apart."""
-        of = self.options
-        parts = [str(self.degrees), f"micro-batches of {of.micro_batch_groups}"]
-        parts += [f"recompute {of.recompute}"] * (of.recompute != "none")
-        parts += [f"{of.virtual_stages} runs a stage"] * (of.virtual_stages > 1)
+        options = self.options
+        parts = [str(self.degrees), f"micro-batches of {options.micro_batch_groups}"]
+        parts += [f"recompute {options.recompute}"] * (options.recompute != "none")
+        parts += [f"{options.virtual_stages} runs a stage"] * (options.virtual_stages > 1)
         return ", ".join(parts)
 
     @property
     def key(self) -> tuple[object, ...]:
         """Tie-breaking key at equal step times: the fewest splits first."""
-        of = self.options
-        return (*self.degrees.order, of.sharding, of.virtual_stages, of.overlap, of.num_chunks,
-                of.ranks_per_node or 0, -of.micro_batch_groups, RECOMPUTES.index(of.recompute))  # fmt: skip
+        options = self.options
+        return (*self.degrees.order, options.sharding, options.virtual_stages, options.overlap, options.num_chunks,
+                options.ranks_per_node or 0, -options.micro_batch_groups,
+                RECOMPUTES.index(options.recompute))  # fmt: skip

@@ -60,7 +60,7 @@ class Degrees:
     context: Count = 1
     """Context parallelism: ranks that split each sequence."""
     pipeline: Count = 1
-    """Pipeline stages of consecutive layers; the meshes are of one stage."""
+    """Pipeline stages of consecutive layers; each mesh is within one stage."""
 
     @property
     def stage_workers(self) -> int:
@@ -97,7 +97,7 @@ class Degrees:
 
     @property
     def num_further_axes(self) -> int:
-        """Number of axes in use beside data and expert."""
+        """Number of axes in use other than data and expert."""
         return sum(degree > 1 for degree in (self.tensor, self.context, self.expert_tensor, self.pipeline))
 
     @property

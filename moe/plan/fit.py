@@ -9,12 +9,12 @@ from moe.spec.errors import Problem
 def fit_problems(model: ModelSpec, degrees: Mapping[str, int]) -> list[Problem]:
     """Return a Problem for each model dimension that its axis's degree does not divide."""
     problems = []
-    for path, number, axis, why in divided_dims(model):
+    for path, number, axis, reason in divided_dims(model):
         degree = degrees.get(axis, 1)
         if number % degree:
             good = ", ".join(str(d) for d in range(1, min(number, 4 * degree) + 1) if number % d == 0)
             problems.append(Problem("not_divisible", path, number,
-                                    f"must be divisible by the {axis} degree (={degree}), {why}",
+                                    f"must be divisible by the {axis} degree (={degree}), {reason}",
                                     f"use another number, or a degree of {good}"))  # fmt: skip
     return problems
 

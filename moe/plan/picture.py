@@ -101,8 +101,8 @@ def figure_of(plan: Plan) -> "Figure":
 
 def _title(plan: Plan, num_layouts: int) -> str:
     layouts = "the layout" if num_layouts == 1 else f"the {num_layouts} best layouts"
-    by = "" if plan.profile == "ours" else f", as {EXECUTORS[plan.profile]} would run them"
-    return f"{plan.num_workers:,} x {plan.device_type}: {layouts}{by}"
+    executor = "" if plan.profile == "ours" else f", as {EXECUTORS[plan.profile]} would run them"
+    return f"{plan.num_workers:,} x {plan.device_type}: {layouts}{executor}"
 
 
 def _draw_bars(

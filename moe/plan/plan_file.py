@@ -46,9 +46,9 @@ def non_default_fields(value: Any) -> Any:
         case BaseModel():
             fields = type(value).model_fields.items()
             return {
-                name: non_default_fields(own)
+                name: non_default_fields(item)
                 for name, field in fields
-                if (own := getattr(value, name)) != field.get_default(call_default_factory=True)
+                if (item := getattr(value, name)) != field.get_default(call_default_factory=True)
                 or _is_name_of_a_kind(field)
             }
         case list() | tuple():
@@ -80,21 +80,21 @@ def load(path: str | Path) -> Plan:
         raise SpecError([replace(problem, path=f"{name}: {problem.path}") for problem in problems_of(error)]) from None
 
 
-def require_same(stored_plan: Plan, now: Plan, name: str) -> None:
-    """Raise SpecError if the plan stored in file `name` was made for other inputs than `now`."""
-    if parts := differences(stored_plan, now):
+def require_same(stored_plan: Plan, new_plan: Plan, name: str) -> None:
+    """Raise SpecError if the plan stored in file `name` was made for different inputs from `new_plan`."""
+    if parts := differences(stored_plan, new_plan):
         parts_in_words = " and another ".join(parts)
         raise spec_error("mismatch", name, None, f"was made for another {parts_in_words}", "plan again and save that")
 
 
-def differences(plan: Plan, now: Plan) -> list[str]:
+def differences(plan: Plan, new_plan: Plan) -> list[str]:
     """Names of the inputs that differ."""
-    origin, current = plan.made_for, now.made_for
+    origin, current = plan.made_for, new_plan.made_for
     if origin is None:
         return ["planner, which did not record its inputs"]
     parts = [part for part in MadeFor.model_fields if getattr(origin, part) != getattr(current, part)]
-    parts += ["profile"] * (plan.profile != now.profile)
-    return parts + ["software"] * (plan.software != now.software)
+    parts += ["profile"] * (plan.profile != new_plan.profile)
+    return parts + ["software"] * (plan.software != new_plan.software)
 
 
 def _digest(value: Any) -> str:

@@ -33,7 +33,7 @@ class Profile:
     gathers_wide: bool
     """Whether weights are gathered and gradients scattered in float32 or in the compute dtype."""
     narrows_at_use: bool
-    """Whether layers cast weights at use and save the copies; otherwise ungathered weights are cast once a step."""
+    """Whether layers cast weights at use and save the copies; otherwise ungathered weights are cast once per step."""
     logits_in_parts: bool
     """Whether the loss chunks the logits."""
     loss_bytes: tuple[int, int] | None

@@ -28,10 +28,10 @@ def order(goal: Goal, plan: Plan, price_per_hour: float | None = None) -> tuple[
 
 @dataclass(frozen=True)
 class PlanQuery:
-    """Parameters of a plan beside the job and its cluster."""
+    """Parameters of a plan in addition to the job and its cluster."""
 
     num_workers: int | None = None
-    """By default the most of the job's range that there are devices for, or the goal's choice."""
+    """By default the most workers of the job's range that have devices, or the goal's choice."""
     top: int = 5
     """Layouts to report, the chosen one included."""
     profile: ProfileName | None = None
@@ -39,8 +39,8 @@ class PlanQuery:
     software: SoftwareName | None = None
     """Source of host times and sustained rates; by default `ours-eager`, or `megatron-eager` for a peer."""
     goal: Goal | None = None
-    """Chooses the number of workers within the job's range, and the pool. By default the most workers that there are
-    devices for, and the fastest pool."""
+    """Chooses the number of workers within the job's range, and the pool. By default the most workers that have
+    devices, and the fastest pool."""
     load_skew: float | None = None
     """Measured rows of the busiest expert over the mean."""
     to_run: bool = False

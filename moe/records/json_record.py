@@ -12,8 +12,8 @@ _READERS: "dict[type, TypeAdapter[Any]]" = {}
 class JsonRecord:
     """Frozen dataclass whose fields, in order, are its JSON keys.
 
-    Plain dataclasses, since each step creates one per layer with all expert loads, and own values need no validation.
-    `read` validates values from storage or the network.
+    Plain dataclasses, since each step creates one per layer with all expert loads, and values computed here need no
+    validation. `read` validates values from storage or the network.
     """
 
     @classmethod
@@ -22,7 +22,7 @@ class JsonRecord:
 
         Ignores unknown keys; missing or mistyped values get their defaults. Raises ValueError without a default.
         """
-        from pydantic import TypeAdapter, ValidationError  # not needed by clients that read no records
+        from pydantic import TypeAdapter, ValidationError  # clients that read no records do not need it
 
         fields = plain if isinstance(plain, dict) else {}
         reader = _READERS.get(cls) or _READERS.setdefault(cls, TypeAdapter(cls))
@@ -30,8 +30,8 @@ class JsonRecord:
             record: Self = reader.validate_python(fields)
         except ValidationError as error:
             unreadable = {problem["loc"][0] for problem in error.errors(include_input=False)}
-            left = {key: value for key, value in fields.items() if key not in unreadable}
-            record = reader.validate_python(left)
+            readable = {key: value for key, value in fields.items() if key not in unreadable}
+            record = reader.validate_python(readable)
         return record
 
     def to_plain(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Checks of arguments that callers give: dense tensors, whole numbers, inference mode."""
+"""Checks of callers' arguments: dense tensors, whole numbers, inference mode."""
 
 from collections.abc import Iterable
 from numbers import Integral
@@ -9,8 +9,8 @@ from torch.distributed.tensor import DTensor
 
 
 def is_dense(value: object) -> bool:
-    """Whether `value` is a strided tensor with all its elements in this process: no meta, sparse or nested tensor, no
-    DTensor."""
+    """Whether `value` is a strided tensor with all its elements in this process: not a meta, sparse or nested tensor,
+    and not a DTensor."""
     if not isinstance(value, Tensor) or isinstance(value, DTensor) or value.is_meta:
         return False
     return value.layout == torch.strided and not value.is_nested

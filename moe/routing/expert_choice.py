@@ -14,8 +14,8 @@ from moe.spec.routers import ExpertChoiceSpec
 
 class ExpertChoice(Router[ExpertChoiceSpec]):
     """Router by expert choice: in each group, every expert takes the C tokens with the highest probability for it; a
-    token may have any number of experts. C follows from real tokens, so padding changes nothing. Training and
-    evaluation are alike."""
+    token may have any number of experts. C depends on real tokens only, so padding changes nothing. Training and
+    evaluation route in the same way."""
 
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         num_groups, group_tokens, num_experts = logits.shape

@@ -18,8 +18,8 @@ class SinkhornTopK(Router[SinkhornTopKSpec]):
     """Top-k router by a nearly balanced transport plan per group in training, and by logits in evaluation. Weights are
     probabilities (sigmoids of the logits if K is 1); there is no auxiliary loss.
 
-    Ties in the plan, as of a lone token or of equal tokens, go to the higher logit, then to the lower index, whatever
-    the rounding.
+    Ties in the plan, such as those of a single token or of equal tokens, go to the higher logit, then to the lower
+    index, regardless of rounding.
     """
 
     replays = True

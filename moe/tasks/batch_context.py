@@ -22,7 +22,7 @@ class BatchContext:
     """R: consecutive rows per token group, in both stacks of an encoder-decoder model: its encoder's groups have R·L
     positions, its decoder's R·N. None: as many as fit into the spec's `group_tokens`."""
     counts: BatchCounts | None = None
-    """Counts of the global batch's rows (an encoder-decoder model's targets); None: these rows are all of it."""
+    """Counts of the global batch's rows (an encoder-decoder model's targets); None: these rows are the whole batch."""
     source_counts: BatchCounts | None = None
     """Counts of the global batch's sources, for an encoder."""
     documents: Tensor | None = None
@@ -45,9 +45,9 @@ def positions_of(documents: Tensor) -> Tensor:
     """int64 `[B, L]`: position of each token within its document; runs of padding count as documents."""
     num_positions = documents.shape[1]
     place = torch.arange(num_positions, device=documents.device).expand(documents.shape)
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return place - torch.where(begins, place, 0).cummax(dim=1).values
+    is_start = torch.ones_like(documents, dtype=torch.bool)
+    is_start[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return place - torch.where(is_start, place, 0).cummax(dim=1).values
 
 
 def lengths_of(positions: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ def training_requirements(spec: JobSpec, roots: Sequence[str] | None) -> tuple[P
     """Problems of a job that can be planned but not trained.
 
     Its corpus is synthetic, it lacks a required model folder, or the folder has a `config.json` but no weights. A
-    folder not found under `roots` is no problem: it may exist where the job runs.
+    folder not found under `roots` is not a problem: it may exist where the job runs.
     """
     problems = (spec.missing_texts, spec.missing_folder, *_missing_weights(spec, roots))
     return tuple(problem for problem in problems if problem is not None)
@@ -24,7 +24,7 @@ def _missing_weights(spec: JobSpec, roots: Sequence[str] | None) -> tuple[Proble
     try:
         if not folder.has(CONFIG) or any(folder.has(name) for name in (INDEX, "*.safetensors")):
             return ()
-    except SpecError:  # it lies outside of the roots
+    except SpecError:  # it is outside the roots
         return ()
     try:
         folder.weight_files()

@@ -20,7 +20,7 @@ KEEP_FREED_MEMORY = {
 
 @contextmanager
 def children_keep_freed_memory() -> Iterator[None]:
-    """Set `KEEP_FREED_MEMORY` for processes started within, where not set already."""
+    """Set `KEEP_FREED_MEMORY` for processes started in the context, unless set already."""
     missing = KEEP_FREED_MEMORY.keys() - os.environ.keys()
     os.environ |= {name: KEEP_FREED_MEMORY[name] for name in missing}
     try:

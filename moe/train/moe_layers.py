@@ -40,13 +40,13 @@ class MoELayers:
         facts_by_rank = json_collectives.all_gather_json(
             [vars(LayerFacts.from_layer(layer)) for layer in self.local_layers.values()]
         )
-        facts_by_number = {facts["layer"]: LayerFacts(**facts) for of_rank in facts_by_rank for facts in of_rank}
+        facts_by_number = {facts["layer"]: LayerFacts(**facts) for rank_facts in facts_by_rank for facts in rank_facts}
         self.facts = tuple(facts_by_number[number] for number in sorted(facts_by_number))
         """Facts about the layers of all ranks, by number."""
 
     @contextmanager
     def routings(self) -> Iterator[list[tuple[int, Routing]]]:
-        """Collect (layer number, detached routing) of forward passes within that track gradients."""
+        """Collect (layer number, detached routing) of forward passes that track gradients."""
         routings: list[tuple[int, Routing]] = []
 
         def note(layer: MoELayer, _inputs: object, output: tuple[object, Routing]) -> None:

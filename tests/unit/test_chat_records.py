@@ -186,7 +186,7 @@ PARTED, ONE_WHOLE = "start with different messages, and no prompt", "of which on
         ({"prompt": "q", "chosen": [USER], "rejected": "a"}, ONE_WHOLE),
         ({"prompt": "q", "chosen": [USER, ANSWER], "rejected": [OTHER]}, ONE_WHOLE),
         ({"prompt": "q", "chosen": [OTHER], "rejected": [USER, ANSWER]}, ONE_WHOLE),
-        ({**WHOLE, "prompt": "another"}, "that starts with other messages than its prompt"),
+        ({**WHOLE, "prompt": "another"}, "whose first messages differ from its prompt"),
         ({"messages": [USER, ANSWER], "chosen": "a", "rejected": "b"}, "end with an answer"),
     ],
 )

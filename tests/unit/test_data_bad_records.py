@@ -90,7 +90,7 @@ def test_every_kind_of_bad_record_is_reported_where_a_job_is_posted(
     for number in range(num_before + 1, num_before + 1 + len(bad)):
         place = rf"{re.escape(f'{path}, line {number}')}\b"
         assert sum(re.search(place, message) is not None for message in messages) == 1, (place, messages)
-    assert all("1 of 4 alike" in message for message in messages[:-1])
+    assert all("1 of 4 such faults" in message for message in messages[:-1])
     assert problems[-1].code == "bad_records"
     assert f"{4 * len(bad):,} unusable records among {num_before + 1 + 4 * len(bad):,}" in messages[-1]
 
@@ -122,7 +122,7 @@ def test_records_that_a_template_refuses_are_skipped_likewise(tmp_path: Path) ->
     path = written(tmp_path / "data" / "a.jsonl", *(json.dumps(row).encode() for row in rows))
     assert problems_of(chat(path.parent), tmp_path) == (), "chatml renders any order"
     problem = problems_of(chat(path.parent), tmp_path, "turns")[0]
-    assert (problem.value, "1 of 3 alike" in problem.rule) == (f"{path}, line 4", True)
+    assert (problem.value, "1 of 3 such faults" in problem.rule) == (f"{path}, line 4", True)
     enough, less = (chat(path.parent, on_bad="skip", max_bad_share=share) for share in (0.1, 0.09))
     assert problems_of(enough, tmp_path, "turns") == ()
     assert problems_of(less, tmp_path, "turns")[-1].path == "data.max_bad_share"

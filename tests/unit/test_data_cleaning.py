@@ -33,7 +33,7 @@ def test_a_pair_is_left_out_by_the_rule_it_breaks(rule, source, target):
     cleaning, pair = cleaner(), Pair("de", source, target)
     assert cleaning.clean([pair]) == ([] if rule else [pair])
     assert cleaning.drop_counts == {name: int(name == rule) for name in RULES}
-    assert cleaning.read == 1
+    assert cleaning.num_read == 1
 
 
 def test_duplicates_are_found_within_a_language_after_normalisation():

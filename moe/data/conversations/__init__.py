@@ -1,1 +1,1 @@
-"""Conversations: records → messages → a chat template → text, and the stretches of it that are learned. No torch."""
+"""Conversations: records → messages → a chat template → text with the spans to learn. No torch."""

@@ -62,11 +62,11 @@ class TranscriptRenderer:
         if transcript.startswith(prompt):
             answer = _with_own_thoughts(self.messages[at], prompt, transcript[len(prompt) :])
             return AnswerSpan(at, prompt + answer, len(prompt))
-        text = self._going_on(at, prompt)
+        text = self._continue_prompt(at, prompt)
         if text is None:
             rule = (
                 f"renders different text before an answer than its generation prompt (messages[{at}], "
-                f"{_parting(prompt, transcript)}), so the assistant's text cannot be located"
+                f"{_describe_divergence(prompt, transcript)}), so the assistant's text cannot be located"
             )
             raise UnreadableRecord(
                 rule, ("mark the answers with {% generation %} in a template, and name it by data.chat_template")
@@ -74,32 +74,32 @@ class TranscriptRenderer:
         return AnswerSpan(at, text, len(prompt))
 
     def follows(self, at: int) -> list[str]:
-        """Texts that the template may render after the answer in message `at`: for the message that follows, and for
-        a made-up one from whoever speaks next."""
+        """Texts that the template may render after the answer in message `at`: for the message that follows, and for a
+        made-up one of the next speaker."""
         message = self.messages[at]
-        next_word: Message = dict(_PROBE)
+        next_message: Message = dict(_PROBE)
         if calls := message.get("tool_calls"):
             name = calls[0]["function"]["name"]
-            next_word = {"role": "tool", "content": "x", "name": name, "tool_call_id": calls[0].get("id", "")}
+            next_message = {"role": "tool", "content": "x", "name": name, "tool_call_id": calls[0].get("id", "")}
         continuations = []
-        for follower in (*self.messages[at + 1 : at + 2], next_word):
-            before_it = self.messages[:at]
-            silent = [without_thoughts(earlier) for earlier in (*before_it, message)]
-            for messages in ([*before_it, message], [*before_it, silent[-1]], silent):
+        for follower in (*self.messages[at + 1 : at + 2], next_message):
+            earlier_messages = self.messages[:at]
+            silent = [without_thoughts(earlier) for earlier in (*earlier_messages, message)]
+            for messages in ([*earlier_messages, message], [*earlier_messages, silent[-1]], silent):
                 try:
-                    before, after = self.render(messages), self.render([*messages, follower])
+                    text, longer_text = self.render(messages), self.render([*messages, follower])
                 except UnreadableRecord:
                     continue
-                if after.startswith(before):
-                    continuations.append(after[len(before) :])
+                if longer_text.startswith(text):
+                    continuations.append(longer_text[len(text) :])
                     break
         return continuations
 
     def drops(self, at: int) -> bool:
-        """Whether the template drops the answer in message `at`, whatever its text."""
+        """Whether the template drops the answer in message `at`, regardless of its text."""
         return self._head(at) is None
 
-    def _going_on(self, at: int, prompt: str) -> str | None:
+    def _continue_prompt(self, at: int, prompt: str) -> str | None:
         """`prompt` followed by the answer; None if the answer cannot be found. Thoughts are dropped unless
         the prompt opens one."""
         message, asking, head = self.messages[at], self._asking(), self._head(at)
@@ -114,13 +114,13 @@ class TranscriptRenderer:
         plain = self.render([*self.messages[:at], without_thoughts(message)])
         if opening is None and plain.startswith(prompt):
             return plain
-        answer = None if head is None else _behind(head, plain)
+        answer = None if head is None else _text_after(head, plain)
         if head is None or answer is None:
             return None
         if opening is None:
             if prompt.startswith(head) or prompt.rstrip() == head.rstrip():
                 return prompt + answer
-            between = _written_behind(self.messages[at - 1]["content"].strip(), prompt, head)
+            between = _space_after(self.messages[at - 1]["content"].strip(), prompt, head)
             return None if between is None else prompt + between + answer
         prompt_before, close, space = prompt[: opening.start()], f"</{opening[1]}>", opening[2]
         if not head.startswith(prompt_before):
@@ -134,9 +134,10 @@ class TranscriptRenderer:
 
     def _head(self, at: int) -> str | None:
         """Text that the template renders before the content of message `at`; None if it drops the content."""
-        sign = f"said-{secrets.token_hex(8)}"
-        head, has_sign, _ = self.render([*self.messages[:at], {"role": ASSISTANT, "content": sign}]).partition(sign)
-        return head if has_sign else None
+        marker = f"said-{secrets.token_hex(8)}"
+        text = self.render([*self.messages[:at], {"role": ASSISTANT, "content": marker}])
+        head, has_marker, _ = text.partition(marker)
+        return head if has_marker else None
 
     def _begin_of_opening(self, text: str) -> int:
         """Offset of an answer that opens the conversation. No prompt can be rendered for it, since templates look at
@@ -147,9 +148,9 @@ class TranscriptRenderer:
             if place >= 0:
                 return place + len(asks)
         else:  # the text of a repeated message is what one message adds
-            twice = self._render_or_empty([message, message])
-            length = len(twice) - len(text)
-            if length > 0 and twice == text + text[len(text) - length :]:
+            repeated = self._render_or_empty([message, message])
+            length = len(repeated) - len(text)
+            if length > 0 and repeated == text + text[len(text) - length :]:
                 return len(text) - length
         content = message["content"]
         variant: dict[str, Any] = {
@@ -187,7 +188,7 @@ def _with_own_thoughts(message: Message, prompt: str, answer: str) -> str:
     return answer[: empty.start(2)] + half + thoughts + half + answer[empty.end(2) :]
 
 
-def _written_behind(content: str, prompt: str, head: str) -> str | None:
+def _space_after(content: str, prompt: str, head: str) -> str | None:
     """White space by which `head`, the text before an answer, exceeds `prompt` after the message `content`;
     None if they differ in more than that. The text before that message may differ: Mistral's templates render the
     system prompt only in a generation prompt."""
@@ -199,7 +200,7 @@ def _written_behind(content: str, prompt: str, head: str) -> str | None:
     return begins[len(ends) :] if begins.startswith(ends) else ""
 
 
-def _behind(head: str, text: str) -> str | None:
+def _text_after(head: str, text: str) -> str | None:
     for beginning in (head, head.rstrip()):
         if text.startswith(beginning):
             return text[len(beginning) :]
@@ -213,7 +214,7 @@ def common_length(first: str, second: str) -> int:
     )
 
 
-def _parting(prompt: str, transcript: str) -> str:
+def _describe_divergence(prompt: str, transcript: str) -> str:
     """Description of where two texts diverge."""
     at = common_length(prompt, transcript)
     return f"at character {at}: {transcript[at : at + 20]!r} instead of {prompt[at : at + 20]!r}"

@@ -1,4 +1,4 @@
-"""Conversations as chat templates take them, and rendered text with the spans to learn."""
+"""Conversations in the form that chat templates take, and rendered text with the spans to learn."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 ASSISTANT = "assistant"
 
 Message = dict[str, Any]
-"""`role`, `content` (text), and what else a record has: `tool_calls`, `name`, `reasoning_content`, ..."""
+"""`role`, `content` (text), and other keys of the record: `tool_calls`, `name`, `reasoning_content`, ..."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Conversation:
 
     messages: tuple[Message, ...]
     tools: tuple[Any, ...] | None = None
-    """As the template takes them: functions by JSON schema."""
+    """In the form that the template takes: JSON schemas of functions."""
     num_given: int = 0
-    """Number of messages at the beginning that are not learned, whatever their role."""
+    """Number of messages at the beginning that are not learned, regardless of their role."""
     arguments: Mapping[str, Any] | None = None
     """Template arguments that the record sets, such as `enable_thinking`."""
 
@@ -55,7 +55,7 @@ NOTES = {
 
 @dataclass(frozen=True)
 class Rendering:
-    """Rows of a conversation: one, or one for each answer if the template renders earlier answers differently once more
+    """Rows of a conversation: one, or one for each answer if the template renders earlier answers differently when more
     messages follow."""
 
     rows: tuple[RenderedText, ...]

@@ -1,5 +1,6 @@
-"""A chat template compiled in jinja's sandbox, with what transformers gives one: `bos_token` and its kin, `messages`,
-`tools`, `documents`, `add_generation_prompt`, `raise_exception`, `strftime_now`, `tojson` and loop controls."""
+"""A chat template compiled in jinja's sandbox, with the names that transformers defines: special tokens such as
+`bos_token`, `messages`, `tools`, `documents`, `add_generation_prompt`, `raise_exception`, `strftime_now`, `tojson` and
+loop controls."""
 
 import datetime
 import json
@@ -55,7 +56,7 @@ class JinjaTemplate:
         *,
         asks: bool = False,
     ) -> RenderedText:
-        """Rendered messages, with the marked spans. `asks`: with the generation prompt. Raises UnreadableRecord."""
+        """Rendered messages, with the marked spans. `asks`: append the generation prompt. Raises UnreadableRecord."""
         if self._needs_parts is None:
             self._needs_parts = self._renders_only_parts()
         context = {
@@ -74,7 +75,7 @@ class JinjaTemplate:
             raise
         except MemoryError:
             raise UnreadableRecord("exceeds a template's memory limit", "correct it") from None
-        except Exception as error:  # whatever an expression of it does
+        except Exception as error:  # an expression may raise anything
             raise UnreadableRecord(f"fails: {_error_text(error)}", "correct the template, or the record") from None
         if len(text) > MAX_CHARS:
             raise UnreadableRecord(f"renders more than {MAX_CHARS} characters", SHORTER)
@@ -82,7 +83,7 @@ class JinjaTemplate:
 
     def _renders_only_parts(self) -> bool:
         """Whether the template renders a message's content only if it is a list of parts, as templates of some vision
-        models do; found by a probe message."""
+        models do; determined by a probe message."""
         self._needs_parts = False
         probe = {"role": "user", "content": "probe"}
         try:

@@ -1,14 +1,14 @@
-"""Records of users' files to conversations, by the keys that are in use.
+"""Conversion of records in users' files to conversations, by their keys.
 
 | | |
 |---|---|
-| `messages` | objects with `role` and `content`, `tools` beside them, as OpenAI's and transformers' are |
-| `conversations` | objects with `from` and `value`, as ShareGPT's are, `system` and `tools` beside them |
-| `instruction`, `input`, `output` | texts, as Alpaca's are, `system` and `history` beside them |
-| `prompt`, `completion` | texts or messages, as TRL's are |
+| `messages` | objects with `role` and `content`, separate `tools` (OpenAI, transformers) |
+| `conversations` | objects with `from` and `value`, separate `system` and `tools` (ShareGPT) |
+| `instruction`, `input`, `output` | texts, with `system` and `history` (Alpaca) |
+| `prompt`, `completion` | texts or messages (TRL) |
 
-`chat_template_kwargs` beside any of them are arguments of the template. Pictures and sounds are refused.
-Of a pair, `chosen` and `rejected` stand in the place of the last answer.
+A record may also have `chat_template_kwargs`, arguments of the template. Pictures and sounds are refused. In a
+preference pair, `chosen` and `rejected` replace the last answer.
 """
 
 import json
@@ -39,12 +39,12 @@ MEDIA = (
 REJECTED = ("label", "kto_tag")
 """Keys of unpaired preferences (KTO) that mark a record's answer as good or bad."""
 _LEARNED = ("train", "training", "loss")
-"""Keys that say whether a message is learned, beside OpenAI's `weight`."""
+"""Keys that say whether a message is learned, in addition to OpenAI's `weight`."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of a content part that is text."""
 _INSTRUCTING = ("system", "developer")
 _BEGINNING = (*_INSTRUCTING, "user")
-"""Roles of those who begin a conversation."""
+"""Roles that may begin a conversation."""
 
 
 def conversation_of(row: Mapping[str, Any]) -> Conversation:
@@ -63,18 +63,18 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
 
 
 def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
-    """The two conversations of a record with `chosen` and `rejected`, the preferred one first. Messages that both begin
-    with, up to the last one that is no answer, are context and not learned. Raises UnreadableRecord."""
+    """The two conversations of a record with `chosen` and `rejected`, the preferred one first. The common first
+    messages, up to the last one that is not an answer, are context and not learned. Raises UnreadableRecord."""
     for key in _PAIR:
         if _is_missing(row, key):
             raise UnreadableRecord(f"has {_describe_keys(row)}, but no {key!r}", "add both chosen and rejected")
     _refuse_media(row)
     prompt = _prompt(row) or []
     ends = [_answer(row[key], key) for key in _PAIR]
-    are_whole = [bool(end) and end[0]["role"] in _BEGINNING for end in ends]
-    if all(are_whole):
-        prompt, ends = [], _whole(prompt, ends)
-    elif any(are_whole):
+    have_question = [bool(end) and end[0]["role"] in _BEGINNING for end in ends]
+    if all(have_question):
+        prompt, ends = [], _with_system_prompt(prompt, ends)
+    elif any(have_question):
         rule = "has a 'chosen' and a 'rejected' of which only one starts with a question"
         raise UnreadableRecord(rule, "include the question in both, or in neither")
     elif prompt and prompt[-1]["role"] == ASSISTANT:
@@ -82,7 +82,7 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
         raise UnreadableRecord(rule, "remove that answer, or include all earlier messages in both")
     num_given = len(prompt)
     if not prompt:
-        num_given = _alike(*ends)
+        num_given = _num_common(*ends)
         if not num_given:
             raise UnreadableRecord(
                 "has a 'chosen' and a 'rejected' that start with different messages, and no prompt",
@@ -98,19 +98,19 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
     return chosen_conversation, rejected_conversation
 
 
-def _whole(prompt: Sequence[Message], ends: Sequence[list[Message]]) -> list[list[Message]]:
-    """Both conversations, given from their beginnings, preceded by a system prompt that only `prompt` has."""
+def _with_system_prompt(prompt: Sequence[Message], ends: Sequence[list[Message]]) -> list[list[Message]]:
+    """Both complete conversations, preceded by the system prompt of `prompt` if they have none."""
     head = [message for message in prompt if message["role"] in _INSTRUCTING][:1]
     first_turn = [message for message in prompt if message["role"] not in _INSTRUCTING][:1]
     for end in ends:
         if first_turn and [message for message in end if message["role"] not in _INSTRUCTING][:1] != first_turn:
-            rule = "has a 'chosen' or 'rejected' that starts with other messages than its prompt"
+            rule = "has a 'chosen' or 'rejected' whose first messages differ from its prompt"
             raise UnreadableRecord(rule, "give only the answers, or remove the prompt")
     return [end if end[0]["role"] in _INSTRUCTING else [*head, *end] for end in ends]
 
 
 def _prompt(row: Mapping[str, Any]) -> list[Message] | None:
-    """Messages of a record, without an answer under a key of its own; None if there are none."""
+    """Messages of a record, without an answer under a separate key; None if there are none."""
     for key in ("messages", "conversations"):
         if not _is_missing(row, key):
             return _with_system(row, _messages(row[key], key))
@@ -178,18 +178,18 @@ def _messages(raw_messages: Any, key: str) -> list[Message]:
     for at, raw_message in enumerate(raw_messages):
         message, is_call = _message(raw_message, f"{key}[{at}]")
         if is_call and messages and _continues(messages[-1], message):
-            before = messages[-1]
-            messages[-1] = {**before, "tool_calls": [*before["tool_calls"], *message["tool_calls"]]}
+            previous = messages[-1]
+            messages[-1] = {**previous, "tool_calls": [*previous["tool_calls"], *message["tool_calls"]]}
         else:
             messages.append(message)
     return messages
 
 
-def _continues(before: Message, call: Message) -> bool:
-    """Whether a tool call under a role of its own belongs to the calls of the message before it."""
-    has_calls = before["role"] == ASSISTANT and bool(before.get("tool_calls"))
+def _continues(previous: Message, call: Message) -> bool:
+    """Whether a tool call with its own role continues the calls of the previous message."""
+    has_calls = previous["role"] == ASSISTANT and bool(previous.get("tool_calls"))
     has_thoughts = any(call.get(name) for name in THOUGHTS)
-    return has_calls and not has_thoughts and before.get("weight") == call.get("weight")
+    return has_calls and not has_thoughts and previous.get("weight") == call.get("weight")
 
 
 def _message(raw_message: Any, place: str) -> tuple[Message, bool]:
@@ -207,7 +207,7 @@ def _message(raw_message: Any, place: str) -> tuple[Message, bool]:
         fields[THOUGHTS[0]] = thoughts
     if role in (ASSISTANT, _CALLS) and not _is_learned(fields, place):
         fields["weight"] = 0
-    if "function_call" in fields and "tool_calls" not in fields:  # OpenAI's before there were several
+    if "function_call" in fields and "tool_calls" not in fields:  # OpenAI's older form, for one call
         fields["tool_calls"] = [fields.pop("function_call")]
     is_call = role == _CALLS
     if is_call:
@@ -268,8 +268,8 @@ def _content(content: Any, place: str) -> tuple[str | None, str]:
 
 
 def _call(raw_call: Any, place: str) -> dict[str, Any]:
-    """A tool call. Its arguments stay an object or JSON text, as in the record: `CallForms` converts them to what the
-    template takes."""
+    """A tool call. Its arguments stay an object or JSON text, as in the record: `CallForms` converts them to the
+    template's form."""
     if not isinstance(raw_call, Mapping):
         raise UnreadableRecord(f"has {place} with a tool call that is {kind_of(raw_call)}", "write an object")
     function = raw_call.get("function", raw_call)
@@ -278,11 +278,11 @@ def _call(raw_call: Any, place: str) -> dict[str, Any]:
     arguments = function.get("arguments", {})
     if isinstance(arguments, str) and not arguments.strip():
         arguments = {}
-    read = arguments
+    value = arguments
     if isinstance(arguments, str):
-        read = _object(arguments, f"{place}, arguments of {function['name']!r:.60}")
-    if not isinstance(read, Mapping):
-        raise UnreadableRecord(f"has {place} with tool arguments that are {kind_of(read)}", "write an object")
+        value = _object(arguments, f"{place}, arguments of {function['name']!r:.60}")
+    if not isinstance(value, Mapping):
+        raise UnreadableRecord(f"has {place} with tool arguments that are {kind_of(value)}", "write an object")
     function_call = {**function, "arguments": arguments}
     fields = {name: value for name, value in raw_call.items() if value is not None}
     return {"type": "function", **fields, "function": function_call} if "function" in raw_call else {
@@ -329,7 +329,7 @@ def _arguments(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _tools(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
     if _is_missing(row, "tools"):
-        if row.get("functions"):  # OpenAI's before there were other tools
+        if row.get("functions"):  # OpenAI's older form
             raw_tools = _list(row["functions"], "functions")
             return tuple({"type": "function", "function": function} for function in raw_tools)
         return None
@@ -358,15 +358,15 @@ def _text(value: Any, key: str) -> str:
     return value
 
 
-def _alike(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """Number of messages that both begin with, up to the last one that is no answer."""
-    alike = 0
+def _num_common(first: Sequence[Message], second: Sequence[Message]) -> int:
+    """Number of common first messages, up to the last one that is not an answer."""
+    num_common = 0
     for at, (first_message, second_message) in enumerate(zip(first, second, strict=False)):
         if first_message != second_message:
             break
         if first_message["role"] != ASSISTANT:
-            alike = at + 1
-    return alike
+            num_common = at + 1
+    return num_common
 
 
 def _require_answer(conversation: Conversation, key: str | None = None) -> Conversation:

@@ -37,7 +37,7 @@ class ChatTemplate:
     sources: Mapping[str, str]
     """By name: `default`, and possibly `tool_use` for conversations with tools."""
     variables: Mapping[str, Any]
-    """`bos_token` and its kin, and arguments of the template."""
+    """Special tokens such as `bos_token`, and arguments of the template."""
     date: str | None = None
     """Today's date, in ISO format."""
     ends: tuple[str, ...] = ()
@@ -73,8 +73,8 @@ class ChatTemplate:
         return cls(sources, {**variables, **json_object(files, ARGUMENTS)}, date, ends, place)
 
     def render_rows(self, conversations: Sequence[Conversation]) -> Iterator[Rendering | UnreadableRecord]:
-        """Rows of each conversation, in order, up to the first that fails, for which the reason is given. Rendered in a
-        limited process. Raises SpecError for an invalid template."""
+        """Rows of each conversation, in order, up to the first failure, which is yielded as UnreadableRecord. Rendered
+        in a limited process. Raises SpecError for an invalid template."""
         for name, chunk in groupby(conversations, self._name):
             for outcome in self._answers(name, list(chunk)):
                 yield outcome
@@ -97,7 +97,7 @@ class ChatTemplate:
         self, name: str, conversations: Sequence[Conversation], *, asks: bool = False, deadline: float | None = None
     ) -> Iterator[Rendering | UnreadableRecord]:
         """Renderings by a limited process. If it dies, each half is retried by another process until `deadline`, to
-        find the conversation that is the cause."""
+        find the conversation that causes it."""
         from moe.data.conversations.rendering import to_json
 
         request = {

@@ -28,7 +28,7 @@ class CallForms:
 
     @classmethod
     def from_template(cls, render: Callable[[Sequence[Message]], str]) -> "CallForms":
-        """Forms of the template behind `render`; raises nothing."""
+        """Forms of the template behind `render`. Never raises."""
 
         def render_calls(*calls: Mapping[str, Any]) -> str:
             try:
@@ -37,25 +37,25 @@ class CallForms:
                 return ""
 
         text = json.dumps(_ARGUMENTS)
-        of_text, of_object = render_calls(_call(text)), render_calls(_call(_ARGUMENTS))
-        takes_objects = "probe" in of_object.replace(_NAMES[0], "") and repr(_ARGUMENTS) not in of_object
-        form, of_one = (_ARGUMENTS, of_object) if takes_objects else (text, of_text)
-        of_two = render_calls(_call(form), _call(form, 1))
-        writes_ids = _NAMES[0] not in of_one and _ID.format(0) in of_one
+        text_rendering, object_rendering = render_calls(_call(text)), render_calls(_call(_ARGUMENTS))
+        takes_objects = "probe" in object_rendering.replace(_NAMES[0], "") and repr(_ARGUMENTS) not in object_rendering
+        form, one_call = (_ARGUMENTS, object_rendering) if takes_objects else (text, text_rendering)
+        two_calls = render_calls(_call(form), _call(form, 1))
+        writes_ids = _NAMES[0] not in one_call and _ID.format(0) in one_call
         signs = (_ID.format(0), _ID.format(1)) if writes_ids else _NAMES
-        return cls(text in of_text, takes_objects, signs[0] not in of_one or signs[1] in of_two, writes_ids)
+        return cls(text in text_rendering, takes_objects, signs[0] not in one_call or signs[1] in two_calls, writes_ids)
 
     def apply(self, conversation: Conversation) -> Conversation:
         """The same conversation with its calls in these forms."""
         messages, num_given = list[Message](), 0
         messages_with_ids = _rename_call_ids(conversation.messages) if self.writes_ids else conversation.messages
-        for at, turn_messages in self._in_turn(messages_with_ids):
+        for at, turn_messages in self._turns(messages_with_ids):
             messages += turn_messages
             if at <= conversation.num_given:
                 num_given = len(messages)
         return replace(conversation, messages=tuple(messages), num_given=num_given)
 
-    def _in_turn(self, messages: Sequence[Message]) -> Iterator[tuple[int, list[Message]]]:
+    def _turns(self, messages: Sequence[Message]) -> Iterator[tuple[int, list[Message]]]:
         """(number of messages consumed, messages that replace those consumed last), in order."""
         at = 0
         while at < len(messages):
@@ -69,7 +69,7 @@ class CallForms:
             else:
                 results = _results(messages[at:])[: len(calls)]
                 at += len(results)
-                yield at, list(_apart(message, calls, results))
+                yield at, list(_split_calls(message, calls, results))
 
     def _in_form(self, call: Mapping[str, Any]) -> dict[str, Any]:
         function = call["function"]
@@ -89,21 +89,23 @@ def _call(arguments: Any, number: int = 0) -> dict[str, Any]:
 def _rename_call_ids(messages: Sequence[Message]) -> list[Message]:
     """The same messages with call ids that contain the function's name, as Kimi K2 was trained on:
     `functions.NAME:NUMBER`, numbered over the conversation. Results without an id are matched to the calls in order."""
-    number, named_messages, waiting = 0, list[Message](), list[tuple[Any, str]]()
+    number, named_messages, pending_ids = 0, list[Message](), list[tuple[Any, str]]()
     for message in messages:
         if calls := message.get("tool_calls"):
-            waiting, new_calls = [], []
+            pending_ids, new_calls = [], []
             for call in calls:
                 id, name = str(call.get("id", "")), call["function"]["name"]
-                new = id if name in id else f"functions.{name}:{number}"
+                new_id = id if name in id else f"functions.{name}:{number}"
                 number += 1
-                waiting.append((call.get("id"), new))
-                new_calls.append({**call, "id": new})
+                pending_ids.append((call.get("id"), new_id))
+                new_calls.append({**call, "id": new_id})
             message = {**message, "tool_calls": new_calls}
-        elif message["role"] == "tool" and waiting:
-            of_id = [pair for pair in waiting if pair[0] is not None and pair[0] == message.get("tool_call_id")]
-            pair = (of_id or waiting)[0]
-            waiting.remove(pair)
+        elif message["role"] == "tool" and pending_ids:
+            matching_ids = [
+                pair for pair in pending_ids if pair[0] is not None and pair[0] == message.get("tool_call_id")
+            ]
+            pair = (matching_ids or pending_ids)[0]
+            pending_ids.remove(pair)
             message = {**message, "tool_call_id": pair[1]}
         named_messages.append(message)
     return named_messages
@@ -115,7 +117,7 @@ def _results(messages: Sequence[Message]) -> list[Message]:
     return list(messages[:number])
 
 
-def _apart(message: Message, calls: Sequence[Any], results: Sequence[Message]) -> Iterator[Message]:
+def _split_calls(message: Message, calls: Sequence[Any], results: Sequence[Message]) -> Iterator[Message]:
     """One message per call, each followed by its result; the first has the thoughts and content."""
     by_id = {result["tool_call_id"]: result for result in results if "tool_call_id" in result}
     has_ids = len(by_id) == len(results) and {call.get("id") for call in calls} >= set(by_id)

@@ -1,8 +1,8 @@
-"""Pairs for translation: corpora → tokenizers → token store → deterministic batches. Loads no torch, and
-a name only what it needs.
+"""Pairs for translation: corpora → tokenizers → token store → deterministic batches. Loads no torch; each name loads
+only what it needs.
 
-`check` looks at a corpus before launch; `prepare` builds or finds everything a run reads; `Sampler` gives the
-global batch of any step; `evaluation_batches` goes through a held-out set once.
+`check` looks at a corpus before launch; `prepare` builds or finds everything a run reads; `Sampler` gives the global
+batch of any step; `evaluation_batches` iterates over a held-out set once.
 """
 
 from typing import TYPE_CHECKING

@@ -15,9 +15,9 @@ class PairBatchPart:
     """Rows of whole consecutive groups; `b` rows, 0 for a rank that has no group."""
 
     first_row: int
-    """Index of the first row in the global batch, by which random draws are keyed."""
+    """Index of the first row in the global batch, which keys random draws."""
     source: NDArray[np.int64]
-    """[b, L], each row's EOS last, then PAD."""
+    """[b, L], each row ends in EOS, then PAD."""
     target_in: NDArray[np.int64]
     """[b, N], BOS and the target."""
     target_out: NDArray[np.int64]
@@ -48,7 +48,7 @@ class GlobalPairBatch(GlobalBatch):
         return len(self.rows) * (self.source_length + self.target_length)
 
     def part(self, first_group: int, stop_group: int) -> PairBatchPart:
-        """The rows of groups `first_group` up to, not including, `stop_group`."""
+        """The rows of groups `first_group` to `stop_group` (exclusive)."""
         first_row, rows = self.rows_of(first_group, stop_group)
         target_out = self.store.pad_rows("target", rows, self.target_length)
         # Inputs are the labels, one position later. The EOS after the last word is left out, so that an input is PAD
@@ -63,7 +63,7 @@ def global_batch(
     store: TokenStore, step: int, rows: NDArray[np.int64], source_length: int, target_length: int,
     rows_per_group: int, num_groups: int,
 ) -> GlobalPairBatch:  # fmt: skip
-    """The batch of these rows, with its tokens counted."""
+    """Build the batch of these rows, and count its tokens."""
     return GlobalPairBatch(
         step=step,
         rows=rows,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 _MOST_BUCKETS = 64
 _MIN_NUM_BUCKETS = 16
-"""Number of classes that even a small corpus is cut into, although a pair may then come twice in a batch."""
+"""Minimum number of classes, even for a small corpus, of which a batch may then have a pair twice."""
 _WORTH_CUTTING = 5e-4
 """Smallest share of all positions that a cut must save: fewer classes mix pairs better."""
 
@@ -36,7 +36,7 @@ class _Box:
 
 class _Cut(NamedTuple):
     gain: float
-    """Expected positions a pair, summed over the pairs' weights."""
+    """Expected positions saved per pair, summed over the pairs' weights."""
     halves: tuple[_Box, _Box]
 
 
@@ -56,12 +56,12 @@ def plan_buckets(
     cells = np.ravel_multi_index((source_lengths, target_lengths), shape)
     mass = np.asarray(np.bincount(cells, weights, shape[0] * shape[1]).reshape(shape), np.float64)
     count = np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
-    max_asked = max(1, len(weights) // _MIN_NUM_BUCKETS)
+    max_required = max(1, len(weights) // _MIN_NUM_BUCKETS)
 
     def min_pairs(length: NDArray[np.int64]) -> NDArray[np.int64]:
         """Number of pairs that a bucket of this length, both sides together, must have."""
         rows_per_group = np.maximum(1, group_tokens // np.maximum(1, length))
-        return np.asarray(np.minimum(4 * num_groups * rows_per_group, max_asked))
+        return np.asarray(np.minimum(4 * num_groups * rows_per_group, max_required))
 
     boxes = [_Box(0, shape[0], 0, shape[1])]
     cuts = [_best_cut(boxes[0], mass, count, min_pairs)]
@@ -78,7 +78,7 @@ def plan_buckets(
 
 
 def _best_cut(box: _Box, mass: NDArray[np.float64], count: NDArray[np.int64], min_pairs: _MinPairs) -> _Cut:
-    """The cut of a box that saves the most expected positions; it saves 0 where none is allowed."""
+    """The cut of a box that saves the most expected positions; it saves 0 if none is allowed."""
     window = np.s_[box.source_start : box.source_end, box.target_start : box.target_end]
     by_source = _saved_by_cuts(mass[window], count[window], min_pairs, box.source_start, box.target_start)
     by_target = _saved_by_cuts(mass[window].T, count[window].T, min_pairs, box.target_start, box.source_start)
@@ -96,8 +96,8 @@ def _saved_by_cuts(
 ) -> NDArray[np.float64]:
     """[rows], the expected positions saved by cutting a window after each of its rows; 0 where not allowed.
 
-    A pair costs the longest row plus the longest column of its half. `mass` and `count` are [rows, columns]
-    by length, the window's first cell being at lengths `first_row` and `first_column`.
+    A pair costs the longest row plus the longest column of its half. `mass` and `count` are [rows, columns] by length;
+    the window's first cell is at lengths `first_row` and `first_column`.
     """
     is_used = count > 0
     rows = np.arange(len(is_used))

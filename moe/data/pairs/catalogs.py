@@ -26,9 +26,9 @@ class _CatalogFile(NamedTuple):
 
 
 class Catalogs(PairCorpus):
-    """Catalogs of pycountry and Django, and of the system where asked; read where they are installed.
+    """Catalogs of pycountry and Django, and of the system on request, read from where they are installed.
 
-    A locale is a language: pt and pt_BR, or sr and sr@latin, stay apart. English locales are left out.
+    A locale is a language: pt and pt_BR, or sr and sr@latin, are separate. English locales are left out.
     """
 
     def __init__(self, data: CatalogsSpec, system_folder: Path = SYSTEM_FOLDER) -> None:
@@ -84,7 +84,7 @@ class Catalogs(PairCorpus):
             try:
                 messages = list(read_catalog(file.path))
             except UnreadableCatalog as error:
-                # One damaged catalog of the many on a machine is no reason not to train; it is reported.
+                # One damaged catalog among many does not prevent training; it is reported.
                 self._unreadable.append(f"{file.name} {error}")
                 continue
             for translation, message in messages:

@@ -1,4 +1,4 @@
-"""Rules for pairs that are fit to learn from. Each has a name, and counts the pairs that it leaves out."""
+"""Cleaning rules for pairs. Each has a name, under which the pairs that it drops are counted."""
 
 import re
 from collections import Counter
@@ -18,12 +18,12 @@ RULES = {
     "too_long": "more tokens than data.max_tokens on one side",
     "rare_language": "its language has fewer pairs than data.min_pairs_per_language",
 }
-"""In the order in which they are applied: a pair counts for the first that it breaks."""
+"""Rules in the order in which they are applied: a pair counts for the first rule that it breaks."""
 
 _RATIO_COUNTS_FROM = 20
-"""Characters that the sides must differ by before their ratio means anything: names are short."""
-_BYTES_A_TOKEN = 32
-"""A side with more bytes than this for each token allowed is too long, whatever the tokenizer makes of it."""
+"""Difference in characters above which the ratio is checked: for short names, it means nothing."""
+_BYTES_PER_TOKEN = 32
+"""A side with more bytes than this per allowed token is too long with any tokenizer."""
 
 
 class Cleaner:
@@ -31,15 +31,15 @@ class Cleaner:
 
     def __init__(self, data: PairsSpec) -> None:
         self._data = data
-        self.read = 0
+        self.num_read = 0
         self.num_normalised = 0
         self.drop_counts: Counter[str] = Counter(dict.fromkeys(RULES, 0))
 
     def clean(self, pairs: Iterable[Pair]) -> list[Pair]:
-        """The pairs that break no rule, in order, normalised. Rules that need tokens come later."""
+        """The pairs that break no rule, in order, normalised. Rules that need tokens are applied later."""
         unique_pairs: dict[Pair, None] = {}
         for pair in pairs:
-            self.read += 1
+            self.num_read += 1
             clean = Pair(pair.lang, normalise(pair.source), normalise(pair.target))
             if clean != pair:
                 self.num_normalised += 1
@@ -54,9 +54,9 @@ class Cleaner:
 
     def drop_rare_languages(self, pairs: list[Pair]) -> list[Pair]:
         """The pairs of languages that have enough of them."""
-        least = self._data.min_pairs_per_language
+        min_pairs = self._data.min_pairs_per_language
         num_pairs = Counter(pair.lang for pair in pairs)
-        frequent_pairs = [pair for pair in pairs if num_pairs[pair.lang] >= least]
+        frequent_pairs = [pair for pair in pairs if num_pairs[pair.lang] >= min_pairs]
         self.drop_counts["rare_language"] += len(pairs) - len(frequent_pairs)
         return frequent_pairs
 
@@ -73,7 +73,7 @@ class Cleaner:
         shorter, longer = sorted((len(source), len(target)))
         if longer - shorter > _RATIO_COUNTS_FROM and longer > shorter * self._data.max_length_ratio:
             return "length_ratio"
-        max_bytes = _BYTES_A_TOKEN * self._data.max_tokens
+        max_bytes = _BYTES_PER_TOKEN * self._data.max_tokens
         if longer * 4 > max_bytes and max(len(source.encode()), len(target.encode())) > max_bytes:
             return "too_long"
         return None
@@ -107,7 +107,7 @@ def placeholders(text: str) -> tuple[Hashable, ...]:
     fields = []
     for match in _FIELD.finditer(text):
         kind = match.lastgroup
-        if kind is None:  # %% is a per cent sign
+        if kind is None:  # %% is a percent sign
             continue
         if kind == "named_type":
             fields.append(("named", f"{match['named']}:{match['named_type']}"))

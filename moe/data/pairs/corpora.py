@@ -1,4 +1,4 @@
-"""From a spec to its corpus, and a first look at it before anything is launched."""
+"""Build the corpus of a spec, and check it before a job is launched."""
 
 from collections.abc import Sequence
 
@@ -23,6 +23,6 @@ def build(data: PairsSpec, roots: Sequence[str] | None = None) -> PairCorpus:
 
 
 def check(data: PairsSpec, roots: Sequence[str]) -> tuple[str, ...]:
-    """Warnings about what can be seen of a corpus at once, before anything is launched. Raises SpecError for what is
-    wrong with it. Files must lie under `roots` (folders or fsspec URLs). Loads neither torch nor the tokenizer."""
+    """Check a corpus quickly before launch; return warnings. Raises SpecError for its faults. Files must lie under
+    `roots` (folders or fsspec URLs). Loads neither torch nor the tokenizer."""
     return check_corpus(build(data, roots), data, roots)

@@ -26,7 +26,7 @@ class PairCorpus(Corpus):
 def require_languages(
     languages: Sequence[str] | None, available: set[str], rule: str = "has no pairs in this corpus"
 ) -> None:
-    """Raise SpecError for each language asked for that is not there, naming near ones that are."""
+    """Raise SpecError for each requested language that is not available, suggesting similar ones."""
     problems = []
     for index, lang in enumerate(languages or ()):
         if lang in available:

@@ -1,4 +1,4 @@
-"""Every pair of a held-out set once, in batches of like lengths."""
+"""Every pair of a held-out set once, in batches of similar lengths."""
 
 from collections.abc import Iterator
 
@@ -18,12 +18,12 @@ def evaluation_batches(
 ) -> Iterator[GlobalPairBatch]:
     """Batches of at most `max_tokens` positions, shortest first; a longer pair is a batch of its own.
 
-    With `max_pairs`, a subset of that many that depends on `seed` alone; a larger subset holds a smaller one.
-    Every row is a group of its own (R = 1), so that ranks can divide a batch anywhere.
+    With `max_pairs`, a subset of that size that depends only on `seed`; larger subsets include smaller ones. Every row
+    is its own group (R = 1), so that ranks can divide a batch anywhere.
     """
     rows = _subset(store.num_pairs, max_pairs, seed)
     source_lengths, target_lengths = store.source_lengths[rows], store.target_lengths[rows]
-    # By the longer side: measured to pad less than by either side or by both together.
+    # By the longer side, which was measured to pad less than either side or their sum.
     longer = np.maximum(source_lengths, target_lengths)
     in_order = np.lexsort((rows, source_lengths + target_lengths, longer))
     rows, source_lengths, target_lengths = rows[in_order], source_lengths[in_order], target_lengths[in_order]

@@ -19,8 +19,8 @@ class UnreadableCatalog(ValueError):
 def read_catalog(path: Path) -> Iterator[tuple[str, str]]:
     """(translation, message) of every translated entry, with contexts left out and plurals paired.
 
-    A message with a plural gives its singular with the form used for one, and its plural with every other
-    form: each of them translates to the English plural. Raises UnreadableCatalog.
+    A message with a plural yields its singular with the form for one, and its plural with every other form. Raises
+    UnreadableCatalog.
     """
     entries = _read_po(path) if path.suffix == ".po" else _read_mo(path.read_bytes())
     plural_form_of_one = 0
@@ -39,7 +39,7 @@ def read_catalog(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _read_mo(content: bytes) -> Iterator[tuple[str, str]]:
-    """(message, translation) as they stand in a compiled catalog; the header is that of the empty message."""
+    """(message, translation) entries of a compiled catalog, unprocessed; the empty message translates to the header."""
     try:
         order = "<" if struct.unpack_from("<I", content)[0] == _MAGIC else ">"
         magic, _, num_entries, messages_at, translations_at = struct.unpack_from(f"{order}5I", content)
@@ -66,7 +66,7 @@ def _read_mo(content: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _read_po(path: Path) -> Iterator[tuple[str, str]]:
-    """The same of an uncompiled catalog; entries that are fuzzy, obsolete or untranslated are left out."""
+    """The same for an uncompiled catalog; entries that are fuzzy, obsolete or untranslated are left out."""
     try:
         catalog = polib.pofile(str(path))
     except (OSError, ValueError, LookupError) as error:
@@ -97,7 +97,7 @@ def _form_of_one(header: str) -> int:
 
 @cache
 def _plural_rule(rule: str) -> Callable[[int], int]:
-    """The rule `n != 1`, `n%10==1 && ...` as a function of n; where it cannot be read, the English one."""
+    """The rule `n != 1`, `n%10==1 && ...` as a function of n; the English rule if it cannot be parsed."""
     try:
         return gettext.c2py(rule)
     except ValueError:

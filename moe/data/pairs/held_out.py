@@ -14,13 +14,13 @@ class CorpusPart(IntEnum):
 
     TRAIN = 0
     UNSEEN = 1
-    """Its message is in training in no language."""
+    """Its message is not in training in any language."""
     SEEN = 2
     """Its message is in training, in another language; the pair itself is not."""
 
 
 class HeldOut:
-    """Chooses by message and by pair, from the spec's shares, under a seed."""
+    """Chooses held-out messages and pairs by hash, from the spec's shares and a seed."""
 
     def __init__(self, data: PairsSpec, seed: int) -> None:
         self._share_of_messages = data.held_out_messages
@@ -28,7 +28,7 @@ class HeldOut:
         self._key = f"shardyard held-out {seed}".encode()[:64]
 
     def candidates(self, pairs: Sequence[Pair]) -> list[CorpusPart]:
-        """The part of each pair by its hash alone: SEEN may yet turn out to have no companion in training.
+        """Part of each pair, by hash only: a SEEN pair may still have no counterpart in training.
 
         Messages that differ only in case and punctuation are one message: knowing "Save" answers "Save…".
         """
@@ -46,7 +46,7 @@ class HeldOut:
         ]
 
     def assign(self, pairs: Sequence[Pair], candidates: Sequence[CorpusPart]) -> list[CorpusPart]:
-        """The final parts: a SEEN pair whose message is in training in no other language goes back there."""
+        """The final parts: a SEEN pair whose message is not in training in another language returns to training."""
         langs_in_training = defaultdict(set)
         for pair, part in zip(pairs, candidates, strict=True):
             if part is CorpusPart.TRAIN:

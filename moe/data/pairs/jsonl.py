@@ -1,4 +1,4 @@
-"""The corpus `jsonl`: an object a line, with a source, a target and the source's language."""
+"""The corpus `jsonl`: one object per line, with a source, a target and the source's language."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""The corpus `text`: two files a language, line i of one the translation of line i of the other."""
+"""The corpus `text`: two files per language; line i of one translates line i of the other."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -32,7 +32,7 @@ class ParallelText(PairCorpus):
 
     @cached_property
     def _files(self) -> list[_Files]:
-        """Pairs of files in the languages wanted; a `*` in both names pairs the files in order of name."""
+        """Pairs of files in the requested languages; a `*` in both names pairs the files in order of name."""
         languages = self._data.languages
         files = []
         for index, pair in enumerate(self._data.files):

@@ -161,7 +161,7 @@ def _build(
 
     stats = {
         **corpus.facts(),
-        "read": cleaner.read,
+        "read": cleaner.num_read,
         "normalised": cleaner.num_normalised,
         "dropped": dict(cleaner.drop_counts),
         **_statistics(members, ids, tokenizers),
@@ -227,4 +227,4 @@ def _statistics(
 def _empty_corpus_error(cleaner: Cleaner) -> SpecError:
     counts = ", ".join(f"{rule} {count}" for rule, count in cleaner.drop_counts.items() if count)
     rule = "has no pairs left for training" + (f" (left out: {counts})" if counts else "")
-    return spec_error("empty", "data", f"{cleaner.read} pairs read", rule, "add text, or relax its rules")
+    return spec_error("empty", "data", f"{cleaner.num_read} pairs read", rule, "add text, or relax its rules")

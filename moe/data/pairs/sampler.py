@@ -24,19 +24,17 @@ class _Class:
     rows_per_group: int
     members: NDArray[np.int64]
     cumulative: NDArray[np.float64]
-    """[members], running sum of their probabilities of being drawn, ends in the class's own."""
+    """[members], running sum of their probabilities of being drawn, up to that of the class."""
 
 
 class Sampler:
     """Draws batches with replacement, every pair at the rate that its language's temperature gives it.
 
-    A language of n pairs has a weight of n ** sampling_exponent (arXiv 1907.05019), shared evenly by its
-    pairs. A batch takes all its rows from one length class, and a class comes up in proportion to its weight
-    over the rows that fit in a group, so over many steps pairs appear at exactly their weights, however they
-    are bucketed.
+    A language of n pairs has a weight of n ** sampling_exponent (arXiv 1907.05019), shared evenly by its pairs. A batch
+    takes all its rows from one length class, drawn in proportion to its weight divided by the rows that fit in a group,
+    so over many steps pairs appear at exactly their weights, regardless of the classes.
 
-    There is no state: any rank computes any step at once, and a run that resumes needs only the step's
-    number.
+    There is no state: any rank can compute any step directly, and a resumed run needs only the step number.
     """
 
     def __init__(self, store: TokenStore, spec: JobSpec) -> None:
@@ -60,7 +58,7 @@ class Sampler:
                 store.source_lengths, store.target_lengths, weights, group_tokens, self.num_groups
             )
         ]
-        # Batches of a class per drawn pair of it: its weight over the pairs one batch takes.
+        # Relative rate of batches of a class: its weight divided by the pairs in one batch.
         rate = np.array([c.cumulative[-1] / (c.rows_per_group * self.num_groups) for c in self._classes])
         self._class_cumulative = np.cumsum(rate / rate.sum())
 
@@ -78,12 +76,12 @@ class Sampler:
         class_index = np.searchsorted(self._class_cumulative, uniform(generator, 1)[0], side="right")
         batch_class = self._classes[min(int(class_index), len(self._classes) - 1)]
         num_rows = batch_class.rows_per_group * self.num_groups
-        # One draw from each of B equal strata of the class. Members are in order of language, so a batch has
-        # close to each language's share, and a pair lighter than a stratum comes twice only where it lies across two.
+        # One draw from each of B equal strata of the class. Members are in order of language, so a batch has close to
+        # each language's share, and a pair lighter than a stratum is drawn twice only if it spans two.
         strata = (np.arange(num_rows) + uniform(generator, num_rows)) / num_rows
         places = np.searchsorted(batch_class.cumulative, strata * batch_class.cumulative[-1], side="right")
         rows = batch_class.members[np.minimum(places, len(batch_class.members) - 1)]
-        # Groups are routed on their own, so each must be a mixture too.
+        # Groups are routed separately, so each must be a mixture too.
         rows = rows[permutation(generator, num_rows)]
         return global_batch(
             self._store, step, rows, batch_class.source_length, batch_class.target_length,

@@ -1,4 +1,4 @@
-"""The writing system of a language, as its text shows it."""
+"""The writing system of a language, determined from its text."""
 
 import unicodedata
 from collections import Counter
@@ -7,7 +7,7 @@ from functools import cache
 
 
 def main_script(texts: Iterable[str]) -> str:
-    """The script most letters of the texts are in: `Latin`, `Cyrillic`, `CJK`, ...; nothing without letters.
+    """Script of most letters of the texts: `Latin`, `Cyrillic`, `CJK`, ...; empty without letters.
 
     Format fields and untranslated names count too, so a language in another script still shows some Latin.
     """
@@ -20,6 +20,6 @@ def main_script(texts: Iterable[str]) -> str:
 
 @cache
 def _script(letter: str) -> str:
-    """The first word of a letter's Unicode name: of `LATIN SMALL LETTER A`, `Latin`."""
+    """First word of a letter's Unicode name: `Latin` for `LATIN SMALL LETTER A`."""
     word = unicodedata.name(letter, "").partition(" ")[0]
     return word if word == "CJK" else word.capitalize()

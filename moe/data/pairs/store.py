@@ -19,7 +19,7 @@ class TokenStore:
     """Pairs by index, as token ids and as text. Lengths count the EOS that ends every source and target."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Map what `write` left in `folder`."""
+        """Map the files that `write` wrote to `folder`."""
         folder = Path(folder)
         self.langs: tuple[str, ...] = tuple(json.loads((folder / "langs.json").read_text(encoding="utf-8")))
         self.lang_ids = map_npy(folder / "lang_ids.npy")
@@ -58,7 +58,7 @@ class TokenStore:
     def write(
         folder: Path, pairs: Sequence[Pair], sources: Sequence[Ids], targets: Sequence[Ids], langs: Sequence[str]
     ) -> None:
-        """Write pairs with their ids (EOS not yet there) into a new folder."""
+        """Write pairs with their ids (without EOS) to a new folder."""
         folder.mkdir()
         (folder / "langs.json").write_text(json.dumps(list(langs), ensure_ascii=False), encoding="utf-8")
         lang_ids = {lang: index for index, lang in enumerate(langs)}

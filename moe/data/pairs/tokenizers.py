@@ -13,7 +13,7 @@ from moe.data.tokenizer import Tokenizer
 
 
 class Vocabularies(Protocol):
-    """Vocabularies of a model, as its spec has them."""
+    """Vocabularies of a model, from its spec."""
 
     @property
     def source_vocab_size(self) -> int: ...
@@ -26,7 +26,7 @@ class Vocabularies(Protocol):
 
 
 class Tokenizers:
-    """The tokenizers of both sides: one and the same where the model shares its vocabulary."""
+    """The tokenizers of both sides: a single one if the model shares its vocabulary."""
 
     def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
         self.source = source
@@ -40,8 +40,8 @@ class Tokenizers:
     def train(cls, pairs: Sequence[Pair], model: Vocabularies) -> "Tokenizers":
         """Tokenizers for a model's vocabularies, trained on the texts of `pairs`.
 
-        A target that occurs n times counts √n times: otherwise the names that a hundred languages translate
-        to would take the merges, a token each, and a message never seen would be spelled in crumbs.
+        A target that occurs n times counts √n times: otherwise names that a hundred languages translate to would use up
+        the merges, and unseen messages would be split into many short tokens.
         """
         sources = [pair.source for pair in pairs]
         occurrences = Counter(pair.target for pair in pairs)
@@ -73,8 +73,8 @@ class Tokenizers:
 
     @classmethod
     def read(cls, read: Callable[[str], bytes]) -> "Tokenizers":
-        """The tokenizers of the files that `save` wrote, which `read` gives by name. Raises FileNotFoundError, and
-        ValueError for what `save` did not write."""
+        """The tokenizers in files that `save` wrote, read by name with `read`. Raises FileNotFoundError, and ValueError
+        for files that `save` did not write."""
         with suppress(FileNotFoundError):
             tokenizer = Tokenizer.from_json(read("tokenizer.json").decode())
             return cls(tokenizer, tokenizer)

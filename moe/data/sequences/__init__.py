@@ -1,8 +1,8 @@
-"""Sequences for language models: documents → tokenizer → packed rows → deterministic batches. Loads no torch, and a
-name only what it needs.
+"""Sequences for language models: documents → tokenizer → packed rows → deterministic batches. Loads no torch; each name
+loads only what it needs.
 
 `check` looks at a corpus before launch; `prepare` builds or finds everything a run reads; `SequenceSampler` gives the
-global batch of any step; `unigram_nats_per_source` and `xz_bits_per_byte` say what held-out text costs without a model.
+global batch of any step; `unigram_nats_per_source` and `xz_bits_per_byte` measure held-out text without a model.
 """
 
 from typing import TYPE_CHECKING

@@ -15,8 +15,8 @@ _MIN_DICTIONARY = 4096
 def unigram_nats_per_source(
     train: SequenceStore, held_out: dict[str, SequenceStore], num_ids: int
 ) -> dict[str, float | None]:
-    """By held-out source, nats a label by the labels' frequencies in training, one added to each count of the `num_ids`
-    ids; None where a source has no label."""
+    """Nats per label by held-out source, from label frequencies in training with one added for each of `num_ids` ids;
+    None for a source without labels."""
     counts = train.label_counts(num_ids) + 1
     logp = np.log(counts / counts.sum())
     nats_by_source: dict[str, float | None] = {}
@@ -27,12 +27,12 @@ def unigram_nats_per_source(
 
 
 def xz_bits_per_byte(texts: Iterable[bytes]) -> float | None:
-    """Bits that xz at its best takes for a byte of some texts, each compressed by itself, as a model reads it; None
-    without any byte."""
+    """Bits per byte of texts compressed by xz at its best setting, each separately, as a model reads them; None without
+    text."""
     num_bytes = num_compressed = 0
     for text in texts:
         num_bytes += len(text)
-        # Without its own size each would have a dictionary of 64 MiB, which takes 60 ms to set up.
+        # By default each text would get a dictionary of 64 MiB, which takes 60 ms to set up.
         filters = [{"id": lzma.FILTER_LZMA2, "preset": _BEST, "dict_size": max(_MIN_DICTIONARY, len(text))}]
         num_compressed += len(lzma.compress(text, filters=filters))
     return 8 * num_compressed / num_bytes if num_bytes else None

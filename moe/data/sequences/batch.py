@@ -14,7 +14,7 @@ class SequenceBatchPart:
     """Rows of whole consecutive groups; `b` rows of L positions, 0 for a rank that has no group."""
 
     first_row: int
-    """Index of the first row in the global batch, by which random draws are keyed."""
+    """Index of the first row in the global batch, which keys random draws."""
     tokens: NDArray[np.int64]
     """[b, L], inputs; PAD where padded."""
     documents: NDArray[np.int32]
@@ -39,7 +39,7 @@ class GlobalSequenceBatch(GlobalBatch):
         return len(self.rows) * self.store.max_tokens
 
     def part(self, first_group: int, stop_group: int) -> SequenceBatchPart:
-        """The rows of groups `first_group` up to, not including, `stop_group`."""
+        """The rows of groups `first_group` to `stop_group` (exclusive)."""
         first_row, rows = self.rows_of(first_group, stop_group)
         return SequenceBatchPart(first_row, *self.store.rows(rows))
 
@@ -47,7 +47,7 @@ class GlobalSequenceBatch(GlobalBatch):
 def global_batch(
     store: SequenceStore, step: int, rows: NDArray[np.int64], rows_per_group: int, num_groups: int
 ) -> GlobalSequenceBatch:
-    """The batch of these rows, with its labels and tokens counted."""
+    """Build the batch of these rows, and count its labels and tokens."""
     return GlobalSequenceBatch(
         step=step,
         rows=rows,

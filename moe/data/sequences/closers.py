@@ -10,7 +10,7 @@ from moe.data.sequences.encoding import EncodedDocument
 from moe.data.tokenizer import Tokenizer
 
 _SHARE = 0.01
-"""Smallest share of answers that a special token must close to stop generation: one typed by a user closes few."""
+"""Smallest share of answers that a special token must close to stop generation: one that a user typed closes few."""
 
 
 class Closers:
@@ -36,11 +36,11 @@ class Closers:
             if (id := int(encoded_document.ids[at])) in self._closing:
                 self._counts[id] += 1
 
-    def further(self) -> list[int]:
+    def new_closers(self) -> list[int]:
         """Ids of frequent closers that do not stop generation yet, the most frequent first."""
         least = _SHARE * self._num_answers
         return [id for id, count in self._counts.most_common() if id not in self._ends and count >= least]
 
     def facts(self) -> dict[str, Any]:
-        """Number of answers learned to their end, number of those closed by a token, and the further closers."""
-        return {"answers": self._num_answers, "closed": self._counts.total(), "closers": self.further()}
+        """Number of answers learned to their end, number of those closed by a token, and the new closers."""
+        return {"answers": self._num_answers, "closed": self._counts.total(), "closers": self.new_closers()}

@@ -1,4 +1,4 @@
-"""The corpora `chat` and `preference`: conversations of the user's own, as a chat template writes them."""
+"""The corpora `chat` and `preference`: the user's own conversations, rendered by a chat template."""
 
 import hashlib
 import json
@@ -42,10 +42,9 @@ class ConversationRecord(NamedTuple):
 
 
 def records(file: DataFile, faults: Faults, limit_bytes: int | None = None) -> Iterator[ConversationRecord]:
-    """Records of a file, in order; with a limit, those within about that many bytes, and the first in any case. Raises
-    SpecError, with the file and the line or row, for what cannot be read; a record that is no object is added to
-    `faults`."""
-    file_records = _of_parquet(file, faults) if is_parquet(file) else _of_lines(file, faults, limit_bytes)
+    """Records of a file, in order; with `limit_bytes`, from about that many bytes, but at least one. Raises SpecError,
+    with the file and the line or row, for unreadable content; a record that is not an object is added to `faults`."""
+    file_records = _parquet_records(file, faults) if is_parquet(file) else _line_records(file, faults, limit_bytes)
     num_bytes = 0
     for record in file_records:
         yield record
@@ -68,19 +67,19 @@ def require_conversations(file: DataFile, types: Mapping[str, str]) -> None:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A row's value without nulls, which columns have wherever another row has a value."""
+    """A row's value without nulls, which fill columns that only other rows use."""
     if isinstance(value, dict):
         return {key: _without_nulls(element) for key, element in value.items() if element is not None}
     return [_without_nulls(element) for element in value] if isinstance(value, list) else value
 
 
-def _of_lines(file: DataFile, faults: Faults, limit_bytes: int | None) -> Iterator[ConversationRecord]:
+def _line_records(file: DataFile, faults: Faults, limit_bytes: int | None) -> Iterator[ConversationRecord]:
     lines = Lines(file, limit_bytes, max_line_bytes=MAX_DOCUMENT_BYTES, remedy=_SHORTER, faults=faults)
     for row in rows(lines, faults):
         yield ConversationRecord(row.where, row.values, row.num_bytes)
 
 
-def _of_parquet(file: DataFile, faults: Faults) -> Iterator[ConversationRecord]:
+def _parquet_records(file: DataFile, faults: Faults) -> Iterator[ConversationRecord]:
     number = 0
     with open_parquet(file, require_conversations) as parquet_file:
         columns = [name for name in parquet_file.schema_arrow.names if name in KEYS]
@@ -110,7 +109,7 @@ _ENDLESS = (
     "template that renders one by data.chat_template"
 )
 _MAX_REFUSED = 10
-"""Refused conversations after which the share is checked at each further one, since each costs a process."""
+"""Number of refused conversations from which each further one checks the share, since each costs a process."""
 
 
 class _ConversationEntry(NamedTuple):
@@ -123,8 +122,8 @@ class _ConversationEntry(NamedTuple):
 
 
 class Conversations(DocumentCorpus):
-    """Conversations of JSON Lines and Parquet files: a document for each row of one (`chat`), or two for each pair, the
-    preferred one first (`preference`)."""
+    """Conversations of JSON Lines and Parquet files: one document per row (`chat`), or two per pair, the preferred one
+    first (`preference`)."""
 
     has_spans = True
 
@@ -158,9 +157,9 @@ class Conversations(DocumentCorpus):
         return locate_files(self._locator, "data.paths", self._data.paths)
 
     def check(self) -> tuple[str, ...]:
-        of_parquet = [file for file in self._files if is_parquet(file)]
-        if of_parquet:
-            check_columns(require_conversations, of_parquet)
+        parquet_files = [file for file in self._files if is_parquet(file)]
+        if parquet_files:
+            check_columns(require_conversations, parquet_files)
         line_files = [file for file in self._files if not is_parquet(file)]
         sample_entries: list[_ConversationEntry] = []
         faults = Faults.from_spec(self._data)
@@ -240,12 +239,12 @@ class Conversations(DocumentCorpus):
         """Each entry with its renderings; an entry that the template refuses is added to `faults`."""
         num_refused = 0
         for chunk in chunks(entries, _rendered_bytes, _CHUNK_BYTES, _CHUNK):
-            left = chunk
-            while left:
+            remaining = chunk
+            while remaining:
                 renderings = self._template.render_rows(
-                    [conversation for entry in left for conversation in entry.conversations]
+                    [conversation for entry in remaining for conversation in entry.conversations]
                 )
-                for at, entry in enumerate(left):
+                for at, entry in enumerate(remaining):
                     outcomes = list(islice(renderings, len(entry.conversations)))
                     refusal = next(filter(None, map(self._refusal, outcomes)), None)
                     if refusal is None:
@@ -256,11 +255,11 @@ class Conversations(DocumentCorpus):
                     num_refused += 1
                     if num_refused >= _MAX_REFUSED:
                         faults.require_none()
-                    if isinstance(outcomes[-1], UnreadableRecord):  # the template is asked anew for those behind it
-                        left = left[at + 1 :]
+                    if isinstance(outcomes[-1], UnreadableRecord):  # render the entries after it again
+                        remaining = remaining[at + 1 :]
                         break
                 else:
-                    left = []
+                    remaining = []
 
     def _refusal(self, rendering: Rendering | UnreadableRecord) -> UnreadableRecord | None:
         """Reason to refuse a rendering: the template's own, or an answer of a pair that would need several rows; None
@@ -269,7 +268,7 @@ class Conversations(DocumentCorpus):
             return rendering
         if not self._is_pair or len(rendering.rows) == 1:
             return None
-        rule = f"renders as {len(rendering.rows)} rows, since its earlier answers change once more messages follow"
+        rule = f"renders as {len(rendering.rows)} rows, since its earlier answers change when more messages follow"
         return UnreadableRecord(rule, "make 'chosen' and 'rejected' one answer each, after the same messages")
 
     def _is_held_out(self, conversation: Conversation) -> bool:

@@ -1,4 +1,4 @@
-"""From a spec to its corpus, and a first look at it before anything is launched."""
+"""Build the corpus of a spec, and check it before a job is launched."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,8 @@ from moe.spec import ConversationsSpec, PackagesSpec, SequencesSpec
 def build(
     data: SequencesSpec, roots: Sequence[str] | None = None, tokenizer: ModelTokenizer | None = None
 ) -> DocumentCorpus:
-    """The corpus that a spec names; the user's files must lie under `roots` (None: anywhere). Conversations are written
-    by the chat template beside a given `tokenizer`. Raises SpecError where there is none."""
+    """The corpus that a spec names; the user's files must lie under `roots` (None: anywhere). Conversations are
+    rendered by the chat template in the files of `tokenizer`. Raises SpecError if there is none."""
     if isinstance(data, PackagesSpec):
         from moe.data.sequences.packages import Packages
 
@@ -35,11 +35,11 @@ def build(
 def check(
     data: SequencesSpec, roots: Sequence[str], tokenizer: ModelTokenizer | None = None, vocab_size: int | None = None
 ) -> tuple[str, ...]:
-    """Warnings about what can be seen of a corpus at once, before anything is launched. Raises SpecError for what is
-    wrong with it, and with a given tokenizer, or its number of ids.
+    """Check a corpus quickly before launch; return warnings. Raises SpecError for its faults, and for those of
+    `tokenizer`, such as too many ids.
 
-    Files must lie under `roots` (folders or fsspec URLs). Loads neither torch nor the tokenizer nor pyarrow: a process
-    of their own does that.
+    Files must lie under `roots` (folders or fsspec URLs). Loads neither torch nor the tokenizer nor pyarrow: separate
+    processes load those.
     """
     warnings = check_corpus(build(data, roots, tokenizer), data, roots)
     if tokenizer is not None and vocab_size is not None:

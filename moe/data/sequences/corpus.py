@@ -1,4 +1,4 @@
-"""Corpora of documents, each of a source, for training or held out."""
+"""Corpora of documents, each from a source, for training or held out."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -29,17 +29,17 @@ class DocumentSource:
 
     name: str
     weight: float = 1.0
-    """How often its sequences come in an epoch of training."""
+    """How often its sequences occur in an epoch of training."""
 
 
 class DocumentCorpus(Corpus):
     """Documents of several sources."""
 
     has_spans: bool = False
-    """Whether documents have spans: each then lies in one sequence, cut at its end if it is too long. Other documents
-    may be split over several sequences."""
+    """Whether documents have spans: each is then in one sequence, truncated if it is too long. Other documents may be
+    split over several sequences."""
     num_each: int = 1
-    """Number of consecutive documents that belong together and lie in one sequence."""
+    """Number of consecutive documents that belong together and share a sequence."""
 
     @property
     @abstractmethod
@@ -49,7 +49,7 @@ class DocumentCorpus(Corpus):
     @property
     @abstractmethod
     def held_out(self) -> tuple[str, ...]:
-        """Names of the sources that have documents held out, in order."""
+        """Names of the sources with held-out documents, in order."""
 
     @abstractmethod
     def documents(self) -> Iterator[SourceDocument]:

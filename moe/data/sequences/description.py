@@ -17,14 +17,14 @@ REASONS = {
 }
 
 
-def _of_conversations(stats: dict[str, Any]) -> Iterator[str]:
+def _describe_conversations(stats: dict[str, Any]) -> Iterator[str]:
     """Lines about conversations: those split into rows, remarks, keys not read, and the tokens that close answers."""
     counts = stats["written"]
     if counts["apart"]:
         yield (
             f"{counts['apart']:,} of {counts['conversations']:,} conversations are learned in "
             f"{counts['rows_apart']:,} rows, up to one per answer, since the chat template changes "
-            "earlier answers once more messages follow"
+            "earlier answers when more messages follow"
         )
     yield from (f"{counts[name]:,} {words}" for name, words in NOTES.items() if counts[name])
     if stats["unread"]:
@@ -62,7 +62,7 @@ def describe(stats: dict[str, Any]) -> list[str]:
             f"{stats['learned_by']}; conversations truncated at {max_tokens} tokens: "
             f"{stats['cut']:,}, left out without an answer: {stats['nothing_left']:,}"
         )
-        lines += _of_conversations(stats)
+        lines += _describe_conversations(stats)
         if stats["alike"]:
             lines.append(f"pairs left out because their truncated answers are equal: {stats['alike']:,}")
     return lines

@@ -1,4 +1,4 @@
-"""The corpus `documents`: files of the user's own."""
+"""The corpus `documents`: the user's own files."""
 
 import hashlib
 from collections import Counter
@@ -19,7 +19,7 @@ _KEY = b"shardyard held-out documents"
 
 
 class DocumentFiles(DocumentCorpus):
-    """Documents of JSON Lines, Parquet and text files. Empty ones are counted, and are none."""
+    """Documents of JSON Lines, Parquet and text files. Empty ones are counted and skipped."""
 
     def __init__(self, data: DocumentsSpec, roots: Sequence[str] | None) -> None:
         self._data = data
@@ -39,7 +39,7 @@ class DocumentFiles(DocumentCorpus):
 
     @cached_property
     def _files(self) -> list[tuple[FormatReader, list[DataFile]]]:
-        """Files of each source, with its reader; one belongs to the first source and path that names it."""
+        """Files of each source, with its reader; a file belongs to the first source and path that names it."""
         seen_locations: set[Location] = set()
         files_by_reader = []
         for index, source in enumerate(self._data.sources):

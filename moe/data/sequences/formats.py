@@ -1,4 +1,4 @@
-"""Documents in users' files, a reader for each format."""
+"""Documents in users' files, with one reader per format."""
 
 import codecs
 from abc import ABC, abstractmethod
@@ -22,10 +22,9 @@ class FormatReader(ABC):
 
     @abstractmethod
     def texts(self, file: DataFile, faults: Faults, limit_bytes: int | None = None) -> Iterator[str]:
-        """Documents of a file, unprocessed; with a limit, those within about that many bytes, and the first in any
-        case.
+        """Documents of a file, unprocessed; with `limit_bytes`, from about that many bytes, but at least one.
 
-        Raises SpecError, with the file and the line or row, for what cannot be read; one unreadable document of several
+        Raises SpecError, with the file and the line or row, for unreadable content; one unreadable document of several
         is added to `faults`.
         """
 
@@ -110,7 +109,7 @@ class Parquet(FormatReader):
                         return
 
     def _value(self, value: Any) -> tuple[str | None, int]:
-        """(text of a row, or None if it has none or none in UTF-8; its bytes)"""
+        """(text of a row, or None if it is missing or not UTF-8; number of bytes)"""
         try:
             text = value.as_py()
         except UnicodeDecodeError:

@@ -11,11 +11,11 @@ from moe.spec import spec_error
 
 
 class Packages(DocumentCorpus):
-    """Source of two lists of distributions: one to train on, and one held out, each of the latter a source.
+    """Source files of two lists of distributions: one for training, and one held out, each of which is a source.
 
-    A document to train on is left out where most of its lines are in held-out ones or in those before it, and a
-    held-out one where most of its lines are among all that is trained on: so neither a part of a long document nor the
-    whole of a short one is on both sides.
+    A training document is left out if most of its lines are in held-out documents or in earlier training documents, and
+    a held-out one if most of its lines are in training, so that neither a part of a long document nor a whole short one
+    is on both sides.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Packages(DocumentCorpus):
 
     @cached_property
     def _files(self) -> tuple[list[SourceFile], list[SourceFile]]:
-        """Held out, and to train on."""
+        """(held-out files, training files)."""
         held_out, training = (
             [file for distribution in distributions for file in files_of(distribution)]
             for distributions in (self._held_out, self._training)
@@ -80,7 +80,7 @@ class Packages(DocumentCorpus):
         }  # fmt: skip
 
     def _texts(self, files: list[SourceFile]) -> Iterator[tuple[SourceFile, str]]:
-        """Those that are documents."""
+        """Files that are documents, with their text."""
         for file in files:
             try:
                 text = _read(file).decode("utf-8")
@@ -104,7 +104,7 @@ def _read(file: SourceFile) -> bytes:
 
 
 MIN_LINE_CHARS = 12
-"""Shorter lines (`else:`, `return self`) are in every file, and say nothing of where it comes from."""
+"""Shorter lines (`else:`, `return self`) are in every file, and do not identify its origin."""
 MAX_SEEN = 0.5
 """Share of a document's distinct lines in others from which it is a near duplicate."""
 
@@ -129,5 +129,5 @@ class SeenLines:
         self._line_hashes |= lines
 
     def has_most_of(self, lines: frozenset[bytes]) -> bool:
-        """Whether at least half of these lines have been seen; true of no lines."""
+        """Whether at least half of these lines have been seen; True without lines."""
         return len(lines & self._line_hashes) >= MAX_SEEN * len(lines)

@@ -1,8 +1,9 @@
-"""Documents into sequences of L positions: long ones are cut, and what is left is packed by best fit, longest first
-("Fewer Truncations Improve Language Modeling", arXiv 2404.10830). Conversations are packed likewise, and not cut here.
+"""Packing of documents into sequences of L positions: long ones are cut, and the rest is packed by best fit, longest
+first ("Fewer Truncations Improve Language Modeling", arXiv 2404.10830). Conversations are packed likewise, and not cut
+here.
 
-Where best fit leaves too much empty, as it does where all documents are a little longer than half a sequence, the
-emptiest sequences are taken apart and their pieces cut to fill the others.
+If best fit leaves too many positions empty, for example if all documents are a little longer than half a sequence, the
+emptiest sequences are dissolved and their pieces cut to fill the others.
 """
 
 import heapq
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_WASTE = 0.02
-"""Share of positions that may be empty, where there is more than one sequence's worth to spare."""
+"""Share of positions that may be empty, if that is more than one sequence."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,11 @@ class Packing:
     """Pieces of documents in rows, in order: P pieces, R rows."""
 
     documents: NDArray[np.int64]
-    """[P], the document that each is of."""
+    """[P], document of each piece."""
     starts: NDArray[np.int64]
-    """[P], its first position in the document."""
+    """[P], first position of each piece in its document."""
     lengths: NDArray[np.int64]
-    """[P], its positions."""
+    """[P], number of positions of each piece."""
     row_starts: NDArray[np.int64]
     """[R + 1], the first piece of each row, and P."""
 
@@ -34,36 +35,36 @@ class Packing:
         return len(self.row_starts) - 1
 
     def waste(self, length: int) -> float:
-        """Share of the positions that hold nothing."""
+        """Share of empty positions."""
         positions = self.num_rows * length
         return 1 - float(self.lengths.sum()) / positions if positions else 0.0
 
 
 def pack(document_lengths: NDArray[np.int64], length: int) -> Packing:
-    """Pack documents of so many positions (int64 [D], at least 1 each) into rows of `length` positions.
+    """Pack documents of these lengths (int64 [D], at least 1 each) into rows of `length` positions.
 
-    Every position of every document is in one piece. At most MAX_WASTE of the rows' positions are empty, or there are
-    as few rows as can be. The same for the same lengths, on any machine.
+    Every position of every document is in one piece. At most MAX_WASTE of the rows' positions are empty, or the number
+    of rows is minimal. The same for the same lengths, on any machine.
     """
     num_full, rest = np.divmod(document_lengths, length)
-    of_full = np.repeat(np.arange(len(document_lengths)), num_full)
+    full_documents = np.repeat(np.arange(len(document_lengths)), num_full)
     first_full = np.cumsum(num_full) - num_full
-    full_starts = (np.arange(len(of_full)) - np.repeat(first_full, num_full)) * length
-    of_rest = np.flatnonzero(rest)
+    full_starts = (np.arange(len(full_documents)) - np.repeat(first_full, num_full)) * length
+    rest_documents = np.flatnonzero(rest)
 
     total = int(document_lengths.sum())
     max_rows = max(-(-total // length), 100 * total // (length * round(100 * (1 - MAX_WASTE))))
-    pieces = [(int(document), int(num_full[document]) * length, int(rest[document])) for document in of_rest]
+    pieces = [(int(document), int(num_full[document]) * length, int(rest[document])) for document in rest_documents]
     row_of, free = _best_fit([piece[2] for piece in pieces], length)
-    too_many = len(of_full) + len(free) - max_rows
-    if too_many > 0:
-        pieces, row_of = _cut_to_fill(pieces, row_of, free, too_many)
+    num_excess = len(full_documents) + len(free) - max_rows
+    if num_excess > 0:
+        pieces, row_of = _cut_to_fill(pieces, row_of, free, num_excess)
 
     piece_table = np.array(pieces, np.int64).reshape(-1, 3)
-    documents = np.concatenate([of_full, piece_table[:, 0]])
+    documents = np.concatenate([full_documents, piece_table[:, 0]])
     starts = np.concatenate([full_starts, piece_table[:, 1]])
-    lengths = np.concatenate([np.full(len(of_full), length, np.int64), piece_table[:, 2]])
-    rows = np.concatenate([np.arange(len(of_full)), len(of_full) + np.array(row_of, np.int64)])
+    lengths = np.concatenate([np.full(len(full_documents), length, np.int64), piece_table[:, 2]])
+    rows = np.concatenate([np.arange(len(full_documents)), len(full_documents) + np.array(row_of, np.int64)])
     return _in_order(documents, starts, lengths, rows)
 
 
@@ -96,41 +97,41 @@ def _best_fit(lengths: list[int], length: int) -> tuple[list[int], list[int]]:
             size, row = length, len(free)
             free.append(length)
         row_of[piece] = row
-        free[row] = left = size - lengths[piece]
-        if left and left not in rows_with:
-            insort(sizes, left)
-            rows_with[left] = []
-        if left:
-            rows_with[left].append(row)
+        free[row] = num_free = size - lengths[piece]
+        if num_free and num_free not in rows_with:
+            insort(sizes, num_free)
+            rows_with[num_free] = []
+        if num_free:
+            rows_with[num_free].append(row)
     return row_of, free
 
 
 def _cut_to_fill(
-    pieces: list[tuple[int, int, int]], row_of: list[int], free: list[int], too_many: int
+    pieces: list[tuple[int, int, int]], row_of: list[int], free: list[int], num_excess: int
 ) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """The same packing without the `too_many` emptiest rows, whose pieces are cut to fill the largest gaps of the
+    """The same packing without the `num_excess` emptiest rows, whose pieces are cut to fill the largest gaps of the
     others."""
     emptiest = sorted(range(len(free)), key=lambda row: (-free[row], row))
-    dissolved_rows = set(emptiest[:too_many])
+    dissolved_rows = set(emptiest[:num_excess])
     names = {row: name for name, row in enumerate(row for row in range(len(free)) if row not in dissolved_rows)}
     gaps = [(-free[row], name) for row, name in names.items() if free[row]]
     heapq.heapify(gaps)
     cut_pieces: list[tuple[int, int, int]] = []
     rows: list[int] = []
-    homeless = []
+    dissolved_pieces = []
     for piece, row in zip(pieces, row_of, strict=True):
         if row in dissolved_rows:
-            homeless.append(piece)
+            dissolved_pieces.append(piece)
         else:
             cut_pieces.append(piece)
             rows.append(names[row])
-    for document, start, left in sorted(homeless, key=lambda piece: (-piece[2], piece)):
-        while left:
+    for document, start, num_left in sorted(dissolved_pieces, key=lambda piece: (-piece[2], piece)):
+        while num_left:
             gap, row = heapq.heappop(gaps)
-            num_taken = min(-gap, left)
+            num_taken = min(-gap, num_left)
             cut_pieces.append((document, start, num_taken))
             rows.append(row)
-            start, left = start + num_taken, left - num_taken
+            start, num_left = start + num_taken, num_left - num_taken
             if -gap > num_taken:
                 heapq.heappush(gaps, (gap + num_taken, row))
     return cut_pieces, rows
@@ -139,8 +140,8 @@ def _cut_to_fill(
 def _in_order(
     documents: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> Packing:
-    """Packing with rows sorted by their first documents, and the pieces of a row by theirs: what is read together lies
-    together."""
+    """Packing with rows sorted by their first documents, and the pieces of a row by theirs: what is read together is
+    stored together."""
     order = np.lexsort((starts, documents, rows))
     documents, starts, lengths, rows = documents[order], starts[order], lengths[order], rows[order]
     num_pieces = np.bincount(rows) if len(rows) else np.zeros(0, np.int64)

@@ -174,7 +174,7 @@ def _build(
     stages.at("counting")
     if corpus.has_spans:
         cut |= closers.facts()
-        preparation.write_tokenizers(folder, {CLOSERS: json.dumps(closers.further()).encode()})
+        preparation.write_tokenizers(folder, {CLOSERS: json.dumps(closers.new_closers()).encode()})
     clock.lap("encode_and_pack")
 
     train = SequenceStore(folder / "train")

@@ -16,15 +16,14 @@ _DRAWS_OF_EPOCHS, _DRAWS_OF_PASSES = 0x5E9E, 0x5E9A
 
 
 class SequenceSampler:
-    """Goes through the rows of a store, epoch after epoch, each in an order of its own.
+    """Iterates over the rows of a store, epoch after epoch, each in a different order.
 
-    A source of n rows and weight w has the rows of passes through it, one after another, each pass an order of its
-    own; an epoch takes the next w x n of them (in whole rows: what is over is the next epoch's), and mixes those of all
-    sources. So with weights of 1, an epoch is every row once. Steps take rows in that order, and a batch may lie in two
-    epochs.
+    Each source is read in repeated passes, each shuffled differently. From a source of n rows and weight w, an epoch
+    takes the next w x n rows (rounded down, fractions carried over), shuffled with those of all other sources: with
+    weights of 1, an epoch is every row once. Steps take rows in that order, and a batch may span two epochs.
 
-    There is no state: any rank computes any step at once, and a run that resumes needs only the step's number. An
-    epoch's order is kept while it is used: 8 bytes a row.
+    There is no state: any rank can compute any step directly, and a resumed run needs only the step number. An epoch's
+    order is kept while it is used: 8 bytes per row.
     """
 
     def __init__(self, store: SequenceStore, spec: JobSpec) -> None:
@@ -35,7 +34,7 @@ class SequenceSampler:
         self.rows_per_group = spec.group_tokens // store.max_tokens
         weights = _weights(spec)
         self._sources = [
-            (start, end - start, Fraction(str(weights.get(name, 1.0))))  # 0.3 as it is written
+            (start, end - start, Fraction(str(weights.get(name, 1.0))))  # exact for decimals such as 0.3
             for name, start, end in zip(store.sources, store.source_rows[:-1], store.source_rows[1:], strict=True)
             if end > start
         ]
@@ -48,8 +47,8 @@ class SequenceSampler:
         epoch = self.epoch_of(first)
         while (missing := num_rows - sum(map(len, row_chunks))) > 0:
             order = self._order(epoch)
-            begins = max(0, first - self.epoch_start(epoch))
-            row_chunks.append(order[begins : begins + missing])
+            first_index = max(0, first - self.epoch_start(epoch))
+            row_chunks.append(order[first_index : first_index + missing])
             epoch += 1
         return global_batch(self._store, step, np.concatenate(row_chunks), self.rows_per_group, self.num_groups)
 
@@ -58,9 +57,9 @@ class SequenceSampler:
         return sum(_num_rows_before(epoch, num_rows, weight) for _, num_rows, weight in self._sources)
 
     def epoch_of(self, number: int) -> int:
-        """Epoch of the row `number`, counted over all that are ever drawn."""
+        """Epoch of the row `number`, counted over all epochs."""
         rows_per_epoch = sum(num_rows * weight for _, num_rows, weight in self._sources)
-        # An epoch begins at most that many rows later than this says, and less than one a source earlier.
+        # Epoch e starts at most e * rows_per_epoch rows in, and less than one row per source before that.
         low = int(number / rows_per_epoch)
         high = int((number + len(self._sources)) / rows_per_epoch) + 1
         while high - low > 1:
@@ -95,7 +94,7 @@ def _num_rows_before(epoch: int, num_rows: int, weight: Fraction) -> int:
 
 
 def _weights(spec: JobSpec) -> Mapping[str, float]:
-    """By source; one that has none weighs 1."""
+    """Weights by source; 1 if omitted."""
     if not isinstance(spec.data, DocumentsSpec):
         return {}
     return {name: source.weight for name, source in zip(spec.data.source_names, spec.data.sources, strict=True)}

@@ -1,7 +1,7 @@
 """Packed sequences on disk, memory-mapped.
 
-A document lies as BOS, its ids, EOS, and one with spans as its ids alone; of a piece of it, the inputs are its own
-positions, and the labels those after.
+A document is stored as BOS, its ids and EOS; one with spans as its ids alone. The inputs of a piece are its own
+positions, and its labels are the ids one position later.
 """
 
 import json
@@ -36,10 +36,10 @@ class SequenceRows(NamedTuple):
 
 
 class SequenceStore:
-    """Sequences by index, those of a source together, and their documents' text where it was kept."""
+    """Sequences by index, those of a source together, and their documents' text if stored."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Map what a `StoreWriter` left in `folder`."""
+        """Map the files that a `StoreWriter` wrote to `folder`."""
         folder = Path(folder)
         facts = json.loads((folder / "store.json").read_text(encoding="utf-8"))
         self.max_tokens: int = facts["max_tokens"]
@@ -55,7 +55,7 @@ class SequenceStore:
         self.num_each: int = facts.get("num_each", 1)
         """Number of consecutive pieces of a row that belong together: 2 are a pair, the preferred one first."""
         self.num_bytes: int = facts["num_bytes"]
-        """Bytes of the documents' text in UTF-8; if not all is learned, of what is."""
+        """Bytes of the documents' text in UTF-8, or of the learned text if not all is learned."""
         self.bos_id: int = facts["bos_id"]
         self._ids = map_raw(folder / "ids.bin", np.dtype(facts["dtype"]))
         self._piece_starts = map_npy(folder / "piece_starts.npy")
@@ -87,12 +87,12 @@ class SequenceStore:
         number = _counts_within(num_pieces)
         pieces = np.repeat(first, num_pieces) + number
         lengths = self._piece_lengths[pieces].astype(np.int64)
-        within = _counts_within(lengths)
-        # In a row, its pieces follow each other without a gap.
+        offsets = _counts_within(lengths)
+        # The pieces of a row are contiguous.
         places = np.repeat(row_of_piece * self.max_tokens, lengths) + _counts_within(
             np.bincount(row_of_piece, weights=lengths, minlength=len(rows)).astype(np.int64)
         )
-        positions = np.repeat(self._piece_starts[pieces], lengths) + within
+        positions = np.repeat(self._piece_starts[pieces], lengths) + offsets
         shape = (len(rows), self.max_tokens)
         tokens, labels = np.full(shape, PAD, np.int64), np.full(shape, -1, np.int64)
         documents = np.full(shape, -1, np.int32)
@@ -130,10 +130,10 @@ class SequenceStore:
         return bytes(self._texts[index].tobytes())
 
     def texts(self, max_bytes: int | None = None) -> Iterator[bytes]:
-        """Texts of all documents in UTF-8; if they have more than about `max_bytes`, of documents at even distances,
-        each cut to `max_bytes`."""
-        apart = 1 if max_bytes is None else max(1, -(-self.num_bytes // max_bytes))
-        return (self.text(index)[:max_bytes] for index in range(0, self.num_documents, apart))
+        """Texts of all documents in UTF-8; if they have more than about `max_bytes`, of evenly spaced documents, each
+        cut to `max_bytes`."""
+        stride = 1 if max_bytes is None else max(1, -(-self.num_bytes // max_bytes))
+        return (self.text(index)[:max_bytes] for index in range(0, self.num_documents, stride))
 
     def label_counts(self, num_ids: int) -> NDArray[np.int64]:
         """[num_ids], how often each id is a label."""
@@ -145,12 +145,12 @@ class SequenceStore:
             return counts
         for start in range(0, len(self._ids), _CHUNK_IDS):
             counts += np.bincount(self._ids[start : start + _CHUNK_IDS], minlength=num_ids)
-        counts[self.bos_id] -= self.num_documents  # the first id of each is the only one that nothing precedes
+        counts[self.bos_id] -= self.num_documents  # only the first id of a document has no preceding id
         return counts
 
 
 class StoreWriter:
-    """Writes a store, document by document; the documents of a source follow each other."""
+    """Writes a store, document by document; the documents of a source must be consecutive."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class StoreWriter:
         self._open.close()
 
     def add(self, source: str, ids: NDArray[Any], text: bytes) -> None:
-        """Append a document. Raises ValueError out of the order of sources."""
+        """Append a document. Raises ValueError if its source is out of order."""
         index = self._place_of(source)
         self._lengths[index].append(len(ids) + 1)
         for part_ids in ([self._bos_id], ids, [self._eos_id]):
@@ -194,7 +194,7 @@ class StoreWriter:
         self._add_text(text)
 
     def add_whole(self, source: str, linked_documents: Sequence[EncodedDocument]) -> None:
-        """Append documents with spans that belong together. Raises ValueError out of the order of sources."""
+        """Append documents with spans that belong together. Raises ValueError if their source is out of order."""
         index = self._place_of(source)
         assert self._label_mask is not None
         for document in linked_documents:
@@ -246,7 +246,7 @@ class StoreWriter:
         document_starts = np.cumsum(document_lengths + 1) - (
             document_lengths + 1
         )  # each has one id more than positions
-        folder, further = self._folder, dict[str, int]()
+        folder, extra_facts = self._folder, dict[str, int]()
         np.save(folder / "piece_starts.npy", document_starts[packing.documents] + packing.starts)
         np.save(folder / "piece_lengths.npy", packing.lengths.astype(np.int32))
         np.save(folder / "row_starts.npy", packing.row_starts)
@@ -254,10 +254,10 @@ class StoreWriter:
         np.save(folder / "row_lengths.npy", np.diff(ends).astype(np.int32))
         if self._label_mask is not None:
             num_learned = np.concatenate([np.array(source_counts, np.int64) for source_counts in self._num_learned])
-            of_pieces = num_learned[packing.documents] if self._num_each == 1 else np.ones(len(document_lengths))
-            sums = np.concatenate([[0], np.cumsum(of_pieces)])[packing.row_starts]
+            piece_targets = num_learned[packing.documents] if self._num_each == 1 else np.ones(len(document_lengths))
+            sums = np.concatenate([[0], np.cumsum(piece_targets)])[packing.row_starts]
             np.save(folder / "row_targets.npy", (np.diff(sums) / self._num_each).astype(np.int32))
-            further = {"num_targets": int(num_learned.sum()), "num_each": self._num_each}
+            extra_facts = {"num_targets": int(num_learned.sum()), "num_each": self._num_each}
         if self._text_starts is not None:
             np.save(folder / "text.starts.npy", np.array(self._text_starts, np.int64))
         facts = {
@@ -269,12 +269,12 @@ class StoreWriter:
             "num_bytes": self._num_bytes,
             "bos_id": self._bos_id,
             "dtype": self._dtype.str,
-            **further,
+            **extra_facts,
         }
         (folder / "store.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
 
 def _counts_within(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, 1, 2, ... for each of several runs that are laid end to end: int64 [sum of lengths]."""
+    """0, 1, 2, ... for each of several consecutive runs: int64 [sum of lengths]."""
     starts = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) - np.repeat(starts, lengths)

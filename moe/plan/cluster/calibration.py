@@ -18,7 +18,7 @@ METHOD = 2
 
 
 class Calibration(Spec):
-    """Measured rates of one device, from `shardyard calibrate`; others are its type's."""
+    """Measured rates of one device, from `shardyard calibrate`; other rates are those of its type."""
 
     machine: str
     """Processor or GPU, and software versions."""
@@ -40,7 +40,7 @@ class Calibration(Spec):
     across_latency_s: Latency | None = None
 
     cores: Count | None = None
-    """Devices that reach these rates at once; more on a node share them."""
+    """Number of devices that reach these rates at once; more on a node share them."""
 
     def on(self, device: Device, devices_per_node: int = 1) -> Device:
         """The device with the measured rates, one of `devices_per_node`."""
@@ -54,17 +54,17 @@ class Calibration(Spec):
             across_latency_s=_or_default(self.across_latency_s, device.across_latency_s),
         )  # fmt: skip
 
-    def _arithmetic(self, of: Kernels, memory: float, share: float) -> Kernels:
+    def _arithmetic(self, kernels: Kernels, memory: float, share: float) -> Kernels:
         """Kernels at the measured rates. `memory`: ratio to the type's memory rate. `half_rows` does not apply to
         fitted kernels, whose constants include the cost of few rows."""
-        faster = {dtype: share * ratio for dtype, ratio in self._ratios(of).items()}
-        is_measured = of.ring.start_s > 0
+        faster = {dtype: share * ratio for dtype, ratio in self._ratios(kernels).items()}
+        is_measured = kernels.ring.start_s > 0
         products = {
             dtype: replace(
                 kernel, flops_per_s=faster[dtype] * kernel.flops_per_s, bytes_per_s=memory * kernel.bytes_per_s,
                 half_rows=kernel.half_rows if is_measured else _or_default(self.half_rows, kernel.half_rows),
             )
-            for dtype, kernel in of.products.items()
+            for dtype, kernel in kernels.products.items()
         }  # fmt: skip
         experts = {
             dtype: replace(
@@ -72,43 +72,44 @@ class Calibration(Spec):
                 half_rows=kernel.half_rows if is_measured else _or_default(self.expert_half_rows, kernel.half_rows),
                 row_s=kernel.row_s / memory, hidden_s=kernel.hidden_s / memory, token_s=kernel.token_s / memory,
             )
-            for dtype, kernel in of.experts.items()
+            for dtype, kernel in kernels.experts.items()
         }  # fmt: skip
         pairs = share
         if self.attention_flops_per_s is not None:
-            usual = of.attention_of(USUAL_WIDTHS)
+            usual = kernels.attention_of(USUAL_WIDTHS)
             pairs *= self.attention_flops_per_s / usual.achieved_flops_per_s(_HEADS, _LENGTH, USUAL_WIDTHS)
         elif self.flops_per_s:
-            pairs = faster[of.attention_dtype]
+            pairs = faster[kernels.attention_dtype]
         attention = {
-            widths: replace(kernel, flops_per_s=pairs * kernel.flops_per_s) for widths, kernel in of.attention.items()
+            widths: replace(kernel, flops_per_s=pairs * kernel.flops_per_s)
+            for widths, kernel in kernels.attention.items()
         }
-        return replace(of, products=products, experts=experts, attention=attention)
+        return replace(kernels, products=products, experts=experts, attention=attention)
 
-    def _links(self, of: Kernels, share: float) -> Kernels:
+    def _links(self, kernels: Kernels, share: float) -> Kernels:
         """Set the measured bandwidth and step latency of collectives."""
         rate, latency_s = self.within_node_bytes_per_s, self.latency_s
         ring = replace(
-            of.ring,
-            bytes_per_s=_or_default(rate, of.ring.bytes_per_s),
-            step_s=_or_default(latency_s, of.ring.step_s) / share,
+            kernels.ring,
+            bytes_per_s=_or_default(rate, kernels.ring.bytes_per_s),
+            step_s=_or_default(latency_s, kernels.ring.step_s) / share,
         )
         all_to_all = replace(
-            of.all_to_all,
-            bytes_per_s=_or_default(rate, of.all_to_all.bytes_per_s),
-            doubling_s=_or_default(latency_s, of.all_to_all.doubling_s) / share,
+            kernels.all_to_all,
+            bytes_per_s=_or_default(rate, kernels.all_to_all.bytes_per_s),
+            doubling_s=_or_default(latency_s, kernels.all_to_all.doubling_s) / share,
         )
-        return replace(of, ring=ring, all_to_all=all_to_all)
+        return replace(kernels, ring=ring, all_to_all=all_to_all)
 
-    def _ratios(self, of: Kernels) -> dict[str, float]:
+    def _ratios(self, kernels: Kernels) -> dict[str, float]:
         """Measured rate of large products over the type's, by dtype; others as bfloat16, or else float32."""
         ratios: dict[str, float] = {
-            name: rate / of.products[name].achieved_flops_per_s(_LARGE)
+            name: rate / kernels.products[name].achieved_flops_per_s(_LARGE)
             for name, rate in self.flops_per_s.items()
-            if name in of.products
+            if name in kernels.products
         }
         usual = ratios.get("bfloat16", next(iter(ratios.values()), 1.0))
-        return {name: ratios.get(name, usual) for name in of.products}
+        return {name: ratios.get(name, usual) for name in kernels.products}
 
 
 _LARGE = 8192
@@ -116,8 +117,8 @@ _HEADS, _LENGTH = 64, 4096
 """Heads and positions of the attention measurement."""
 
 
-def _or_default(measurement: float | None, otherwise: float) -> float:
-    return otherwise if measurement is None else measurement
+def _or_default(measurement: float | None, default: float) -> float:
+    return default if measurement is None else measurement
 
 
 FILE = "calibration-cpu.json"

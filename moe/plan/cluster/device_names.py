@@ -18,9 +18,9 @@ _ASSUMED_FACTS = {"bfloat16_flops_per_s": 312e12, "memory_bytes_per_s": 2.039e12
 
 
 _OTHER_CARDS = {"LAPTOP", "MOBILE", "D", "DD"}
-"""Name parts of slower GeForce cards: laptops, and China."""
+"""Name parts of slower GeForce cards: for laptops, and for China."""
 _BETWEEN_A100S = 60 * 1024**3
-"""Bytes of memory that tell the two A100s apart, which Ray gives one name."""
+"""Bytes of memory between those of the two A100s, which Ray reports under one name."""
 
 
 def find_device(name: str, memory_bytes: int | None = None) -> str | None:
@@ -38,7 +38,7 @@ def find_device(name: str, memory_bytes: int | None = None) -> str | None:
 
 
 def unknown_gpu(name: str, memory_bytes: int) -> DeviceFacts:
-    """Facts assumed for a GPU of unknown name."""
+    """Facts assumed for a GPU with an unknown name."""
     return DeviceFacts(
         name=f"unknown GPU {name}".strip()[:64], assumed_as=_ASSUMED, memory_bytes=memory_bytes, **_ASSUMED_FACTS
     )

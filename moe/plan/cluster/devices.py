@@ -1,4 +1,4 @@
-"""Device types: memory, links, and kernel constants. Every figure has its source beside it."""
+"""Device types: memory, links, and kernel constants. Every figure has its source next to it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,8 @@ class Device:
     host_bytes_per_s: float = inf
     """Each device's share of host memory bandwidth."""
     layer_s: float | None = None
-    """Host seconds per layer, forward and backward, if measured with the device; for GPUs the software has them."""
+    """Host seconds per layer, forward and backward, if measured with the device; for GPUs, `moe.plan.software` has
+    them."""
     decoded_per_s: float = inf
     """Elements dequantized per second, if not bound by memory."""
     peak_flops_per_s: Mapping[str, float] = field(default_factory=dict)
@@ -95,21 +96,23 @@ def _nvidia(
     host_link_gb_per_s: float = 50.0,
     host_gb_per_s: float = 60.0,
 ) -> Device:
-    of = kernels or MEASURED[name]
+    constants = kernels or MEASURED[name]
     peaks = {"bfloat16": 1e12 * peak_tflops, "float32": 0.5e12 * peak_tflops}  # in TF32
-    if "fp8" in of.products:
+    if "fp8" in constants.products:
         peaks["fp8"] = 2e12 * peak_tflops
     return Device(
-        kind="cuda", memory_bytes=memory_gib * _GIB, memory_bytes_per_s=of.products["bfloat16"].bytes_per_s,
-        kernels=of, devices_per_node=per_node, across_nodes_bytes_per_s=0.93e9 * across_gb_per_s,
+        kind="cuda", memory_bytes=memory_gib * _GIB, memory_bytes_per_s=constants.products["bfloat16"].bytes_per_s,
+        kernels=constants, devices_per_node=per_node, across_nodes_bytes_per_s=0.93e9 * across_gb_per_s,
         across_latency_s=1.4e-5, host_link_bytes_per_s=1e9 * host_link_gb_per_s,
         host_bytes_per_s=1e9 * host_gb_per_s, peak_flops_per_s=peaks,
     )  # fmt: skip
 
 
-def _with_memory(of: Kernels, share: float) -> Kernels:
+def _with_memory(kernels: Kernels, share: float) -> Kernels:
     """Kernels of a device with `share` times the memory bandwidth."""
-    products = {dtype: replace(kernel, bytes_per_s=share * kernel.bytes_per_s) for dtype, kernel in of.products.items()}
+    products = {
+        dtype: replace(kernel, bytes_per_s=share * kernel.bytes_per_s) for dtype, kernel in kernels.products.items()
+    }
     experts = {
         dtype: replace(
             kernel,
@@ -118,9 +121,9 @@ def _with_memory(of: Kernels, share: float) -> Kernels:
             hidden_s=kernel.hidden_s / share,
             token_s=kernel.token_s / share,
         )
-        for dtype, kernel in of.experts.items()
+        for dtype, kernel in kernels.experts.items()
     }
-    return replace(of, products=products, experts=experts)
+    return replace(kernels, products=products, experts=experts)
 
 
 _H100_LINK = 450e9
@@ -159,11 +162,11 @@ def device_by_data_sheet(
     link = link_bytes_per_s / _H100_LINK
     ring, all_to_all = (
         replace(
-            of,
-            bytes_per_s=link * of.bytes_per_s,
-            own_bytes_per_s=max(link * of.bytes_per_s, memory * of.own_bytes_per_s),
+            cost,
+            bytes_per_s=link * cost.bytes_per_s,
+            own_bytes_per_s=max(link * cost.bytes_per_s, memory * cost.own_bytes_per_s),
         )
-        for of in (h100.ring, h100.all_to_all)
+        for cost in (h100.ring, h100.all_to_all)
     )
     kernels = replace(
         slower, products=products, experts=experts, attention=attention, ring=ring, all_to_all=all_to_all, exchange=None
@@ -181,10 +184,10 @@ def device_by_data_sheet(
 
 _SHEET = "the rates of its data sheet, of which H100's kernels reach as much"
 _AMD_SHEET, _AMD_REACHED = "the rates of its data sheet, of products less than half", 0.45 / 0.85
-"""Share of the data sheet's rates that kernels reach. MI300X reaches 54% in bfloat16 in its best product, 708
-TFLOP/s, and 49% in fp8 (AMD, ROCm blogs, "Measuring Max-Achievable FLOPs - Part 2"). In the products of DeepSeek-V3,
-MI325X reaches 74% of its best (616 of 831 TFLOP/s; the same, "Understanding TAF"), which would be 40% here. 45% lies
-between; H100 reaches 85% (`measured.json`). No figures were found for MI355X."""
+"""Share of the data sheet's rates that kernels reach. MI300X reaches 54% in bfloat16 in its best product, 708 TFLOP/s,
+and 49% in fp8 (AMD, ROCm blogs, "Measuring Max-Achievable FLOPs - Part 2"). In the products of DeepSeek-V3, MI325X
+reaches 74% of its best (616 of 831 TFLOP/s; the same, "Understanding TAF"), which would be 40% here. 45% is between;
+H100 reaches 85% (`measured.json`). No figures were found for MI355X."""
 _PCIE_4, _PCIE_5 = 32e9, 64e9
 """Bandwidth of sixteen lanes, one direction."""
 

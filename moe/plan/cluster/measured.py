@@ -1,9 +1,9 @@
 """Constants of kernels on real GPUs, by device. `python -m benchmarks.device_constants` fits them on measurements and
 writes `measured.json`; docs/planner.md has their errors.
 
-float32 (TF32 on tensor cores) and float64 were not measured: they have bfloat16's share of their own peak, and the
-bytes of their numbers. Between nodes only H100 and H200 were measured: `hop_s` and `forward_bytes_per_s` of others are
-H100's, `line_bytes_per_s` is H100's at the ratio of the adapters. Nobody measured DeepEP on A100.
+float32 (TF32 on tensor cores) and float64 were not measured: they are assumed to reach bfloat16's share of their own
+peak. Between nodes only H100 and H200 were measured: other devices have H100's `hop_s` and `forward_bytes_per_s`, and
+its `line_bytes_per_s` at the ratio of the adapters. DeepEP was not measured on A100.
 """
 
 import json

@@ -12,7 +12,7 @@ from moe.spec import MoESpec
 
 @dataclass(frozen=True)
 class Ranks:
-    """Process group of `count` ranks, `stride` apart."""
+    """Process group of `count` ranks, `stride` untied."""
 
     count: int
     stride: int = 1
@@ -41,23 +41,23 @@ class Network:
     def all_reduce(self, num_bytes: float, ranks: Ranks) -> float:
         """All-reduce of `num_bytes` per rank: ring reduce-scatter and all-gather, or a tree (`α log2(n)` each way)
         if its latency is lower. Measured links within nodes are rings only."""
-        of = self._ring(num_bytes, ranks)
-        within = Ranks(self._ranks_per_level(ranks)[0], ranks.stride) if self._has_measured_nodes else Ranks(1)
-        in_node_s = self._ring(0.0, within).steps_s
-        steps_s = in_node_s + min(of.steps_s - in_node_s, self._tree_s(ranks) - self._tree_s(within))
-        return of.begin_s + 2 * (steps_s + of.bytes_s) + of.own_s
+        ring = self._ring(num_bytes, ranks)
+        in_node = Ranks(self._ranks_per_level(ranks)[0], ranks.stride) if self._has_measured_nodes else Ranks(1)
+        in_node_s = self._ring(0.0, in_node).steps_s
+        steps_s = in_node_s + min(ring.steps_s - in_node_s, self._tree_s(ranks) - self._tree_s(in_node))
+        return ring.begin_s + 2 * (steps_s + ring.bytes_s) + ring.own_s
 
     def _gather(self, num_bytes: float, ranks: Ranks) -> float:
         """Ring all-gather to, or reduce-scatter of, `num_bytes` per rank."""
-        of = self._ring(num_bytes, ranks)
-        return of.begin_s + of.steps_s + of.bytes_s + of.own_s
+        ring = self._ring(num_bytes, ranks)
+        return ring.begin_s + ring.steps_s + ring.bytes_s + ring.own_s
 
     def _ring(self, num_bytes: float, ranks: Ranks) -> _Ring:
         """Time of a ring: n - 1 sequential steps pass all but a rank's own share through each link, `α (n - 1) + B (n
         - 1) / (n · bandwidth)`.
 
-        The slowest level bounds bandwidth; one step less than there are nodes crosses nodes (NCCL's model). A group's
-        ranks in a node share its outgoing links.
+        The slowest level bounds bandwidth; over n nodes, n - 1 steps cross nodes (NCCL's model). A group's ranks in a
+        node share its outgoing links.
         """
         if ranks.count == 1:
             return _Ring()
@@ -120,15 +120,15 @@ class Network:
             inside = max(inside, reaches[index])
         assert innermost is not None
         if spread:
-            within = self._levels[0].all_to_all
-            latency += spread / within.bytes_per_s + within.latency_s(2)
+            inner_link = self._levels[0].all_to_all
+            latency += spread / inner_link.bytes_per_s + inner_link.latency_s(2)
         own_s = num_bytes / ranks.count / innermost.own_bytes_per_s
         return innermost.begin_s(num_bytes) + latency + slowest + own_s
 
     def _ranks_per_level(self, ranks: Ranks) -> list[int]:
         """Ranks within one group of each level; the last holds all, even if workers share devices."""
-        within = [min(ranks.count, max(1, link.devices // ranks.stride)) for link in self._levels[:-1]]
-        return [*within, ranks.count]
+        counts = [min(ranks.count, max(1, link.devices // ranks.stride)) for link in self._levels[:-1]]
+        return [*counts, ranks.count]
 
     def fused_exchange_s(
         self, kernel: ExchangeCost, tokens: float, row_bytes: float, moe: MoESpec, copies: int, ranks: Ranks

@@ -82,10 +82,10 @@ class LayerMemory:
             at_norm = positions * (tensor if self._profile.keeps_gathered_tokens else 1)
             return self._m * self._width * (positions + at_norm), bytes_per_logit * positions * vocabulary
         wide = max(4, self._width)  # the table's gradient and the loss
-        at_once = min(loss_tokens(self._kind, vocabulary), positions)
-        of_table = vocabulary if any(weight.is_trained for weight in (*unit.weights, *unit.tied_weights)) else 0
-        saved_bytes = self._m * (wide * of_table + 5 * self._width * positions)
-        return saved_bytes, 3 * wide * at_once * vocabulary
+        chunk_positions = min(loss_tokens(self._kind, vocabulary), positions)
+        table_rows = vocabulary if any(weight.is_trained for weight in (*unit.weights, *unit.tied_weights)) else 0
+        saved_bytes = self._m * (wide * table_rows + 5 * self._width * positions)
+        return saved_bytes, 3 * wide * chunk_positions * vocabulary
 
     def _layer_bytes(self, unit: Unit, positions: int, split: WorkSplit, selective: bool) -> LayerBytes:
         """Bytes of one layer for one micro-batch; `positions` are those of a tensor group."""
@@ -95,7 +95,7 @@ class LayerMemory:
         elements += unit.adapted_widths * positions
         decoded_bytes = unit.decoded_bytes(
             ShardCounts(tensor, 1, expert, expert_tensor), width
-        )  # for the product at work
+        )  # for the current product
         on_cpu, attention_bytes, workspace_bytes = self._kind == "cpu", 0, 0
         for attention in unit.attentions:
             attention_bytes += saved_attention_bytes(
@@ -141,8 +141,8 @@ class LayerMemory:
         # Temporary: received rows and their gradients, with an all-to-all also the rows sent, one copy for all ranks of
         # an expert-tensor group; recomputed first products; with `passes_gradients`, the raw gradient of one matrix.
         # The tensors of shared experts are freed by then.
-        travelling = 2 * rows // expert_tensor if expert * expert_tensor > 1 else 0
-        moved_elements = (2 * rows + travelling + 2 * tokens) * m
+        sent_rows = 2 * rows // expert_tensor if expert * expert_tensor > 1 else 0
+        moved_elements = (2 * rows + sent_rows + 2 * tokens) * m
         work = (
             _WORKED_HIDDEN[moe.num_matrices] * hidden_elements
             + moved_elements

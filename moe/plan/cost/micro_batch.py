@@ -52,7 +52,7 @@ def recomputed_passes(recompute: Recompute) -> tuple[float, float]:
 class Passes(NamedTuple):
     """Passes over a unit for one micro-batch."""
 
-    of_reference: int
+    reference: int
     """Forward passes of the DPO reference model."""
     forward: float
     """Forward passes of the trained model, recomputation included."""
@@ -60,7 +60,7 @@ class Passes(NamedTuple):
 
     @property
     def forwards(self) -> float:
-        return self.of_reference + self.forward
+        return self.reference + self.forward
 
     @property
     def over_activations(self) -> float:
@@ -70,4 +70,4 @@ class Passes(NamedTuple):
     def total(self, products: Products) -> float:
         """Matrix products, in forward passes without adapters."""
         backward = products.backward + products.again
-        return self.of_reference + self.forward * products.forward + self.backward * backward
+        return self.reference + self.forward * products.forward + self.backward * backward

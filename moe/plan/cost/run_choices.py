@@ -21,7 +21,7 @@ class StateOptions(NamedTuple):
 
 
 class RunChoices(NamedTuple):
-    """Choices that the memory beside the state depends on."""
+    """Choices that memory other than the state depends on."""
 
     pipeline: int
     virtual_stages: int

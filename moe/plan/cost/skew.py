@@ -4,7 +4,7 @@ from moe.spec import MoESpec
 
 
 def rank_skew(load_skew: float, moe: MoESpec, expert: int) -> float:
-    """Rows of the busiest rank over the mean; `load_skew` is the same of experts.
+    """Rows of the busiest rank over the mean; `load_skew` is the same for experts.
 
     Averaging over a rank's experts divides the excess by the square root of their number, as for independent loads.
     The capacity bounds it.

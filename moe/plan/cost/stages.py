@@ -9,7 +9,7 @@ from moe.plan.cost.units import Unit
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Pipeline stage; of stages with equal units the first, with the most micro-batches in flight."""
+    """Pipeline stage; the first of the stages with equal units, which has the most micro-batches in flight."""
 
     index: int
     units: tuple[tuple[Unit, int], ...]
@@ -25,31 +25,31 @@ def stages(units: tuple[Unit, ...], pipeline: int, virtual_stages: int) -> tuple
     embedding table.
     """
     if pipeline > 1:
-        units = tuple(unit.apart for unit in units)
+        units = tuple(unit.untied for unit in units)
     runs = pipeline * virtual_stages
     units_per_run, longer = divmod(len(units), runs)
     ends = [(run + 1) * units_per_run + min(run + 1, longer) for run in range(runs)]
     starts = [0, *ends[:-1]]
     stage_of_units: dict[tuple[tuple[Unit, int], ...], Stage] = {}
     for index in range(pipeline):
-        units_here: Counter[Unit] = Counter()
+        stage_units: Counter[Unit] = Counter()
         for run in range(index, runs, pipeline):
-            units_here.update(units[starts[run] : ends[run]])
-        stage_of_units.setdefault(tuple(units_here.items()), Stage(index, tuple(units_here.items())))
+            stage_units.update(units[starts[run] : ends[run]])
+        stage_of_units.setdefault(tuple(stage_units.items()), Stage(index, tuple(stage_units.items())))
     return tuple(stage_of_units.values())
 
 
 @lru_cache(512)
 def shares(units: tuple[Unit, ...], pipeline: int) -> tuple[Stage, ...]:
-    """Lower bounds on how many units of one kind some stage has, each as a stage of these alone, for any number of
+    """Lower bounds of the units of one kind on some stage, each as a stage of only these units, for any number of
     virtual stages.
 
-    Some stage, possibly the last, has the even share of each kind. And as all stages have n // p units or one more,
-    one of the first j has at least n // p less a j-th of all other units: the j-th or an earlier one.
+    Some stage, possibly the last, has at least the even share of each kind. Since each stage has n // p units or one
+    more, one of the first j stages has at least n // p minus 1 / j of all other units.
     """
     if pipeline == 1:
         return tuple(Stage(0, ((unit, count),)) for unit, count in Counter(units).items())
-    counts = Counter(unit.apart for unit in units)
+    counts = Counter(unit.untied for unit in units)
     lower_bounds = []
     for unit, count in counts.items():
         lower_bounds.append(Stage(pipeline - 1, ((unit, -(-count // pipeline)),)))

@@ -97,17 +97,19 @@ class StateCounter:
             if not unit.is_layer:
                 outside += unit_state.used.dense * count
                 continue
-            alike = min(2, count)
-            dense += [unit_state.used.dense] * alike
-            experts += [unit_state.used.in_experts] * alike
-            codes += [unit_state.coded_used] * alike
+            num_copies = min(2, count)
+            dense += [unit_state.used.dense] * num_copies
+            experts += [unit_state.used.in_experts] * num_copies
+            codes += [unit_state.coded_used] * num_copies
             largest_layer = max(largest_layer, unit_state.used.total)
         dense.sort()
         experts.sort()
         total = UnitState(*map(Elements, sums[::2], sums[1::2]))
         return StateElements(
             total.stored, total.used, total.trained_stored, total.trained_used, total.coded_stored, total.coded_used,
-            coded_gathered=Elements(_two_most(of.dense for of in codes), _two_most(of.in_experts for of in codes)),
+            coded_gathered=Elements(
+                _two_most(entry.dense for entry in codes), _two_most(entry.in_experts for entry in codes)
+            ),
             gathered=Elements(outside + dense[-1] + dense[-2], experts[-1] + experts[-2]), outside=outside,
             two_layers=Elements(dense[-1] + dense[-2], experts[-1] + experts[-2]),
             in_layers=total.used.total - outside, largest_layer=largest_layer,

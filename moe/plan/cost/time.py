@@ -48,7 +48,7 @@ class TimeModel:
         self._units = units(spec.model, profile, spec.train.freeze)
         self._m = spec.model.model_dim
         self._whole = stages(self._units, 1, 1)[0].units
-        self._kinds = {of: kind for kind, (unit, _) in enumerate(self._whole) for of in (unit, unit.apart)}
+        self._kinds = {of: kind for kind, (unit, _) in enumerate(self._whole) for of in (unit, unit.untied)}
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
         self._profile = profile

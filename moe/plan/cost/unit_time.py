@@ -115,7 +115,7 @@ class UnitTime:
             forward = products.seconds(rows, matrix.inputs, matrix.outputs, quantises=matrix.is_first)
             matrix_s = passes.forward * forward
             if not matrix.is_adapter:
-                matrix_s += passes.of_reference * forward
+                matrix_s += passes.reference * forward
             if passes.backward:
                 matrix_s += passes.backward * self._backward_s(products, matrix, rows, forward)
                 matrix_s += passes.backward * matrix.gives_hidden * hidden_again * forward
@@ -305,8 +305,8 @@ class UnitTime:
         if ranks.count == 1:
             return 0.0
         wide, narrow = self._width, _NARROW if self._spec.train.dispatch_dtype == "fp8" else self._width
-        out = passes.of_reference + 1 + passes.backward * of.hidden_recompute
-        back = passes.of_reference + 1 + passes.backward * (2 + of.full_recompute)
+        out = passes.reference + 1 + passes.backward * of.hidden_recompute
+        back = passes.reference + 1 + passes.backward * (2 + of.full_recompute)
         chunk = tokens / of.num_chunks
         kernel = self._exchange
         copies = self._copies(moe, ranks.count // of.ranks_per_node) if of.ranks_per_node else 1.0
@@ -369,7 +369,7 @@ class UnitTime:
             return 0.0
         passes = self._passes(unit, 0.0)
         gather_s = self._network.gather(self._gathered_width * elements + coded_bytes, ranks)
-        cost = (passes.of_reference + 1 + 2 * passes.backward) * gather_s
+        cost = (passes.reference + 1 + 2 * passes.backward) * gather_s
         if trained_elements < elements + coded_bytes:
             scatter = self._network.gather(self._gathered_width * trained_elements, ranks)
             cost += passes.backward * (scatter - gather_s)

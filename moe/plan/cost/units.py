@@ -72,7 +72,7 @@ class Unit:
         return bool(self.attentions)
 
     @cached_property
-    def apart(self) -> "Unit":
+    def untied(self) -> "Unit":
         """The unit with its own copies of tied weights."""
         return (
             replace(self, weights=(*self.weights, *self.tied_weights), tied_weights=()) if self.tied_weights else self
@@ -114,7 +114,7 @@ class Unit:
     def products(self, part: Part, shards: ShardCounts = ShardCounts()) -> Products:
         """Products of a rank with one part, without the router. A frozen matrix has no weight gradient; ranks that
         split a matrix split only one half of its adapter."""
-        own = adapters = trainable = again = 0
+        base = adapters = trainable = again = 0
         for weight in (*self.weights, *self.tied_weights):
             if _part_of(weight) != part or len(weight.shape) < 2 or weight.name.endswith(_ROUTER):
                 continue
@@ -124,12 +124,12 @@ class Unit:
                 if weight.name.endswith(A):
                     again += elements  # its output is not saved
             else:
-                own += elements
+                base += elements
             trainable += elements if weight.is_trained else 0
-        if not own:
+        if not base:
             return Products(1.0, BACKWARD, 0.0)
-        forward = 1 + adapters / own
-        return Products(forward, forward + trainable / own, again / own)
+        forward = 1 + adapters / base
+        return Products(forward, forward + trainable / base, again / base)
 
     def decoded_bytes(self, shards: ShardCounts, width: int) -> int:
         """Bytes of the rank's largest matrix that is dequantized to `width` bytes per element."""
@@ -186,7 +186,9 @@ def _part_of(weight: Weight) -> Part:
 def _frozen_names(path: str, parameters: tuple[Parameter, ...], freeze: tuple[str, ...]) -> frozenset[str]:
     if not freeze:
         return frozenset()
-    whole = zip(parameters, within(path, parameters), strict=True)
+    full_parameters = zip(parameters, within(path, parameters), strict=True)
     return frozenset(
-        parameter.name for parameter, with_path in whole if any(matches(pattern, with_path.name) for pattern in freeze)
+        parameter.name
+        for parameter, with_path in full_parameters
+        if any(matches(pattern, with_path.name) for pattern in freeze)
     )

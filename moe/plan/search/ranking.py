@@ -19,7 +19,7 @@ from moe.spec import JobSpec
 
 _ENDS = ("the lowest host time", "the highest host time")
 """Most communication is overlapped at the first end, least at the second."""
-_ROOMS = 1024
+_MAX_CONSTRAINTS = 1024
 LEAST = 3
 """Fewest layouts found, of all and of runnable ones: the choice is among them, and `auto: measured` measures them."""
 
@@ -49,8 +49,8 @@ class Ranker:
     def __init__(
         self, spec: JobSpec, limit_bytes: int, choices: LayoutChoices, memory: MemoryModel, time: TimeModel
     ) -> None:
-        room_of = lru_cache(_ROOMS)(partial(MemoryConstraint, choices, memory, limit_bytes))
-        self._models = Models(spec, memory.profile.name, choices, time, room_of)
+        constraint_of = lru_cache(_MAX_CONSTRAINTS)(partial(MemoryConstraint, choices, memory, limit_bytes))
+        self._models = Models(spec, memory.profile.name, choices, time, constraint_of)
 
     def priced_by(self, time: TimeModel) -> "Ranker":
         """Ranker with another time model."""
@@ -113,8 +113,8 @@ class Ranker:
         """The fastest for each smaller number of split axes, if within the prediction error."""
         limit_s = self._models.time.step_s(first) * WITHIN_ERROR
         for number in range(first.degrees.num_further_axes):
-            alike = [shape for shape in shapes if shape.num_further_axes == number]
-            if alike and (entry := self.fastest(alike, limit_s, to_run=to_run)) is not None:
+            similar_shapes = [shape for shape in shapes if shape.num_further_axes == number]
+            if similar_shapes and (entry := self.fastest(similar_shapes, limit_s, to_run=to_run)) is not None:
                 yield entry.candidate
 
     def _fastest(self, shape: Degrees, number: int, *, to_run: bool = False) -> list[RankedCandidate]:
@@ -124,26 +124,26 @@ class Ranker:
 
     def _search(self, shapes: Iterable[Degrees], fastest: Fastest, *, to_run: bool = False) -> None:
         """Add the fastest that fit, over all shapes."""
-        waiting = []
+        queue = []
         for number, shape in enumerate(shapes):
             if not (to_run and self._models.not_yet(Candidate(shape))):
                 bound_s = self.bound_s(shape)
                 steps = ShapeSearch(self._models, shape, bound_s, fastest, to_run=to_run).steps()
-                waiting.append((bound_s, number, steps))
-        heapify(waiting)
-        while waiting and waiting[0][0] <= fastest.limit_s:
-            _, number, steps = waiting[0]
+                queue.append((bound_s, number, steps))
+        heapify(queue)
+        while queue and queue[0][0] <= fastest.limit_s:
+            _, number, steps = queue[0]
             if (next_s := next(steps, None)) is None:
-                heappop(waiting)
+                heappop(queue)
             else:
-                heapreplace(waiting, (next_s, number, steps))
+                heapreplace(queue, (next_s, number, steps))
 
     def bound_s(self, shape: Degrees) -> float:
         """Lower bound of the step time: a token group is fastest in one micro-batch of all, without sharding or
         recomputation."""
         whole, ranks_per_node = self._whole(shape)
-        of_units = self._models.time.least_of_units(whole, ranks_per_node)
-        one_s = self._models.time.on_even_stages_s(of_units, shape.pipeline) / whole.options.micro_batch_groups
+        unit_seconds = self._models.time.least_of_units(whole, ranks_per_node)
+        one_s = self._models.time.on_even_stages_s(unit_seconds, shape.pipeline) / whole.options.micro_batch_groups
         smallest, _ = self._models.choices.micro_batches(shape)[-1]
         return one_s * self._models.least_groups(shape, smallest)
 

@@ -54,11 +54,13 @@ def _adapter_remedies(spec: JobSpec, *, has_bfloat16: bool) -> Iterator[Remedy]:
     for base in _BASES:
         if adapter is not None and (adapter.base == base or adapter.base in ("int8", "nf4")):
             continue
-        for new_spec, beside in dtypes:
+        for new_spec, dtype_change in dtypes:
             if adapter is None:
-                change = f"train adapters instead of all weights, adapter: {{rank: {_RANK}, base: {base}}}{beside}"
+                change = (
+                    f"train adapters instead of all weights, adapter: {{rank: {_RANK}, base: {base}}}{dtype_change}"
+                )
             else:
-                change = f"write adapter.base: {base}{beside}"
+                change = f"write adapter.base: {base}{dtype_change}"
             yield Remedy(_with_adapter(new_spec, adapter, base), change)
 
 

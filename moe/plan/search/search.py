@@ -100,7 +100,7 @@ class LayoutSearch:
 
     @classmethod
     def from_query(cls, spec: JobSpec, cluster: Cluster, query: PlanQuery) -> Self:
-        """Search that prices as the query says. Raises SpecError for what no layout can fix."""
+        """Search with the query's pricing. Raises SpecError for problems that no layout can fix."""
         skew = LOAD_SKEW if query.load_skew is None else query.load_skew
         return cls(spec, cluster, skew, query.profile, query.software)
 
@@ -149,11 +149,13 @@ class LayoutSearch:
 
     def bound_s(self, workers: int) -> float:
         """Lower bound of the step time over all layouts. Raises SpecError without layouts."""
-        whole = (
+        candidates = (
             Candidate(shape, Options(micro_batch_groups=-(-self.spec.num_groups // shape.data_ranks)))
             for shape in self._placeable(workers)
         )
-        return min(self.time.bound_s(candidate, self._choices.ranks_per_node(candidate.degrees)) for candidate in whole)
+        return min(
+            self.time.bound_s(candidate, self._choices.ranks_per_node(candidate.degrees)) for candidate in candidates
+        )
 
     def _on_fewer(self, plan: Plan) -> Plan | None:
         """The fastest plan on half as many workers, a quarter and so on, if faster than `plan`; else None. Only
@@ -193,7 +195,7 @@ class LayoutSearch:
         return shapes
 
     def check(self, workers: int) -> None:
-        """Raise SpecError if no degrees multiply to the number of workers, whatever the memory; ArithmeticError or
+        """Raise SpecError if no degrees multiply to the number of workers, regardless of memory; ArithmeticError or
         ValidationError for numbers out of range."""
         self.memory.estimate(self._first(self._shapes(workers)))
 
@@ -277,8 +279,8 @@ class LayoutSearch:
 
     def fewest(self) -> FewestWorkers:
         """Fewest workers on this kind of cluster that hold the job, and that can run it."""
-        of = (self.smallest(to_run=to_run) for to_run in (False, True))
-        in_any_layout, to_run = (None if cluster is None else cluster.num_devices for cluster in of)
+        clusters = (self.smallest(to_run=to_run) for to_run in (False, True))
+        in_any_layout, to_run = (None if cluster is None else cluster.num_devices for cluster in clusters)
         return FewestWorkers(in_any_layout=in_any_layout, to_run=to_run)
 
     @property

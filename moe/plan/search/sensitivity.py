@@ -21,7 +21,7 @@ class SensitivityOutcome:
     step_s: float | None
     """Step time of the plan's own layout; None if it no longer fits."""
     best: Plan | None
-    """The fastest layout now; None if nothing fits."""
+    """The fastest layout after the change; None if nothing fits."""
     why_not: str = ""
 
 

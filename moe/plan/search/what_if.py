@@ -69,9 +69,9 @@ def parse_axes(text: str) -> dict[str, list[str]]:
 def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
     """Plan each combination of `axes` values, the last varying fastest.
 
-    With other numbers of nodes or devices every device has a worker; otherwise the number is the job's, the request's
-    or the goal's. With pools, each plan is on the best one. Raises SpecError if nodes vary with pools: no pool is
-    named.
+    If the number of nodes or devices varies, every device has a worker; otherwise the number of workers is the job's,
+    the request's or the goal's. With pools, each plan is on the best one. Raises SpecError if nodes vary with pools: no
+    pool is named.
     """
     if isinstance(cluster, Pools) and (of_nodes := [axis for axis in axes if axis in _CLUSTER]):
         raise spec_error("conflict", "--what-if", of_nodes[0],
@@ -98,7 +98,7 @@ def _with_values(spec: JobSpec, cluster: Cluster | Pools, values: Mapping[str, s
         else:
             facts[_CLUSTER[axis]] = _value(text)
             facts["torus"] = None
-            if axis == "device":  # reset what belongs to the old device
+            if axis == "device":  # reset the fields of the old device
                 facts |= {"links": None, "calibration": None, "memory_bytes": None, "price_per_hour": None}
     if values.keys() & {"nodes", "devices"}:
         workers = facts["num_nodes"] * facts["devices_per_node"]

@@ -34,7 +34,7 @@ def any_rank(flag: bool, device: torch.device, process_group: dist.ProcessGroup 
     if process_group is None:
         return flag
     anywhere = torch.tensor(int(flag), dtype=torch.int32, device=device)
-    with collective("all-reduce of who is still decoding"):
+    with collective("all-reduce of unfinished decoding"):
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=process_group)
     return bool(anywhere)
 

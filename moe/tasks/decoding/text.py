@@ -8,7 +8,7 @@ _BEFORE = 8
 """Preceding tokens decoded together with the first new ones, whose text may depend on them."""
 _MAX_CHARACTER_BYTES = 4
 _PATIENCE = 16
-"""Pending tokens beyond which only every 16th is decoded: these are not text."""
+"""Number of pending tokens beyond which only every 16th is decoded: so many are not text."""
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str | None:
@@ -58,26 +58,26 @@ class TextStreamer:
         """Whether a stop string was found, which ends the text."""
 
     def take(self, token: int) -> str:
-        """Text that becomes definite with this token; often empty."""
+        """Text that becomes final with this token; often empty."""
         self._tokens.append(token)
         self.num_tokens += 1
         num_new = len(self._tokens) - self._num_known
         if num_new > _PATIENCE and num_new % _PATIENCE:
             return ""
         known_text = self._decode(self._tokens[: self._num_known])
-        now = self._decode(self._tokens)
-        if len(now) <= len(known_text) or now.endswith(REPLACEMENT):
+        text = self._decode(self._tokens)
+        if len(text) <= len(known_text) or text.endswith(REPLACEMENT):
             return ""
         del self._tokens[: self._num_known]
         self._num_known = len(self._tokens)
-        return self._certain(now[len(known_text) :], is_last=False)
+        return self._certain(text[len(known_text) :], is_last=False)
 
     def end(self) -> str:
         """Remaining text, including replacement characters."""
         known_text = self._decode(self._tokens[: self._num_known])
-        rest = self._decode(self._tokens)[len(known_text) :]
+        new_text = self._decode(self._tokens)[len(known_text) :]
         self._num_known = len(self._tokens)
-        return self._certain(rest, is_last=True)
+        return self._certain(new_text, is_last=True)
 
     def _certain(self, text: str, *, is_last: bool) -> str:
         if self.has_stopped:

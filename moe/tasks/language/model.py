@@ -115,7 +115,7 @@ class LanguageModel(SequenceModel):
     def _decoder_blocks(self) -> Iterator[TransformerBlock]:
         return iter(self.layers)  # type: ignore[arg-type]
 
-    def _embed(self, tokens: Tensor, run: SequencePass, begins: int = 0) -> Tensor:
+    def _embed(self, tokens: Tensor, run: SequencePass, first_position: int = 0) -> Tensor:
         x = functional.embedding(self.share(tokens), self.embedding.weight).to(self.compute_dtype)
         return x if self.spec.embedding_multiplier == 1 else x * self.spec.embedding_multiplier
 

@@ -74,7 +74,7 @@ def _part_of(model: LanguageModel, batch: SequencesBatch) -> float:
     return 1.0 if model.tensor_group is None else 1.0 / model.tensor_group.size()
 
 
-def _preferences(nll_T: Tensor, before_T: Tensor, batch: SequencesBatch, beta: float) -> Preferences:
+def _preferences(nll_T: Tensor, reference_T: Tensor, batch: SequencesBatch, beta: float) -> Preferences:
     documents = batch.context.documents
     if documents is None or not documents.numel():
         return Preferences(nll_T.sum() * 0.0, nll_T.new_zeros(()), nll_T.new_zeros(()))
@@ -82,10 +82,10 @@ def _preferences(nll_T: Tensor, before_T: Tensor, batch: SequencesBatch, beta: f
     real = documents.reshape(-1) >= 0
     answer_T = torch.arange(num_rows, device=documents.device)[:, None] * num_answers + documents
     index = answer_T.reshape(-1)[real].long()
-    gain = nll_T.new_zeros(num_rows * num_answers).index_add(0, index, (before_T - nll_T)[real])
-    is_there = torch.zeros(num_rows * num_answers, dtype=torch.bool, device=documents.device)
-    is_there[index] = True
-    preferred_gain, other_gain = gain.view(-1, 2)[is_there.view(-1, 2).all(1)].unbind(1)
+    gain = nll_T.new_zeros(num_rows * num_answers).index_add(0, index, (reference_T - nll_T)[real])
+    has_answer = torch.zeros(num_rows * num_answers, dtype=torch.bool, device=documents.device)
+    has_answer[index] = True
+    preferred_gain, other_gain = gain.view(-1, 2)[has_answer.view(-1, 2).all(1)].unbind(1)
     margin = beta * (preferred_gain - other_gain)
     return Preferences(
         -functional.logsigmoid(margin).sum(), margin.new_tensor(len(margin)), (margin > 0).sum().to(margin.dtype)

@@ -52,13 +52,13 @@ class TextScorer:
     def _encode_pair(self, context: str, continuation: str) -> Pair:
         """Tokens of context and continuation, split as lm-evaluation-harness does.
 
-        Whitespace at the context's end moves to the continuation, whose tokens are those of the joined text beyond
-        the number of the context's.
+        Whitespace at the context's end moves to the continuation, whose tokens are those of the joined text after the
+        first n, for n tokens in the context.
         """
         is_alone = not context
         stripped_context = context.rstrip()
         continuation, context = context[len(stripped_context) :] + continuation, stripped_context
-        before, whole = self._tokenizer.encode_batch([context, context + continuation])
-        after = whole[len(before) :] or self._tokenizer.encode(continuation)
+        context_tokens, text_tokens = self._tokenizer.encode_batch([context, context + continuation])
+        continuation_tokens = text_tokens[len(context_tokens) :] or self._tokenizer.encode(continuation)
         prefix = () if is_alone else self._tokenizer.prefix_ids
-        return [*prefix, *before] or [self._tokenizer.start_id], after
+        return [*prefix, *context_tokens] or [self._tokenizer.start_id], continuation_tokens

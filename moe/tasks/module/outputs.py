@@ -15,8 +15,8 @@ MAX_NAME = 64
 def loss_and_numbers(output: Any, code: str) -> tuple[Tensor, dict[str, Tensor]]:
     """(loss, other scalars by name) of a module's output.
 
-    The output is the loss, a mapping with the key `loss`, or the tuple (loss, mapping); values that are no scalars
-    are ignored. Raises SpecError.
+    The output is the loss, a mapping with the key `loss`, or the tuple (loss, mapping); non-scalar values are ignored.
+    Raises SpecError.
     """
     match output:
         case Tensor():

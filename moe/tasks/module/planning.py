@@ -14,7 +14,7 @@ from moe.tasks.module.build import batches, build_without_values, num_rows
 def plan_module_job(spec: JobSpec, cluster: Cluster) -> Plan:
     """Plan a job on all devices of a cluster. Callers must have checked permission to call the job's functions.
 
-    Raises SpecError if the job cannot be planned, and whatever the functions raise.
+    Raises SpecError if the job cannot be planned, and any exception of the functions.
     """
     assert isinstance(spec.model, ModuleModelSpec)
     assert isinstance(spec.data, ModuleDataSpec)

@@ -43,8 +43,8 @@ class Translator(Generator):
     def generate(self, texts: Sequence[str], spec: GenerationSpec | None = None) -> list[str]:
         """Translation of each text; greedy decoding without `spec`. Empty texts stay empty.
 
-        Sources are truncated to the training length (`data.max_tokens`); translations too, and if much longer than
-        their source.
+        Sources are truncated to the training length (`data.max_tokens`); so are translations, which are also truncated
+        if much longer than their source.
         """
         return [text for text, _ in self._translate(texts, spec)]
 

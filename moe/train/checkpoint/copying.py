@@ -20,24 +20,24 @@ class CopyInterrupt(Exception):
 
 
 def copy_checkpoint(
-    checkpoints: Folder, marker: Marker, to: Folder, should_stop: Callable[[], bool] = lambda: False
+    checkpoints: Folder, marker: Marker, destination: Folder, should_stop: Callable[[], bool] = lambda: False
 ) -> Marker:
-    """Copy a checkpoint into the folder `to` as attempt 0; return its new marker.
+    """Copy a checkpoint into the folder `destination` as attempt 0; return its new marker.
 
     Content is verified in transit. The marker comes last, after all files are durable: a killed process leaves an
-    intact checkpoint or none. `should_stop` is polled. Raises DamagedCheckpoint, CopyInterrupt, and OSError if `to`
-    cannot be written.
+    intact checkpoint or none. `should_stop` is polled. Raises DamagedCheckpoint, CopyInterrupt, and OSError if
+    `destination` cannot be written.
     """
     copy = marker.model_copy(update={"attempt": 0, "group": 0})
     for path, seal in marker.files.items():
         if posixpath.isabs(path) or ".." in path.split("/"):
-            raise DamagedCheckpoint(f"its marker names {path!r}, which lies elsewhere")
-        with to.create(f"{copy.name}/{path}") as stream:
+            raise DamagedCheckpoint(f"its marker names {path!r}, which is outside the checkpoint")
+        with destination.create(f"{copy.name}/{path}") as stream:
             for block in _checked_blocks(checkpoints, f"{marker.name}/{path}", seal):
                 if should_stop():
                     raise CopyInterrupt
                 stream.write(block)
-    to.write(copy.name + markers.SUFFIX, copy.to_bytes())
+    destination.write(copy.name + markers.SUFFIX, copy.to_bytes())
     return copy
 
 

@@ -109,7 +109,7 @@ def read(checkpoints: Folder, name: str) -> Marker:
 def fault(checkpoints: Folder, marker: Marker, paths: list[str] | None = None) -> str | None:
     """First fault in the files (only `paths`, if given) of a committed checkpoint, or None.
 
-    An `UnreadableStorage` if the storage cannot deliver a file that may be there.
+    An `UnreadableStorage` if the storage cannot deliver a file that may exist.
     """
     for path in marker.files if paths is None else paths:
         seal = marker.files[path]

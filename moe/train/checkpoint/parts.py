@@ -1,7 +1,7 @@
 """Partial reads of a checkpoint's tensors: byte ranges instead of whole shards.
 
 torch's reader loads whole shards. Its writer makes a `torch.save` archive of each, with the tensor's bytes contiguous
-and uncompressed; loading under `FakeTensorMode` tells their offset without reading them.
+and uncompressed; loading under `FakeTensorMode` gives their offset without reading them.
 """
 
 import io
@@ -32,7 +32,7 @@ class _StoredRun:
 
 
 class StoredParts:
-    """Tensors of a checkpoint's folder, readable in parts. Raises SpecError if the files are no checkpoint."""
+    """Tensors of a checkpoint's folder, readable in parts. Raises SpecError if the files are not a checkpoint."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -45,20 +45,21 @@ class StoredParts:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._contents.tensors[name].size)
 
-    def read(self, name: str, within: Rectangle) -> Tensor:
+    def read(self, name: str, rectangle: Rectangle) -> Tensor:
         """Read a rectangle of a tensor to the CPU."""
         metadata = self._contents.tensors[name]
-        tensor = torch.empty([end - first for first, end in within], dtype=metadata.properties.dtype)
+        tensor = torch.empty([end - first for first, end in rectangle], dtype=metadata.properties.dtype)
         for run in self._runs_of(name):
             common = tuple(
-                (max(first, low), min(end, high)) for (first, end), (low, high) in zip(run.place, within, strict=True)
+                (max(first, low), min(end, high))
+                for (first, end), (low, high) in zip(run.place, rectangle, strict=True)
             )
             if all(first < end for first, end in common):
                 part = self._part(run, common, metadata.properties.dtype)
-                into = tensor
-                for dim, ((first, end), (low, _)) in enumerate(zip(common, within, strict=True)):
-                    into = into.narrow(dim, first - low, end - first)
-                into.copy_(part)
+                target = tensor
+                for dim, ((first, end), (low, _)) in enumerate(zip(common, rectangle, strict=True)):
+                    target = target.narrow(dim, first - low, end - first)
+                target.copy_(part)
         return tensor
 
     def _part(self, run: _StoredRun, common: Rectangle, dtype: torch.dtype) -> Tensor:
@@ -77,14 +78,14 @@ class StoredParts:
         return self._runs[name]
 
     def _run(self, name: str, chunk: Any) -> _StoredRun:
-        lies: _StorageInfo = self._contents.places[MetadataIndex(name, chunk.offsets)]
-        with self._folder.open(lies.relative_path) as stream, FakeTensorMode():
-            archive = io.BufferedReader(_Slice(stream, lies.offset, lies.length))
+        location: _StorageInfo = self._contents.places[MetadataIndex(name, chunk.offsets)]
+        with self._folder.open(location.relative_path) as stream, FakeTensorMode():
+            archive = io.BufferedReader(_Slice(stream, location.offset, location.length))
             tensor = torch.load(archive, weights_only=True, map_location="cpu")
         offset = tensor.untyped_storage()._checkpoint_offset + tensor.storage_offset() * tensor.dtype.itemsize
         place = tuple((first, first + size) for first, size in zip(chunk.offsets, chunk.sizes, strict=True))
-        assert tuple(tensor.shape) == tuple(chunk.sizes), f"{name} is not stored as its checkpoint says"
-        return _StoredRun(place, lies.relative_path, lies.offset + offset, tensor.stride())
+        assert tuple(tensor.shape) == tuple(chunk.sizes), f"{name} has another shape in its checkpoint's metadata"
+        return _StoredRun(place, location.relative_path, location.offset + offset, tensor.stride())
 
 
 class _Slice(io.RawIOBase):

@@ -81,7 +81,7 @@ class ShardWriter:
         return self._planner.finish_plan(plan_from_json(json_collectives.scatter_json(plain_plans))), metadata
 
     def stage(self) -> None:
-        """Copy the live tensors to the staging buffers, which all saves share: not while `write` runs."""
+        """Copy the live tensors to the staging buffers, which all saves share; must not run during `write`."""
         for name, live in self._live.items():
             tensor = _local(live)
             if name not in self._staging_buffers:
@@ -115,7 +115,7 @@ class FolderContents(NamedTuple):
 
 
 def read_stored(folder: Folder) -> FolderContents:
-    """Read the metadata of a checkpoint's folder. Raises SpecError if it is no checkpoint."""
+    """Read the metadata of a checkpoint's folder. Raises SpecError if it is not a checkpoint."""
     metadata = _PlainReader(folder).read_metadata()
     return FolderContents(_tensors_in(metadata), metadata.storage_data)
 
@@ -123,8 +123,8 @@ def read_stored(folder: Folder) -> FolderContents:
 def load(folder: Folder, tensors: Mapping[str, Tensor | TensorPiece]) -> None:
     """Load `tensors` in place: plain tensors whole, DTensors and `TensorPiece` this rank's shard. No collectives.
 
-    Reads only the requested tensors. Raises SpecError with all tensors that are missing or have another shape, and
-    for files that are no checkpoint, even if sealed.
+    Reads only the requested tensors. Raises SpecError with all tensors that are missing or have another shape, and for
+    files that are not a checkpoint, even if sealed.
     """
     reader, planner = _PlainReader(folder), _Planner(tensors)
     metadata = reader.read_metadata()
@@ -176,7 +176,7 @@ class _SealingFileSystem(FileSystem):
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        assert mode == "wb", "it is a writer's"
+        assert mode == "wb", "torch's writer only writes"
         name = posixpath.basename(path)
         if name.endswith(".tmp"):  # metadata, which torch renames once complete
             yield self._drafts.setdefault(name, io.BytesIO())
@@ -247,7 +247,7 @@ class _ReadFileSystem(FileSystem):
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        assert mode == "rb", "it is a reader's"
+        assert mode == "rb", "torch's reader only reads"
         with doing("loading", f"checkpoint file {self._folder.url_of(path)}"), self._folder.open(path) as stream:
             yield stream
 

@@ -27,13 +27,13 @@ class TensorPiece:
         return self.find()
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
-        """Called by torch when saving: what this rank can write."""
+        """Called by torch when saving: items that this rank can write."""
         data = TensorWriteData(self._chunk, TensorProperties.create_from_tensor(self.local), self.shape)
         index = MetadataIndex(name, self._chunk.offsets)
         return [] if self._is_empty else [WriteItem(index, WriteItemType.SHARD, tensor_data=data)]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Called by torch when loading: what this rank reads."""
+        """Called by torch when loading: chunks that this rank reads."""
         return [] if self._is_empty else [self._chunk]
 
     @property
@@ -57,8 +57,8 @@ def plan_from_json(plain: dict[str, Any]) -> SavePlan:
 
 def result_to_json(result: WriteResult) -> list[Any]:
     """Plain value of a write result; inverse of `result_of`."""
-    lies = result.storage_data
-    where = [lies.relative_path, lies.offset, lies.length, lies.transform_descriptors]
+    location = result.storage_data
+    where = [location.relative_path, location.offset, location.length, location.transform_descriptors]
     return [_plain_index(result.index), result.size_in_bytes, where]
 
 
@@ -69,7 +69,7 @@ def result_from_json(plain: list[Any]) -> WriteResult:
 
 def _plain_item(item: WriteItem) -> list[Any]:
     tensor = item.tensor_data
-    assert tensor is not None, "a checkpoint of ours holds nothing but tensors"
+    assert tensor is not None, "our checkpoints contain only tensors"
     chunk, dtype = tensor.chunk, str(tensor.properties.dtype).removeprefix("torch.")
     return [_plain_index(item.index), item.type.name, list(chunk.offsets), list(chunk.sizes), list(tensor.size), dtype]
 

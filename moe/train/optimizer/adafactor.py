@@ -37,7 +37,7 @@ class Adafactor(torch.optim.Optimizer):
             self._update(parameter.local, parameter.part, self.state[parameter.local], lr)
 
     def _update(self, parameter: nn.Parameter, part: ParameterShard, state: dict[str, Tensor], lr: float) -> None:
-        spec, own = self._spec, 1 if part.of_experts else 0  # dims before `own` index matrices
+        spec, first_dim = self._spec, 1 if part.of_experts else 0  # earlier dims index matrices
         state["step"] += 1
         step = int(state["step"])
         # Section 7.1: bias-corrected decay of an exponential mean that starts at zero.
@@ -46,17 +46,17 @@ class Adafactor(torch.optim.Optimizer):
         assert parameter.grad is not None, "reduce_gradients gives every parameter a gradient"
         squares = parameter.grad.square().add_(spec.eps)
         if "rows" in state:
-            last, above = squares.dim() - 1, tuple(range(own, squares.dim() - 1))
+            last, row_dims = squares.dim() - 1, tuple(range(first_dim, squares.dim() - 1))
             rows = state["rows"].lerp_(self._mean(squares, (last,), part), weight)
-            columns = state["columns"].lerp_(self._mean(squares, above, part), weight)
-            whole = self._mean(rows, above, part)
-            row_scale = (rows / _spread(whole, rows, own)).rsqrt_()
+            columns = state["columns"].lerp_(self._mean(squares, row_dims, part), weight)
+            matrix_mean = self._mean(rows, row_dims, part)
+            row_scale = (rows / _spread(matrix_mean, rows, first_dim)).rsqrt_()
             update = torch.mul(parameter.grad, row_scale[..., None], out=squares)
-            update.mul_(_spread(columns.rsqrt(), update, own))
+            update.mul_(_spread(columns.rsqrt(), update, first_dim))
         else:
             update = torch.mul(parameter.grad, state["moments"].lerp_(squares, weight).rsqrt(), out=squares)
-        rms = self._mean(update.square(), tuple(range(own, update.dim())), part).sqrt()
-        update.mul_(_spread(lr / (rms / spec.clip_threshold).clamp_(min=1.0), update, own))
+        rms = self._mean(update.square(), tuple(range(first_dim, update.dim())), part).sqrt()
+        update.mul_(_spread(lr / (rms / spec.clip_threshold).clamp_(min=1.0), update, first_dim))
         if spec.weight_decay:
             parameter.mul_(1 - lr * spec.weight_decay)
         parameter.sub_(update)
@@ -71,18 +71,18 @@ class Adafactor(torch.optim.Optimizer):
         return total / math.prod(part.shape[dim] for dim in dims)
 
 
-def _spread(values: Tensor, over: Tensor, own: int) -> Tensor:
-    """Reshape `values` (per matrix, or per column of each) to broadcast over `over`."""
-    missing = over.dim() - values.dim()
-    return values.view([*values.shape[:own], *[1] * missing, *values.shape[own:]])
+def _spread(values: Tensor, target: Tensor, first_dim: int) -> Tensor:
+    """Reshape `values` (per matrix, or per column of each) to broadcast over `target`."""
+    missing = target.dim() - values.dim()
+    return values.view([*values.shape[:first_dim], *[1] * missing, *values.shape[first_dim:]])
 
 
 def _first_state(parameter: nn.Parameter, part: ParameterShard) -> dict[str, Tensor]:
-    own = 1 if part.of_experts else 0
+    first_dim = 1 if part.of_experts else 0
     state = {"step": torch.zeros((), dtype=torch.float32)}
-    if parameter.dim() - own >= 2:
+    if parameter.dim() - first_dim >= 2:
         state["rows"] = parameter.new_zeros(parameter.shape[:-1])
-        state["columns"] = parameter.new_zeros(*parameter.shape[:own], parameter.shape[-1])
+        state["columns"] = parameter.new_zeros(*parameter.shape[:first_dim], parameter.shape[-1])
     else:
         state["moments"] = torch.zeros_like(parameter)
     return state
@@ -96,7 +96,9 @@ def slot_part(slot: str, part: ParameterShard) -> ParameterShard:
             part.shape[:-1], tuple(split for split in part.splits if split[1] < last), part.of_experts
         )
     if slot == "columns":
-        own = 1 if part.of_experts else 0
-        splits = tuple((axis, own if dim == last else dim) for axis, dim in part.splits if dim == last or dim < own)
-        return ParameterShard(torch.Size((*part.shape[:own], part.shape[-1])), splits, part.of_experts)
+        first_dim = 1 if part.of_experts else 0
+        splits = tuple(
+            (axis, first_dim if dim == last else dim) for axis, dim in part.splits if dim == last or dim < first_dim
+        )
+        return ParameterShard(torch.Size((*part.shape[:first_dim], part.shape[-1])), splits, part.of_experts)
     return part
