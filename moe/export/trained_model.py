@@ -101,5 +101,5 @@ def verify_checkpoint(checkpoints: Folder, name: str) -> markers.Marker:
         fault = str(error)
     committed_names = ", ".join(markers.list_committed(checkpoints)) or "none"
     raise CheckpointError(
-        f"{checkpoints.url_of(name)} {rule}, but {fault}; committed in that folder: {committed_names}"
+        f"{checkpoints.url_of(name)} {rule}, but {fault}; committed checkpoints next to it: {committed_names}"
     )

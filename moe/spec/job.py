@@ -276,7 +276,7 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
 
 
 def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
-    """Problems of sizes in pairs for a language model, or in sequences for a translation model."""
+    """Problems of evaluation limits in the wrong unit: pairs for a language model, sequences for translation."""
     own_field, foreign_field = ("max_sequences", "max_pairs") if isinstance(job.model, LanguageModelSpec) else (
         "max_pairs", "max_sequences")  # fmt: skip
     for name in (foreign_field, f"{foreign_field}_along_the_way"):

@@ -1,4 +1,4 @@
-"""The driver's heartbeat server, which keeps each rank's last one."""
+"""The driver's heartbeat server; keeps the latest heartbeat of each rank."""
 
 import asyncio
 import json

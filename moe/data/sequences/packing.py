@@ -69,8 +69,8 @@ def pack(document_lengths: NDArray[np.int64], length: int) -> Packing:
 
 
 def pack_whole(piece_lengths: NDArray[np.int64], length: int, num_each: int = 1) -> Packing:
-    """Pack pieces of these lengths (int64 [P]) into rows of `length` positions without cutting them. Each `num_each`
-    consecutive pieces belong together, and share a row."""
+    """Pack pieces of the given lengths (int64 `[P]`) into rows of `length` positions, without splitting a piece. Every
+    `num_each` consecutive pieces form a group, which shares a row."""
     lengths_by_link = piece_lengths.reshape(-1, num_each)
     row_of, _ = _best_fit(lengths_by_link.sum(1).tolist(), length)
     piece_indices = np.arange(len(piece_lengths))

@@ -269,5 +269,5 @@ class LanguageModelSpec(ParameterCounts):
         return (*parameters, *within("feed_forward.dense", (*into, linear("w_out", width, hidden_size))))
 
     def window_of(self, layer: int) -> int | None:
-        """Sliding window of a layer, if any."""
+        """Sliding window of a layer, in tokens; None if it has none."""
         return self.attention.window_of(layer) if self.has_full_attention(layer) else None

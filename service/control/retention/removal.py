@@ -23,9 +23,9 @@ _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
-    """Remove files of `storage` until `until` (monotonic clock), at least one; returns whether nothing is left.
-    Markers go first, so that no partial checkpoint looks complete. Raises OSError, also for symbolic links above the
-    folder."""
+    """Remove files of `storage`, at least one, until the monotonic clock reaches `until`. Returns whether the folder is
+    gone. Checkpoint markers are removed first, so that a partly removed checkpoint never looks complete. Raises OSError
+    if something cannot be removed, or if the folder or one of its parents below the root is a symbolic link."""
     location = roots.find(storage)
     if location is None:
         raise OSError(
