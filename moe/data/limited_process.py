@@ -19,7 +19,7 @@ def run_limited(module: str, request: bytes, *, timeout_s: float, memory_bytes: 
     """Standard output of `python -m MODULE` with `request` on its standard input.
 
     The process is a new interpreter without this one's environment, which holds credentials. The module must call
-    `take_limits` first. Raises NoAnswer if the process exceeds a limit or fails.
+    `take_limits` first. Raises LimitedProcessError if the process exceeds a limit or fails.
     """
     environment = {"PYTHONPATH": _SOURCE_FOLDER, "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
     command = [sys.executable, "-P", "-m", module, str(memory_bytes), str(int(timeout_s) + 1)]

@@ -154,7 +154,7 @@ def test_a_template_that_never_ends_is_stopped_in_bounded_time(monkeypatch: pyte
     # The same limit, reached sooner: with its own 120 s the test would take four minutes.
     monkeypatch.setattr("moe.data.conversations.template.TIMEOUT_S", 2.0)
     # Starts the real process, and records its limit: the sum of these is what is promised.
-    monkeypatch.setattr("moe.data.conversations.template.answer_of", noted)
+    monkeypatch.setattr("moe.data.conversations.template.run_limited", noted)
     assert refusal(ENDLESS, ROW).rule == "exceeds its time limit of 2 s, rendering this conversation"
     limits.clear()
     assert "rendering this conversation or one of" in refusal(ENDLESS, ROW, times=500).rule
@@ -169,7 +169,7 @@ def test_conversations_are_rendered_up_to_the_one_that_ends_the_process(monkeypa
             raise LimitedProcessError("crashes its reader")
         return run_limited(module, request, **limits)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("moe.data.conversations.template.answer_of", ending)
+    monkeypatch.setattr("moe.data.conversations.template.run_limited", ending)
     rows = [{"prompt": prompt, "completion": "a"} for prompt in ("x", "y", "bad", "z")]
     outcomes = template_of(CHATML).render_rows([conversation_of(row) for row in rows])
     assert [isinstance(outcome, Rendering) for outcome in outcomes] == [True, True, False]

@@ -123,12 +123,12 @@ def test_ids_outside_the_vocabularies_are_refused():
 
 def test_a_limited_process_has_little_memory_no_environment_and_says_how_it_ended(tmp_path, monkeypatch):
     (tmp_path / "greedy.py").write_text(
-        "import os, sys\nfrom moe.data.limited_process import take_limits\ntake_limits()\n"
+        "import os, sys\nfrom moe.data.limited_process import apply_limits\napply_limits()\n"
         "print(os.environ.get('SECRET'), sys.stdin.read())\n"
         "x = bytearray(1 << 30) if len(sys.argv[1]) < 10 else None\n"
     )
     monkeypatch.setenv("SECRET", "token")
-    monkeypatch.setattr("moe.data.limited_process._PLACE", f"{tmp_path}{os.pathsep}{os.getcwd()}")
+    monkeypatch.setattr("moe.data.limited_process._SOURCE_FOLDER", f"{tmp_path}{os.pathsep}{os.getcwd()}")
     assert run_limited("greedy", b"given", timeout_s=60, memory_bytes=4 << 30) == b"None given\n"
     with pytest.raises(LimitedProcessError, match=r"crashes its reader \(exit status 1: MemoryError\)"):
         run_limited("greedy", b"", timeout_s=60, memory_bytes=512 << 20)

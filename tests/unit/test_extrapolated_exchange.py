@@ -11,9 +11,9 @@ from moe.plan.software import SOFTWARE
     ("device", "software", "expert", "reason"),
     [
         ("h100", "megatron-deepep", 32, ""),
-        ("h100", "megatron-deepep", 64, "over 8 nodes is extrapolated: on h100 it was measured over up to 4 nodes"),
+        ("h100", "megatron-deepep", 64, "over 8 nodes is extrapolated: measurements on h100 cover up to 4 nodes"),
         ("h100", "megatron-graphs", 40, "over 5 nodes"),
-        ("b200", "megatron-deepep", 16, "over 2 nodes is extrapolated: on b200 it was measured over one node"),
+        ("b200", "megatron-deepep", 16, "over 2 nodes is extrapolated: measurements on b200 cover one node"),
         ("b200", "megatron-deepep", 8, ""),
         ("a100-80", "megatron-deepep", 8, "never measured on a100-80: priced as a plain one"),
         ("a100-80", "megatron-deepep", 1, ""),

@@ -91,7 +91,7 @@ def test_outputs_and_gradients_equal_the_reference(
 @given(case=cases(kinds=SELF_ATTENTION))
 def test_flex_attention_outputs_equal_the_reference(case: Case) -> None:
     queries, keys, values, *sinks = (tensor.float() for tensor in case.inputs)
-    arguments: dict[str, Any] = {"scale": 0.5, "visible": case.mask, "sinks": sinks[0] if sinks else None}
+    arguments: dict[str, Any] = {"scale": 0.5, "attention_mask": case.mask, "sinks": sinks[0] if sinks else None}
     with torch.no_grad():
         outputs = flex_attend(queries, keys, values, **arguments)
     expected = attend_reference(queries, keys, values, **arguments)
