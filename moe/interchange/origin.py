@@ -28,7 +28,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Origin:
-    """What an export needs of the folder that a model started from."""
+    """Facts that an export needs about the folder that a model started from."""
 
     url: str
     config: Mapping[str, Any]

@@ -8,7 +8,7 @@ from moe.plan.search.explain import format_bytes, format_seconds, pluralize
 from moe.plan.speed import describe_speed
 
 _GOAL_MARKS = (", for goal ", ", as goal ")
-"""What the reason for a number of workers by goal contains, now and in plans of earlier releases."""
+"""Phrases in the reason for a number of workers chosen by goal, in current plans and those of earlier releases."""
 
 
 def verdict(plan: Plan) -> Iterator[tuple[str, str]]:
