@@ -21,7 +21,7 @@ class Buffers:
         self._keeps_narrow = keeps_narrow
         self._narrow: Tensor | None = None
         self._version: int | None = None
-        self._room: Tensor | None = None
+        self._spare: Tensor | None = None
 
     @property
     def narrow_bytes(self) -> int:
@@ -46,13 +46,13 @@ class Buffers:
 
     def take_buffer(self, parameter: Tensor) -> Tensor:
         """Uninitialized memory for a gradient, reused from an earlier one if possible."""
-        room, self._room = self._room, None
-        return torch.empty_like(parameter, requires_grad=False) if room is None else room
+        buffer, self._spare = self._spare, None
+        return torch.empty_like(parameter, requires_grad=False) if buffer is None else buffer
 
     def return_buffer(self, gradient: Tensor | None) -> None:
         """Reuse the memory of `gradient`, if any, for the next one."""
         if gradient is not None:
-            self._room = gradient.detach()
+            self._spare = gradient.detach()
 
 
 def keep_buffers(parameters: list[LocalParameter], layout: Layout) -> None:
@@ -64,19 +64,19 @@ def keep_buffers(parameters: list[LocalParameter], layout: Layout) -> None:
     """
     for local_parameter in parameters:
         if local_parameter.local is local_parameter.parameter and local_parameter.part.offsets is None:
-            local_parameter.parameter.beside = Buffers(keeps_narrow=layout.recompute != "full")  # type: ignore[attr-defined]
+            local_parameter.parameter.moe_buffers = Buffers(keeps_narrow=layout.recompute != "full")  # type: ignore[attr-defined]
 
 
 def values_changed(parameters: list[LocalParameter]) -> None:
     """Invalidate narrow copies after an optimizer step."""
     for local_parameter in parameters:
-        if (beside := buffers_of(local_parameter.parameter)) is not None:
-            beside.values_changed()
+        if (buffers := buffers_of(local_parameter.parameter)) is not None:
+            buffers.values_changed()
 
 
 def buffers_of(parameter: Tensor) -> Buffers | None:
     """Buffers that `keep_buffers` attached to a parameter, if any."""
-    return getattr(parameter, "beside", None)
+    return getattr(parameter, "moe_buffers", None)
 
 
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -88,8 +88,8 @@ def narrow(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """Values of `parameter` in `dtype`, without a gradient."""
     if parameter.dtype == dtype:
         return parameter.detach()
-    beside = buffers_of(parameter)
-    return parameter.detach().to(dtype) if beside is None else beside.narrow(parameter, dtype)
+    buffers = buffers_of(parameter)
+    return parameter.detach().to(dtype) if buffers is None else buffers.narrow(parameter, dtype)
 
 
 def cast_parameter(parameter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -103,8 +103,8 @@ class GradBuffer:
     """Gradient buffer of a parameter. If `sums_chunks` gradients are written, they are summed in at least float32."""
 
     def __init__(self, parameter: Tensor, *, sums_chunks: bool = False) -> None:
-        beside, self._dtype = buffers_of(parameter), parameter.dtype
-        self._in_place = beside is not None and parameter.grad is not None
+        buffers, self._dtype = buffers_of(parameter), parameter.dtype
+        self._in_place = buffers is not None and parameter.grad is not None
         self.adds = self._in_place
         """Whether the next gradient is added to the buffer's values."""
         self.into: Tensor | None = None
@@ -112,8 +112,8 @@ class GradBuffer:
         wide = torch.promote_types(parameter.dtype, torch.float32) if sums_chunks else parameter.dtype
         if self._in_place:
             self.into = parameter.grad
-        elif beside is not None and wide == parameter.dtype:
-            self.into = beside.take_buffer(parameter)
+        elif buffers is not None and wide == parameter.dtype:
+            self.into = buffers.take_buffer(parameter)
         elif sums_chunks:
             self.into = torch.empty_like(parameter, dtype=wide, requires_grad=False)
 

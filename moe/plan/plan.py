@@ -321,9 +321,9 @@ f"must be a multiple of expert_tensor (={of.expert_tensor}), since an expert sta
         """Mesh axes of the experts, outermost first, then other degrees above 1; a module's own axes."""
         if self.module is not None:
             return dict(self.module.mesh)
-        beside = {axis: degree for axis, degree in vars(self.degrees).items() if degree > 1}
+        split = {axis: degree for axis, degree in vars(self.degrees).items() if degree > 1}
         return {"expert_data": self.degrees.data, "expert": self.degrees.expert,
-                **{axis: degree for axis, degree in beside.items() if axis not in ("data", "expert")}}  # fmt: skip
+                **{axis: degree for axis, degree in split.items() if axis not in ("data", "expert")}}  # fmt: skip
 
     @property
     def tokens_per_s(self) -> float:

@@ -31,8 +31,8 @@ class ClusterOptions:
             from moe.plan import read_cluster
 
             return read_cluster(self.cluster)
-        beside = (("--memory", self.memory), ("--price", self.price), ("--billing-unit", self.billing_unit))
-        for option, value in beside:
+        options = (("--memory", self.memory), ("--price", self.price), ("--billing-unit", self.billing_unit))
+        for option, value in options:
             if value is not None and not is_imagined:
                 raise Misuse(f"{option} applies to a hypothetical cluster; add --num-nodes and --device")
         return self._hypothetical_cluster() if is_imagined else None

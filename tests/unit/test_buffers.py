@@ -102,7 +102,7 @@ def test_parameters_are_cast_once_a_step(optimizer: OptimizerSpec) -> None:
 def test_buffers_change_no_loss_and_no_gradient(optimizer: OptimizerSpec, recompute: str) -> None:
     training, plain = Training(optimizer, recompute), Training(optimizer, recompute)
     for parameter in plain.parameters:
-        del parameter.parameter.beside  # type: ignore[attr-defined]
+        del parameter.parameter.moe_buffers  # type: ignore[attr-defined]
     for _ in range(3):
         assert training.step() == plain.step()
         for ours, theirs in zip(training.parameters, plain.parameters, strict=True):

@@ -58,7 +58,7 @@ def assert_room(memory: MemoryModel, candidates: Iterable[Candidate]) -> None:
         placed = StateOptions.from_degrees(each.degrees, each.options.sharding, each.options.recompute)
         state = memory.of_state(placed, each.options.virtual_stages)
         assert memory.bound_of_state(shape) <= max(state)
-        shares = map(add, memory.state_of_shares(placed), memory.beside_shares(each))
+        shares = map(add, memory.state_of_shares(placed), memory.non_state_shares(each))
         assert max(shares) + memory.allowance <= total
         assert not memory.exceeds(each, total)
         assert not memory.exceeds_unplaced(Candidate(shape, each.options), total - memory.allowance)
@@ -74,7 +74,7 @@ def test_bounds_of_memory_do_not_fall_in_larger_micro_batches(job: Job) -> None:
                 choices.plain(shape).with_options(recompute=recompute, micro_batch_groups=size, num_micro_batches=times)
                 for size, times in choices.micro_batches(shape)
             ]
-            for larger, smaller in pairwise(memory.beside_shares(each) for each in runs):
+            for larger, smaller in pairwise(memory.non_state_shares(each) for each in runs):
                 assert all(less <= more for less, more in zip(smaller, larger, strict=True))
 
 
@@ -116,7 +116,7 @@ def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
         assert even_s <= NEARLY * staged_s
         turns = of.num_micro_batches + (shape.pipeline - 1) / of.virtual_stages
         step_s = time.step_s(each)
-        assert staged_s * turns + time.least_beside_s(each) <= NEARLY * step_s
+        assert staged_s * turns + time.least_extra_s(each) <= NEARLY * step_s
         assert ranker.bound_s(shape) <= NEARLY * step_s
     for shape in choices.shapes(job.workers):
         for recompute in choices.recomputes():

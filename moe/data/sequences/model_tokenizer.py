@@ -141,11 +141,11 @@ def load_tokenizer(read: Callable[[str], bytes]) -> "Tokenizer":
         ids = json.loads(read(IDS))
     except FileNotFoundError:
         return Tokenizer.from_json(text, TextForm.DOCUMENTS)
-    beside = dict[str, bytes]()
+    model_files = dict[str, bytes]()
     for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP):
         with suppress(FileNotFoundError):
-            beside[name] = read(name)
-    return Tokenizer.of_model(text, bos_id=ids["bos_id"], eos_id=ids["eos_id"], start_token=start_token(beside))
+            model_files[name] = read(name)
+    return Tokenizer.of_model(text, bos_id=ids["bos_id"], eos_id=ids["eos_id"], start_token=start_token(model_files))
 
 
 def _refusal(tokenizer: ModelTokenizer, rule: str) -> SpecError:

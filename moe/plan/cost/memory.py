@@ -46,8 +46,8 @@ class _StateBytes(NamedTuple):
     staging: int
 
 
-class _BytesBeside(NamedTuple):
-    """Bytes of a stage beside its state."""
+class _NonStateBytes(NamedTuple):
+    """Bytes of a stage other than its state."""
 
     activations: int
     dispatch: int
@@ -80,9 +80,9 @@ class MemoryModel:
             self._moment_width = self._master_width = 0
         self._counter = StateCounter(spec.train.optimizer)
         self.of_state = cache(self._of_state)
-        self._sums_beside_state = cache(self._sum_beside_state)
+        self._sum_non_state_of_run = cache(self._sum_non_state)
         self._state_of_units = cache(self._sum_of_state)
-        self._share_beside = cache(self._beside_of_share)
+        self._share_non_state = cache(self._non_state_of_share)
         self._least_of_part = cache(self._bytes_of_part)
 
     def estimate(self, candidate: Candidate) -> MemoryEstimate:
@@ -93,7 +93,7 @@ class MemoryModel:
     def _of_stage(self, stage: Stage, candidate: Candidate) -> MemoryEstimate:
         kinds: dict[str, int] = {
             **_StateBytes(*self._state(stage, placed_of(candidate)))._asdict(),
-            **_BytesBeside(*self._beside(stage, RunChoices.from_candidate(candidate)))._asdict(),
+            **_NonStateBytes(*self._non_state(stage, RunChoices.from_candidate(candidate)))._asdict(),
         }
         kinds["communication"] += kinds.pop("boundary")
         return MemoryEstimate(**kinds, allowance=self.allowance, limit=self._limit)
@@ -105,48 +105,48 @@ class MemoryModel:
     def total(self, candidate: Candidate) -> int:
         """Bytes on the fullest rank, allowance included."""
         state = self.of_state(placed_of(candidate), candidate.options.virtual_stages)
-        fullest: int = max(map(add, state, self.beside_state(candidate)))
+        fullest: int = max(map(add, state, self.non_state_bytes(candidate)))
         return fullest + self.allowance
 
-    def beside_state(self, candidate: Candidate) -> tuple[int, ...]:
-        """Bytes of each stage beside its state, however parameters are sharded."""
-        return self._sums_beside_state(RunChoices.from_candidate(candidate))
+    def non_state_bytes(self, candidate: Candidate) -> tuple[int, ...]:
+        """Bytes of each stage other than its state, which parameter sharding does not change."""
+        return self._sum_non_state_of_run(RunChoices.from_candidate(candidate))
 
     def exceeds(self, candidate: Candidate, limit: float) -> bool:
         """Whether the candidate must exceed `limit` for any number of virtual stages, by single kinds of units."""
         layout, usable = placed_of(candidate), limit - self.allowance
-        pairs = zip(shares(self._units, layout.degrees.pipeline), self.beside_shares(candidate), strict=True)
-        return any(sum(self._state(share, layout)) + beside > usable for share, beside in pairs)
+        pairs = zip(shares(self._units, layout.degrees.pipeline), self.non_state_shares(candidate), strict=True)
+        return any(sum(self._state(share, layout)) + non_state > usable for share, non_state in pairs)
 
     def exceeds_unplaced(self, candidate: Candidate, usable_bytes: float) -> bool:
         """Whether it must exceed `usable_bytes` for any parameter sharding. Monotonic in the micro-batch size."""
         run, degrees = self._alone(candidate), candidate.degrees
         layout = StateOptions(degrees, "parameters", candidate.options.recompute == "full")
         return any(
-            self._even_part(share, layout) + self._share_beside(share, run) > usable_bytes
+            self._even_part(share, layout) + self._share_non_state(share, run) > usable_bytes
             for share in reversed(shares(self._units, degrees.pipeline))
         )
 
-    def beside_shares(self, candidate: Candidate) -> tuple[int, ...]:
-        """Lower bound of bytes beside the state by share of a stage (`shares`), for any number of virtual stages.
+    def non_state_shares(self, candidate: Candidate) -> tuple[int, ...]:
+        """Lower bound of bytes other than state, by share of a stage (`shares`), for any number of virtual stages.
         Monotonic in the micro-batch size."""
         run = self._alone(candidate)
-        return tuple(self._share_beside(share, run) for share in shares(self._units, run.pipeline))
+        return tuple(self._share_non_state(share, run) for share in shares(self._units, run.pipeline))
 
     def _alone(self, candidate: Candidate) -> RunChoices:
         """The candidate's run with one token group per micro-batch and no virtual stages."""
         groups = -(-self._num_groups // candidate.degrees.data_ranks)
         return RunChoices.from_candidate(candidate)._replace(virtual_stages=1, num_micro_batches=groups)
 
-    def _beside_of_share(self, share: Stage, run: RunChoices) -> int:
+    def _non_state_of_share(self, share: Stage, run: RunChoices) -> int:
         if share.index == run.pipeline - 1:
-            return self._least_beside(share, run)
+            return self._least_non_state(share, run)
         return self._in_flight(share, run)
 
-    def _least_beside(self, share: Stage, run: RunChoices) -> int:
-        """Lower bound of a share's bytes beside its state, on any stage, without buffers of all micro-batches: the
+    def _least_non_state(self, share: Stage, run: RunChoices) -> int:
+        """Lower bound of a share's bytes other than its state, on any stage, without buffers of all micro-batches: the
         first and last stages have fewer."""
-        *buffers, messages = self._beside(share, run)
+        *buffers, messages = self._non_state(share, run)
         return sum(buffers) + (0 if self.profile.keeps_messages else messages)
 
     def _even_part(self, share: Stage, layout: StateOptions) -> int:
@@ -216,7 +216,7 @@ class MemoryModel:
             stays = of.used.total * min(gathered_width, count * (narrow or width))
             if recompute != "full" and unit.is_layer and self.profile.narrows_at_use:
                 stays = max(stays, of.used.total * count * narrow)
-            room = self._limit - self.allowance - self._least_beside(share, run) - stays
+            room = self._limit - self.allowance - self._least_non_state(share, run) - stays
             dense, experts = (
                 count * (width * num_trained + self._moment_width * optimizer)
                 for num_trained, optimizer in zip(of.trained_stored, of.optimizer, strict=True)
@@ -259,9 +259,9 @@ class MemoryModel:
         distinct_stages = stages(self._units, layout.degrees.pipeline, virtual_stages)
         return tuple(self._state_of_units(stage.units, layout) for stage in distinct_stages)
 
-    def _sum_beside_state(self, run: RunChoices) -> tuple[int, ...]:
+    def _sum_non_state(self, run: RunChoices) -> tuple[int, ...]:
         distinct_stages = stages(self._units, run.pipeline, run.virtual_stages)
-        return tuple(sum(self._beside(stage, run)) for stage in distinct_stages)
+        return tuple(sum(self._non_state(stage, run)) for stage in distinct_stages)
 
     def _state(self, stage: Stage, layout: StateOptions) -> tuple[int, int, int, int, int]:
         """State bytes of one stage, in the field order of `_StateBytes`."""
@@ -306,8 +306,8 @@ class MemoryModel:
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
         return self._width * (of.largest.dense + self._m * -(-vocabulary // degrees.tensor))
 
-    def _beside(self, stage: Stage, run: RunChoices) -> tuple[int, int, int, int, int]:
-        """Saved activations, workspace, logits and pipeline buffers, in the field order of `_BytesBeside`."""
+    def _non_state(self, stage: Stage, run: RunChoices) -> tuple[int, int, int, int, int]:
+        """Saved activations, workspace, logits and pipeline buffers, in the field order of `_NonStateBytes`."""
         width, (tensor, context, *_) = self._width, run.split
         activations = dispatch = logits = of_loss = let_go = input_again = 0
         largest = _NOTHING

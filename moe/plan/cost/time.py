@@ -114,8 +114,8 @@ class TimeModel:
             for stage in stages(self._units, pipeline, virtual_stages)
         )
 
-    def least_beside_s(self, candidate: Candidate) -> float:
-        """Lower bound of a step's seconds beside micro-batches and bubble: sends, and the shortest end of any
+    def least_extra_s(self, candidate: Candidate) -> float:
+        """Lower bound of a step's seconds outside micro-batches and bubble: sends, and the shortest end of any
         stage's step, all overlapped as far as possible."""
         degrees, sharding = candidate.degrees, candidate.options.sharding
         scatters = candidate.options.num_micro_batches if sharding == "gradients" else 1
@@ -168,7 +168,7 @@ class TimeModel:
         return StageEnd(scatters * scatter + once - hidden_s, optimizer, hidden_s)
 
     def _sum(self, candidate: Candidate, slowest: Stage, micro_batch_s: float) -> tuple[float, dict[str, float]]:
-        """Return (seconds of a step, terms beside those of the slowest stage's units)."""
+        """Return (seconds of a step, terms other than those of the slowest stage's units)."""
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
         end = self._end_of(candidate, slowest, micro_batch_s)
         terms = {

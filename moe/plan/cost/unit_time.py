@@ -107,7 +107,7 @@ class UnitTime:
         self, unit: Unit, part: Part, positions: float, tensor: int, passes: Passes, hidden_again: float
     ) -> float:
         """Matrix products of one part of a unit. `hidden_again`: recomputed forward passes of those that give hidden
-        states, beside whole blocks."""
+        states, apart from whole blocks."""
         products = self._wide_products if unit.vocabulary is not None else self._products
         seconds = 0.0
         for matrix, count in unit.matrices(tensor, part):

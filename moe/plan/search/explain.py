@@ -102,11 +102,11 @@ def _freezing_reasons(spec: JobSpec) -> Iterator[str]:
             "moments"
         )
     if (adapter := getattr(spec.model, "adapter", None)) is not None:
-        beside = Counter(
+        matrices = Counter(
             layer_pattern(parameter.name.removesuffix(B)) for parameter in table if parameter.name.endswith(B)
         )
-        lie = ", ".join(f"{name} ({number})" for name, number in beside.items())
-        yield f"adapters of rank {adapter.rank} and scale {adapter.scale:.3g} on {lie}"
+        names = ", ".join(f"{name} ({number})" for name, number in matrices.items())
+        yield f"adapters of rank {adapter.rank} and scale {adapter.scale:.3g} on {names}"
         yield describe_base(table, max(4, BYTES_PER_ELEMENT[spec.train.dtype]))
 
 
@@ -342,7 +342,7 @@ def degrees_problems(spec: JobSpec, workers: int, possible: list[Degrees]) -> li
     if misfits := fit_problems(spec.model, user_degrees):
         return misfits
     degrees_in_words = " x ".join(f"{axis} {degree}" for axis, degree in user_degrees.items())
-    beside = ", and tensor and fsdp divide it" if {"tensor", "fsdp", "expert_fsdp"} & user_degrees.keys() else ""
+    divisors = ", and tensor and fsdp divide it" if {"tensor", "fsdp", "expert_fsdp"} & user_degrees.keys() else ""
     nearest = sorted(possible, key=lambda degrees: (_distance(degrees, user_degrees), str(degrees)))[:3]
     nearest = [
         degrees for degrees in nearest if _distance(degrees, user_degrees) == _distance(nearest[0], user_degrees)
@@ -352,7 +352,7 @@ def degrees_problems(spec: JobSpec, workers: int, possible: list[Degrees]) -> li
             "mismatch",
             "parallel",
             degrees_in_words,
-            f"must multiply to the number of workers (={workers}){beside}",
+            f"must multiply to the number of workers (={workers}){divisors}",
             f"use {', or '.join(str(degrees) for degrees in nearest)}",
         )
     ]
@@ -363,8 +363,10 @@ def _distance(degrees: Degrees, user_degrees: dict[str, int]) -> int:
     by_axis: dict[str, int] = vars(degrees)
     doublings = sum(abs(by_axis[axis].bit_length() - degree.bit_length()) for axis, degree in user_degrees.items())
     different = sum(by_axis[axis] != degree for axis, degree in user_degrees.items())
-    beside = sum(degree > 1 for axis, degree in by_axis.items() if axis not in (*user_degrees, "expert", "data"))
-    return 10 * (doublings + different) + beside
+    further_splits = sum(
+        degree > 1 for axis, degree in by_axis.items() if axis not in (*user_degrees, "expert", "data")
+    )
+    return 10 * (doublings + different) + further_splits
 
 
 def pluralize(number: int, noun: str, plural: str = "s") -> str:

@@ -53,14 +53,14 @@ class MemoryConstraint:
 
     def maybe_feasible(self, run: Candidate) -> Iterator[int]:
         """Indices of placements that no lower bound rules out."""
-        run_bytes, states = (self._memory.beside_shares(run), self._state_of_shares(run.options.recompute == "full"))
+        run_bytes, states = (self._memory.non_state_shares(run), self._state_of_shares(run.options.recompute == "full"))
         for number, state in enumerate(states):
             if max(map(add, state, run_bytes)) <= self._usable_bytes:
                 yield number
 
     def feasible(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
         """Those of `numbers` in which the run fits."""
-        run_bytes, options = self._memory.beside_state(run), run.options
+        run_bytes, options = self._memory.non_state_bytes(run), run.options
         for number in numbers:
             degrees, sharding = self.data_shardings[number]
             layout = StateOptions.from_degrees(degrees, sharding, options.recompute)

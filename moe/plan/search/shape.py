@@ -195,7 +195,7 @@ class ShapeSearch:
         for number in self._room.feasible(run, fast):
             degrees, sharding = self._room.data_shardings[number]
             plain = Candidate(degrees, replace(options, sharding=sharding))
-            if bound_s(self._gathers[number]) + models.time.least_beside_s(plain) > limit_s:
+            if bound_s(self._gathers[number]) + models.time.least_extra_s(plain) > limit_s:
                 continue
             for candidate in (plain, *models.choices.dispatches(plain)):
                 step_s, not_yet = models.time.step_s(candidate), models.not_yet(candidate)

@@ -86,11 +86,11 @@ class Smallest:
         state_of_shares = cache(memory.state_of_shares)
         for recompute in choices.recomputes():
             run = plain.with_options(recompute=recompute)
-            beside = memory.beside_shares(run)
+            non_state = memory.non_state_shares(run)
             for degrees, sharding in placements:
                 state = state_of_shares(StateOptions(degrees, sharding, recompute == "full"))
                 options = replace(run.options, sharding=sharding)
-                yield _Least(max(map(add, state, beside)) + memory.allowance, next(numbers), degrees, options)
+                yield _Least(max(map(add, state, non_state)) + memory.allowance, next(numbers), degrees, options)
 
     def _not_yet(self, candidate: Candidate) -> tuple[str, ...]:
         return not_yet(self._spec, candidate, self._memory.profile.name)

@@ -137,8 +137,8 @@ def _summary(plan: Plan) -> Iterator[str]:
         yield f"            devices in the order {', '.join(map(str, plan.devices))}"
     for axis, stride in zip(plan.mesh, _strides(plan.degrees), strict=True):
         if len(plan.mesh) > 1:
-            beside = "consecutive ranks" if stride == 1 else f"ranks {stride} apart"
-            yield f"            {axis}: {beside}"
+            spacing = "consecutive ranks" if stride == 1 else f"ranks {stride} apart"
+            yield f"            {axis}: {spacing}"
     yield f"step        {in_seconds(plan.step_s)} predicted, {_gap(plan)}"
     if plan.micro_batches > 1:
         yield f"batch       in {plan.micro_batches} micro-batches, one after the other"

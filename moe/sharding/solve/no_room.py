@@ -41,8 +41,8 @@ def _of_cluster(cluster: Cluster, why: str, remedy: str) -> SpecError:
 
 
 def _of_hint(name: str, hint: str, others: Sequence[str], room: str) -> Problem:
-    beside = f" with {' and '.join(others)}" if others else ""
-    rule = f"leaves no plan{beside} that fits in the memory of a device (={room})"
+    other_hints = f" with {' and '.join(others)}" if others else ""
+    rule = f"leaves no plan{other_hints} that fits in the memory of a device (={room})"
     remedy = f"drop {'one of them' if others else 'it'}, or use devices with more memory"
     return Problem("does_not_fit", name, hint, rule, remedy)
 

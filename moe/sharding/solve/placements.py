@@ -242,17 +242,19 @@ class PlacementProgram:
         leaf = self._capture.leaves.get(tensor)
         return leaf is not None and leaf.kind in ("parameter", "buffer")
 
-    def _moving(self, tensor: fx.Node, before: Placements, after: Placements, count: int, beside: bool | None) -> int:
-        """A variable that is 1 if a tensor is moved. `beside` is whether the move overlaps with the backward pass's
-        arithmetic, rather than the forward pass's; None if it overlaps with nothing."""
+    def _moving(
+        self, tensor: fx.Node, before: Placements, after: Placements, count: int, in_backward: bool | None
+    ) -> int:
+        """A variable that is 1 if a tensor is moved. `in_backward`: whether the move overlaps with the arithmetic of the
+        backward pass, rather than the forward pass; None if it overlaps with nothing."""
         if before == after:
             return self._program.variable()
         itemsize = tensor.meta["val"].dtype.itemsize
         is_bucketed = tensor in self._gradients
         seconds = count * self._costs.move_s(shape_of(tensor), itemsize, before, after, is_bucketed)
-        if beside is None:
+        if in_backward is None:
             return self._program.variable(seconds)
-        return self._waiting.exchange(seconds, backward=beside)
+        return self._waiting.exchange(seconds, backward=in_backward)
 
     def _hold(self, tensor: fx.Node, moves: Mapping[Placements, list[int]]) -> None:
         """Count the memory of tensors that are gathered before a loop: they are held until its end."""
@@ -280,8 +282,8 @@ class PlacementProgram:
         program, is_stored = self._program, self._is_stored(tensor)
 
         def moving(before: Placements, after: Placements, use: Use) -> int:
-            beside = use.by in self._backward if is_stored else None
-            return self._moving(tensor, before, after, use.count, beside)
+            in_backward = use.by in self._backward if is_stored else None
+            return self._moving(tensor, before, after, use.count, in_backward)
 
         moves: dict[Placements, list[int]] = defaultdict(list)
         arrivals: dict[Placements, list[int]] = defaultdict(list)
@@ -339,24 +341,24 @@ class PlacementProgram:
                 self._deliver(self._class[output], whole, 1, None)
         by_name = {leaf.name: node for node, leaf in self._capture.leaves.items()}
         of: dict[tuple[fx.Node, fx.Node, bool | None], int] = defaultdict(int)
-        for results, beside in ((self._capture.gradients, True), (self._capture.updates, None)):
+        for results, in_backward in ((self._capture.gradients, True), (self._capture.updates, None)):
             for name, node in results.items():
-                of[self._class[node], self._class[by_name[name]], beside] += 1
-        for (node, leaf, beside), count in of.items():
+                of[self._class[node], self._class[by_name[name]], in_backward] += 1
+        for (node, leaf, in_backward), count in of.items():
             targets: dict[Placements, list[int]] = defaultdict(list)
             for variable, placements in self._variables.leaves[leaf]:
                 targets[placements].append(variable)
-            self._deliver(node, targets, count, beside)
+            self._deliver(node, targets, count, in_backward)
 
     def _deliver(
-        self, tensor: fx.Node, targets: Mapping[Placements, list[int]], count: int, beside: bool | None
+        self, tensor: fx.Node, targets: Mapping[Placements, list[int]], count: int, in_backward: bool | None
     ) -> None:
         program, sources = self._program, self._source_variables(tensor)
         out: dict[Placements, list[int]] = defaultdict(list)
         for after, takers in targets.items():
             into = []
             for before in sources:
-                flow = self._moving(tensor, before, after, count, beside)
+                flow = self._moving(tensor, before, after, count, in_backward)
                 if self._costs.loop is not None and before[1:] != after[1:]:  # accumulated as it is computed
                     self._room.hold(flow, self._bytes(tensor, before) * count)
                 into.append((flow, 1.0))

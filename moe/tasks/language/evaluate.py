@@ -43,7 +43,7 @@ def evaluate(model: LanguageModel, layout: Layout, corpus: PreparedSequences, sp
     clock.lap("baselines")
     measure = _HeldOutEvaluator(model, layout, spec)
     sources = {
-        name: _SourceTotals.from_loss(store, measure(store, evaluation.max_sequences, beside=True), *baselines[name])
+        name: _SourceTotals.from_loss(store, measure(store, evaluation.max_sequences, with_base=True), *baselines[name])
         for name, store in corpus.held_out.items()
     }
     clock.lap("loss")
@@ -82,13 +82,13 @@ class _HeldOutEvaluator:
     spec: JobSpec
 
     @torch.no_grad()
-    def __call__(self, store: SequenceStore, max_sequences: int | None, *, beside: bool = False) -> _HeldOutLoss:
-        """Mean over all ranks' rows; `beside`: also of the base without its adapter."""
+    def __call__(self, store: SequenceStore, max_sequences: int | None, *, with_base: bool = False) -> _HeldOutLoss:
+        """Mean over all ranks' rows; `with_base`: also of the base without its adapter."""
         if isinstance(self.spec.data, PreferenceSpec):
             sums = self._sums(store, max_sequences, self._preference_loss)
             return _HeldOutLoss(_mean(sums[0], sums[1]), preferred_share=_mean(sums[2], sums[1]))
         loss = _mean(*self._sums(store, max_sequences, self._token_loss))
-        if not beside or self.model.spec.adapter is None:
+        if not with_base or self.model.spec.adapter is None:
             return _HeldOutLoss(loss)
         with self.model.without_adapters():
             return _HeldOutLoss(loss, _mean(*self._sums(store, max_sequences, self._token_loss)))

@@ -67,8 +67,8 @@ class Connections(Generic[C]):
 
     def add(self, connection: C) -> bool:
         """Count a new stranger; False if there is no room and none to close."""
-        beside = self._by_address.get(connection.address, {})
-        if len(beside) >= self.limits.max_strangers_per_address and not self._make_room(beside):
+        siblings = self._by_address.get(connection.address, {})
+        if len(siblings) >= self.limits.max_strangers_per_address and not self._make_room(siblings):
             return False
         if len(self._strangers) >= self.limits.max_strangers and not self._make_room(self._strangers):
             return False
@@ -106,9 +106,9 @@ class Connections(Generic[C]):
 
     def _forget_stranger(self, connection: C) -> None:
         del self._strangers[connection]
-        beside = self._by_address[connection.address]
-        del beside[connection]
-        if not beside:
+        siblings = self._by_address[connection.address]
+        del siblings[connection]
+        if not siblings:
             del self._by_address[connection.address]
 
 
