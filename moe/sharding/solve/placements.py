@@ -245,7 +245,7 @@ class PlacementProgram:
     def _moving(
         self, tensor: fx.Node, before: Placements, after: Placements, count: int, in_backward: bool | None
     ) -> int:
-        """A variable that is 1 if a tensor is moved. `in_backward`: whether the move overlaps with the arithmetic of the
+        """A variable that is 1 if the tensor moves. `in_backward`: whether the move overlaps with the arithmetic of the
         backward pass, rather than the forward pass; None if it overlaps with nothing."""
         if before == after:
             return self._program.variable()
