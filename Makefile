@@ -21,7 +21,7 @@ help:
 	@echo 'make demo      train the demo translation model here, from POST to translations'
 	@echo 'make check     formatting, lint, types and import directions'
 	@echo 'make test      the tests but for the slow ones (THOROUGH=1 draws more random cases)'
-	@echo 'make test-slow the slow tests (PART=1/4 runs a quarter of them)'
+	@echo 'make test-slow the slow tests (PART=1/8 runs an eighth of them)'
 	@echo 'make test-gpu  the tests that need a GPU, and the layer measured on it'
 	@echo 'make parity    every router under every layout against one process, in both models; writes docs/parity.md'
 	@echo '               (PART=1/3 runs a third of it, and the last of three writes)'
@@ -61,7 +61,7 @@ REFUSALS := $(shell grep -rl 'tests.refusals' tests --include='test_*.py')
 messages: setup
 	$(BIN)/python -m pytest --numprocesses 4 --no-loadscope-reorder --quiet --write-messages $(REFUSALS)
 
-# What takes long, where other cases or tests show the subject too. Each change meets a quarter of them, PART=1/4.
+# What takes seconds each, where other cases or tests show the subject too. CI runs an eighth of them, PART=1/8.
 test-slow: setup
 	HYPOTHESIS_PROFILE=$(if $(THOROUGH),thorough,usual) $(TESTS) -m 'slow and not grid' $(if $(PART),--part $(PART))
 

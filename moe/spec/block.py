@@ -15,7 +15,7 @@ class SavedWidths:
     fused_inputs_outputs: int
     """Inputs and outputs of fused attention."""
     fused_on_cpu: int
-    """`fused` on a CPU: values as wide as keys, in float32 or wider."""
+    """`fused_inputs_outputs` on a CPU: values as wide as keys, in float32 or wider."""
     narrow_outputs: int = 0
     """On a CPU, outputs in the compute dtype, in addition to those in float32."""
     unfused: int = 0
@@ -31,7 +31,7 @@ class SavedWidths:
     gathered: int = 0
     """Per token of the tensor group, on each rank."""
     backward_temporaries: int = 0
-    """Float32 temporaries of the backward pass, for `worked_positions` of each row."""
+    """Float32 temporaries of the backward pass, for `temporary_positions` of each row."""
     temporary_positions: int = 0
 
 

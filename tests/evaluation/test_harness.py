@@ -66,6 +66,7 @@ def of_kind(name: str) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_means_to_us_what_it_means_to_the_harness(generator, tmp_path, kind) -> None:
     """The harness reads the same keys and files with its own loader and Jinja, and asks the same model."""

@@ -56,6 +56,7 @@ def newest(storage: Path) -> str:
     return checkpoints.url_of(list_committed(checkpoints)[0])
 
 
+@pytest.mark.slow
 def test_a_tuned_base_stops_at_what_closed_its_answers(tmp_path: Path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

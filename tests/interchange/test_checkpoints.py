@@ -39,6 +39,7 @@ def test_a_checkpoints_tensors_are_written_as_the_hub_has_them(family: str, tmp_
     assert f"- Started from: the weights of `{folder.name}`" in card
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
 def test_load_hf_and_save_hf_are_inverse(family: str, tmp_path: Path):
     folder = tiny.folder_of(tiny.theirs(family), tmp_path / "hub", dtype=torch.float32)

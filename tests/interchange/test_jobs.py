@@ -117,6 +117,7 @@ def test_a_run_resumes_without_its_folder_and_with_a_changed_license(tmp_path: P
         run(spec, tmp_path / "anew", tmp_path / "cache")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT's own use
 def test_an_adapter_is_its_checkpoint_and_resumes_beside_the_same_base_only(tmp_path: Path):
     from peft import PeftModel  # takes seconds, in each process that collects this file

@@ -140,7 +140,7 @@ def assert_equal(of: Both, random: Random) -> None:
             assert_close(of.ours.get_parameter(name), each, limit)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_adapters_are_pefts(case: Both, request: pytest.FixtureRequest) -> None:
     assert_equal(case, Random(request.node.name))
 

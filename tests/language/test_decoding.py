@@ -74,6 +74,7 @@ def test_any_model_goes_on_as_it_would_from_the_whole_row(data: st.DataObject) -
         rows.go_on(torch.randint(VOCABULARY, (len(rows.rows), num_new), generator=generator))
 
 
+@pytest.mark.sample(2)
 @torch.no_grad()
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_long_after_a_window_has_forgotten_the_prompt(attention: str) -> None:

@@ -112,7 +112,7 @@ def assert_trained_alike(answers: list[tuple[list[float], dict[str, Tensor]]], e
             torch.testing.assert_close(found[name], values, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("spec", OPTIMIZERS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
 def test_a_users_module_trains_the_same(ranks: Pools, degrees: Degrees, spec: OptimizerSpec) -> None:

@@ -56,7 +56,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("degrees", "attention"), CASES, ids=str)
 def test_any_layout_makes_the_texts_of_one_process(ranks: Pools, degrees: Degrees, attention: str) -> None:
     number = 3 if degrees.fsdp == 4 else len(PROMPTS)  # of which one data rank of four has none

@@ -106,7 +106,7 @@ def test_random_models_are_trained_alike(ranks: Pools, data: st.DataObject) -> N
     assert_same(answer, run(spec, train, ONE, shape, FEW_STEPS), 1e-10)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("is_adapted", [False, True])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("degrees", [Degrees(expert=4), Degrees(data=4, fsdp=4, expert_fsdp=4)], ids=str)
@@ -159,7 +159,7 @@ def adapted(attention: str, dropout: float = 0.0, **moe: object) -> LanguageMode
     return LanguageModelSpec(**{**spec.model_dump(), "adapter": adapter})
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", numbered(EVERY_LAYOUT, 3))
 def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -> None:
     """Three steps: A has no gradient in the first, where B is zero. Experts are gated, with biases and shared ones."""
@@ -174,7 +174,7 @@ def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -
     assert all(norm > 0 for norm in expected[-1]["gradients"].values())
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("learned", [SOME, PAIRS])
 @pytest.mark.parametrize("number", range(0, len(EVERY_LAYOUT), 5), ids=lambda number: str(EVERY_LAYOUT[number]))
 def test_conversations_and_preferences_are_learned_alike(ranks: Pools, number: int, learned: str) -> None:

@@ -96,6 +96,7 @@ def test_a_module_is_trained_alike_on_any_number_of_ranks(ranks: Pools, tmp_path
     assert [each[3].loss for each in every] == pytest.approx([report.loss] * number, rel=1e-10)
 
 
+@pytest.mark.slow
 def test_batches_that_are_mappings_are_arguments_by_name(ranks: Pools, tmp_path: Path) -> None:
     spec = JobSpec.parse(job().model_dump(mode="json") | {"data": {"corpus": "module", "batches": ALLOWED[2]}})
     kind, by_name, _, report = run(planned(1, spec), f"{tmp_path}/one", spec=spec)

@@ -92,7 +92,7 @@ def run_on(ranks: Pools, degrees: Degrees, function: Callable[..., Any], *argume
     return ranks[degrees.workers].run(function, *arguments) if degrees.workers > 1 else [function(*arguments)]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", every(CASES, 3))
 def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, case: tuple[str, Degrees]) -> None:
     name, degrees = case

@@ -148,7 +148,7 @@ def test_one_expert_and_a_dense_twin(ranks: Pools) -> None:
         assert_trained_alike(ranks, Degrees(data=2), each, train_of(), 4)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("degrees", [Degrees(expert=4), Degrees(expert=2, data=2), Degrees(data=4), FOLDED], ids=str)
 @pytest.mark.parametrize("groups", [1, 3, 5])
 def test_ranks_without_a_group_and_uneven_shares(ranks: Pools, degrees: Degrees, groups: int) -> None:
@@ -173,7 +173,7 @@ def test_adafactor_does_not_see_the_layout(ranks: Pools, degrees: Degrees) -> No
     assert_trained_alike(ranks, degrees, model_of(), train, 6)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("optimizer", [AdamWSpec(name="adamw"), AdafactorSpec(name="adafactor")], ids=lambda o: o.name)
 @pytest.mark.parametrize(
     "degrees", [Degrees(expert=2, data=2, fsdp=4, expert_fsdp=2), Degrees(data=4, fsdp=4, expert_fsdp=4)], ids=str

@@ -106,6 +106,7 @@ def run(degrees: Degrees, storage: str, group: int = 0, steps: int = STEPS + 1) 
     return outcome.kind, course(recorder), outcome.report
 
 
+@pytest.mark.slow
 def test_a_task_of_one_file_is_trained_saved_and_resumed(ranks: Pools, tmp_path: Path) -> None:
     (kind, whole, report), _ = ranks[2].run(run, Degrees(expert=2), f"{tmp_path}/whole")
     assert (kind, len(whole), report) == ("succeeded", STEPS, Report(whole[-1]["held_out"]["text"]))

@@ -49,6 +49,7 @@ def test_an_up_that_begins_while_another_ends(state_dir: Path, hold: Path, monke
     assert started(state_dir) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_down_spares_a_head_that_an_up_is_starting(
     state_dir: Path, hold: Path, monkeypatch: pytest.MonkeyPatch

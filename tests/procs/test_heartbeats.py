@@ -68,7 +68,7 @@ def here(_node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> 
     return [examine(pid, created_at, ending) for pid, created_at in processes]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("phase", ["preparation", "loading", "step", "collective", "checkpoint", "evaluation"])
 def test_a_stopped_rank_is_ended(
     phase: str, server: HeartbeatServer, start: Start, caplog: pytest.LogCaptureFixture
@@ -98,6 +98,7 @@ def test_a_rank_that_works_is_left_alone_while_others_wait_for_it(server: Heartb
     assert (slow.poll(), waiting.poll(), watch.take_reason()) == (None, None, "")
 
 
+@pytest.mark.slow
 def test_a_rank_that_others_wait_for_is_ended(
     server: HeartbeatServer, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_silent_rank_that_works_is_left_alone_however_long_it_is_silent(server
         assert (process.poll(), watch.take_reason()) == (None, "")
 
 
+@pytest.mark.slow
 def test_an_unreachable_node_keeps_no_other_rank_from_being_examined(server: HeartbeatServer, start: Start) -> None:
     def examine_on(node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[ProcessSample]:
         if node == "lost-node":

@@ -101,6 +101,7 @@ def exchange(rank: int, rendezvous: str, pipe: Connection) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_values_are_exchanged_without_a_backend_for_the_cpu(tmp_path: Path):
     with rank_processes(exchange, RANKS, str(tmp_path / "rendezvous")) as pipes:
         assert [receive(pipe) for pipe in pipes] == [

@@ -95,6 +95,7 @@ def test_a_cluster_is_measured_within_nodes_and_across(gpu_nodes: LocalHead) -> 
     assert found.across_latency_s is not None
 
 
+@pytest.mark.slow
 def test_the_clusters_facts_are_what_its_nodes_have(gpu_nodes: LocalHead) -> None:
     launcher = RayJobsLauncher(gpu_nodes.dashboard_url, "python", gpu_nodes.token_path)
     facts = launcher.cluster()

@@ -1,5 +1,6 @@
 """The rehearsal device refuses what CUDA refuses, and sees every wait."""
 
+import pytest
 import torch
 
 from moe.parallel.accelerator import accelerator
@@ -50,6 +51,7 @@ def waits() -> dict[str, int]:
     return {kind: number for (kind, _), number in found.items()}
 
 
+@pytest.mark.slow
 def test_operands_of_two_devices_are_refused_and_scalars_indices_and_copies_taken(ranks: Pools) -> None:
     assert ranks[1].run(refused) == [[]]
     assert ranks[1].run(taken) == [[True] * 5]

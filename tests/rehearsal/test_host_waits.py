@@ -27,6 +27,7 @@ def assert_one_wait(found: dict[str, Found]) -> None:
     assert found["backward"] == {}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
 def test_a_layer_waits_for_its_device_once_under_every_layout(ranks: Pools, degrees: Degrees) -> None:
     for found in ranks[degrees.workers].run(waits_of_layer, spec_of("gshard"), degrees):
@@ -44,6 +45,7 @@ def test_no_backend_asks_its_device_anything_else(ranks: Pools, backend: str) ->
         assert_one_wait(found)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("degrees", "passes"),
     [

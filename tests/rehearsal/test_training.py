@@ -36,7 +36,7 @@ def test_every_family_option_and_router_is_met() -> None:
     assert {router for _, _, router in CASES} == ROUTERS.keys()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", every(CASES, 2))
 def test_steps_on_the_device_are_those_of_one_process_on_the_cpu(ranks: Pools, case: tuple[Degrees, str, str]) -> None:
     degrees, option, router = case

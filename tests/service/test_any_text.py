@@ -211,6 +211,7 @@ def ascii_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPla
         plane.close()
 
 
+@pytest.mark.slow
 @settings(UNSTOPPED)
 @given(posted=_bodies())
 def test_in_any_body_where_file_names_are_ascii(ascii_plane: ControlPlane, posted: tuple[str, bytes]) -> None:
@@ -238,6 +239,7 @@ def test_a_name_that_the_file_system_cannot_hold_is_refused(ascii_plane: Control
         assert answer.status_code in (400, 422), (path, answer.text)
 
 
+@pytest.mark.slow
 def test_a_command_prints_what_its_locale_cannot(plane: ControlPlane) -> None:
     job = plane.post(storage=f"{plane.folder}/state/storage/ü")
     command = [sys.executable, "-m", "service.cli.main", "show", job["id"]]

@@ -345,6 +345,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_nothing_is_taken_in_by_a_database_that_is_not_at_its_path(own_plane: ControlPlane, change: str) -> None:
     job_id = own_plane.start().finished_job(train={"num_steps": 1, "batch_tokens": 1024})["id"]

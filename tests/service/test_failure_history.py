@@ -100,6 +100,7 @@ def test_failures_that_count(run: Run, batches: list[tuple[str, list[dict[str, A
     assert run.plane.job(run.id)["failures"] == failures
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_dead_attempt_does_not_forgive_its_death(own_plane: ControlPlane) -> None:
     """It is on storage only once the next attempt has put it there."""
     run = Run(own_plane.start())
@@ -182,6 +183,7 @@ def test_a_job_whose_cluster_is_lost_again_and_again_is_paused(services: Service
     assert len({launch.attempt for launch in cluster.launches}) == 2 * MAX_SETBACKS
 
 
+@pytest.mark.slow
 def test_a_job_that_waits_while_its_cluster_is_lost_waits_longer(services: Services, cluster: Forgetful) -> None:
     job_id = submitted(services).id
     is_paused = partial(paused_in_a_step, services, cluster, job_id, begins=False)

@@ -216,6 +216,7 @@ def test_whose_turn_does_not_come_is_told_to_try_again(generating: Generating) -
         assert sorted(each.result() for each in waiting) == [200] * MAX_WAITING + [503]
 
 
+@pytest.mark.slow
 def test_clients_that_have_gone_wait_no_more(generating: Generating) -> None:
     """More clients than may wait, one after another: none is told that too many do."""
     first, _ = generating.begun()
@@ -226,6 +227,7 @@ def test_clients_that_have_gone_wait_no_more(generating: Generating) -> None:
     assert generating.text(max_tokens=2)[1]["num_tokens"] == 2
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_costs_its_text_alone(generating: Generating) -> None:
     stream, child = generating.begun()
     child.kill()
@@ -279,6 +281,7 @@ def test_a_control_plane_that_stops_ends_the_text_and_the_process(own_plane: Con
     assert not child.is_running()
 
 
+@pytest.mark.slow
 def test_a_control_plane_that_is_killed_leaves_no_process(own_plane: ControlPlane, trained: Trained) -> None:
     stream, child = Generating(own_plane, trained).begun()
     own_plane.kill()

@@ -47,6 +47,7 @@ print(json.dumps([os.getpid(), [name for name in heavy if name in sys.modules]])
 """
 
 
+@pytest.mark.slow
 def test_a_control_plane_that_served_has_loaded_neither_torch_nor_ray_nor_a_users_module(tmp_path: Path) -> None:
     """The module notes who imports it: a process that plans, and never the one that serves."""
     (tmp_path / "notes_who_imports_it.py").write_text(

@@ -54,6 +54,7 @@ def test_a_driver_that_dies_is_followed_by_another_attempt(plane: ControlPlane) 
     assert [(point["step"], point["attempt"]) for point in points] == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2)]
 
 
+@pytest.mark.slow
 def test_losses_between_checkpoints_never_add_up(plane: ControlPlane) -> None:
     job = plane.post(labels={"die_at": "2-3-4", "commits": "yes"}, retry={"max_failures": 1})
     done = plane.await_state(job["id"], "succeeded", "failed")
@@ -199,6 +200,7 @@ def test_a_run_that_obeys_nothing_is_ended_by_force(own_plane: ControlPlane) -> 
     assert "did not cancel within 0.3 s: killing its driver" in reasons
 
 
+@pytest.mark.slow
 def test_an_unreachable_cluster_is_no_news_about_its_jobs(own_plane: ControlPlane) -> None:
     own_plane.start()
     train = {"num_steps": 600, "batch_tokens": 1024}
@@ -302,6 +304,7 @@ def queued(own_plane: ControlPlane) -> list[str]:
 ALL = {"num_workers": 1, "cpus_per_worker": 8}
 
 
+@pytest.mark.slow
 def test_a_job_moved_to_the_front_starts_first_and_others_keep_order(
     own_plane: ControlPlane, queued: list[str]
 ) -> None:
@@ -318,6 +321,7 @@ def test_a_job_moved_to_the_front_starts_first_and_others_keep_order(
     assert all(before < after for before, after in pairwise(started)), started
 
 
+@pytest.mark.slow
 def test_what_does_not_wait_is_not_moved(own_plane: ControlPlane, queued: list[str]) -> None:
     holding, a, b, _ = queued
     for path, status in (

@@ -39,6 +39,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         plane.close()
 
 
+@pytest.mark.slow
 def test_scalars_that_a_module_returns_beside_its_loss_are_recorded_with_each_step(modules: ControlPlane) -> None:
     train = {"num_steps": 3, "optimizer": {"name": "adamw", "peak_lr": 0.02}}
     done = modules.finished_job(**job("measured", train=train))
@@ -79,6 +80,7 @@ def test_its_plan_is_stored_and_can_be_asked_for(modules: ControlPlane) -> None:
     assert Plan.model_validate(answer.json()).mesh in ({"devices": 4}, {"outer": 2, "inner": 2})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("build", "place", "rule"), [
     ("raises", "model", "cannot be planned: KeyError: 'no such layer' (users_module.py:"),
     ("reads_values", "tests/service/users_module.py:", "must not read a tensor's values: "),

@@ -67,6 +67,7 @@ def test_a_job_of_a_module_has_a_plan_that_holds_its_own() -> None:
     assert planned("prints").module == planned().module, "what its code prints is no part of the plan"
 
 
+@pytest.mark.slow
 def test_planning_beyond_its_time_limit_is_ended_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     note = tmp_path / "pids"
 
@@ -85,6 +86,7 @@ def test_planning_beyond_its_time_limit_is_ended_whole(tmp_path: Path, monkeypat
     assert not any(_runs(int(pid)) for pid in note.read_text().split())
 
 
+@pytest.mark.slow
 def test_one_that_takes_too_much_memory_is_told_so() -> None:
     said = fault("eats", PlanningLimits(60.0, 2 << 30))
     assert said.startswith("needs more memory than planning may use (=2,147,483,648 bytes)")
@@ -126,6 +128,7 @@ def test_it_has_none_of_the_services_secrets(monkeypatch: pytest.MonkeyPatch, tm
     assert json.loads(kept.read_text())["PATH"] == os.environ["PATH"]
 
 
+@pytest.mark.slow
 def test_a_service_that_stops_does_not_wait_for_it(tmp_path: Path) -> None:
     note, limits = tmp_path / "pids", PlanningLimits(600.0, 4 << 30)
 

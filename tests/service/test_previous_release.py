@@ -72,6 +72,7 @@ def resumed(spec: JobSpec, folder: Path) -> list[tuple[float, float]]:
     return [(step["loss"], step["grad_norm"]) for step in course(recorder)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_sharded_checkpoint_goes_on(previous: Path, tmp_path: Path, ranks: Pools, model: str, workers: int) -> None:
@@ -140,6 +141,7 @@ def test_its_job_serves_texts(restored: ControlPlane, answers: dict[str, Any]) -
     assert "".join(data["text"] for kind, data in events if kind == "text")
 
 
+@pytest.mark.slow
 def test_a_new_job_trains_on_from_it(restored: ControlPlane, answers: dict[str, Any]) -> None:
     spec = with_data(answers["job"]["spec"], restored.folder)
     train = {**spec["train"], "num_steps": 6}

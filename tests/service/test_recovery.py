@@ -177,6 +177,7 @@ def test_a_recovery_that_was_broken_off_goes_on(own_plane: ControlPlane) -> None
     await_that(lambda: not (own_plane.folder / "state" / "recovering").exists())
 
 
+@pytest.mark.slow
 def test_the_command_recovers_beside_a_running_service_and_says_what_it_cannot(own_plane: ControlPlane) -> None:
     job = own_plane.start().finished_job()
     lose_database(own_plane)

@@ -137,6 +137,7 @@ def test_jobs_that_are_deleted_of_another_owner_or_without_a_checkpoint_are_refu
     ]  # fmt: skip
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("harm", ["flipped", "short", "missing", "elsewhere", "linked", "linked spec"])
 def test_a_damaged_checkpoint_is_never_taken(plane: ControlPlane, harm: str) -> None:
     other = ended_with(plane, 2, 4)

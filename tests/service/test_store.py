@@ -94,6 +94,7 @@ def _append(path: str, writer: str, number: int) -> None:
                 append_events(tx, 1, [NewEvent("log", index, None, writer, "{}")])
 
 
+@pytest.mark.slow
 def test_several_processes_migrate_and_write_at_once(tmp_path: Path) -> None:
     path = str(tmp_path / "shared.db")
     spawn = multiprocessing.get_context("spawn")

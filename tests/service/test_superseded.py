@@ -122,6 +122,7 @@ def test_the_newest_is_known_whatever_comes(store: Store, runs: dict[Writer, tup
     assert newest == {step: writer for writer in sorted(runs) for step in range(runs[writer][0], sum(runs[writer]))}
 
 
+@pytest.mark.slow
 def test_failures_that_nobody_heard_of_count(own_plane: ControlPlane) -> None:
     run = Run(own_plane.start())
     own_plane.kill()

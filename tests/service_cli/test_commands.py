@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import jsonschema
+import pytest
 import yaml
 
 from tests.processes import DEADLINE_S, await_that, heed_ctrl_c
@@ -231,6 +232,7 @@ def test_help_is_quick_and_loads_neither_torch_nor_ray() -> None:
         assert f"\n  {command} " in done.stdout
 
 
+@pytest.mark.slow
 def test_another_tools_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     (tmp_path / "model.safetensors").touch()

@@ -233,6 +233,7 @@ def test_an_exported_folder_on_the_example_in_words(adapted: Path, tmp_path: Pat
     assert "".join(lines[3]) == f"base:{adapted / 'hub'}"
 
 
+@pytest.mark.slow
 def test_what_it_refuses_and_where_it_fails(adapted: Path, tmp_path: Path) -> None:
     tasks, storage = write_tasks(tmp_path), adapted / "storage"
     done = typed(tmp_path, storage, "--tasks", tasks, customize="import sys; sys.modules['lm_eval'] = None")

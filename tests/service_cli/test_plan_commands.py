@@ -63,6 +63,7 @@ def test_a_published_model_is_planned_on_a_laptop(tmp_path: Path) -> None:
     assert re.search(r"[\d.,]+ GiB of it is optimizer; use [\d,]+ workers of this kind", too_small)
 
 
+@pytest.mark.slow
 def test_a_grid_and_the_smallest_cluster(tmp_path: Path) -> None:
     grid = output_of("plan", EXAMPLE, *NODES, "--what-if", "experts=8,16,nodes=1,2")
     rows = [line.split()[:2] for line in grid.splitlines()[1:]]

@@ -51,6 +51,7 @@ def test_programs_have_both_plans_and_the_difference_of_each_term(tmp_path: Path
     assert told["why"][0].startswith("the chosen layout is predicted")
 
 
+@pytest.mark.slow
 def test_a_layout_that_cannot_be_is_refused(tmp_path: Path) -> None:
     wide = tmp_path / "wide.yaml"
     wide.write_text(
@@ -169,6 +170,7 @@ MISUSES: list[tuple[tuple[str | Path, ...], str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_options_that_cannot_be_are_refused_before_any_control_plane_is_asked() -> None:
     for arguments, words in MISUSES:
         check_refused(words, "plan", *arguments, url=NOWHERE)
@@ -246,6 +248,7 @@ def test_a_module_is_planned_explained_and_kept(tmp_path: Path) -> None:
     assert json_of("plan", *MODULE, "--devices-per-node=3")["mesh"] == [["devices", 3]]
 
 
+@pytest.mark.slow
 def test_faults_of_a_module_and_of_hints_are_told_by_their_place(tmp_path: Path) -> None:
     on, sample, hints = "--devices-per-node=2", f"--sample={CODE}:sample", tmp_path / "hints.yaml"
     raises = check_refused("raise KeyError", "plan", f"--module={CODE}:raises", sample, on)  # the user's traceback

@@ -6,6 +6,8 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 from service.cli.view.metrics import columns, metric_rows, write_csv
 from service.control.store.database import Database
 from service.control.store.events import NewEvent, append_events
@@ -48,6 +50,7 @@ def test_names_choose_columns_and_what_lies_below_them() -> None:
     assert columns(metric_rows(POINTS, ["los"])) == ["step", "time", "attempt"]
 
 
+@pytest.mark.slow
 def test_the_command(plane: ControlPlane, job_file: Path) -> None:
     job_id = submit(plane, job_file)
     plane.await_state(job_id, "succeeded")

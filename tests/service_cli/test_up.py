@@ -23,6 +23,7 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
     LocalHead.stop_recorded(tmp_path / "state")
 
 
+@pytest.mark.slow
 def test_two_on_one_state_folder_share_its_head(state_dir: Path) -> None:
     with up(state_dir, "--stop-ray", program=WITHOUT_RAY) as first:
         first.url()
@@ -43,7 +44,7 @@ ELSEWHERE = "--ray-dashboard-url=http://127.0.0.1:1"
 """A cluster that is not there: nothing is started, and the control plane serves all the same."""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_serves_until_a_signal(tmp_path: Path, number: int) -> None:
     with up(tmp_path / "state", ELSEWHERE) as running:
@@ -80,6 +81,7 @@ UNUSABLE: list[tuple[dict[str, str], tuple[str, ...], str]] = [
 """(settings, options, words)"""
 
 
+@pytest.mark.slow
 def test_it_refuses_what_it_cannot_run_on_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for settings, options, words in UNUSABLE:

@@ -59,4 +59,4 @@ def alone() -> sharding.ShardingPlan:
     return sharding.plan(model, (torch.empty(3, 4),), cores(1), loss=lambda y: y.sum())
 
 
-PLANS = {"stack": stack, "network": network, "alone": alone}
+PLANS = {"stack": stack, "alone": alone, "network": network}

@@ -221,6 +221,7 @@ def test_a_batch_larger_than_a_device_is_refused() -> None:
     assert problems[0].remedy == "use a smaller batch"
 
 
+@pytest.mark.slow
 def test_hints_that_leave_no_fitting_plan_are_named() -> None:
     hints = {"0.weight": sharding.Replicate(), "1.weight": SPLIT, "2.weight": sharding.Replicate()}
     module = nn.Sequential(*(nn.Linear(64, 64, bias=False, device="meta") for _ in range(3)))

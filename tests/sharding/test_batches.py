@@ -237,6 +237,7 @@ def sizes_on_ranks(mesh: dict[str, int]) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"a": 2}, pytest.param({"a": 2, "b": 2}, marks=pytest.mark.slow)], ids=str)
 def test_batches_of_any_size_share_the_parameters(ranks: Pools, mesh: dict[str, int]):
     assert ranks[math.prod(mesh.values())].run(sizes_on_ranks, mesh) == [[]] * math.prod(mesh.values())

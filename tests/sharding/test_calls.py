@@ -148,7 +148,7 @@ def wrong_calls(form: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_call_equals_one_device(ranks: Pools, form: str) -> None:
     assert ranks[2].run(wrong_calls, form) == [[], []]
@@ -239,6 +239,7 @@ def on_torch_mesh() -> list[Any]:
     return [dict(plan.mesh), is_equal and torch.allclose(again(X, Y), module(X, Y)), indices]
 
 
+@pytest.mark.slow
 def test_a_torch_mesh_gives_the_ranks(ranks: Pools) -> None:
     mesh = {"data": 2, "model": 2}
     assert ranks[4].run(on_torch_mesh) == [[mesh, True, at] for at in ((0, 0), (1, 0), (0, 1), (1, 1))]

@@ -102,6 +102,7 @@ def saved_bytes(way: str) -> int:
     return sum(size for pointer, size in kept.items() if pointer not in weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way", [*(pytest.param(way, marks=pytest.mark.slow) for way in ("around", "inside")), "sequential"]
 )

@@ -22,6 +22,7 @@ def total(axes: Any) -> float:
     return sum(bar.get_width() for bars in axes.containers for bar in bars)
 
 
+@pytest.mark.slow
 def test_repeated_layers_are_one_card_in_the_order_of_use() -> None:
     titles = [(card.title, card.count) for card in cards_of(stack())]
     assert titles == [("words", 1), ("layers.*", 5), ("output", 1), (OUTSIDE, 1)]
@@ -33,6 +34,7 @@ def test_repeated_layers_are_one_card_in_the_order_of_use() -> None:
     assert labels == ["words", "layers.* x 5", "output", OUTSIDE]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_byte_is_in_a_bar(plan: str) -> None:
     sharding_plan = PLANS[plan]()

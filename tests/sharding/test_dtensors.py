@@ -157,6 +157,7 @@ def plain_loaded_on_ranks(mesh: Mesh) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_whole_tensors_are_sharded_when_loaded(ranks: Pools):
     assert ranks[4].run(plain_loaded_on_ranks, {"a": 2, "b": 2}) == [[]] * 4
 

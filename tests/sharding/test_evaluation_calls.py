@@ -82,6 +82,7 @@ def test_evaluation_in_micro_batches_on_ranks(ranks: Pools):
     assert ranks[2].run(on_ranks) == [[True] * 3] * 2
 
 
+@pytest.mark.slow
 def test_evaluation_that_returns_rows_takes_the_whole_batch():
     module = Predicting()
     applied, micro_batches = tight(copy.deepcopy(module))
@@ -89,6 +90,7 @@ def test_evaluation_that_returns_rows_takes_the_whole_batch():
     assert torch.allclose(applied.eval()(X), module.eval()(X), atol=1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("training", [True, False])
 def test_no_values_are_stored_without_gradients(training: bool):
     module = Stack()

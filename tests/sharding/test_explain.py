@@ -54,6 +54,7 @@ def test_every_parameter_is_named_once(plan: str) -> None:
         assert [is_named_by(pattern, name) for pattern in patterns].count(True) == 1, (name, patterns)
 
 
+@pytest.mark.slow
 def test_equal_layers_are_one_line_with_their_placements():
     rows = {row[0]: row[1] for row in section(stack(), "placements")}
     assert rows["layers.*.wi.weight (x 5)"] == "[256/model, 64]"
@@ -98,6 +99,7 @@ def test_collectives_name_their_tensor_and_module():
     assert any("layers.4." in each for each in of_gradients)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("plan", PLANS)
 def test_it_fits_a_terminal(plan: str) -> None:
     assert max(map(len, PLANS[plan]().explain().splitlines())) <= WIDTH

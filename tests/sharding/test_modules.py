@@ -124,5 +124,6 @@ def evaluated() -> list[bool]:
     return equal
 
 
+@pytest.mark.slow
 def test_batch_norm_has_statistics_of_the_global_batch(ranks: Pools) -> None:
     assert ranks[2].run(evaluated) == [[True] * 5] * 2

@@ -210,7 +210,7 @@ def wrong_on_ranks(name: str, is_hinted: bool) -> list[str]:
     return wrong
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MODULES)
 def test_it_equals_one_device(ranks: Pools, name: str) -> None:
     for is_hinted in (False, True):

@@ -329,5 +329,6 @@ def scaled_on_ranks() -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_all_ranks_skip_a_step_if_one_has_an_infinite_gradient(ranks: Pools):
     assert ranks[2].run(scaled_on_ranks) == [[], []]

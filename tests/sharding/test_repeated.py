@@ -135,6 +135,7 @@ def structure(model: CapturedGraph) -> Counter[str]:
     return Counter(hashes.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [4, pytest.param(6, marks=pytest.mark.slow)], ids=["stack", "translation"])
 def test_layers_captured_once_equal_those_captured_one_by_one(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
     def graph() -> CapturedGraph:

@@ -74,6 +74,7 @@ def test_attention(pairing: Pairing, window: int | None, has_sinks: bool) -> Non
     check_at_random(Attending(pairing, window, has_sinks), sample(), cases=6)
 
 
+@pytest.mark.slow
 def test_the_gated_delta_rule() -> None:
     torch.manual_seed(0)
     check_at_random(Recurring(), sample(), cases=6)

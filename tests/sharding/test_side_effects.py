@@ -312,6 +312,7 @@ class Hooked(nn.Module):
 RECORDERS: list[list[Tensor]] = []
 
 
+@pytest.mark.slow
 def test_hooks_registered_by_the_first_call_run_once_per_layer_and_are_removed() -> None:
     torch.manual_seed(0)
     module, x = Hooked().double(), torch.randn(8, 6, dtype=torch.float64)

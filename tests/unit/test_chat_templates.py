@@ -144,6 +144,7 @@ def test_an_invalid_template_is_refused():
         list(template_of("{{ messages }}\n{% if %}").render_rows([conversation_of(ROW)]))
 
 
+@pytest.mark.slow
 def test_a_template_that_never_ends_is_stopped_in_bounded_time(monkeypatch: pytest.MonkeyPatch):
     limits = list[float]()
 

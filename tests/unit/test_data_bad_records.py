@@ -77,6 +77,7 @@ def written(path: Path, *lines: bytes) -> Path:
     return path
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("num_before", [1, FILLING], ids=["at once", "far behind"])
 @pytest.mark.parametrize("corpus", BAD)
 def test_every_kind_of_bad_record_is_reported_where_a_job_is_posted(
@@ -130,6 +131,7 @@ def test_records_that_a_template_refuses_are_skipped_likewise(tmp_path: Path) ->
     assert (found.train.num_documents, found.stats["left_out"]["bad"]) == (27, 3)
 
 
+@pytest.mark.slow
 def test_rows_of_parquet_are_checked_likewise(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["text", None, "more", None, None]}), path)

@@ -78,7 +78,7 @@ def pieces_of(store: SequenceStore) -> list[tuple[list[int], list[int]]]:
     return pieces
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_each_conversation_is_whole_in_one_row_with_the_labels_of_a_plain_reading(name: str, tmp_path: Path):
     rng = random.Random(f"rows of {name}")

@@ -21,6 +21,7 @@ def test_light_modules_load_nothing_heavy(module: str) -> None:
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_library_hands_its_names_on_and_refuses_others() -> None:
     code = (
         "from moe import JobSpec, MoESpec, MoELayer, TokenContext, build_model\n"

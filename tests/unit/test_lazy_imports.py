@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 OURS = ("moe", "service", "benchmarks", "examples", "tests")
 OTHER_COMMITS = "benchmarks/side.py"
@@ -45,6 +47,7 @@ def missing_names(file: Path) -> Iterator[str]:
                 yield f"{file.relative_to(ROOT)}:{node.lineno}: {node.module} has no {alias.name}"
 
 
+@pytest.mark.slow
 def test_every_imported_name_of_ours_exists() -> None:
     files = [file for folder in OURS[2:] for file in sorted((ROOT / folder).rglob("*.py"))]
     missing = [line for file in files if file != ROOT / OTHER_COMMITS for line in missing_names(file)]

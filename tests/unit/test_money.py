@@ -69,6 +69,7 @@ def test_nodes_are_paid_in_full() -> None:
     assert cluster.sized_for(3).price_per_hour == cluster.exactly(12).price_per_hour == 2.5
 
 
+@pytest.mark.slow
 def test_the_cheapest_number_of_workers_leaves_no_paid_device_idle() -> None:
     """Where steps shorten with workers, part of a node is as dear as all of it."""
     spec = ranged(1, 32, train={"num_steps": 10, "batch_tokens": 2**18})
@@ -92,6 +93,7 @@ def test_numbers_that_a_goal_looks_at() -> None:
     assert numbers_of_workers(5, 7, 8, multiple=4) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("goal", ["time", "cost"])
 def test_a_goal_chooses_what_no_other_number_of_workers_beats(goal: Any) -> None:
     spec = ranged(1, 8, train={"num_steps": 10, "batch_tokens": 8192})

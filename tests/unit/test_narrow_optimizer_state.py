@@ -64,6 +64,7 @@ def test_rows_of_8_bits_take_less_of_the_links_on_their_way_out_alone() -> None:
     assert pytest.approx(narrow_s / wide_s, rel=0.02) == (3 + (1 + 4 / 128) / 2) / 4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("spec", "told"),
     [(job({"moments": "bfloat16"}), "moments in bfloat16"), (job({"offload": True}), "an optimizer on the host"),

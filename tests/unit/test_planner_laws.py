@@ -82,6 +82,7 @@ def test_the_plan_chosen_on_better_hardware_is_never_slower(run: str, job: Job, 
         assert after <= before * WITHIN_ERROR * _NEAR
 
 
+@pytest.mark.slow
 @ALSO_SLOW
 @settings(max_examples=6 if PROFILE == "quick" else 30)
 @given(jobs(), st.integers(2, 3))

@@ -154,6 +154,7 @@ def test_the_smallest_of_pools_kinds() -> None:
         fit_pools(spec, pools(TINY))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goal", [None, "time"])
 def test_a_cluster_with_too_few_devices_counts_with_as_many_nodes_as_the_job_takes(goal: Any) -> None:
     """All workers on the one node would be joined by its links, which none between nodes are as fast as."""

@@ -13,9 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moe.layers.linear import uses_own_dtype
 from moe.layers.nll import smoothed_nll
-from moe.overrides import overriding
 from moe.parallel import Layout, discard_gradients, keep_buffers, local_parameters
 from moe.plan import Cluster, Degrees
 from moe.plan.candidate import RECOMPUTES, Candidate, Options, Recompute
@@ -184,10 +182,7 @@ def measured(model: TranslationModelSpec | LanguageModelSpec, dtype: str, recomp
         rows_per_group = max(1, moe.group_tokens // 2 // LENGTH) if moe else 1
         tracker = PeakTracker()
         tracker.track_external(built)
-        # Predictions count the attention of translation models in bfloat16 (queries have four dimensions).
-        attends_narrow = {uses_own_dtype: lambda x: x.dim() == 4 or x.dtype.itemsize >= 4}
-        own_dtype = overriding(attends_narrow if model.kind == "translation" else {})
-        with own_dtype, EvenRouting(rows_each, num_experts), tracker:
+        with EvenRouting(rows_each, num_experts), tracker:
             for micro_batch in range(2):
                 if micro_batch:  # room for all gradients is there from here on
                     discard_gradients(held)

@@ -45,6 +45,7 @@ def test_types_of_pydantic_have_codes() -> None:
 JOB = "model: {preset: gshard-tiny}, data: {corpus: catalogs}"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("spec", "command", "problems"),
     [

@@ -24,6 +24,7 @@ def test_a_published_run_is_predicted_to_fit_and_to_take_as_long(row: Row) -> No
     assert exp(abs(run.error(SOFTWARE[row.software]))) < (2 if row.degrees[3] >= 12 and row.device == "h100" else 1.5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", sorted({row.software for row in ROWS}))
 def test_software_predicts_the_runs_that_it_was_fitted_on(name: SoftwareName) -> None:
     """By the constants that plans use: the mean of |ln(predicted / published)|."""

@@ -47,6 +47,7 @@ def test_a_refusal_tells_what_fits_and_what_can_be_run() -> None:
     assert "adapter: {rank: 16, base: bfloat16}, which 48 workers hold" in problem.remedy
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("workers", "model", "can_be_run"),
     [

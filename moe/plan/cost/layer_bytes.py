@@ -176,7 +176,12 @@ def saved_attention_bytes(
     element."""
     if profile.name == "ours" and dims.saved_widths is not None:
         return _by_ours(dims, dims.saved_widths, m, positions, tensor, width, on_cpu=on_cpu)
-    return width * _elements(dims, m, positions, tensor, profile, selective=selective)
+    saved_bytes = width * _elements(dims, m, positions, tensor, profile, selective=selective)
+    if profile.name == "ours" and on_cpu and width < 4:
+        # CPUs without bfloat16 products attend in float32; the outputs are saved in the compute dtype as well.
+        wide_elements = dims.queries + dims.kept_keys_and_values + dims.values
+        saved_bytes += positions * ((4 - width) * wide_elements + width * dims.values) // tensor
+    return saved_bytes
 
 
 def _elements(dims: AttentionDims, m: int, positions: int, tensor: int, profile: Profile, *, selective: bool) -> int:
