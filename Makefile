@@ -27,7 +27,7 @@ help:
 	@echo '               (PART=1/3 runs a third of it, and the last of three writes)'
 	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
 	@echo '               (AGAINST=COMMIT times the layer and a training step there and here, in turns)'
-	@echo 'make quality   experts beside a dense twin, one model for all languages beside one for each; writes docs'
+	@echo 'make quality   experts against a dense twin, one model for all languages against one for each; writes docs'
 	@echo 'make pictures  the terminal of the demo and of a plan, and a module as it is sharded; writes docs/pictures/'
 	@echo 'make messages  write tests/golden/messages.json, the wording of refusals, anew'
 	@echo 'make format    write the formatting that check asks for'

@@ -10,7 +10,7 @@ from benchmarks.kernels.tables import PACKAGE, RELEASE
 
 PAGE = Path(__file__).parents[2] / "docs" / "planner.md"
 _BEGIN, _END, _BEFORE = "<!-- kernels -->", "<!-- end of kernels -->", "<!-- tables -->"
-_HEADING = "## Kernels beside what was measured"
+_HEADING = "## Predicted and measured kernels"
 
 LIMITS = {
     "products bfloat16": 0.06, "products fp8": 0.10, "experts bfloat16": 0.15, "experts fp8": 0.15,

@@ -53,7 +53,7 @@ def _refuse_another_tools(path: str) -> None:
         )
     if "peft_type" in _fields(local / "adapter_config.json"):
         raise Misuse(
-            f"{path} holds a PEFT adapter, which PEFT loads beside its base; give the job that made "
+            f"{path} holds a PEFT adapter, which PEFT loads on top of its base model; give the job that made "
             f"it, or train it in a job with 'adapter: {{from: {path}}}'"
         )
 

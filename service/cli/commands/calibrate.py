@@ -22,8 +22,8 @@ def calibrate(
     """Measure the speed of this machine or a cluster, for plans.
 
     Measuring this machine's CPU takes seconds, on two processes; the result is cached, and plans of CPU jobs use it.
-    With --cluster, workers on two nodes of the control plane's cluster measure devices and links, beside running
-    jobs, and the control plane stores the result.
+    With --cluster, workers on two nodes of the control plane's cluster measure devices and links while jobs run, and
+    the control plane stores the result.
     """
     from rich.table import Table
 
@@ -37,7 +37,7 @@ def calibrate(
             raise Misuse("--again and --state-dir apply to this machine; omit them with --cluster")
         with connect(url) as client:
             if holders := ", ".join(entry["job_id"] for entry in client.cluster()["held"]):
-                print(f"measuring beside {holders}; waits up to 120 s for free CPUs or GPUs", file=sys.stderr)
+                print(f"measuring while {holders} runs; waits up to 120 s for free CPUs or GPUs", file=sys.stderr)
             calibration = client.calibrate()
     elif url is not None:
         raise Misuse("--url names a control plane; add --cluster to measure its cluster")

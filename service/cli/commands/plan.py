@@ -118,7 +118,7 @@ def plan(
 
     Nothing is run. FILE is a job file, or a file with a job as `spec` and a `cluster`. If the file or an option
     describes a cluster, the plan is made here for that cluster, otherwise by the control plane for its own. A job's id
-    instead of FILE shows its plan, predictions beside measurements; diff compares two plans written by --save or
+    instead of FILE shows its plan, with measurements next to predictions; diff compares two plans written by --save or
     --json. --module plans a module of your own, imported from the current folder: --module mypackage.model:build
     --sample mypackage.model:sample.
     """

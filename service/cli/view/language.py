@@ -1,4 +1,4 @@
-"""Report of a language model's run: held-out losses beside baselines, and completions."""
+"""Report of a language model's run: held-out losses compared with baselines, and completions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _FIGURES: tuple[tuple[str, str, Callable[[SourceReport], float | None]], ...] = 
 
 _LEGEND = (
     "loss: nats per token; base: the base model without its adapter. bits/byte: the "
-    "model's, beside those of the training\ntokens' frequencies (unigram) and of xz, which "
+    "model's, then those of the training\ntokens' frequencies (unigram) and of xz, which "
     "compresses each document separately."
 )
 _LEGEND_OF_PAIRS = (
@@ -51,7 +51,7 @@ class LanguageView(ReportView):
         return cls(report) if report.sources else None
 
     def scores(self) -> RenderableType:
-        """Loss, perplexity and bits per byte of each source, beside a unigram model and xz."""
+        """Loss, perplexity and bits per byte of each source, compared with a unigram model and xz."""
         return Group(
             Text("held-out text, by source", "bold"),
             _table(self.report.sources),

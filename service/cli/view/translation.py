@@ -1,4 +1,4 @@
-"""Report of a translation run: scores beside baselines, and example translations."""
+"""Report of a translation run: scores compared with baselines, and example translations."""
 
 from dataclasses import dataclass
 
@@ -40,7 +40,7 @@ class TranslationView(ReportView):
         return cls(report) if report.sets else None
 
     def scores(self) -> RenderableType:
-        """Loss, chrF and BLEU of both held-out sets, beside two baselines."""
+        """Loss, chrF and BLEU of both held-out sets, compared with two baselines."""
         parts: list[RenderableType] = []
         for name, set_report in self.report.sets.items():
             parts += [*_heading(name, set_report), _table(set_report.subsets), Text("")]
