@@ -17,8 +17,8 @@ from moe.tasks.build import build_task
 from moe.train.checkpoint.marker import list_committed
 from tests.interchange import tiny
 from tests.unit import chats
-from tests.unit.published_templates import published
-from tests.unit.streaming import streamed
+from tests.unit.published_templates import read_template
+from tests.unit.streaming import collect_stream
 from tests.unit.train_runs import RequestAfter, course, run
 
 END_OF_TEXT, END_OF_TURN = 1, 4
@@ -60,7 +60,7 @@ def newest(storage: Path) -> str:
 def test_a_tuned_base_stops_at_what_closed_its_answers(tmp_path: Path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = base_folder(tmp_path / "hub", published("qwen3"))
+    folder = base_folder(tmp_path / "hub", read_template("qwen3"))
     spec = JobSpec.parse(expand(job(folder, [ROW] * 16, tmp_path / "data"), None))
     assert build_task(spec).check_data([str(tmp_path)]) == (), "the template closes answers"
     _, events = run(spec, tmp_path / "run", tmp_path / "cache")
@@ -68,7 +68,7 @@ def test_a_tuned_base_stops_at_what_closed_its_answers(tmp_path: Path):
     checkpoint = newest(tmp_path / "run")
     generator = TrainedModel.load(checkpoint).generator
     spec_of_answer = GenerationSpec(max_tokens=40, chat=True)
-    pieces, ending = streamed(generator, "who?", spec_of_answer)
+    pieces, ending = collect_stream(generator, "who?", spec_of_answer)
     assert ending.reason == "end"
     assert "".join(pieces).strip().endswith("the Sun")
     save_checkpoint_as_folder(checkpoint, tmp_path / "out")
@@ -85,7 +85,7 @@ def test_a_tuned_base_stops_at_what_closed_its_answers(tmp_path: Path):
 
 @pytest.mark.slow
 def test_an_exported_adapter_says_what_closes_its_answers(tmp_path: Path):
-    folder = base_folder(tmp_path / "hub", published("qwen3"))
+    folder = base_folder(tmp_path / "hub", read_template("qwen3"))
     values = {**job(folder, [ROW] * 16, tmp_path / "data"), "adapter": {"rank": 2}, "checkpoint": {"every_steps": 1}}
     values["train"]["num_steps"] = 1
     run(JobSpec.parse(expand(values, None)), tmp_path / "run", tmp_path / "cache")
@@ -134,7 +134,7 @@ def test_a_template_for_training_is_used_and_does_not_replace_the_folder_s(has_o
     ("name", "rule"), [("*", "names 2 files"), ("a", "is not a valid template"), ("c", "does not exist")]
 )
 def test_a_wrong_template_file_is_refused(name: str, rule: str, tmp_path: Path):
-    folder = base_folder(tmp_path / "hub", published("qwen3"))
+    folder = base_folder(tmp_path / "hub", read_template("qwen3"))
     for file in ("a.jinja", "b.jinja"):
         (tmp_path / file).write_text("{% if %}")
     template = f"{tmp_path}/{name}.jinja"
@@ -160,6 +160,6 @@ def test_a_corpus_whose_answers_end_in_nothing_is_warned_of(tmp_path: Path):
     ],
 )
 def test_impossible_arguments_of_a_template_are_refused(arguments: dict[str, Any], rule: str, tmp_path: Path):
-    folder = base_folder(tmp_path / "hub", published("qwen3"))
+    folder = base_folder(tmp_path / "hub", read_template("qwen3"))
     with pytest.raises(SpecError, match=rule):
         JobSpec.parse(expand(job(folder, [ROW], tmp_path / "data", template_arguments=arguments), None))

@@ -24,7 +24,7 @@ from service.client.sse import messages
 from tests.parity.gloo_ranks import Pools
 from tests.service.control_plane import ControlPlane
 from tests.unit.language_runs import documents
-from tests.unit.train_runs import corpus, course, prepared, rewrite, run
+from tests.unit.train_runs import corpus, course, prepare_pairs, rewrite, run
 
 ARCHIVE = Path(__file__).parents[1] / "golden" / "previous-release.tar.xz"
 MODELS = ("language-dense", "language-MoE", "translation-dense", "translation-MoE")
@@ -60,7 +60,7 @@ def put_data(storage: Path, checkpoint: Path, folder: Path) -> JobSpec:
     """Write a checkpoint's corpus into a folder, and its place into the checkpoint."""
     spec = with_data(json.loads((checkpoint / SPEC).read_text()), folder)
     state = json.loads((checkpoint / "run.json").read_text())
-    state["data"]["prepared"] = prepared(JobSpec.parse(spec), folder / "cache").key
+    state["data"]["prepared"] = prepare_pairs(JobSpec.parse(spec), folder / "cache").key
     rewrite(storage, SPEC, lambda _: json.dumps(spec).encode())
     rewrite(storage, "run.json", lambda _: json.dumps(state).encode())
     return JobSpec.parse(spec)

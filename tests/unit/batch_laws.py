@@ -22,13 +22,13 @@ def assert_function_of_step(sampler: Callable[[], Any], steps: Sequence[int]) ->
 def assert_parts_equal_whole(batch: Any, fields: Sequence[str], cuts: Sequence[float]) -> Any:
     """However groups are divided. Returns the whole."""
     num_groups = batch.num_groups
-    whole, ends = batch.part(0, num_groups), [round(cut * num_groups) for cut in cuts]
-    parts = [batch.part(*both) for both in zip([0, *ends], [*ends, num_groups], strict=True)]
+    full_batch, ends = batch.part(0, num_groups), [round(cut * num_groups) for cut in cuts]
+    parts = [batch.part(*bounds) for bounds in zip([0, *ends], [*ends, num_groups], strict=True)]
     for field in fields:
-        assert np.array_equal(np.concatenate([getattr(part, field) for part in parts]), getattr(whole, field))
+        assert np.array_equal(np.concatenate([getattr(part, field) for part in parts]), getattr(full_batch, field))
     first_rows = np.cumsum([0, *(len(getattr(part, fields[0])) for part in parts)])
     assert [part.first_row for part in parts] == first_rows[:-1].tolist()
-    return whole
+    return full_batch
 
 
 def assert_missing_groups_are_refused(batch: Any) -> None:

@@ -73,8 +73,8 @@ def _chatml(messages: Sequence[dict[str, Any]], tools: Sequence[Any] | None) -> 
     system = messages[0]["content"] if messages[0]["role"] == "system" else None
     if tools:
         head = "" if system is None else system + "\n\n"
-        listed = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
-        pieces.append((f"<|im_start|>system\n{head}# Tools\n{listed}<|im_end|>\n", False))
+        tool_lines = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
+        pieces.append((f"<|im_start|>system\n{head}# Tools\n{tool_lines}<|im_end|>\n", False))
     elif system is not None:
         pieces.append((f"<|im_start|>system\n{system}<|im_end|>\n", False))
     for message in messages[system is not None :]:
@@ -110,7 +110,7 @@ def _llama(messages: Sequence[dict[str, Any]], _tools: object) -> Pieces:
     return pieces
 
 
-def _marked(source: str) -> str:
+def _with_marks(source: str) -> str:
     begin = "{% if message.role == 'assistant' %}{% generation %}"
     inner, rest = source.split("BEGIN")[1].split("END", 1)
     plain = f"{{% else %}}{inner}{{% endif %}}"
@@ -124,7 +124,7 @@ TAKES_TURNS = (
 """A template that refuses two messages of one role in a row."""
 STRUCTURES = {
     "chatml": Structure(_CHATML.replace("BEGIN", "").replace("END", ""), _chatml, takes_tools=True),
-    "chatml, marked": Structure(_marked(_CHATML), _chatml, takes_tools=True),
+    "chatml, marked": Structure(_with_marks(_CHATML), _chatml, takes_tools=True),
     "llama": Structure(_LLAMA, _llama),
 }
 

@@ -33,32 +33,32 @@ def every_layout(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Cand
                 sharding=sharding, recompute=recompute, virtual_stages=virtual, num_chunks=num_chunks, overlap=overlap,
                 ranks_per_node=ranks_per_node, micro_batch_groups=groups, num_micro_batches=times,
             )  # fmt: skip
-            each = Candidate(degrees, options)
-            if not overlap or overlap_is_possible(each):
-                yield each
+            candidate = Candidate(degrees, options)
+            if not overlap or overlap_is_possible(candidate):
+                yield candidate
 
 
 def every_degrees(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Degrees]:
-    wanted, model, per_node = spec.parallel, spec.model, cluster.devices_per_node
+    parallel, model, per_node = spec.parallel, spec.model, cluster.devices_per_node
     language = isinstance(model, LanguageModelSpec)
-    most = {
+    limits = {
         "pipeline": len(units(model, PEER)),
         "expert": model.moe.num_experts if model.moe else 1,
         "expert_tensor": per_node if model.moe else 1,
         "tensor": per_node,
         "context": max(1, spec.data.max_tokens // CONTEXT_TOKENS) if language else 1,
     }
-    asked = {axis: getattr(wanted, axis) for axis in most}
-    ranges = [range(1, min(workers, most[axis]) + 1) if asked[axis] is None else [asked[axis]] for axis in most]
+    pins = {axis: getattr(parallel, axis) for axis in limits}
+    ranges = [range(1, min(workers, limits[axis]) + 1) if pins[axis] is None else [pins[axis]] for axis in limits]
     for pipeline, expert, expert_tensor, tensor, context in product(*ranges):
         data, left = divmod(workers, pipeline * expert * expert_tensor)
         stage = expert * expert_tensor * data
-        if left or stage % (tensor * context) or wanted.data not in (None, data):
+        if left or stage % (tensor * context) or parallel.data not in (None, data):
             continue
         replicas, in_node = stage // tensor, per_node // tensor
-        dense = cuts(replicas, in_node, wanted.fsdp)
-        experts = cuts(data, per_node // (expert * expert_tensor), wanted.expert_fsdp)
-        if model.moe is None and wanted.expert_fsdp is None:
+        dense = cuts(replicas, in_node, parallel.fsdp)
+        experts = cuts(data, per_node // (expert * expert_tensor), parallel.expert_fsdp)
+        if model.moe is None and parallel.expert_fsdp is None:
             experts = [1]
         for fsdp, expert_fsdp in product(dense, experts):
             degrees = Degrees(expert, data, tensor, fsdp, expert_tensor, expert_fsdp, context, pipeline)
@@ -66,16 +66,16 @@ def every_degrees(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Deg
                 yield degrees
 
 
-def cuts(ranks: int, in_node: int, asked: int | None) -> list[int]:
+def cuts(ranks: int, in_node: int, pin: int | None) -> list[int]:
     """Not cut up, over those of a node, over all."""
-    every = {1, in_node, ranks} if asked is None else {asked}
-    return [each for each in sorted(every) if each and ranks % each == 0]
+    degrees = {1, in_node, ranks} if pin is None else {pin}
+    return [degree for degree in sorted(degrees) if degree and ranks % degree == 0]
 
 
 def of_literal(name: str, spec: JobSpec) -> tuple[Any, ...]:
     """What a key of `parallel` may say, or what it says."""
-    if (asked := getattr(spec.parallel, name)) is not None:
-        return (asked,)
+    if (value := getattr(spec.parallel, name)) is not None:
+        return (value,)
     literal, _ = get_args(ParallelSpec.model_fields[name].annotation)
     return get_args(literal)
 
@@ -84,38 +84,38 @@ def shardings(spec: JobSpec, degrees: Degrees) -> tuple[Any, ...]:
     """Where nothing is cut up, all are one; an asked one is refused unless there is but one rank."""
     if degrees.fsdp > 1 or degrees.expert_fsdp > 1:
         return of_literal("sharding", spec)
-    asked = spec.parallel.sharding or "parameters"
-    return (asked,) if asked == "parameters" or degrees.data_ranks == 1 else ()
+    sharding = spec.parallel.sharding or "parameters"
+    return (sharding,) if sharding == "parameters" or degrees.data_ranks == 1 else ()
 
 
 def cut_in_part(spec: JobSpec, candidate: Candidate) -> bool:
     """Whether optimizer or gradients are cut up over a node's ranks alone, unasked: it is not tried, and a test says
     that over all ranks is no slower, and takes no more memory but for a little under Adafactor."""
-    of, wanted = candidate.degrees, spec.parallel
-    dense = wanted.fsdp is None and of.fsdp not in (1, of.stage_workers // of.tensor)
-    experts = wanted.expert_fsdp is None and of.expert_fsdp not in (1, of.data)
-    return wanted.sharding is None and candidate.options.sharding != "parameters" and (dense or experts)
+    degrees, parallel = candidate.degrees, spec.parallel
+    dense = parallel.fsdp is None and degrees.fsdp not in (1, degrees.stage_workers // degrees.tensor)
+    experts = parallel.expert_fsdp is None and degrees.expert_fsdp not in (1, degrees.data)
+    return parallel.sharding is None and candidate.options.sharding != "parameters" and (dense or experts)
 
 
-def steps(most: int) -> list[int]:
+def steps(largest: int) -> list[int]:
     """Every number to 8, then four to each doubling, and the most."""
     return [
-        each for each in range(1, most + 1)
-        if each <= 8 or each == most or each % (1 << each.bit_length() - 3) == 0
+        number for number in range(1, largest + 1)
+        if number <= 8 or number == largest or number % (1 << number.bit_length() - 3) == 0
     ]  # fmt: skip
 
 
 def virtual_stages(spec: JobSpec, degrees: Degrees) -> list[int]:
-    asked = spec.parallel.virtual_stages
-    most = len(units(spec.model, PEER)) // degrees.pipeline if degrees.pipeline > 1 else 1
-    every = steps(most) if asked is None else [asked]
-    return [each for each in every if each <= most]
+    pin = spec.parallel.virtual_stages
+    largest = len(units(spec.model, PEER)) // degrees.pipeline if degrees.pipeline > 1 else 1
+    counts = steps(largest) if pin is None else [pin]
+    return [count for count in counts if count <= largest]
 
 
 def micro_batches(spec: JobSpec, degrees: Degrees) -> list[tuple[int, int]]:
     """(groups, how often): by how often, the fewest groups that do."""
-    groups, asked = -(-spec.num_groups // degrees.data_ranks), spec.parallel.micro_batch_groups
-    sizes = {-(-groups // times) for times in steps(groups)} if asked is None else {min(asked, groups)}
+    groups, pin = -(-spec.num_groups // degrees.data_ranks), spec.parallel.micro_batch_groups
+    sizes = {-(-groups // times) for times in steps(groups)} if pin is None else {min(pin, groups)}
     return [(size, -(-groups // size)) for size in sizes]
 
 
@@ -134,9 +134,9 @@ def nodes(spec: JobSpec, cluster: Cluster, degrees: Degrees) -> list[int | None]
     per_node, group = cluster.devices_per_node, degrees.expert * degrees.expert_tensor
     if not group > per_node > 1:
         return [None]
-    whole = group % per_node == 0 and per_node % degrees.expert_tensor == 0
-    by_kind: dict[str, list[int | None]] = {"flat": [None], "hierarchical": [per_node] * whole}
-    return [each for kind in of_literal("dispatch", spec) for each in by_kind[kind]]
+    fits_nodes = group % per_node == 0 and per_node % degrees.expert_tensor == 0
+    by_kind: dict[str, list[int | None]] = {"flat": [None], "hierarchical": [per_node] * fits_nodes}
+    return [ranks for kind in of_literal("dispatch", spec) for ranks in by_kind[kind]]
 
 
 def overlaps(spec: JobSpec) -> list[bool]:
@@ -146,10 +146,10 @@ def overlaps(spec: JobSpec) -> list[bool]:
 def overlap_is_possible(candidate: Candidate) -> bool:
     """As in Megatron-Core: of two micro-batches, whose blocks are not computed again as a whole, and in a pipeline
     between virtual stages; and what hides behind a micro-batch travels in one chunk."""
-    of = candidate.options
+    options = candidate.options
     return (
-        rows_travel(candidate.degrees) and of.num_micro_batches > 1 and of.num_chunks == 1
-        and of.recompute != "full" and (candidate.degrees.pipeline == 1 or of.virtual_stages > 1)
+        rows_travel(candidate.degrees) and options.num_micro_batches > 1 and options.num_chunks == 1
+        and options.recompute != "full" and (candidate.degrees.pipeline == 1 or options.virtual_stages > 1)
     )  # fmt: skip
 
 
@@ -166,6 +166,6 @@ def least_layouts(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Can
                 sharding=sharding, recompute=recompute, virtual_stages=virtual, overlap=overlap,
                 micro_batch_groups=groups, num_micro_batches=times,
             )  # fmt: skip
-            each = Candidate(degrees, options)
-            if not overlap or overlap_is_possible(each):
-                yield each
+            candidate = Candidate(degrees, options)
+            if not overlap or overlap_is_possible(candidate):
+                yield candidate

@@ -16,7 +16,7 @@ TEMPLATES = {
 
 
 @cache
-def published(name: str) -> str:
+def read_template(name: str) -> str:
     """The source of a template."""
     path = distribution("trl").locate_file(f"trl/chat_templates/{name}.jinja")
     return Path(str(path)).read_text()

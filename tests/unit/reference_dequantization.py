@@ -20,7 +20,7 @@ def through_codes(values: Tensor, form: Form, dim: int) -> Tensor:
     """float32: what a matrix is decoded into whose blocks lie along `dim`."""
     if form == "bfloat16":
         return values.float().bfloat16().float()
-    found = []
+    parts = []
     for block in values.float().split(BLOCK, dim):
         largest = block.abs().amax(dim, keepdim=True)
         scale = largest / 127 if form == "int8" else largest
@@ -29,5 +29,5 @@ def through_codes(values: Tensor, form: Form, dim: int) -> Tensor:
             codes = over.round()
         else:  # as many neighbours' midpoints lie below a value as its nearest one has before it
             codes = _VALUES[(over.unsqueeze(-1) > _MIDDLES).sum(-1)]
-        found.append(codes * scale)
-    return torch.cat(found, dim)
+        parts.append(codes * scale)
+    return torch.cat(parts, dim)

@@ -5,7 +5,7 @@ from typing import Any
 from moe.records import Ending
 
 
-def streamed(generator: Any, prompt: str, spec: Any = None) -> tuple[list[str], Ending]:
+def collect_stream(generator: Any, prompt: str, spec: Any = None) -> tuple[list[str], Ending]:
     """Return the pieces of a text that a generator streams, and how it ended."""
     pieces, stream = list[str](), generator.stream(prompt, spec)
     while True:

@@ -23,29 +23,29 @@ JOB: dict[str, Any] = {
 LAYER_1, MOE = "layers.1.", "feed_forward.moe."
 
 
-def adapted(**adapter: Any) -> LanguageModelSpec:
+def with_adapter(**adapter: Any) -> LanguageModelSpec:
     return LanguageModelSpec(**MODEL, adapter=adapter)
 
 
 def test_every_matrix_of_attention_and_feed_forward_layers_has_an_adapter_and_all_else_is_frozen() -> None:
-    parameters = adapted(rank=4).parameters()
+    parameters = with_adapter(rank=4).parameters()
     shapes = {p.name.removeprefix(LAYER_1): p.shape for p in parameters if p.name.startswith(LAYER_1) and not p.frozen}
     attention = {"query": 64, "key": 32, "value": 32, "output": 64}
-    shared = {"w_in": (64, 48), "w_gate": (64, 48), "w_out": (48, 64)}
+    shared_matrices = {"w_in": (64, 48), "w_gate": (64, 48), "w_out": (48, 64)}
     assert shapes == {
         **{f"attention.{name}.weight_lora_a": (4, 64) for name in attention},
         **{f"attention.{name}.weight_lora_b": (outputs, 4) for name, outputs in attention.items()},
         f"{MOE}experts.w_in_lora_a": (4, 64, 4), f"{MOE}experts.w_in_lora_b": (4, 4, 40),
         f"{MOE}experts.w_gate_lora_b": (4, 4, 40),
         f"{MOE}experts.w_out_lora_a": (4, 40, 4), f"{MOE}experts.w_out_lora_b": (4, 4, 64),
-        **{f"{MOE}shared.{name}_lora_a": (4, inputs) for name, (inputs, _) in shared.items()},
-        **{f"{MOE}shared.{name}_lora_b": (outputs, 4) for name, (_, outputs) in shared.items()},
+        **{f"{MOE}shared.{name}_lora_a": (4, inputs) for name, (inputs, _) in shared_matrices.items()},
+        **{f"{MOE}shared.{name}_lora_b": (outputs, 4) for name, (_, outputs) in shared_matrices.items()},
     }  # fmt: skip
     assert {p.name for p in parameters if p.frozen} == {p.name for p in LanguageModelSpec(**MODEL).parameters()}
 
 
 def test_patterns_choose_layers_and_routers() -> None:
-    spec = adapted(rank=4, targets=["layers.2.attention.q*", "*.router"])
+    spec = with_adapter(rank=4, targets=["layers.2.attention.q*", "*.router"])
     assert [parameter.name for parameter in spec.parameters() if not parameter.frozen] == [
         f"layers.{name}_lora_{half}"
         for name in (f"1.{MOE}router", "2.attention.query.weight", f"2.{MOE}router")
@@ -55,7 +55,7 @@ def test_patterns_choose_layers_and_routers() -> None:
 
 @pytest.mark.parametrize("base", ["bfloat16", "int8", "nf4"])
 def test_every_matrix_of_the_base_is_stored_in_its_form_with_an_adapter_or_without(base: str) -> None:
-    parameters = adapted(rank=4, base=base, targets=["*.attention.q*"]).parameters()
+    parameters = with_adapter(rank=4, base=base, targets=["*.attention.q*"]).parameters()
     names = {p.name.removeprefix(LAYER_1) for p in parameters if p.form == base and p.name.startswith(LAYER_1)}
     assert names == {
         *(f"attention.{name}.weight" for name in ("query", "key", "value", "output")),
@@ -63,7 +63,7 @@ def test_every_matrix_of_the_base_is_stored_in_its_form_with_an_adapter_or_witho
     }
     assert {parameter.form for parameter in parameters} == {base, "full"}
     assert all(parameter.frozen for parameter in parameters if parameter.form == base)
-    assert all(parameter.form == "full" for parameter in adapted(rank=4).parameters())
+    assert all(parameter.form == "full" for parameter in with_adapter(rank=4).parameters())
 
 
 def test_a_plan_counts_the_bytes_of_the_base() -> None:
@@ -71,17 +71,17 @@ def test_a_plan_counts_the_bytes_of_the_base() -> None:
     cluster = Cluster(num_nodes=1, devices_per_node=2, device="cpu", memory_bytes=1 << 40)
     plan = plan_job(JobSpec.parse({**JOB, "adapter": {"rank": 2, "base": "nf4"}}), cluster)
     attention = [(64, 64), (32, 64), (32, 64), (64, 64)]
-    dense, shared, experts = [(96, 64)] * 3, [(64, 48), (64, 48), (48, 64)], [(4 * 40, 64)] * 3
-    matrices = 3 * attention + dense + 2 * (shared + experts)
+    dense, shared_matrices, experts = [(96, 64)] * 3, [(64, 48), (64, 48), (48, 64)], [(4 * 40, 64)] * 3
+    matrices = 3 * attention + dense + 2 * (shared_matrices + experts)
     num_weights = sum(lines * length for lines, length in matrices)
     num_bytes = sum(lines * (length // 2 + 4) for lines, length in matrices)
-    others = 2 * 100 * 64 + (2 * 3 + 1) * 64 + 3 * (64 + 32 + 32 + 2 * 16) + 2 * (64 * 4 + 64)
+    num_others = 2 * 100 * 64 + (2 * 3 + 1) * 64 + 3 * (64 + 32 + 32 + 2 * 16) + 2 * (64 * 4 + 64)
     assert (
         f"the base's matrices are stored in nf4, {num_weights:,} weights in {num_bytes:,} bytes, "
-        f"the rest of it in float32, {4 * others:,} bytes"
+        f"the rest of it in float32, {4 * num_others:,} bytes"
     ) in plan.reasons
     wide = plan_job(JobSpec.parse({**JOB, "adapter": {"rank": 2}}), cluster)
-    assert f"the base is stored in float32, {4 * (num_weights + others):,} bytes" in wide.reasons
+    assert f"the base is stored in float32, {4 * (num_weights + num_others):,} bytes" in wide.reasons
     assert plan.memory.parameters < wide.memory.parameters
     assert [block.parameters for block in plan.blocks] == [block.parameters for block in wide.blocks]
 
@@ -131,10 +131,10 @@ def test_mistakes_are_reported_where_the_adapter_was_written(place: str) -> None
 
 
 def test_an_adapter_may_be_beside_the_model_or_in_it_and_not_in_both() -> None:
-    beside = JobSpec.parse({**JOB, "adapter": {"rank": 2}})
-    assert beside == JobSpec.parse({**JOB, "model": {**MODEL, "adapter": {"rank": 2}}})
-    assert beside == JobSpec.parse({**JOB, "model": LanguageModelSpec(**MODEL), "adapter": {"rank": 2}})
-    assert beside == JobSpec.parse(beside.model_dump(mode="json"))
+    job = JobSpec.parse({**JOB, "adapter": {"rank": 2}})
+    assert job == JobSpec.parse({**JOB, "model": {**MODEL, "adapter": {"rank": 2}}})
+    assert job == JobSpec.parse({**JOB, "model": LanguageModelSpec(**MODEL), "adapter": {"rank": 2}})
+    assert job == JobSpec.parse(job.model_dump(mode="json"))
     assert JobSpec.parse({**JOB, "adapter": None}) == JobSpec.parse(JOB)
     with refused("duplicate", "adapter", None):
         JobSpec.parse({**JOB, "model": {**MODEL, "adapter": {"rank": 2}}, "adapter": {"rank": 2}})

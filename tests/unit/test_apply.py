@@ -39,14 +39,14 @@ def test_a_rank_holds_its_experts(activation: str, bias: bool, device: str) -> N
             layer, build_placements(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout
         ).experts
 
-    whole, half = experts_on(0, 1, {}), experts_on(1, 2, {"expert": 2})
+    full, half = experts_on(0, 1, {}), experts_on(1, 2, {"expert": 2})
     quarter = experts_on(3, 4, {"expert": 2, "expert_tensor": 2})
-    for name, parameter in whole.named_parameters():
+    for name, parameter in full.named_parameters():
         assert torch.equal(half.get_parameter(name), parameter[2:])
         dim = 2 if name in ("w_in", "w_gate") else 1
         assert torch.equal(quarter.get_parameter(name), parameter[2:].chunk(2, dim)[1])
-    assert sum(parameter[0].numel() for parameter in whole.parameters()) == spec.parameters_per_expert
-    assert not torch.equal(whole.w_in[0], whole.w_in[1])
+    assert sum(parameter[0].numel() for parameter in full.parameters()) == spec.parameters_per_expert
+    assert not torch.equal(full.w_in[0], full.w_in[1])
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -130,8 +130,8 @@ def test_a_shared_parameter_stays_shared_and_a_frozen_one_frozen() -> None:
     in_one_process(model)
     assert model[1].weight is model[0].weight
     assert torch.equal(model[0].weight, values)
-    trained = [(parameter.name, parameter.local.requires_grad) for parameter in local_parameters(model)]
-    assert trained == [("0.weight", True), ("1.bias", False)]
+    requires_grad = [(parameter.name, parameter.local.requires_grad) for parameter in local_parameters(model)]
+    assert requires_grad == [("0.weight", True), ("1.bias", False)]
     codes = nn.Linear(2, 2, bias=False)
     codes.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
     assert in_one_process(codes).weight.dtype == torch.int8

@@ -54,8 +54,8 @@ def test_a_commit_beside_itself(has_layer: bool, tmp_path: Path) -> None:
         (tmp_path / "moe/__init__.py").write_text("")
     spec = {"num_experts": 2, "model_dim": 4, "hidden_dim": 8, "router": "softmax_topk"}
     case = {"kind": "layer", "spec": spec, "tokens": 8, "dtype": "float32", "folder": str(tmp_path), "passes": 1}
-    with Side(root, 1) as before, Side(root, 1) as now:
-        comparison = compare(before, now, case, 2)
+    with Side(root, 1) as before, Side(root, 1) as after:
+        comparison = compare(before, after, case, 2)
     if has_layer:
         assert comparison["rounds"] == 2
         assert min(comparison["before_ms"], comparison["now_ms"]) > 0

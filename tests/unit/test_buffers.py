@@ -57,8 +57,8 @@ class Training:
         self.micro_batches = [torch.randint(5, 50, (4, 8), generator=numbers) for _ in range(2)]
 
     def micro_batch(self, tokens: Tensor) -> float:
-        hidden = self.model.hidden_states(tokens, tokens, BatchContext())
-        loss, nll = smoothed_nll(hidden, self.model.output_embedding, tokens, 0.1, 0)
+        hidden_states = self.model.hidden_states(tokens, tokens, BatchContext())
+        loss, nll = smoothed_nll(hidden_states, self.model.output_embedding, tokens, 0.1, 0)
         loss.backward()
         return float(nll)
 
@@ -105,9 +105,9 @@ def test_buffers_change_no_loss_and_no_gradient(optimizer: OptimizerSpec, recomp
         del parameter.parameter.moe_buffers  # type: ignore[attr-defined]
     for _ in range(3):
         assert training.step() == plain.step()
-        for ours, theirs in zip(training.parameters, plain.parameters, strict=True):
-            assert ours.parameter.grad is not None
-            assert torch.equal(ours.parameter.grad, theirs.parameter.grad), ours.name
+        for actual, expected in zip(training.parameters, plain.parameters, strict=True):
+            assert actual.parameter.grad is not None
+            assert torch.equal(actual.parameter.grad, expected.parameter.grad), actual.name
 
 
 def test_restored_parameters_are_cast_again(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_copies_have_the_bytes_that_the_planner_predicts(recompute: str) -> None
     training = Training(recompute=recompute)
     training.step()
     buffers = [buffers_of(parameter.parameter) for parameter in training.parameters]
-    num_bytes = sum(each.narrow_bytes for each in buffers if each is not None)
+    num_bytes = sum(buffer.narrow_bytes for buffer in buffers if buffer is not None)
     in_layers = state_of(MODEL, Degrees(), ADAMW).in_layers - sum(
         parameter.local.numel()
         for parameter in training.parameters

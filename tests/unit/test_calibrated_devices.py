@@ -32,8 +32,8 @@ def seconds(kernels: Kernels) -> list[float]:
 
 @pytest.mark.parametrize("name", GPUS)
 def test_a_device_with_the_figures_of_its_type_is_unchanged(name: str) -> None:
-    measured = Calibration(machine="as ever", device="cuda", **own_figures(name)).on(DEVICES[name])
-    assert seconds(measured.kernels) == pytest.approx(seconds(DEVICES[name].kernels))
+    device = Calibration(machine="as ever", device="cuda", **own_figures(name)).on(DEVICES[name])
+    assert seconds(device.kernels) == pytest.approx(seconds(DEVICES[name].kernels))
 
 
 @pytest.mark.parametrize("figure", ["flops_per_s", "memory_bytes_per_s", "attention_flops_per_s"])
@@ -41,8 +41,10 @@ def test_a_figure_slower_by_half_slows_its_kernels_and_speeds_up_none(figure: st
     figures, half = own_figures("h100"), lambda rate: rate / 2
     rate = figures[figure]
     figures[figure] = {dtype: half(rate) for dtype, rate in rate.items()} if isinstance(rate, dict) else half(rate)
-    changed = Calibration(machine="slow", device="cuda", **figures).on(DEVICES["h100"])
-    ratios = [now / then for now, then in zip(seconds(changed.kernels), seconds(DEVICES["h100"].kernels), strict=True)]
+    slow_device = Calibration(machine="slow", device="cuda", **figures).on(DEVICES["h100"])
+    ratios = [
+        new / old for new, old in zip(seconds(slow_device.kernels), seconds(DEVICES["h100"].kernels), strict=True)
+    ]
     assert min(ratios) >= 1 - 1e-9
     assert max(ratios) > 1.05
 
@@ -51,6 +53,6 @@ def test_a_figure_slower_by_half_slows_its_kernels_and_speeds_up_none(figure: st
 def test_a_calibration_without_figures_changes_nothing(name: str) -> None:
     device = DEVICES[name]
     calibration = Calibration(machine="none", device="cuda" if device.kind == "tpu" else device.kind)
-    unchanged = calibration.on(device)
-    assert replace(unchanged, kernels=device.kernels) == device
-    assert seconds(unchanged.kernels) == pytest.approx(seconds(device.kernels))
+    result = calibration.on(device)
+    assert replace(result, kernels=device.kernels) == device
+    assert seconds(result.kernels) == pytest.approx(seconds(device.kernels))

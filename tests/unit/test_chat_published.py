@@ -11,7 +11,7 @@ from moe.data.conversations.records import conversation_of
 from moe.data.conversations.template import ChatTemplate
 from tests.grid import num_cases
 from tests.unit.chats import ANSWER, DATE, OTHER, USER, WEATHER, FixedDay, some_text
-from tests.unit.published_templates import TEMPLATES, published
+from tests.unit.published_templates import TEMPLATES, read_template
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 ENDS = {"glm4moe": ("<|endoftext|>", "<|user|>", "<|observation|>")}
@@ -31,14 +31,16 @@ def by_transformers(name: str, row: dict[str, Any], num_messages: int, *, asks: 
     if name == "smolvlm":  # it renders only parts
         messages = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
     (text,), _ = render_jinja_template(
-        [messages], tools=row.get("tools"), chat_template=published(name), add_generation_prompt=asks,
+        [messages], tools=row.get("tools"), chat_template=read_template(name), add_generation_prompt=asks,
         **TOKENS, **arguments,
     )  # fmt: skip
     return text
 
 
 def rows_of(name: str, rows: list[dict[str, Any]], **arguments: Any) -> list[tuple[RenderedText, ...]]:
-    template = ChatTemplate({"default": published(name)}, {**TOKENS, **arguments}, DATE.isoformat(), ENDS.get(name, ()))
+    template = ChatTemplate(
+        {"default": read_template(name)}, {**TOKENS, **arguments}, DATE.isoformat(), ENDS.get(name, ())
+    )
     renderings = list(template.render_rows([conversation_of(row) for row in rows]))
     assert all(isinstance(rendering, Rendering) for rendering in renderings), renderings
     return [rendering.rows for rendering in renderings if isinstance(rendering, Rendering)]
@@ -80,15 +82,15 @@ def test_each_answer_is_learned_after_its_generation_prompt(name: str, thoughts:
     rng = random.Random(f"{name} {thoughts}")
     rows = [conversation(rng, takes_tools=TEMPLATES[name], thoughts=thoughts) for _ in range(num_cases(30))]
     num_apart = 0
-    for row, rendered in zip(rows, rows_of(name, rows), strict=True):
-        num_apart += len(rendered) > 1
-        learned = [(text.text, *span) for text in rendered for span in text.spans]
-        answers = [at for at, message in enumerate(row["messages"]) if message["role"] == "assistant"]
-        for (text, begin, end), at in zip(learned, answers, strict=True):
-            prompt = by_transformers(name, row, at, asks=True)
-            transcript = by_transformers(name, row, at + 1, asks=False)
+    for row, texts in zip(rows, rows_of(name, rows), strict=True):
+        num_apart += len(texts) > 1
+        spans = [(text.text, *span) for text in texts for span in text.spans]
+        answers = [index for index, message in enumerate(row["messages"]) if message["role"] == "assistant"]
+        for (text, begin, end), index in zip(spans, answers, strict=True):
+            prompt = by_transformers(name, row, index, asks=True)
+            transcript = by_transformers(name, row, index + 1, asks=False)
             assert text[:begin] == prompt
-            answer, message = text[begin:end], row["messages"][at]
+            answer, message = text[begin:end], row["messages"][index]
             if transcript.startswith(prompt):
                 end_token = answer.removeprefix(transcript[len(prompt) :])
                 assert len(end_token) < len(answer)
@@ -116,8 +118,8 @@ def test_a_model_with_thinking_disabled_learns_answers_without_thoughts(name: st
 def test_answers_of_glm_end_in_the_role_that_speaks_next():
     messages = [USER, {**ANSWER, "thinking": "x"}, USER, OTHER]
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "weather", "arguments": {}}]}
-    rendered = rows_of("glm4moe", [{"messages": messages}, {"messages": [*messages[:3], call]}])
-    ends = [[row.text[a:b].rpartition("<")[2] for row in rows for a, b in row.spans] for rows in rendered]
+    renderings = rows_of("glm4moe", [{"messages": messages}, {"messages": [*messages[:3], call]}])
+    ends = [[row.text[a:b].rpartition("<")[2] for row in rows for a, b in row.spans] for rows in renderings]
     assert ends == [["|user|>", "|user|>"], ["|user|>", "|observation|>"]]
 
 
@@ -125,10 +127,10 @@ def test_answers_of_glm_end_in_the_role_that_speaks_next():
 def test_each_call_has_a_message_of_its_own_where_a_template_renders_one(name: str):
     calls = [weather_call(number, number) for number in range(3)]
     results = [weather_result(f"r{number}", number) for number in range(3)]
-    several = [USER, {"role": "assistant", "content": "", "tool_calls": calls}, *results[::-1], ANSWER]
+    parallel = [USER, {"role": "assistant", "content": "", "tool_calls": calls}, *results[::-1], ANSWER]
     single = [USER]
     for call, result in zip(calls, results, strict=True):
         single += [{"role": "assistant", "content": "", "tool_calls": [call]}, result]
-    rendered, expected = rows_of(name, [{"messages": several}, {"messages": [*single, ANSWER]}])
-    assert rendered == expected
-    assert sum(len(row.spans) for row in rendered) == 4
+    actual, expected = rows_of(name, [{"messages": parallel}, {"messages": [*single, ANSWER]}])
+    assert actual == expected
+    assert sum(len(row.spans) for row in actual) == 4

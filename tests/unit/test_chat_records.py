@@ -9,23 +9,23 @@ from moe.data.conversations.records import conversation_of, pair_of
 from tests.unit.chats import ANSWER, OTHER, USER
 
 
-def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
-    return {"role": role, "content": content, **more}
+def message_of(role: str, content: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **fields}
 
 
-def calling(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": "", "tool_calls": list(calls), **more}
+def calling(*calls: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": list(calls), **fields}
 
 
-def call(arguments: Any, name: str = "f", **more: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "arguments": arguments}, **more}
+def call(arguments: Any, name: str = "f", **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}, **fields}
 
 
 def sharegpt(*turns: tuple[str, str]) -> list[dict[str, str]]:
     return [{"from": speaker, "value": value} for speaker, value in turns]
 
 
-SYSTEM, RESULT, CALL = said("system", "s"), said("tool", "2"), calling(call({}))
+SYSTEM, RESULT, CALL = message_of("system", "s"), message_of("tool", "2"), calling(call({}))
 THINKING = {"type": "thinking", "thinking": "t"}
 CALL_TEXT = '{"name": "f"}'
 
@@ -37,36 +37,38 @@ CALL_TEXT = '{"name": "f"}'
         ({"conversations": [USER, ANSWER]}, [USER, ANSWER]),
         ({"instruction": "q", "input": "", "output": "a"}, [USER, ANSWER]),
         ({"instruction": "q", "input": "i", "output": "a", "history": [["x", "y"]], "system": None},
-         [said("user", "x"), said("assistant", "y"), said("user", "q\ni"), ANSWER]),
+         [message_of("user", "x"), message_of("assistant", "y"), message_of("user", "q\ni"), ANSWER]),
         ({"prompt": "q", "completion": "a"}, [USER, ANSWER]),
         ({"prompt": [USER], "completion": [ANSWER]}, [USER, ANSWER]),
         ({"prompt": [USER], "completion": "a", "system": "s"}, [SYSTEM, USER, ANSWER]),
         ({"messages": [USER, ANSWER], "system": "s"}, [SYSTEM, USER, ANSWER]),
-        ({"messages": [said("user", [{"type": "text", "text": "q"}]), ANSWER], "prompt": None}, [USER, ANSWER]),
-        ({"messages": [USER, said("assistant", None, name=None, tool_calls=[call('{"x": 1}', id="1")])]},
+        ({"messages": [message_of("user", [{"type": "text", "text": "q"}]), ANSWER], "prompt": None}, [USER, ANSWER]),
+        ({"messages": [USER, message_of("assistant", None, name=None, tool_calls=[call('{"x": 1}', id="1")])]},
          [USER, calling(call('{"x": 1}', id="1"))]),
         ({"messages": [USER, calling({"function": {"name": "f", "arguments": " "}})]}, [USER, calling(call({}))]),
-        ({"messages": [USER, said("assistant", "", function_call={"name": "f", "arguments": "{}"})]},
+        ({"messages": [USER, message_of("assistant", "", function_call={"name": "f", "arguments": "{}"})]},
          [USER, calling(call("{}"))]),
         ({"conversations": sharegpt(("human", "q"), ("function_call", '{"name": "f", "arguments": {"x": 1}}'),
                                     ("observation", "2"), ("gpt", "a"))},
          [USER, calling(call({"x": 1})), RESULT, ANSWER]),
-        ({"messages": [USER, said("tool_call", '{"name": "f", "arguments": {}}'),
-                       said("tool_call", '{"name": "g", "arguments": {}}', loss=True),
-                       said("tool_response", "2"), {"role": "ASSISTANT", "value": "a"}]},
+        ({"messages": [USER, message_of("tool_call", '{"name": "f", "arguments": {}}'),
+                       message_of("tool_call", '{"name": "g", "arguments": {}}', loss=True),
+                       message_of("tool_response", "2"), {"role": "ASSISTANT", "value": "a"}]},
          [USER, calling(call({}), call({}, "g")), RESULT, ANSWER]),
-        ({"messages": [said("prompter", ["q"]), said("assistant", [
+        ({"messages": [message_of("prompter", ["q"]), message_of("assistant", [
             {"type": "thinking", "thinking": [{"type": "text", "text": "t"}]}, {"type": "output_text", "text": "a"}])]},
          [USER, {**ANSWER, "reasoning_content": "t"}]),
-        ({"messages": [USER, said("assistant", [THINKING, {"type": "text", "text": "a"}], reasoning="")]},
+        ({"messages": [USER, message_of("assistant", [THINKING, {"type": "text", "text": "a"}], reasoning="")]},
          [USER, {**ANSWER, "reasoning": "", "reasoning_content": "t"}]),
         ({"messages": [USER, {**ANSWER, "train": False}, USER, {**ANSWER, "weight": 1.0, "training": True}]},
          [USER, {**ANSWER, "weight": 0}, USER, ANSWER]),
         ({"messages": [USER, {**ANSWER, "training": 0}, USER, {**ANSWER, "train": 1}]},
          [USER, {**ANSWER, "weight": 0}, USER, ANSWER]),
-        ({"messages": [USER, said("tool_call", CALL_TEXT, loss=False), said("tool_call", CALL_TEXT, loss=True)]},
+        ({"messages": [USER, message_of("tool_call", CALL_TEXT, loss=False),
+                       message_of("tool_call", CALL_TEXT, loss=True)]},
          [USER, {**CALL, "weight": 0}, CALL]),
-        ({"messages": [USER, said("tool_call", CALL_TEXT), said("tool_call", CALL_TEXT, reasoning_content="t")]},
+        ({"messages": [USER, message_of("tool_call", CALL_TEXT),
+                       message_of("tool_call", CALL_TEXT, reasoning_content="t")]},
          [USER, CALL, {**CALL, "reasoning_content": "t"}]),
         ({"messages": [USER, {**ANSWER, "loss": 0.37}], "label": True}, [USER, {**ANSWER, "loss": 0.37}]),
     ],
@@ -107,10 +109,10 @@ FALSE = "false: its answer must not be learned"
         ({"messages": "x"}, "has 'messages' that is a string, not a list"),
         ({"messages": ["x"]}, "has messages[0] that is a string, not an object"),
         ({"messages": [{"content": "x"}]}, "has messages[0] with the keys 'content', but no 'role'"),
-        ({"messages": [said("narrator", "x")]}, "with the unknown role 'narrator'"),
+        ({"messages": [message_of("narrator", "x")]}, "with the unknown role 'narrator'"),
         ({"messages": [USER, {"role": "assistant"}]}, "has messages[1] without 'content'"),
-        ({"messages": [USER, said("assistant", 3)]}, "with content that is a number, not text"),
-        ({"messages": [said("user", [{"type": "image"}])]}, "a part of type 'image' in its content"),
+        ({"messages": [USER, message_of("assistant", 3)]}, "with content that is a number, not text"),
+        ({"messages": [message_of("user", [{"type": "image"}])]}, "a part of type 'image' in its content"),
         ({"messages": [USER]}, NO_ANSWER),
         ({"messages": [USER, {**ANSWER, "weight": 0}]}, NO_ANSWER),
         ({"messages": [USER, {**ANSWER, "loss": False}]}, NO_ANSWER),
@@ -181,7 +183,7 @@ PARTED, ONE_WHOLE = "start with different messages, and no prompt", "of which on
     [
         ({"prompt": "q", "chosen": "a"}, "but no 'rejected'"),
         ({"chosen": "a", "rejected": "b"}, PARTED),
-        ({"chosen": [USER, ANSWER], "rejected": [said("user", "z"), OTHER]}, PARTED),
+        ({"chosen": [USER, ANSWER], "rejected": [message_of("user", "z"), OTHER]}, PARTED),
         ({"prompt": "q", "chosen": "a", "rejected": "a"}, "has the same 'chosen' and 'rejected'"),
         ({"prompt": "q", "chosen": [USER], "rejected": "a"}, ONE_WHOLE),
         ({"prompt": "q", "chosen": [USER, ANSWER], "rejected": [OTHER]}, ONE_WHOLE),

@@ -40,11 +40,11 @@ def rows_of(renderings: Iterable[Rendering | UnreadableRecord]) -> list[Rendered
     return rows
 
 
-def rendered(source: str, *rows: dict[str, Any]) -> list[RenderedText]:
+def render(source: str, *rows: dict[str, Any]) -> list[RenderedText]:
     return rows_of(template_of(source).render_rows([conversation_of(row) for row in rows]))
 
 
-def learned(rows: Iterable[RenderedText]) -> list[list[str]]:
+def learned_texts(rows: Iterable[RenderedText]) -> list[list[str]]:
     return [[row.text[begin:end] for begin, end in row.spans] for row in rows]
 
 
@@ -58,7 +58,7 @@ def tokenizer_of(json_text: str) -> Tokenizer:
     return Tokenizer.of_model(json_text, bos_id=None, eos_id=1)
 
 
-def encoded(tokenizer: Tokenizer, rows: Iterable[RenderedText]) -> Iterable[Any]:
+def encode(tokenizer: Tokenizer, rows: Iterable[RenderedText]) -> Iterable[Any]:
     return encode_documents(tokenizer, [SourceDocument("x", row.text, False, row.spans) for row in rows])
 
 
@@ -74,7 +74,7 @@ def test_ids_and_learned_tokens_are_those_of_a_plain_reading_and_of_transformers
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", FixedDay)
     plain = tokenizers.Tokenizer.from_str(chats.tokenizer_json())
     rows = [chats.conversation(rng, structure) for _ in range(60)]
-    documents = encoded(tokenizer_of(chats.tokenizer_json()), rendered(structure.source, *rows))
+    documents = encode(tokenizer_of(chats.tokenizer_json()), render(structure.source, *rows))
     for row, document in zip(rows, documents, strict=True):
         pieces = structure.read(row["messages"], row.get("tools"))
         assert document.document.text == "".join(text for text, _ in pieces)
@@ -83,25 +83,25 @@ def test_ids_and_learned_tokens_are_those_of_a_plain_reading_and_of_transformers
         reference = plain.encode(document.document.text, add_special_tokens=False)
         assert document.ids.tolist() == reference.ids
         assert document.label_mask.tolist() == [any(is_learned[begin:end]) for begin, end in reference.offsets]
-        theirs = of_transformers.apply_chat_template(
+        expected = of_transformers.apply_chat_template(
             row["messages"], tools=row.get("tools"), return_dict=True, return_assistant_tokens_mask="marked" in name
         )
-        assert document.ids.tolist() == theirs["input_ids"]
+        assert document.ids.tolist() == expected["input_ids"]
         if "marked" in name:
-            assert document.label_mask.astype(int).tolist() == theirs["assistant_masks"]
+            assert document.label_mask.astype(int).tolist() == expected["assistant_masks"]
 
 
 @pytest.mark.parametrize("source", [CHATML, MARKED], ids=["growth", "marks"])
 def test_answers_of_weight_0_and_earlier_answers_of_a_pair_are_not_learned(source: str):
     row = {"messages": [USER, {**ANSWER, "weight": 0}, USER, OTHER]}
-    assert learned(rendered(source, row)) == [["b<|im_end|>\n"]]
+    assert learned_texts(render(source, row)) == [["b<|im_end|>\n"]]
     early = [USER, {"role": "assistant", "content": "early"}, {"role": "user", "content": "more"}]
     for pair in (
         {"chosen": [*early, ANSWER], "rejected": [*early, OTHER]},
         {"prompt": early, "chosen": [ANSWER], "rejected": [OTHER]},
     ):
         rows = rows_of(template_of(source).render_rows(pair_of(pair)))
-        assert learned(rows) == [["a<|im_end|>\n"], ["b<|im_end|>\n"]]
+        assert learned_texts(rows) == [["a<|im_end|>\n"], ["b<|im_end|>\n"]]
 
 
 @pytest.mark.parametrize("condition", ["m.role == 'assistant'", "m.role == 'assistant' and loop.last"])
@@ -112,7 +112,7 @@ def test_marks_of_earlier_answers_may_be_empty_or_missing(condition: str):
     ).replace("CONDITION", condition)
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {}}]}
     pair = pair_of({"prompt": [USER, call, {"role": "tool", "content": "2"}], "chosen": "a", "rejected": "b"})
-    assert learned(rows_of(template_of(source).render_rows(pair))) == [["a"], ["b"]]
+    assert learned_texts(rows_of(template_of(source).render_rows(pair))) == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_an_invalid_template_is_refused():
 def test_a_template_that_never_ends_is_stopped_in_bounded_time(monkeypatch: pytest.MonkeyPatch):
     limits = list[float]()
 
-    def noted(module: str, request: bytes, *, timeout_s: float, memory_bytes: int) -> bytes:
+    def run_and_record(module: str, request: bytes, *, timeout_s: float, memory_bytes: int) -> bytes:
         limits.append(timeout_s)
         return run_limited(module, request, timeout_s=timeout_s, memory_bytes=memory_bytes)
 
     # The same limit, reached sooner: with its own 120 s the test would take four minutes.
     monkeypatch.setattr("moe.data.conversations.template.TIMEOUT_S", 2.0)
     # Starts the real process, and records its limit: the sum of these is what is promised.
-    monkeypatch.setattr("moe.data.conversations.template.run_limited", noted)
+    monkeypatch.setattr("moe.data.conversations.template.run_limited", run_and_record)
     assert refusal(ENDLESS, ROW).rule == "exceeds its time limit of 2 s, rendering this conversation"
     limits.clear()
     assert "rendering this conversation or one of" in refusal(ENDLESS, ROW, times=500).rule
@@ -211,13 +211,13 @@ def test_spaces_are_learned_also_where_a_tokenizer_trims_offsets():
     processor = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     trimming = tokenizer_of(json.dumps({**json.loads(chats.tokenizer_json()), "post_processor": processor}))
     plain = tokenizer_of(chats.tokenizer_json())
-    rows = rendered(CHATML, {"prompt": "q", "completion": "if x:\n        return   1"})
-    (by_trimming,), (by_plain,) = encoded(trimming, rows), encoded(plain, rows)
+    rows = render(CHATML, {"prompt": "q", "completion": "if x:\n        return   1"})
+    (by_trimming,), (by_plain,) = encode(trimming, rows), encode(plain, rows)
     assert by_trimming.ids.tolist() == by_plain.ids.tolist()
     assert by_trimming.label_mask.tolist() == by_plain.label_mask.tolist()
     assert trimming.encode("x  y") == plain.encode("x  y")
 
 
 def test_an_unreadable_record_pickles():
-    again = pickle.loads(pickle.dumps(UnreadableRecord("rule", "remedy")))
-    assert (again.rule, again.remedy) == ("rule", "remedy")
+    copy = pickle.loads(pickle.dumps(UnreadableRecord("rule", "remedy")))
+    assert (copy.rule, copy.remedy) == ("rule", "remedy")

@@ -46,10 +46,10 @@ def test_only_the_requested_rows_are_read(tmp_path: Path, monkeypatch) -> None:
     parts, read_bytes = StoredParts(write(Folder(str(tmp_path)), {"matrix": torch.randn(1000, 100)})), []
     read = Folder.read
 
-    def noted(self, *args, **kwargs):  # reads as ever, and records how much
+    def read_and_record(self, *args, **kwargs):  # reads as ever, and records how much
         read_bytes.append(kwargs["max_bytes"])
         return read(self, *args, **kwargs)
 
-    monkeypatch.setattr(Folder, "read", noted)
+    monkeypatch.setattr(Folder, "read", read_and_record)
     parts.read("matrix", ((10, 12), (0, 100)))
     assert read_bytes == [2 * 100 * 4]

@@ -21,8 +21,8 @@ def network(num_nodes: int, inner: tuple[float, float], outer: tuple[float, floa
 @pytest.mark.parametrize("stride", [1, 2, 8])
 @pytest.mark.parametrize("count", [2, 4, 8, 16, 64])
 def test_an_all_to_all_takes_as_long_as_the_slower_kind_of_link(count: int, stride: int) -> None:
-    inside = sum(other * stride < 8 for other in range(1, count))
-    expected = 1e9 / count * max(inside / 400e9, (count - 1 - inside) / 50e9)
+    num_in_node = sum(peer * stride < 8 for peer in range(1, count))
+    expected = 1e9 / count * max(num_in_node / 400e9, (count - 1 - num_in_node) / 50e9)
     seconds = network(128, (400e9, 0.0), (50e9, 0.0)).all_to_all(1e9, Ranks(count, stride))
     assert seconds == pytest.approx(expected)
 
@@ -39,20 +39,20 @@ def test_ranks_of_one_node_share_its_links_to_others() -> None:
 def test_a_ring_over_partly_filled_nodes(per_node: int, count: int) -> None:
     num_nodes = -(-count // per_node)
     fewest = min(per_node, count - (num_nodes - 1) * per_node)
-    moved = (num_nodes - 1) / num_nodes / fewest if num_nodes > 1 else 0.0
+    transfer_s = (num_nodes - 1) / num_nodes / fewest if num_nodes > 1 else 0.0
     seconds = network(4, (1e12, 0.0), (1.0, 1.0), per_node).gather(1.0, Ranks(count))
-    assert seconds == pytest.approx(num_nodes - 1 + moved)
+    assert seconds == pytest.approx(num_nodes - 1 + transfer_s)
 
 
 @pytest.mark.parametrize("stride", [1, 4, 8])
 @pytest.mark.parametrize("count", [2, 8, 32])
 def test_the_steps_of_a_ring_wait_for_each_link_that_they_pass(count: int, stride: int) -> None:
     nodes = [rank * stride // 8 for rank in range(count)]
-    ring = sum(1.0 if here == there else 100.0 for here, there in itertools.pairwise(nodes))
-    linked = network(32, (1e9, 1.0), (1e9, 100.0))
-    assert linked.gather(0.0, Ranks(count, stride)) == pytest.approx(ring)
+    ring = sum(1.0 if node == next_node else 100.0 for node, next_node in itertools.pairwise(nodes))
+    slow_network = network(32, (1e9, 1.0), (1e9, 100.0))
+    assert slow_network.gather(0.0, Ranks(count, stride)) == pytest.approx(ring)
     tree = (min(count, 8 // stride) - 1).bit_length() + 100.0 * (max(1, count * stride // 8) - 1).bit_length()
-    assert linked.all_reduce(0.0, Ranks(count, stride)) == pytest.approx(2 * min(ring, tree))
+    assert slow_network.all_reduce(0.0, Ranks(count, stride)) == pytest.approx(2 * min(ring, tree))
 
 
 def test_an_all_to_all_on_a_torus_grows_with_the_root_of_its_devices() -> None:

@@ -53,21 +53,21 @@ def plans(draw: st.DrawFn) -> Plan:
 @settings(max_examples=num_cases(120))  # a cause depends on several options at once
 @given(plans(), plans())
 def test_terms_add_up_the_reverse_is_the_opposite_and_the_largest_come_first(first: Plan, second: Plan) -> None:
-    there, back = compare(first, second), compare(second, first)
-    assert (there.step.first, there.step.second) == (first.predicted.step_s, second.predicted.step_s)
-    assert (there.total.first, there.total.second) == (first.memory.total, second.memory.total)
-    assert isclose(sum(term.difference for term in there.time.values()), there.step.difference, abs_tol=1e-9)
-    assert sum(term.difference for term in there.memory.values()) == there.total.difference
-    assert "hidden_s" not in there.time
-    assert (there.hidden.first, there.hidden.second) == (first.predicted.hidden_s, second.predicted.hidden_s)
+    comparison, back = compare(first, second), compare(second, first)
+    assert (comparison.step.first, comparison.step.second) == (first.predicted.step_s, second.predicted.step_s)
+    assert (comparison.total.first, comparison.total.second) == (first.memory.total, second.memory.total)
+    assert isclose(sum(term.difference for term in comparison.time.values()), comparison.step.difference, abs_tol=1e-9)
+    assert sum(term.difference for term in comparison.memory.values()) == comparison.total.difference
+    assert "hidden_s" not in comparison.time
+    assert (comparison.hidden.first, comparison.hidden.second) == (first.predicted.hidden_s, second.predicted.hidden_s)
     for part in ("time", "memory", "layout", "priced_for", "made_for"):
-        assert {name: (term.second, term.first) for name, term in getattr(there, part).items()} == {
+        assert {name: (term.second, term.first) for name, term in getattr(comparison, part).items()} == {
             name: (term.first, term.second) for name, term in getattr(back, part).items()
         }
-    ours, theirs = Causes(first, second, 8), Causes(second, first, 8)
+    causes, reverse_causes = Causes(first, second, 8), Causes(second, first, 8)
     for kind in TIMES:
         for is_more in (False, True):
-            assert bool(ours.cause(kind, is_more)) == bool(theirs.cause(kind, not is_more)), kind
+            assert bool(causes.cause(kind, is_more)) == bool(reverse_causes.cause(kind, not is_more)), kind
     lines = sentences(first, second)
     figures = [float(line.split(": ")[1].split()[0]) for line in lines if " ms " in line and "predicted" not in line
                and not line.startswith(("all others", "memory"))]  # fmt: skip
@@ -146,10 +146,10 @@ def test_the_layout_of_a_plan_can_be_requested(parallel: dict[str, Any]) -> None
     plan = plan_job(JobSpec.parse(job(resources={"num_workers": 8}, parallel=parallel)), cluster)
     layout = pinned_layout(plan)
     assert parse_layout(",".join(f"{name}={value}" for name, value in layout.items()), "LAYOUT") == layout
-    other = PlanRequest(spec=JobSpec.parse(job(resources={"num_workers": 8}, parallel={"tensor": 4})))
-    again = request_layout(other, layout, 8)
-    assert plan_job(again.spec, cluster, again.query.num_workers).candidate == plan.candidate
-    twice = request_layout(other, layout, 16)
+    request = PlanRequest(spec=JobSpec.parse(job(resources={"num_workers": 8}, parallel={"tensor": 4})))
+    repeat = request_layout(request, layout, 8)
+    assert plan_job(repeat.spec, cluster, repeat.query.num_workers).candidate == plan.candidate
+    twice = request_layout(request, layout, 16)
     with refused("mismatch", "parallel"):
         plan_job(twice.spec, Cluster(num_nodes=4, devices_per_node=4, device="h100"), twice.query.num_workers)
 

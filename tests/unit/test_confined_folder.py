@@ -231,12 +231,12 @@ def test_a_file_that_is_renamed_during_a_listing_hides_no_other(tmp_path: Path) 
 def test_an_interrupted_write_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("before")
 
-    def interrupted() -> None:
+    def write_and_fail() -> None:
         with confined.create(str(tmp_path), str(tmp_path / "file")) as file:
             file.write(b"after")
             assert (tmp_path / "file").read_text() == "before"
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        interrupted()
+        write_and_fail()
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "before"}

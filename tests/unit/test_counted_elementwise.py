@@ -30,7 +30,7 @@ _WRITES_ALONE = {"copy_", "fill_", "zero_"}
 """In-place operations that read nothing of what they write."""
 
 
-class Moved(TorchDispatchMode):
+class ByteCounter(TorchDispatchMode):
     """Bytes read and written by all operations but products, attention and views."""
 
     def __init__(self) -> None:
@@ -41,13 +41,13 @@ class Moved(TorchDispatchMode):
         result, name = function(*args, **(kwargs or {})), function.overloadpacket.__name__
         if function.is_view or name in _PRODUCTS or "attention" in name or "empty" in name or "view" in name:
             return result
-        read, written = (
+        inputs, outputs = (
             [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
             for values in ((args, kwargs), result)
         )
         if name in _WRITES_ALONE:
-            read = read[1:]
-        self.num_bytes += sum(prod(tensor.shape) * tensor.element_size() for tensor in (*read, *written))
+            inputs = inputs[1:]
+        self.num_bytes += sum(prod(tensor.shape) * tensor.element_size() for tensor in (*inputs, *outputs))
         return result
 
 
@@ -63,7 +63,7 @@ def job(model_dim: int, num_heads: int, norm: str | None, num_layers: int, num_r
     })  # fmt: skip
 
 
-def moved(spec: JobSpec) -> float:
+def counted_bytes(spec: JobSpec) -> float:
     """Bytes of a real step."""
     state, num_rows = TrainState.build(build_task(spec), Layout.single()), spec.train.batch_tokens // LENGTH
     tokens = torch.randint(64, (num_rows, LENGTH))
@@ -71,12 +71,12 @@ def moved(spec: JobSpec) -> float:
     batch = RankBatch(0, [rows], tokens.numel(), tokens.numel())
     with overriding({uses_own_dtype: lambda x: True}):  # as where there are bfloat16 instructions
         step(state, batch, Signals())
-        with Moved() as mode:
+        with ByteCounter() as mode:
             step(state, batch, Signals())
     return mode.num_bytes
 
 
-def predicted(spec: JobSpec) -> float:
+def predicted_bytes(spec: JobSpec) -> float:
     """The same by a plan."""
     search = LayoutSearch(spec, Cluster(num_nodes=1, devices_per_node=1, device="h200"))
     candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups))
@@ -86,11 +86,11 @@ def predicted(spec: JobSpec) -> float:
 
 def of_a_layer(count: Callable[[JobSpec], float], *shape: Any) -> float:
     """Bytes per token and layer, without those that more tokens do not change."""
-    few, many = (count(job(*shape, 2, rows)) - count(job(*shape, 1, rows)) for rows in (2, 4))
-    return (many - few) / 2 / LENGTH
+    two_rows, four_rows = (count(job(*shape, 2, rows)) - count(job(*shape, 1, rows)) for rows in (2, 4))
+    return (four_rows - two_rows) / 2 / LENGTH
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", [(256, 8, "head"), (256, 8, None), (256, 4, "head")], ids=str)
 def test_reads_and_writes_of_a_layer_are_predicted(shape: tuple[int, int, str | None]) -> None:
-    assert of_a_layer(predicted, *shape) == pytest.approx(of_a_layer(moved, *shape), rel=0.05)
+    assert of_a_layer(predicted_bytes, *shape) == pytest.approx(of_a_layer(counted_bytes, *shape), rel=0.05)

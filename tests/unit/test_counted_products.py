@@ -38,16 +38,16 @@ MIXTURE = {**DENSE, "first_dense_layers": 1, "moe": {
 PREFERENCES = {"corpus": "preference", "paths": ["/data/pairs.jsonl"]}
 
 
-def adapted(model: dict[str, Any], rank: int = 16, **adapter: Any) -> dict[str, Any]:
+def with_adapter(model: dict[str, Any], rank: int = 16, **adapter: Any) -> dict[str, Any]:
     return {**model, "from": "/models/base", "adapter": {"rank": rank, **adapter}}
 
 
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "dense, adapters": (adapted(DENSE), ()),
-    "experts, adapters": (adapted(MIXTURE), ()),
-    "experts, adapters of high rank": (adapted(MIXTURE, 64), ()),
-    "experts, adapters on attention": (adapted(MIXTURE, targets=["*.attention.*"]), ()),
-    "experts, a quantized base": (adapted(MIXTURE, base="nf4"), ()),
+    "dense, adapters": (with_adapter(DENSE), ()),
+    "experts, adapters": (with_adapter(MIXTURE), ()),
+    "experts, adapters of high rank": (with_adapter(MIXTURE, 64), ()),
+    "experts, adapters on attention": (with_adapter(MIXTURE, targets=["*.attention.*"]), ()),
+    "experts, a quantized base": (with_adapter(MIXTURE, base="nf4"), ()),
     "frozen experts": (MIXTURE, ("*.experts.*",)),
     "all but experts frozen": (MIXTURE, ("*.attention.*", "*.dense.*", "*.shared.*", "output.*")),
     "one layer frozen": (MIXTURE, ("layers.1.*",)),
@@ -61,11 +61,11 @@ def random_case(seed: int) -> tuple[dict[str, Any], tuple[str, ...]]:
     draw = random.Random(seed)
     model = draw.choice([DENSE, MIXTURE])
     parts = ["*.attention.*", "*.experts.*", "*.shared.*"] if model is MIXTURE else ["*.attention.*", "*.dense.*"]
-    some = draw.sample(parts, draw.randint(1, len(parts) - 1))
+    targets = draw.sample(parts, draw.randint(1, len(parts) - 1))
     if draw.random() < 0.5:
         lower = ["embedding.*", *(f"layers.{layer}.*" for layer in range(draw.randint(0, 2)))]
-        return model, (*draw.choice([lower, some]), *draw.sample(["layers.2.*", "output.*"], draw.randint(0, 1)))
-    return adapted(model, draw.randint(1, 48), targets=some, base=draw.choice(["float32", "int8"])), ()
+        return model, (*draw.choice([lower, targets]), *draw.sample(["layers.2.*", "output.*"], draw.randint(0, 1)))
+    return with_adapter(model, draw.randint(1, 48), targets=targets, base=draw.choice(["float32", "int8"])), ()
 
 
 CASES |= {f"random {seed}": random_case(seed) for seed in range(6)}
@@ -102,29 +102,31 @@ def loss_of_pairs(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def loss_of_texts(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    hidden = model.hidden_states(tokens, BatchContext(documents=torch.zeros_like(tokens)))
-    return smoothed_nll(hidden, model.output_embedding, tokens, 0.0, 0)[0]
+    hidden_states = model.hidden_states(tokens, BatchContext(documents=torch.zeros_like(tokens)))
+    return smoothed_nll(hidden_states, model.output_embedding, tokens, 0.0, 0)[0]
 
 
-def counted(model: dict[str, Any], freeze: tuple[str, ...] = (), loss_of: Loss = loss_of_texts, **options: Any) -> int:
+def count_products(
+    model: dict[str, Any], freeze: tuple[str, ...] = (), loss_of: Loss = loss_of_texts, **options: Any
+) -> int:
     """Multiplications of a forward and backward pass, without those of pairs of positions."""
     torch.manual_seed(0)
-    built: Any = build_model(job(model).model, replace(Layout.single(), **options))
-    for name, parameter in built.named_parameters():
+    network: Any = build_model(job(model).model, replace(Layout.single(), **options))
+    for name, parameter in network.named_parameters():
         if any(matches(pattern, name) for pattern in freeze):
             parameter.requires_grad_(False)
     if "adapter" in model:  # gradients go all the way down, as in most layers of a deep model
-        built.embedding.weight.requires_grad_(True)
+        network.embedding.weight.requires_grad_(True)
     tokens = torch.randint(5, 1000, (ROWS, LENGTH))
     with Products() as products:
-        loss_of(built, tokens).backward()
+        loss_of(network, tokens).backward()
     return products.count
 
 
 BY_ARITHMETIC = Calibration(machine="an imagined one", memory_bytes_per_s=1e18, half_rows=0.0, expert_half_rows=0.0)
 
 
-def predicted(
+def predict(
     spec: JobSpec, degrees: Degrees = ONE, calibration: Calibration | None = BY_ARITHMETIC, **options: Any
 ) -> TimeEstimate:
     """On CPUs whose products are bound by arithmetic alone."""
@@ -140,9 +142,11 @@ def test_products_and_operations_of_a_partly_trained_model(name: str) -> None:
     """Operations are without the pairs of attention, and but for what goes through an adapter's first half once more,
     which is recomputation."""
     model, freeze = CASES[name]
-    whole = MIXTURE if "moe" in model else DENSE
-    share = counted(model, freeze) / counted(whole)
-    assert predicted(job(model, freeze)).products_s / predicted(job(whole)).products_s == pytest.approx(share, rel=0.01)
+    full_model = MIXTURE if "moe" in model else DENSE
+    share = count_products(model, freeze) / count_products(full_model)
+    assert predict(job(model, freeze)).products_s / predict(job(full_model)).products_s == pytest.approx(
+        share, rel=0.01
+    )
     assert share < 0.97 or "high rank" in name or "random" in name
 
     def operations(spec: JobSpec) -> float:
@@ -154,15 +158,15 @@ def test_products_and_operations_of_a_partly_trained_model(name: str) -> None:
         return model_flops_per_step(spec) - pairs
 
     if "random" not in name:
-        assert operations(job(model, freeze)) / operations(job(whole)) == pytest.approx(share, rel=0.04)
+        assert operations(job(model, freeze)) / operations(job(full_model)) == pytest.approx(share, rel=0.04)
 
 
 @pytest.mark.parametrize("base", [DENSE, MIXTURE], ids=["dense", "experts"])
 def test_products_of_preferences(base: dict[str, Any]) -> None:
     """The base without its adapter runs first."""
-    model = adapted(base)
-    ratio = counted(model, loss_of=loss_of_pairs) / counted(model)
-    expected = predicted(job(model, **PREFERENCES)).products_s / predicted(job(model)).products_s
+    model = with_adapter(base)
+    ratio = count_products(model, loss_of=loss_of_pairs) / count_products(model)
+    expected = predict(job(model, **PREFERENCES)).products_s / predict(job(model)).products_s
     assert expected == pytest.approx(ratio, rel=0.03)
     assert ratio > 1.3
 
@@ -170,7 +174,7 @@ def test_products_of_preferences(base: dict[str, Any]) -> None:
 def test_preferences_repeat_exchanges_and_gathers() -> None:
     degrees = Degrees(data=4, fsdp=4, expert=2, expert_fsdp=2)
     texts, pairs = (
-        predicted(job(adapted(MIXTURE), **data), degrees, sharding="parameters") for data in ({}, PREFERENCES)
+        predict(job(with_adapter(MIXTURE), **data), degrees, sharding="parameters") for data in ({}, PREFERENCES)
     )
     assert pairs.gather_s / texts.gather_s == pytest.approx(3 / 2, rel=0.1), "no frozen gradients are scattered"
     assert pairs.all_to_all_s / texts.all_to_all_s == pytest.approx(6 / 4, rel=0.1)
@@ -180,20 +184,22 @@ def test_preferences_repeat_exchanges_and_gathers() -> None:
 @pytest.mark.parametrize(("tensor", "expert_tensor"), [(1, 1), (4, 1), (1, 4), (2, 2)])
 def test_ranks_that_split_a_matrix_split_half_of_its_adapter(tensor: int, expert_tensor: int) -> None:
     """B of queries is split as they are, and A is whole; of the output matrix it is the other way round."""
-    unit = next(unit for unit in units(job(adapted(MIXTURE, 8)).model, OURS) if unit.moe is not None)
-    m, heads, kv, hidden, shared = 128, 128, 64, 256, 128
+    unit = next(unit for unit in units(job(with_adapter(MIXTURE, 8)).model, OURS) if unit.moe is not None)
+    m, heads, kv, expert_hidden, shared_hidden = 128, 128, 64, 256, 128
 
     def num_weights(part: Part, is_adapter: bool) -> int:
         matrices = unit.matrices(tensor, part)
-        return sum(m.inputs * m.outputs * count for m, count in matrices if m.is_adapter == is_adapter)
+        return sum(
+            matrix.inputs * matrix.outputs * count for matrix, count in matrices if matrix.is_adapter == is_adapter
+        )
 
     assert num_weights("others", False) == (2 * m * heads + 2 * m * kv) // tensor
     assert num_weights("others", True) == 8 * (3 * m + (heads + 2 * kv) // tensor + heads // tensor + m)
-    assert num_weights("feed_forward", False) == 3 * m * shared
-    assert num_weights("feed_forward", True) == 8 * 3 * (m + shared)
-    own, adapters = 3 * m * hidden / expert_tensor, 8 * (m + 3 * hidden / expert_tensor + m)
+    assert num_weights("feed_forward", False) == 3 * m * shared_hidden
+    assert num_weights("feed_forward", True) == 8 * 3 * (m + shared_hidden)
+    base, adapters = 3 * m * expert_hidden / expert_tensor, 8 * (m + 3 * expert_hidden / expert_tensor + m)
     shards = ShardCounts(tensor=tensor, expert_tensor=expert_tensor)
-    assert unit.products("experts", shards).forward == pytest.approx(1 + adapters / own, rel=1e-6)
+    assert unit.products("experts", shards).forward == pytest.approx(1 + adapters / base, rel=1e-6)
 
 
 @pytest.mark.sample(2)
@@ -204,17 +210,17 @@ def test_a_base_is_dequantized_for_each_product(
 ) -> None:
     sizes, dequantize = [], QuantizedWeight.dequantize
 
-    def noted(self: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
+    def dequantize_and_record(self: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
         weight = dequantize(self, dtype)
         sizes.append(weight.numel())
         return weight
 
     # Dequantizes as ever, and records that it did: nothing else tells how often.
-    monkeypatch.setattr(QuantizedWeight, "dequantize", noted)
-    wide, narrow = adapted(MIXTURE, 2), adapted(MIXTURE, 2, base=base)
-    counted(narrow, recompute=recompute)
+    monkeypatch.setattr(QuantizedWeight, "dequantize", dequantize_and_record)
+    wide, narrow = with_adapter(MIXTURE, 2), with_adapter(MIXTURE, 2, base=base)
+    count_products(narrow, recompute=recompute)
     plain_s, quantized_s = (
-        predicted(job(model), calibration=None, recompute=recompute).elementwise_s for model in (wide, narrow)
+        predict(job(model), calibration=None, recompute=recompute).elementwise_s for model in (wide, narrow)
     )
     weight_s = 1 / 2e8 if base == "nf4" else 2 * 4 / 24e9
     assert (quantized_s - plain_s) / weight_s == pytest.approx(sum(sizes), rel=0.01)

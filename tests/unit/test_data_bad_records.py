@@ -71,7 +71,7 @@ def corpus_of(data: Any) -> Any:
     return pairs.build(data, None) if is_pairs else build(data, None, tokenizer_of("chatml"))
 
 
-def written(path: Path, *lines: bytes) -> Path:
+def write_lines(path: Path, *lines: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(line + b"\n" for line in lines))
     return path
@@ -85,7 +85,7 @@ def test_every_kind_of_bad_record_is_reported_where_a_job_is_posted(
 ) -> None:
     good, bad = json.dumps(GOOD[corpus]).encode(), BAD[corpus]
     assert len(good) * FILLING > CHECK_BYTES
-    path = written(tmp_path / "data" / "a.jsonl", *[good] * num_before, *bad, good, *bad * 3)
+    path = write_lines(tmp_path / "data" / "a.jsonl", *[good] * num_before, *bad, good, *bad * 3)
     problems = problems_of(spec_of(corpus, path), tmp_path)
     messages = [str(problem) for problem in problems]
     for number in range(num_before + 1, num_before + 1 + len(bad)):
@@ -100,7 +100,7 @@ def test_every_kind_of_bad_record_is_reported_where_a_job_is_posted(
 @pytest.mark.parametrize("corpus", BAD)
 def test_bad_records_are_skipped_up_to_a_share(corpus: str, tmp_path: Path) -> None:
     good, bad = json.dumps(GOOD[corpus]).encode(), BAD[corpus]
-    path = written(tmp_path / "data" / "a.jsonl", *[good] * 94, *bad)
+    path = write_lines(tmp_path / "data" / "a.jsonl", *[good] * 94, *bad)
     share = len(bad) / (94 + len(bad))
     enough = spec_of(corpus, path, on_bad="skip", max_bad_share=round(share + 0.001, 4))
     assert problems_of(enough, tmp_path) == ()
@@ -119,16 +119,16 @@ def test_bad_records_are_skipped_up_to_a_share(corpus: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_records_that_a_template_refuses_are_skipped_likewise(tmp_path: Path) -> None:
-    rows = [{"messages": [USER, ANSWER, ANSWER] if at in (3, 4, 17) else [USER, ANSWER]} for at in range(30)]
-    path = written(tmp_path / "data" / "a.jsonl", *(json.dumps(row).encode() for row in rows))
+    rows = [{"messages": [USER, ANSWER, ANSWER] if index in (3, 4, 17) else [USER, ANSWER]} for index in range(30)]
+    path = write_lines(tmp_path / "data" / "a.jsonl", *(json.dumps(row).encode() for row in rows))
     assert problems_of(chat(path.parent), tmp_path) == (), "chatml renders any order"
     problem = problems_of(chat(path.parent), tmp_path, "turns")[0]
     assert (problem.value, "1 of 3 such faults" in problem.rule) == (f"{path}, line 4", True)
     enough, less = (chat(path.parent, on_bad="skip", max_bad_share=share) for share in (0.1, 0.09))
     assert problems_of(enough, tmp_path, "turns") == ()
     assert problems_of(less, tmp_path, "turns")[-1].path == "data.max_bad_share"
-    found = prepare(enough, VOCABULARY, tmp_path / "cache", tokenizer_of("turns"))
-    assert (found.train.num_documents, found.stats["left_out"]["bad"]) == (27, 3)
+    corpus = prepare(enough, VOCABULARY, tmp_path / "cache", tokenizer_of("turns"))
+    assert (corpus.train.num_documents, corpus.stats["left_out"]["bad"]) == (27, 3)
 
 
 @pytest.mark.slow
@@ -148,15 +148,15 @@ def test_rows_of_parquet_are_checked_likewise(tmp_path: Path) -> None:
 
 
 def test_a_bad_line_of_parallel_text_removes_its_translation_and_counts_once(tmp_path: Path) -> None:
-    written(tmp_path / "de", b"eins", b"\xff", b"drei")
-    written(tmp_path / "en", b"one", b"two", b"three")
+    write_lines(tmp_path / "de", b"eins", b"\xff", b"drei")
+    write_lines(tmp_path / "en", b"one", b"two", b"three")
     assert problems_of(text_spec(tmp_path), tmp_path)[0].value == f"{tmp_path}/de, line 2"
     skip = text_spec(tmp_path, on_bad="skip", max_bad_share=0.5)
     assert problems_of(skip, tmp_path) == ()
     complete = [(pair.source, pair.target) for pair in corpus_of(skip).pairs() if pair.source and pair.target]
     assert complete == [("eins", "one"), ("drei", "three")]
-    written(tmp_path / "de", *[b"\xff"] * 6, *[b"eins"] * 4)
-    written(tmp_path / "en", *[b"one"] * 10)
+    write_lines(tmp_path / "de", *[b"\xff"] * 6, *[b"eins"] * 4)
+    write_lines(tmp_path / "en", *[b"one"] * 10)
     faults = Faults()
     list(corpus_of(text_spec(tmp_path)).records(faults))
     assert (faults.num_bad, faults.num_records) == (6, 10)
@@ -164,24 +164,24 @@ def test_a_bad_line_of_parallel_text_removes_its_translation_and_counts_once(tmp
 
 
 def test_reports_are_bounded(tmp_path: Path) -> None:
-    rows = [json.dumps({chr(97 + at % 26) * (1 + at % 50): 1}).encode() for at in range(5000)]
+    rows = [json.dumps({chr(97 + index % 26) * (1 + index % 50): 1}).encode() for index in range(5000)]
     kinds = [b'{"text": %s}' % value for value in (b"1", b"null", b"[]", b"{}", b"true")]
-    problems = problems_of(spec_of("documents", written(tmp_path / "a.jsonl", *rows, *kinds * 500)), tmp_path)
+    problems = problems_of(spec_of("documents", write_lines(tmp_path / "a.jsonl", *rows, *kinds * 500)), tmp_path)
     assert 1 < len(problems) <= MAX_KINDS + 2
     assert all(str(problem).count("line ") <= MAX_EXAMPLES + 2 for problem in problems)
     assert sum(len(str(problem)) for problem in problems) < 50_000
 
 
 def test_a_share_without_skipping_changes_no_key(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.jsonl", *[json.dumps(GOOD["documents"]).encode()] * 3)
-    plain, other = spec_of("documents", path), spec_of("documents", path, max_bad_share=0.3)
-    first, second = (prepare(data, VOCABULARY, tmp_path / "c", tokenizer_of("chatml")).key for data in (plain, other))
+    path = write_lines(tmp_path / "a.jsonl", *[json.dumps(GOOD["documents"]).encode()] * 3)
+    plain, variant = spec_of("documents", path), spec_of("documents", path, max_bad_share=0.3)
+    first, second = (prepare(data, VOCABULARY, tmp_path / "c", tokenizer_of("chatml")).key for data in (plain, variant))
     assert first == second
 
 
 @pytest.mark.parametrize("corpus", ["documents", "jsonl", "chat"])
 def test_a_pass_ends_at_its_deadline_though_every_record_is_bad(corpus: str, tmp_path: Path) -> None:
-    data = spec_of(corpus, written(tmp_path / "a.jsonl", *[b"{"] * 100))
+    data = spec_of(corpus, write_lines(tmp_path / "a.jsonl", *[b"{"] * 100))
     faults = Faults.from_spec(data, deadline=0.0)
     with pytest.raises(DeadlineExceeded):
         list(corpus_of(data).records(faults))
@@ -191,13 +191,13 @@ def test_a_pass_ends_at_its_deadline_though_every_record_is_bad(corpus: str, tmp
 @pytest.mark.slow
 def test_bad_records_do_not_extend_what_a_check_reads(tmp_path: Path) -> None:
     num_lines, faults = CHECK_BYTES // 2, Faults()
-    path = written(tmp_path / "a.jsonl", *[b"{[{[{[{"] * num_lines)
+    path = write_lines(tmp_path / "a.jsonl", *[b"{[{[{[{"] * num_lines)
     assert not list(records(DataFile("data", Location("file", str(path))), faults, CHECK_BYTES))
     assert 0 < faults.num_records < num_lines
 
 
 def test_a_line_without_end_is_read_up_to_the_limit(tmp_path: Path) -> None:
-    file, faults = DataFile("data", Location("file", str(written(tmp_path / "a.txt", b"x" * 5000, b"y")))), Faults()
+    file, faults = DataFile("data", Location("file", str(write_lines(tmp_path / "a.txt", b"x" * 5000, b"y")))), Faults()
     lines = Lines(file, 1000, max_line_bytes=100, faults=faults)
     assert list(lines) == [(1, "")]
     assert not lines.has_ended, "the rest of the line is not read"

@@ -94,9 +94,9 @@ def test_system_catalogs_are_read_english_ones_left_out_and_damaged_ones_reporte
 
 def test_the_fingerprint_follows_the_content_of_the_languages_that_are_read(tmp_path):
     folder = system_catalogs(tmp_path, "pl", "cs")
-    every, polish = (system_corpus(folder, *languages).fingerprint() for languages in ((), ("pl",)))
+    all_languages, polish = (system_corpus(folder, *languages).fingerprint() for languages in ((), ("pl",)))
     book_of(POLISH, {"msgid": "New", "msgstr": "Nové"}).save_as_mofile(str(folder / "cs" / "LC_MESSAGES" / "app.mo"))
-    assert system_corpus(folder).fingerprint() != every
+    assert system_corpus(folder).fingerprint() != all_languages
     assert system_corpus(folder, "pl").fingerprint() == polish
 
 

@@ -42,27 +42,27 @@ def jsonl(*paths):
 
 
 @pytest.fixture
-def outside(tmp_path):
+def outside_folder(tmp_path):
     return tmp_path / "outside"
 
 
 @pytest.fixture
-def root(tmp_path, outside):
+def root(tmp_path, outside_folder):
     root = tmp_path / "data"
-    for folder in (root, root / "folder", outside, tmp_path / "data-more"):
+    for folder in (root, root / "folder", outside_folder, tmp_path / "data-more"):
         folder.mkdir()
-    for folder in (root / "folder", tmp_path, outside, tmp_path / "data-more"):
+    for folder in (root / "folder", tmp_path, outside_folder, tmp_path / "data-more"):
         write_jsonl(folder / "secret.jsonl", sentences(20))
     write_jsonl(root / "ok.jsonl", sentences(20))
-    (root / "link.jsonl").symlink_to(outside / "secret.jsonl")
-    (root / "out").symlink_to(outside)
+    (root / "link.jsonl").symlink_to(outside_folder / "secret.jsonl")
+    (root / "out").symlink_to(outside_folder)
     os.mkfifo(root / "pipe")
     return root
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_is_outside_is_refused_at_its_place(root, outside, attack):
-    path, ok = attack.format(root=root, outside=outside), str(root / "ok.jsonl")
+def test_what_is_outside_is_refused_at_its_place(root, outside_folder, attack):
+    path, ok = attack.format(root=root, outside=outside_folder), str(root / "ok.jsonl")
     files = (TextPair(source=ok, target=path, lang="de"),)
     for data, place in (
         (jsonl(ok, path), "data.paths[1]"), (ParallelTextSpec(corpus="text", files=files), "data.files[0].target"),
@@ -73,30 +73,30 @@ def test_what_is_outside_is_refused_at_its_place(root, outside, attack):
         assert (problem.path, problem.value) == (place, path)
 
 
-def test_an_error_never_tells_whether_something_outside_exists(root, outside):
+def test_an_error_never_tells_whether_something_outside_exists(root, outside_folder):
     def rule(path):
         with refused("not_allowed", "data.paths[0]") as error:
             check(jsonl(path), [str(root)])
         return error.value.problems[0].rule
 
-    for folder in (outside, root / "out"):
+    for folder in (outside_folder, root / "out"):
         assert rule(f"{folder}/secret.jsonl") == rule(f"{folder}/nothing.jsonl") == rule(f"{folder}/*.jsonl")
     with refused("not_allowed", "data.paths[0]"):  # no roots allow nothing
         check(jsonl(root / "ok.jsonl"), [])
 
 
-def test_an_outward_link_is_named_without_its_target(root, outside):
-    (root / "folder/away.jsonl").symlink_to(outside / "secret.jsonl")
-    (outside / "circle").symlink_to(outside / "circle")
-    (root / "circle.jsonl").symlink_to(outside / "circle")
+def test_an_outward_link_is_named_without_its_target(root, outside_folder):
+    (root / "folder/away.jsonl").symlink_to(outside_folder / "secret.jsonl")
+    (outside_folder / "circle").symlink_to(outside_folder / "circle")
+    (root / "circle.jsonl").symlink_to(outside_folder / "circle")
     with refused("not_allowed", "data.paths[0]", f"{root}/circle.jsonl"):
         check(jsonl(root / "circle.jsonl"), [str(root)])
     for pattern in ("folder/*.jsonl", "folder/away.jsonl", "*er/away.jsonl"):
-        with refused("not_allowed", "data.paths[0]") as caught:
+        with refused("not_allowed", "data.paths[0]") as error:
             check(jsonl(root / pattern), [str(root)])
-        (problem,) = caught.value.problems
+        (problem,) = error.value.problems
         assert problem.rule.endswith(f": {root}/folder/away.jsonl")
-        assert str(outside) not in str(problem)
+        assert str(outside_folder) not in str(problem)
 
 
 def test_preparing_is_confined_as_checking_is(root, tmp_path):
@@ -106,18 +106,18 @@ def test_preparing_is_confined_as_checking_is(root, tmp_path):
 
 
 @pytest.mark.parametrize("part", ["folder/secret.jsonl", "folder"])
-def test_a_path_swapped_for_a_link_after_its_check_is_not_read(root, outside, part):
+def test_a_path_swapped_for_a_link_after_its_check_is_not_read(root, outside_folder, part):
     (location,) = Locator([str(root)]).locate("data.paths[0]", str(root / "folder/secret.jsonl"))
     (root / part).rename(root / "aside")
-    (root / part).symlink_to(outside if part == "folder" else outside / "secret.jsonl")
+    (root / part).symlink_to(outside_folder if part == "folder" else outside_folder / "secret.jsonl")
     with pytest.raises(OSError, match="outside"), location.open():
         pass
     with pytest.raises(OSError, match="outside"):
         location.fingerprint()
 
 
-@pytest.mark.parametrize("written", ["{root}", "{root}/", "file://{root}", "local://{root}", "{root}-link", "/"])
-def test_what_is_under_a_root_is_allowed_however_the_root_is_written(root, written):
+@pytest.mark.parametrize("spelling", ["{root}", "{root}/", "file://{root}", "local://{root}", "{root}-link", "/"])
+def test_what_is_under_a_root_is_allowed_however_the_root_is_written(root, spelling):
     """Also through links that stay beneath it, as in a cache of models."""
     root.with_name("data-link").symlink_to(root)
     (root / "blobs").mkdir()
@@ -126,7 +126,7 @@ def test_what_is_under_a_root_is_allowed_however_the_root_is_written(root, writt
     (root / "linked").symlink_to(root / "blobs")
     for path in ("{root}/ok.jsonl", "file://{root}/ok.jsonl", "{root}-link/ok.jsonl", "{root}/o*.jsonl",
                  "{root}/linked/a1b2", "{root}/link*d/a*"):  # fmt: skip
-        check(jsonl(path.format(root=root)), [written.format(root=root)])
+        check(jsonl(path.format(root=root)), [spelling.format(root=root)])
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.refusals import refused
 from tests.unit import chats
 from tests.unit.chats import ANSWER, DATE, OTHER, STRUCTURES, TAKES_TURNS, USER
 from tests.unit.documents import job
-from tests.unit.published_templates import published
+from tests.unit.published_templates import read_template
 
 VOCABULARY = 480
 GOOD = {"prompt": "q", "completion": "a"}
@@ -32,7 +32,7 @@ PLAIN = tokenizers.Tokenizer.from_str(chats.tokenizer_json())
 
 def tokenizer_of(name: str) -> ModelTokenizer:
     """Tokenizer with a template of STRUCTURES, with TAKES_TURNS ("turns"), or with a published one."""
-    source = STRUCTURES[name].source if name in STRUCTURES else TAKES_TURNS if name == "turns" else published(name)
+    source = STRUCTURES[name].source if name in STRUCTURES else TAKES_TURNS if name == "turns" else read_template(name)
     return ModelTokenizer(chats.tokenizer_files(source), eos_id=1, bos_id=0)
 
 
@@ -48,20 +48,20 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return path.parent
 
 
-def prepared(data: Any, folder: Path, name: str = "chatml", **further: Any) -> PreparedSequences:
+def prepare_in(data: Any, folder: Path, name: str = "chatml", **further: Any) -> PreparedSequences:
     return prepare(data, VOCABULARY, folder / "cache", tokenizer_of(name), **further)
 
 
-def checked(data: Any, folder: Path, name: str = "chatml") -> None:
+def check_in(data: Any, folder: Path, name: str = "chatml") -> None:
     check(data, [str(folder)], tokenizer_of(name))
 
 
 def reading(name: str, row: dict[str, Any], max_tokens: int) -> tuple[list[int], list[int], list[int]]:
     """(input ids, labels, -1 where nothing is learned, all ids) of a conversation, from a plain reading."""
     pieces = STRUCTURES[name].read(row["messages"], row.get("tools"))
-    learned = [is_learned for piece, is_learned in pieces for _ in piece]
+    learned_chars = [is_learned for piece, is_learned in pieces for _ in piece]
     encoding = PLAIN.encode("".join(piece for piece, _ in pieces), add_special_tokens=False)
-    labels = [id if any(learned[a:b]) else -1 for id, (a, b) in zip(encoding.ids, encoding.offsets, strict=True)]
+    labels = [id if any(learned_chars[a:b]) else -1 for id, (a, b) in zip(encoding.ids, encoding.offsets, strict=True)]
     return encoding.ids[:-1][:max_tokens], labels[1:][:max_tokens], encoding.ids
 
 
@@ -86,19 +86,19 @@ def test_each_conversation_is_whole_in_one_row_with_the_labels_of_a_plain_readin
     write(tmp_path / "data" / "a.jsonl", rows[:7])
     folder = write(tmp_path / "data" / "b.jsonl", rows[7:])
     for max_tokens in (1000, 90):
-        found = prepared(chat(folder, max_tokens=max_tokens), tmp_path, name)
+        corpus = prepare_in(chat(folder, max_tokens=max_tokens), tmp_path, name)
         readings = [reading(name, row, max_tokens) for row in rows]
         expected = [(read, labels) for read, labels, _ in readings if any(label >= 0 for label in labels)]
         cut = sum(len(ids) - 1 > max_tokens for _, _, ids in readings)
-        assert sorted(pieces_of(found.train)) == sorted(expected)
-        assert (found.stats["cut"], found.stats["nothing_left"]) == (cut, len(rows) - len(expected))
+        assert sorted(pieces_of(corpus.train)) == sorted(expected)
+        assert (corpus.stats["cut"], corpus.stats["nothing_left"]) == (cut, len(rows) - len(expected))
         assert (max_tokens == 1000) == (cut == 0)
-        assert found.train.num_targets == sum(label >= 0 for _, labels in expected for label in labels)
-        assert found.train.num_documents == len(expected)
-        labels = found.train.rows(range(found.train.num_rows)).labels
-        assert np.array_equal(found.train.row_targets, (labels >= 0).sum(1))
+        assert corpus.train.num_targets == sum(label >= 0 for _, labels in expected for label in labels)
+        assert corpus.train.num_documents == len(expected)
+        labels = corpus.train.rows(range(corpus.train.num_rows)).labels
+        assert np.array_equal(corpus.train.row_targets, (labels >= 0).sum(1))
         counts = np.bincount(labels[labels >= 0], minlength=VOCABULARY)
-        assert np.array_equal(found.train.label_counts(VOCABULARY), counts)
+        assert np.array_equal(corpus.train.label_counts(VOCABULARY), counts)
 
 
 @pytest.mark.slow
@@ -111,8 +111,8 @@ def test_parquet_holds_the_same_as_lines(tmp_path: Path):
     (tmp_path / "parquet").mkdir()
     table = pyarrow.Table.from_pylist([{"tools": None, **row} for row in rows])
     pyarrow.parquet.write_table(table, tmp_path / "parquet" / "a.parquet")
-    checked(chat(tmp_path / "parquet"), tmp_path)
-    lines, parquet = (prepared(chat(tmp_path / form, max_tokens=2000), tmp_path) for form in ("lines", "parquet"))
+    check_in(chat(tmp_path / "parquet"), tmp_path)
+    lines, parquet = (prepare_in(chat(tmp_path / form, max_tokens=2000), tmp_path) for form in ("lines", "parquet"))
     assert pieces_of(lines.train) == pieces_of(parquet.train)
 
 
@@ -125,37 +125,37 @@ def random_pair(rng: random.Random) -> dict[str, Any]:
 def test_both_answers_of_a_pair_are_neighbours_the_preferred_one_first(tmp_path: Path):
     rng = random.Random(5)
     rows = [random_pair(rng) for _ in range(40)]
-    found = prepared(
+    corpus = prepare_in(
         chat(write(tmp_path / "data" / "a.jsonl", rows), corpus="preference", max_tokens=600), tmp_path, "llama"
     )
-    assert found.train.num_each == 2
+    assert corpus.train.num_each == 2
     expected = []
     for row in rows:
         pair = []
-        shown = "".join(text for text, _ in STRUCTURES["llama"].read(row["prompt"], None))
-        num_prompt_ids = len(PLAIN.encode(shown, add_special_tokens=False).ids)
+        prompt = "".join(text for text, _ in STRUCTURES["llama"].read(row["prompt"], None))
+        num_prompt_ids = len(PLAIN.encode(prompt, add_special_tokens=False).ids)
         for key in ("chosen", "rejected"):
             read, labels, _ = reading("llama", {"messages": [*row["prompt"], *row[key]]}, 300)
             pair.append((read, [-1] * min(num_prompt_ids, len(labels)) + labels[num_prompt_ids:]))
         if pair[0] != pair[1] and all(any(label >= 0 for label in labels) for _, labels in pair):
             expected.append(tuple(pair))
     assert len(expected) > 20
-    pieces = pieces_of(found.train)
+    pieces = pieces_of(corpus.train)
     assert sorted(zip(pieces[::2], pieces[1::2], strict=True)) == sorted(expected)
-    documents = found.train.rows(range(found.train.num_rows)).documents
-    assert np.array_equal(found.train.row_targets, (documents.max(1) + 1) // 2)
-    assert found.train.num_documents == len(expected)
+    documents = corpus.train.rows(range(corpus.train.num_rows)).documents
+    assert np.array_equal(corpus.train.row_targets, (documents.max(1) + 1) // 2)
+    assert corpus.train.num_documents == len(expected)
     spec = job({"corpus": "packages", "max_tokens": 600}, batch_tokens=1200)
-    batch = SequenceSampler(found.train, spec).batch(3)
-    assert batch.num_targets == found.train.row_targets[batch.rows].sum()
+    batch = SequenceSampler(corpus.train, spec).batch(3)
+    assert batch.num_targets == corpus.train.row_targets[batch.rows].sum()
 
 
 def test_answers_to_the_same_prompt_are_held_out_together(tmp_path: Path):
     rows = [{"prompt": f"question {number // 4}", "completion": f"answer {number}"} for number in range(400)]
-    found = prepared(chat(write(tmp_path / "data" / "a.jsonl", rows), held_out=0.3), tmp_path)
-    held_out = found.held_out["conversations"]
+    corpus = prepare_in(chat(write(tmp_path / "data" / "a.jsonl", rows), held_out=0.3), tmp_path)
+    held_out = corpus.held_out["conversations"]
     assert 50 < held_out.num_documents < 200
-    answers = [held_out.text(at).decode() for at in range(held_out.num_documents)]
+    answers = [held_out.text(index).decode() for index in range(held_out.num_documents)]
     numbers = {int(text.removeprefix("answer ").removesuffix("<|im_end|>\n")) for text in answers}
     assert all({4 * (number // 4) + sibling for sibling in range(4)} <= numbers for number in numbers)
     prompt = PLAIN.decode(held_out.beginning(0).tolist(), skip_special_tokens=False)
@@ -177,7 +177,7 @@ def test_packing_cuts_nothing_and_keeps_pairs_together(lengths: list[int], lengt
         documents = packing.documents[first:stop].tolist()
         row_lengths.append(sum(lengths[document] for document in documents))
         pairs = [document // num_each for document in documents]
-        assert documents == [pair * num_each + at for pair in pairs[::num_each] for at in range(num_each)]
+        assert documents == [pair * num_each + member for pair in pairs[::num_each] for member in range(num_each)]
     # Best fit leaves no two rows that would go into one.
     row_lengths.sort()
     assert row_lengths[-1] <= length
@@ -187,47 +187,47 @@ def test_packing_cuts_nothing_and_keeps_pairs_together(lengths: list[int], lengt
 def test_a_record_that_the_template_refuses_is_named_with_its_line(tmp_path: Path):
     """Before anything is launched, and while the corpus is prepared. Other bad records: test_data_bad_records.py."""
     folder = write(tmp_path / "data" / "a.jsonl", [GOOD, {"messages": [ANSWER, OTHER]}])
-    for act in (checked, prepared):
+    for act in (check_in, prepare_in):
         with refused("unsupported", "data.paths[0]", f"{folder}/a.jsonl, line 2"):
             act(chat(folder), tmp_path, "turns")
 
 
 def test_half_a_surrogate_pair_is_replaced_and_nesting_without_end_refused(tmp_path: Path):
     folder = write(tmp_path / "data" / "a.jsonl", [{"prompt": "q \ud800", "completion": "a \udc00 b"}])
-    ((_, labels),) = pieces_of(prepared(chat(folder), tmp_path).train)
+    ((_, labels),) = pieces_of(prepare_in(chat(folder), tmp_path).train)
     assert PLAIN.decode([label for label in labels if label >= 0]) == "a ? b\n"
     deep: Any = "x"
     for _ in range(sys.getrecursionlimit() - 60):
         deep = [deep]
     (folder / "a.jsonl").write_text(json.dumps({"messages": [USER, ANSWER], "tools": [deep]}) + "\n")
     with refused("invalid_syntax", "data.paths[0]"):
-        prepared(chat(folder), tmp_path)
+        prepare_in(chat(folder), tmp_path)
 
 
 def test_what_has_no_records_or_no_answers_is_refused(tmp_path: Path):
     folder = write(tmp_path / "data" / "a.jsonl", [])
     with refused("empty", "data.paths[0]"):
-        checked(chat(folder), tmp_path)
+        check_in(chat(folder), tmp_path)
     with refused("empty", "data.paths"):
-        prepared(chat(folder), tmp_path)
+        prepare_in(chat(folder), tmp_path)
     write(folder / "a.jsonl", [{"prompt": "a long question " * 20, "completion": "a"}])
     with refused("empty", "data", None):
-        prepared(chat(folder, max_tokens=16), tmp_path)
+        prepare_in(chat(folder, max_tokens=16), tmp_path)
     with refused("not_allowed", "data.paths[0]"):
-        checked(chat(folder), tmp_path / "elsewhere")
+        check_in(chat(folder), tmp_path / "elsewhere")
     (folder / "a.jsonl").unlink()
     pyarrow.parquet.write_table(pyarrow.table({"text": ["x"]}), folder / "a.parquet")
     with refused("missing", "data.paths[0]"):
-        checked(chat(folder), tmp_path)
+        check_in(chat(folder), tmp_path)
 
 
 def test_the_key_follows_template_and_date_and_the_report_says_how_answers_are_found(tmp_path: Path):
     folder = write(tmp_path / "data" / "a.jsonl", [GOOD] * 3)
     report: list[str] = []
-    keys = [prepared(chat(folder), tmp_path, name, report=report.append).key for name in ("llama", "chatml", "llama")]
-    keys.append(prepared(chat(folder).model_copy(update={"date": "2026-03-10"}), tmp_path, "llama").key)
+    keys = [prepare_in(chat(folder), tmp_path, name, report=report.append).key for name in ("llama", "chatml", "llama")]
+    keys.append(prepare_in(chat(folder).model_copy(update={"date": "2026-03-10"}), tmp_path, "llama").key)
     assert (keys[0] == keys[2], len(set(keys))) == (True, 3)
-    prepared(chat(folder), tmp_path, "chatml, marked", report=report.append)
+    prepare_in(chat(folder), tmp_path, "chatml, marked", report=report.append)
     text = "\n".join(report)
     assert "the assistant's, found by the text that each answer adds; conversations truncated at 512 tokens: 0" in text
     assert "the assistant's, found by the template's generation marks" in text
@@ -237,29 +237,29 @@ def test_answers_in_rows_of_their_own_and_ignored_keys_are_counted_and_reported(
     report: list[str] = []
     messages = [USER, {**ANSWER, "thinking": "t"}, USER, OTHER]
     folder = write(tmp_path / "data" / "a.jsonl", [{"messages": messages, "id": 1, "source": "x"}, GOOD])
-    found = prepared(chat(folder), tmp_path, "qwen3", report=report.append)
-    assert found.train.num_documents == 3
-    assert found.stats["written"] | {"thoughts": 0} == {
+    corpus = prepare_in(chat(folder), tmp_path, "qwen3", report=report.append)
+    assert corpus.train.num_documents == 3
+    assert corpus.stats["written"] | {"thoughts": 0} == {
         "conversations": 2, "apart": 1, "rows_apart": 2, "thoughts": 0, "contents": 0, "openings": 0, "calls": 0,
     }  # fmt: skip
-    assert found.stats["unread"] == ["id", "source"]
+    assert corpus.stats["unread"] == ["id", "source"]
     text = "\n".join(report)
     assert "1 of 2 conversations are learned in 2 rows" in text
     assert "ignored keys of records: 'id', 'source'" in text
-    assert (found.stats["answers"], found.stats["closed"], found.stats["closers"]) == (3, 3, [4])
-    assert found.ends == {1, 4}
+    assert (corpus.stats["answers"], corpus.stats["closed"], corpus.stats["closers"]) == (3, 3, [4])
+    assert corpus.ends == {1, 4}
     pair = {"prompt": "q", "chosen": [ANSWER, USER, OTHER], "rejected": "c"}
     write(folder / "a.jsonl", [{"prompt": "q", "chosen": "b", "rejected": "c"}, pair])
     with refused("unsupported", "data.paths[0]"):  # its first answer needs a row of its own
-        checked(chat(folder, corpus="preference"), tmp_path, "qwen3")
+        check_in(chat(folder, corpus="preference"), tmp_path, "qwen3")
 
 
 def test_pairs_with_equal_truncated_answers_are_left_out_and_counted(tmp_path: Path):
-    same = {"prompt": "q", "chosen": "a " * 60 + "b", "rejected": "a " * 60 + "c"}
+    pair = {"prompt": "q", "chosen": "a " * 60 + "b", "rejected": "a " * 60 + "c"}
     report: list[str] = []
-    folder = write(tmp_path / "data" / "a.jsonl", [same, {"prompt": "q", "chosen": "b", "rejected": "c"}])
-    found = prepared(chat(folder, corpus="preference", max_tokens=80), tmp_path, report=report.append)
-    assert (found.train.num_documents, found.stats["alike"], found.stats["cut"]) == (1, 1, 1)
+    folder = write(tmp_path / "data" / "a.jsonl", [pair, {"prompt": "q", "chosen": "b", "rejected": "c"}])
+    corpus = prepare_in(chat(folder, corpus="preference", max_tokens=80), tmp_path, report=report.append)
+    assert (corpus.train.num_documents, corpus.stats["alike"], corpus.stats["cut"]) == (1, 1, 1)
     text = "\n".join(report)
     assert "truncated at 40 tokens: 1, left out without an answer: 0" in text
     assert "pairs left out because their truncated answers are equal: 1" in text

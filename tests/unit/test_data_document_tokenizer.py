@@ -44,9 +44,9 @@ def test_merges_are_learned_from_the_same_texts_in_any_order_and_not_from_held_o
     documents = [SourceDocument("a", text, False) for text in texts(40)]
     held_out = [SourceDocument("a", "held out " * 10, True)]
     assert sorted(sample(documents)) == sorted(texts(40))
-    few = sample(documents + held_out, max_chars=500)
-    assert few == sample(held_out + documents[::-1], max_chars=500)
-    assert 0 < sum(map(len, few)) <= 500
+    excerpts = sample(documents + held_out, max_chars=500)
+    assert excerpts == sample(held_out + documents[::-1], max_chars=500)
+    assert 0 < sum(map(len, excerpts)) <= 500
     assert sample(documents[:1], max_chars=1) == texts(1)
 
 
@@ -59,9 +59,9 @@ def test_a_long_document_is_encoded_in_parts_to_the_same_text(monkeypatch):
         SourceDocument("a", long, False),
         SourceDocument("b", "last", True),
     ]
-    encoded = list(encode_documents(OURS, documents))
-    assert [document.document for document in encoded] == documents
-    assert [OURS.decode(document.ids.tolist()) for document in encoded] == ["short", long, "last"]
+    encoded_documents = list(encode_documents(OURS, documents))
+    assert [document.document for document in encoded_documents] == documents
+    assert [OURS.decode(document.ids.tolist()) for document in encoded_documents] == ["short", long, "last"]
 
 
 def given_tokenizer(pattern=r"\w+|\W", **fields):
@@ -82,14 +82,18 @@ def given_tokenizer(pattern=r"\w+|\W", **fields):
 
 
 def test_no_text_is_encoded_as_a_special_token_of_a_given_tokenizer():
-    given = given_tokenizer()
-    require_usable(given, given.eos_id + 2, sample=["hello é"])
-    tokenizer = Tokenizer.of_model(given.files["tokenizer.json"].decode(), bos_id=None, eos_id=given.eos_id)
+    original = given_tokenizer()
+    require_usable(original, original.eos_id + 2, sample=["hello é"])
+    tokenizer = Tokenizer.of_model(original.files["tokenizer.json"].decode(), bos_id=None, eos_id=original.eos_id)
     text = "a <|end|> b <|user|><unk>\n"
     ids = tokenizer.encode(text)
-    assert max(ids) < given.eos_id
-    assert tokenizer.decode([given.eos_id, *ids, given.eos_id + 1]) == text
-    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.num_ids) == (given.eos_id, given.eos_id, given.eos_id + 2)
+    assert max(ids) < original.eos_id
+    assert tokenizer.decode([original.eos_id, *ids, original.eos_id + 1]) == text
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.num_ids) == (
+        original.eos_id,
+        original.eos_id,
+        original.eos_id + 2,
+    )
 
 
 @pytest.mark.sample(1)

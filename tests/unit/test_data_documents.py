@@ -81,10 +81,10 @@ def test_a_text_is_cut_between_its_characters(tmp_path, mark, letter):
 def test_a_file_of_two_sources_belongs_to_the_first(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(name)
-    single, every = {"paths": [f"{tmp_path}/a.txt"]}, {"paths": [f"{tmp_path}/*.txt"]}
-    assert read(documents(single, every)) == [("source-1", "a"), ("source-2", "b")]
+    single, all_files = {"paths": [f"{tmp_path}/a.txt"]}, {"paths": [f"{tmp_path}/*.txt"]}
+    assert read(documents(single, all_files)) == [("source-1", "a"), ("source-2", "b")]
     with refused("duplicate", "data.sources[1].paths", None):
-        check(documents(every, single), [str(tmp_path)])
+        check(documents(all_files, single), [str(tmp_path)])
 
 
 def test_a_missing_column_is_named_with_the_existing_ones(tmp_path):
@@ -101,9 +101,9 @@ def test_an_invalid_parquet_file_is_refused(tmp_path, content):
     (tmp_path / "a.parquet").write_bytes(content)
     spec = documents({"paths": [f"{tmp_path}/a.parquet"]})
     for act in (lambda: check(spec, [str(tmp_path)]), lambda: read(spec)):
-        with pytest.raises(SpecError) as caught:
+        with pytest.raises(SpecError) as error:
             act()
-        (problem,) = caught.value.problems
+        (problem,) = error.value.problems
         assert (problem.code, problem.path) in (("corrupt", PLACE), ("unreadable", PLACE))
 
 
@@ -116,17 +116,17 @@ def test_files_must_be_under_the_roots(tmp_path):
 def test_equal_documents_are_held_out_together_in_any_corpus(tmp_path):
     rows = [{"text": f"document {index % 500}"} for index in range(1000)]
     path = write_jsonl(tmp_path / "a.jsonl", rows)
-    other = write_jsonl(tmp_path / "b.jsonl", [{"text": f"more {index}"} for index in range(50)] + rows[::-1])
+    longer_path = write_jsonl(tmp_path / "b.jsonl", [{"text": f"more {index}"} for index in range(50)] + rows[::-1])
 
     def held_out(path, share=0.1):
         spec = documents({"paths": [path]}, held_out=share)
         return {document.text: document.is_held_out for document in build(spec).documents()}
 
-    found, among_others = held_out(path), held_out(other)
-    assert 20 < sum(found.values()) < 80
-    assert {text: among_others[text] for text in found} == found
-    more = held_out(path, 0.2)
-    assert all(more[text] for text, is_held_out in found.items() if is_held_out)
+    marks, among_others = held_out(path), held_out(longer_path)
+    assert 20 < sum(marks.values()) < 80
+    assert {text: among_others[text] for text in marks} == marks
+    larger_share = held_out(path, 0.2)
+    assert all(larger_share[text] for text, is_held_out in marks.items() if is_held_out)
     assert not any(held_out(path, 0.0).values())
 
 

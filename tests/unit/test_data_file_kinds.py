@@ -100,9 +100,9 @@ OTHERS: dict[str, tuple[bytes, ProblemCode]] = {
 def test_files_of_other_kinds_are_refused(kind: str, format: str, tmp_path: Path) -> None:
     content, code = OTHERS[kind]
     (tmp_path / "a").write_bytes(content)
-    where = ", line 4" if kind == "latin-1" else ""
+    location = ", line 4" if kind == "latin-1" else ""
     for act in (check, lambda spec, roots: list(build(spec).documents())):
-        with refused(code, PLACE, f"{tmp_path}/a{where}"):
+        with refused(code, PLACE, f"{tmp_path}/a{location}"):
             act(spec_of(tmp_path / "a", format=format), [str(tmp_path)])
 
 
@@ -132,7 +132,7 @@ def test_an_array_is_read_as_its_items(seed: int, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("text", "where", "code"),
+    ("text", "location", "code"),
     [
         ('[{"text": "a"}, {"text": }]', ", item 2", "invalid_syntax"),
         ('[{"text": "a"}, 7, {"text": "b"}]', ", item 2", "wrong_type"),
@@ -145,20 +145,20 @@ def test_an_array_is_read_as_its_items(seed: int, tmp_path: Path, monkeypatch: p
         ('{\n  "text": "a"\n}', "", "invalid_syntax"),
     ],
 )
-def test_mistakes_in_an_array_are_named_by_item(text: str, where: str, code: ProblemCode, tmp_path: Path) -> None:
+def test_mistakes_in_an_array_are_named_by_item(text: str, location: str, code: ProblemCode, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
-    with refused(code, PLACE, f"{tmp_path}/a.json{where}"):
+    with refused(code, PLACE, f"{tmp_path}/a.json{location}"):
         texts(tmp_path / "a.json")
 
 
-@pytest.mark.parametrize("others", [[], ['{"text": "a"}'], ["{", '{"text": "a"}']])
-def test_a_truncated_first_record_is_one_bad_record(others: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("lines", [[], ['{"text": "a"}'], ["{", '{"text": "a"}']])
+def test_a_truncated_first_record_is_one_bad_record(lines: list[str], tmp_path: Path) -> None:
     """And not an object over several lines."""
-    (tmp_path / "a.jsonl").write_text("\n".join(["{", *others]))
+    (tmp_path / "a.jsonl").write_text("\n".join(["{", *lines]))
     faults = Faults()
     read = list(rows(lines_of(tmp_path / "a.jsonl"), faults))
-    assert [row.where for row in read] == [f", line {len(others) + 1}"] * bool(others)
-    assert (faults.num_records, faults.num_bad) == (len(others) + 1, len(others) + 1 - len(read))
+    assert [row.where for row in read] == [f", line {len(lines) + 1}"] * bool(lines)
+    assert (faults.num_records, faults.num_bad) == (len(lines) + 1, len(lines) + 1 - len(read))
 
 
 def test_white_space_in_an_array_is_bounded(tmp_path: Path) -> None:

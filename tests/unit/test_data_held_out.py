@@ -26,18 +26,18 @@ def parts(corpus, seed=0, messages=0.1, pairs=0.1):
 
 @given(corpora, choices, st.randoms(use_true_random=False))
 def test_parts_are_disjoint_by_message_or_pair_in_any_order_of_the_corpus(pairs, choice, random):
-    chosen = parts(pairs, **choice)
-    trained = {(pair.target, pair.lang) for pair, part in chosen.items() if part is CorpusPart.TRAIN}
-    for pair, part in chosen.items():
-        in_training = {lang for lang in LANGS if (pair.target, lang) in trained}
+    part_of_pair = parts(pairs, **choice)
+    training_targets = {(pair.target, pair.lang) for pair, part in part_of_pair.items() if part is CorpusPart.TRAIN}
+    for pair, part in part_of_pair.items():
+        in_training = {lang for lang in LANGS if (pair.target, lang) in training_targets}
         assert part is not CorpusPart.UNSEEN or not in_training
         assert part is not CorpusPart.SEEN or in_training - {pair.lang}
-    assert parts(random.sample(pairs, len(pairs)), **choice) == chosen
+    assert parts(random.sample(pairs, len(pairs)), **choice) == part_of_pair
 
 
 @given(corpora, corpora, choices)
-def test_added_data_moves_no_held_out_pair_into_training(pairs, added, choice):
-    after = parts(list(dict.fromkeys([*added, *pairs])), **choice)
+def test_added_data_moves_no_held_out_pair_into_training(pairs, new_pairs, choice):
+    after = parts(list(dict.fromkeys([*new_pairs, *pairs])), **choice)
     for pair, part in parts(pairs, **choice).items():
         assert part is CorpusPart.TRAIN or after[pair] is part
 
@@ -47,16 +47,16 @@ def test_shares_are_as_requested_and_another_seed_chooses_others():
         Pair(lang, f"{lang} {message} {variant}", f"message {message}")
         for message in range(400) for lang in LANGS for variant in range(1 + message % 2)
     ]  # fmt: skip
-    chosen = list(parts(pairs).values())
-    assert 0.07 < chosen.count(CorpusPart.UNSEEN) / len(pairs) < 0.13
-    assert 0.06 < chosen.count(CorpusPart.SEEN) / len(pairs) < 0.12
-    assert list(parts(pairs, seed=1).values()) != chosen
+    pair_parts = list(parts(pairs).values())
+    assert 0.07 < pair_parts.count(CorpusPart.UNSEEN) / len(pairs) < 0.13
+    assert 0.06 < pair_parts.count(CorpusPart.SEEN) / len(pairs) < 0.12
+    assert list(parts(pairs, seed=1).values()) != pair_parts
     assert set(parts(pairs, messages=0, pairs=0).values()) == {CorpusPart.TRAIN}
 
 
 def test_messages_that_differ_in_case_and_punctuation_are_held_out_together():
     forms = ("save {}", "Save {}…")
     corpus = [Pair("de", f"{index}{form}", form.format(index)) for index in range(200) for form in forms]
-    chosen = list(parts(corpus, pairs=0).values())
-    assert chosen[::2] == chosen[1::2]
-    assert CorpusPart.UNSEEN in chosen
+    pair_parts = list(parts(corpus, pairs=0).values())
+    assert pair_parts[::2] == pair_parts[1::2]
+    assert CorpusPart.UNSEEN in pair_parts

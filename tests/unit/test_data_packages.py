@@ -49,28 +49,28 @@ def test_files_that_no_one_wrote_are_left_out(text, reason):
 
 
 def test_near_duplicates_are_found_under_other_indentation_and_comments():
-    seen = SeenLines()
-    seen.add(lines_of(CODE))
+    seen_lines = SeenLines()
+    seen_lines.add(lines_of(CODE))
     copy = CODE.replace("\n", "\n\n").replace("    return", "\t  return")
-    assert seen.has_most_of(lines_of(f"# another head\n{copy}new_line = 'here it is'\n"))
-    assert not seen.has_most_of(lines_of(CODE.replace("function", "method").replace("* ", "+ 1 + ")))
-    assert seen.has_most_of(lines_of("else:\n    pass\n")), "lines that say nothing"
+    assert seen_lines.has_most_of(lines_of(f"# another head\n{copy}new_line = 'here it is'\n"))
+    assert not seen_lines.has_most_of(lines_of(CODE.replace("function", "method").replace("* ", "+ 1 + ")))
+    assert seen_lines.has_most_of(lines_of("else:\n    pass\n")), "lines that say nothing"
 
 
 def test_no_text_is_both_trained_on_and_held_out():
     """The same distribution on both sides leaves nothing of it to train on."""
     corpus = Packages(training=FEW, held_out=(Distribution("h11"), Distribution("sqlparse")))
     documents = list(corpus.documents())
-    trained = [document for document in documents if not document.is_held_out]
+    training = [document for document in documents if not document.is_held_out]
     held_out = [document for document in documents if document.is_held_out]
-    assert {document.source for document in trained} == {"packages"}
+    assert {document.source for document in training} == {"packages"}
     assert set(Counter(document.source for document in held_out)) == {"h11", "sqlparse"}
     h11 = {file.path.read_text() for file in files_of(Distribution("h11"))}
-    assert not h11 & {document.text for document in trained}
-    seen = SeenLines()
-    for document in trained:
-        seen.add(lines_of(document.text))
-    assert not any(seen.has_most_of(lines_of(document.text)) for document in held_out)
+    assert not h11 & {document.text for document in training}
+    seen_lines = SeenLines()
+    for document in training:
+        seen_lines.add(lines_of(document.text))
+    assert not any(seen_lines.has_most_of(lines_of(document.text)) for document in held_out)
     assert corpus.facts()["left_out"]["near_duplicate"] >= len(h11) - 2
 
 
@@ -88,22 +88,23 @@ def test_a_distribution_that_is_not_installed_is_refused():
 def test_every_listed_distribution_is_pinned_and_required_by_this_package():
     """Each comes with this package itself, not with what tests and tools need."""
     root, names = Path(__file__).parents[2], {distribution.name for distribution in (*TRAINING, *HELD_OUT)}
-    pinned = {line.partition("==")[0] for line in (root / "constraints.txt").read_text().splitlines()}
+    pins = {line.partition("==")[0] for line in (root / "constraints.txt").read_text().splitlines()}
     assert len(names) == len(TRAINING) + len(HELD_OUT)
-    assert names <= pinned
+    assert names <= pins
     Packages().check()
-    required, to_do = set(), [("shardyard", frozenset())]
+    dependencies, to_do = set(), [("shardyard", frozenset())]
     while to_do:
         name, extras = to_do.pop()
-        if (name, extras) in required:
+        if (name, extras) in dependencies:
             continue
-        required.add((name, extras))
+        dependencies.add((name, extras))
         try:
             requirements = map(Requirement, metadata.distribution(name).requires or ())
         except metadata.PackageNotFoundError:
             continue
         to_do += [
-            (canonicalize_name(needed.name), frozenset(needed.extras)) for needed in requirements
-            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *extras))
+            (canonicalize_name(requirement.name), frozenset(requirement.extras)) for requirement in requirements
+            if requirement.marker is None
+            or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras))
         ]  # fmt: skip
-    assert names <= {name for name, _ in required}
+    assert names <= {name for name, _ in dependencies}

@@ -35,48 +35,48 @@ def texts(store):
 
 
 def test_stores_hold_texts_tokens_and_languages_and_held_out_messages_are_not_trained_on(spec, tmp_path):
-    prepared, report = run(spec, tmp_path)
-    stores = {"train": prepared.train, **prepared.held_out}
+    corpus, report = run(spec, tmp_path)
+    stores = {"train": corpus.train, **corpus.held_out}
     expected = {(row["source"], row["target"], row["lang"]) for row in sentences(150)}
     assert Counter(text for store in stores.values() for text in texts(store)) == Counter(expected)
     for name, store in stores.items():
-        assert store.num_pairs == prepared.stats["pairs"][name] > 0
+        assert store.num_pairs == corpus.stats["pairs"][name] > 0
         for index in range(0, store.num_pairs, 7):
             source, target, lang = store.text(index)
-            assert store.source(index).tolist() == [*prepared.tokenizers.source.encode(source), EOS]
-            assert store.target(index).tolist() == [*prepared.tokenizers.target.encode(target), EOS]
+            assert store.source(index).tolist() == [*corpus.tokenizers.source.encode(source), EOS]
+            assert store.target(index).tolist() == [*corpus.tokenizers.target.encode(target), EOS]
             assert store.source(index).dtype == np.int32
             assert store.source_lengths[index] == len(store.source(index))
             assert store.target_lengths[index] == len(store.target(index))
             assert store.langs[store.lang_ids[index]] == lang
     assert report[-1].startswith("prepared 600 pairs in 4 languages")
-    assert "600 pairs read from 1 files, 600 kept" in describe(prepared.stats)[0]
-    trained = {(target, lang) for _, target, lang in texts(prepared.train)}
-    for _, target, _ in texts(prepared.held_out["unseen"]):
-        assert not any((target, lang) in trained for lang in LANGS)
-    for _, target, lang in texts(prepared.held_out["seen"]):
-        assert (target, lang) not in trained
-        assert any((target, other) in trained for other in LANGS)
+    assert "600 pairs read from 1 files, 600 kept" in describe(corpus.stats)[0]
+    training_targets = {(target, lang) for _, target, lang in texts(corpus.train)}
+    for _, target, _ in texts(corpus.held_out["unseen"]):
+        assert not any((target, lang) in training_targets for lang in LANGS)
+    for _, target, lang in texts(corpus.held_out["seen"]):
+        assert (target, lang) not in training_targets
+        assert any((target, other_lang) in training_targets for other_lang in LANGS)
 
 
 def test_tokenizers_never_see_held_out_text(spec, tmp_path):
     """Another source text of held-out messages leaves the tokenizers identical."""
-    prepared, _ = run(spec, tmp_path)
-    unseen = {target for _, target, _ in texts(prepared.held_out["unseen"])}
+    corpus, _ = run(spec, tmp_path)
+    unseen = {target for _, target, _ in texts(corpus.held_out["unseen"])}
     rows = sentences(150)
     for row in rows:
         if row["target"] in unseen:
             row["source"] = "Ω" * 9 + row["source"]
-    other, _ = run(job({**spec.data.model_dump(), "paths": [write_jsonl(tmp_path / "b.jsonl", rows)]}), tmp_path)
-    assert other.folder != prepared.folder
-    assert other.tokenizers.source.to_json() == prepared.tokenizers.source.to_json()
+    variant, _ = run(job({**spec.data.model_dump(), "paths": [write_jsonl(tmp_path / "b.jsonl", rows)]}), tmp_path)
+    assert variant.folder != corpus.folder
+    assert variant.tokenizers.source.to_json() == corpus.tokenizers.source.to_json()
 
 
 def test_pairs_that_are_too_long_are_counted_and_not_stored(spec, tmp_path):
-    prepared, _ = run(job({**spec.data.model_dump(), "max_tokens": 8}), tmp_path)
-    assert prepared.stats["dropped"]["too_long"] > 0
-    assert prepared.stats["dropped"]["too_long"] + sum(prepared.stats["pairs"].values()) == 600
-    for store in (prepared.train, *prepared.held_out.values()):
+    corpus, _ = run(job({**spec.data.model_dump(), "max_tokens": 8}), tmp_path)
+    assert corpus.stats["dropped"]["too_long"] > 0
+    assert corpus.stats["dropped"]["too_long"] + sum(corpus.stats["pairs"].values()) == 600
+    for store in (corpus.train, *corpus.held_out.values()):
         assert max(store.source_lengths.max(), store.target_lengths.max()) <= 8
 
 
@@ -97,10 +97,10 @@ def test_a_corpus_is_rebuilt_for_what_changes_its_content_only(spec, tmp_path, p
         body = spec.model_dump(mode="json")
         body[part][field] = value
         spec = type(spec).parse(body)
-    again, report = run(spec, tmp_path, seed=value if part == "seed" else 0)
-    assert (again.folder == first.folder) is is_same
+    second, report = run(spec, tmp_path, seed=value if part == "seed" else 0)
+    assert (second.folder == first.folder) is is_same
     if is_same:
-        assert (report, again.stats) == ([], first.stats)
+        assert (report, second.stats) == ([], first.stats)
 
 
 def flip_last_byte(path):
@@ -125,12 +125,12 @@ def test_a_damaged_store_is_rebuilt_with_the_same_content(spec, tmp_path, damage
     first, _ = run(spec, tmp_path)
     before, rows = digests(first.folder), Sampler(first.train, spec).batch(3).part(0, 2).source
     damage(first.folder)
-    again, report = run(spec, tmp_path)
+    second, report = run(spec, tmp_path)
     assert report[0].startswith(f"rebuilding {first.folder.name}: ")
-    assert digests(again.folder) == before
-    assert np.array_equal(Sampler(again.train, spec).batch(3).part(0, 2).source, rows)
-    assert problem(again.folder) is None
-    assert [entry.name for entry in (tmp_path / "cache").iterdir() if entry.is_dir()] == [again.folder.name]
+    assert digests(second.folder) == before
+    assert np.array_equal(Sampler(second.train, spec).batch(3).part(0, 2).source, rows)
+    assert problem(second.folder) is None
+    assert [entry.name for entry in (tmp_path / "cache").iterdir() if entry.is_dir()] == [second.folder.name]
 
 
 PREPARE = """
@@ -204,10 +204,10 @@ def test_the_default_corpus_is_as_measured_and_its_unseen_messages_are_trained_o
     body = job({"corpus": "catalogs"}, batch_tokens=1024, group_tokens=512).model_dump(mode="json")
     body["model"] |= {"source_vocab_size": 4096, "target_vocab_size": 4096}
     spec = type(job({"corpus": "catalogs"})).parse(body)
-    prepared, _ = run(spec, tmp_path)
-    stats = prepared.stats
+    corpus, _ = run(spec, tmp_path)
+    stats = corpus.stats
     sizes = [sum(lang[part] for part in stats["pairs"]) for lang in stats["languages"].values()]
-    assert len(sizes) == len(prepared.train.langs) == pytest.approx(171, abs=5)
+    assert len(sizes) == len(corpus.train.langs) == pytest.approx(171, abs=5)
     page = " ".join((Path(__file__).parents[2] / "docs" / "jobs.md").read_text().split())
     assert f"{sum(size >= 500 for size in sizes)} languages with 500 pairs or more" in page
     assert stats["pairs"] == pytest.approx({"train": 300_000, "unseen": 5_400, "seen": 3_000}, rel=0.1)
@@ -216,15 +216,15 @@ def test_the_default_corpus_is_as_measured_and_its_unseen_messages_are_trained_o
     assert stats["unreadable"] == []
     assert [stats["languages"][lang]["script"] for lang in ("ru", "de")] == ["Cyrillic", "Latin"]
     assert stats["languages"]["ja"]["script"] in ("CJK", "Katakana", "Hiragana")
-    batches = [Sampler(prepared.train, spec).batch(step) for step in range(300)]
+    batches = [Sampler(corpus.train, spec).batch(step) for step in range(300)]
     assert sum(b.num_tokens for b in batches) >= 0.9 * sum(b.num_positions for b in batches)
-    unseen, trained = (
-        {target.casefold() for _, target, _ in texts(store)} for store in (prepared.held_out["unseen"], prepared.train)
+    unseen, training_targets = (
+        {target.casefold() for _, target, _ in texts(store)} for store in (corpus.held_out["unseen"], corpus.train)
     )
     assert unseen
-    assert not unseen & trained
-    Tokenizers.load(prepared.folder / "tokenizers")
-    assert set(LANGS) <= set(prepared.train.langs)
+    assert not unseen & training_targets
+    Tokenizers.load(corpus.folder / "tokenizers")
+    assert set(LANGS) <= set(corpus.train.langs)
 
 
 def test_a_corpus_that_changes_while_it_is_read_is_not_stored_under_its_first_hash(tmp_path, monkeypatch):

@@ -46,7 +46,7 @@ specs = st.builds(
 steps = st.integers(0, 2**40)
 
 
-def padded(ids, length):
+def pad_ids(ids, length):
     return [*map(int, ids), *[PAD] * (length - len(ids))]
 
 
@@ -59,15 +59,15 @@ def test_a_batch_has_its_shape_and_holds_padded_pairs_however_groups_are_divided
     assert batch.num_positions <= spec.train.batch_tokens
     assert store.source_lengths[batch.rows].max() <= batch.source_length
     assert store.target_lengths[batch.rows].max() <= batch.target_length
-    whole = assert_parts_equal_whole(batch, ("source", "target_in", "target_out"), cuts)
+    full_batch = assert_parts_equal_whole(batch, ("source", "target_in", "target_out"), cuts)
     for index, row in enumerate(batch.rows):
         source, target = store.source(row), store.target(row)
         assert source[-1] == target[-1] == EOS
-        assert whole.source[index].tolist() == padded(source, batch.source_length)
-        assert whole.target_out[index].tolist() == padded(target, batch.target_length)
-        assert whole.target_in[index].tolist() == padded([BOS, *target[:-1]], batch.target_length)
-    assert batch.num_source_tokens == np.count_nonzero(whole.source)
-    assert batch.num_target_tokens == np.count_nonzero(whole.target_out) == np.count_nonzero(whole.target_in)
+        assert full_batch.source[index].tolist() == pad_ids(source, batch.source_length)
+        assert full_batch.target_out[index].tolist() == pad_ids(target, batch.target_length)
+        assert full_batch.target_in[index].tolist() == pad_ids([BOS, *target[:-1]], batch.target_length)
+    assert batch.num_source_tokens == np.count_nonzero(full_batch.source)
+    assert batch.num_target_tokens == np.count_nonzero(full_batch.target_out) == np.count_nonzero(full_batch.target_in)
 
 
 @given(stores(), specs, st.lists(steps, min_size=1, max_size=5))
@@ -100,15 +100,15 @@ def test_pairs_are_drawn_at_the_temperature_of_languages_whatever_their_length(r
     sampler = Sampler(realistic, spec(group_tokens=128, exponent=exponent))
     batches = [sampler.batch(step) for step in range(5000)]
     assert len({(batch.source_length, batch.target_length) for batch in batches}) > 5
-    drawn = np.concatenate([batch.rows for batch in batches])
+    rows = np.concatenate([batch.rows for batch in batches])
     num_pairs = Counter(realistic.lang_ids.tolist())
     weights = np.array([num_pairs[lang] ** exponent for lang in range(3)])
-    share = np.bincount(realistic.lang_ids[drawn], minlength=3) / len(drawn)
+    share = np.bincount(realistic.lang_ids[rows], minlength=3) / len(rows)
     assert share == pytest.approx(weights / weights.sum(), abs=0.01)
     # Long pairs as often as short ones: batches of long ones are smaller, and so come more often.
     is_long = realistic.source_lengths + realistic.target_lengths > 30
     expected = Sampler.pair_weights(realistic, exponent)[is_long].sum()
-    assert np.mean(is_long[drawn]) == pytest.approx(expected, abs=0.01)
+    assert np.mean(is_long[rows]) == pytest.approx(expected, abs=0.01)
 
 
 def test_batches_are_unchanged_nearly_full_and_hardly_repeat_pairs(realistic):

@@ -38,7 +38,7 @@ def spec(weights=(1.0,), seed=0, rows=4, rows_per_group=1):
     return job(data, seed=seed, batch_tokens=rows * L, group_tokens=rows_per_group * L)
 
 
-def drawn(sampler, num_rows):
+def first_rows(sampler, num_rows):
     """The first rows, in order."""
     rows, step = [], 0
     while len(rows) < num_rows:
@@ -50,7 +50,7 @@ def drawn(sampler, num_rows):
 @given(st.lists(st.integers(1, 15), min_size=1, max_size=3), st.integers(1, 9), seeds)
 def test_each_row_comes_once_an_epoch(num_rows, rows, seed):
     total = sum(num_rows)
-    order = drawn(SequenceSampler(store(*num_rows), spec([1.0] * len(num_rows), seed, rows)), 4 * total)
+    order = first_rows(SequenceSampler(store(*num_rows), spec([1.0] * len(num_rows), seed, rows)), 4 * total)
     epochs = [order[start : start + total] for start in range(0, len(order), total)]
     assert all(sorted(epoch) == list(range(total)) for epoch in epochs)
     assert total <= 10 or len(set(map(tuple, epochs))) == 4
@@ -63,7 +63,7 @@ def test_a_source_comes_as_often_as_its_weight_says(sources, seed):
     """In whole rows: less than one is missing after any epoch. None comes again before all have come as often."""
     num_rows, weights = zip(*sources, strict=True)
     sampler = SequenceSampler(sequences := store(*num_rows), spec(weights, seed))
-    order = drawn(sampler, sampler.epoch_start(7))
+    order = first_rows(sampler, sampler.epoch_start(7))
     for start, end, weight in zip(sequences.source_rows[:-1], sequences.source_rows[1:], weights, strict=True):
         times = Counter(row for row in order if start <= row < end)
         expected = 7 * weight * (end - start)
@@ -90,9 +90,9 @@ def test_parts_equal_the_whole_however_groups_are_divided(num_rows, groups, rows
     batch = SequenceSampler(store(num_rows), job_spec).batch(step)
     assert (batch.num_groups, batch.rows_per_group) == (groups, rows_per_group)
     assert batch.num_positions == job_spec.train.batch_tokens
-    whole = assert_parts_equal_whole(batch, ("tokens", "documents", "labels"), cuts)
-    assert batch.num_targets == np.count_nonzero(whole.labels >= 0)
-    assert batch.num_tokens == np.count_nonzero(whole.documents >= 0)
+    full_batch = assert_parts_equal_whole(batch, ("tokens", "documents", "labels"), cuts)
+    assert batch.num_targets == np.count_nonzero(full_batch.labels >= 0)
+    assert batch.num_tokens == np.count_nonzero(full_batch.documents >= 0)
 
 
 def test_batches_are_unchanged_and_independent_of_the_size_of_groups():

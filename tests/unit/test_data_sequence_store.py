@@ -54,15 +54,17 @@ def test_pieces_make_up_the_documents_and_each_label_is_the_next_token(lengths, 
 @given(sources, st.integers(2, 24), st.data())
 def test_rows_of_one_source_each_are_read_in_any_order_and_their_labels_counted(lengths, max_tokens, data):
     lengths_by_source, store = build(lengths, max_tokens)
-    whole = store.rows(np.arange(store.num_rows))
-    some = data.draw(st.lists(st.integers(0, store.num_rows - 1), max_size=8)) if store.num_rows else []
-    for part, every in zip(store.rows(some), whole, strict=True):
-        assert np.array_equal(part, every[some])
-    assert np.array_equal(store.label_counts(2000), np.bincount(whole.labels[whole.labels >= 0], minlength=2000))
+    all_rows = store.rows(np.arange(store.num_rows))
+    indices = data.draw(st.lists(st.integers(0, store.num_rows - 1), max_size=8)) if store.num_rows else []
+    for part, column in zip(store.rows(indices), all_rows, strict=True):
+        assert np.array_equal(part, column[indices])
+    assert np.array_equal(store.label_counts(2000), np.bincount(all_rows.labels[all_rows.labels >= 0], minlength=2000))
     assert store.sources == tuple(lengths_by_source)
-    firsts = np.cumsum([4, *(sum(length - 1 for length in each) for each in lengths_by_source.values())])
+    firsts = np.cumsum(
+        [4, *(sum(length - 1 for length in source_lengths) for source_lengths in lengths_by_source.values())]
+    )
     for index, (start, end) in enumerate(zip(store.source_rows[:-1], store.source_rows[1:], strict=True)):
-        ids = whole.labels[start:end]
+        ids = all_rows.labels[start:end]
         assert np.all((ids < 4) | (ids >= firsts[index]) & (ids < firsts[index + 1]))
 
 

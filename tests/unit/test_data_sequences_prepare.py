@@ -49,24 +49,24 @@ def with_data(spec, **fields):
 
 def test_rows_hold_the_documents(spec, tmp_path):
     report, steps = [], []
-    built = run(spec, tmp_path, report=report.append, progress=lambda *step: steps.append(step))
+    corpus = run(spec, tmp_path, report=report.append, progress=lambda *step: steps.append(step))
     documents = list(DocumentFiles(spec.data, None).documents())
-    trained = [document.text for document in documents if not document.is_held_out]
-    assert built.train.sources == tuple(built.held_out) == ("code", "notes")
-    assert [text.decode() for store in built.held_out.values() for text in store.texts()] == [
+    training_texts = [document.text for document in documents if not document.is_held_out]
+    assert corpus.train.sources == tuple(corpus.held_out) == ("code", "notes")
+    assert [text.decode() for store in corpus.held_out.values() for text in store.texts()] == [
         document.text for document in documents if document.is_held_out
     ]
-    ids, labels = built.tokenizer.encode_batch(trained), all_rows(built.train).labels
+    ids, labels = corpus.tokenizer.encode_batch(training_texts), all_rows(corpus.train).labels
     expected = np.bincount(np.concatenate(ids), minlength=VOCAB_SIZE)
-    expected[built.tokenizer.eos_id] += len(ids)
+    expected[corpus.tokenizer.eos_id] += len(ids)
     assert np.array_equal(np.bincount(labels[labels >= 0], minlength=VOCAB_SIZE), expected)
-    assert built.train.num_bytes == sum(len(text.encode()) for text in trained)
-    stats, held_out = built.stats["train"], built.stats["held_out"]
+    assert corpus.train.num_bytes == sum(len(text.encode()) for text in training_texts)
+    stats, held_out = corpus.stats["train"], corpus.stats["held_out"]
     assert stats["documents"] + held_out["code"]["documents"] + held_out["notes"]["documents"] == len(documents)
     assert stats["waste"] <= 0.02
-    assert sum(stats["rows_of"].values()) == stats["rows"] == built.train.num_rows
-    assert report == describe(built.stats)
-    assert report[0].startswith(f"prepared {built.train.num_documents} documents for training (")
+    assert sum(stats["rows_of"].values()) == stats["rows"] == corpus.train.num_rows
+    assert report == describe(corpus.stats)
+    assert report[0].startswith(f"prepared {corpus.train.num_documents} documents for training (")
     assert list(dict.fromkeys(stage for stage, _, _ in steps)) == [
         "reading", "learning the tokenizer", "encoding", "counting",
     ]  # fmt: skip
@@ -93,35 +93,35 @@ def test_the_key_follows_the_content_and_not_its_order(spec, tmp_path, change, i
         case "max_tokens" | "held_out":
             spec = with_data(spec, **{change: {"max_tokens": 64, "held_out": 0.2}[change]})
     tokenizer = given_tokenizer() if change == "tokenizer" else None
-    again = run(spec, tmp_path, tokenizer, VOCAB_SIZE + (change == "vocabulary"), report=report.append)
-    assert (again.key == first.key) is is_same
+    second = run(spec, tmp_path, tokenizer, VOCAB_SIZE + (change == "vocabulary"), report=report.append)
+    assert (second.key == first.key) is is_same
     if is_same:
-        assert (again.folder, again.stats, report) == (first.folder, first.stats, [])
-        assert again.tokenizer_files() == first.tokenizer_files()
+        assert (second.folder, second.stats, report) == (first.folder, first.stats, [])
+        assert second.tokenizer_files() == first.tokenizer_files()
 
 
 def test_a_given_tokenizer_is_stored_unchanged_and_loads_from_its_files(spec, tmp_path):
     tokenizer = given_tokenizer()
     tokenizer = type(tokenizer)({**tokenizer.files, "tokenizer_config.json": b"{ }"}, tokenizer.eos_id, bos_id=4)
-    built = run(spec, tmp_path, tokenizer)
-    files = {**built.tokenizer_files(), **built.carried_files()}
+    corpus = run(spec, tmp_path, tokenizer)
+    files = {**corpus.tokenizer_files(), **corpus.carried_files()}
     assert {name: files[name] for name in tokenizer.files} == tokenizer.files
     assert type(tokenizer).of_files(files) == tokenizer
-    other = run(spec, tmp_path, replace(tokenizer, files={**tokenizer.files, "LICENSE": b"as you like"}, ends=(9,)))
-    assert other.key == built.key, "whose tokens are the same"
-    assert other.folder != built.folder
-    rows = all_rows(built.train)
+    variant = run(spec, tmp_path, replace(tokenizer, files={**tokenizer.files, "LICENSE": b"as you like"}, ends=(9,)))
+    assert variant.key == corpus.key, "whose tokens are the same"
+    assert variant.folder != corpus.folder
+    rows = all_rows(corpus.train)
     assert rows.tokens[0, 0] == 4
-    assert np.count_nonzero(rows.labels == tokenizer.eos_id) == built.train.num_documents
+    assert np.count_nonzero(rows.labels == tokenizer.eos_id) == corpus.train.num_documents
 
     def read(name):
         if name not in files:
             raise FileNotFoundError(name)
         return files[name]
 
-    loaded = load_tokenizer(read)
-    assert (loaded.bos_id, loaded.eos_id) == (4, tokenizer.eos_id)
-    assert loaded.encode("def f(x): <|end|>") == built.tokenizer.encode("def f(x): <|end|>")
+    loaded_tokenizer = load_tokenizer(read)
+    assert (loaded_tokenizer.bos_id, loaded_tokenizer.eos_id) == (4, tokenizer.eos_id)
+    assert loaded_tokenizer.encode("def f(x): <|end|>") == corpus.tokenizer.encode("def f(x): <|end|>")
     with refused("out_of_range", "model.vocab_size", 200):
         run(spec, tmp_path, tokenizer, 200)  # although it has been built
 
@@ -138,16 +138,16 @@ def test_a_vocabulary_without_room_for_bytes_and_a_source_held_out_whole_are_ref
 
 
 def test_baselines_follow_their_definitions(spec, tmp_path):
-    built = run(spec, tmp_path)
-    labels, held_out = all_rows(built.train).labels, all_rows(built.held_out["code"]).labels
+    corpus = run(spec, tmp_path)
+    labels, held_out = all_rows(corpus.train).labels, all_rows(corpus.held_out["code"]).labels
     counts = np.bincount(labels[labels >= 0], minlength=VOCAB_SIZE) + 1
-    nats = unigram_nats_per_source(built.train, built.held_out, VOCAB_SIZE)
+    nats = unigram_nats_per_source(corpus.train, corpus.held_out, VOCAB_SIZE)
     assert nats["code"] == pytest.approx(-np.mean(np.log(counts / counts.sum())[held_out[held_out >= 0]]))
     assert nats["code"] < math.log(VOCAB_SIZE)
     assert nats["notes"] is None
     noise = np.random.default_rng(0).bytes(200_000)
     # The second noise is found again only by a dictionary as large as the text.
-    contents = [*built.held_out["code"].texts(), noise + b"text " * 99 + noise]
+    contents = [*corpus.held_out["code"].texts(), noise + b"text " * 99 + noise]
     sizes = [len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) for text in contents]
     assert xz_bits_per_byte(contents) == 8 * sum(sizes) / sum(map(len, contents))
     assert xz_bits_per_byte([]) is None
@@ -155,16 +155,16 @@ def test_baselines_follow_their_definitions(spec, tmp_path):
 
 def test_a_few_installed_packages_are_prepared(tmp_path, monkeypatch):
     """The whole list takes half a minute; `python -m benchmarks.packages` measures it."""
-    few = Packages([Distribution("click")], [Distribution("h11"), Distribution("sqlparse")])
-    monkeypatch.setattr(prepared, "build", lambda data, roots, tokenizer: few)
-    built = prepare(data := PackagesSpec(corpus="packages"), 1024, tmp_path)
-    assert (built.train.sources, list(built.held_out)) == (("packages",), ["h11", "sqlparse"])
-    assert (built.stats["digest"], built.tokenizer.vocab_size) == (few.fingerprint(), 1024)
-    for store in (built.train, *built.held_out.values()):
+    packages = Packages([Distribution("click")], [Distribution("h11"), Distribution("sqlparse")])
+    monkeypatch.setattr(prepared, "build", lambda data, roots, tokenizer: packages)
+    corpus = prepare(data := PackagesSpec(corpus="packages"), 1024, tmp_path)
+    assert (corpus.train.sources, list(corpus.held_out)) == (("packages",), ["h11", "sqlparse"])
+    assert (corpus.stats["digest"], corpus.tokenizer.vocab_size) == (packages.fingerprint(), 1024)
+    for store in (corpus.train, *corpus.held_out.values()):
         assert store.max_tokens == 512
         assert store.num_tokens > 0.98 * store.num_rows * 512 or store.num_rows == -(-store.num_tokens // 512)
         assert all_rows(store).tokens.max() < 1024
-    first = next(built.held_out["h11"].texts()).decode()
-    assert first in {document.text for document in few.documents() if document.is_held_out}
-    batch = SequenceSampler(built.train, job(data.model_dump(), batch_tokens=2048)).batch(0)
-    assert built.tokenizer.decode(batch.part(0, 1).tokens[0].tolist()).strip()
+    first = next(corpus.held_out["h11"].texts()).decode()
+    assert first in {document.text for document in packages.documents() if document.is_held_out}
+    batch = SequenceSampler(corpus.train, job(data.model_dump(), batch_tokens=2048)).batch(0)
+    assert corpus.tokenizer.decode(batch.part(0, 1).tokens[0].tolist()).strip()

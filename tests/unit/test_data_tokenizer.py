@@ -48,21 +48,21 @@ def test_text_that_looks_like_a_special_token_is_text(text):
         assert tokenizer.decode(ids) == text
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_saved_tokenizers_are_loaded(tmp_path, shared):
-    model = MODEL.model_copy(update={"share_vocabulary": shared, "target_vocab_size": 400 if shared else 350})
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_saved_tokenizers_are_loaded(tmp_path, is_shared):
+    model = MODEL.model_copy(update={"share_vocabulary": is_shared, "target_vocab_size": 400 if is_shared else 350})
     tokenizers = Tokenizers.train(PAIRS, model)
-    for folder in (tmp_path / "new folder", f"memory://run/{shared}"):
+    for folder in (tmp_path / "new folder", f"memory://run/{is_shared}"):
         tokenizers.save(folder)
-        loaded = Tokenizers.load(folder)
-        assert loaded.is_shared is tokenizers.is_shared is shared
+        copy = Tokenizers.load(folder)
+        assert copy.is_shared is tokenizers.is_shared is is_shared
         for side in ("source", "target"):
-            before, after = getattr(tokenizers, side), getattr(loaded, side)
+            before, after = getattr(tokenizers, side), getattr(copy, side)
             assert before.vocab_size == after.vocab_size <= 400
             for text in [PAIRS[3].source, PAIRS[3].target, *LOOKALIKES]:
                 assert before.encode(text) == after.encode(text)
-        assert shared or loaded.target.vocab_size <= 350
-        assert shared or loaded.source.encode("fox jumps") != loaded.target.encode("fox jumps")
+        assert is_shared or copy.target.vocab_size <= 350
+        assert is_shared or copy.source.encode("fox jumps") != copy.target.encode("fox jumps")
     with pytest.raises(FileNotFoundError):
         Tokenizers.load(tmp_path)
 

@@ -52,7 +52,7 @@ class Table:
         return total
 
 
-def decoded(
+def decode(
     table: Table, spec: GenerationSpec, ends: Collection[int], numbers: Sequence[int] | None = None
 ) -> list[list[int]]:
     texts: list[list[int]] = [[] for _ in table.states]
@@ -62,7 +62,7 @@ def decoded(
     return texts
 
 
-def searched(table: Table, spec: GenerationSpec, ends: Collection[int], **limits: list[int]) -> list[list[int]]:
+def search(table: Table, spec: GenerationSpec, ends: Collection[int], **limits: list[int]) -> list[list[int]]:
     return beam_search(table, table.logits, spec, ends, **limits)
 
 
@@ -70,7 +70,7 @@ def searched(table: Table, spec: GenerationSpec, ends: Collection[int], **limits
 def test_greedy_decoding_is_a_plain_loop(seed: int, starts: list[int], max_tokens: int) -> None:
     ends = {0, 3}
     for start, text in zip(
-        starts, decoded(Table(seed, 7, starts), GenerationSpec(max_tokens=max_tokens), ends), strict=True
+        starts, decode(Table(seed, 7, starts), GenerationSpec(max_tokens=max_tokens), ends), strict=True
     ):
         table, plain = Table(seed, 7, [start]), list[int]()
         while len(plain) < max_tokens and not (plain and plain[-1] in ends):
@@ -88,7 +88,7 @@ def test_beams_for_all_texts_find_the_best_of_all(
 ) -> None:
     table, spec = Table(seed, 3, starts), GenerationSpec(max_tokens=max_tokens, num_beams=27, length_penalty=penalty)
     inner = sorted(set(range(3)) - ends)
-    for start, text in zip(starts, searched(table, spec, ends), strict=True):
+    for start, text in zip(starts, search(table, spec, ends), strict=True):
 
         def score(tokens: Sequence[int], start: int = start) -> float:
             return table.logp(start, tokens) / ((5 + len(tokens)) / 6) ** penalty
@@ -98,8 +98,8 @@ def test_beams_for_all_texts_find_the_best_of_all(
                 return score(tokens)
             return max((score([*tokens, end]) for end in ends), default=-math.inf)
 
-        every = (tokens for length in range(max_tokens + 1) for tokens in itertools.product(inner, repeat=length))
-        assert best_ending(text) == pytest.approx(max(map(best_ending, every)), abs=1e-9)
+        candidates = (tokens for length in range(max_tokens + 1) for tokens in itertools.product(inner, repeat=length))
+        assert best_ending(text) == pytest.approx(max(map(best_ending, candidates)), abs=1e-9)
         assert not ends & set(text)
 
 
@@ -108,9 +108,9 @@ def test_a_searched_row_alone_equals_the_row_among_others(seed: int, starts: lis
     limits = data.draw(st.lists(st.integers(1, 12), min_size=len(starts), max_size=len(starts)))
     spec = GenerationSpec(max_tokens=10, num_beams=3, length_penalty=data.draw(st.sampled_from([1.0, 5.0])))
     table = Table(seed, 9, starts)
-    for start, limit, text in zip(starts, limits, searched(table, spec, {1}, max_tokens=limits), strict=True):
-        limited = spec.model_copy(update={"max_tokens": min(10, limit)})
-        assert searched(Table(seed, 9, [start]), limited, {1}) == [text]
+    for start, limit, text in zip(starts, limits, search(table, spec, {1}, max_tokens=limits), strict=True):
+        limited_spec = spec.model_copy(update={"max_tokens": min(10, limit)})
+        assert search(Table(seed, 9, [start]), limited_spec, {1}) == [text]
         assert len(text) <= limit
 
 
@@ -118,18 +118,18 @@ def test_one_beam_without_normalisation_is_greedy_to_the_end_of_the_text() -> No
     starts = list(range(40))
     # Users cannot request it: one beam is no search.
     spec = GenerationSpec(max_tokens=30).model_copy(update={"length_penalty": 0.0})
-    greedy = decoded(Table(5, 9, starts), spec, {2})
-    assert searched(Table(5, 9, starts), spec, {2}) == [text[:-1] if text[-1] == 2 else text for text in greedy]
+    greedy = decode(Table(5, 9, starts), spec, {2})
+    assert search(Table(5, 9, starts), spec, {2}) == [text[:-1] if text[-1] == 2 else text for text in greedy]
 
 
 def test_a_search_ends_when_no_beam_can_score_better() -> None:
     table = Table(0, 4)
     table.table_SV[:] = torch.tensor([0.0, -9.0, -9.0, 30.0])  # most likely it ends at once
-    assert searched(table, GenerationSpec(max_tokens=50, num_beams=2, length_penalty=1), {3}) == [[]]
+    assert search(table, GenerationSpec(max_tokens=50, num_beams=2, length_penalty=1), {3}) == [[]]
     assert table.num_passes == 0
     table = Table(0, 4)
     table.table_SV[:] = torch.tensor([-torch.inf, -torch.inf, -torch.inf, 0.0])  # it cannot continue
-    assert searched(table, GenerationSpec(max_tokens=5, num_beams=4), {3}) == [[]]
+    assert search(table, GenerationSpec(max_tokens=5, num_beams=4), {3}) == [[]]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
@@ -149,19 +149,19 @@ def test_top_k_and_top_p_leave_the_tokens_of_a_slow_reference(
 ) -> None:
     scores = [tenth / 10 / temperature for tenth in tenths]
     order = sorted(range(len(scores)), key=lambda token: (-scores[token], token))[:top_k]
-    total, reached, allowed = sum(math.exp(scores[token]) for token in order), 0.0, set[int]()
+    total, mass, candidates = sum(math.exp(scores[token]) for token in order), 0.0, set[int]()
     for token in order:
-        if abs(reached - top_p) < 1e-9:
+        if abs(mass - top_p) < 1e-9:
             return  # rounding decides
-        if reached < top_p:
-            allowed.add(token)
-        reached += math.exp(scores[token]) / total
+        if mass < top_p:
+            candidates.add(token)
+        mass += math.exp(scores[token]) / total
     spec = GenerationSpec(temperature=temperature, top_k=top_k, top_p=top_p)
     logits = torch.tensor(tenths, dtype=torch.float64).div(10).expand(600, -1)
-    drawn = set(choose_tokens(logits, spec, torch.arange(600), 0).tolist())
-    weights = {token: math.exp(scores[token]) for token in allowed}
+    draws = set(choose_tokens(logits, spec, torch.arange(600), 0).tolist())
+    weights = {token: math.exp(scores[token]) for token in candidates}
     likely = {token for token, weight in weights.items() if weight > 0.05 * sum(weights.values())}
-    assert likely <= drawn <= allowed
+    assert likely <= draws <= candidates
 
 
 @pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-300])
@@ -178,16 +178,16 @@ def test_hardly_any_temperature_takes_the_likeliest(temperature: float) -> None:
 @given(st.integers(0, 99), starts_of_texts, st.integers(0, 9))
 def test_a_drawn_row_alone_equals_the_row_among_others(seed: int, starts: list[int], key: int) -> None:
     spec = GenerationSpec(max_tokens=12, temperature=1.2, top_p=0.9, seed=key)
-    for row, (start, text) in enumerate(zip(starts, decoded(Table(seed, 9, starts), spec, {0, 1}), strict=True)):
-        assert decoded(Table(seed, 9, [start]), spec, {0, 1}, [row]) == [text]
+    for row, (start, text) in enumerate(zip(starts, decode(Table(seed, 9, starts), spec, {0, 1}), strict=True)):
+        assert decode(Table(seed, 9, [start]), spec, {0, 1}, [row]) == [text]
 
 
 def test_texts_differ_between_seeds_and_rows_only() -> None:
-    def drawn(seed: int) -> list[list[int]]:
-        return decoded(Table(1, 50, [3, 3]), GenerationSpec(max_tokens=20, temperature=1.0, seed=seed), ())
+    def draw_texts(seed: int) -> list[list[int]]:
+        return decode(Table(1, 50, [3, 3]), GenerationSpec(max_tokens=20, temperature=1.0, seed=seed), ())
 
-    assert drawn(1) == drawn(1) != drawn(2)
-    assert drawn(1)[0] != drawn(1)[1]
+    assert draw_texts(1) == draw_texts(1) != draw_texts(2)
+    assert draw_texts(1)[0] != draw_texts(1)[1]
 
 
 def test_a_reader_may_end_rows() -> None:

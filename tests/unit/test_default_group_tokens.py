@@ -49,17 +49,17 @@ def test_a_given_group_stays(model: dict[str, Any], max_tokens: int, group_token
     body = job({**model, "moe": {**model.get("moe", {}), "group_tokens": group_tokens}}, max_tokens)
     assert with_group(body) == body
     if group_tokens % max_tokens:
-        with pytest.raises(SpecError) as caught:
+        with pytest.raises(SpecError) as error:
             JobSpec.parse(body)
-        assert "model.moe.group_tokens" in {problem.path for problem in caught.value.problems}
+        assert "model.moe.group_tokens" in {problem.path for problem in error.value.problems}
     else:
         assert JobSpec.parse(body).group_tokens == group_tokens
 
 
 def test_a_stored_job_keeps_its_group() -> None:
-    stored = JobSpec.parse(job(FOLDER, 256)).model_dump(mode="json")
-    stored["model"]["moe"]["group_tokens"] = 1024
-    assert JobSpec.parse(stored).group_tokens == JobSpec.parse(stored, accepted=True).group_tokens == 1024
+    body = JobSpec.parse(job(FOLDER, 256)).model_dump(mode="json")
+    body["model"]["moe"]["group_tokens"] = 1024
+    assert JobSpec.parse(body).group_tokens == JobSpec.parse(body, accepted=True).group_tokens == 1024
     assert JobSpec.parse(job(FOLDER, 256), accepted=True).group_tokens == 1024, "as earlier releases read it"
 
 
@@ -88,7 +88,7 @@ def test_a_batch_without_whole_sequences_is_refused_by_its_own_field(model: dict
     ],
 )  # fmt: skip
 def test_mistakes_elsewhere_are_reported_there(body: dict[str, Any], path: str) -> None:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as error:
         JobSpec.parse(body)
-    assert path in {problem.path for problem in caught.value.problems}
-    assert "group_tokens" not in str(caught.value)
+    assert path in {problem.path for problem in error.value.problems}
+    assert "group_tokens" not in str(error.value)

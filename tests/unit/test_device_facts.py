@@ -60,8 +60,8 @@ def test_a_plan_says_that_its_device_was_never_measured(name: str) -> None:
     assert any(f"kernels of {name} were never measured" in reason for reason in plan.reasons)
     assert plan.utilization is not None
     assert 0 < plan.utilization < 1
-    achieved = device.kernels.products["bfloat16"].achieved_flops_per_s(8192)
-    assert achieved < 0.95 * device.peak_flops_per_s["bfloat16"]
+    flops_per_s = device.kernels.products["bfloat16"].achieved_flops_per_s(8192)
+    assert flops_per_s < 0.95 * device.peak_flops_per_s["bfloat16"]
     for number in (device.memory_bytes_per_s, device.kernels.ring.bytes_per_s, device.across_nodes_bytes_per_s):
         assert 0 < number < math.inf
 
@@ -74,9 +74,9 @@ def test_measured_and_unmeasured_devices_are_told_apart() -> None:
 def nodes(*accelerators: str | None) -> ClusterFacts:
     return ClusterFacts(
         nodes=tuple(
-            NodeFacts(id=f"n{at}", ip=f"10.0.0.{at}", cpus=64, gpus=8, memory_bytes=2**40, accelerator=name,
+            NodeFacts(id=f"n{index}", ip=f"10.0.0.{index}", cpus=64, gpus=8, memory_bytes=2**40, accelerator=name,
                       accelerator_memory_bytes=80 * GIB)
-            for at, name in enumerate(accelerators)
+            for index, name in enumerate(accelerators)
         )
     )  # fmt: skip
 
@@ -127,8 +127,8 @@ def test_names_that_ray_reports_are_recognized(product: str, device: str | None)
 def test_names_that_ray_reports_of_amd_are_recognized_and_an_a100_by_its_memory() -> None:
     from ray._private.accelerators.amd_gpu import amd_product_dict
 
-    named = {name: device for name in amd_product_dict.values() if (device := find_device(name))}
-    assert named == {"AMD-Instinct-MI300X-OAM": "mi300x", "AMD-Instinct-MI300X-HF": "mi300x",
+    devices = {name: device for name in amd_product_dict.values() if (device := find_device(name))}
+    assert devices == {"AMD-Instinct-MI300X-OAM": "mi300x", "AMD-Instinct-MI300X-HF": "mi300x",
                      "AMD-Instinct-MI355X-OAM": "mi355x"}  # fmt: skip
     assert find_device("A100", 40 * GIB) == "a100-40"  # Ray calls both A100
     assert find_device("A100", 79 * GIB) == find_device("A100") == "a100-80"

@@ -77,8 +77,8 @@ def test_sorted_rows_equal_the_einsums(fields: dict[str, Any], training: bool) -
         y, _ = layer(inputs, tokens)
         y.square().sum().backward()
         results.append([y, inputs.grad, *(parameter.grad for parameter in layer.parameters())])
-    for ours in results[1:]:
-        for tensor, expected in zip(ours, results[0], strict=True):
+    for result in results[1:]:
+        for tensor, expected in zip(result, results[0], strict=True):
             torch.testing.assert_close(tensor, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -98,13 +98,18 @@ def test_padding_rows_have_no_weight() -> None:
     routing = routing_of(0, 9, 3)
     counts, assignments = routing.load.tolist(), routing.assignments
     assert pad_assignments(assignments, counts, counts) is assignments
-    padded, real = pad_assignments(assignments, counts, [7, 7, 7]), padded_slots(counts, [7, 7, 7], torch.device("cpu"))
+    padded_assignments, real = (
+        pad_assignments(assignments, counts, [7, 7, 7]),
+        padded_slots(counts, [7, 7, 7], torch.device("cpu")),
+    )
     assert [row // 7 for row in real.tolist()] == assignments.expert.tolist()
-    assert torch.equal(padded.weight[real], assignments.weight)
-    assert (padded.weight != 0).sum() == len(real)
-    assert sorted([*real.tolist(), *padded.padding_rows.tolist()]) == list(range(21)), "every row is one or the other"
+    assert torch.equal(padded_assignments.weight[real], assignments.weight)
+    assert (padded_assignments.weight != 0).sum() == len(real)
+    assert sorted([*real.tolist(), *padded_assignments.padding_rows.tolist()]) == list(range(21)), (
+        "every row is one or the other"
+    )
     rows = random_rows(21, 3)
-    torch.testing.assert_close(rows_to_tokens(rows, padded), rows_to_tokens(rows[real], assignments))
+    torch.testing.assert_close(rows_to_tokens(rows, padded_assignments), rows_to_tokens(rows[real], assignments))
 
 
 @pytest.mark.parametrize("huge", [1e200, torch.inf, torch.nan])
@@ -158,9 +163,9 @@ def test_rows_and_their_weights_are_sent_together_bit_for_bit(
     num_rows: int, width: int, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
     rows, weight = torch.randn(num_rows, width).to(dtypes[0]), torch.randn(num_rows).to(dtypes[1])
-    packed = _pack(rows, weight)
-    assert packed.dtype == rows.dtype
-    unpacked_rows, unpacked_weight = _unpack(packed, weight.dtype)
+    buffer = _pack(rows, weight)
+    assert buffer.dtype == rows.dtype
+    unpacked_rows, unpacked_weight = _unpack(buffer, weight.dtype)
     assert torch.equal(unpacked_rows, rows)
     assert torch.equal(unpacked_weight, weight)
 
@@ -172,59 +177,61 @@ def test_rows_of_some_tokens_are_theirs_in_order(
     routing = routing_of(seed, tokens, **fields)
     first = data.draw(st.integers(0, tokens))
     stop = data.draw(st.integers(first, tokens))
-    some, whole = routing.choices.select_tokens(first, stop), routing.assignments
-    part = some.to_rows(some.device_counts.tolist())
-    inside = (whole.token >= first) & (whole.token < stop)
-    assert torch.equal(part.token, whole.token[inside] - first)
-    assert torch.equal(part.expert, whole.expert[inside])
-    assert part.counts == part.load.tolist() == torch.bincount(whole.expert[inside], minlength=8).tolist()
-    rows = random_rows(whole.token.numel(), 3)
-    torch.testing.assert_close(rows_to_tokens(rows[inside], part), rows_to_tokens(rows, whole)[first:stop])
+    selection, assignments = routing.choices.select_tokens(first, stop), routing.assignments
+    part = selection.to_rows(selection.device_counts.tolist())
+    is_selected = (assignments.token >= first) & (assignments.token < stop)
+    assert torch.equal(part.token, assignments.token[is_selected] - first)
+    assert torch.equal(part.expert, assignments.expert[is_selected])
+    assert part.counts == part.load.tolist() == torch.bincount(assignments.expert[is_selected], minlength=8).tolist()
+    rows = random_rows(assignments.token.numel(), 3)
+    torch.testing.assert_close(rows_to_tokens(rows[is_selected], part), rows_to_tokens(rows, assignments)[first:stop])
 
 
 @given(st.lists(st.lists(st.integers(0, 20), min_size=4, max_size=4), min_size=1, max_size=3), st.integers(1, 60))
-def test_chunks_hold_every_row_once_and_no_more_than_the_bound(counts: list[list[int]], bound: int) -> None:
+def test_chunks_hold_every_row_once_and_no_more_than_the_bound(counts: list[list[int]], limit: int) -> None:
     arriving = torch.tensor(counts)
-    num_chunks = min_chunks(arriving, bound)
+    num_chunks = min_chunks(arriving, limit)
     chunks = _chunks(arriving, arriving, num_chunks)
     assert torch.equal(sum(chunk.arriving for chunk in chunks), arriving)
     assert chunks[-1].send_slice.stop == int(arriving.sum())
-    most = max(bound, int((arriving > 0).sum()))
-    assert all(int(chunk.arriving.sum()) <= most for chunk in chunks)
+    max_rows = max(limit, int((arriving > 0).sum()))
+    assert all(int(chunk.arriving.sum()) <= max_rows for chunk in chunks)
     if num_chunks > 1:
-        assert int((-(-arriving // (num_chunks - 1))).sum()) > most, "fewer would not be sure to suffice"
+        assert int((-(-arriving // (num_chunks - 1))).sum()) > max_rows, "fewer would not be sure to suffice"
     of_two = torch.stack((arriving, arriving // 2))
-    assert min_chunks(of_two, bound) == max(min_chunks(each, bound) for each in of_two)
+    assert min_chunks(of_two, limit) == max(min_chunks(rank_counts, limit) for rank_counts in of_two)
 
 
 @given(seeds, numbers_of_tokens, st.sampled_from([1, 2, 5]), st.sampled_from([1, 2]))
 def test_rows_in_chunks_are_ordered_by_chunk_rank_and_expert(
     seed: int, tokens: int, num_chunks: int, parts: int
 ) -> None:
-    whole = routing_of(seed, tokens).assignments
-    moved = _order_by_chunk(whole, num_chunks, 2, parts)  # two experts a rank
-    leaving = whole.load.view(4, 2).repeat_interleave(parts, 0)
+    assignments = routing_of(seed, tokens).assignments
+    by_chunk = _order_by_chunk(assignments, num_chunks, 2, parts)  # two experts a rank
+    leaving = assignments.load.view(4, 2).repeat_interleave(parts, 0)
     row = 0
     for chunk in _chunks(leaving, leaving, num_chunks):
         for rank, counts in enumerate(chunk.arriving.tolist()):  # what one rank sends is what the other gets
             for local, count in enumerate(counts):
-                assert (moved.expert[row : row + count] == rank // parts * 2 + local).all()
+                assert (by_chunk.expert[row : row + count] == rank // parts * 2 + local).all()
                 row += count
-    assert row == moved.token.numel() == parts * whole.token.numel()
+    assert row == by_chunk.token.numel() == parts * assignments.token.numel()
     x = random_rows(tokens, 3)
-    once, repeated = (rows_to_tokens(tokens_to_rows(x, rows) * rows.weight[:, None], rows) for rows in (whole, moved))
-    torch.testing.assert_close(repeated, parts * once)
+    once, in_chunks = (
+        rows_to_tokens(tokens_to_rows(x, rows) * rows.weight[:, None], rows) for rows in (assignments, by_chunk)
+    )
+    torch.testing.assert_close(in_chunks, parts * once)
 
 
 @given(seeds, numbers_of_tokens, st.sampled_from([1, 2, 4, 8]))
 def test_a_token_crosses_once_to_a_node_with_several_of_its_experts(seed: int, tokens: int, nodes: int) -> None:
     routing = routing_of(seed, tokens)
-    crosses, whole = routing.choices.reaches(nodes), routing.assignments
-    crossing, row_of_choice = deduplicate_by_node(whole, crosses, crosses.sum(1), crosses.sum(1).tolist())
-    node = whole.expert // (8 // nodes)
-    expected = sorted(set(zip(node.tolist(), whole.token.tolist(), strict=True)))
+    crosses, assignments = routing.choices.reaches(nodes), routing.assignments
+    crossing, row_of_choice = deduplicate_by_node(assignments, crosses, crosses.sum(1), crosses.sum(1).tolist())
+    node = assignments.expert // (8 // nodes)
+    expected = sorted(set(zip(node.tolist(), assignments.token.tolist(), strict=True)))
     assert list(zip(crossing.expert.tolist(), crossing.token.tolist(), strict=True)) == expected
-    assert torch.equal(crossing.token[row_of_choice], whole.token)
+    assert torch.equal(crossing.token[row_of_choice], assignments.token)
     assert torch.equal(crossing.expert[row_of_choice], node)
     x = random_rows(tokens, 3)
     times = torch.bincount(crossing.token, minlength=tokens)[:, None]

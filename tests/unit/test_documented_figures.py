@@ -16,11 +16,11 @@ Figures = Callable[[Any], list[str]]
 
 
 def training(workers: int) -> Figures:
-    def shown(figures: Any) -> list[str]:
+    def format_figures(figures: Any) -> list[str]:
         (run,) = (run for run in figures if run["num_workers"] == workers)
         return [f"{round(run['tokens_per_s'], -2):,}"]
 
-    return shown
+    return format_figures
 
 
 def cases(*keys: str) -> Figures:
@@ -83,41 +83,41 @@ def assert_shown(cell: str, figure: str) -> None:
 @pytest.mark.parametrize(("column", "folder"), [(0, ""), (1, "xeon/")], ids=["EPYC", "Xeon"])
 @pytest.mark.parametrize("row", SERVICE_ROWS)
 def test_rows_about_the_service(row: str, column: int, folder: str) -> None:
-    name, shown = SERVICE_ROWS[row]
-    figure, *limit = shown(figures_of(folder + name))
+    name, format_figures = SERVICE_ROWS[row]
+    figure, *limit = format_figures(figures_of(folder + name))
     assert_shown(cells(SERVICE, row)[column], figure)
     assert not limit or cells(SERVICE, row)[2] == limit[0]
 
 
 @pytest.mark.parametrize("row", LANGUAGE_ROWS)
 def test_rows_about_language_models(row: str) -> None:
-    name, shown = LANGUAGE_ROWS[row]
-    for figure in shown(figures_of(name)):
+    name, format_figures = LANGUAGE_ROWS[row]
+    for figure in format_figures(figures_of(name)):
         assert_shown(cells(LANGUAGE, row)[0], figure)
 
 
 def test_figures_of_gpus() -> None:
     steps = [case for case in figures_of("decoder_step_gpu")["cases"] if case["micro_batches"] == 1]
-    ours, under_autocast, narrow = (f"{case['median_ms']:.0f} ms" for case in steps)
+    own_ms, under_autocast, narrow = (f"{case['median_ms']:.0f} ms" for case in steps)
     text = words(SERVICE)
-    assert f"takes {ours}; transformers takes {under_autocast} with autocast" in text
+    assert f"takes {own_ms}; transformers takes {under_autocast} with autocast" in text
     assert f"weights, and {narrow} with bfloat16" in text
-    (skipped,) = re.findall(r"\d+ passed, (\d+) skipped", (RESULTS / "h200" / "gpu_tests.log").read_text())
-    assert (skipped, "`tests/gpu` passed on the H200, except for six tests that" in text) == ("6", True)
+    (num_skipped,) = re.findall(r"\d+ passed, (\d+) skipped", (RESULTS / "h200" / "gpu_tests.log").read_text())
+    assert (num_skipped, "`tests/gpu` passed on the H200, except for six tests that" in text) == ("6", True)
     for case in figures_of("layer_gpu")["cases"]:
-        *shown, limit = cells(SERVICE, case["model"].split(",")[0])
+        *texts, limit = cells(SERVICE, case["model"].split(",")[0])
         layers = [
             case["layers"][side] for side in ("shardyard", "shardyard, narrow weights", "transformers grouped_mm")
         ]
-        assert shown[:3] == [f"{layer['median_ms']:.1f} ({layer['peak_mib']:,.0f})" for layer in layers], case["model"]
+        assert texts[:3] == [f"{layer['median_ms']:.1f} ({layer['peak_mib']:,.0f})" for layer in layers], case["model"]
         assert limit == f"{case['layers']['limit']['median_ms']:.1f}", case["model"]
 
 
 def test_figures_in_sentences() -> None:
     runs = [[run["tokens_per_s"] for run in figures_of(f"{folder}training")] for folder in ("", "xeon/")]
-    ratios = sorted(alone / together for alone, together in runs)
-    ((least, most),) = re.findall(r"does ([\d.]+) to ([\d.]+) times as many tokens per second", words(SERVICE))
-    assert [f"{ratio:.1f}" for ratio in ratios] == [least, most]
+    ratios = sorted(first / second for first, second in runs)
+    ((lowest, highest),) = re.findall(r"does ([\d.]+) to ([\d.]+) times as many tokens per second", words(SERVICE))
+    assert [f"{ratio:.1f}" for ratio in ratios] == [lowest, highest]
     for package, figures in figures_of("packages")["held_out"].items():
-        (shown,) = re.findall(rf"{package} [\d.]+, [\d.]+ and ([\d.]+)[;)]", words(LANGUAGE))
-        assert shown == f"{figures['xz_bits_per_byte']:.2f}", package
+        (figure,) = re.findall(rf"{package} [\d.]+, [\d.]+ and ([\d.]+)[;)]", words(LANGUAGE))
+        assert figure == f"{figures['xz_bits_per_byte']:.2f}", package

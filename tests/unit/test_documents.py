@@ -47,9 +47,11 @@ def names_in_first_cells(table: str) -> set[str]:
 
 def unknown_files(text: str) -> list[str]:
     """Names of Python files between backticks that no file ends in; NAME is a placeholder."""
-    quoted = " ".join(re.findall(r"`([^`\n]+)`", text))
-    named = re.findall(r"(?<![\w./*-])[\w./]+\.py\b", quoted)
-    return [name for name in named if "NAME" not in name and not any(f"/{path}".endswith(f"/{name}") for path in FILES)]
+    code = " ".join(re.findall(r"`([^`\n]+)`", text))
+    file_names = re.findall(r"(?<![\w./*-])[\w./]+\.py\b", code)
+    return [
+        name for name in file_names if "NAME" not in name and not any(f"/{path}".endswith(f"/{name}") for path in FILES)
+    ]
 
 
 DENIALS = re.compile(
@@ -76,7 +78,7 @@ def test_files_results_targets_and_presets_that_a_document_names_exist(document:
 
 
 def test_docstrings_and_examples_name_what_exists() -> None:
-    assert {path: found for path in FILES if (found := unknown_files(read(path)))} == {}
+    assert {path: files for path in FILES if (files := unknown_files(read(path)))} == {}
     assert [path for path in FILES if path.startswith("moe/layers/") and DENIALS.search(read(path))] == []
     examples = "".join(path.read_text() for path in ROOT.glob("examples/**/*.yaml"))
     presets = {"".join(preset) for preset in PRESETS.findall(examples + "".join(map(read, DOCUMENTS)))}
@@ -131,9 +133,9 @@ def test_the_readme_says_what_is_needed_where_packages_are_and_which_files_to_ex
         for top in ("moe", "service")
         for path in (ROOT / top).glob("*/__init__.py")
     }
-    named = names_in_first_cells(section("README.md", "## Where things are"))
-    assert {name for name in named if "/" in name} == packages
-    assert all((ROOT / name).is_dir() for name in named)
+    table_names = names_in_first_cells(section("README.md", "## Where things are"))
+    assert {name for name in table_names if "/" in name} == packages
+    assert all((ROOT / name).is_dir() for name in table_names)
     table = section("README.md", "## How to extend it")  # where NAME stands for an existing file
     paths = re.findall(r"`((?:moe|service|docs|tests|examples)/[\w./-]+)`", table)
     assert len(paths) > 8
@@ -142,12 +144,12 @@ def test_the_readme_says_what_is_needed_where_packages_are_and_which_files_to_ex
 
 def test_the_picture_of_a_plan_shows_what_the_command_prints() -> None:
     example = "deepseek-v3-1024-h100"
-    plan, printed = Plan.model_validate_json(read(f"tests/golden/{example}.json")), io.StringIO()
-    console = Console(width=104, file=printed, highlight=False, emoji=False, markup=False)
+    plan, output = Plan.model_validate_json(read(f"tests/golden/{example}.json")), io.StringIO()
+    console = Console(width=104, file=output, highlight=False, emoji=False, markup=False)
     console.print(f"$ shardyard plan examples/{example}.yaml")
     console.print(short_plan_view(plan, "128 nodes of 8 h100"))
     texts = re.findall(r"<text class=\"plan-r\d+\"[^>]*>(.*?)</text>", read("docs/pictures/plan.svg"))
-    assert re.sub(r"\s", "", unescape("".join(texts))) == re.sub(r"\s", "", printed.getvalue()), (
+    assert re.sub(r"\s", "", unescape("".join(texts))) == re.sub(r"\s", "", output.getvalue()), (
         "draw it again: python -m benchmarks.pictures plan"
     )
 

@@ -20,14 +20,14 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_examples_are_valid_and_survive_a_round_trip(path: Path, tmp_path: Path) -> None:
-    given = yaml.safe_load(path.read_text())  # a job, or one beside the facts of a cluster
-    if "from" in given.get("model", {}):
-        given["model"]["from"] = str(tmp_path)
-        (tmp_path / "config.json").write_text(json.dumps(DENSE if "upcycle" in given["model"] else FOLDER))
-    spec = plan_request(expand_request(given, None)).spec
+    request = yaml.safe_load(path.read_text())  # a job, or one beside the facts of a cluster
+    if "from" in request.get("model", {}):
+        request["model"]["from"] = str(tmp_path)
+        (tmp_path / "config.json").write_text(json.dumps(DENSE if "upcycle" in request["model"] else FOLDER))
+    spec = plan_request(expand_request(request, None)).spec
     assert JobSpec.parse(spec.model_dump(mode="json")) == spec
     assert JobSpec.parse(json.loads(spec.model_dump_json())) == spec
-    jsonschema.validate(given.get("spec", given), json_schema())
+    jsonschema.validate(request.get("spec", request), json_schema())
 
 
 def test_the_schema_refuses_what_the_spec_refuses() -> None:
@@ -38,5 +38,5 @@ def test_the_schema_refuses_what_the_spec_refuses() -> None:
 
 
 def test_the_schema_beside_the_examples_is_the_specs() -> None:
-    kept = json.loads((EXAMPLES[0].parent / "job.schema.json").read_text())
-    assert kept == json_schema(), "write it anew: shardyard schema > examples/job.schema.json"
+    schema = json.loads((EXAMPLES[0].parent / "job.schema.json").read_text())
+    assert schema == json_schema(), "write it anew: shardyard schema > examples/job.schema.json"

@@ -28,28 +28,28 @@ def test_the_cheapest_backend_is_chosen(costs: dict[str, Cost], counts: list[int
     assert cheapest(costs, counts) is BACKENDS[backend]
 
 
-@pytest.mark.parametrize(("count", "multiplied"), [(0, 0), (1, 16), (256, 256), (257, 288), (1025, 1152)])
-def test_predicted_rows_are_multiplied(count: int, multiplied: int) -> None:
+@pytest.mark.parametrize(("count", "num_multiplied"), [(0, 0), (1, 16), (256, 256), (257, 288), (1025, 1152)])
+def test_predicted_rows_are_multiplied(count: int, num_multiplied: int) -> None:
     segments, cost = BACKENDS["segments"], Cost(0.5, 1.0, row_multiple=16)
-    assert cost.seconds(segments, [count, 1200]) == 0.5 + multiplied + 1200
+    assert cost.seconds(segments, [count, 1200]) == 0.5 + num_multiplied + 1200
     assert Cost(0.5, 1.0).seconds(segments, [count, 1200]) == 0.5 + count + 1200
     x, w = torch.ones(count + 1200, M).bfloat16(), torch.ones(2, M, H).bfloat16()
     with Products() as products:
         segments.forward(x, w, [count, 1200])
-    assert not count or (multiplied if ONEDNN else count) in {rows for rows, _, _ in products.sizes}
+    assert not count or (num_multiplied if ONEDNN else count) in {rows for rows, _, _ in products.sizes}
 
 
 def test_large_experts_are_measured_in_fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 16 rows are the least that is measured; of large experts these are more than enough."""
     w_in, flops_per_row = torch.ones(2, M, H, dtype=torch.bfloat16), 2 * 6 * M * H
-    few, many = (16, 32) if ONEDNN else (4, 8)
-    for limit, rounds in ((many * flops_per_row, 5), (many * flops_per_row / 2, 2), (1.0, 1)):
+    few_rows, many_rows = (16, 32) if ONEDNN else (4, 8)
+    for limit, rounds in ((many_rows * flops_per_row, 5), (many_rows * flops_per_row / 2, 2), (1.0, 1)):
         # Fewer operations than a machine is measured with: the number of rows is the subject, not the time.
         monkeypatch.setattr(measurement, "_FLOPS_MEASURED", {"cpu": limit})
-        with FlopCounterMode(display=False) as counted:
+        with FlopCounterMode(display=False) as counter:
             assert set(measure(w_in)) == {"segments", "batched"} | NARROW
         num_passes = (2 + len(NARROW)) * (1 + rounds)
-        assert counted.get_total_flops() == num_passes * (few + many) * flops_per_row
+        assert counter.get_total_flops() == num_passes * (few_rows + many_rows) * flops_per_row
 
 
 def test_a_measurement_is_stored_and_the_first_one_decides(tmp_path) -> None:

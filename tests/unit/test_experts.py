@@ -86,13 +86,13 @@ def test_every_backend_equals_the_reference(counts: list[int], activation: str, 
     assert set(BACKENDS) - supporting == (lacking if dtype == torch.float32 else {"grouped_mm", *lacking})
     for backend in {*supporting, "widened"}:  # right on any CPU, though only some are the faster for it
         work = computation(counts, activation, backend)
-        ours = run(inputs, dtype, d_y, partial(feed_forward, computation=work))
+        actual = run(inputs, dtype, d_y, partial(feed_forward, computation=work))
         for name, tensor in expected.items():
             size = 1 + (tensor.abs().max() if tensor.numel() else 0)
-            error, tolerance = (ours[name] - tensor).abs() / size, TOLERANCES[dtype]
+            error, tolerance = (actual[name] - tensor).abs() / size, TOLERANCES[dtype]
             assert (error <= tolerance).all(), (backend, name)
-        again = run(inputs, dtype, d_y, partial(feed_forward, computation=replace(work, recompute=True)))
-        assert all(torch.equal(again[name], ours[name]) for name in ours), "recomputation changes nothing"
+        repeat = run(inputs, dtype, d_y, partial(feed_forward, computation=replace(work, recompute=True)))
+        assert all(torch.equal(repeat[name], actual[name]) for name in actual), "recomputation changes nothing"
 
 
 def test_clamped_swiglu_is_that_of_gpt_oss() -> None:
@@ -101,21 +101,21 @@ def test_clamped_swiglu_is_that_of_gpt_oss() -> None:
     from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
     torch.manual_seed(0)
-    theirs = GptOssExperts(GptOssConfig(hidden_size=M, intermediate_size=H, num_local_experts=2))
-    assert (theirs.alpha, theirs.limit) == (1.702, 7.0)
-    ours = activations.ACTIVATIONS["swiglu_clamped"]
+    reference = GptOssExperts(GptOssConfig(hidden_size=M, intermediate_size=H, num_local_experts=2))
+    assert (reference.alpha, reference.limit) == (1.702, 7.0)
+    activation = activations.ACTIVATIONS["swiglu_clamped"]
     for scale in (1.0, 8.0):
         up, gate = (torch.randn(64, H, dtype=torch.float64) * scale for _ in range(2))
         up[0, :3] = gate[0, :3] = torch.tensor([7.0, -7.0, 8.0])
-        packed = torch.stack((gate, up), -1).flatten(-2).requires_grad_()
-        expected = theirs._apply_gate(packed)
+        gate_and_up = torch.stack((gate, up), -1).flatten(-2).requires_grad_()
+        expected = reference._apply_gate(gate_and_up)
         d_hidden = torch.randn_like(expected)
         expected.backward(d_hidden)
-        hidden, activated = ours.recompute(up, gate)
-        for output in (hidden, ours.forward(up, gate), ours.differentiable_forward(up, gate)):
+        hidden_states, activated_gate = activation.recompute(up, gate)
+        for output in (hidden_states, activation.forward(up, gate), activation.differentiable_forward(up, gate)):
             torch.testing.assert_close(output, expected.detach())
-        gradients = ours.backward(d_hidden.clone(), up, gate, activated)
-        torch.testing.assert_close(gradients, (packed.grad[:, 1::2], packed.grad[:, ::2]))
+        gradients = activation.backward(d_hidden.clone(), up, gate, activated_gate)
+        torch.testing.assert_close(gradients, (gate_and_up.grad[:, 1::2], gate_and_up.grad[:, ::2]))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -170,10 +170,13 @@ def random_loads(num_loads: int) -> list[list[int]]:
     """Rows of four experts: none, a few, or hundreds."""
     generator = torch.Generator().manual_seed(0)
 
-    def some(below: int) -> int:
-        return int(torch.randint(below, (), generator=generator))
+    def random_number(limit: int) -> int:
+        return int(torch.randint(limit, (), generator=generator))
 
-    return [[some(2) * some((8, 40, 280, 800)[some(4)]) for _ in range(4)] for _ in range(num_loads)]
+    return [
+        [random_number(2) * random_number((8, 40, 280, 800)[random_number(4)]) for _ in range(4)]
+        for _ in range(num_loads)
+    ]
 
 
 @pytest.mark.skipif(not ONEDNN, reason="no oneDNN kernels for bfloat16 on this CPU")
@@ -196,22 +199,22 @@ def test_bfloat16_products_of_any_loads_are_those_of_each_expert(adds: bool) -> 
     """Rows that a product multiplies in addition are multiplied by their own expert's matrix in the end."""
     segments, generator = BACKENDS["segments"], torch.Generator().manual_seed(1)
 
-    def whole(*shape: int) -> Tensor:
+    def integers(*shape: int) -> Tensor:
         """Such that sums are exact in bfloat16 up to 256 of them."""
         return torch.randint(-1, 2, shape, generator=generator).bfloat16()
 
     for counts in [*random_loads(40), [1], [17], [48], [513], [1100], [530, 1], [1, 530], [16, 16], [0, 33, 0]]:
-        x, d_y, w = whole(sum(counts), M), whole(sum(counts), H), whole(len(counts), M, H)
+        x, d_y, w = integers(sum(counts), M), integers(sum(counts), H), integers(len(counts), M, H)
         per_expert = [*zip(x.split(counts), d_y.split(counts), w, strict=True)]
         assert torch.equal(segments.forward(x, w, counts), torch.cat([xs @ ws for xs, _, ws in per_expert]))
 
-        onto = whole(sum(counts), M) if adds else None
+        onto = integers(sum(counts), M) if adds else None
         expected = torch.cat([ds @ ws.T for _, ds, ws in per_expert]) + (0 if onto is None else onto)
         assert torch.equal(segments.input_gradient(d_y, w, counts, onto), expected)
 
-        into = torch.randint(-9, 9, w.shape, generator=generator).float()
-        expected = torch.stack([xs.float().T @ ds.float() for xs, ds, _ in per_expert]) + adds * into
-        gradient = segments.weight_gradient(x, d_y, counts, into, adds=adds)
+        previous = torch.randint(-9, 9, w.shape, generator=generator).float()
+        expected = torch.stack([xs.float().T @ ds.float() for xs, ds, _ in per_expert]) + adds * previous
+        gradient = segments.weight_gradient(x, d_y, counts, previous, adds=adds)
         torch.testing.assert_close(gradient, expected, rtol=2**-7, atol=0.5)
 
 
@@ -251,11 +254,11 @@ def test_without_onednn_no_other_rows_are_multiplied(monkeypatch: pytest.MonkeyP
 
 
 def test_batched_products_pad_many_rows_to_a_multiple_of_eight_and_change_no_layer() -> None:
-    padded = BACKENDS["batched"].pad_counts
-    assert padded([3, 0, 5]) == [5, 5, 5], "few rows are not worth it"
-    assert padded([533, 512, 1]) == [536, 536, 536]
-    assert padded([536, 0]) == [536, 536]
-    assert padded([]) == []
+    pad_counts = BACKENDS["batched"].pad_counts
+    assert pad_counts([3, 0, 5]) == [5, 5, 5], "few rows are not worth it"
+    assert pad_counts([533, 512, 1]) == [536, 536, 536]
+    assert pad_counts([536, 0]) == [536, 536]
+    assert pad_counts([]) == []
     torch.manual_seed(1)
     layer = MoELayer(MoESpec(num_experts=2, model_dim=M, hidden_dim=H, group_tokens=301, router="switch_top1"))
     x = torch.randn(301, M, requires_grad=True)

@@ -23,8 +23,8 @@ ACTIVATED = {
 def layer_of(activation: str, dtype: torch.dtype = torch.float64) -> FeedForward:
     layer = FeedForward(activation)
     names = ("w_in", "w_gate") if layer.activation.is_gated else ("w_in",)
-    into = (linear(name, ("hidden", HIDDEN), ("model", M)) for name in names)
-    declare(layer, (*into, linear("w_out", ("model", M), ("hidden", HIDDEN))), dtype)
+    input_weights = (linear(name, ("hidden", HIDDEN), ("model", M)) for name in names)
+    declare(layer, (*input_weights, linear("w_out", ("model", M), ("hidden", HIDDEN))), dtype)
     return layer
 
 
@@ -41,8 +41,10 @@ def test_outputs_and_gradients_equal_plain_operations(activation: str, recompute
     torch.testing.assert_close(y, expected)
     gradient, leaves = torch.randn_like(y), (x, *layer.parameters())
     assert len(leaves) == (4 if activation in ("swiglu", "geglu") else 3)
-    ours, theirs = (torch.autograd.grad(each, leaves, gradient, retain_graph=True) for each in (y, expected))
-    torch.testing.assert_close(ours, theirs)
+    gradients, expected_gradients = (
+        torch.autograd.grad(output, leaves, gradient, retain_graph=True) for output in (y, expected)
+    )
+    torch.testing.assert_close(gradients, expected_gradients)
 
 
 @pytest.mark.parametrize("activation", ACTIVATED)

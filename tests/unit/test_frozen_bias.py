@@ -15,7 +15,7 @@ def test_a_frozen_bias_is_restored_as_it_was_loaded_whatever_was_chosen(tmp_path
     moe = {"router": "sigmoid_topk", "bias_update_rate": 0.0, "selection_bias": True}
     state = state_of(model_of(**moe), train_of(), Layout.single())  # which gives frozen ones values
     layers = state.moe_layers.local_layers.values()
-    loaded = [layer.router_bias.clone() for layer in layers]
+    biases = [layer.router_bias.clone() for layer in layers]
     for layer in layers:
         layer.end_step(torch.tensor([9, 0, 0, 3]))
     checkpointer = Checkpointer(
@@ -27,6 +27,6 @@ def test_a_frozen_bias_is_restored_as_it_was_loaded_whatever_was_chosen(tmp_path
     for layer in layers:
         layer.router_bias.zero_()
     checkpointer.restore()
-    for layer, bias in zip(layers, loaded, strict=True):
+    for layer, bias in zip(layers, biases, strict=True):
         assert bias.unique().numel() == 4
         assert torch.equal(layer.router_bias, bias)

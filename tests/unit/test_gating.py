@@ -62,11 +62,11 @@ def test_equals_algorithm_1_token_by_token(case: tuple[MoESpec, torch.Tensor, To
     assert routing.capacity == capacity == spec.routing.capacity(group_tokens, spec.num_experts)
     draws = uniform(fold(fold(tokens.seed, tokens.step, layer), Purpose.SECOND_EXPERT), tokens.ids)
     second = runner_up(logits, spec, tokens, layer)
-    expert, weight, kept, position = (
+    expert, weight, is_kept, position = (
         x.view(groups, group_tokens, per_token)
         for x in (routing.expert, routing.weight, routing.kept, routing.position)
     )
-    rejected = dropped = real = 0
+    num_rejected = num_dropped = real = 0
     aux = 0.0
     for g in range(groups):
         expected = gate_group(
@@ -74,18 +74,20 @@ def test_equals_algorithm_1_token_by_token(case: tuple[MoESpec, torch.Tensor, To
             spec, capacity,
         )  # fmt: skip
         assert expert[g].tolist() == expected.experts
-        assert kept[g].tolist() == expected.kept
+        assert is_kept[g].tolist() == expected.kept
         for s in range(group_tokens):
             for k in range(per_token):
                 if expected.positions[s][k] >= 0 and expected.kept[s][k]:
                     assert position[g, s, k] == expected.positions[s][k]
         torch.testing.assert_close(weight[g], torch.tensor(expected.weights, dtype=torch.float64))
-        rejected, dropped, real = (rejected + expected.rejected, dropped + expected.dropped, real + expected.real)
+        num_rejected += expected.rejected
+        num_dropped += expected.dropped
+        real += expected.real
         aux += expected.aux_loss / groups
     choices = max(1, real * per_token)
     assert routing.aux_loss.item() == pytest.approx(aux, abs=1e-12)
-    assert routing.rejected.item() == pytest.approx(rejected / choices)
-    assert routing.dropped.item() == pytest.approx(dropped / choices)
+    assert routing.rejected.item() == pytest.approx(num_rejected / choices)
+    assert routing.dropped.item() == pytest.approx(num_dropped / choices)
 
 
 @given(cases())
@@ -113,14 +115,14 @@ def test_experts_accept_each_choice_once_within_their_capacity(
 def test_groups_are_independent(case: tuple[MoESpec, torch.Tensor, TokenContext]) -> None:
     """Each has the same choices alone; the load is their sum."""
     spec, logits, tokens = case
-    whole, load = route(logits, spec, tokens), 0
+    routing, load = route(logits, spec, tokens), 0
     for g, group_tokens in ((g, logits.shape[1]) for g in range(logits.shape[0])):
         context = TokenContext(tokens.ids[g : g + 1], tokens.padding[g : g + 1], tokens.step, tokens.seed)
-        alone, rows = route(logits[g : g + 1], spec, context), slice(g * group_tokens, (g + 1) * group_tokens)
+        group_routing, rows = route(logits[g : g + 1], spec, context), slice(g * group_tokens, (g + 1) * group_tokens)
         for name in ("expert", "weight", "kept"):
-            torch.testing.assert_close(getattr(alone, name), getattr(whole, name)[rows])
-        load += alone.load
-    assert torch.equal(load, whole.load)
+            torch.testing.assert_close(getattr(group_routing, name), getattr(routing, name)[rows])
+        load += group_routing.load
+    assert torch.equal(load, routing.load)
 
 
 @pytest.mark.parametrize("normalize", ["before_drop", "after_drop"])
@@ -135,23 +137,23 @@ def test_padding_changes_nothing_for_real_tokens(normalize: str) -> None:
     padding[:, 12:] = True
     aux_losses = []
     for garbage in (0.0, 50.0):
-        filled = torch.cat((logits, torch.full((2, 3, 4), garbage, dtype=torch.float64)), 1)
-        filled[:, 12:, 1] += garbage
-        padded = route(filled, spec, TokenContext(padded_ids, padding))
+        padded_logits = torch.cat((logits, torch.full((2, 3, 4), garbage, dtype=torch.float64)), 1)
+        padded_logits[:, 12:, 1] += garbage
+        with_padding = route(padded_logits, spec, TokenContext(padded_ids, padding))
         for name in ("expert", "kept", "weight", "position"):
-            torch.testing.assert_close(getattr(padded, name)[~padding.view(-1)], getattr(plain, name))
-        assert torch.equal(padded.load, plain.load)
+            torch.testing.assert_close(getattr(with_padding, name)[~padding.view(-1)], getattr(plain, name))
+        assert torch.equal(with_padding.load, plain.load)
         if normalize == "after_drop":
-            torch.testing.assert_close(padded.aux_loss, plain.aux_loss, rtol=1e-5, atol=0)
-        aux_losses.append(padded.aux_loss)
+            torch.testing.assert_close(with_padding.aux_loss, plain.aux_loss, rtol=1e-5, atol=0)
+        aux_losses.append(with_padding.aux_loss)
     assert torch.equal(*aux_losses)
 
 
 def test_auxiliary_loss_of_uniform_and_of_collapsed_routing() -> None:
-    even, collapsed = torch.zeros(2, 1, 8, 4, dtype=torch.float64)
+    even, one_expert = torch.zeros(2, 1, 8, 4, dtype=torch.float64)
     even[0, torch.arange(8), torch.arange(8) % 4] = 1e-9  # a tie that breaks evenly
-    collapsed[..., 2] = 50
-    for logits, expected in ((even, 1.0), (collapsed, 4.0)):
+    one_expert[..., 2] = 50
+    for logits, expected in ((even, 1.0), (one_expert, 4.0)):
         assert route(logits, spec_of(4)).aux_loss.item() == pytest.approx(expected)
         assert route(logits, spec_of(4, aux_form="paper")).aux_loss.item() == pytest.approx(expected / 16)
 
@@ -164,12 +166,12 @@ def test_random_second_expert_is_kept_with_probability_twice_its_gate() -> None:
     gate = (p[1] / (p[0] + p[1])).item()
     assert 1 - 2 * routing.rejected.item() == pytest.approx(2 * gate, abs=0.01)
     assert torch.equal(route(logits, spec).kept, routing.kept)
-    others = (
+    variants = (
         route(logits, spec, TokenContext(step=1)),
         route(logits, spec, TokenContext(seed=1)),
         route(logits, spec, layer=1),
     )
-    assert not any(torch.equal(other.kept, routing.kept) for other in others)
+    assert not any(torch.equal(variant.kept, routing.kept) for variant in variants)
 
 
 def test_sampling_draws_the_second_expert_from_the_softmax_without_the_first() -> None:

@@ -13,7 +13,7 @@ from moe.data.tokenizer import Tokenizer
 from moe.tasks.decoding.text import TextStreamer, before_stop, last_characters, num_pending
 
 
-def decoded(tokens: Sequence[bytes]) -> str:
+def decode(tokens: Sequence[bytes]) -> str:
     return b"".join(tokens).decode("utf-8", "replace")
 
 
@@ -23,13 +23,13 @@ def in_bytes(text: str) -> list[bytes]:
 
 def pieces(tokens: Sequence[bytes], stop: Sequence[str] = ()) -> list[str]:
     """Text that each token adds, and the end."""
-    text = TextStreamer(lambda ids: decoded([tokens[id] for id in ids]), stop, before=range(0))
-    added = list[str]()
+    text = TextStreamer(lambda ids: decode([tokens[id] for id in ids]), stop, before=range(0))
+    additions = list[str]()
     for token in range(len(tokens)):
-        added.append(text.take(token))
+        additions.append(text.take(token))
         if text.has_stopped:
-            return added
-    return [*added, text.end()]
+            return additions
+    return [*additions, text.end()]
 
 
 def slow_cut(text: str, stop: Sequence[str]) -> str:
@@ -50,10 +50,10 @@ STOP = st.lists(st.text(alphabet="abé天😀", min_size=1, max_size=4), max_siz
 @example([b"a", b"b", b"c", b"d"], ["abcd", "c"])
 @example(in_bytes("天天"), ["天天天"])
 def test_joined_pieces_are_the_text_up_to_a_stop_string(tokens: list[bytes], stop: list[str]) -> None:
-    text = slow_cut(decoded(tokens), stop)
+    text = slow_cut(decode(tokens), stop)
     assert "".join(pieces(tokens, stop)) == text
-    cut = before_stop(decoded(tokens), stop)
-    assert (decoded(tokens) if cut is None else cut) == text
+    cut = before_stop(decode(tokens), stop)
+    assert (decode(tokens) if cut is None else cut) == text
 
 
 @given(st.text(max_size=20), STOP, st.data())
@@ -63,9 +63,9 @@ def test_pieces_are_whole_characters_wherever_tokens_divide_them(
     raw = text.encode("utf-8", "replace")
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=10)))
     tokens = [raw[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
-    added = pieces(tokens, stop)
-    assert "".join(added) == slow_cut(raw.decode(), stop)
-    assert not any("\ufffd" in piece for piece in added) or "\ufffd" in text
+    additions = pieces(tokens, stop)
+    assert "".join(additions) == slow_cut(raw.decode(), stop)
+    assert not any("\ufffd" in piece for piece in additions) or "\ufffd" in text
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_bytes_that_are_no_text_do_not_take_ever_longer() -> None:
 
 
 @cache
-def learned() -> Tokenizer:
+def bpe_tokenizer() -> Tokenizer:
     return Tokenizer.train(["the quick brown fox jumps", "über die Brücke 天天 fox"] * 4, 300)
 
 
@@ -113,7 +113,7 @@ def of_bytes() -> Tokenizer:
     """Tokenizer like that of Llama 2 and Mixtral: characters that are no token become one token per byte, and a run of
     these that is not UTF-8 is decoded to nothing."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnopqrstuvwxyz"]
-    vocabulary = {word: at for at, word in enumerate(words)}
+    vocabulary = {word: index for index, word in enumerate(words)}
     bpe = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     bpe.decoder = decoders.Sequence([
@@ -124,11 +124,11 @@ def of_bytes() -> Tokenizer:
 
 @given(st.text(alphabet="the fox ü天😀", max_size=20), st.text(alphabet="the fox ü天😀", max_size=20))
 def test_a_text_continues_another_as_its_tokenizer_decodes_both(prompt: str, text: str) -> None:
-    tokenizer = learned()
+    tokenizer = bpe_tokenizer()
     before, ids = tokenizer.encode(prompt), tokenizer.encode(text)
     continuation = TextStreamer(tokenizer.decode, before=last_characters(before, tokenizer.decode))
-    added = "".join([*map(continuation.take, ids), continuation.end()])
-    assert tokenizer.decode(before) + added == tokenizer.decode([*before, *ids])
+    addition = "".join([*map(continuation.take, ids), continuation.end()])
+    assert tokenizer.decode(before) + addition == tokenizer.decode([*before, *ids])
     assert continuation.num_tokens == len(ids)
 
 
@@ -140,6 +140,6 @@ def test_a_text_continues_from_tokens_of_bytes(prompt: str, text: str) -> None:
     before = [1, *tokenizer.encode(prompt)]
     ids = tokenizer.encode(prompt + text)[len(before) - 1 :]
     continuation = TextStreamer(tokenizer.decode, before=last_characters(before, tokenizer.decode))
-    added = [*map(continuation.take, ids), continuation.end()]
-    assert "".join(added) == text
-    assert not added[-1]
+    additions = [*map(continuation.take, ids), continuation.end()]
+    assert "".join(additions) == text
+    assert not additions[-1]

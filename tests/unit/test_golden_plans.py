@@ -25,7 +25,7 @@ CLUSTERS = {
 }
 
 
-def planned(name: str) -> str:
+def plan_json(name: str) -> str:
     request = read_plan_request(ROOT / "examples" / f"{name}.yaml")
     cluster = CLUSTERS[name] or request.cluster
     assert cluster is not None
@@ -42,7 +42,7 @@ def test_a_stored_plan_is_made_again_to_the_byte(name: str) -> None:
     plan = plan_of(name)
     assert plan.made_for is not None
     assert plan.made_for.planner == PLANNER
-    assert planned(name) == (GOLDEN / f"{name}.json").read_text()
+    assert plan_json(name) == (GOLDEN / f"{name}.json").read_text()
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -86,4 +86,4 @@ def test_plans_with_fields_of_earlier_releases_are_read() -> None:
 
 if __name__ == "__main__":
     for example in CLUSTERS:
-        (GOLDEN / f"{example}.json").write_text(planned(example))
+        (GOLDEN / f"{example}.json").write_text(plan_json(example))

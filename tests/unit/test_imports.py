@@ -17,8 +17,8 @@ LIGHT = ("moe", "moe.spec", "moe.plan", "moe.records", "moe.interchange.expand",
 @pytest.mark.parametrize("module", LIGHT)
 def test_light_modules_load_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"
 
 
 @pytest.mark.slow

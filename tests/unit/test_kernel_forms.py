@@ -29,13 +29,13 @@ ROOT = Path(__file__).parents[2]
 ROUNDING = 1e-12
 
 
-def every(of: Kernels) -> Iterator[Any]:
-    yield from of.products.values()
-    yield from of.experts.values()
-    yield from of.attention.values()
-    yield from (of.ring, of.all_to_all)
-    if of.exchange is not None:
-        yield of.exchange
+def kernels_of(kernels: Kernels) -> Iterator[Any]:
+    yield from kernels.products.values()
+    yield from kernels.experts.values()
+    yield from kernels.attention.values()
+    yield from (kernels.ring, kernels.all_to_all)
+    if kernels.exchange is not None:
+        yield kernels.exchange
 
 
 def sizes(kernel: Any, draw: Callable[[float, float], float]) -> dict[str, float]:
@@ -68,18 +68,18 @@ VECTORISED: dict[type, Callable[..., Any]] = {
     GroupedExperts: experts.seconds,
     FusedAttention: attention.seconds,
     ExchangeCost: exchange.seconds,
-    CollectiveCost: lambda of, size, ranks: collectives.seconds(of, size, ranks, np.ones(len(size))),
+    CollectiveCost: lambda cost, size, ranks: collectives.seconds(cost, size, ranks, np.ones(len(size))),
 }
 
 
 @pytest.mark.parametrize("device", MEASURED)
 def test_fitted_forms_are_those_of_the_planner(device: str) -> None:
     draw = log_uniform(np.random.default_rng(0).uniform)
-    for kernel in every(MEASURED[device]):
-        drawn = [sizes(kernel, draw) for _ in range(100)]
-        columns = {name: np.array([each[name] for each in drawn]) for name in drawn[0]}
+    for kernel in kernels_of(MEASURED[device]):
+        draws = [sizes(kernel, draw) for _ in range(100)]
+        columns = {name: np.array([arguments[name] for arguments in draws]) for name in draws[0]}
         at_once = VECTORISED[type(kernel)](kernel, **columns)
-        one_by_one = [kernel.seconds(**whole(each)) for each in drawn]
+        one_by_one = [kernel.seconds(**call_arguments(arguments)) for arguments in draws]
         np.testing.assert_allclose(at_once, one_by_one, rtol=1e-12, err_msg=repr(kernel))
 
 
@@ -88,24 +88,24 @@ def log_uniform(uniform: Callable[[float, float], float]) -> Callable[[float, fl
     return lambda low, high: float(math.floor(math.exp(uniform(math.log(max(low, 0.5)), math.log(high + 1)))))
 
 
-def whole(arguments: dict[str, float]) -> dict[str, Any]:
+def call_arguments(arguments: dict[str, float]) -> dict[str, Any]:
     """Counts as whole numbers, and no window where it is 0."""
-    found: dict[str, Any] = dict(arguments)
-    for name in {"ranks", "nodes", "num_matrices"} & found.keys():
-        found[name] = int(found[name])
-    if "window" in found:
-        found["window"] = found["window"] or None
-    return found
+    result: dict[str, Any] = dict(arguments)
+    for name in {"ranks", "nodes", "num_matrices"} & result.keys():
+        result[name] = int(result[name])
+    if "window" in result:
+        result["window"] = result["window"] or None
+    return result
 
 
 @pytest.mark.parametrize("device", MEASURED)
 def test_an_all_reduce_is_a_scatter_and_a_gather_of_one_launch(device: str) -> None:
     ring = MEASURED[device].ring
     for size, ranks in ((1e3, 2), (1e6, 4), (1e9, 8)):
-        moved = size * (ranks - 1) / ranks / ring.bytes_per_s
-        apart = ring.begin_s(size) + 2 * (ring.latency_s(ranks) + moved) + size / ranks / ring.own_bytes_per_s
-        fitted = collectives.seconds(ring, np.array([size]), np.array([float(ranks)]), np.array([2.0]))
-        assert fitted == pytest.approx(apart)
+        transfer_s = size * (ranks - 1) / ranks / ring.bytes_per_s
+        apart = ring.begin_s(size) + 2 * (ring.latency_s(ranks) + transfer_s) + size / ranks / ring.own_bytes_per_s
+        total = collectives.seconds(ring, np.array([size]), np.array([float(ranks)]), np.array([2.0]))
+        assert total == pytest.approx(apart)
 
 
 OF_ROWS = ("rows", "tokens", "size")
@@ -117,25 +117,25 @@ OF_ROWS = ("rows", "tokens", "size")
 def test_nothing_is_faster_for_being_larger_and_no_row_slower(device: str, data: st.DataObject) -> None:
     draws = data.draw(st.randoms(use_true_random=False))
     draw = log_uniform(draws.uniform)
-    for kernel in every(MEASURED[device]):
+    for kernel in kernels_of(MEASURED[device]):
         small = sizes(kernel, draw)
-        took = kernel.seconds(**whole(small))
+        took = kernel.seconds(**call_arguments(small))
         assert took > 0
         for name in small:
             large = {**small, name: math.ceil(small[name] * draws.choice((1.001, 1.5, 2, 8)))}
             if name == "window" and not small["window"]:
                 continue  # there is none: it cannot grow
-            assert kernel.seconds(**whole(large)) >= took * (1 - ROUNDING), (kernel, small, large)
-        grown = draws.choice((1.001, 1.5, 2, 8))
-        large = {name: value * grown if name in OF_ROWS else value for name, value in small.items()}
-        assert kernel.seconds(**whole(large)) <= grown * took * (1 + ROUNDING), (kernel, small, large)
+            assert kernel.seconds(**call_arguments(large)) >= took * (1 - ROUNDING), (kernel, small, large)
+        factor = draws.choice((1.001, 1.5, 2, 8))
+        large = {name: value * factor if name in OF_ROWS else value for name, value in small.items()}
+        assert kernel.seconds(**call_arguments(large)) <= factor * took * (1 + ROUNDING), (kernel, small, large)
 
 
 @pytest.mark.parametrize("device", MEASURED)
 def test_a_window_that_sees_everything_is_none(device: str) -> None:
     for kernel in MEASURED[device].attention.values():
-        whole, all_of_it, part = (kernel.seconds(8192, 4096, 32, 8, 256, window) for window in (None, 4096, 128))
-        assert part < all_of_it == whole
+        no_window, full_window, part = (kernel.seconds(8192, 4096, 32, 8, 256, window) for window in (None, 4096, 128))
+        assert part < full_window == no_window
 
 
 def test_constants_page_and_errors_are_those_of_the_record() -> None:

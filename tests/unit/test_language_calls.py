@@ -36,42 +36,42 @@ def test_what_was_recorded_of_texts_is_replayed_in_training_on_them() -> None:
     rows = torch.zeros(3, length, dtype=torch.int64)
     for row, prompt, text in zip(rows, prompts, texts, strict=True):
         row[: len(prompt) + len(text)] = torch.tensor(prompt + text)
-    made = {
-        layer: functional.pad(chosen, (0, 0, 0, rows.numel() - len(chosen)), value=-1)
-        for layer, chosen in recording.items()
+    choices = {
+        layer: functional.pad(experts, (0, 0, 0, rows.numel() - len(experts)), value=-1)
+        for layer, experts in recording.items()
     }
-    with record_routing(model()) as own:
+    with record_routing(model()) as row_recording:
         expected = model()(rows)
-    others = {layer: torch.where(chosen >= 0, (chosen + 1) % 4, -1) for layer, chosen in made.items()}
-    for layer, chosen in made.items():
-        passed = chosen >= 0
-        assert passed.any(1).sum() == sum(map(len, prompts)) + 3 * (GREEDY.max_tokens - 1)
-        assert torch.equal(own[layer][passed], chosen[passed])
-    with replay_routing(model(), made):
+    other_choices = {layer: torch.where(experts >= 0, (experts + 1) % 4, -1) for layer, experts in choices.items()}
+    for layer, experts in choices.items():
+        has_choice = experts >= 0
+        assert has_choice.any(1).sum() == sum(map(len, prompts)) + 3 * (GREEDY.max_tokens - 1)
+        assert torch.equal(row_recording[layer][has_choice], experts[has_choice])
+    with replay_routing(model(), choices):
         torch.testing.assert_close(model()(rows), expected)
-    with replay_routing(model(), others), record_routing(model()) as seen:
+    with replay_routing(model(), other_choices), record_routing(model()) as replay_recording:
         assert not torch.allclose(model()(rows), expected)
-    for layer, chosen in others.items():
-        assert torch.equal(seen[layer][chosen >= 0], chosen[chosen >= 0])
+    for layer, experts in other_choices.items():
+        assert torch.equal(replay_recording[layer][experts >= 0], experts[experts >= 0])
 
 
 @pytest.mark.parametrize(
-    ("prompts", "told"),
+    ("prompts", "message"),
     [
         ([[3], []], r"prompts\[1\] must have at least one token"),
         ([[3, 30]], r"prompts\[0\] \(with token 30\) must have tokens below vocab_size \(=30\)"),
         ([[-1]], r"prompts\[0\] \(with token -1\)"),
     ],
 )
-def test_a_prompt_that_is_none(prompts: list[list[int]], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_prompt_that_is_none(prompts: list[list[int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         generate(model(), prompts, GREEDY)
 
 
 def test_arguments_that_do_not_fit_each_other() -> None:
-    for asked in (GREEDY, GenerationSpec(max_tokens=5, num_beams=2)):
+    for spec in (GREEDY, GenerationSpec(max_tokens=5, num_beams=2)):
         with pytest.raises(ValueError, match=r"text_numbers \(=1\) must be as many as prompts \(=2\)"):
-            generate(model(), [[1], [2]], asked, text_numbers=[0])
+            generate(model(), [[1], [2]], spec, text_numbers=[0])
     tokens = torch.ones(2, 3, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"documents \(3, 2\) must have the shape of tokens \(2, 3\)"):
         model()(tokens, BatchContext(documents=tokens.view(3, 2)))
@@ -81,20 +81,20 @@ def test_arguments_that_do_not_fit_each_other() -> None:
 
 def test_texts_go_on_within_their_room_from_where_they_begin() -> None:
     tokens = torch.ones(2, 3, dtype=torch.int64)
-    behind = torch.tensor([[False, False, True], [False, False, False]])
+    padding = torch.tensor([[False, False, True], [False, False, False]])
     with torch.no_grad():
         with pytest.raises(ValueError, match="padding must precede the first token"):
-            model().extend(tokens, model().start(2, 8), behind)
+            model().extend(tokens, model().start(2, 8), padding)
         state = model().start(2, 8)
         model().extend(tokens, state)
         with pytest.raises(ValueError, match="padding must precede the first token"):
-            model().extend(tokens, state, ~behind)
-        model().extend(tokens, state, torch.zeros_like(behind))
+            model().extend(tokens, state, ~padding)
+        model().extend(tokens, state, torch.zeros_like(padding))
         for shape in ((2, 0), (3, 1), (2,)):
             with pytest.raises(ValueError, match="must have at least one position for each of the state's 2 rows"):
                 model().extend(torch.ones(shape, dtype=torch.int64), state)
         with pytest.raises(ValueError, match=r"padding \(2, 1\) must have the shape of tokens \(2, 3\)"):
-            model().extend(tokens, model().start(2, 8), behind[:, :1])
+            model().extend(tokens, model().start(2, 8), padding[:, :1])
         with pytest.raises(ValueError, match=r"must fit after 6 positions in the state's max_positions \(=8\)"):
             model().extend(tokens, state)
 

@@ -40,59 +40,62 @@ def attention_of(spec: JobSpec, layer: int = 0) -> AttentionDims:
     return blocks[layer].attentions[0]
 
 
-def kept(spec: JobSpec, tensor: int = 1, width: int = 4, *, on_cpu: bool = False) -> float:
+def saved_bytes(spec: JobSpec, tensor: int = 1, width: int = 4, *, on_cpu: bool = False) -> float:
     """Bytes for each position."""
     dims = attention_of(spec)
-    found = saved_attention_bytes(dims, M, POSITIONS, tensor, width, profile=OURS, on_cpu=on_cpu, selective=False)
-    return found / POSITIONS
+    num_bytes = saved_attention_bytes(dims, M, POSITIONS, tensor, width, profile=OURS, on_cpu=on_cpu, selective=False)
+    return num_bytes / POSITIONS
 
 
 def test_grouped_queries_keep_what_fused_attention_is_given() -> None:
     """4 heads of 8: queries 32, keys 16, values 16, what heads give 32. The layer has its input and what its norm gave,
     16 each, and a number for either norm; attention one for each of 4 heads."""
     plain = 16 + 16 + 32 + 16 + 16 + 32
-    assert kept(language()) == 4 * (plain + 2 + 4)
-    assert kept(language(), width=2) == 2 * plain + 4 * (2 + 4)
-    assert kept(language({**GROUPED, "bias": True, "output_bias": True})) == kept(language())
-    normed = {**GROUPED, "query_key_norm": "head"}  # before their norms too, and a number for each of 6 heads
-    assert kept(language(normed)) == kept(language()) + 4 * (32 + 16 + 6)
-    clipped = {**GROUPED, "clip": 8.0}  # the three before they are clipped
-    assert kept(language(clipped)) == kept(language()) + 4 * (32 + 16 + 16)
-    gated = {**GROUPED, "output_gate": True}  # the gate's sigmoid, and what it weighed
-    assert kept(language(gated)) == kept(language()) + 4 * (32 + 32)
-    for again in ({"window": 64}, {"sinks": True}):  # blocks side by side, or what sinks leave of them
-        assert kept(language({**GROUPED, **again})) == kept(language()) + 4 * 32
+    assert saved_bytes(language()) == 4 * (plain + 2 + 4)
+    assert saved_bytes(language(), width=2) == 2 * plain + 4 * (2 + 4)
+    assert saved_bytes(language({**GROUPED, "bias": True, "output_bias": True})) == saved_bytes(language())
+    with_norms = {**GROUPED, "query_key_norm": "head"}  # before their norms too, and a number for each of 6 heads
+    assert saved_bytes(language(with_norms)) == saved_bytes(language()) + 4 * (32 + 16 + 6)
+    with_clip = {**GROUPED, "clip": 8.0}  # the three before they are clipped
+    assert saved_bytes(language(with_clip)) == saved_bytes(language()) + 4 * (32 + 16 + 16)
+    with_gate = {**GROUPED, "output_gate": True}  # the gate's sigmoid, and what it weighed
+    assert saved_bytes(language(with_gate)) == saved_bytes(language()) + 4 * (32 + 32)
+    for extra in ({"window": 64}, {"sinks": True}):  # blocks side by side, or what sinks leave of them
+        assert saved_bytes(language({**GROUPED, **extra})) == saved_bytes(language()) + 4 * 32
 
 
 def test_tensor_ranks_keep_all_tokens_where_they_are_gathered_and_some_of_the_heads() -> None:
-    shared = 16 / 2 + 16 + (32 + 16 + 16 + 32) / 2
-    assert kept(language(), tensor=2) == 4 * (shared + 2 / 2 + 4 / 2)
-    together = {**GROUPED, "query_key_norm": "width"}  # over all heads: in one process as it is, among several wide
-    assert kept(language(together)) == kept(language()) + 4 * 48
-    assert kept(language(together), width=2) == kept(language(), width=2) + 2 * 48
-    assert kept(language(together), tensor=2, width=2) == kept(language(), tensor=2, width=2) + 2 * 4 * 48 / 2
+    values = 16 / 2 + 16 + (32 + 16 + 16 + 32) / 2
+    assert saved_bytes(language(), tensor=2) == 4 * (values + 2 / 2 + 4 / 2)
+    width_norm = {**GROUPED, "query_key_norm": "width"}  # over all heads: in one process as it is, among several wide
+    assert saved_bytes(language(width_norm)) == saved_bytes(language()) + 4 * 48
+    assert saved_bytes(language(width_norm), width=2) == saved_bytes(language(), width=2) + 2 * 48
+    assert (
+        saved_bytes(language(width_norm), tensor=2, width=2)
+        == saved_bytes(language(), tensor=2, width=2) + 2 * 4 * 48 / 2
+    )
 
 
 def test_a_cpu_attends_in_float32() -> None:
     """Of bfloat16: all that goes in and comes out; and what comes out once more, narrowed."""
-    assert kept(language(), width=2, on_cpu=True) == 2 * (16 + 16 + 32) + 4 * (32 + 16 + 16 + 32 + 2 + 4)
-    assert kept(language(), on_cpu=True) == kept(language())
+    assert saved_bytes(language(), width=2, on_cpu=True) == 2 * (16 + 16 + 32) + 4 * (32 + 16 + 16 + 32 + 2 + 4)
+    assert saved_bytes(language(), on_cpu=True) == saved_bytes(language())
 
 
 def test_latents_are_made_of_own_tokens_and_gathered_after_their_norms() -> None:
     """4 heads: queries and keys 12 each, values 6. Kept are 12 + 10 + 4 before the norms, 12 + 10 after them, queries
     and keys of all heads, what keys and values were made as, and what heads give, twice."""
     heads = 48 + 48 + 4 * (8 + 6) + 24 + 24
-    assert kept(language(LATENT)) == 4 * (16 + 16 + 26 + 22 + heads + 4 + 4)
+    assert saved_bytes(language(LATENT)) == 4 * (16 + 16 + 26 + 22 + heads + 4 + 4)
     of_two = (16 + 16 + 26) / 2 + 22 + heads / 2
-    assert kept(language(LATENT), tensor=2) == 4 * (of_two + 4 / 2 + 4 / 2)
+    assert saved_bytes(language(LATENT), tensor=2) == 4 * (of_two + 4 / 2 + 4 / 2)
     straight = {**LATENT, "query_rank": None}  # queries of hidden states, which are gathered beside
-    assert kept(language(straight)) == 4 * (16 + 16 + 14 + 10 + heads + 3 + 4)
-    assert kept(language(straight), tensor=2) == 4 * ((16 + 16 + 14) / 2 + 16 + 10 + heads / 2 + 3 / 2 + 4 / 2)
+    assert saved_bytes(language(straight)) == 4 * (16 + 16 + 14 + 10 + heads + 3 + 4)
+    assert saved_bytes(language(straight), tensor=2) == 4 * ((16 + 16 + 14) / 2 + 16 + 10 + heads / 2 + 3 / 2 + 4 / 2)
     on_cpu = 48 + 48 + 48 + 48 + 24  # values and what they give as wide as keys
-    assert kept(language(LATENT), on_cpu=True) == 4 * (16 + 16 + 26 + 22 + on_cpu + 4 + 4)
-    dims, gathered = attention_of(language(LATENT)), attention_of(language(straight)).gathered
-    assert (dims.gathered, gathered) == (12 + 10 + 4, None)
+    assert saved_bytes(language(LATENT), on_cpu=True) == 4 * (16 + 16 + 26 + 22 + on_cpu + 4 + 4)
+    dims, straight_gathered = attention_of(language(LATENT)), attention_of(language(straight)).gathered
+    assert (dims.gathered, straight_gathered) == (12 + 10 + 4, None)
 
 
 def test_gathered_latents_take_less_of_the_links_than_hidden_states() -> None:
@@ -105,22 +108,22 @@ def test_gathered_latents_take_less_of_the_links_than_hidden_states() -> None:
         search = LayoutSearch(language({**LATENT, "query_rank": rank}, model_dim=4096), cluster)
         return search.time.estimate(candidate).gather_s
 
-    of_hidden, few, more = gather_s(None), gather_s(12), gather_s(2000)
-    assert few < more < of_hidden
+    of_hidden, small_rank, large_rank = gather_s(None), gather_s(12), gather_s(2000)
+    assert small_rank < large_rank < of_hidden
     channels = [4096 + 4096, 12 + 14 + 4096, 2000 + 14 + 4096]  # of attention, beside the feed-forward layer's 8192
-    slope = (of_hidden - few) / (channels[0] - channels[1])
-    assert more - few == pytest.approx(slope * (channels[2] - channels[1]), rel=1e-3)
+    slope = (of_hidden - small_rank) / (channels[0] - channels[1])
+    assert large_rank - small_rank == pytest.approx(slope * (channels[2] - channels[1]), rel=1e-3)
 
 
 @pytest.mark.parametrize(("profile", "differs"), [(OURS, False), (PEER, True)], ids=["ours", "peer"])
 def test_selective_recomputation_computes_latents_again_in_a_peer_only(profile: Profile, differs: bool) -> None:
     """Ours is of hidden states only; a peer's computes queries, keys and values again."""
     dims = attention_of(language(LATENT))
-    plain, again = (
+    plain, recomputing = (
         saved_attention_bytes(dims, M, POSITIONS, 1, 4, profile=profile, on_cpu=False, selective=selective)
         for selective in (False, True)
     )
-    assert (again < plain) == differs
+    assert (recomputing < plain) == differs
 
 
 def test_a_state_keeps_no_keys_and_values_for_each_head_of_its_values() -> None:
@@ -128,10 +131,10 @@ def test_a_state_keeps_no_keys_and_values_for_each_head_of_its_values() -> None:
     keys as long as they come and of length 1; values as they are used; the gate and its SiLU; what is read, normed,
     weighed. Numbers: 7 of each head of values, 2 of each of keys."""
     spec = language(linear_attention=STATES, full_attention_every=2)
-    mixed, keys, values = 16 + 16 + 24, 2 * 16, 24
-    widths = 3 * mixed + keys + values + 2 * values + 3 * values
+    channels, keys, values = 16 + 16 + 24, 2 * 16, 24
+    widths = 3 * channels + keys + values + 2 * values + 3 * values
     numbers = 7 * 4 + 2 * 2
-    assert kept(spec) == 4 * (16 + 16 + widths + numbers + 2)
+    assert saved_bytes(spec) == 4 * (16 + 16 + widths + numbers + 2)
     dims = attention_of(spec)
     assert attention_workspace_bytes(dims, 4 * 2048, 2048, 1, OURS) == attention_workspace_bytes(
         dims, 4 * 1024, 1024, 1, OURS
@@ -158,9 +161,9 @@ def test_a_chunk_of_the_delta_rule_takes_what_its_products_do() -> None:
     chunk = 64
     of_keys = 2 * (2 * chunk * chunk * 8) * 2  # keys with keys, and with queries: of the heads of keys
     system = chunk * chunk * (6 + 8)  # triangular, solved for so many columns
-    read = 2 * (2 * chunk * 8 * 6)  # of the state, for keys and for queries
-    weighed, written = 2 * chunk * chunk * 6, 2 * chunk * 8 * 6
-    by_hand = of_keys + 4 * (system + read + weighed + written)
+    reading = 2 * (2 * chunk * 8 * 6)  # of the state, for keys and for queries
+    weighting, writing = 2 * chunk * chunk * 6, 2 * chunk * 8 * 6
+    by_hand = of_keys + 4 * (system + reading + weighting + writing)
     assert attended_positions(dims, 4096) == chunk
     assert chunk * pairs_flops(dims, attended_positions(dims, 4096)) == by_hand
     assert attended_positions(dims, 16) == 16  # no row has more
@@ -183,31 +186,33 @@ def test_only_trained_parameters_have_gradients_and_moments(freeze: tuple[str, .
     """Counted parameter by parameter: two moments for each of AdamW's; Adafactor's rows and columns."""
     model = language(moe=EXPERTS, num_layers=3, first_dense_layers=1).model
     degrees = Degrees(data=shards, fsdp=shards, expert_fsdp=shards)
-    trained = [each for each in model.parameters() if not any(matches(pattern, each.name) for pattern in freeze)]
-    num_trained = sum(each.numel for each in trained)
+    parameters = [
+        parameter for parameter in model.parameters() if not any(matches(pattern, parameter.name) for pattern in freeze)
+    ]
+    num_trained = sum(parameter.numel for parameter in parameters)
     state = state_of(model, degrees, AdamWSpec(name="adamw"), freeze)
     assert state.optimizer == 2 * state.trained_stored.total
     assert state.trained_used.total == num_trained
     if shards == 1:
         assert (state.stored.total, state.trained_stored.total) == (model.num_parameters(), num_trained)
-        factored = AdafactorSpec(name="adafactor")
-        elements = sum(factored.state_elements(each.shape, each.of_experts) for each in trained)
-        assert state_of(model, degrees, factored, freeze).optimizer == elements
+        adafactor = AdafactorSpec(name="adafactor")
+        elements = sum(adafactor.state_elements(parameter.shape, parameter.of_experts) for parameter in parameters)
+        assert state_of(model, degrees, adafactor, freeze).optimizer == elements
 
 
 def test_a_frozen_model_takes_less_memory_and_says_what_is_trained() -> None:
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu")
-    whole, part = (
+    full, part = (
         LayoutSearch(language(train=train), cluster).plan() for train in ({}, {"freeze": ["embedding.weight"]})
     )
     table = 300 * 16
-    assert whole.memory.gradients - part.memory.gradients == 4 * table
-    assert whole.memory.optimizer - part.memory.optimizer == 2 * 4 * table
-    assert whole.memory.parameters == part.memory.parameters
-    every = language().model.num_parameters()
-    told = f"{1 - table / every:.0%} of {every / 1000:.1f} K parameters are trained"
-    assert any(reason.startswith(told) for reason in part.reasons)
-    assert not any("are trained" in reason for reason in whole.reasons)
+    assert full.memory.gradients - part.memory.gradients == 4 * table
+    assert full.memory.optimizer - part.memory.optimizer == 2 * 4 * table
+    assert full.memory.parameters == part.memory.parameters
+    num_parameters = language().model.num_parameters()
+    sentence = f"{1 - table / num_parameters:.0%} of {num_parameters / 1000:.1f} K parameters are trained"
+    assert any(reason.startswith(sentence) for reason in part.reasons)
+    assert not any("are trained" in reason for reason in full.reasons)
 
 
 def test_layers_of_which_one_is_frozen_are_not_alike() -> None:

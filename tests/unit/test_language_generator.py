@@ -19,7 +19,7 @@ from moe.tasks.language.generator import LanguageGenerator
 from moe.tasks.language.model import LanguageModel, build_model
 from tests.refusals import refused
 from tests.unit import chats
-from tests.unit.streaming import streamed
+from tests.unit.streaming import collect_stream
 
 PROMPTS = ["def read(path):", "", "import os\n\nfor name in names:\n    print(name)\n", "überall 天", "x"]
 LONGEST = 64
@@ -47,12 +47,12 @@ def made_model(dtype: torch.dtype = torch.float64) -> LanguageModel:
         "moe": {"num_experts": 4, "hidden_dim": 24, "router": "softmax_topk", "top_k": 2,
                 "activation": "swiglu"},
     })  # fmt: skip
-    made = build_model(spec, dtype=dtype)
+    network = build_model(spec, dtype=dtype)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in network.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(2)
-    return made.eval()
+    return network.eval()
 
 
 @cache
@@ -86,13 +86,13 @@ def prompts() -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("spec", [GREEDY, BEAMS, DRAWN], ids=["greedy", "beams", "drawn"])
 def test_a_model_laid_out_for_generation_generates_the_same(spec: GenerationSpec) -> None:
-    settled, before = made_model(), {name: each.clone() for name, each in model().state_dict().items()}
-    other = LanguageGenerator(settled, tokenizer(), LONGEST)
-    assert settled.layers[0].feed_forward.moe.experts.w_in.is_contiguous(), "as it is trained on"
-    other.prepare_for_decoding()
-    assert not settled.layers[0].feed_forward.moe.experts.w_in.is_contiguous()
-    assert other.generate(PROMPTS, spec) == generator().generate(PROMPTS, spec)
-    assert all(torch.equal(each, before[name]) for name, each in settled.state_dict().items())
+    network, before = made_model(), {name: tensor.clone() for name, tensor in model().state_dict().items()}
+    decoder = LanguageGenerator(network, tokenizer(), LONGEST)
+    assert network.layers[0].feed_forward.moe.experts.w_in.is_contiguous(), "as it is trained on"
+    decoder.prepare_for_decoding()
+    assert not network.layers[0].feed_forward.moe.experts.w_in.is_contiguous()
+    assert decoder.generate(PROMPTS, spec) == generator().generate(PROMPTS, spec)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -104,7 +104,7 @@ def test_experts_of_such_a_model_are_as_narrow_as_its_arithmetic(dtype: torch.dt
         torch.testing.assert_close(narrow(tokens), before, rtol=0.02, atol=0.02)
     for layer in narrow.layers:
         weights = layer.feed_forward.moe.experts.weights.narrow(dtype)
-        assert all(each is None or each.dtype == dtype for each in weights.tensors)
+        assert all(weight is None or weight.dtype == dtype for weight in weights.tensors)
         assert weights.w_in_and_gate is not None, "one product for both"
 
 
@@ -122,15 +122,15 @@ def test_kv_caches_change_neither_greedy_decoding_nor_beam_search() -> None:
 
 @pytest.mark.parametrize("spec", [GREEDY, BEAMS], ids=["greedy", "beams"])
 def test_a_text_does_not_depend_on_its_batch(spec: GenerationSpec) -> None:
-    together = generator().generate(PROMPTS, spec)
-    assert together == [generator().generate([text], spec)[0] for text in PROMPTS]
-    assert len(set(together)) > 3, "else nothing was compared"
+    texts = generator().generate(PROMPTS, spec)
+    assert texts == [generator().generate([text], spec)[0] for text in PROMPTS]
+    assert len(set(texts)) > 3, "else nothing was compared"
 
 
 def test_draws_are_keyed_by_the_number_of_the_text() -> None:
-    together = generator().generate(PROMPTS * 8, DRAWN)
-    assert together[:5] == generator().generate(PROMPTS, DRAWN)
-    assert together[0] != together[5], "the same prompt, another text"
+    texts = generator().generate(PROMPTS * 8, DRAWN)
+    assert texts[:5] == generator().generate(PROMPTS, DRAWN)
+    assert texts[0] != texts[5], "the same prompt, another text"
     tokens = generate(model(), list(prompts()), DRAWN, {2})
     assert tokens[3:] == generate(model(), list(prompts())[3:], DRAWN, {2}, text_numbers=[3, 4])
 
@@ -138,7 +138,7 @@ def test_draws_are_keyed_by_the_number_of_the_text() -> None:
 @pytest.mark.parametrize("spec", [None, GREEDY, DRAWN, BEAMS], ids=["as it is", "greedy", "drawn", "beams"])
 def test_pieces_joined_are_the_text(spec: GenerationSpec | None) -> None:
     for text in PROMPTS if spec else PROMPTS[:1]:
-        pieces, ending = streamed(generator(), text, spec)
+        pieces, ending = collect_stream(generator(), text, spec)
         assert "".join(pieces) == generator().generate([text], spec)[0]
         longest = (spec or GenerationSpec()).max_tokens
         assert ending.num_tokens <= longest
@@ -148,11 +148,11 @@ def test_pieces_joined_are_the_text(spec: GenerationSpec | None) -> None:
 @pytest.mark.parametrize("spec", [GREEDY, DRAWN, BEAMS], ids=["greedy", "drawn", "beams"])
 def test_a_text_ends_before_a_stop_string_wherever_tokens_end(spec: GenerationSpec) -> None:
     for text in PROMPTS:
-        (whole,) = generator().generate([text], spec)
-        stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
+        (full_text,) = generator().generate([text], spec)
+        stop = full_text[len(full_text) // 2 : len(full_text) // 2 + 3]
         stopping = spec.model_copy(update={"stop": (stop, "never")})
-        pieces, ending = streamed(generator(), text, stopping)
-        assert "".join(pieces) == whole[: whole.index(stop)] == generator().generate([text], stopping)[0]
+        pieces, ending = collect_stream(generator(), text, stopping)
+        assert "".join(pieces) == full_text[: full_text.index(stop)] == generator().generate([text], stopping)[0]
         assert ending.reason == "stop"
 
 
@@ -174,11 +174,11 @@ def reader(files: dict[str, bytes]) -> Callable[[str], bytes]:
 
 def test_a_tokenizer_is_stored_by_its_files(tmp_path: Path) -> None:
     read = reader({"tokenizer.json": tokenizer().to_json().encode()})
-    stored = LanguageGenerator.from_files(model(), LONGEST, read)
-    stored.save_tokenizers(tmp_path)
-    again = load_tokenizer(lambda name: (tmp_path / name).read_bytes())
-    assert again.encode("def read") == tokenizer().encode("def read")
-    assert stored.generate(PROMPTS[:1], GREEDY) == generator().generate(PROMPTS[:1], GREEDY)
+    original = LanguageGenerator.from_files(model(), LONGEST, read)
+    original.save_tokenizers(tmp_path)
+    copy = load_tokenizer(lambda name: (tmp_path / name).read_bytes())
+    assert copy.encode("def read") == tokenizer().encode("def read")
+    assert original.generate(PROMPTS[:1], GREEDY) == generator().generate(PROMPTS[:1], GREEDY)
 
 
 def test_what_a_given_model_says_ends_a_text_too() -> None:
@@ -187,8 +187,8 @@ def test_what_a_given_model_says_ends_a_text_too() -> None:
     third = tokens.index(tokens[2])
     chat = LanguageGenerator(model(), tokenizer(), LONGEST, {ENDS: f"[{tokens[2]}]".encode()})
     assert chat.generate(["x"], GREEDY) == [tokenizer().decode(tokens[:third])]
-    beyond = LanguageGenerator(model(), tokenizer(), LONGEST, {ENDS: b"[400]"})
-    assert beyond.generate(["x"], GREEDY) == generator().generate(["x"], GREEDY)
+    out_of_range = LanguageGenerator(model(), tokenizer(), LONGEST, {ENDS: b"[400]"})
+    assert out_of_range.generate(["x"], GREEDY) == generator().generate(["x"], GREEDY)
 
 
 def test_a_chat_is_written_by_the_models_template_and_its_answer_made():
@@ -196,22 +196,22 @@ def test_a_chat_is_written_by_the_models_template_and_its_answer_made():
     asks = "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant {% endif %}"
     files = chats.tokenizer_files(source + asks)
     spec = model().spec.model_copy(update={"vocab_size": 480})
-    made = build_model(spec, dtype=torch.float64).eval()
+    network = build_model(spec, dtype=torch.float64).eval()
     files["tokenizer.ids.json"] = b'{"bos_id": 0, "eos_id": 1}'
 
     read = reader(files)
-    chatty = LanguageGenerator.from_files(made, LONGEST, read)
-    said = "is </s> it?"
+    chatty = LanguageGenerator.from_files(network, LONGEST, read)
+    question = "is </s> it?"
     plain = tokenizers.Tokenizer.from_str(chats.tokenizer_json())
-    written = f"<s><|start_header_id|>user {said}<|eot_id|><|start_header_id|>assistant "
-    prompt = plain.encode(written, add_special_tokens=False).ids
-    (tokens,) = generate(made, [prompt], GREEDY, {1})
-    asked = GREEDY.model_copy(update={"chat": True})
-    assert chatty.generate([said], asked) == [load_tokenizer(read).decode(tokens)]
-    assert "".join(chatty.stream(said, asked)) == chatty.generate([said], asked)[0]
-    assert chatty.generate([said], asked) != chatty.generate([said], GREEDY)
+    transcript = f"<s><|start_header_id|>user {question}<|eot_id|><|start_header_id|>assistant "
+    prompt = plain.encode(transcript, add_special_tokens=False).ids
+    (tokens,) = generate(network, [prompt], GREEDY, {1})
+    chat_spec = GREEDY.model_copy(update={"chat": True})
+    assert chatty.generate([question], chat_spec) == [load_tokenizer(read).decode(tokens)]
+    assert "".join(chatty.stream(question, chat_spec)) == chatty.generate([question], chat_spec)[0]
+    assert chatty.generate([question], chat_spec) != chatty.generate([question], GREEDY)
     files["chat_template.jinja"] = b"{{ raise_exception('never') }}"
     with refused("unsupported", "chat", None):
-        LanguageGenerator.from_files(made, LONGEST, read).generate([said], asked)
+        LanguageGenerator.from_files(network, LONGEST, read).generate([question], chat_spec)
     with refused("missing", "chat", True):
-        generator().generate(["x"], asked)
+        generator().generate(["x"], chat_spec)

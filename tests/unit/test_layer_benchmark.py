@@ -11,20 +11,20 @@ from benchmarks.layer import mean_loads, timed
 
 def test_each_round_has_other_tokens_the_same_for_all() -> None:
     """A load that repeats hides what a new one costs."""
-    shape, seen = Shape("relu", 4, 3, 2, 2, 1, skewed=True), {"a": [], "b": []}
+    shape, inputs = Shape("relu", 4, 3, 2, 2, 1, skewed=True), {"a": [], "b": []}
 
     def run(name: str, x: torch.Tensor) -> torch.Tensor:
-        seen[name].append(x.detach().clone())
+        inputs[name].append(x.detach().clone())
         return x * 2
 
-    parts = [Contender(name, partial(run, name), []) for name in seen]
+    parts = [Contender(name, partial(run, name), []) for name in inputs]
     rounds = [tokens(shape, torch.float32, torch.device("cpu"), draw) for draw in range(3)]
-    times = timed(parts, iter(rounds), dict.fromkeys(seen, torch.ones(4, 3)))
-    assert [len(each) for each in times.values()] == [3, 3]
-    for x, of_a, of_b in zip(rounds, seen["a"], seen["b"], strict=True):
+    times = timed(parts, iter(rounds), dict.fromkeys(inputs, torch.ones(4, 3)))
+    assert [len(durations) for durations in times.values()] == [3, 3]
+    for x, of_a, of_b in zip(rounds, inputs["a"], inputs["b"], strict=True):
         assert torch.equal(of_a, x)
         assert torch.equal(of_b, x)
-    assert not any(torch.equal(x, others) for x, others in pairwise(rounds))
+    assert not any(torch.equal(x, next_x) for x, next_x in pairwise(rounds))
     assert all(bool((x[:, 0] == 1).all()) for x in rounds), "as skewed as the first"
 
 

@@ -15,7 +15,7 @@ OTHER_COMMITS = "benchmarks/side.py"
 
 def file_of(module: str) -> Path | None:
     path = ROOT.joinpath(*module.split("."))
-    return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.exists()), None)
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()), None)
 
 
 @cache
@@ -42,8 +42,8 @@ def missing_names(file: Path) -> Iterator[str]:
         module = file_of(node.module)
         for alias in node.names:
             is_name = module is not None and alias.name in names_in(module)
-            below = ROOT.joinpath(*node.module.split("."), alias.name)
-            if not is_name and file_of(f"{node.module}.{alias.name}") is None and not below.is_dir():
+            folder = ROOT.joinpath(*node.module.split("."), alias.name)
+            if not is_name and file_of(f"{node.module}.{alias.name}") is None and not folder.is_dir():
                 yield f"{file.relative_to(ROOT)}:{node.lineno}: {node.module} has no {alias.name}"
 
 

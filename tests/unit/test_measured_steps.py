@@ -46,7 +46,7 @@ def test_gradients_are_clipped_and_weights_narrowed_once_a_step() -> None:
     """Each number of 4 bytes in AdamW's 28, 12 for clipping and 6 for the narrow copy."""
     spec = language_job("olmoe-1b-7b", 1)
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="h200", memory_bytes=2**40)
-    clipped = plan_job(spec, cluster, top=1).predicted.optimizer_s
+    with_clip = plan_job(spec, cluster, top=1).predicted.optimizer_s
     train = spec.train.model_copy(update={"clip_norm": None})
-    free = plan_job(spec.model_copy(update={"train": train}), cluster, top=1).predicted.optimizer_s
-    assert math.isclose(clipped / free, (28 + 12 + 6) / (28 + 6), rel_tol=1e-3)
+    without_clip = plan_job(spec.model_copy(update={"train": train}), cluster, top=1).predicted.optimizer_s
+    assert math.isclose(with_clip / without_clip, (28 + 12 + 6) / (28 + 6), rel_tol=1e-3)

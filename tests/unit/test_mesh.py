@@ -43,11 +43,11 @@ def test_ranks_along_axes_differ_in_these_alone(degrees: dict[str, int], data: s
     mesh = data.draw(st.sampled_from([DENSE_AXES, EXPERT_AXES]))
     axes = tuple(axis for axis in mesh if data.draw(st.booleans())) or (mesh[-1],)
     ranks, sets = every_rank(degrees), ranks_along(axes, degrees)
-    assert sorted(rank for each in sets for rank in each) == list(range(len(ranks)))
-    for each in sets:
-        others = {tuple(ranks[rank].index(axis) for axis in mesh if axis not in axes) for rank in each}
-        assert len(others) == 1
-        assert len(each) == prod(degrees[axis] for axis in axes)
+    assert sorted(rank for rank_set in sets for rank in rank_set) == list(range(len(ranks)))
+    for rank_set in sets:
+        coordinates = {tuple(ranks[rank].index(axis) for axis in mesh if axis not in axes) for rank in rank_set}
+        assert len(coordinates) == 1
+        assert len(rank_set) == prod(degrees[axis] for axis in axes)
 
 
 @given(meshes(), st.data())
@@ -55,16 +55,16 @@ def test_copies_are_the_ranks_of_a_stage_with_the_same_part(degrees: dict[str, i
     mesh = data.draw(st.sampled_from([STAGE_AXES, EXPERT_AXES[1:]]))
     axes = [axis for axis in mesh if data.draw(st.booleans())]
     ranks = every_rank(degrees)
-    for here in ranks[:3]:
-        place = [here.index(axis) for axis in ("pipeline", *axes)]
-        same = [each for each in ranks if [each.index(axis) for axis in ("pipeline", *axes)] == place]
-        assert here.copies(*axes) == len(same)
+    for layout in ranks[:3]:
+        place = [layout.index(axis) for axis in ("pipeline", *axes)]
+        copies = [candidate for candidate in ranks if [candidate.index(axis) for axis in ("pipeline", *axes)] == place]
+        assert layout.copies(*axes) == len(copies)
 
 
 @given(meshes(), st.integers(0, 40))
 def test_every_stage_has_all_groups_once(degrees: dict[str, int], num_groups: int) -> None:
-    found: dict[tuple[int, ...], list[int]] = {}
+    groups_by_rows: dict[tuple[int, ...], list[int]] = {}
     for layout in every_rank(degrees):
         of_the_same_rows = tuple(layout.index(axis) for axis in ("pipeline", "context", "tensor"))
-        found.setdefault(of_the_same_rows, []).extend(layout.local_groups(num_groups))
-    assert all(groups == list(range(num_groups)) for groups in found.values())
+        groups_by_rows.setdefault(of_the_same_rows, []).extend(layout.local_groups(num_groups))
+    assert all(groups == list(range(num_groups)) for groups in groups_by_rows.values())

@@ -32,6 +32,6 @@ def test_the_loss_is_found_and_scalars_beside_it(output: Any) -> None:
     ],
 )
 def test_what_is_no_loss_is_refused_with_the_remedy(output: Any) -> None:
-    with refused("unsupported", "model.build", "m:build") as caught:
+    with refused("unsupported", "model.build", "m:build") as error:
         loss_and_numbers(output, "m:build")
-    assert [problem.path for problem in caught.value.problems] == ["model.build"]
+    assert [problem.path for problem in error.value.problems] == ["model.build"]

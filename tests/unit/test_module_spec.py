@@ -12,7 +12,7 @@ from service.settings import Settings
 from tests.refusals import refused, refused_for
 
 
-def given(**changes: Any) -> dict[str, Any]:
+def job_body(**changes: Any) -> dict[str, Any]:
     return {
         "model": {"kind": "module", "build": "mypackage.model:build"},
         "data": {"corpus": "module", "batches": "mypackage.model:batch"},
@@ -23,7 +23,7 @@ def given(**changes: Any) -> dict[str, Any]:
 
 def test_a_job_of_a_module_is_read_and_written() -> None:
     options = {"width": 8, "names": ["a", {"b": None}], "rate": 0.5, "deep": True}
-    job = JobSpec.parse(given(model={"kind": "module", "build": "m:f", "options": options}))
+    job = JobSpec.parse(job_body(model={"kind": "module", "build": "m:f", "options": options}))
     assert JobSpec.model_validate_json(job.model_dump_json()) == job
     assert functions_of(job) == {"model.build": "m:f", "data.batches": "mypackage.model:batch"}
     assert job.num_groups == 1
@@ -38,9 +38,9 @@ def test_a_job_of_a_module_is_read_and_written() -> None:
 )  # fmt: skip
 def test_a_function_is_named_exactly(code: str) -> None:
     with refused("invalid_value", "model.build", code):
-        JobSpec.parse(given(model={"kind": "module", "build": code}))
+        JobSpec.parse(job_body(model={"kind": "module", "build": code}))
     with refused("invalid_value", "data.batches", code):
-        JobSpec.parse(given(data={"corpus": "module", "batches": code}))
+        JobSpec.parse(job_body(data={"corpus": "module", "batches": code}))
 
 
 WRONG: list[tuple[dict[str, Any], ProblemCode, str, Any]] = [
@@ -60,23 +60,23 @@ WRONG: list[tuple[dict[str, Any], ProblemCode, str, Any]] = [
 @pytest.mark.parametrize(("changes", "code", "path", "value"), WRONG)
 def test_a_wrong_spec_is_refused(changes: dict[str, Any], code: ProblemCode, path: str, value: Any) -> None:
     with refused(code, path, value):
-        JobSpec.parse(given(**changes))
+        JobSpec.parse(job_body(**changes))
 
 
 def test_the_planner_of_dimensions_says_that_there_are_none() -> None:
     with refused("unsupported", "model.kind", "module"):
-        plan_job(JobSpec.parse(given()), Cluster(num_nodes=1, devices_per_node=2))
+        plan_job(JobSpec.parse(job_body()), Cluster(num_nodes=1, devices_per_node=2))
 
 
 def test_code_is_allowed_by_its_full_name_only() -> None:
-    job, allowed = JobSpec.parse(given()), ("mypackage.model:build", "mypackage.model:batch")
-    check_allowed(job, allowed)
-    check_allowed(JobSpec.parse(given(model={"preset": "gshard-tiny"}, data={"corpus": "catalogs"})), ())
+    job, names = JobSpec.parse(job_body()), ("mypackage.model:build", "mypackage.model:batch")
+    check_allowed(job, names)
+    check_allowed(JobSpec.parse(job_body(model={"preset": "gshard-tiny"}, data={"corpus": "catalogs"})), ())
     similar = ("mypackage.model", "mypackage.model:*", "mypackage:build", "mypackage.model:build2", "model:build",
                "mypackage.model:Build", "mypackage.model:batch")  # fmt: skip
     with refused("not_allowed", "model.build", "mypackage.model:build"):
         check_allowed(job, similar)
-    with refused_for([("not_allowed", "model.build", allowed[0]), ("not_allowed", "data.batches", allowed[1])]):
+    with refused_for([("not_allowed", "model.build", names[0]), ("not_allowed", "data.batches", names[1])]):
         check_allowed(job, ())
 
 

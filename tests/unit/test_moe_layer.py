@@ -29,8 +29,8 @@ def test_tokens_in_order_are_cut_into_groups_for_any_shape() -> None:
     flat, _ = layer(x.view(24, 6))
     assert torch.equal(flat.view(x.shape), y)
     first = TokenContext(torch.arange(8), torch.zeros(8, dtype=torch.bool))
-    alone, _ = layer(x.view(24, 6)[:8], first)
-    assert torch.equal(alone, flat[:8]), "a group alone meets the same fate"
+    group_y, _ = layer(x.view(24, 6)[:8], first)
+    assert torch.equal(group_y, flat[:8]), "a group alone meets the same fate"
 
 
 def test_a_ragged_last_group_is_filled_up_with_padding() -> None:
@@ -60,8 +60,8 @@ def test_groups_may_be_given_of_tokens_in_any_shape(shape: tuple[int, ...]) -> N
     layer, x = layer_of(group_tokens=4), torch.randn(24, 6, dtype=torch.float64)
     for padding in (torch.arange(24).view(2, 12) % 5 == 4, torch.arange(27).view(3, 9) >= 22):
         y, routing = layer(x, TokenContext(padding=padding))
-        found, of_shaped = layer(x.view(*shape, 6), TokenContext(padding=padding))
-        assert torch.equal(found, y.view(found.shape))
+        shaped_y, of_shaped = layer(x.view(*shape, 6), TokenContext(padding=padding))
+        assert torch.equal(shaped_y, y.view(shaped_y.shape))
         assert of_shaped.num_groups == routing.num_groups == padding.shape[0]
 
 
@@ -95,7 +95,7 @@ def test_bfloat16_tokens_are_routed_in_float32() -> None:
     assert torch.equal(routing.expert, layer(x.bfloat16().float())[1].expert)
 
 
-def routed(router: str, **fields: object) -> MoELayer:
+def router_layer(router: str, **fields: object) -> MoELayer:
     spec = MoESpec(router=router, num_experts=4, model_dim=6, hidden_dim=10, group_tokens=8, **fields)
     return MoELayer(spec, layer=1, dtype=torch.float64)
 
@@ -114,21 +114,21 @@ ROUTED: list[dict[str, Any]] = [
 def test_values_of_padded_rows_change_nothing(fields: dict, dtype: torch.dtype, training: bool) -> None:
     """Neither outputs nor gradients, bit by bit: not of the router, nor of the experts that every token passes."""
     torch.manual_seed(0)
-    layer = routed(**fields, activation="swiglu", shared_hidden_dim=5, shared_gate=True)
+    layer = router_layer(**fields, activation="swiglu", shared_hidden_dim=5, shared_gate=True)
     padding = torch.arange(24).view(3, 8) % 5 > 2
     tokens = TokenContext(torch.arange(24).view(3, 8), padding, training=training)
     x = torch.randn(3, 8, 6).to(dtype)
-    found = []
+    results = []
     for parameters in (0.0, 7.0, float("inf"), float("nan")):
-        filled = x.masked_fill(padding[..., None], parameters).requires_grad_()
-        y, routing = layer(filled, tokens)
+        inputs = x.masked_fill(padding[..., None], parameters).requires_grad_()
+        y, routing = layer(inputs, tokens)
         y.backward(torch.ones_like(y))
         gradients = [parameter.grad for parameter in layer.parameters()]
-        found.append([y.detach(), filled.grad, routing.aux_loss, routing.z_loss, routing.entropy, *gradients])
+        results.append([y.detach(), inputs.grad, routing.aux_loss, routing.z_loss, routing.entropy, *gradients])
         layer.zero_grad()
-    assert not found[0][1][padding].any()
-    for others in found[1:]:
-        assert all(torch.equal(theirs, ours) for theirs, ours in zip(others, found[0], strict=True))
+    assert not results[0][1][padding].any()
+    for result in results[1:]:
+        assert all(torch.equal(actual, expected) for actual, expected in zip(result, results[0], strict=True))
 
 
 def test_values_beyond_the_last_token_change_nothing() -> None:
@@ -144,7 +144,7 @@ def test_values_beyond_the_last_token_change_nothing() -> None:
 def test_the_auxiliary_losses_enter_the_backward_pass_by_themselves(scope: str) -> None:
     """Once, with their coefficients, and alike however the batch is cut into calls."""
     torch.manual_seed(0)
-    layer = routed("softmax_topk", aux_scope=scope, aux_coefficient=0.3, z_coefficient=0.2)
+    layer = router_layer("softmax_topk", aux_scope=scope, aux_coefficient=0.3, z_coefficient=0.2)
     if layer.last_load is not None:
         layer.last_load.copy_(torch.tensor([5, 3, 0, 0]))
     x = torch.randn(4, 8, 6, dtype=torch.float64)
@@ -162,20 +162,20 @@ def test_the_auxiliary_losses_enter_the_backward_pass_by_themselves(scope: str) 
             (y.sum() * scale).backward()
         return layer.router.grad
 
-    whole = gradient([slice(0, 4)], 0.0)
+    full_gradient = gradient([slice(0, 4)], 0.0)
     logits = (x @ layer.router.detach()).requires_grad_()
     tokens = TokenContext(ids, padding, sequence_tokens=4)
     routing = route(logits, layer.spec, tokens, state=layer.state)
     (0.3 * routing.aux_loss + 0.2 * routing.z_loss).backward()
-    torch.testing.assert_close(whole, torch.einsum("gsm,gse->me", x, logits.grad))
-    torch.testing.assert_close(gradient([slice(0, 1), slice(1, 4)], 0.0), whole)
+    torch.testing.assert_close(full_gradient, torch.einsum("gsm,gse->me", x, logits.grad))
+    torch.testing.assert_close(gradient([slice(0, 1), slice(1, 4)], 0.0), full_gradient)
     with_y = gradient([slice(0, 4)], 1.0)
     layer.spec = MoESpec(**{**layer.spec.model_dump(), "aux_coefficient": 0.0, "z_coefficient": 0.0})
-    torch.testing.assert_close(gradient([slice(0, 4)], 1.0) + whole, with_y)
+    torch.testing.assert_close(gradient([slice(0, 4)], 1.0) + full_gradient, with_y)
 
 
 def test_auxiliary_losses_have_no_gradient_in_evaluation() -> None:
-    layer = routed("softmax_topk", aux_coefficient=0.3)
+    layer = router_layer("softmax_topk", aux_coefficient=0.3)
     y, _ = layer(torch.randn(8, 6, dtype=torch.float64), TokenContext(training=False))
     (y.sum() * 0).backward()
     assert not layer.router.grad.any()
@@ -183,11 +183,11 @@ def test_auxiliary_losses_have_no_gradient_in_evaluation() -> None:
 
 ONE_CHOICE: list[dict[str, object]] = [
     {"router": "switch_top1"},
-    *({"router": "sigmoid_topk", "top_k": 1, "renormalize_gates": each} for each in (True, False)),
+    *({"router": "sigmoid_topk", "top_k": 1, "renormalize_gates": renormalize} for renormalize in (True, False)),
     *(
-        {"router": "softmax_topk", "top_k": 1, "softmax": softmax, "renormalize_gates": each}
+        {"router": "softmax_topk", "top_k": 1, "softmax": softmax, "renormalize_gates": renormalize}
         for softmax in ("before_topk", "after_topk")
-        for each in (True, False)
+        for renormalize in (True, False)
     ),
     {"router": "softmax_topk", "top_k": 1},
     {"router": "sigmoid_topk", "top_k": 1},
@@ -200,34 +200,34 @@ ONE_CHOICE: list[dict[str, object]] = [
 def test_accepted_specs_of_one_choice_train_the_router(fields: dict) -> None:
     """By what the experts give, with no help of an auxiliary loss; and what is not accepted does not."""
     torch.manual_seed(0)
-    balanced = "aux_coefficient" in ROUTERS[fields["router"]].model_fields
-    layer = routed(**fields, **({"aux_coefficient": 0.0} if balanced else {}))
+    has_aux_loss = "aux_coefficient" in ROUTERS[fields["router"]].model_fields
+    layer = router_layer(**fields, **({"aux_coefficient": 0.0} if has_aux_loss else {}))
     layer(torch.randn(16, 6, dtype=torch.float64))[0].square().sum().backward()
-    accepted = layer.spec.routing.never_trained() is None
-    assert (layer.router.grad.abs().max() > 1e-3) == accepted
-    assert accepted or layer.router.grad.abs().max() < 1e-12
+    is_accepted = layer.spec.routing.never_trained() is None
+    assert (layer.router.grad.abs().max() > 1e-3) == is_accepted
+    assert is_accepted or layer.router.grad.abs().max() < 1e-12
 
 
 def test_jitter_is_keyed_by_the_token_and_stays_within_bounds() -> None:
     torch.manual_seed(0)
-    layer = routed("switch_top1", input_jitter=0.4, aux_coefficient=0.0)
-    plain = routed("switch_top1", aux_coefficient=0.0)
+    layer = router_layer("switch_top1", input_jitter=0.4, aux_coefficient=0.0)
+    plain = router_layer("switch_top1", aux_coefficient=0.0)
     x = torch.randn(16, 6, dtype=torch.float64)
     ids = torch.arange(16)
-    seen = layer._logits(x, ids, TokenContext(step=2))
-    again = layer._logits(x[8:], ids[8:], TokenContext(step=2))
-    assert torch.equal(seen[8:], again)
-    assert not torch.equal(seen, layer._logits(x, ids, TokenContext(step=3)))
-    far = (seen - plain._logits(x, ids, TokenContext())).abs()
+    logits = layer._logits(x, ids, TokenContext(step=2))
+    last_logits = layer._logits(x[8:], ids[8:], TokenContext(step=2))
+    assert torch.equal(logits[8:], last_logits)
+    assert not torch.equal(logits, layer._logits(x, ids, TokenContext(step=3)))
+    far = (logits - plain._logits(x, ids, TokenContext())).abs()
     assert (far <= 0.4 * (x.abs() @ layer.router.abs())).all()
     assert far.min() > 0
-    evaluated = TokenContext(training=False)
-    assert torch.equal(layer._logits(x, ids, evaluated), plain._logits(x, ids, evaluated))
+    evaluation = TokenContext(training=False)
+    assert torch.equal(layer._logits(x, ids, evaluation), plain._logits(x, ids, evaluation))
 
 
 @pytest.mark.parametrize("router", ["softmax_topk", "sigmoid_topk"])
 def test_a_step_is_remembered_only_when_it_ends(router: str) -> None:
-    layer = routed(router, bias_update_rate=0.1, aux_scope="global_batch", aux_coefficient=0.1)
+    layer = router_layer(router, bias_update_rate=0.1, aux_scope="global_batch", aux_coefficient=0.1)
     _, routing = layer(torch.randn(16, 6, dtype=torch.float64))
     assert not layer.router_bias.any()
     assert not layer.last_load.any()
@@ -235,12 +235,12 @@ def test_a_step_is_remembered_only_when_it_ends(router: str) -> None:
     assert torch.equal(layer.last_load, routing.chosen)
     assert torch.equal(layer.router_bias > 0, routing.chosen < 8)
     assert set(layer.state_dict()) > {"router_bias", "last_load"}
-    assert set(routed("switch_top1").state_dict()) == {"router", "experts.w_in", "experts.w_out"}
+    assert set(router_layer("switch_top1").state_dict()) == {"router", "experts.w_in", "experts.w_out"}
 
 
 @pytest.mark.parametrize("coefficient", [0.0, 0.3])
 def test_the_output_may_be_changed_in_place(coefficient: float) -> None:
-    layer = routed("softmax_topk", aux_coefficient=coefficient)
+    layer = router_layer("softmax_topk", aux_coefficient=coefficient)
     x = torch.randn(8, 6, dtype=torch.float64, requires_grad=True)
     y, _ = layer(x)
     y += x  # a residual
@@ -249,7 +249,7 @@ def test_the_output_may_be_changed_in_place(coefficient: float) -> None:
 
 
 def test_sequences_that_groups_cut_through_are_refused() -> None:
-    layer = routed("softmax_topk", aux_scope="sequence")
+    layer = router_layer("softmax_topk", aux_scope="sequence")
     assert layer(torch.randn(4, 4, 6, dtype=torch.float64))[1].aux_loss > 0
     with pytest.raises(ValueError, match="groups of 8 tokens must consist of whole sequences of 12"):
         layer(torch.randn(4, 12, 6, dtype=torch.float64))

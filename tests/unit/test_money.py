@@ -16,8 +16,8 @@ from tests.unit.test_spec import job
 H100S = {"num_nodes": 4, "devices_per_node": 8, "device": "h100"}
 
 
-def ranged(least: int, most: int, **changes: Any) -> JobSpec:
-    return JobSpec.parse(job(resources={"min_workers": least, "max_workers": most}, **changes))
+def elastic_job(min_workers: int, max_workers: int, **changes: Any) -> JobSpec:
+    return JobSpec.parse(job(resources={"min_workers": min_workers, "max_workers": max_workers}, **changes))
 
 
 def h100s(**changes: Any) -> Cluster:
@@ -25,7 +25,7 @@ def h100s(**changes: Any) -> Cluster:
 
 
 def test_money_is_price_times_workers_times_time() -> None:
-    spec = ranged(1, 16)
+    spec = elastic_job(1, 16)
     plan = plan_job(spec, h100s(price_per_hour=2.5), 16)
     assert plan.num_steps is not None
     assert plan.money.per_hour == 2.5 * 16
@@ -41,12 +41,12 @@ def test_money_is_price_times_workers_times_time() -> None:
 
 def test_without_a_price_nothing_is_said_of_money() -> None:
     """Clusters and plans are written, and told apart, as before there were prices."""
-    plan, priced = (plan_job(ranged(1, 16), each, 16) for each in (h100s(), h100s(price_per_hour=2.5)))
+    plan, priced_plan = (plan_job(elastic_job(1, 16), cluster, 16) for cluster in (h100s(), h100s(price_per_hour=2.5)))
     assert plan.money is None
     assert not {"money", "pool"} & json.loads(plan.model_dump_json()).keys()
     assert "price_per_hour" not in h100s().model_dump(mode="json")
-    assert plan.made_for == made_for(ranged(1, 16), h100s())
-    assert priced.made_for == plan.made_for, "a price changes no layout"
+    assert plan.made_for == made_for(elastic_job(1, 16), h100s())
+    assert priced_plan.made_for == plan.made_for, "a price changes no layout"
     assert estimate_money(None, billed_devices=8, step_s=1.0, tokens_per_step=1, num_steps=None) is None
 
 
@@ -58,10 +58,10 @@ def test_a_price_is_an_amount_above_nothing(price: object) -> None:
 
 def test_nodes_are_paid_in_full() -> None:
     """13 workers on nodes of 8 cost 16 devices, also on a smaller cluster, unless devices are rented singly."""
-    cluster, spec = h100s(price_per_hour=2.5), ranged(1, 32)
+    cluster, spec = h100s(price_per_hour=2.5), elastic_job(1, 32)
     plan = plan_job(spec, cluster, 13)
     assert (plan.num_billed_devices, plan.money.per_hour) == (16, 2.5 * 16)
-    assert [cluster.billed_devices(each) for each in (1, 8, 9)] == [8, 8, 16]
+    assert [cluster.billed_devices(num_workers) for num_workers in (1, 8, 9)] == [8, 8, 16]
     assert cluster.sized_for(3).billed_devices(3) == cluster.exactly(3).billed_devices(3) == 8
     assert h100s(billing_unit=1).billed_devices(13) == 13
     assert plan_job(spec, cluster, 16).num_billed_devices is None
@@ -72,7 +72,7 @@ def test_nodes_are_paid_in_full() -> None:
 @pytest.mark.slow
 def test_the_cheapest_number_of_workers_leaves_no_paid_device_idle() -> None:
     """Where steps shorten with workers, part of a node is as dear as all of it."""
-    spec = ranged(1, 32, train={"num_steps": 10, "batch_tokens": 2**18})
+    spec = elastic_job(1, 32, train={"num_steps": 10, "batch_tokens": 2**18})
     plan = plan_on_cluster(spec, h100s(price_per_hour=2.5), PlanQuery(goal="cost"))
     singly = plan_on_cluster(spec, h100s(price_per_hour=2.5, billing_unit=1), PlanQuery(goal="cost"))
     assert plan.num_workers == plan.billed_devices == 8
@@ -80,7 +80,7 @@ def test_the_cheapest_number_of_workers_leaves_no_paid_device_idle() -> None:
 
 
 def test_amounts_in_words() -> None:
-    assert [format_amount(each) for each in (5900.4, 12.3, 0.414, 0.00312)] == ["5,900", "12.30", "0.41", "0.0031"]
+    assert [format_amount(amount) for amount in (5900.4, 12.3, 0.414, 0.00312)] == ["5,900", "12.30", "0.41", "0.0031"]
 
 
 def test_numbers_that_a_goal_looks_at() -> None:
@@ -96,25 +96,25 @@ def test_numbers_that_a_goal_looks_at() -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("goal", ["time", "cost"])
 def test_a_goal_chooses_what_no_other_number_of_workers_beats(goal: Any) -> None:
-    spec = ranged(1, 8, train={"num_steps": 10, "batch_tokens": 8192})
+    spec = elastic_job(1, 8, train={"num_steps": 10, "batch_tokens": 8192})
     cluster = h100s(num_nodes=1)
 
-    def taken(plan: Plan) -> float:
+    def cost(plan: Plan) -> float:
         return plan.predicted.step_s * (cluster.billed_devices(plan.num_workers) if goal == "cost" else 1)
 
     plan = plan_on_cluster(spec, cluster, PlanQuery(goal=goal))
-    every = [plan_job(spec, cluster, workers) for workers in range(1, 9)]
-    assert taken(plan) == min(taken(each) for each in every if not each.not_yet)
-    told = plan.reasons[0]
-    assert told.startswith(f"{plan.num_workers} worker")
-    assert told.endswith(f"for goal {goal}; evaluated 1 to 8")
+    plans = [plan_job(spec, cluster, workers) for workers in range(1, 9)]
+    assert cost(plan) == min(cost(rival) for rival in plans if not rival.not_yet)
+    reason = plan.reasons[0]
+    assert reason.startswith(f"{plan.num_workers} worker")
+    assert reason.endswith(f"for goal {goal}; evaluated 1 to 8")
     assert plan.reasons[1].startswith("the next best, ")
-    again = plan_job(spec, cluster, plan.num_workers)
-    assert (again.candidate, again.predicted, again.runners_up) == (plan.candidate, plan.predicted, plan.runners_up)
+    direct = plan_job(spec, cluster, plan.num_workers)
+    assert (direct.candidate, direct.predicted, direct.runners_up) == (plan.candidate, plan.predicted, plan.runners_up)
 
 
 def test_a_goal_respects_requested_degrees() -> None:
-    spec = ranged(1, 14, parallel={"expert": 4})
+    spec = elastic_job(1, 14, parallel={"expert": 4})
     assert plan_on_cluster(spec, h100s(), PlanQuery(goal="time")).num_workers % 4 == 0
 
 
@@ -123,7 +123,7 @@ def test_a_goal_is_time_or_cost_of_a_job_that_fits() -> None:
     with refused("not_a_choice", "goal", "fast"):
         plan_request({"spec": job(), "goal": "fast"})
     with refused("does_not_fit", "resources", "14 workers"):
-        plan_on_cluster(ranged(1, 14), h100s(memory_bytes=1000), PlanQuery(goal="time"))
+        plan_on_cluster(elastic_job(1, 14), h100s(memory_bytes=1000), PlanQuery(goal="time"))
 
 
 @pytest.mark.parametrize(

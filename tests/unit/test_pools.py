@@ -12,7 +12,7 @@ from moe.plan.search.what_if import grid
 from moe.spec import JobSpec, ProblemCode, SpecError
 from tests.grid import num_cases
 from tests.refusals import refused, refused_for
-from tests.unit.test_money import ranged
+from tests.unit.test_money import elastic_job
 from tests.unit.test_spec import job
 
 OLD = {"name": "old", "num_nodes": 2, "devices_per_node": 8, "device": "a100-80", "price_per_hour": 1.5}
@@ -51,7 +51,7 @@ POOL = st.fixed_dictionaries({
 )
 def test_no_pool_alone_is_better(of: list[dict[str, Any]], goal: Any, least: int, more: int) -> None:
     """By the goal; and the plan is the one that its pool alone would have."""
-    spec = ranged(least, least + more)
+    spec = elastic_job(least, least + more)
     together = pools(*({"name": str(at), **each} for at, each in enumerate(of)))
     alone: dict[str, Plan] = {}
     for pool in together.pools:
@@ -86,22 +86,24 @@ def test_the_goal_decides_between_pools() -> None:
 
 
 def test_reasons_say_why_pools_do_not_hold_a_job() -> None:
-    plan = plan_on_cluster(ranged(9, 16), pools(OLD, NEW, TINY))
+    plan = plan_on_cluster(elastic_job(9, 16), pools(OLD, NEW, TINY))
     assert (plan.pool, plan.reasons[0]) == ("old", "pool old: the only one of 3 pools that holds it")
     assert plan.reasons[1].startswith("pool new cannot hold it: resources (='9 workers') must be at most the number")
     assert "pool tiny cannot hold it: resources (='16 workers') must hold the model" in plan.reasons[2]
     with refused_for(
         [("out_of_range", "pool new: resources", "9 workers"), ("does_not_fit", "pool tiny: resources", "16 workers")]
     ):
-        plan_on_cluster(ranged(9, 16), pools(NEW, TINY))
+        plan_on_cluster(elastic_job(9, 16), pools(NEW, TINY))
 
 
 def test_costs_of_pools_need_prices_and_workers_are_multiples_of_degrees() -> None:
     with pytest.raises(SpecError, match=r"cluster\.pools\[1\]\.price_per_hour is required for pool new"):
-        plan_on_cluster(ranged(1, 4), pools(OLD, without(NEW, "price_per_hour")), PlanQuery(goal="cost"))
+        plan_on_cluster(elastic_job(1, 4), pools(OLD, without(NEW, "price_per_hour")), PlanQuery(goal="cost"))
     alone = pools(without(NEW, "price_per_hour"))
-    assert plan_on_cluster(ranged(1, 4), alone, PlanQuery(goal="cost")).billed_devices == 8
-    plan = plan_on_cluster(ranged(2, 15, parallel={"expert": 4}), pools({**OLD, "num_nodes": 1, "devices_per_node": 6}))
+    assert plan_on_cluster(elastic_job(1, 4), alone, PlanQuery(goal="cost")).billed_devices == 8
+    plan = plan_on_cluster(
+        elastic_job(2, 15, parallel={"expert": 4}), pools({**OLD, "num_nodes": 1, "devices_per_node": 6})
+    )
     assert plan.num_workers == 4
 
 

@@ -22,7 +22,7 @@ from moe.tasks.translation import build_model
 from moe.tasks.translation.evaluate import evaluate, most_frequent_target, one_per_script, unigram_logp
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.checkpointer import CheckpointError
-from tests.unit.train_runs import corpus, job, prepared, run
+from tests.unit.train_runs import corpus, job, prepare_pairs, run
 
 TOKENIZER = "tokenizers/tokenizer.json"
 
@@ -36,7 +36,7 @@ def trained(tmp_path_factory):
         train={"num_steps": 80, "batch_tokens": 512, "evaluation": {"num_examples": 5}},
     )  # fmt: skip
     outcome, _ = run(spec, folder / "storage", folder / "cache")
-    return spec, prepared(spec, folder / "cache"), folder / "storage", outcome.report
+    return spec, prepare_pairs(spec, folder / "cache"), folder / "storage", outcome.report
 
 
 @pytest.fixture(scope="module")

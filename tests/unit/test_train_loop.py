@@ -26,7 +26,7 @@ from moe.train.moe_layers import MoELayers
 from moe.train.nonfinite import NonFiniteLoss
 from service.wire.file_kinds import kind_of
 from tests.refusals import refused, refused_for
-from tests.unit.train_runs import RequestAfter, corpus, course, job, prepared, rewrite, run
+from tests.unit.train_runs import RequestAfter, corpus, course, job, prepare_pairs, rewrite, run
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def copied(undisturbed, tmp_path):
 
 def test_records_every_step_checkpoints_and_a_report(data, cache, undisturbed):
     outcome, recorder, storage = undisturbed
-    sampler = Sampler(prepared(job(data), cache).train, job(data))
+    sampler = Sampler(prepare_pairs(job(data), cache).train, job(data))
     assert (outcome.kind, outcome.step) == ("succeeded", 8)
     assert [record.step for record in recorder.metrics] == list(range(1, 9))
     for record in recorder.metrics:

@@ -15,7 +15,7 @@ from moe.tasks.decoding import beam_search
 from moe.tasks.translation import TranslationModel, build_model, translate
 from moe.tasks.translation.translator import Translator
 from tests.unit.data_corpora import sentences
-from tests.unit.streaming import streamed
+from tests.unit.streaming import collect_stream
 from tests.unit.test_translation_model import spec_of
 
 MAX_TOKENS = 12
@@ -114,6 +114,6 @@ def test_beams_find_other_translations_and_one_alone_is_the_same_as_among_others
 
 def test_a_translation_is_streamed_in_one_piece_and_says_how_it_ended() -> None:
     for text, whole in zip(TEXTS, translator().generate(TEXTS), strict=True):
-        pieces, ending = streamed(translator(), text)
+        pieces, ending = collect_stream(translator(), text)
         assert pieces == ([whole] if whole else [])
         assert (ending.reason, ending.num_tokens) == ("max_tokens", MAX_TOKENS) or ending.reason == "end"

@@ -90,7 +90,7 @@ def run(
     return outcome, recorder
 
 
-def prepared(spec: JobSpec, cache: Path) -> PreparedPairs:
+def prepare_pairs(spec: JobSpec, cache: Path) -> PreparedPairs:
     return build_task(spec).prepare(cache)
 
 
@@ -100,16 +100,16 @@ def rewrite(storage: Path | str, path: str, change: Callable[[bytes], bytes]) ->
     marker = markers.read(checkpoints, markers.list_committed(checkpoints)[0])
     content = change(checkpoints.read(f"{marker.name}/{path}"))
     checkpoints.write(f"{marker.name}/{path}", content)
-    sealed = marker.model_copy(update={"files": {**marker.files, path: markers.seal(content)}})
-    checkpoints.write(marker.name + markers.SUFFIX, sealed.to_bytes())
+    new_marker = marker.model_copy(update={"files": {**marker.files, path: markers.seal(content)}})
+    checkpoints.write(marker.name + markers.SUFFIX, new_marker.to_bytes())
 
 
 def course(recorder: MemoryRecorder) -> list[dict[str, Any]]:
     """What the steps found, without the times they took and what ranks exchanged."""
-    clocked = {"step_s", "tokens_per_s", "data_s", "time", "all_to_all_bytes", "all_to_all_s", "waiting_s"}
+    varying_keys = {"step_s", "tokens_per_s", "data_s", "time", "all_to_all_bytes", "all_to_all_s", "waiting_s"}
 
     def without(values: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in values.items() if key not in clocked}
+        return {key: value for key, value in values.items() if key not in varying_keys}
 
     return [
         {**without(values), "layers": [without(layer) for layer in values["layers"]]}

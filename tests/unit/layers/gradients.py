@@ -8,17 +8,17 @@ from torch import Tensor
 
 
 def outputs_and_gradients(
-    function: Callable[..., Tensor | tuple[Tensor, ...]], *inputs: Tensor, given: torch.dtype = torch.float64
+    function: Callable[..., Tensor | tuple[Tensor, ...]], *inputs: Tensor, gradient_dtype: torch.dtype = torch.float64
 ) -> list[Tensor]:
-    """Outputs of `function`, then the gradients of its inputs for fixed random gradients of the outputs, which `given`
-    can represent."""
+    """Outputs of `function`, then the gradients of its inputs for fixed random gradients of the outputs, which
+    `gradient_dtype` can represent."""
     inputs = tuple(tensor.detach().requires_grad_() for tensor in inputs)
     outputs = function(*inputs)
     outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
     draws = torch.Generator().manual_seed(7)
     upstream = [torch.randn(output.shape, generator=draws, dtype=torch.float64).to(output.device) for output in outputs]
-    unused = sum(tensor.sum() * 0 for tensor in inputs)  # a function of constants alone has a gradient too
-    loss = unused + sum((y * d_y.to(given).to(y.dtype)).sum() for y, d_y in zip(outputs, upstream, strict=True))
+    zero = sum(tensor.sum() * 0 for tensor in inputs)  # a function of constants alone has a gradient too
+    loss = zero + sum((y * d_y.to(gradient_dtype).to(y.dtype)).sum() for y, d_y in zip(outputs, upstream, strict=True))
     gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
     zeros = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)]
     return [*(output.detach() for output in outputs), *zeros]
@@ -31,8 +31,8 @@ def assert_equal_gradients(
     tolerance: float = 1e-12,
 ) -> None:
     """Outputs and gradients of both functions agree."""
-    ours, expected = (outputs_and_gradients(each, *inputs) for each in (function, reference))
-    torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+    actual, expected = (outputs_and_gradients(compute, *inputs) for compute in (function, reference))
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 @st.composite

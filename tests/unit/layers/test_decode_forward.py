@@ -57,10 +57,10 @@ def test_decode_forward_and_another_weight_layout_equal_forward(
 def test_decode_forward_declines_what_it_does_not_compute() -> None:
     layer, x = layer_of(ROUTERS[0]), torch.randn(4, 16, dtype=torch.float64)
     assert layer.decode_forward(x, INFERRING) is None, "gradients are tracked"
-    padded = TokenContext(padding=torch.tensor([True, False, False, False]), training=False)
+    context = TokenContext(padding=torch.tensor([True, False, False, False]), training=False)
     with torch.no_grad():
         assert layer.decode_forward(x, TokenContext()) is None, "training drops tokens"
-        assert layer.decode_forward(x, padded) is None
+        assert layer.decode_forward(x, context) is None
         assert layer.decode_forward(x.repeat(100, 1), INFERRING) is None
         with record_routing(layer) as recording:
             assert layer.decode_forward(x, INFERRING) is None

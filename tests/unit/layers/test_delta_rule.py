@@ -31,10 +31,10 @@ def inputs_of(
 def assert_equal(inputs: list[Tensor], documents: Tensor | None, *state: Tensor) -> None:
     """Chunks and steps give the same outputs, state and gradients."""
 
-    def of(function: Any) -> Any:
+    def with_documents(function: Any) -> Any:
         return lambda q, k, v, decay, beta, state=None: function(q, k, v, decay, beta, documents=documents, state=state)
 
-    functions = of(gated_delta_rule), of(gated_delta_rule_reference)
+    functions = with_documents(gated_delta_rule), with_documents(gated_delta_rule_reference)
     assert_equal_gradients(*functions, *inputs, *state, tolerance=1e-10)
 
 
@@ -89,9 +89,9 @@ def test_bfloat16_inputs_have_a_float32_state() -> None:
 def test_one_document_is_as_in_transformers(length: int) -> None:
     qwen = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
     q, k, v, log_decay, beta = (tensor.float() for tensor in inputs_of(2, length, 2, 2, 16, 8, 3.0))
-    theirs = qwen.torch_chunk_gated_delta_rule(q, k, v, log_decay, beta, output_final_state=True)
-    ours = gated_delta_rule(q * 16**-0.5, k, v, log_decay, beta)
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    expected = qwen.torch_chunk_gated_delta_rule(q, k, v, log_decay, beta, output_final_state=True)
+    actual = gated_delta_rule(q * 16**-0.5, k, v, log_decay, beta)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:

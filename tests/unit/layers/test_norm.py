@@ -29,9 +29,9 @@ def test_outputs_and_gradients_equal_the_reference(
 def test_bfloat16_is_rounded_once(weight_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, weight, narrow = torch.randn(64, 96).bfloat16(), torch.randn(96).to(weight_dtype), torch.bfloat16
-    ours = outputs_and_gradients(lambda x, w: rms_norm(x, w, 1e-6), x, weight, given=narrow)
+    ours = outputs_and_gradients(lambda x, w: rms_norm(x, w, 1e-6), x, weight, gradient_dtype=narrow)
     exact = outputs_and_gradients(
-        lambda x, w: rms_norm_reference(x, w, 1e-6), x.double(), weight.double(), given=narrow
+        lambda x, w: rms_norm_reference(x, w, 1e-6), x.double(), weight.double(), gradient_dtype=narrow
     )
     assert [tensor.dtype for tensor in ours] == [narrow, narrow, weight_dtype]
     for tensor, expected in zip(ours, exact, strict=True):

@@ -34,7 +34,7 @@ class Case:
         def of(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
             return function(queries, keys, values, scale=scale, attention_mask=self.mask, sinks=sinks)
 
-        return outputs_and_gradients(of, *(tensor.to(given).to(dtype) for tensor in self.inputs), given=given)
+        return outputs_and_gradients(of, *(tensor.to(given).to(dtype) for tensor in self.inputs), gradient_dtype=given)
 
     def assert_equal(self, function: Callable[..., Tensor], tolerance: float = 1e-10) -> None:
         ours, expected = self.run(function), self.run(attend_reference)
