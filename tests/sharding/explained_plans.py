@@ -17,8 +17,8 @@ class Layer(nn.Module):
         self.wi, self.wo = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.relu(self.wi(self.norm(x)))
-        return x + self.wo(sharding.split(hidden, 1, axis="model"))
+        hidden_states = torch.relu(self.wi(self.norm(x)))
+        return x + self.wo(sharding.split(hidden_states, 1, axis="model"))
 
 
 class Stack(nn.Module):
@@ -53,10 +53,10 @@ def network() -> sharding.ShardingPlan:
 
 
 @cache
-def alone() -> sharding.ShardingPlan:
-    """On one device, where nothing is exchanged."""
+def single_device() -> sharding.ShardingPlan:
+    """A plan for one device, where nothing is exchanged."""
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     return sharding.plan(model, (torch.empty(3, 4),), cores(1), loss=lambda y: y.sum())
 
 
-PLANS = {"stack": stack, "alone": alone, "network": network}
+PLANS = {"stack": stack, "alone": single_device, "network": network}

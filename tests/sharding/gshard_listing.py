@@ -1,5 +1,4 @@
-"""The paper's Algorithms 1 and 2 (arXiv 2006.16668) in einsum, with the three annotations of its listing or without
-any."""
+"""The paper's Algorithms 1 and 2 (arXiv 2006.16668) in einsum, with or without the three annotations of its listing."""
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +33,12 @@ def top2_gating(gates_GSE: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tenso
 class PaperLayer(nn.Module):
     """Algorithm 2."""
 
-    def __init__(self, model_dim: int, hidden_dim: int, num_experts: int, capacity: int, annotated: bool) -> None:
+    def __init__(self, model_dim: int, hidden_dim: int, num_experts: int, capacity: int, is_annotated: bool) -> None:
         super().__init__()
         self.wg = nn.Parameter(torch.empty(model_dim, num_experts))
         self.wi = nn.Parameter(torch.empty(num_experts, model_dim, hidden_dim))
         self.wo = nn.Parameter(torch.empty(num_experts, hidden_dim, model_dim))
-        self.capacity, self.annotated = capacity, annotated
+        self.capacity, self.is_annotated = capacity, is_annotated
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -48,27 +47,27 @@ class PaperLayer(nn.Module):
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         wg = self.wg
-        if self.annotated:
+        if self.is_annotated:
             inputs = sharding.split(inputs, 0)
             wg = sharding.replicate(wg)
         gates = torch.softmax(torch.einsum("GSM,ME->GSE", inputs, wg), -1)
         combine, dispatch, aux = top2_gating(gates, self.capacity)
-        dispatched = torch.einsum("GSEC,GSM->EGCM", dispatch, inputs)
-        if self.annotated:
-            dispatched = sharding.split(dispatched, 0)
-        hidden = torch.relu(torch.einsum("EGCM,EMH->EGCH", dispatched, self.wi))
-        outputs = torch.einsum("EGCH,EHM->GECM", hidden, self.wo)
+        expert_inputs = torch.einsum("GSEC,GSM->EGCM", dispatch, inputs)
+        if self.is_annotated:
+            expert_inputs = sharding.split(expert_inputs, 0)
+        hidden_states = torch.relu(torch.einsum("EGCM,EMH->EGCH", expert_inputs, self.wi))
+        outputs = torch.einsum("EGCH,EHM->GECM", hidden_states, self.wo)
         return torch.einsum("GSEC,GECM->GSM", combine, outputs), aux
 
 
 class PaperModel(nn.Module):
     """Layers in residuals, and a loss."""
 
-    def __init__(self, num_layers: int = 1, annotated: bool = False, model_dim: int = 16, hidden_dim: int = 64,
+    def __init__(self, num_layers: int = 1, is_annotated: bool = False, model_dim: int = 16, hidden_dim: int = 64,
                  num_experts: int = 8, capacity: int = 4) -> None:  # fmt: skip
         super().__init__()
         self.layers = nn.ModuleList(
-            PaperLayer(model_dim, hidden_dim, num_experts, capacity, annotated) for _ in range(num_layers)
+            PaperLayer(model_dim, hidden_dim, num_experts, capacity, is_annotated) for _ in range(num_layers)
         )
 
     def forward(self, x: Tensor) -> Tensor:

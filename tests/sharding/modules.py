@@ -33,13 +33,13 @@ class Stack(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
 
-    def hidden(self, x: Tensor) -> Tensor:
+    def hidden_states(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = torch.tanh(layer(x))
         return x
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.hidden(x).square().mean()
+        return self.hidden_states(x).square().mean()
 
 
 class Function(nn.Module):
@@ -72,8 +72,8 @@ class Residual(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = F.relu(self.first_norm(self.first(x)))
-        return F.relu(self.second_norm(self.second(hidden)) + self.shortcut(x))
+        hidden_states = F.relu(self.first_norm(self.first(x)))
+        return F.relu(self.second_norm(self.second(hidden_states)) + self.shortcut(x))
 
 
 class ConvolutionalNetwork(nn.Module):
@@ -120,8 +120,8 @@ class Recommender(nn.Module):
         results = {}
         for task, gate in self.gates.items():
             weights = torch.softmax(gate(x), dim=-1)
-            mixed = torch.einsum("be,beh->bh", weights, outputs)
-            results[task] = self.towers[task](mixed).squeeze(-1)
+            mixture = torch.einsum("be,beh->bh", weights, outputs)
+            results[task] = self.towers[task](mixture).squeeze(-1)
         loss = F.binary_cross_entropy_with_logits(results["click"], is_clicked)
         loss = loss + 0.1 * F.huber_loss(results["watch"], torch.log1p(watched_s))
         return {"loss": loss, **{task: result.detach() for task, result in results.items()}}
@@ -156,8 +156,8 @@ class RecurrentLanguageModel(nn.Module):
         self.output.weight = self.embedding.weight
 
     def forward(self, words: Tensor) -> Tensor:
-        hidden, _ = self.layers(self.embedding(words[:, :-1]))
-        logits = self.output(hidden)
+        hidden_states, _ = self.layers(self.embedding(words[:, :-1]))
+        logits = self.output(hidden_states)
         return F.cross_entropy(logits.flatten(0, 1), words[:, 1:].reshape(-1))
 
 
@@ -174,15 +174,15 @@ class SelectiveStateSpace(nn.Module):
         self.skip, self.output = nn.Parameter(torch.ones(inner)), nn.Linear(inner, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden, gate = self.project(self.norm(x)).chunk(2, dim=-1)
-        hidden = self.convolution(hidden.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
-        hidden = F.silu(hidden)
+        hidden_states, gate = self.project(self.norm(x)).chunk(2, dim=-1)
+        hidden_states = self.convolution(hidden_states.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
+        hidden_states = F.silu(hidden_states)
         num_states = self.decay.shape[1]
-        step, into, output_by = self.selection(hidden).split([1, num_states, num_states], dim=-1)
+        step, input_by, output_by = self.selection(hidden_states).split([1, num_states, num_states], dim=-1)
         step = F.softplus(self.step(step))
         decay = torch.exp(-step[..., None] * torch.exp(self.decay))
-        state = scan(decay, (step * hidden)[..., None] * into[:, :, None])
-        y = (state @ output_by[..., None]).squeeze(-1) + self.skip * hidden
+        state = scan(decay, (step * hidden_states)[..., None] * input_by[:, :, None])
+        y = (state @ output_by[..., None]).squeeze(-1) + self.skip * hidden_states
         return x + self.output(y * F.silu(gate))
 
 

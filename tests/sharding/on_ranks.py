@@ -32,10 +32,12 @@ def apply_on_one_device(module: nn.Module, *sample: Any, **options: Any) -> shar
     return sharding.apply(module, plan, sample=sample, loss=options.get("loss"))
 
 
-def shard_of_whole(applied: sharding.Applied, name: str, whole: Tensor) -> Tensor:
-    """This rank's shard of a whole tensor."""
+def shard_of_whole(applied: sharding.Applied, name: str, full_tensor: Tensor) -> Tensor:
+    """This rank's shard of a full tensor."""
     shard = applied.shards()[name]
-    return whole.detach()[tuple(slice(at, at + size) for at, size in zip(shard.offsets, shard.part.shape, strict=True))]
+    return full_tensor.detach()[
+        tuple(slice(offset, offset + size) for offset, size in zip(shard.offsets, shard.part.shape, strict=True))
+    ]
 
 
 def unlike(
@@ -48,18 +50,18 @@ def unlike(
     device. A gradient may be missing where the other is zero."""
     shards, wrong = applied.shards(), []
     pairs: list[tuple[str, str, Tensor | None, Tensor | None]] = []
-    for name, whole in module.named_parameters():
+    for name, parameter in module.named_parameters():
         gradient = applied.get_parameter(name).grad
-        pairs += [("gradient", name, None if gradient is None else local(gradient), whole.grad)]
-        pairs += [("value", name, shards[name].part, whole)]
-    pairs += [("buffer", name, shards[name].part, whole) for name, whole in module.named_buffers()]
-    for kind, name, part, whole in pairs:
+        pairs += [("gradient", name, None if gradient is None else local(gradient), parameter.grad)]
+        pairs += [("value", name, shards[name].part, parameter)]
+    pairs += [("buffer", name, shards[name].part, buffer) for name, buffer in module.named_buffers()]
+    for kind, name, part, full_tensor in pairs:
         if kind not in kinds:
             continue
-        if part is None or whole is None:
-            if any(tensor is not None and tensor.any() for tensor in (part, whole)):
-                wrong.append(f"{kind} of {name} is {part} for {whole}")
-        elif not is_close(part.detach(), shard_of_whole(applied, name, whole), tolerance):
+        if part is None or full_tensor is None:
+            if any(tensor is not None and tensor.any() for tensor in (part, full_tensor)):
+                wrong.append(f"{kind} of {name} is {part} for {full_tensor}")
+        elif not is_close(part.detach(), shard_of_whole(applied, name, full_tensor), tolerance):
             wrong.append(f"{kind} of {name}")
     return wrong
 
@@ -74,7 +76,7 @@ def differences(
     scale: float = 1.0,
     **options: Any,
 ) -> tuple[list[str], sharding.ShardingPlan]:
-    """(what differs on this rank from one device, the plan), after some steps of SGD on the same batch. Gradients are
+    """(differences on this rank from one device, plan), after some steps of SGD on the same batch. Gradients are
     those of `scale` times the loss."""
     module, sample = build()
     cluster = cores(math.prod(mesh.values()), memory_bytes)
@@ -90,12 +92,14 @@ def differences(
             (scale * losses[-1]).backward()
         if not is_close(losses[0].detach(), losses[1].detach(), tolerance):
             wrong.append(f"loss of step {step}: {losses[0]} for {losses[1]}")
-        wrong += [f"{each} in step {step}" for each in unlike(applied, module, ("gradient", "value"), tolerance)]
+        wrong += [
+            f"{difference} in step {step}" for difference in unlike(applied, module, ("gradient", "value"), tolerance)
+        ]
         for optimizer in optimizers:
             optimizer.step()
     wrong += unlike(applied, module, ("buffer",), tolerance)
     sharding.close(applied)
-    return [f"rank {dist.get_rank()}: {each}" for each in wrong], plan
+    return [f"rank {dist.get_rank()}: {difference}" for difference in wrong], plan
 
 
 def check_on_ranks(
@@ -112,10 +116,10 @@ def _differences(build: Any, mesh: Any, hints: Any, options: dict[str, Any]) -> 
     return differences(build, mesh, hints, **options)
 
 
-def is_close(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> bool:
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+def is_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> bool:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return False
     if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
-        return torch.equal(found, expected)
+        return torch.equal(actual, expected)
     scale = max(1.0, float(expected.abs().max()) if expected.numel() else 1.0)
-    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * scale)
+    return torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * scale)

@@ -50,16 +50,16 @@ def on_one_device(module: nn.Module, sample: Sequence[Any]) -> OneDevice:
     after = {name: buffer.clone() for name, buffer in module.named_buffers()}
     for name, buffer in module.named_buffers():
         buffer.data.copy_(before[name])
-    gradients = {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
+    gradients = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
     return OneDevice([output.detach() for output in outputs], gradients, after)
 
 
-def _flat(returned: Any) -> list[Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(returned) if isinstance(leaf, Tensor)]
+def _flat(outputs: Any) -> list[Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
-def operators(captured: CapturedGraph) -> list[fx.Node]:
-    return [node for node in captured.graph.graph.nodes if is_operator(node)]
+def operators(captured_graph: CapturedGraph) -> list[fx.Node]:
+    return [node for node in captured_graph.graph.graph.nodes if is_operator(node)]
 
 
 def possible(node: fx.Node, degrees: tuple[int, ...]) -> list[Options]:
@@ -68,29 +68,31 @@ def possible(node: fx.Node, degrees: tuple[int, ...]) -> list[Options]:
     return [options for options in candidates if rule.is_possible(options, degrees)]
 
 
-def drawn(
-    captured: CapturedGraph,
+def random_assignment(
+    captured_graph: CapturedGraph,
     degrees: tuple[int, ...],
     draw: random.Random,
     prefer: Callable[[AxisOption], bool] | None = None,
 ) -> Assignment:
-    """A random option for each operator and a random placement for each parameter; preferred options if there are."""
+    """A random option for each operator, a preferred one if possible, and a random placement for each parameter."""
     options = {}
-    for node in operators(captured):
+    for node in operators(captured_graph):
         candidates = possible(node, degrees)
-        preferred = [each for each in candidates if prefer is not None and any(map(prefer, each))]
-        options[node.name] = draw.choice(preferred or candidates)
+        preferred_candidates = [
+            candidate for candidate in candidates if prefer is not None and any(map(prefer, candidate))
+        ]
+        options[node.name] = draw.choice(preferred_candidates or candidates)
     leaves = {
         node.name: tuple(draw.choice([WHOLE, *map(split, range(len(leaf.shape)))]) for _ in degrees)
-        for node, leaf in captured.leaves.items()
+        for node, leaf in captured_graph.leaves.items()
         if leaf.kind in ("parameter", "buffer")
     }
     return Assignment(degrees, leaves, options)
 
 
-def programmed(captured: CapturedGraph, assignment: Assignment) -> Program:
+def program_of(captured_graph: CapturedGraph, assignment: Assignment) -> Program:
     moves = _moves(assignment.degrees)
-    return with_buckets(Partitioner(captured, assignment, rule_of, moves).program(), assignment.degrees)
+    return with_buckets(Partitioner(captured_graph, assignment, rule_of, moves).program(), assignment.degrees)
 
 
 @functools.cache
@@ -98,10 +100,10 @@ def _moves(degrees: tuple[int, ...]) -> Moves:
     return Moves(Cluster(num_nodes=1, devices_per_node=math.prod(degrees), device="h100"), degrees)
 
 
-def part_without_padding(program: Program, name: str, whole: Tensor, mesh: ThreadMesh) -> Tensor:
+def part_without_padding(program: Program, name: str, full_tensor: Tensor, mesh: ThreadMesh) -> Tensor:
     """A rank's part of a whole tensor in a program."""
     placements = program.placements[name]
-    return strip_padding(part_of(whole.detach(), placements, mesh), whole.shape, placements, mesh)
+    return strip_padding(part_of(full_tensor.detach(), placements, mesh), full_tensor.shape, placements, mesh)
 
 
 def arguments_of(program: Program, module: nn.Module, sample: Sequence[Any], mesh: ThreadMesh) -> list[Any]:
@@ -125,11 +127,11 @@ def run_program(
     arguments = arguments_of(program, module, sample, mesh)
     results = list(program.forward(mesh, list(arguments)))
     outputs, results = results[: program.num_outputs], results[program.num_outputs :]
-    updates, saved = results[: len(program.updates)], results[len(program.updates) :]
+    updates, saved_tensors = results[: len(program.updates)], results[len(program.updates) :]
     gradients: dict[str, Tensor] = {}
     if program.backward is not None:
         tangents = [torch.ones_like(output) for output in outputs]
-        sources = {"saved": saved, "leaf": arguments, "tangent": tangents}
+        sources = {"saved": saved_tensors, "leaf": arguments, "tangent": tangents}
         parts = program.backward(mesh, [sources[kind][number] for kind, number in program.backward_arguments])
         gradients = dict(zip(program.gradients, parts, strict=True))
     return outputs, gradients, dict(zip(program.updates, updates, strict=True))
@@ -138,49 +140,51 @@ def run_program(
 def unlike_parts(
     program: Program,
     parts: dict[str, Tensor],
-    whole: dict[str, Tensor],
+    full_tensors: dict[str, Tensor],
     mesh: ThreadMesh,
     is_close: Callable[[str, Tensor, Tensor], bool],
 ) -> list[str]:
-    """Padded parts by name that differ from those of whole tensors; a missing one is a scalar zero."""
+    """Padded parts by name that differ from those of full tensors; a missing one is a scalar zero."""
     wrong = []
     for name, part in parts.items():
-        tensor = whole.get(name, torch.zeros(()))
-        mine = strip_padding(part, tensor.shape, program.placements[name], mesh)
-        true = part_without_padding(program, name, tensor, mesh)
-        if not is_close(name, mine, true):
-            wrong.append(f"{name} on {mesh.indices}: {mine} for {true}")
+        tensor = full_tensors.get(name, torch.zeros(()))
+        actual = strip_padding(part, tensor.shape, program.placements[name], mesh)
+        expected = part_without_padding(program, name, tensor, mesh)
+        if not is_close(name, actual, expected):
+            wrong.append(f"{name} on {mesh.indices}: {actual} for {expected}")
     return wrong
 
 
 def differences(
     module: nn.Module,
     sample: Sequence[Any],
-    captured: CapturedGraph,
+    captured_graph: CapturedGraph,
     assignment: Assignment,
     tolerance: float = 1e-10,
     expected: OneDevice | None = None,
 ) -> list[str]:
-    """What differs from one device, on any rank."""
-    program, reference = programmed(captured, assignment), expected or on_one_device(module, sample)
+    """Differences from one device, on any rank."""
+    program, reference = program_of(captured_graph, assignment), expected or on_one_device(module, sample)
 
-    def close(_: Any, part: Tensor, whole: Tensor) -> bool:
-        if part.shape != whole.shape or part.dtype != whole.dtype:
+    def close(_: Any, part: Tensor, full_tensor: Tensor) -> bool:
+        if part.shape != full_tensor.shape or part.dtype != full_tensor.dtype:
             return False
         if not (part.is_floating_point() or part.is_complex()):
-            return torch.equal(part, whole)
-        return torch.allclose(part, whole, rtol=tolerance, atol=tolerance, equal_nan=True)
+            return torch.equal(part, full_tensor)
+        return torch.allclose(part, full_tensor, rtol=tolerance, atol=tolerance, equal_nan=True)
 
-    def one(mesh: ThreadMesh) -> list[str]:
+    def run_rank(mesh: ThreadMesh) -> list[str]:
         outputs, gradients, updates = run_program(program, module, sample, mesh)
         pairs = enumerate(zip(outputs, reference.outputs, strict=True))
         wrong = [
-            f"output {number}: {output} for {whole}" for number, (output, whole) in pairs if not close(0, output, whole)
+            f"output {number}: {output} for {reference_output}"
+            for number, (output, reference_output) in pairs
+            if not close(0, output, reference_output)
         ]
         wrong += unlike_parts(program, gradients, reference.gradients, mesh, close)
         return wrong + unlike_parts(program, updates, reference.buffers, mesh, close)
 
-    return [each for wrong in on_threads(assignment.degrees, one) for each in wrong]
+    return [message for wrong in on_threads(assignment.degrees, run_rank) for message in wrong]
 
 
 def check_at_random(
@@ -192,11 +196,11 @@ def check_at_random(
     meshes: Sequence[tuple[int, ...]] = MESHES,
 ) -> None:
     """Fail where a program of the module under a random assignment differs from one device."""
-    captured, expected = capture(module, sample), on_one_device(module, sample)
+    captured_graph, expected = capture(module, sample), on_one_device(module, sample)
     for case in range(num_cases(cases)):
         draw = random.Random(1000 * seed + case)
-        assignment = drawn(captured, draw.choice(list(meshes)), draw, prefer)
-        wrong = differences(module, sample, captured, assignment, expected=expected)
+        assignment = random_assignment(captured_graph, draw.choice(list(meshes)), draw, prefer)
+        wrong = differences(module, sample, captured_graph, assignment, expected=expected)
         names = {name: [option.name for option in options] for name, options in assignment.options.items()}
         assert not wrong, (case, assignment.degrees, wrong[:3], names)
 
@@ -216,11 +220,11 @@ def node_of(target: Any, *args: Any) -> fx.Node:
     """A node that calls an operator with placeholders for tensors."""
     graph = fx.Graph()
 
-    def placed(value: Any) -> Any:
+    def with_placeholders(value: Any) -> Any:
         if isinstance(value, Tensor):
             node = graph.placeholder(f"x{len(graph.nodes)}")
             node.meta["val"] = value
             return node
-        return [placed(each) for each in value] if isinstance(value, list) else value
+        return [with_placeholders(element) for element in value] if isinstance(value, list) else value
 
-    return graph.call_function(target, tuple(map(placed, args)))
+    return graph.call_function(target, tuple(map(with_placeholders, args)))

@@ -52,8 +52,8 @@ class RandomModule(nn.Module):
         for name, seed in self.recipe.steps:
             draw = maker.draw = random.Random(seed)
             operand = tensors[-1] if draw.random() < 0.8 else draw.choice(tensors)
-            needed, step = STEPS[name]
-            result = step(maker, operand) if operand.dim() >= needed else None
+            min_dims, step = STEPS[name]
+            result = step(maker, operand) if operand.dim() >= min_dims else None
             if result is None or not 0 < result.numel() <= LARGEST or result.dim() > 5:
                 continue
             scale = maker.note(lambda result=result: _scale(result))
@@ -120,7 +120,7 @@ class _Maker:
         return self.draw.random() < 0.5
 
     def divisor(self, size: int) -> int:
-        return self.draw.choice([each for each in range(1, size + 1) if size % each == 0])
+        return self.draw.choice([divisor for divisor in range(1, size + 1) if size % divisor == 0])
 
     def slices(self, x: Tensor, dim: int, index: Any) -> Tensor:
         return x[(*[slice(None)] * dim, index)]
@@ -129,11 +129,11 @@ class _Maker:
 def _are_apart(x: Tensor, dims: list[int]) -> bool:
     """Whether values along some dimensions are all distinct."""
     rows = x.movedim(dims, list(range(len(dims)))).flatten(0, len(dims) - 1)
-    ordered = rows.sort(0)[0]
-    return bool((ordered[1:] - ordered[:-1] > GAP).all())
+    sorted_rows = rows.sort(0)[0]
+    return bool((sorted_rows[1:] - sorted_rows[:-1] > GAP).all())
 
 
-def _kinked(m: _Maker, x: Tensor) -> Tensor | None:
+def _kink(m: _Maker, x: Tensor) -> Tensor | None:
     if m.note(lambda: bool(x.abs().min() > GAP)):
         return m.draw.choice([torch.relu, torch.abs, F.leaky_relu, lambda x: torch.where(x > 0, x, x * 0.1)])(x)
     return None
@@ -141,20 +141,20 @@ def _kinked(m: _Maker, x: Tensor) -> Tensor | None:
 
 def _binary(m: _Maker, x: Tensor) -> Tensor:
     """With another tensor or a parameter, broadcast."""
-    other = m.draw.choice(m.tensors)
+    operand = m.draw.choice(m.tensors)
     try:
-        torch.broadcast_shapes(x.shape, other.shape)
+        torch.broadcast_shapes(x.shape, operand.shape)
     except RuntimeError:
-        other = m.parameter(*[m.draw.choice([1, size]) for size in x.shape][m.int(0, x.dim()) :])
-    first, second = m.draw.choice([(x, other), (other, x)])
+        operand = m.parameter(*[m.draw.choice([1, size]) for size in x.shape][m.int(0, x.dim()) :])
+    first, second = m.draw.choice([(x, operand), (operand, x)])
     return m.draw.choice([torch.add, torch.sub, torch.mul])(first, second)
 
 
 def _einsum(m: _Maker, x: Tensor) -> Tensor:
     letters = "abcde"[: x.dim()]
-    kept, contracted = ("".join(m.draw.sample(letters, m.int(1, len(letters)))) for _ in range(2))
-    other = m.parameter(*[x.shape[letters.index(letter)] for letter in contracted], m.int(1, 6))
-    return torch.einsum(f"{letters},{contracted}z->{kept}z", x, other)
+    output_letters, input_letters = ("".join(m.draw.sample(letters, m.int(1, len(letters)))) for _ in range(2))
+    weight = m.parameter(*[x.shape[letters.index(letter)] for letter in input_letters], m.int(1, 6))
+    return torch.einsum(f"{letters},{input_letters}z->{output_letters}z", x, weight)
 
 
 def _reshape(m: _Maker, x: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ def _reshape(m: _Maker, x: Tensor) -> Tensor:
     return x.reshape(*shape, left)
 
 
-def _ordered(run: Callable[[_Maker, Tensor, int], Tensor]) -> Callable[[_Maker, Tensor], Tensor | None]:
+def _order_step(run: Callable[[_Maker, Tensor, int], Tensor]) -> Callable[[_Maker, Tensor], Tensor | None]:
     """A step along a dimension whose values have an order."""
 
     def step(m: _Maker, x: Tensor) -> Tensor | None:
@@ -184,7 +184,7 @@ def _extremes(m: _Maker, x: Tensor) -> Tensor | None:
 
 def _gather(m: _Maker, x: Tensor) -> Tensor:
     dim = m.dim(x)
-    shape = [m.int(1, 6) if at == dim else m.int(1, size) for at, size in enumerate(x.shape)]
+    shape = [m.int(1, 6) if d == dim else m.int(1, size) for d, size in enumerate(x.shape)]
     return x.gather(dim, m.index(x.shape[dim], *shape))
 
 
@@ -197,18 +197,18 @@ def _indexed_twice(m: _Maker, x: Tensor) -> Tensor:
     return x[tuple(indices)]
 
 
-def _into(m: _Maker, x: Tensor, dim: int, size: int) -> Tensor:
+def _target(m: _Maker, x: Tensor, dim: int, size: int) -> Tensor:
     """Zeros or a parameter of the shape of `x` but for one dimension."""
-    shape = [size if at == dim else other for at, other in enumerate(x.shape)]
+    shape = [size if d == dim else other_size for d, other_size in enumerate(x.shape)]
     return torch.zeros(shape, dtype=D) if m.flag() else m.parameter(*shape)
 
 
-def _scattered(run: Callable[[_Maker, Tensor, Tensor, int, int], Tensor]) -> Callable[[_Maker, Tensor], Tensor]:
+def _scatter_step(run: Callable[[_Maker, Tensor, Tensor, int, int], Tensor]) -> Callable[[_Maker, Tensor], Tensor]:
     """A write along a dimension into a tensor of another size there."""
 
     def step(m: _Maker, x: Tensor) -> Tensor:
         dim, size = m.dim(x), m.int(1, 6)
-        return run(m, _into(m, x, dim, size), x, dim, size)
+        return run(m, _target(m, x, dim, size), x, dim, size)
 
     return step
 
@@ -216,14 +216,14 @@ def _scattered(run: Callable[[_Maker, Tensor, Tensor, int, int], Tensor]) -> Cal
 def _scatter(m: _Maker, x: Tensor) -> Tensor:
     dim = m.dim(x)
     size = x.shape[dim] + m.int(1, 6)
-    index = m.distinct(size, x.shape[dim]).view([-1 if at == dim else 1 for at in range(x.dim())])
-    return _into(m, x, dim, size).scatter(dim, index.expand(x.shape), x)
+    index = m.distinct(size, x.shape[dim]).view([-1 if d == dim else 1 for d in range(x.dim())])
+    return _target(m, x, dim, size).scatter(dim, index.expand(x.shape), x)
 
 
 def _index_copy(m: _Maker, x: Tensor) -> Tensor:
     dim = m.dim(x)
     count = m.int(1, x.shape[dim])
-    return x.index_copy(dim, m.distinct(x.shape[dim], count), _into(m, x, dim, count))
+    return x.index_copy(dim, m.distinct(x.shape[dim], count), _target(m, x, dim, count))
 
 
 def _pad(m: _Maker, x: Tensor) -> Tensor:
@@ -240,10 +240,10 @@ def _narrow(m: _Maker, x: Tensor) -> Tensor:
 
 def _cat(m: _Maker, x: Tensor) -> Tensor:
     dim = m.dim(x)
-    shape = [m.int(1, 4) if at == dim else size for at, size in enumerate(x.shape)]
-    alike = [y for y in m.tensors if y.dim() == x.dim() and
-             all(at == dim or size == y.shape[at] for at, size in enumerate(x.shape))]  # fmt: skip
-    return torch.cat(m.draw.sample([x, m.draw.choice(alike), m.parameter(*shape)], m.int(2, 3)), dim)
+    shape = [m.int(1, 4) if d == dim else size for d, size in enumerate(x.shape)]
+    candidates = [y for y in m.tensors if y.dim() == x.dim() and
+             all(d == dim or size == y.shape[d] for d, size in enumerate(x.shape))]  # fmt: skip
+    return torch.cat(m.draw.sample([x, m.draw.choice(candidates), m.parameter(*shape)], m.int(2, 3)), dim)
 
 
 def _layer_norm(m: _Maker, x: Tensor) -> Tensor:
@@ -256,7 +256,7 @@ ELEMENTWISE = [torch.tanh, torch.sigmoid, torch.neg, torch.cos, F.silu, lambda x
 Step = Callable[[_Maker, Tensor], Tensor | None]
 STEPS: dict[str, tuple[int, Step]] = {
     "elementwise": (0, lambda m, x: m.draw.choice(ELEMENTWISE)(x)),
-    "kinked": (0, _kinked),
+    "kinked": (0, _kink),
     "binary": (0, _binary),
     "masked": (0, lambda m, x: torch.where(m.mask(*x.shape[m.int(0, x.dim()) :]), x, torch.cos(x))),
     "outer": (0, lambda m, x: x.unsqueeze(-1) * m.parameter(m.int(1, 6))),
@@ -265,7 +265,7 @@ STEPS: dict[str, tuple[int, Step]] = {
     "gram": (2, lambda m, x: x @ x.transpose(-1, -2)),
     "batched matmul": (3, lambda m, x: torch.matmul(x, m.parameter(*x.shape[:-2], x.shape[-1], m.int(1, 6)))),
     "einsum": (2, _einsum),
-    "flatten": (2, lambda m, x: x.flatten(at := m.draw.randrange(x.dim() - 1), at + 1)),
+    "flatten": (2, lambda m, x: x.flatten(start := m.draw.randrange(x.dim() - 1), start + 1)),
     "unflatten": (1, lambda m, x: x.unflatten(dim := m.dim(x), (m.divisor(x.shape[dim]), -1))),
     "unsqueeze": (0, lambda m, x: x.unsqueeze(m.int(0, x.dim()))),
     "reshape": (0, _reshape),
@@ -276,10 +276,10 @@ STEPS: dict[str, tuple[int, Step]] = {
     "total": (0, lambda m, x: x.sum() if m.flag() else x.mean()),
     "variance": (1, lambda m, x: x.var(m.dims(x), correction=0, keepdim=m.flag())),
     "extremes": (1, _extremes),
-    "sort": (1, _ordered(lambda m, x, dim: x.sort(dim)[0])),
-    "topk": (1, _ordered(lambda m, x, dim: x.topk(m.int(1, x.shape[dim]), dim)[0])),
-    "maximum": (1, _ordered(lambda m, x, dim: x.max(dim, keepdim=m.flag())[0])),
-    "argsort": (1, _ordered(lambda m, x, dim: x.gather(dim, x.argsort(dim)))),
+    "sort": (1, _order_step(lambda m, x, dim: x.sort(dim)[0])),
+    "topk": (1, _order_step(lambda m, x, dim: x.topk(m.int(1, x.shape[dim]), dim)[0])),
+    "maximum": (1, _order_step(lambda m, x, dim: x.max(dim, keepdim=m.flag())[0])),
+    "argsort": (1, _order_step(lambda m, x, dim: x.gather(dim, x.argsort(dim)))),
     "cumsum": (1, lambda m, x: x.cumsum(m.dim(x))),
     "softmax": (1, lambda m, x: m.draw.choice([F.softmax, F.log_softmax])(x, m.dim(x))),
     "layer norm": (1, _layer_norm),
@@ -288,9 +288,9 @@ STEPS: dict[str, tuple[int, Step]] = {
     "embedding": (2, lambda m, x: F.embedding(m.index(x.shape[0], 2, m.int(1, 6)), x) if x.dim() == 2 else None),
     "indexed": (1, lambda m, x: m.slices(x, dim := m.dim(x), m.index(x.shape[dim], 2, m.int(1, 6)))),
     "indexed twice": (2, _indexed_twice),
-    "index_add": (1, _scattered(lambda m, y, x, dim, size: y.index_add(dim, m.index(size, x.shape[dim]), x))),
-    "scatter_add": (1, _scattered(lambda m, y, x, dim, size: y.scatter_add(dim, m.index(size, *x.shape), x))),
-    "index_put": (1, lambda m, x: _into(m, x, 0, size := m.int(1, 6)).index_put(
+    "index_add": (1, _scatter_step(lambda m, y, x, dim, size: y.index_add(dim, m.index(size, x.shape[dim]), x))),
+    "scatter_add": (1, _scatter_step(lambda m, y, x, dim, size: y.scatter_add(dim, m.index(size, *x.shape), x))),
+    "index_put": (1, lambda m, x: _target(m, x, 0, size := m.int(1, 6)).index_put(
         (m.index(size, x.shape[0]),), x, accumulate=True)),
     "index_copy": (1, _index_copy),
     "scatter": (1, _scatter),

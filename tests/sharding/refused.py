@@ -21,7 +21,7 @@ ONE_AXIS = {"data": 2}
 BATCH = (torch.randn(8, 6),)
 
 
-class Slotted:
+class Slots:
     __slots__ = ("calls",)
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Plain(nn.Module):
         self.between = between
         self.count, self.log, self.table = 0, [], torch.zeros(8)
         self.is_begun, self.scale = False, None
-        self.array, self.space, self.slotted = np.zeros(2), SimpleNamespace(calls=0), Slotted()
+        self.array, self.space, self.slotted = np.zeros(2), SimpleNamespace(calls=0), Slots()
         self.loose = [nn.Parameter(torch.ones(8))]
         self.register_buffer("mean", torch.zeros(8))
 
@@ -49,12 +49,12 @@ class Plain(nn.Module):
         return 0.5
 
     def forward(self, x: Tensor) -> Any:
-        hidden = self.first(x)
-        changed = self.between(self, hidden)
-        return self.second(hidden if changed is None else changed).square().mean()
+        hidden_states = self.first(x)
+        replacement = self.between(self, hidden_states)
+        return self.second(hidden_states if replacement is None else replacement).square().mean()
 
 
-def refused(module: nn.Module, sample: Any = BATCH, hints: Any = None, **options: Any) -> tuple[Problem, ...]:
+def planning_problems(module: nn.Module, sample: Any = BATCH, hints: Any = None, **options: Any) -> tuple[Problem, ...]:
     """The problems with which planning refuses a module."""
     with pytest.raises(SpecError) as error:
         sharding.plan(module, sample, options.pop("cluster", cores(4)), hints, **{"mesh": MESH} | options)
@@ -67,7 +67,7 @@ def lines_of(file: str) -> Callable[[str], str]:
     source = path.read_text().splitlines()
 
     def line_of(mark: str) -> str:
-        (number,) = [at for at, line in enumerate(source, 1) if line.endswith(f"# {mark}")]
+        (number,) = [number for number, line in enumerate(source, 1) if line.endswith(f"# {mark}")]
         return f"tests/sharding/{path.name}:{number}"
 
     return line_of

@@ -24,8 +24,8 @@ ROWS, REPLICATE = sharding.Split(0), sharding.Replicate()
 
 def local_rows(x: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """A gather by indices that stay within the part, as only the user knows (the paper's own example)."""
-    own = rows % x.shape[0]
-    return x.index_select(0, own) @ weight, x.sum().view(1)
+    indices = rows % x.shape[0]
+    return x.index_select(0, indices) @ weight, x.sum().view(1)
 
 
 class Manual(nn.Module):
@@ -40,18 +40,18 @@ class Manual(nn.Module):
 
 
 def manual_on_ranks() -> list[str]:
-    """What differs from one device, where each rank's rows are moved into its part."""
+    """Differences from one device, where each rank's rows are moved into its part."""
     torch.manual_seed(0)
     world, module, x = dist.get_world_size(), Manual().double(), torch.randn(8, 6).double()
     rows = torch.tensor([1, 0, 1, 1, 0, 1, 0, 0]) % (8 // world)
     applied = sharding.apply(module, sharding.plan(module, (x, rows), cores(world), mesh={"all": world}))
-    found = applied(x, rows)
-    found.backward()
-    hidden = torch.tanh(module.before(x))
-    y = hidden.index_select(0, rows + torch.arange(8) // (8 // world) * (8 // world)) @ module.weight
-    expected = (y**2).mean() + hidden.sum() * 0.1
+    actual = applied(x, rows)
+    actual.backward()
+    hidden_states = torch.tanh(module.before(x))
+    y = hidden_states.index_select(0, rows + torch.arange(8) // (8 // world) * (8 // world)) @ module.weight
+    expected = (y**2).mean() + hidden_states.sum() * 0.1
     expected.backward()
-    wrong = unlike(applied, module, ("gradient",), 1e-12) + ["loss"] * (not is_close(found, expected, 1e-12))
+    wrong = unlike(applied, module, ("gradient",), 1e-12) + ["loss"] * (not is_close(actual, expected, 1e-12))
     sharding.close(applied)
     return wrong
 
@@ -62,20 +62,20 @@ def test_a_manual_part_is_combined_with_the_rest(ranks: Pools, num_ranks: int):
     assert ranks[num_ranks].run(manual_on_ranks) == [[]] * num_ranks
 
 
-class Annotated(nn.Module):
+class AnnotatedLayers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         x = sharding.split(x, 0, axis="data")
-        hidden = sharding.shard(torch.relu(self.first(x)), {"data": 0, "model": 1})
-        return sharding.replicate(self.second(hidden)).square().mean()
+        hidden_states = sharding.shard(torch.relu(self.first(x)), {"data": 0, "model": 1})
+        return sharding.replicate(self.second(hidden_states)).square().mean()
 
 
-def annotated() -> Built:
+def annotated_layers() -> Built:
     torch.manual_seed(1)
-    return Annotated().double(), (torch.randn(5, 6).double(),)
+    return AnnotatedLayers().double(), (torch.randn(5, 6).double(),)
 
 
 @pytest.mark.sample(1)
@@ -84,7 +84,7 @@ def test_annotated_tensors_have_the_requested_placements(ranks: Pools, mesh: dic
     expected = " ".join(
         placement if mesh[axis] > 1 else "R" for axis, placement in (("data", "S(0)"), ("model", "S(1)"))
     )
-    annotations = check_on_ranks(ranks, annotated, mesh).annotated
+    annotations = check_on_ranks(ranks, annotated_layers, mesh).annotated
     assert next(placements for label, placements in annotations.items() if "[5, 8]" in label) == expected
 
 
@@ -96,14 +96,14 @@ def test_annotations_have_no_effect_on_one_device():
 
 
 def devices(array: Any) -> sharding.Devices:
-    def frozen(ids: Any) -> Any:
-        return tuple(map(frozen, ids)) if isinstance(ids, list) else ids
+    def nested_tuple(ids: Any) -> Any:
+        return tuple(map(nested_tuple, ids)) if isinstance(ids, list) else ids
 
-    return sharding.Devices(frozen(array.tolist() if isinstance(array, np.ndarray) else array))
+    return sharding.Devices(nested_tuple(array.tolist() if isinstance(array, np.ndarray) else array))
 
 
 def plan_annotated(hints: dict[str, Any]) -> sharding.ShardingPlan:
-    return sharding.plan(*annotated(), cores(4), hints, mesh={"data": 2, "model": 2})
+    return sharding.plan(*annotated_layers(), cores(4), hints, mesh={"data": 2, "model": 2})
 
 
 ARRAYS = {
@@ -133,7 +133,7 @@ def test_arrays_that_order_devices_differently_are_refused_with_both_names() -> 
         plan_annotated(hints)
 
 
-def ordered() -> Built:
+def uneven_perceptron() -> Built:
     torch.manual_seed(2)
     return perceptron(6, 7, 5).double(), (torch.randn(9, 6).double(),)
 
@@ -141,8 +141,8 @@ def ordered() -> Built:
 def slices_in_any_order(array: list[Any], num_axes: int) -> tuple[list[str], Any, tuple[int, ...]]:
     """(what differs from one device, offsets of this rank's shard of the weight, devices in the plan's order)"""
     mesh = dict(zip("abc", np.asarray(array).shape, strict=False)) if num_axes > 1 else {"a": 4}
-    wrong, plan = differences(ordered, mesh, {"layers.0.weight": devices(array), "layers.2.weight": ROWS})
-    module, _ = ordered()
+    wrong, plan = differences(uneven_perceptron, mesh, {"layers.0.weight": devices(array), "layers.2.weight": ROWS})
+    module, _ = uneven_perceptron()
     applied = sharding.apply(module, plan)
     for name, parameter in applied.named_parameters():
         if not torch.equal(parameter.full_tensor(), module.get_parameter(name).detach()):
@@ -160,15 +160,17 @@ ORDERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ORDERS)
-def test_an_array_may_name_devices_in_any_order(ranks: Pools, which: str) -> None:
-    array, num_axes = ORDERS[which]
+@pytest.mark.parametrize("case", ORDERS)
+def test_an_array_may_name_devices_in_any_order(ranks: Pools, case: str) -> None:
+    array, num_axes = ORDERS[case]
     ids = np.asarray(array)
     sizes = [-(-size // cuts) for size, cuts in zip((7, 6), ids.shape, strict=True)]
     for rank, (wrong, offsets, order) in enumerate(ranks[4].run(slices_in_any_order, array, num_axes)):
         assert wrong == []
-        (at,) = np.argwhere(ids == rank)
-        assert offsets == tuple(min(size * place, whole) for size, place, whole in zip(sizes, at, (7, 6), strict=True))
+        (position,) = np.argwhere(ids == rank)
+        assert offsets == tuple(
+            min(size * index, full_size) for size, index, full_size in zip(sizes, position, (7, 6), strict=True)
+        )
         assert sorted(order) == [0, 1, 2, 3] != list(order)
 
 
@@ -207,7 +209,7 @@ def test_hints_name_inputs_and_precede_patterns() -> None:
     assert plan.annotated == {"inputs.0 [8, 4]": "S(1)"}
 
 
-class Tied(nn.Module):
+class TiedLayers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table, self.head = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False)
@@ -218,7 +220,7 @@ class Tied(nn.Module):
 
 
 def placement_of_tied(hints: dict[str, Any]) -> str:
-    plan = sharding.plan(Tied(), (torch.zeros(4, dtype=torch.int64),), cores(2), hints, mesh={"a": 2})
+    plan = sharding.plan(TiedLayers(), (torch.zeros(4, dtype=torch.int64),), cores(2), hints, mesh={"a": 2})
     return plan.parameters["table.weight"]
 
 
@@ -272,11 +274,11 @@ INVALID: dict[str, tuple[Any, ProblemCode, str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("which", INVALID)
-def test_invalid_hints_are_refused_when_created(which: str) -> None:
-    create, code, path, value = INVALID[which]
-    if which.startswith(("split", "shard")):
-        path = f"{line_of(which)} ({path})"
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_hints_are_refused_when_created(case: str) -> None:
+    create, code, path, value = INVALID[case]
+    if case.startswith(("split", "shard")):
+        path = f"{line_of(case)} ({path})"
     with refused(code, path, value):
         create()
 
@@ -309,12 +311,12 @@ def same(x: Tensor) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", MANUAL)
-def test_invalid_manual_parts_are_refused_with_the_calling_line(which: str) -> None:
-    arguments, results, code, where, value = MANUAL[which]
+@pytest.mark.parametrize("case", MANUAL)
+def test_invalid_manual_parts_are_refused_with_the_calling_line(case: str) -> None:
+    arguments, results, code, suffix, value = MANUAL[case]
     module = Part(sharding.manual(same, arguments, results))
-    problems = refused_modules.refused(module, (torch.zeros(5, 6),), mesh={"a": 2, "b": 2})
-    check(problems, [(code, line_of("a part") + where, value)])
+    problems = refused_modules.planning_problems(module, (torch.zeros(5, 6),), mesh={"a": 2, "b": 2})
+    check(problems, [(code, line_of("a part") + suffix, value)])
 
 
 @pytest.mark.parametrize("placements", [ROWS, [0], "S(0)"], ids=str)

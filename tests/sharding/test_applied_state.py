@@ -17,17 +17,17 @@ X = torch.arange(6.0).reshape(2, 3)
 
 
 class Buffers(nn.Module):
-    """A weight and two buffers that a function updates; `alias` is another name of `one`."""
+    """A weight and two buffers that a function updates; `alias` is another name of `first`."""
 
-    one: Tensor
-    other: Tensor
+    first: Tensor
+    second: Tensor
 
     def __init__(self, run: Callable[["Buffers", Tensor], Any]) -> None:
         super().__init__()
         self.run, self.weight = run, nn.Parameter(torch.full((3,), 2.0))
-        self.register_buffer("one", torch.ones(3))
-        self.register_buffer("other", torch.zeros(3))
-        self.register_buffer("alias", self.one)
+        self.register_buffer("first", torch.ones(3))
+        self.register_buffer("second", torch.zeros(3))
+        self.register_buffer("alias", self.first)
 
     def forward(self, x: Tensor) -> Any:
         return self.run(self, x)
@@ -35,43 +35,43 @@ class Buffers(nn.Module):
 
 def in_place(module: Buffers, x: Tensor) -> Tensor:
     """Gradients need the buffer's values before the update."""
-    y = (x * module.weight * module.one.clone()).square().sum()
+    y = (x * module.weight * module.first.clone()).square().sum()
     with torch.no_grad():
-        module.one.mul_(0.5).add_(x.mean(0))
+        module.first.mul_(0.5).add_(x.mean(0))
     return y
 
 
-def swapped(module: Buffers, x: Tensor) -> Tensor:
-    module.one, module.other = module.other.clone(), module.one.clone()
-    return (x * module.weight * module.one).sum()
+def swap_buffers(module: Buffers, x: Tensor) -> Tensor:
+    module.first, module.second = module.second.clone(), module.first.clone()
+    return (x * module.weight * module.first).sum()
 
 
-def returned(module: Buffers, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def return_buffers(module: Buffers, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Buffers are returned as they were before they are reassigned."""
-    before, rows = module.one, module.other[:2]
-    module.one, module.other = module.one + x.mean(0), x[1]
-    return (x * module.weight * module.one).sum(), before, rows
+    before, rows = module.first, module.second[:2]
+    module.first, module.second = module.first + x.mean(0), x[1]
+    return (x * module.weight * module.first).sum(), before, rows
 
 
 def test_a_buffer_with_two_names_is_one_tensor_that_calls_update():
     plain = Buffers(in_place)
     applied = apply_on_one_device(Buffers(in_place), X)
-    buffer = applied.get_buffer("one")
+    buffer = applied.get_buffer("first")
     for _ in range(3):
         for model in (plain, applied):
             model(X).backward()
     assert torch.equal(applied.get_parameter("weight").grad, plain.weight.grad)
-    assert torch.equal(buffer, plain.one)
-    for name in ("one", "alias"):
+    assert torch.equal(buffer, plain.first)
+    for name in ("first", "alias"):
         assert applied.get_buffer(name) is buffer
-        assert torch.equal(sharding.state_dict(applied)[name], plain.one)
+        assert torch.equal(sharding.state_dict(applied)[name], plain.first)
 
 
-@pytest.mark.parametrize("run", [swapped, returned])
+@pytest.mark.parametrize("run", [swap_buffers, return_buffers])
 def test_buffers_are_reassigned_as_on_one_device(run: Callable[[Buffers, Tensor], Any]):
     plain, module = Buffers(run), Buffers(run)
-    for each in (plain, module):
-        del each.alias  # two names of a reassigned buffer would be two buffers
+    for model in (plain, module):
+        del model.alias  # two names of a reassigned buffer would be two buffers
     applied = apply_on_one_device(module, X)
     for _ in range(3):
         results = [torch.utils._pytree.tree_leaves(model(X)) for model in (applied, plain)]
@@ -80,7 +80,7 @@ def test_buffers_are_reassigned_as_on_one_device(run: Callable[[Buffers, Tensor]
             assert torch.equal(applied.get_buffer(name), buffer)
 
 
-class Tied(nn.Module):
+class TiedLayers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
@@ -91,15 +91,15 @@ class Tied(nn.Module):
 
 
 def test_all_names_of_a_tied_parameter_have_one_placement():
-    plan = sharding.plan(Tied(), (X,), cores(2), {"first.weight": sharding.Split(0)}, mesh={"devices": 2})
-    applied = sharding.apply(Tied(), plan, OneDevice((2,), (1,)), sample=(X,))
+    plan = sharding.plan(TiedLayers(), (X,), cores(2), {"first.weight": sharding.Split(0)}, mesh={"devices": 2})
+    applied = sharding.apply(TiedLayers(), plan, OneDevice((2,), (1,)), sample=(X,))
     first, second = (applied.shards()[f"{name}.weight"] for name in ("first", "second"))
     assert first.offsets == second.offsets == (2, 0)
     assert first.part is second.part or torch.equal(first.part, second.part)
     assert applied.placements_of("first.weight") == applied.placements_of("second.weight")
 
 
-class Halted(torch.autograd.Function):
+class StopGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:
         return x.clone()
@@ -114,7 +114,7 @@ def test_second_derivatives_are_refused_and_a_loss_without_a_gradient_leaves_non
     applied = apply_on_one_device(MeanSquare(nn.Linear(3, 1)), X, micro_batches=micro_batches)
     with pytest.raises(RuntimeError, match="create_graph=True"):
         torch.autograd.grad(applied(X), [*applied.parameters()], create_graph=True)
-    Halted.apply(applied(X)).backward()
+    StopGradient.apply(applied(X)).backward()
     assert [parameter.grad for parameter in applied.parameters()] == [None, None]
 
 
@@ -137,7 +137,7 @@ def test_a_plan_does_not_depend_on_the_gradient_mode():
             assert sharding.plan(module, (X,), cores(1), mesh={"devices": 1}).digest == digest
 
 
-class Compiled(nn.Module):
+class CompiledActivation(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 3)
@@ -149,7 +149,7 @@ class Compiled(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # within torch's compiler
 def test_forward_may_call_a_compiled_function():
-    module = Compiled()
+    module = CompiledActivation()
     cold = apply_on_one_device(module, X)(X)
     expected = module(X)  # compiles it
     assert torch.allclose(cold, expected)

@@ -36,9 +36,9 @@ def test_dicts_are_matched_by_their_keys():
 def test_a_conjugated_batch_is_passed_as_its_values():
     """Exchanges move memory, which has the unconjugated values of a conjugated tensor."""
     batch = [torch.randn(4, 3, dtype=torch.complex128).conj()]
-    (checked,) = check_batch(batch, leaves_of(batch), pytree.tree_structure(batch))
-    assert not checked.is_conj()
-    assert torch.equal(checked, batch[0])
+    (tensor,) = check_batch(batch, leaves_of(batch), pytree.tree_structure(batch))
+    assert not tensor.is_conj()
+    assert torch.equal(tensor, batch[0])
 
 
 @pytest.mark.sample(2)
@@ -66,8 +66,8 @@ class Settings(dict[str, Any]):
     __getattr__ = dict.__getitem__
 
 
-class Uncopied(nn.Module):
-    """A module with attributes that Python cannot copy beside those that a copy must own."""
+class UncopyableModule(nn.Module):
+    """A module with attributes that Python cannot copy next to those that a copy must own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,10 +75,10 @@ class Uncopied(nn.Module):
         self.file = open(__file__)  # noqa: SIM115
         self.first, self.drop = nn.Linear(3, 3), nn.Dropout(0.5)
         self.steps = [self.first, self.drop, self.lock]
-        self.finish = self.finished
+        self.finish = self.loss
         self.norm = nn.BatchNorm1d(self.settings.width)
 
-    def finished(self, x: Tensor) -> Tensor:
+    def loss(self, x: Tensor) -> Tensor:
         return self.norm(x).square().sum()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class Uncopied(nn.Module):
 
 def test_a_module_that_cannot_be_copied_has_both_modes():
     torch.manual_seed(0)
-    module = Uncopied()
+    module = UncopyableModule()
     applied = apply_on_one_device(module, X)
     for _ in range(2):
         applied(X).backward()
@@ -103,23 +103,23 @@ def test_a_module_that_cannot_be_copied_has_both_modes():
 
 
 def test_an_object_that_cannot_be_copied_may_be_shared():
-    class Shared:
+    class Resource:
         def __init__(self) -> None:
             self.factor, self.lock = 2.0, threading.Lock()
 
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.scale, self.one = nn.Parameter(torch.tensor(3.0)), Shared()
-            self.other = [self.one]
+            self.scale, self.resource = nn.Parameter(torch.tensor(3.0)), Resource()
+            self.resources = [self.resource]
 
         def forward(self, x: Tensor) -> Tensor:
-            return (x * self.scale * self.one.factor * self.other[0].factor).sum()
+            return (x * self.scale * self.resource.factor * self.resources[0].factor).sum()
 
     assert apply_on_one_device(Twice(), Y).eval()(Y).item() == 72.0
 
 
-class Normed(nn.Module):
+class LinearNorm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.factor = 2.0
@@ -131,7 +131,7 @@ class Normed(nn.Module):
 
 
 def test_a_submodule_keeps_its_planned_mode():
-    module = Normed()
+    module = LinearNorm()
     module.bn.eval()
     applied = apply_on_one_device(module, X)
     expected = module(X).item()
@@ -145,7 +145,7 @@ def test_a_submodule_keeps_its_planned_mode():
 
 
 def test_modes_of_submodules_cannot_be_set():
-    applied = apply_on_one_device(Normed(), X)
+    applied = apply_on_one_device(LinearNorm(), X)
     applied.get_submodule("bn").train()  # no change
     with pytest.raises(RuntimeError, match=r"^eval\(\) has no effect"):
         applied.get_submodule("bn").eval()
@@ -159,7 +159,7 @@ def test_modes_of_submodules_cannot_be_set():
     "kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook"]
 )
 def test_hooks_on_submodules_are_refused(kind: str):
-    applied = apply_on_one_device(Normed(), X)
+    applied = apply_on_one_device(LinearNorm(), X)
     with pytest.raises(RuntimeError, match="hook on a submodule"):
         getattr(applied.get_submodule("bn"), f"register_{kind}")(print)
 
@@ -167,9 +167,9 @@ def test_hooks_on_submodules_are_refused(kind: str):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["first", "first.bias", ""], ids=["module", "parameter", "all"])
 def test_frozen_parameters_cannot_be_trained(name: str):
-    applied = apply_on_one_device(Normed(), X)
-    thawed: Any = applied.get_parameter(name) if "." in name else applied.get_submodule(name)
-    thawed.requires_grad_(True)
+    applied = apply_on_one_device(LinearNorm(), X)
+    target: Any = applied.get_parameter(name) if "." in name else applied.get_submodule(name)
+    target.requires_grad_(True)
     with pytest.raises(RuntimeError, match=r"^first\.bias requires a gradient"):
         applied(X)
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_frozen_parameters_cannot_be_trained(name: str):
 
 
 def test_trained_parameters_can_be_frozen():
-    applied = apply_on_one_device(Normed(), X)
+    applied = apply_on_one_device(LinearNorm(), X)
     applied.get_parameter("first.weight").requires_grad_(False)
     applied(X).backward()
     assert applied.get_parameter("first.weight").grad is None
@@ -187,7 +187,7 @@ def test_trained_parameters_can_be_frozen():
 
 
 def test_captured_attributes_cannot_be_set():
-    applied = apply_on_one_device(Normed(), X)
+    applied = apply_on_one_device(LinearNorm(), X)
     with pytest.raises(AttributeError, match=r"^factor \(=0.5\)"):
         applied.factor = 0.5
     with pytest.raises(AttributeError, match=r"^eps \(=1\)"):
@@ -196,7 +196,7 @@ def test_captured_attributes_cannot_be_set():
 
 
 def test_calls_under_autocast_are_refused():
-    applied = apply_on_one_device(Normed(), X)
+    applied = apply_on_one_device(LinearNorm(), X)
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RuntimeError, match=r"torch\.autocast"):
         applied(X)
     loss = applied(X)
@@ -205,27 +205,27 @@ def test_calls_under_autocast_are_refused():
 
 
 def test_copies_and_pickles_are_refused():
-    applied = apply_on_one_device(Normed(), X)
-    for copied in (copy.deepcopy, torch.optim.swa_utils.AveragedModel):
+    applied = apply_on_one_device(LinearNorm(), X)
+    for make_copy in (copy.deepcopy, torch.optim.swa_utils.AveragedModel):
         with pytest.raises(TypeError, match="an applied module cannot be copied"):
-            copied(applied)
+            make_copy(applied)
     with pytest.raises(TypeError, match=r"an applied module cannot be pickled: .* sharding\.save"):
         pickle.dumps(applied)
 
 
 def test_functional_calls_take_other_parameters():
-    module = Normed()
+    module = LinearNorm()
     module.bn.eval()
     applied = apply_on_one_device(module, X)
-    others = {name: parameter.detach() * 2 for name, parameter in module.named_parameters()}
-    others["first.weight"].requires_grad_()
-    outputs = [torch.func.functional_call(model, others, (X,)) for model in (applied, module)]
+    parameters = {name: parameter.detach() * 2 for name, parameter in module.named_parameters()}
+    parameters["first.weight"].requires_grad_()
+    outputs = [torch.func.functional_call(model, parameters, (X,)) for model in (applied, module)]
     assert torch.allclose(*outputs)
-    assert torch.allclose(*(torch.autograd.grad(output, others["first.weight"])[0] for output in outputs))
+    assert torch.allclose(*(torch.autograd.grad(output, parameters["first.weight"])[0] for output in outputs))
 
 
 def test_an_applied_module_is_not_planned_again():
-    module = Normed()
+    module = LinearNorm()
     plan = sharding.plan(module, (X,), cores(1), mesh={"devices": 1})
     applied = sharding.apply(module, plan)
     with refused("unsupported", "model", "Applied"):
@@ -238,10 +238,10 @@ def test_an_applied_module_is_not_planned_again():
 
 @pytest.mark.parametrize("options", [{1: 2.0, "t": (1, 2)}, {1: 2.0, "t": [1, 2]}], ids=["both", "key"])
 def test_a_sample_that_a_plan_cannot_store_is_passed_to_apply(options: dict[Any, Any]):
-    def scaled(scale: Tensor, x: Tensor, options: dict[Any, Any]) -> Tensor:
+    def scaled_sum(scale: Tensor, x: Tensor, options: dict[Any, Any]) -> Tensor:
         return (x * scale * options.get(1, 1.0) * sum(options["t"])).sum() if "t" in options else x.sum()
 
-    module = Function(scaled, torch.tensor(3.0))
+    module = Function(scaled_sum, torch.tensor(3.0))
     plan = sharding.plan(module, (X, options), cores(1), mesh={"devices": 1})
     with refused("wrong_type", "sample", "dict"):
         sharding.apply(module, plan)
@@ -250,7 +250,7 @@ def test_a_sample_that_a_plan_cannot_store_is_passed_to_apply(options: dict[Any,
 
 
 def test_a_closed_module_cannot_be_called():
-    applied = apply_on_one_device(Normed(), X)
+    applied = apply_on_one_device(LinearNorm(), X)
     loss = applied(X)
     sharding.close(applied)
     with pytest.raises(RuntimeError, match=r"was closed by sharding\.close"):

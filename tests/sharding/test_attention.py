@@ -95,7 +95,9 @@ ON_GPUS = {
 def test_forms_on_gpus_split_batch_and_heads(name: str) -> None:
     target = getattr(aten, name).default
     assert target in RULES
-    arguments = [torch.empty(each, device="meta") if isinstance(each, tuple) else each for each in ON_GPUS[name]]
+    arguments = [
+        torch.empty(argument, device="meta") if isinstance(argument, tuple) else argument for argument in ON_GPUS[name]
+    ]
     node = node_of(target, *arguments)
     if "backward" in name:
         has_bias = "efficient" in name and isinstance(arguments[4], Tensor)
@@ -103,9 +105,9 @@ def test_forms_on_gpus_split_batch_and_heads(name: str) -> None:
         node.meta["val"] = (*arguments[1:4], *bias)
     else:
         lse = torch.empty(LSE if "efficient" in name else (2, 4, 8), device="meta")
-        others = [8 if "Int" in str(result.type) else torch.empty((), device="meta")
+        other_results = [8 if "Int" in str(result.type) else torch.empty((), device="meta")
                   for result in target._schema.returns[2:]]  # fmt: skip
-        node.meta["val"] = (arguments[0], lse, *others)
+        node.meta["val"] = (arguments[0], lse, *other_results)
     options = {option.factor: option for option in rule_of(node).axis_options()}
     assert set(options) == {None, "b", "k"}
     by_batch = [str(placement) for placement in options["b"].results]

@@ -19,7 +19,7 @@ from tests.grid import seeds
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.modules import mean_square
 from tests.sharding.on_ranks import cores
-from tests.sharding.refused import BATCH, Plain, refused
+from tests.sharding.refused import BATCH, Plain, planning_problems
 
 SPLIT = sharding.Split(0)
 ARGUMENTS: dict[str, tuple[dict[str, Any], ProblemCode, str, Any]] = {
@@ -60,23 +60,23 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], ProblemCode, str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("which", ARGUMENTS)
-def test_invalid_arguments_of_plan_are_refused(which: str) -> None:
-    options, code, path, value = ARGUMENTS[which]
-    refusals.check(refused(Plain(), **options), [(code, path, value)])
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_invalid_arguments_of_plan_are_refused(case: str) -> None:
+    options, code, path, value = ARGUMENTS[case]
+    refusals.check(planning_problems(Plain(), **options), [(code, path, value)])
 
 
 @pytest.mark.parametrize(
     "value", [np.zeros(2), UserDict(y=torch.ones(2)), {1, 2}, object()], ids=lambda value: type(value).__name__
 )
 def test_sample_values_of_other_types_are_refused(value: Any) -> None:
-    refusals.check(refused(Plain(), (*BATCH, value)), [("wrong_type", "inputs.1", type(value).__name__)])
+    refusals.check(planning_problems(Plain(), (*BATCH, value)), [("wrong_type", "inputs.1", type(value).__name__)])
 
 
 def test_unknown_keys_of_a_cluster_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("num_nodes: 1\ndevices_per_node: 4\ndevise: h100\n")
-    refusals.check(refused(Plain(), cluster=path), [("unknown_key", "cluster.devise", "h100")])
+    refusals.check(planning_problems(Plain(), cluster=path), [("unknown_key", "cluster.devise", "h100")])
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ FILES: dict[str, tuple[bytes | None, ProblemCode, str]] = {
 }
 
 
-@pytest.mark.parametrize("which", FILES)
-def test_files_that_are_not_plans_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
-    content, code, path = FILES[which]
+@pytest.mark.parametrize("case", FILES)
+def test_files_that_are_not_plans_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    content, code, path = FILES[case]
     monkeypatch.chdir(tmp_path)
     if content is not None:
         Path("plan.json").write_bytes(content)
@@ -115,7 +115,10 @@ def test_files_that_are_not_plans_are_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def refused_here() -> list[dict[str, Any]]:
-    return [problem.to_dict() for problem in refused(Plain(), hints={"first.weight": torch.float32}, cluster=cores(2))]
+    return [
+        problem.to_dict()
+        for problem in planning_problems(Plain(), hints={"first.weight": torch.float32}, cluster=cores(2))
+    ]
 
 
 def test_all_ranks_raise_a_problem_whose_value_is_not_plain_data(ranks: Pools) -> None:
@@ -140,7 +143,9 @@ def square_layers(depth: int, width: int) -> nn.Module:
 
 def test_a_mesh_without_enough_memory_names_the_smallest_longer_one() -> None:
     batch = (torch.empty(16, 256),)
-    problems = refused(layers(), batch, cluster=cores(2, MEMORY_BYTES), mesh={"a": 2, "b": 1}, loss=mean_square)
+    problems = planning_problems(
+        layers(), batch, cluster=cores(2, MEMORY_BYTES), mesh={"a": 2, "b": 1}, loss=mean_square
+    )
     refusals.check(problems, [("does_not_fit", "cluster", "2 x cpu")])
     assert problems[0].remedy.startswith("use 4 devices (2 x 2) and mesh={'a': 4, 'b': 1}")
     sharding.plan(layers(), batch, cores(4, MEMORY_BYTES), mesh={"a": 4, "b": 1}, loss=mean_square)
@@ -152,8 +157,8 @@ def test_no_cluster_smaller_than_the_named_one_fits(seed: int) -> None:
     draw = random.Random(seed)
     width, num_nodes, per_node = draw.choice([8, 12, 100, 256]), draw.choice([1, 2]), draw.choice([1, 1, 2, 3])
     num_devices, module, batch = num_nodes * per_node, square_layers(3, width), (torch.empty(16, width),)
-    whole = sum(parameter.numel() * 16 for parameter in module.parameters())  # with gradients and Adam's state
-    kind = cores(per_node, int(whole / num_devices * draw.uniform(0.2, 0.9)))
+    total_bytes = sum(parameter.numel() * 16 for parameter in module.parameters())  # with gradients and Adam's state
+    kind = cores(per_node, int(total_bytes / num_devices * draw.uniform(0.2, 0.9)))
     mesh = draw.choice([None, {"a": num_devices}, {"a": num_nodes, "b": per_node}])
 
     def fits(num_larger: int) -> bool:
@@ -167,12 +172,12 @@ def test_no_cluster_smaller_than_the_named_one_fits(seed: int) -> None:
                 continue
         return False
 
-    (problem,) = refused(module, batch, cluster=kind.sized_for(num_devices), mesh=mesh, loss=mean_square)
+    (problem,) = planning_problems(module, batch, cluster=kind.sized_for(num_devices), mesh=mesh, loss=mean_square)
     step = per_node if mesh is None else num_devices
-    tried = [num_devices + step * more for more in range(8)]
-    smallest = next(filter(fits, tried), None)
+    device_counts = [num_devices + step * count for count in range(8)]
+    smallest = next(filter(fits, device_counts), None)
     if smallest is None:
-        assert not any(problem.remedy.startswith(f"use {devices} devices") for devices in tried)
+        assert not any(problem.remedy.startswith(f"use {devices} devices") for devices in device_counts)
     else:
         assert problem.remedy.startswith(f"use {smallest} devices (")
 
@@ -181,14 +186,14 @@ def test_no_cluster_smaller_than_the_named_one_fits(seed: int) -> None:
     ("options", "code", "path", "value"),
     [({"mesh": {"a": 3}}, "mismatch", "mesh", {"a": 3}),
      ({"recompute": True}, "requires", "recompute", True),
-     ({"hints": {f"{at}.weight": sharding.Split(0, axis=f"axis{at}") for at in range(3)}},
+     ({"hints": {f"{index}.weight": sharding.Split(0, axis=f"axis{index}") for index in range(3)}},
       "missing", "hints", "axis0, axis1, axis2")],
 )  # fmt: skip
 def test_invalid_requests_are_named_before_missing_memory(
     options: dict[str, Any], code: ProblemCode, path: str, value: Any
 ) -> None:
     options = {"cluster": cores(2, MEMORY_BYTES // 2), "loss": mean_square, "mesh": None, **options}
-    refusals.check(refused(layers(), (torch.empty(16, 256),), **options), [(code, path, value)])
+    refusals.check(planning_problems(layers(), (torch.empty(16, 256),), **options), [(code, path, value)])
 
 
 OPTIONS = {"loss": mean_square, "micro_batches": 1, "recompute": False}
@@ -198,7 +203,7 @@ OPTIONS = {"loss": mean_square, "micro_batches": 1, "recompute": False}
 def test_more_devices_may_fit_less() -> None:
     """Six devices split eight rows over two axes, five or seven over none: sizes below eight are tried one by one."""
     cluster = cores(1, 1100).sized_for(4)
-    (problem,) = refused(square_layers(2, 8), (torch.empty(8, 8),), cluster=cluster, mesh=None, **OPTIONS)
+    (problem,) = planning_problems(square_layers(2, 8), (torch.empty(8, 8),), cluster=cluster, mesh=None, **OPTIONS)
     assert problem.remedy.startswith("use 6 devices (6 x 1)")
 
 
@@ -206,17 +211,17 @@ def test_more_devices_may_fit_less() -> None:
 def test_beyond_eight_more_devices_one_device_less_does_not_fit() -> None:
     """Activations take the memory, so that parameters say little about the number of devices."""
     module, batch, kind = square_layers(12, 8), (torch.empty(4096, 8),), cores(1, 4096 * 8 * 4 + 120_000)
-    (problem,) = refused(module, batch, cluster=kind, mesh=None, **OPTIONS)
-    named, less = map(int, re.findall(r"(\d+) devices", problem.remedy))
-    assert less == named - 1 > 1 + 8
-    sharding.plan(module, batch, kind.sized_for(named), **OPTIONS)
-    (problem,) = refused(module, batch, cluster=kind.sized_for(less), mesh=None, **OPTIONS)
+    (problem,) = planning_problems(module, batch, cluster=kind, mesh=None, **OPTIONS)
+    suggested, smaller = map(int, re.findall(r"(\d+) devices", problem.remedy))
+    assert smaller == suggested - 1 > 1 + 8
+    sharding.plan(module, batch, kind.sized_for(suggested), **OPTIONS)
+    (problem,) = planning_problems(module, batch, cluster=kind.sized_for(smaller), mesh=None, **OPTIONS)
     assert problem.code == "does_not_fit"
 
 
 @pytest.mark.slow
 def test_a_batch_larger_than_a_device_is_refused() -> None:
-    problems = refused(layers(), (torch.empty(2048, 256),), cluster=cores(4, MEMORY_BYTES), loss=mean_square)
+    problems = planning_problems(layers(), (torch.empty(2048, 256),), cluster=cores(4, MEMORY_BYTES), loss=mean_square)
     refusals.check(problems, [("does_not_fit", "cluster", "4 x cpu")])
     assert problems[0].remedy == "use a smaller batch"
 
@@ -226,8 +231,8 @@ def test_hints_that_leave_no_fitting_plan_are_named() -> None:
     hints = {"0.weight": sharding.Replicate(), "1.weight": SPLIT, "2.weight": sharding.Replicate()}
     module = nn.Sequential(*(nn.Linear(64, 64, bias=False, device="meta") for _ in range(3)))
     options = {"cluster": cores(4, 140_000), "loss": mean_square, "mesh": {"a": 4}}
-    problems = refused(module, (torch.empty(8, 64),), hints, **options)
-    refusals.check(problems, [("does_not_fit", f"hints['{at}.weight']", "Replicate()") for at in (0, 2)])
+    problems = planning_problems(module, (torch.empty(8, 64),), hints, **options)
+    refusals.check(problems, [("does_not_fit", f"hints['{index}.weight']", "Replicate()") for index in (0, 2)])
     for name in ("0.weight", "2.weight"):
-        rest = {other: hint for other, hint in hints.items() if other != name}
+        rest = {hint_name: hint for hint_name, hint in hints.items() if hint_name != name}
         sharding.plan(module, (torch.empty(8, 64),), hints=rest, **options)

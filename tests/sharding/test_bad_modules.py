@@ -18,7 +18,7 @@ from moe.spec import ProblemCode
 from tests.refusals import Summary, check
 from tests.sharding.modules import mean_square
 from tests.sharding.on_ranks import cores
-from tests.sharding.refused import BATCH, MESH, ONE_AXIS, Plain, lines_of, refused
+from tests.sharding.refused import BATCH, MESH, ONE_AXIS, Plain, lines_of, planning_problems
 
 COUNT, TURNS = itertools.count(1), itertools.count(1)
 NUMPY_DRAWS, PYTHON_DRAWS = np.random.default_rng(0), random.Random(0)
@@ -97,7 +97,7 @@ NOT_CAPTURABLE: dict[str, Between | tuple[Between, str]] = {
 def test_code_that_cannot_be_captured_is_refused_with_its_line(mark: str) -> None:
     case = NOT_CAPTURABLE[mark]
     between, value = case if isinstance(case, tuple) else (case, "Plain")
-    check(refused(Plain(between)), [("not_capturable", line_of(mark), value)])
+    check(planning_problems(Plain(between)), [("not_capturable", line_of(mark), value)])
 
 
 OTHER_CODES: dict[str, tuple[Between, ProblemCode, str]] = {
@@ -110,26 +110,26 @@ OTHER_CODES: dict[str, tuple[Between, ProblemCode, str]] = {
 @pytest.mark.parametrize("mark", OTHER_CODES)
 def test_other_codes_have_the_line_too(mark: str) -> None:
     between, code, value = OTHER_CODES[mark]
-    check(refused(Plain(between)), [(code, line_of(mark), value)])
+    check(planning_problems(Plain(between)), [(code, line_of(mark), value)])
 
 
 def test_a_number_that_differs_between_calls_is_named_with_both_values() -> None:
-    (problem,) = refused(Plain(lambda module, h: h * (time.monotonic() + next(TURNS))))  # a clock
+    (problem,) = planning_problems(Plain(lambda module, h: h * (time.monotonic() + next(TURNS))))  # a clock
     assert (problem.code, problem.path) == ("not_capturable", line_of("a clock"))
     before, after = map(float, problem.value.split(", then "))
     assert before < after
 
 
 def tensors_instead_of_values(module: Plain, h: Tensor) -> Tensor:
-    at = h[:, 0].argmax()
-    taken = h.index_select(0, at.view(1)) + h.index_select(0, at % 4 + torch.arange(2)).sum(0)
-    q = torch.zeros(4, 8).index_copy(0, (at % 4).view(1), h[0].unsqueeze(0))
-    return h + taken + q.sum(0) + (h * (torch.arange(len(h)) < at).unsqueeze(1)).sum(0)
+    index = h[:, 0].argmax()
+    rows = h.index_select(0, index.view(1)) + h.index_select(0, index % 4 + torch.arange(2)).sum(0)
+    q = torch.zeros(4, 8).index_copy(0, (index % 4).view(1), h[0].unsqueeze(0))
+    return h + rows + q.sum(0) + (h * (torch.arange(len(h)) < index).unsqueeze(1)).sum(0)
 
 
 def test_remedies_for_reading_values_compute_the_same() -> None:
     module = Plain(tensors_instead_of_values)
-    reads = Plain(lambda _, h: h + h[(at := h[:, 0].argmax())] + h[at % 4 :][:2].sum(0) + h[0] + h[:at].sum(0))
+    reads = Plain(lambda _, h: h + h[(index := h[:, 0].argmax())] + h[index % 4 :][:2].sum(0) + h[0] + h[:index].sum(0))
     reads.load_state_dict(module.state_dict())
     sharding.plan(module, BATCH, cores(2), mesh=ONE_AXIS)
     applied = sharding.apply(module, sharding.plan(module, BATCH, cores(1)))
@@ -149,19 +149,19 @@ def test_the_innermost_module_is_named() -> None:
         def forward(self, h: Tensor) -> Tensor:
             return h.abs() if bool(h.any()) else h  # reads inside
 
-    problems = refused(nn.Sequential(nn.Linear(6, 6), Inner()), loss=torch.sum)
+    problems = planning_problems(nn.Sequential(nn.Linear(6, 6), Inner()), loss=torch.sum)
     check(problems, [("not_capturable", line_of("reads inside"), "1 (Inner)")])
 
 
-class Annotated(Plain):
+class AnnotatedPlain(Plain):
     def forward(self, x: Tensor) -> Tensor:
-        hidden = sharding.split(self.first(x), 2, axis="data")  # no third dimension
-        return self.second(hidden).square().mean()
+        hidden_states = sharding.split(self.first(x), 2, axis="data")  # no third dimension
+        return self.second(hidden_states).square().mean()
 
 
 def test_an_annotation_in_forward_is_named_by_its_line() -> None:
     path = f"the annotation at {line_of('no third dimension')}"
-    check(refused(Annotated()), [("out_of_range", path, "Split(2, axis='data')")])
+    check(planning_problems(AnnotatedPlain()), [("out_of_range", path, "Split(2, axis='data')")])
 
 
 def householder(module: Plain, h: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ def householder(module: Plain, h: Tensor) -> Tensor:
 
 def test_an_operator_without_a_rule_runs_on_whole_tensors_only_on_request() -> None:
     module, name = Plain(householder), "aten.linalg_householder_product.default"
-    check(refused(module), [("no_sharding_rule", line_of("without a rule"), name)])
+    check(planning_problems(module), [("no_sharding_rule", line_of("without a rule"), name)])
     plan = sharding.plan(module, BATCH, cores(4), mesh=MESH, replicate=[name])
     assert [options for node, options in plan.options.items() if "householder" in node] == [["whole", "whole"]]
 
@@ -238,14 +238,14 @@ OTHER_KINDS: dict[str, tuple[Callable[[], Any], Any, Summary | list[Summary]]] =
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("which", OTHER_KINDS)
-def test_other_kinds_of_modules_and_samples_are_refused(which: str) -> None:
-    build, sample, expected = OTHER_KINDS[which]
-    check(refused(build(), sample), expected if isinstance(expected, list) else [expected])
+@pytest.mark.parametrize("case", OTHER_KINDS)
+def test_other_kinds_of_modules_and_samples_are_refused(case: str) -> None:
+    build, sample, expected = OTHER_KINDS[case]
+    check(planning_problems(build(), sample), expected if isinstance(expected, list) else [expected])
 
 
 def test_a_loss_with_parameters_is_refused() -> None:
-    check(refused(nn.Linear(6, 4), loss=Scaled()), [("unsupported", "loss", "Scaled")])
+    check(planning_problems(nn.Linear(6, 4), loss=Scaled()), [("unsupported", "loss", "Scaled")])
 
 
 def test_a_batch_that_requires_a_gradient_is_refused_in_a_call() -> None:

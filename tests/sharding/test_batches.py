@@ -19,7 +19,7 @@ D = torch.float64
 
 
 class Classifier(nn.Module):
-    """Labels, a mask without rows and a temperature beside the rows."""
+    """A module whose batch has rows, labels, a mask without rows and a temperature."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Classifier(nn.Module):
         return {"loss": F.cross_entropy(logits, labels), "logits": logits.detach()}
 
 
-class Scaled(nn.Module):
+class ScaledRows(nn.Module):
     """Mean square of scaled rows, called with a tensor or a mapping."""
 
     def __init__(self) -> None:
@@ -50,8 +50,8 @@ def batch_of(num_rows: int, seed: int = 0) -> tuple[Tensor, ...]:
 
 def rows_of_rank(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     rank, num_rows = dist.get_rank(), len(batch[0]) // dist.get_world_size()
-    own = slice(rank * num_rows, (rank + 1) * num_rows)
-    return batch[0][own], batch[1][own], *batch[2:]
+    local_rows = slice(rank * num_rows, (rank + 1) * num_rows)
+    return batch[0][local_rows], batch[1][local_rows], *batch[2:]
 
 
 def applied_on(mesh: dict[str, int], is_training: bool = True, **options: Any) -> tuple[nn.Module, sharding.Applied]:
@@ -91,10 +91,10 @@ def different_on_ranks() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_batches_that_differ_on_one_rank_are_refused_on_all(ranks: Pools, world: int):
-    others = "; ".join(f"rank {rank}: inputs.1" for rank in range(1, world))
+    later_ranks = "; ".join(f"rank {rank}: inputs.1" for rank in range(1, world))
     for messages in ranks[world].run(different_on_ranks):
-        for message, where in zip(messages, ("rank 1: inputs.0", others, "rank 1: inputs.3"), strict=True):
-            assert f" at {where})" in message
+        for message, place in zip(messages, ("rank 1: inputs.0", later_ranks, "rank 1: inputs.3"), strict=True):
+            assert f" at {place})" in message
             assert 'batch="local"' in message
 
 
@@ -103,15 +103,15 @@ def refused_after_the_first_call() -> list[str]:
     module, applied = applied_on({"all": 2})
     right, messages, is_other = batch_of(8), [], dist.get_rank() == 1
     expected = module(*right)["loss"]
-    others: dict[str, tuple[tuple[Tensor, ...], dict[str, Tensor]]] = {
+    wrong_calls: dict[str, tuple[tuple[Tensor, ...], dict[str, Tensor]]] = {
         "dtype": ((right[0].float(), *right[1:]), {}), "argument": (right, {"unknown": right[0]}),
         "size": (batch_of(6), {}), "mode": (right, {}), "no gradients": (right, {}),
     }  # fmt: skip
-    for what, (batch, named) in others.items():
+    for difference, (batch, keywords) in wrong_calls.items():
         assert torch.allclose(applied(*right)["loss"], expected)
-        applied.train(what != "mode" or not is_other)
-        with torch.set_grad_enabled(what != "no gradients" or not is_other):
-            messages.append(refusal(lambda b=batch, n=named: applied(*b, **n) if is_other else applied(*right)))
+        applied.train(difference != "mode" or not is_other)
+        with torch.set_grad_enabled(difference != "no gradients" or not is_other):
+            messages.append(refusal(lambda b=batch, n=keywords: applied(*b, **n) if is_other else applied(*right)))
         applied.train()
     sharding.close(applied)
     return messages
@@ -139,9 +139,9 @@ def test_a_first_batch_that_one_rank_refuses_ends_the_call_on_all(ranks: Pools):
     assert on_second.startswith("ValueError: inputs.0 (=[8, 6] torch.float32)")
 
 
-def compared(module: nn.Module, applied: sharding.Applied, ours: Any, whole: Any, label: str) -> list[str]:
+def compare(module: nn.Module, applied: sharding.Applied, local_batch: Any, global_batch: Any, label: str) -> list[str]:
     """Results that differ from one device for this rank's batch and the global one; parameters get gradients."""
-    results = [applied(*ours), module(*whole)]
+    results = [applied(*local_batch), module(*global_batch)]
     for result in results:
         if torch.is_grad_enabled():
             result["loss"].backward()
@@ -151,7 +151,7 @@ def compared(module: nn.Module, applied: sharding.Applied, ours: Any, whole: Any
 
 
 def local_on_ranks(mesh: dict[str, int]) -> list[str]:
-    """What differs from one device with the global batch, in steps and in evaluation of another size."""
+    """Differences from one device with the global batch, in steps and in evaluation of another size."""
     module, applied = applied_on(mesh, batch="local")
     optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (module, applied)]
     wrong = []
@@ -159,11 +159,11 @@ def local_on_ranks(mesh: dict[str, int]) -> list[str]:
         for optimizer in optimizers:
             optimizer.zero_grad()
         batch = batch_of(8, step)
-        wrong += compared(module, applied, rows_of_rank(batch), batch, f"of step {step}")
+        wrong += compare(module, applied, rows_of_rank(batch), batch, f"of step {step}")
         for optimizer in optimizers:
             optimizer.step()
     batch = batch_of(8 * dist.get_world_size(), 7)  # as many rows per rank as in the planned global batch
-    wrong += compared(module.eval(), applied.eval(), rows_of_rank(batch), batch, "evaluated")
+    wrong += compare(module.eval(), applied.eval(), rows_of_rank(batch), batch, "evaluated")
     sharding.close(applied)
     return wrong
 
@@ -176,8 +176,8 @@ def test_local_batches_are_rows_of_the_global_one(ranks: Pools, mesh: dict[str, 
 
 def applied_to_mappings() -> sharding.Applied:
     sample = {"rows": torch.ones(4, 6, dtype=D), "temperature": torch.ones((), dtype=D)}
-    plan = sharding.plan(Scaled(), (sample,), cores(2), {"inputs.0": sharding.Split(0)}, mesh={"a": 2})
-    return sharding.apply(Scaled(), plan, batch="local")
+    plan = sharding.plan(ScaledRows(), (sample,), cores(2), {"inputs.0": sharding.Split(0)}, mesh={"a": 2})
+    return sharding.apply(ScaledRows(), plan, batch="local")
 
 
 def unequal_on_ranks() -> list[str]:
@@ -188,17 +188,17 @@ def unequal_on_ranks() -> list[str]:
     sharding.close(applied)
     applied = applied_to_mappings()
     rows, temperature = torch.ones(2, 6, dtype=D), torch.ones((), dtype=D)
-    for other in (rows[:, : 6 - rank], rows.to(torch.float32) if rank else rows, rows[..., None] if rank else rows):
-        messages.append(refusal(lambda other=other: applied({"rows": other, "temperature": temperature})))
+    for part in (rows[:, : 6 - rank], rows.to(torch.float32) if rank else rows, rows[..., None] if rank else rows):
+        messages.append(refusal(lambda part=part: applied({"rows": part, "temperature": temperature})))
     messages.append(refusal(lambda: applied({"rows": rows} | ({} if rank else {"temperature": temperature}))))
     sharding.close(applied)
     return messages
 
 
 def test_local_batches_that_differ_in_more_than_values_are_refused_on_all(ranks: Pools):
-    for rank, (numbers, *others, nesting) in enumerate(ranks[2].run(unequal_on_ranks)):
+    for rank, (numbers, *rows, nesting) in enumerate(ranks[2].run(unequal_on_ranks)):
         assert "{0: [4, 4], 1: [3, 3]}" in numbers
-        assert all("rows of inputs.0 " in message for message in others)
+        assert all("rows of inputs.0 " in message for message in rows)
         assert ("refused on rank 1" in nesting) == (rank == 0)
 
 
@@ -216,7 +216,7 @@ def test_keys_of_local_batches_have_any_order(ranks: Pools):
 
 
 def sizes_on_ranks(mesh: dict[str, int]) -> list[str]:
-    """What differs from one device over batches of many sizes, in training and in evaluation."""
+    """Differences from one device over batches of many sizes, in training and in evaluation."""
     module, applied = applied_on(mesh, is_training=False, max_programs=3)
     optimizers = [torch.optim.Adam(model.parameters(), 0.1) for model in (module, applied)]
     wrong = []
@@ -224,11 +224,11 @@ def sizes_on_ranks(mesh: dict[str, int]) -> list[str]:
         batch = batch_of(num_rows, step)
         for optimizer in optimizers:
             optimizer.zero_grad()
-        wrong += compared(module, applied, batch, batch, f"of step {step}")
+        wrong += compare(module, applied, batch, batch, f"of step {step}")
         for optimizer in optimizers:
             optimizer.step()
         with torch.no_grad():
-            wrong += compared(module.eval(), applied.eval(), batch, batch, f"evaluated in step {step}")
+            wrong += compare(module.eval(), applied.eval(), batch, batch, f"evaluated in step {step}")
         applied.train()
         module.train()
         module.norm.eval()
@@ -272,7 +272,7 @@ def test_batches_with_other_dtypes_dimensions_or_values_are_refused():
         with pytest.raises(ValueError, match=r"inputs\.0|has 3 values"):
             applied(*batch)
     with pytest.raises(ValueError, match=r"inputs\.1"):
-        apply_on_one_device(Scaled(), x, 2.0)(x, torch.ones(3))
+        apply_on_one_device(ScaledRows(), x, 2.0)(x, torch.ones(3))
 
 
 def test_checksums_depend_on_values_and_positions():
@@ -282,12 +282,12 @@ def test_checksums_depend_on_values_and_positions():
         x = torch.randn(40, 50, generator=draw) * 50
         x = x > 0 if dtype == torch.bool else x.abs().to(dtype)
         assert checksum(x) == checksum(x.t().contiguous().t()) == checksum(x.clone())
-        swapped, changed = x.clone(), x.clone()
-        swapped[[3, 4]] = swapped[[4, 3]]
-        assert checksum(x) != checksum(swapped)
-        changed[39, 49] = changed[39, 49].logical_not() if dtype == torch.bool else 1
-        assert checksum(x) != checksum(changed) or torch.equal(x[39, 49].float(), changed[39, 49].float())
+        swapped_x, changed_x = x.clone(), x.clone()
+        swapped_x[[3, 4]] = swapped_x[[4, 3]]
+        assert checksum(x) != checksum(swapped_x)
+        changed_x[39, 49] = changed_x[39, 49].logical_not() if dtype == torch.bool else 1
+        assert checksum(x) != checksum(changed_x) or torch.equal(x[39, 49].float(), changed_x[39, 49].float())
     nan = torch.full((3,), math.nan)
     assert checksum(nan) == checksum(nan.clone())
-    for one, other in (((2, 3), (3, 2)), ((6,), (2, 3)), ((0, 3), (0,))):
-        assert checksum(torch.zeros(one)) != checksum(torch.zeros(other))
+    for shape, other_shape in (((2, 3), (3, 2)), ((6,), (2, 3)), ((0, 3), (0,))):
+        assert checksum(torch.zeros(shape)) != checksum(torch.zeros(other_shape))

@@ -1,5 +1,5 @@
-"""Hints bind the work: no plan computes whole on every rank what they split, however slow the links; hints like DDP or
-FSDP give exactly their exchanges."""
+"""Hints bind the work: even over slow links, no rank computes in full what a hint splits. Hints like DDP or FSDP give
+exactly their exchanges."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def test_a_split_batch_with_replicated_parameters_stays_split(mesh: dict[str, in
     plan = sharding.plan(perceptron(64, 64, 64, 1), batch, slow_links(4), DDP, mesh=mesh)
     assert len(products(plan)) >= 7
     assert all("whole" not in names for names in products(plan))
-    assert {each.kind for each in plan.collectives} == {"all_reduce"}
+    assert {collective.kind for collective in plan.collectives} == {"all_reduce"}
     assert set(plan.parameters.values()) == {" ".join("R" for _ in mesh)}
 
 
@@ -71,8 +71,8 @@ class PackedAttention(nn.Module):
         rows, length, width = x.shape
         heads = self.packed(self.norm(x)).view(rows, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)
-        attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return (x + self.out(attended.transpose(1, 2).reshape(rows, length, width))).square().mean()
+        attention = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return (x + self.out(attention.transpose(1, 2).reshape(rows, length, width))).square().mean()
 
 
 FSDP = {"*": sharding.Split(0)}
@@ -82,10 +82,12 @@ AS_BY_HAND: dict[str, tuple[dict[str, Any], set[tuple[str, str]]]] = {
 }
 
 
-@pytest.mark.parametrize("which", AS_BY_HAND)
-def test_hints_like_a_wrapper_give_its_exchanges(which: str):
-    hints, exchanges = AS_BY_HAND[which]
+@pytest.mark.parametrize("case", AS_BY_HAND)
+def test_hints_like_a_wrapper_give_its_exchanges(case: str):
+    hints, exchanges = AS_BY_HAND[case]
     plan = sharding.plan(PackedAttention(), (torch.zeros(64, 32, 32),), cores(2), hints, mesh={"a": 2})
-    assert {(each.phase, each.kind) for each in plan.collectives if each.num_bytes > 8} <= exchanges
+    assert {
+        (collective.phase, collective.kind) for collective in plan.collectives if collective.num_bytes > 8
+    } <= exchanges
     assert len(products(plan)) >= 5
     assert all(names[0].split()[-1] in "mk" for names in products(plan))

@@ -22,7 +22,7 @@ from tests.sharding.partitioned import check_at_random
 SIZES = (1, 2, 3, 4, 5, 7, 9)
 
 
-def weighted(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> Function:
+def weighted_function(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> Function:
     """A function of reciprocals of parameters, which are infinite where there is padding, with weights that give each
     element its own gradient."""
 
@@ -39,7 +39,7 @@ def exchanges(option: AxisOption) -> bool:
 
 def check(function: Callable[..., Tensor], *shapes: tuple[int, ...], seed: int, cases: int = 6) -> None:
     torch.manual_seed(seed)
-    module = weighted(function, *shapes).double()
+    module = weighted_function(function, *shapes).double()
     check_at_random(module, (), cases=cases, seed=seed, prefer=exchanges if seed % 3 else None)
 
 
@@ -73,7 +73,7 @@ def test_single_positions(seed):
 @pytest.mark.parametrize("index", range(5))
 def test_single_positions_are_not_read_from_padding(index):
     """Parts that are split twice have padding where the next rank's positions start."""
-    module = weighted(lambda x: x[index].unsqueeze(-1) * 2, (5,)).double()
+    module = weighted_function(lambda x: x[index].unsqueeze(-1) * 2, (5,)).double()
     check_at_random(module, (), prefer=lambda option: option.name == "split d0", meshes=[(2, 2)], cases=4)
 
 
@@ -93,7 +93,7 @@ def test_concatenations(seed):
     sizes = [draw.choice(SIZES) for _ in range(draw.choice([2, 3, 4]))]
     dim = draw.randrange(2)
     shapes = [(3, size) if dim else (size, 3) for size in sizes]
-    check(lambda *given: torch.cat([*given, given[0]], dim), *shapes, seed=seed)
+    check(lambda *parts: torch.cat([*parts, parts[0]], dim), *shapes, seed=seed)
     check(lambda x: torch.cat(x.split([1, 2, 4], 0)[::-1]), (7, 2), seed=seed)
     check(lambda x, y: torch.stack([x, y], 1), (5, 2), (5, 2), seed=seed)
 
@@ -139,7 +139,7 @@ def test_padding_by_values(mode, seed):
 
 @pytest.mark.slow
 def test_assigned_slices():
-    def overwritten(x: Tensor, y: Tensor) -> Tensor:
+    def assign_slices(x: Tensor, y: Tensor) -> Tensor:
         x = x * 2
         x[1:4] = y
         x[:, 2] = x[:, 0] + 1
@@ -148,7 +148,7 @@ def test_assigned_slices():
         return x
 
     for seed in (1, 2, 3):
-        check(overwritten, (6, 5), (3, 5), seed=seed)
+        check(assign_slices, (6, 5), (3, 5), seed=seed)
 
 
 RESHAPES = (
@@ -165,7 +165,7 @@ def test_reshapes(before, after):
 
 
 def test_a_reshape_that_keeps_boundaries_moves_nothing():
-    graph = capture(weighted(lambda x: x.reshape(12, 5), (4, 3, 5)), ()).graph.graph
+    graph = capture(weighted_function(lambda x: x.reshape(12, 5), (4, 3, 5)), ()).graph.graph
     views = graph.find_nodes(op="call_function", target=torch.ops.aten.view.default)
     node = next(node for node in views if node.meta["val"].shape == (12, 5))
     (exchange,) = rule_of(node).exchanges

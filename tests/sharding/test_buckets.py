@@ -18,21 +18,21 @@ from moe.sharding.placement import WHOLE, split
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.registry import rule_of
 from tests.sharding.modules import Function, Stack
-from tests.sharding.partitioned import differences, operators, programmed, run_program
+from tests.sharding.partitioned import differences, operators, program_of, run_program
 from tests.sharding.thread_mesh import ThreadMesh, on_threads
 
 
-def batch_split(captured: CapturedGraph, leaves: int | None = None) -> Assignment:
+def batch_split(captured_graph: CapturedGraph, leaves: int | None = None) -> Assignment:
     """Everything that can be is split along the batch; parameters are whole, or split in dimension `leaves`."""
     options = {}
-    for node in operators(captured):
+    for node in operators(captured_graph):
         candidates = rule_of(node).axis_options()
         batch = [
             option for option in candidates if option.factor is not None and rule_of(node).sizes[option.factor] == 8
         ]
         options[node.name] = ((batch or candidates)[0],)
     place = WHOLE if leaves is None else split(leaves)
-    names = {node.name: (place,) for node, leaf in captured.leaves.items() if leaf.kind == "parameter"}
+    names = {node.name: (place,) for node, leaf in captured_graph.leaves.items() if leaf.kind == "parameter"}
     return Assignment((2,), names, options)
 
 
@@ -44,7 +44,7 @@ def module_and_sample() -> tuple[nn.Module, tuple[Tensor, ...]]:
 def collectives(program: Program, module: nn.Module, sample: tuple[Tensor, ...]) -> list[str]:
     def run(mesh: ThreadMesh) -> list[str]:
         run_program(program, module, sample, mesh)
-        return [what for what, _, _ in mesh.log]
+        return [kind for kind, _, _ in mesh.log]
 
     first, second = on_threads((2,), run)
     assert first == second
@@ -55,12 +55,12 @@ def collectives(program: Program, module: nn.Module, sample: tuple[Tensor, ...])
 @pytest.mark.parametrize(("leaves", "kind"), [(None, "all_reduce"), (0, "reduce_scatter")])
 def test_all_gradients_are_one_collective(leaves: int | None, kind: str):
     module, sample = module_and_sample()
-    captured = capture(module, sample)
-    assignment = batch_split(captured, leaves)
-    assert not differences(module, sample, captured, assignment)
-    program = programmed(captured, assignment)
+    captured_graph = capture(module, sample)
+    assignment = batch_split(captured_graph, leaves)
+    assert not differences(module, sample, captured_graph, assignment)
+    program = program_of(captured_graph, assignment)
     assert program.backward is not None
-    assert collectives(program, module, sample).count(kind) == 1 + (leaves is None)  # beside the loss
+    assert collectives(program, module, sample).count(kind) == 1 + (leaves is None)  # and the loss
 
 
 class Halves(nn.Module):
@@ -79,11 +79,11 @@ class Halves(nn.Module):
 def test_concatenated_gradients_are_one_collective():
     torch.manual_seed(0)
     module, sample = Halves().double(), (torch.randn(8, 6).double(),)
-    captured = capture(module, sample)
-    assignment = batch_split(captured)
-    assert not differences(module, sample, captured, assignment)
-    program = programmed(captured, assignment)
-    assert collectives(program, module, sample).count("all_reduce") == 2  # beside the loss
+    captured_graph = capture(module, sample)
+    assignment = batch_split(captured_graph)
+    assert not differences(module, sample, captured_graph, assignment)
+    program = program_of(captured_graph, assignment)
+    assert collectives(program, module, sample).count("all_reduce") == 2  # and the loss
 
 
 def test_an_all_reduce_leaves_its_input_unchanged():
@@ -98,34 +98,34 @@ def test_an_all_reduce_leaves_its_input_unchanged():
 
 def test_a_full_bucket_is_reduced_at_once(monkeypatch: pytest.MonkeyPatch):
     module, sample = module_and_sample()
-    captured = capture(module, sample)
+    captured_graph = capture(module, sample)
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 6 * 6 * 8 + 1)
-    program = programmed(captured, batch_split(captured))
+    program = program_of(captured_graph, batch_split(captured_graph))
     assert program.backward is not None
     nodes = list(program.backward.graph.nodes)
-    begun = [at for at, node in enumerate(nodes) if node.target is joint.begin_all_reduces]
-    products = [at for at, node in enumerate(nodes) if node.target is torch.ops.aten.mm.default]
-    assert len(begun) >= 2
-    assert begun[0] < products[-1]
-    assert not differences(module, sample, captured, batch_split(captured))
+    reductions = [position for position, node in enumerate(nodes) if node.target is joint.begin_all_reduces]
+    products = [position for position, node in enumerate(nodes) if node.target is torch.ops.aten.mm.default]
+    assert len(reductions) >= 2
+    assert reductions[0] < products[-1]
+    assert not differences(module, sample, captured_graph, batch_split(captured_graph))
 
 
 def test_few_reductions_are_in_flight(monkeypatch: pytest.MonkeyPatch):
     """Each of them holds its input."""
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
     module, sample = module_and_sample()
-    captured = capture(module, sample)
-    program = programmed(captured, batch_split(captured))
+    captured_graph = capture(module, sample)
+    program = program_of(captured_graph, batch_split(captured_graph))
     assert program.backward is not None
     reductions = (exchange.begin_all_reduce, exchange.begin_reduce_scatter)
-    in_flight, most, total = set[fx.Node](), 0, 0
+    in_flight, max_in_flight, total = set[fx.Node](), 0, 0
     for node in program.backward.graph.nodes:
         if node.target in reductions:
             in_flight.add(node)
             total += 1
         in_flight -= set(node.all_input_nodes) if node.target is exchange.finish else set()
-        most = max(most, len(in_flight))
-    assert total > most == MAX_IN_FLIGHT
+        max_in_flight = max(max_in_flight, len(in_flight))
+    assert total > max_in_flight == MAX_IN_FLIGHT
 
 
 def test_exchanges_are_not_delayed_for_later_ones():
@@ -137,12 +137,12 @@ def test_exchanges_are_not_delayed_for_later_ones():
         return (x / x.sum(0)).sum()
 
     module, sample = Function(chain), (torch.rand(8, 4).double() + 1,)
-    captured = capture(module, sample)
-    assert not differences(module, sample, captured, batch_split(captured))
+    captured_graph = capture(module, sample)
+    assert not differences(module, sample, captured_graph, batch_split(captured_graph))
     moves = Moves(Cluster(num_nodes=1, devices_per_node=2), (2,))
-    whole = Partitioner(captured, batch_split(captured), rule_of, moves).program()
-    before = len([node for node in whole.forward.graph.nodes if "move" in node.meta])
-    after = with_buckets(replace(whole), (2,))
+    program = Partitioner(captured_graph, batch_split(captured_graph), rule_of, moves).program()
+    before = len([node for node in program.forward.graph.nodes if "move" in node.meta])
+    after = with_buckets(replace(program), (2,))
     assert before == len([node for node in after.forward.graph.nodes if "move" in node.meta]) > 2
 
 
@@ -156,17 +156,17 @@ def test_parts_of_any_dtype_and_shape_are_gathered_together():
         ]
         return joint.finish(joint.begin_gathers(mesh, parts, 0, [0, 1, 0], [3, 4, 4]))
 
-    for truth, whole, numbers in on_threads((2,), run):
+    for truth, matrix, numbers in on_threads((2,), run):
         assert truth.tolist() == [True, True, False]
-        assert whole.tolist() == [[0, 0, 1, 1]] * 3
+        assert matrix.tolist() == [[0, 0, 1, 1]] * 3
         assert numbers.flatten().tolist() == [0.5, 0.5, 1.5, 1.5]
 
 
 def test_operands_precede_operators():
     module, sample = module_and_sample()
-    captured = capture(module, sample)
-    program = programmed(captured, batch_split(captured, 0))
-    seen: set[fx.Node] = set()
+    captured_graph = capture(module, sample)
+    program = program_of(captured_graph, batch_split(captured_graph, 0))
+    earlier_nodes: set[fx.Node] = set()
     for node in program.forward.graph.nodes:
-        assert set(node.all_input_nodes) <= seen
-        seen.add(node)
+        assert set(node.all_input_nodes) <= earlier_nodes
+        earlier_nodes.add(node)

@@ -9,7 +9,7 @@ from moe.sharding.capture.capture import capture
 from moe.sharding.operands import operands
 from moe.sharding.rules.registry import rule_of
 from tests.sharding.modules import Function
-from tests.sharding.partitioned import check_at_random, check_function, drawn, operators, programmed
+from tests.sharding.partitioned import check_at_random, check_function, operators, program_of, random_assignment
 
 D = torch.float64
 
@@ -42,7 +42,7 @@ def test_tensors_created_for_gradients_alone_are_not_stored() -> None:
     captured = capture(POSITIONS, (INDEX,))
     backward = [node for node in operators(captured) if not operands(node) and node in captured.backward]
     assert [tuple(node.meta["val"].shape) for node in backward].count((7, 6)) == 1
-    program = programmed(captured, drawn(captured, (2,), random.Random(0)))
+    program = program_of(captured, random_assignment(captured, (2,), random.Random(0)))
     assert "aten.full.default" not in str(program.forward.graph)
 
 

@@ -19,7 +19,7 @@ class Predicting(Stack):
     """In evaluation, it returns rows instead of a loss."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if self.training else self.hidden(x)
+        return super().forward(x) if self.training else self.hidden_states(x)
 
 
 class Seen(TorchDispatchMode):

@@ -25,7 +25,14 @@ from moe.sharding.rules.differentiable import backward, begin_forward_kept, forw
 from moe.sharding.rules.registry import rule_of
 from moe.sharding.rules.rule import AxisOption
 from moe.spec import MoESpec, TranslationModelSpec
-from tests.sharding.partitioned import check_at_random, differences, drawn, operators, programmed, run_program
+from tests.sharding.partitioned import (
+    check_at_random,
+    differences,
+    operators,
+    program_of,
+    random_assignment,
+    run_program,
+)
 from tests.sharding.test_our_models import translation
 from tests.sharding.thread_mesh import ThreadMesh, on_threads
 
@@ -174,7 +181,7 @@ def test_a_layer_alone_returns_its_routing():
     torch.manual_seed(0)
     layer, x = (MoELayer(MoESpec(**SIZES, num_experts=4, capacity_factor=1.0), dtype=torch.float64), sample()[0])
     captured = capture(layer, (x,))
-    program = programmed(captured, drawn(captured, (2,), random.Random(0), exchanges))
+    program = program_of(captured, random_assignment(captured, (2,), random.Random(0), exchanges))
     y, routing = layer(x)
 
     def returned(mesh: ThreadMesh) -> tuple[Tensor, Routing]:
@@ -195,7 +202,7 @@ def test_the_same_program_at_another_step():
     torch.manual_seed(0)
     layer, (*inputs, _) = Layer(ROUTERS["gshard"]), sample()
     captured = capture(layer, sample())
-    assignment = drawn(captured, (2,), random.Random(0), exchanges)
+    assignment = random_assignment(captured, (2,), random.Random(0), exchanges)
     losses = []
     for step in range(3):
         given = (*inputs, torch.tensor(step))
@@ -208,7 +215,7 @@ def test_the_same_program_at_another_step():
 def test_gradients_reuse_stored_values_if_both_passes_have_one_option(alike):
     torch.manual_seed(0)
     captured = capture(Layer(ROUTERS["gshard"]), sample())
-    assignment = drawn(captured, (2,), random.Random(0), exchanges)
+    assignment = random_assignment(captured, (2,), random.Random(0), exchanges)
     options = dict(assignment.options)
     for node in captured.graph.graph.nodes:
         if node.target in (EXPERTS.backward_target, ROUTE.backward_target):
@@ -216,7 +223,7 @@ def test_gradients_reuse_stored_values_if_both_passes_have_one_option(alike):
             options[node.name] = tuple(each for each in rule_of(node).axis_options() if each.name == name)
         elif node.target is ROUTE.target:
             options[node.name] = tuple(each for each in rule_of(node).axis_options() if each.name == "split g")
-    program = programmed(captured, replace(assignment, options=options))
+    program = program_of(captured, replace(assignment, options=options))
     assert program.backward is not None
     forward, gradients = ([node.target for node in phase.graph.nodes] for phase in (program.forward, program.backward))
     num_kept = forward.count(forward_kept) + forward.count(begin_forward_kept)
@@ -228,12 +235,12 @@ def test_tokens_cross_twice_forward_and_twice_backward():
     torch.manual_seed(0)
     layer = Layer({"num_experts": 4, "router": "softmax_topk"})
     captured = capture(layer, sample())
-    assignment = drawn(captured, (2,), random.Random(0))
+    assignment = random_assignment(captured, (2,), random.Random(0))
     options = {}
     for node in operators(captured):
         candidates = rule_of(node).axis_options()
         options[node.name] = (next(filter(exchanges, candidates), candidates[0]),)
-    program = programmed(captured, replace(assignment, options=options, leaves={}))
+    program = program_of(captured, replace(assignment, options=options, leaves={}))
 
     def sent(mesh: ThreadMesh) -> list[int]:
         run_program(program, layer, sample(), mesh)

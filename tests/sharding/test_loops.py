@@ -15,7 +15,7 @@ from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.registry import rule_of
 from moe.sharding.rules.rule import AxisOption
 from tests.sharding.modules import Function
-from tests.sharding.partitioned import check_function, operators, programmed, run_program
+from tests.sharding.partitioned import check_function, operators, program_of, run_program
 from tests.sharding.thread_mesh import on_threads
 
 
@@ -46,7 +46,7 @@ def test_a_ring_moves_the_bytes_that_its_rule_says(passed):
     (product,) = operators(captured)
     (option,) = [each for each in rule_of(product).axis_options() if each.name.endswith(f"ring, {passed} passed")]
     assert option.exchange is not None
-    program = programmed(captured, Assignment((4,), {}, {product.name: (option,)}))
+    program = program_of(captured, Assignment((4,), {}, {product.name: (option,)}))
 
     def moved_bytes(mesh):
         run_program(program, module, (), mesh)

@@ -26,7 +26,7 @@ from tests.sharding.modules import Stack
 from tests.sharding.on_ranks import Built, check_on_ranks, cores, is_close
 from tests.sharding.partitioned import arguments_of, on_one_device, unlike_parts
 from tests.sharding.refused import lines_of
-from tests.sharding.refused import refused as problems_of
+from tests.sharding.refused import planning_problems as problems_of
 from tests.sharding.thread_mesh import ThreadMesh, on_threads
 
 D = torch.float64

@@ -27,7 +27,7 @@ from tests.parity.gloo_ranks import Pools
 from tests.sharding import partitioned
 from tests.sharding.modules import MeanSquare
 from tests.sharding.on_ranks import Built, check_on_ranks, cores
-from tests.sharding.partitioned import drawn
+from tests.sharding.partitioned import random_assignment
 from tests.sharding.test_expert_operators import exchanges
 
 aten = torch.ops.aten
@@ -134,8 +134,8 @@ def test_the_operator_of_experts_sends_tokens_before_shared_experts():
     )  # fmt: skip
     layer, x = MoELayer(spec, dtype=torch.float64), torch.randn(4, 8, 6, dtype=torch.float64)
     captured = capture(layer, (x,))
-    assignment = drawn(captured, (2,), random.Random(0), exchanges)
-    (sent,) = windows(partitioned.programmed(captured, assignment).forward)
+    assignment = random_assignment(captured, (2,), random.Random(0), exchanges)
+    (sent,) = windows(partitioned.program_of(captured, assignment).forward)
     assert products_of("shared", sent) == 2
 
 

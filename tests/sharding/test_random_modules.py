@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from moe.sharding.capture.capture import CapturedGraph, capture
 from moe.sharding.propagation.assignment import Assignment
-from tests.sharding.partitioned import MESHES, drawn, on_one_device, programmed, run_program, unlike_parts
+from tests.sharding.partitioned import MESHES, on_one_device, program_of, random_assignment, run_program, unlike_parts
 from tests.sharding.random_modules import STEPS, Recipe
 from tests.sharding.thread_mesh import ThreadMesh, on_threads
 
@@ -68,7 +68,7 @@ def wrong_results(
     captured: CapturedGraph, module: torch.nn.Module, sample: tuple[Tensor, ...], assignment: Assignment
 ) -> list[str]:
     """What differs from one device by more than 1e-10 of the program on absolute values."""
-    expected, program = on_one_device(module, sample), programmed(captured, assignment)
+    expected, program = on_one_device(module, sample), program_of(captured, assignment)
     sizes = magnitudes(captured, module, sample)
     of_outputs, of_gradients = sizes[: len(expected.outputs)], sizes[-len(program.gradients) :]
     of_gradient = dict(zip(captured.gradients, of_gradients, strict=True))
@@ -93,7 +93,7 @@ def check(recipe: Recipe, degrees: tuple[int, ...], seed: int) -> None:
     captured = capture(module, sample)
     draw = random.Random(seed)
     prefer = draw.choice([None, lambda option: option.factor is not None, lambda option: option.exchange is not None])
-    assignment = drawn(captured, degrees, draw, prefer)
+    assignment = random_assignment(captured, degrees, draw, prefer)
     wrong = wrong_results(captured, module, sample, assignment)
     assert not wrong, wrong[:2]
 

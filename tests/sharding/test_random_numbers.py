@@ -19,7 +19,7 @@ from moe.sharding.rules.distributions import DISTRIBUTIONS, values
 from moe.sharding.rules.registry import rule_of
 from tests.refusals import refused
 from tests.sharding.modules import Function
-from tests.sharding.partitioned import MESHES, drawn, operators, programmed, run_program, unlike_parts
+from tests.sharding.partitioned import MESHES, operators, program_of, random_assignment, run_program, unlike_parts
 from tests.sharding.refused import lines_of
 from tests.sharding.thread_mesh import ThreadMesh, on_threads
 
@@ -64,7 +64,7 @@ def on_one(module: nn.Module, sample: tuple[Tensor, ...], draws: Draws) -> Any:
     captured = capture(module, sample)
     whole = {node.name: (rule_of(node).axis_options()[0],) for node in operators(captured)}
     leaves = {node.name: (WHOLE,) for node in captured.leaves}
-    program = programmed(captured, Assignment((1,), leaves, whole))
+    program = program_of(captured, Assignment((1,), leaves, whole))
     return run_program(program, module, sample, OneDevice(draws=draws))  # type: ignore[arg-type]
 
 
@@ -78,7 +78,7 @@ def test_any_layout_draws_the_same(name: str) -> None:
     for case in range(20):
         draw = random.Random(case)
         degrees = draw.choice(MESHES)
-        program = programmed(captured, drawn(captured, degrees, draw))
+        program = program_of(captured, random_assignment(captured, degrees, draw))
 
         def one(mesh: ThreadMesh, program: Any = program) -> list[str]:
             mesh.draws.seed, mesh.draws.step = draws.seed, draws.step

@@ -12,14 +12,14 @@ from moe.sharding.rules.registry import RULES
 from moe.sharding.rules.rule import Rule
 from tests import refusals
 from tests.sharding.on_ranks import cores
-from tests.sharding.refused import BATCH, ONE_AXIS, Plain, lines_of, refused
+from tests.sharding.refused import BATCH, ONE_AXIS, Plain, lines_of, planning_problems
 
 line_of = lines_of(__file__)
 
 
 def test_replicate_takes_short_and_full_names() -> None:
     module = Plain(lambda module, h: h + torch.view_as_real(torch.polar(h.abs(), h)).sum(-1))  # polar
-    refusals.check(refused(module), [("no_sharding_rule", line_of("polar"), "aten.polar.default")])
+    refusals.check(planning_problems(module), [("no_sharding_rule", line_of("polar"), "aten.polar.default")])
     plan = sharding.plan(module, BATCH, cores(1), replicate=["polar"])
     for name in ("aten.polar", "aten.polar.default"):
         assert torch.allclose(sharding.apply(module, plan, replicate=[name])(*BATCH), module(*BATCH))
@@ -27,7 +27,7 @@ def test_replicate_takes_short_and_full_names() -> None:
 
 @pytest.mark.parametrize("name", ["aten.linaer.default", "aten.men.default"])
 def test_unknown_operators_are_refused_with_the_nearest_name(name: str) -> None:
-    refusals.check(refused(Plain(), replicate=[name]), [("not_found", "replicate", name)])
+    refusals.check(planning_problems(Plain(), replicate=[name]), [("not_found", "replicate", name)])
 
 
 @torch.library.custom_op("tests::doubled", mutates_args=())
@@ -65,7 +65,7 @@ def registered() -> Iterator[None]:
 @pytest.mark.usefixtures("registered")
 def test_a_rule_that_does_not_match_its_tensors_is_refused_with_the_users_line(which: str) -> None:
     sharding.register(DOUBLED, INVALID[which])
-    refusals.check(refused(MODULE), [("invalid_value", line_of("doubled"), "tests.doubled.default")])
+    refusals.check(planning_problems(MODULE), [("invalid_value", line_of("doubled"), "tests.doubled.default")])
 
 
 @pytest.mark.usefixtures("registered")

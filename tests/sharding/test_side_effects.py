@@ -16,7 +16,7 @@ from moe.spec import ProblemCode
 from tests.refusals import check
 from tests.sharding.on_ranks import cores
 from tests.sharding.partitioned import check_at_random
-from tests.sharding.refused import BATCH, ONE_AXIS, Plain, lines_of, refused
+from tests.sharding.refused import BATCH, ONE_AXIS, Plain, lines_of, planning_problems
 
 STEPS = 0
 SEEN: list[Tensor] = []
@@ -123,7 +123,7 @@ EFFECTS: dict[str, tuple[Callable[[Plain, Tensor], Any], ProblemCode, str]] = {
 @pytest.mark.parametrize("mark", EFFECTS)
 def test_side_effects_are_refused_with_their_line(mark: str) -> None:
     between, code, value = EFFECTS[mark]
-    check(refused(Plain(between)), [(code, line_of(mark), value)])
+    check(planning_problems(Plain(between)), [(code, line_of(mark), value)])
 
 
 def test_a_refused_module_is_unchanged() -> None:
@@ -131,12 +131,12 @@ def test_a_refused_module_is_unchanged() -> None:
     before = STEPS
     for mark in ("an attribute", "a list", "a new attribute", "a global", "a global list in a function"):
         module = Plain(EFFECTS[mark][0])
-        refused(module)
+        planning_problems(module)
         assert (module.count, module.log, hasattr(module, "last")) == (0, [], False)
     assert before == STEPS
     assert SEEN == []
     module = Plain(grows)
-    refused(module)
+    planning_problems(module)
     assert type(module.mean) is Tensor
     assert module.mean.shape == (8,)
 
@@ -144,7 +144,7 @@ def test_a_refused_module_is_unchanged() -> None:
 def test_hooks_that_store_tensors_are_refused() -> None:
     module = Plain()
     module.first.register_forward_hook(lambda *called: SEEN.append(called[-1]))  # a hook
-    check(refused(module), [("side_effect", line_of("a hook"), f"{__name__}.SEEN")])
+    check(planning_problems(module), [("side_effect", line_of("a hook"), f"{__name__}.SEEN")])
 
 
 def stores_scale(module: Plain, h: Tensor) -> Tensor:
@@ -259,7 +259,7 @@ def test_effects_of_a_first_import_in_forward_are_accepted(late: Path) -> None:
 def test_tensors_of_a_file_imported_in_forward_are_refused_and_real_afterwards(late: Path) -> None:
     late.write_text("import torch\nSCALE = torch.ones(8)\n")
     module = Plain(imports_late)
-    check(refused(module), [("not_capturable", line_of("late"), "late")])
+    check(planning_problems(module), [("not_capturable", line_of("late"), "late")])
     module(*BATCH)
     sharding.plan(module, BATCH, cores(2), mesh=ONE_AXIS)
 
@@ -269,7 +269,7 @@ def test_attributes_set_on_an_existing_object_are_refused(name: str) -> None:
     def between(module: Plain, h: Tensor) -> None:
         getattr(RUNNING, name)(h)
 
-    (problem,) = refused(Plain(between))
+    (problem,) = planning_problems(Plain(between))
     assert (problem.code, problem.value) == ("side_effect", "Running.h")
     assert RUNNING.h is None
 
@@ -281,7 +281,7 @@ def stores_in_class(module: Plain, h: Tensor) -> Tensor:
 
 
 def test_tensors_stored_in_a_class_are_refused_and_removed() -> None:
-    check(refused(Plain(stores_in_class)), [("side_effect", line_of("stored"), "Plain.kept")])
+    check(planning_problems(Plain(stores_in_class)), [("side_effect", line_of("stored"), "Plain.kept")])
     assert Plain.kept == {}
 
 
