@@ -60,12 +60,12 @@ class Regression(nn.Module):
         return mse_loss(self.linear(x).tanh(), y)
 
 
-class Ordered(Regression):
+class PositionalLoss(Regression):
     def forward(self, x: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
         return self.loss(x, y) * weight
 
 
-class Named(Regression):
+class KeywordLoss(Regression):
     def forward(self, *, y: Tensor, x: Tensor) -> Tensor:
         return self.loss(x, y)
 
@@ -103,45 +103,45 @@ def tensors(seed: int = 0) -> tuple[Tensor, Tensor]:
 X, Y = tensors()
 Form = tuple[type[Regression], Any, str, list[Callable[[nn.Module, Tensor, Tensor], Any]]]
 FORMS: dict[str, Form] = {
-    "by position": (Ordered, (X, Y), "inputs.x",
+    "by position": (PositionalLoss, (X, Y), "inputs.x",
                     [lambda m, x, y: m(x, y), lambda m, x, y: m(y=y, x=x), lambda m, x, y: m(x, y=y)]),
-    "by position, planned by name": (Ordered, {"y": Y, "x": X}, "inputs.0", [lambda m, x, y: m(x, y)]),
-    "with a number": (Ordered, {"y": Y, "x": X, "weight": 2.0}, "inputs.y", [lambda m, x, y: m(x, y, 2.0)]),
-    "by name": (Named, OrderedDict(x=X, y=Y), "inputs.y",
+    "by position, planned by name": (PositionalLoss, {"y": Y, "x": X}, "inputs.0", [lambda m, x, y: m(x, y)]),
+    "with a number": (PositionalLoss, {"y": Y, "x": X, "weight": 2.0}, "inputs.y", [lambda m, x, y: m(x, y, 2.0)]),
+    "by name": (KeywordLoss, OrderedDict(x=X, y=Y), "inputs.y",
                 [lambda m, x, y: m(x=x, y=y), lambda m, x, y: m(y=y, x=x)]),
     "as in the hub": (Hub, {"input_ids": X, "labels": Y, "scale": 0.5}, "inputs.labels",
                       [lambda m, x, y: m(x, labels=y, scale=0.5), lambda m, x, y: m(scale=0.5, labels=y, input_ids=x)]),
     "a data class": (OfPair, Pair(X, Inner(Y)), "inputs.0", [lambda m, x, y: m(Pair(x, Inner(y)))]),
     "a data class in a tuple": (OfPair, (Pair(X, Inner(Y)),), "inputs", [lambda m, x, y: m(Pair(x, Inner(y)))]),
     "a named tuple": (OfRow, Row(X, Y), "inputs.0", [lambda m, x, y: m(Row(x, y))]),
-    "a named tuple of arguments": (Ordered, Row(X, Y), "inputs.x", [lambda m, x, y: m(x, y)]),
+    "a named tuple of arguments": (PositionalLoss, Row(X, Y), "inputs.x", [lambda m, x, y: m(x, y)]),
     "a dict": (OfDict, {"x": X, "y": Y}, "inputs.0", [lambda m, x, y: m({"y": y, "x": x})]),
 }  # fmt: skip
 
 
-def loss_of(returned: Any) -> Tensor:
-    if isinstance(returned, Result):
-        return returned.loss
-    return returned["loss"] if isinstance(returned, dict) else returned
+def loss_of(result: Any) -> Tensor:
+    if isinstance(result, Result):
+        return result.loss
+    return result["loss"] if isinstance(result, dict) else result
 
 
-def saved_and_loaded(plan: sharding.ShardingPlan) -> sharding.ShardingPlan:
+def round_trip(plan: sharding.ShardingPlan) -> sharding.ShardingPlan:
     return sharding.ShardingPlan.from_json(json.loads(json.dumps(plan.to_json())))
 
 
 def wrong_calls(form: str) -> list[str]:
     """What differs on this rank from one device."""
-    kind, sample, hinted, calls = FORMS[form]
+    kind, sample, hint_name, calls = FORMS[form]
     torch.manual_seed(1)
     module, loss, wrong = kind().to(D), loss_of if kind in (Hub, OfPair) else None, []
-    plan = sharding.plan(module, sample, cores(2), {hinted: sharding.Split(0)}, mesh={"a": 2}, loss=loss)
-    applied = sharding.apply(module, saved_and_loaded(plan), sample=sample, loss=loss)
+    plan = sharding.plan(module, sample, cores(2), {hint_name: sharding.Split(0)}, mesh={"a": 2}, loss=loss)
+    applied = sharding.apply(module, round_trip(plan), sample=sample, loss=loss)
     for seed, one_call in enumerate(calls):
         module.zero_grad()
         applied.zero_grad()
         losses = [loss_of(one_call(model, *tensors(seed))) for model in (applied, module)]
-        for each in losses:
-            each.backward()
+        for call_loss in losses:
+            call_loss.backward()
         wrong += [] if is_close(*losses) else [f"loss of call {seed}: {losses}"]
         wrong += unlike(applied, module, ("gradient",))
     sharding.close(applied)
@@ -159,7 +159,7 @@ def test_every_form_of_a_call_equals_one_device(ranks: Pools, form: str) -> None
 def test_a_plan_stores_samples_by_name(form: str) -> None:
     kind, sample, _, calls = FORMS[form]
     module, loss = kind().to(D), loss_of if kind is Hub else None
-    plan = saved_and_loaded(sharding.plan(module, sample, cores(1), mesh={"a": 1}, loss=loss))
+    plan = round_trip(sharding.plan(module, sample, cores(1), mesh={"a": 1}, loss=loss))
     applied = sharding.apply(module, plan, loss=loss)
     assert torch.allclose(calls[0](applied, X, Y), loss_of(calls[0](module, X, Y)))
 
@@ -187,7 +187,7 @@ def test_random_calls_have_one_form() -> None:
 
 
 def test_unknown_arguments_are_refused() -> None:
-    applied = apply_on_one_device(Ordered().to(D), X, Y)
+    applied = apply_on_one_device(PositionalLoss().to(D), X, Y)
     with pytest.raises(TypeError, match="unexpected keyword argument 'z'"):
         applied(X, Y, z=1)
 
@@ -204,12 +204,12 @@ def test_plan_and_apply_need_the_same_loss() -> None:
 
 def test_dtensor_placements_are_hints() -> None:
     hints = {"linear.weight": Shard(0), "linear.bias": Replicate(), "inputs.x": [Shard(0), Replicate()]}
-    module, mesh = Ordered().to(D), {"a": 2, "b": 2}
+    module, mesh = PositionalLoss().to(D), {"a": 2, "b": 2}
     plan = sharding.plan(module, (X, Y), cores(4), hints, mesh=mesh)
-    ours = {"linear.weight": sharding.Split(0), "linear.bias": sharding.Replicate(),
-            "inputs.x": sharding.Shard({"a": 0})}  # fmt: skip
-    assert plan.hints == ours
-    assert plan.to_json() == sharding.plan(module, (X, Y), cores(4), ours, mesh=mesh).to_json()
+    expected = {"linear.weight": sharding.Split(0), "linear.bias": sharding.Replicate(),
+                "inputs.x": sharding.Shard({"a": 0})}  # fmt: skip
+    assert plan.hints == expected
+    assert plan.to_json() == sharding.plan(module, (X, Y), cores(4), expected, mesh=mesh).to_json()
 
 
 @pytest.mark.parametrize(
@@ -220,26 +220,26 @@ def test_dtensor_placements_are_hints() -> None:
 )  # fmt: skip
 def test_other_dtensor_placements_are_refused(hint: Any, mesh: dict[str, int] | None, code: ProblemCode) -> None:
     with refused(code, "hints['linear.weight']"):
-        sharding.plan(Ordered().to(D), (X, Y), cores(2), {"linear.weight": hint}, mesh=mesh)
+        sharding.plan(PositionalLoss().to(D), (X, Y), cores(2), {"linear.weight": hint}, mesh=mesh)
 
 
 def on_torch_mesh() -> list[Any]:
     """Results on a DeviceMesh whose ranks have another order than ours."""
     torch.manual_seed(1)
-    module, mesh = Ordered().to(D), DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("data", "model"))
+    module, mesh = PositionalLoss().to(D), DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("data", "model"))
     hints = {"inputs": sharding.Split(0, axis="data"), "linear.weight": Shard(0)}
     plan = sharding.plan(module, (X, Y), cores(4), hints, mesh=mesh)
     applied = sharding.apply(module, plan, mesh=mesh)
     is_equal, indices = torch.allclose(applied(X, Y), module(X, Y), rtol=1e-12), applied.mesh.indices
     sharding.close(applied)
-    again = sharding.apply(module, plan, mesh=mesh)  # whose process groups still exist
-    for other in (init_device_mesh("cpu", (4,)), DeviceMesh("cpu", [[2, 0], [3, 1]])):
+    second_module = sharding.apply(module, plan, mesh=mesh)  # whose process groups still exist
+    for wrong_mesh in (init_device_mesh("cpu", (4,)), DeviceMesh("cpu", [[2, 0], [3, 1]])):
         with refused("mismatch", "mesh"):
-            sharding.apply(module, plan, mesh=other)
-    return [dict(plan.mesh), is_equal and torch.allclose(again(X, Y), module(X, Y)), indices]
+            sharding.apply(module, plan, mesh=wrong_mesh)
+    return [dict(plan.mesh), is_equal and torch.allclose(second_module(X, Y), module(X, Y)), indices]
 
 
 @pytest.mark.slow
 def test_a_torch_mesh_gives_the_ranks(ranks: Pools) -> None:
     mesh = {"data": 2, "model": 2}
-    assert ranks[4].run(on_torch_mesh) == [[mesh, True, at] for at in ((0, 0), (1, 0), (0, 1), (1, 1))]
+    assert ranks[4].run(on_torch_mesh) == [[mesh, True, indices] for indices in ((0, 0), (1, 0), (0, 1), (1, 1))]

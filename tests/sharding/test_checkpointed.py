@@ -20,16 +20,16 @@ from tests.sharding.test_recompute import kept_bytes
 
 
 class Layer(nn.Module):
-    def __init__(self, dim: int, inside: bool = False) -> None:
+    def __init__(self, dim: int, has_checkpoint: bool = False) -> None:
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
-        self.inside = inside
+        self.has_checkpoint = has_checkpoint
 
     def feed(self, x: Tensor) -> Tensor:
         return self.down(F.dropout(F.gelu(self.up(self.norm(x))), 0.2, self.training))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + (checkpoint(self.feed, x, use_reentrant=False) if self.inside else self.feed(x))
+        return x + (checkpoint(self.feed, x, use_reentrant=False) if self.has_checkpoint else self.feed(x))
 
 
 def each_layer(layers: nn.Sequential, x: Tensor, use_reentrant: bool = False) -> Tensor:
@@ -62,44 +62,44 @@ class Deep(nn.Module):
         return F.mse_loss(self.head(self.run(self.layers, self.first(x))), y)
 
 
-def built(way: str) -> Built:
+def build(way: str) -> Built:
     torch.manual_seed(4)
     x, y = torch.randn(12, 6, 8, dtype=torch.float64), torch.randn(12, 6, 3, dtype=torch.float64)
     return Deep(way).double().eval(), (x, y)
 
 
-def planned(build: Built, **options: Any) -> sharding.ShardingPlan:
-    return sharding.plan(*build, cores(2), mesh={"a": 2}, recompute=False, **options)
+def make_plan(module_and_batch: Built, **options: Any) -> sharding.ShardingPlan:
+    return sharding.plan(*module_and_batch, cores(2), mesh={"a": 2}, recompute=False, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [*WAYS, "inside"])
 def test_values_in_checkpoints_are_recomputed_and_not_stored(way: str):
     hints = {"*": sharding.Split(0)}  # one layout for both, as memory depends on it
-    without, again = planned(built(""), hints=hints), planned(built(way), hints=hints)
+    plain_plan, checkpoint_plan = make_plan(build(""), hints=hints), make_plan(build(way), hints=hints)
     share = 0.95 if way == "sequential" else 0.6  # its last part is never checkpointed, its first is half
-    assert again.memory.kept < share * without.memory.kept
-    assert kept_bytes(built(way), again) < share * kept_bytes(built(""), without)
-    assert again.step_s > without.step_s
-    captured = capture(*built(way))
-    program_of(captured, again)
-    assert sum(AGAIN in node.meta for node in captured.graph.graph.nodes) >= 2 * 3
+    assert checkpoint_plan.memory.kept < share * plain_plan.memory.kept
+    assert kept_bytes(build(way), checkpoint_plan) < share * kept_bytes(build(""), plain_plan)
+    assert checkpoint_plan.step_s > plain_plan.step_s
+    captured_graph = capture(*build(way))
+    program_of(captured_graph, checkpoint_plan)
+    assert sum(AGAIN in node.meta for node in captured_graph.graph.graph.nodes) >= 2 * 3
 
 
 def saved_bytes(way: str) -> int:
     """Bytes that autograd stores in one call of an applied module."""
-    module, batch = built(way)
+    module, batch = build(way)
     applied = apply_on_one_device(module, *batch, recompute=False)
-    kept: dict[int, int] = {}
+    storage_sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        storage_sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         applied(*batch)
-    weights = {each.untyped_storage().data_ptr() for each in (*module.parameters(), *applied.parameters(), *batch)}
-    return sum(size for pointer, size in kept.items() if pointer not in weights)
+    weights = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *applied.parameters(), *batch)}
+    return sum(size for pointer, size in storage_sizes.items() if pointer not in weights)
 
 
 @pytest.mark.slow
@@ -122,21 +122,21 @@ def test_a_call_stores_less(way: str):
     ],
 )
 def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, way: str, recompute: bool, micro_batches: int):
-    check_on_ranks(ranks, partial(built, way), {"a": 2}, steps=2, recompute=recompute, micro_batches=micro_batches)
+    check_on_ranks(ranks, partial(build, way), {"a": 2}, steps=2, recompute=recompute, micro_batches=micro_batches)
 
 
 @pytest.mark.slow
 def test_dropout_draws_the_same_numbers_again():
     values = []
     for way in ("", "around"):
-        module, batch = built(way)
+        module, batch = build(way)
         applied = apply_on_one_device(module.train(), *batch)
         loss = applied(*batch)
         loss.backward()
-        values.append([loss, *(each.grad for each in applied.parameters())])
+        values.append([loss, *(parameter.grad for parameter in applied.parameters())])
     assert all(torch.allclose(*pair, rtol=1e-12, atol=1e-12) for pair in zip(*values, strict=True))
 
 
 def test_graphs_with_and_without_checkpoints_differ():
-    with_it, without = (capture(*built(way)).digest for way in ("around", ""))
-    assert with_it != without
+    checkpoint_digest, plain_digest = (capture(*build(way)).digest for way in ("around", ""))
+    assert checkpoint_digest != plain_digest

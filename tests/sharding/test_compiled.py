@@ -10,30 +10,30 @@ from tests.sharding.on_ranks import apply_on_one_device, cores
 from tests.sharding.test_gshard import small
 
 
-def compiled(backend: str) -> list[str]:
+def compile_on_ranks(backend: str) -> list[str]:
     """What differs from the program without torch.compile."""
     module, batch = small(True)
     applied = sharding.apply(module, sharding.plan(module, batch, cores(2), mesh={"a": 2}))
     results = []
-    for at in range(3):
+    for number in range(3):
         applied.zero_grad()
         loss = applied(*batch)
         loss.backward()
         gradients = {name: local(parameter.grad) for name, parameter in applied.named_parameters()}
         results.append({"loss": loss.detach(), **gradients})
-        if at == 0:
+        if number == 0:
             applied.compile(backend=backend)
     results.append({"loss": applied.eval()(*batch)})
     torch.compiler.reset()
     sharding.close(applied)
-    return [f"{name} of call {at}" for at, tensors in enumerate(results) for name, tensor in tensors.items()
+    return [f"{name} of call {number}" for number, tensors in enumerate(results) for name, tensor in tensors.items()
             if not torch.allclose(tensor, results[0][name], atol=1e-12)]  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.grid)])
 def test_a_compiled_program_computes_the_same(ranks: Pools, backend: str):
-    assert ranks[2].run(compiled, backend) == [[], []]
+    assert ranks[2].run(compile_on_ranks, backend) == [[], []]
 
 
 @pytest.mark.slow

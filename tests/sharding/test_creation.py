@@ -14,7 +14,7 @@ from tests.sharding.partitioned import check_at_random, check_function, operator
 D = torch.float64
 
 
-def created(a: Tensor, x: Tensor) -> Tensor:
+def create_tensors(a: Tensor, x: Tensor) -> Tensor:
     y = torch.zeros(5, 7) + torch.ones_like(a) + torch.full((7,), 3) + torch.arange(7)
     y = y + torch.arange(2, 9, dtype=D) + torch.arange(0.5, 4, 0.5, dtype=D) + torch.arange(14, 0, -2)
     y = y + torch.eye(5, 7) + x.new_zeros(5, 1) + torch.linspace(-1, 2, 7, dtype=D)
@@ -33,16 +33,18 @@ POSITIONS, INDEX = Function(by_position, torch.randn(7, 6, dtype=D)), torch.rand
 
 def test_each_rank_creates_its_part() -> None:
     inputs = [torch.randn(3, dtype=D)]
-    check_function(created, (5, 7), inputs=inputs, cases=15)
-    check_function(created, (5, 7), inputs=inputs, cases=10, seed=1, prefer=lambda option: option.factor is not None)
+    check_function(create_tensors, (5, 7), inputs=inputs, cases=15)
+    check_function(
+        create_tensors, (5, 7), inputs=inputs, cases=10, seed=1, prefer=lambda option: option.factor is not None
+    )
     check_at_random(POSITIONS, (INDEX,), cases=15)
 
 
 def test_tensors_created_for_gradients_alone_are_not_stored() -> None:
-    captured = capture(POSITIONS, (INDEX,))
-    backward = [node for node in operators(captured) if not operands(node) and node in captured.backward]
+    captured_graph = capture(POSITIONS, (INDEX,))
+    backward = [node for node in operators(captured_graph) if not operands(node) and node in captured_graph.backward]
     assert [tuple(node.meta["val"].shape) for node in backward].count((7, 6)) == 1
-    program = program_of(captured, random_assignment(captured, (2,), random.Random(0)))
+    program = program_of(captured_graph, random_assignment(captured_graph, (2,), random.Random(0)))
     assert "aten.full.default" not in str(program.forward.graph)
 
 

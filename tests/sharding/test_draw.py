@@ -14,8 +14,8 @@ from tests.sharding.explained_plans import PLANS, stack
 
 def panels(name: str) -> tuple[Any, Any, Any]:
     """Axes of parameters, exchanges and memory."""
-    parameters, exchanged, memory = figure_of(PLANS[name]()).axes
-    return parameters, exchanged, memory
+    parameters, exchanges, memory = figure_of(PLANS[name]()).axes
+    return parameters, exchanges, memory
 
 
 def total(axes: Any) -> float:
@@ -38,11 +38,11 @@ def test_repeated_layers_are_one_card_in_the_order_of_use() -> None:
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_byte_is_in_a_bar(plan: str) -> None:
     sharding_plan = PLANS[plan]()
-    parameters, exchanged, memory = panels(plan)
+    parameters, exchanges, memory = panels(plan)
     assert total(parameters) == sum(
         parameter.num_bytes for card in cards_of(sharding_plan) for parameter in card.parameters
     )
-    assert total(exchanged) == sum(collective.num_bytes for collective in sharding_plan.collectives)
+    assert total(exchanges) == sum(collective.num_bytes for collective in sharding_plan.collectives)
     assert [bars[0].get_width() for bars in memory.containers] == [
         size for size in vars(sharding_plan.memory).values() if size
     ]

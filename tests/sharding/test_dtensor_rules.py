@@ -83,10 +83,10 @@ REASONS: dict[tuple[str, str], str] = {
         ("addmm", "P(sum), P(sum), R"), ("addmm", "P(sum), R, P(sum)"), ("addmm", "P(sum), S(1), S(0)"),
         ("baddbmm", "P(sum), P(sum), R"), ("baddbmm", "P(sum), R, P(sum)"), ("baddbmm", "P(sum), S(2), S(1)"),
     )},
-    **{(name, f"P({each}), R -> P({each})"): _MONOTONE
-       for name in ("add", "add, broadcast") for each in ("max", "min")},
-    **{(name, f"P({each}) -> P({each})"): _MONOTONE
-       for name in ("exp", "relu", "constant_pad_nd") for each in ("max", "min")},
+    **{(name, f"P({combine}), R -> P({combine})"): _MONOTONE
+       for name in ("add", "add, broadcast") for combine in ("max", "min")},
+    **{(name, f"P({combine}) -> P({combine})"): _MONOTONE
+       for name in ("exp", "relu", "constant_pad_nd") for combine in ("max", "min")},
 }  # fmt: skip
 """Why options of DTensor's are not offered, by name of the call and placements."""
 
@@ -94,9 +94,9 @@ REASONS: dict[tuple[str, str], str] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_options_of_dtensor_are_offered(name: str) -> None:
     node = call(*CALLS[name])
-    theirs = {(option.operands, option.results) for option in dtensor.options(node)}
-    assert theirs, "DTensor has a rule for it"
-    missing = theirs - {(option.operands, option.results) for option in rule_of(node).axis_options()}
+    dtensor_options = {(option.operands, option.results) for option in dtensor.options(node)}
+    assert dtensor_options, "DTensor has a rule for it"
+    missing = dtensor_options - {(option.operands, option.results) for option in rule_of(node).axis_options()}
     assert {(name, f"{', '.join(map(str, before))} -> {', '.join(map(str, after))}") for before, after in missing} == {
         reason for reason in REASONS if reason[0] == name
     }
@@ -115,9 +115,12 @@ def test_operators_without_a_rule_use_those_of_dtensor() -> None:
         lambda images, grid: F.grid_sample(images * 2, grid, align_corners=True).sin(),
         torch.randn(4, 2, 5, 6, dtype=torch.float64),
     )
-    borrowed = [node for node in operators(capture(module, sample)) if rule_of(node).given]
-    assert {node.target for node in borrowed} == {aten.grid_sampler_2d.default, aten.grid_sampler_2d_backward.default}
-    assert all(any(option.operands[0].dim == 0 for option in rule_of(node).given) for node in borrowed)
+    dtensor_nodes = [node for node in operators(capture(module, sample)) if rule_of(node).given]
+    assert {node.target for node in dtensor_nodes} == {
+        aten.grid_sampler_2d.default,
+        aten.grid_sampler_2d_backward.default,
+    }
+    assert all(any(option.operands[0].dim == 0 for option in rule_of(node).given) for node in dtensor_nodes)
     check_at_random(module, sample, cases=20)
     check_at_random(module, sample, cases=10, seed=1, prefer=lambda option: option.name.startswith("torch's"))
 

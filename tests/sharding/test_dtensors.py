@@ -47,38 +47,45 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, num_st
         loss.backward()
         norm = clip_grad_norm_(model.parameters(), 0.05)
         optimizer.step()
-        numbers += [float(loss.detach()), float(whole_of(norm))]
+        numbers += [float(loss.detach()), float(full_tensor(norm))]
     return numbers
 
 
-def whole_of(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def differing(module: nn.Module, applied: sharding.Applied, kinds: Sequence[str] = ("value", "gradient")) -> list[str]:
-    """Whole tensors, gathered by torch, that differ from the module's; buffers that are whole numbers are left out."""
-    pairs = [("buffer", name, applied.get_buffer(name), whole) for name, whole in module.named_buffers()]
-    for name, whole in module.named_parameters():
+def differences(
+    module: nn.Module, applied: sharding.Applied, kinds: Sequence[str] = ("value", "gradient")
+) -> list[str]:
+    """Names of tensors that differ from the module's when torch gathers them. Integer buffers are left out."""
+    pairs = [("buffer", name, applied.get_buffer(name), buffer) for name, buffer in module.named_buffers()]
+    for name, full_parameter in module.named_parameters():
         parameter = applied.get_parameter(name)
         assert isinstance(parameter, DTensor)
-        pairs.append(("value", name, parameter, whole))
-        if whole.grad is not None:
-            pairs.append(("gradient", name, parameter.grad, whole.grad))
-    return [f"{kind} of {name}" for kind, name, tensor, whole in pairs if kind in kinds and whole.is_floating_point()
-            and (tensor.shape != whole.shape or not torch.allclose(whole_of(tensor), whole, atol=1e-10))]  # fmt: skip
+        pairs.append(("value", name, parameter, full_parameter))
+        if full_parameter.grad is not None:
+            pairs.append(("gradient", name, parameter.grad, full_parameter.grad))
+    return [
+        f"{kind} of {name}"
+        for kind, name, tensor, expected in pairs
+        if kind in kinds
+        and expected.is_floating_point()
+        and (tensor.shape != expected.shape or not torch.allclose(full_tensor(tensor), expected, atol=1e-10))
+    ]
 
 
-def trained_on_ranks(mesh: Mesh, seed: int) -> list[str]:
+def train_on_ranks(mesh: Mesh, seed: int) -> list[str]:
     """What differs from one device after steps with clipping."""
     module, applied, batch = applied_on(mesh, seed)
     pair = [steps(model, torch.optim.AdamW(model.parameters(), 1e-2), batch, 3) for model in (applied, module)]
     wrong = [] if pair[0] == pytest.approx(pair[1], rel=1e-10) else [str(pair)]
     for norm_type in (1.0, 2.0, 3.0):  # torch has no maximum of empty shards
-        norms = [get_total_norm([p.grad for p in each.parameters() if p.grad is not None], norm_type)
-                 for each in (applied, module)]  # fmt: skip
+        norms = [get_total_norm([p.grad for p in model.parameters() if p.grad is not None], norm_type)
+                 for model in (applied, module)]  # fmt: skip
         if not math.isclose(float(norms[0].full_tensor()), float(norms[1]), rel_tol=1e-9):
             wrong.append(f"norm {norm_type}: {norms}")
-    wrong += differing(module, applied)
+    wrong += differences(module, applied)
     sharding.close(applied)
     return wrong
 
@@ -88,10 +95,10 @@ def trained_on_ranks(mesh: Mesh, seed: int) -> list[str]:
 @pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_steps_with_torchs_clipping_equal_one_device(ranks: Pools, mesh: Mesh, seed: int):
     world = math.prod(mesh.values())
-    assert ranks[world].run(trained_on_ranks, mesh, seed) == [[]] * world
+    assert ranks[world].run(train_on_ranks, mesh, seed) == [[]] * world
 
 
-def saved_on_ranks(mesh: Mesh, folder: str) -> None:
+def save_on_ranks(mesh: Mesh, folder: str) -> None:
     """By torch.distributed.checkpoint, with the optimizer, after some steps."""
     _, applied, batch = applied_on(mesh, 0)
     optimizer = torch.optim.AdamW(applied.parameters(), 1e-2)
@@ -102,8 +109,8 @@ def saved_on_ranks(mesh: Mesh, folder: str) -> None:
     sharding.close(applied)
 
 
-def loaded_on_ranks(mesh: Mesh, folder: str) -> list[str]:
-    """What differs from one device that took all steps, after loading the module alone, and after loading it with the
+def load_on_ranks(mesh: Mesh, folder: str) -> list[str]:
+    """Differences from one device that took all steps, after loading the module alone, and after loading it with the
     optimizer and further steps."""
     module, batch = odd(0)
     optimizer = torch.optim.AdamW(module.parameters(), 1e-2)
@@ -115,17 +122,17 @@ def loaded_on_ranks(mesh: Mesh, folder: str) -> list[str]:
     state = applied.state_dict()
     dcp.load(state, checkpoint_id=f"{folder}/model")
     applied.load_state_dict(state)
-    wrong = differing(module, applied, ("value", "buffer"))
+    wrong = differences(module, applied, ("value", "buffer"))
     sharding.close(applied)
     _, applied, _ = applied_on(mesh, 0)
-    restored = torch.optim.AdamW(applied.parameters(), 1.0)
-    model, state = get_state_dict(applied, restored)
+    restored_optimizer = torch.optim.AdamW(applied.parameters(), 1.0)
+    model, state = get_state_dict(applied, restored_optimizer)
     planner = DefaultLoadPlanner(allow_partial_load=True)  # torch saves no state of unused parameters
     dcp.load({"model": model, "optimizer": state}, checkpoint_id=folder, planner=planner)
-    set_state_dict(applied, restored, model_state_dict=model, optim_state_dict=state)
-    pair = steps(applied, restored, batch, 2), steps(module, optimizer, batch, 2)
+    set_state_dict(applied, restored_optimizer, model_state_dict=model, optim_state_dict=state)
+    pair = steps(applied, restored_optimizer, batch, 2), steps(module, optimizer, batch, 2)
     wrong += [] if pair[0] == pytest.approx(pair[1], rel=1e-9) else [str(pair)]
-    wrong += differing(module, applied)
+    wrong += differences(module, applied)
     sharding.close(applied)
     return wrong
 
@@ -137,43 +144,43 @@ def loaded_on_ranks(mesh: Mesh, folder: str) -> list[str]:
 def test_training_resumes_from_torchs_checkpoints_at_another_plan(
     ranks: Pools, tmp_path: Path, before: Mesh, after: Mesh
 ):
-    ranks[math.prod(before.values())].run(saved_on_ranks, before, str(tmp_path))
+    ranks[math.prod(before.values())].run(save_on_ranks, before, str(tmp_path))
     world = math.prod(after.values())
-    assert ranks[world].run(loaded_on_ranks, after, str(tmp_path)) == [[]] * world
+    assert ranks[world].run(load_on_ranks, after, str(tmp_path)) == [[]] * world
 
 
-def plain_loaded_on_ranks(mesh: Mesh) -> list[str]:
-    """Whole tensors of the plain module, with another's values, in `load_state_dict`."""
+def load_plain_on_ranks(mesh: Mesh) -> list[str]:
+    """Load full tensors of a plain module with other values by `load_state_dict`."""
     _, applied, _ = applied_on(mesh, 0)
-    other, _ = odd(5)
-    applied.load_state_dict(other.state_dict())
-    wrong = differing(other, applied, ("value",))
+    other_module, _ = odd(5)
+    applied.load_state_dict(other_module.state_dict())
+    wrong = differences(other_module, applied, ("value",))
     with pytest.raises(RuntimeError, match=r"size mismatch for first\.weight"):
-        applied.load_state_dict(other.state_dict() | {"first.weight": torch.zeros(1, 5).double()})
-    whole = sharding.state_dict(applied)
+        applied.load_state_dict(other_module.state_dict() | {"first.weight": torch.zeros(1, 5).double()})
+    state = sharding.state_dict(applied)
     if dist.get_rank() == 0:
-        wrong += [name for name, value in other.state_dict().items() if not torch.equal(whole[name], value)]
+        wrong += [name for name, value in other_module.state_dict().items() if not torch.equal(state[name], value)]
     sharding.close(applied)
     return wrong
 
 
 @pytest.mark.slow
 def test_whole_tensors_are_sharded_when_loaded(ranks: Pools):
-    assert ranks[4].run(plain_loaded_on_ranks, {"a": 2, "b": 2}) == [[]] * 4
+    assert ranks[4].run(load_plain_on_ranks, {"a": 2, "b": 2}) == [[]] * 4
 
 
 def three_axes_on_ranks(sizes: tuple[int, ...]) -> list[str]:
-    """What differs between shards and parts of a dimension that three axes split, in both directions."""
+    """Differences between shards and parts of a dimension that three axes split, in both directions."""
     mesh, wrong = ShardingMesh.over((2, 2, 1)), []
     for size in sizes:
-        whole, placements = torch.arange(float(size * 2)).view(size, 2), (split(0), split(0), split(0))
-        shard = cut(whole, placements, mesh)
-        part = to_program(shard, whole.shape, placements, mesh)
-        if not torch.equal(part, strip_padding(part_of(whole, placements, mesh), whole.shape, placements, mesh)):
+        tensor, placements = torch.arange(float(size * 2)).view(size, 2), (split(0), split(0), split(0))
+        shard = cut(tensor, placements, mesh)
+        part = to_program(shard, tensor.shape, placements, mesh)
+        if not torch.equal(part, strip_padding(part_of(tensor, placements, mesh), tensor.shape, placements, mesh)):
             wrong.append(f"part of {size}")
-        if not torch.equal(from_program(part, whole.shape, placements, mesh), shard):
+        if not torch.equal(from_program(part, tensor.shape, placements, mesh), shard):
             wrong.append(f"shard of {size}")
-        if not torch.equal(as_dtensor(shard, whole.shape, placements, mesh).full_tensor(), whole):
+        if not torch.equal(as_dtensor(shard, tensor.shape, placements, mesh).full_tensor(), tensor):
             wrong.append(f"DTensor of {size}")
     return wrong
 

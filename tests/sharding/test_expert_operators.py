@@ -126,15 +126,15 @@ class RecordingMesh(ThreadMesh):
     """`begin N` and `wait N` of all-to-alls, and `product`."""
 
     def begin_all_to_all(
-        self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]
+        self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Callable[[], Tensor]:
         number = sum(event.startswith("begin") for event in self.events)
         self.events.append(f"begin {number}")
-        arrived = self.all_to_all(rows, axis, sent, received)
+        received_rows = self.all_to_all(rows, axis, send_counts, receive_counts)
 
         def wait() -> Tensor:
             self.events.append(f"wait {number}")
-            return arrived
+            return received_rows
 
         return wait
 
@@ -160,19 +160,19 @@ def test_one_chunk_is_exchanged_while_experts_compute_the_other():
     def events_of(mesh: ThreadMesh) -> tuple[list[str], list[str]]:
         recording = RecordingMesh(**vars(mesh))
         of_all = (2, (), (), 0)
-        chosen = (expert, torch.ones(tokens, 1), torch.ones(tokens, 1, dtype=torch.bool))
+        routing = (expert, torch.ones(tokens, 1), torch.ones(tokens, 1, dtype=torch.bool))
         weights = (torch.ones(1, width, 8), torch.ones(1, 8, width), None, None, None, None)
         with Products(recording.events):
-            (y,), kept = forward_kept(recording, EXPERTS.name, of_all, x, *chosen, *weights, "relu", [])
+            (y,), saved_values = forward_kept(recording, EXPERTS.name, of_all, x, *routing, *weights, "relu", [])
             forward, count = list(recording.events), len(recording.events)
-            gradients_of_kept(kept, [torch.ones_like(y)])
+            gradients_of_kept(saved_values, [torch.ones_like(y)])
         return forward, recording.events[count:]
 
     for passes in on_threads((2,), events_of):
         for events in passes:
-            begun = [event for event in events if event.startswith("begin")]
-            assert len(begun) == 4
-            for begin in (begun[1], begun[2]):  # the second chunk's rows, and results of the first
+            begins = [event for event in events if event.startswith("begin")]
+            assert len(begins) == 4
+            for begin in (begins[1], begins[2]):  # the second chunk's rows, and results of the first
                 wait = events.index(begin.replace("begin", "wait"))
                 assert "product" in events[events.index(begin) : wait], events
 
@@ -180,50 +180,50 @@ def test_one_chunk_is_exchanged_while_experts_compute_the_other():
 def test_a_layer_alone_returns_its_routing():
     torch.manual_seed(0)
     layer, x = (MoELayer(MoESpec(**SIZES, num_experts=4, capacity_factor=1.0), dtype=torch.float64), sample()[0])
-    captured = capture(layer, (x,))
-    program = program_of(captured, random_assignment(captured, (2,), random.Random(0), exchanges))
+    captured_graph = capture(layer, (x,))
+    program = program_of(captured_graph, random_assignment(captured_graph, (2,), random.Random(0), exchanges))
     y, routing = layer(x)
 
-    def returned(mesh: ThreadMesh) -> tuple[Tensor, Routing]:
+    def run_rank(mesh: ThreadMesh) -> tuple[Tensor, Routing]:
         tensors = iter(run_program(program, layer, (x,), mesh)[0])
-        values = [next(tensors) if isinstance(each, fx.Node) else each for each in captured.outputs]
-        return pytree.tree_unflatten(values, captured.output_tree)
+        values = [next(tensors) if isinstance(output, fx.Node) else output for output in captured_graph.outputs]
+        return pytree.tree_unflatten(values, captured_graph.output_tree)
 
-    for output, own_routing in on_threads((2,), returned):
+    for output, rank_routing in on_threads((2,), run_rank):
         torch.testing.assert_close(output, y.detach())
         for field in fields(Routing):
             if field.name != "choices":
-                mine, true = (getattr(each, field.name) for each in (own_routing, routing.detach()))
-                torch.testing.assert_close(mine, true, check_dtype=False, msg=field.name)
-        assert torch.equal(own_routing.load, routing.load)
+                actual, expected = (getattr(result, field.name) for result in (rank_routing, routing.detach()))
+                torch.testing.assert_close(actual, expected, check_dtype=False, msg=field.name)
+        assert torch.equal(rank_routing.load, routing.load)
 
 
 def test_the_same_program_at_another_step():
     torch.manual_seed(0)
     layer, (*inputs, _) = Layer(ROUTERS["gshard"]), sample()
-    captured = capture(layer, sample())
-    assignment = random_assignment(captured, (2,), random.Random(0), exchanges)
+    captured_graph = capture(layer, sample())
+    assignment = random_assignment(captured_graph, (2,), random.Random(0), exchanges)
     losses = []
     for step in range(3):
-        given = (*inputs, torch.tensor(step))
-        assert not differences(layer, given, captured, assignment)
-        losses.append(layer(*given)[0].item())
+        arguments = (*inputs, torch.tensor(step))
+        assert not differences(layer, arguments, captured_graph, assignment)
+        losses.append(layer(*arguments)[0].item())
     assert len(set(losses)) == 3
 
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_gradients_reuse_stored_values_if_both_passes_have_one_option(alike):
     torch.manual_seed(0)
-    captured = capture(Layer(ROUTERS["gshard"]), sample())
-    assignment = random_assignment(captured, (2,), random.Random(0), exchanges)
+    captured_graph = capture(Layer(ROUTERS["gshard"]), sample())
+    assignment = random_assignment(captured_graph, (2,), random.Random(0), exchanges)
     options = dict(assignment.options)
-    for node in captured.graph.graph.nodes:
+    for node in captured_graph.graph.graph.nodes:
         if node.target in (EXPERTS.backward_target, ROUTE.backward_target):
             name = options[rule_of(node).gradients_of.name][0].name if alike else "whole"
-            options[node.name] = tuple(each for each in rule_of(node).axis_options() if each.name == name)
+            options[node.name] = tuple(option for option in rule_of(node).axis_options() if option.name == name)
         elif node.target is ROUTE.target:
-            options[node.name] = tuple(each for each in rule_of(node).axis_options() if each.name == "split g")
-    program = program_of(captured, replace(assignment, options=options))
+            options[node.name] = tuple(option for option in rule_of(node).axis_options() if option.name == "split g")
+    program = program_of(captured_graph, replace(assignment, options=options))
     assert program.backward is not None
     forward, gradients = ([node.target for node in phase.graph.nodes] for phase in (program.forward, program.backward))
     num_kept = forward.count(forward_kept) + forward.count(begin_forward_kept)
@@ -234,22 +234,22 @@ def test_gradients_reuse_stored_values_if_both_passes_have_one_option(alike):
 def test_tokens_cross_twice_forward_and_twice_backward():
     torch.manual_seed(0)
     layer = Layer({"num_experts": 4, "router": "softmax_topk"})
-    captured = capture(layer, sample())
-    assignment = random_assignment(captured, (2,), random.Random(0))
+    captured_graph = capture(layer, sample())
+    assignment = random_assignment(captured_graph, (2,), random.Random(0))
     options = {}
-    for node in operators(captured):
+    for node in operators(captured_graph):
         candidates = rule_of(node).axis_options()
         options[node.name] = (next(filter(exchanges, candidates), candidates[0]),)
-    program = program_of(captured, replace(assignment, options=options, leaves={}))
+    program = program_of(captured_graph, replace(assignment, options=options, leaves={}))
 
-    def sent(mesh: ThreadMesh) -> list[int]:
+    def all_to_all_bytes(mesh: ThreadMesh) -> list[int]:
         run_program(program, layer, sample(), mesh)
-        return [num_bytes for what, _, num_bytes in mesh.log if what == "all_to_all"]
+        return [num_bytes for kind, _, num_bytes in mesh.log if kind == "all_to_all"]
 
-    for (counts, *rows), num_tokens in zip(on_threads((2,), sent), (16, 13), strict=True):
+    for (counts, *rows), num_tokens in zip(on_threads((2,), all_to_all_bytes), (16, 13), strict=True):
         assert counts == 2 * 2 * 8  # int64, of two experts on each of two ranks
-        of_row = 2 * num_tokens * 8  # the width is 6; the seventh number is the row's weight, or its gradient
-        assert rows == [7 * of_row, 6 * of_row, 6 * of_row, 7 * of_row]
+        row_bytes = 2 * num_tokens * 8  # the width is 6; the seventh number is the row's weight, or its gradient
+        assert rows == [7 * row_bytes, 6 * row_bytes, 6 * row_bytes, 7 * row_bytes]
 
 
 SMALL = {"num_experts": 4, "hidden_dim": 24, "group_tokens": 24}
@@ -265,16 +265,16 @@ def test_the_translation_model_with_dropout(prefer, num_rows):
 @pytest.mark.slow
 def test_the_plain_module_is_captured_on_the_meta_device():
     module, sample = translation(6, **SMALL)
-    captured = capture(TranslationLoss.on_meta(module.model.spec, dtype=torch.float64), sample)
-    assert captured.digest == capture(module, sample).digest
-    assert len(captured.gradients) == len(list(module.parameters()))
+    captured_graph = capture(TranslationLoss.on_meta(module.model.spec, dtype=torch.float64), sample)
+    assert captured_graph.digest == capture(module, sample).digest
+    assert len(captured_graph.gradients) == len(list(module.parameters()))
 
 
 @pytest.mark.slow
 def test_a_model_of_a_trillion_weights_is_captured():
     module = TranslationLoss.on_meta(TranslationModelSpec.model_validate({"preset": "gshard-2048e-60l"}))
     rows = torch.empty((4096, 512), dtype=torch.int64, device="meta")
-    captured = capture(module, (rows, rows, rows, torch.empty((), dtype=torch.int64, device="meta")))
-    stored = [leaf.shape for leaf in captured.leaves.values() if leaf.kind == "parameter"]
-    assert sum(map(math.prod, stored)) > 1e12
-    assert len(captured.gradients) == len(stored)
+    captured_graph = capture(module, (rows, rows, rows, torch.empty((), dtype=torch.int64, device="meta")))
+    shapes = [leaf.shape for leaf in captured_graph.leaves.values() if leaf.kind == "parameter"]
+    assert sum(map(math.prod, shapes)) > 1e12
+    assert len(captured_graph.gradients) == len(shapes)

@@ -17,30 +17,30 @@ from tests.sharding.explained_plans import PLANS, stack
 def section(plan: sharding.ShardingPlan, title: str) -> list[list[str]]:
     """Cells of the lines under a title."""
     lines = plan.explain().splitlines()
-    begin = next(at for at, line in enumerate(lines) if line.startswith(title))
+    begin = next(index for index, line in enumerate(lines) if line.startswith(title))
     rows = itertools.takewhile(bool, lines[begin + 1 :])
     return [re.split(r"\s{2,}", row.strip()) for row in rows]
 
 
-def numbers_of(written: str) -> set[int]:
-    if match := re.fullmatch(r"(\d+),(\d+),\.\.,(\d+)", written):
+def numbers_of(text: str) -> set[int]:
+    if match := re.fullmatch(r"(\d+),(\d+),\.\.,(\d+)", text):
         first, second, last = map(int, match.groups())
         return set(range(first, last + 1, second - first))
-    found: set[int] = set()
-    for run in written.split(","):
+    numbers: set[int] = set()
+    for run in text.split(","):
         first, _, last = run.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        numbers |= set(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 def is_named_by(pattern: str, name: str) -> bool:
     """Whether the pattern denotes this name."""
-    written = re.split(r"\.(?!\.|,)", pattern)
+    parts = re.split(r"\.(?!\.|,)", pattern)
     steps = name.split(".")
-    return len(written) == len(steps) and all(
-        (step.isdigit() if each == "*" else step.isdigit() and int(step) in numbers_of(each) if each[0].isdigit()
-         else each == step)
-        for each, step in zip(written, steps, strict=True)
+    return len(parts) == len(steps) and all(
+        (step.isdigit() if part == "*" else step.isdigit() and int(step) in numbers_of(part) if part[0].isdigit()
+         else part == step)
+        for part, step in zip(parts, steps, strict=True)
     )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def is_named_by(pattern: str, name: str) -> bool:
 def test_every_parameter_is_named_once(plan: str) -> None:
     sharding_plan = PLANS[plan]()
     patterns = [re.sub(r" \(x \d+\)$", "", row[0]) for row in section(sharding_plan, "placements")]
-    assert {each.name for each in sharding_plan.stored} == set(sharding_plan.parameters)
+    assert {parameter.name for parameter in sharding_plan.stored} == set(sharding_plan.parameters)
     for name in sharding_plan.parameters:
         assert [is_named_by(pattern, name) for pattern in patterns].count(True) == 1, (name, patterns)
 
@@ -65,7 +65,7 @@ def test_equal_layers_are_one_line_with_their_placements():
 @pytest.mark.parametrize("plan", PLANS)
 def test_collectives_add_up(plan: str) -> None:
     sharding_plan = PLANS[plan]()
-    total = sum(each.num_bytes for each in sharding_plan.collectives)
+    total = sum(collective.num_bytes for collective in sharding_plan.collectives)
     assert f"{in_bytes(total)} by each rank in {len(sharding_plan.collectives)} collectives" in sharding_plan.explain()
     if not sharding_plan.collectives:
         assert section(sharding_plan, "collectives") == [["none"]]
@@ -79,24 +79,26 @@ def test_collectives_add_up(plan: str) -> None:
 
 def test_lines_of_the_users_file_are_named():
     plan = stack()
-    places = {each.where for each in plan.collectives if each.where is not None}
+    places = {collective.where for collective in plan.collectives if collective.where is not None}
     assert places
     for place in places:
         assert place.startswith("tests/sharding/explained_plans.py:")
         assert re.search(rf"[ /…]{re.escape(Path(place).name)}$", plan.explain(), re.MULTILINE)
     source = Path("tests/sharding/explained_plans.py").read_text().splitlines()
-    lines = {int(found.group(1)) for key in plan.annotated if (found := re.search(r":(\d+) ", key))}
+    lines = {int(match.group(1)) for key in plan.annotated if (match := re.search(r":(\d+) ", key))}
     assert [line for line in lines if "sharding.split" in source[line - 1]] == list(lines) != []
     assert "inputs.0 [512]" in plan.annotated
 
 
 def test_collectives_name_their_tensor_and_module():
     plan = stack()
-    blocks = {each.block for each in plan.collectives}
+    blocks = {collective.block for collective in plan.collectives}
     assert {f"layers.{number}{last}" for number in range(5) for last in ("", ".wi")} & blocks
-    of_gradients = {each.tensor for each in plan.collectives if each.tensor.startswith("gradient of ")}
+    of_gradients = {
+        collective.tensor for collective in plan.collectives if collective.tensor.startswith("gradient of ")
+    }
     assert of_gradients <= {f"gradient of {name}" for name in plan.parameters}
-    assert any("layers.4." in each for each in of_gradients)
+    assert any("layers.4." in tensor_name for tensor_name in of_gradients)
 
 
 @pytest.mark.sample(2)
@@ -110,9 +112,9 @@ def test_hints_memory_and_meshes_are_listed():
     assert section(plan, "hints")[:2] == [
         ["inputs", "Split(0, axis='data')"], ["layers.*.wi.weight", "Shard({'model': 0})"],
     ]  # fmt: skip
-    told = {row[0]: row[1] for row in section(plan, "memory on each rank")}
-    assert told["total"] == in_bytes(plan.memory.total)
-    assert told["optimizer state"] == in_bytes(plan.memory.optimizer)
+    sizes = {row[0]: row[1] for row in section(plan, "memory on each rank")}
+    assert sizes["total"] == in_bytes(plan.memory.total)
+    assert sizes["optimizer state"] == in_bytes(plan.memory.optimizer)
     cost = [in_seconds(plan.step_s), in_bytes(plan.considered[0].memory_bytes)]
     assert section(plan, "considered") == [["data 2 x model 2", plan.layout, *cost, "this plan"]]
 
@@ -120,9 +122,9 @@ def test_hints_memory_and_meshes_are_listed():
 def test_a_saved_plan_has_the_same_explanation(tmp_path: Path):
     plan = stack()
     plan.save(tmp_path / "plan.json")
-    again = sharding.ShardingPlan.load(tmp_path / "plan.json")
-    assert again.explain() == plan.explain()
-    assert list(again.mesh) == ["data", "model"]
+    loaded_plan = sharding.ShardingPlan.load(tmp_path / "plan.json")
+    assert loaded_plan.explain() == plan.explain()
+    assert list(loaded_plan.mesh) == ["data", "model"]
 
 
 @pytest.mark.parametrize(
@@ -136,12 +138,12 @@ def test_bytes_and_seconds_have_three_digits(text: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "told"),
+    ("numbers", "text"),
     [({3}, "3"), ({0, 1, 2, 5}, "0-2,5"), ({1, 3, 5, 7}, "1,3,..,7"), ({0, 1, 2, 3}, "0-3"), ({0, 2}, "0,2")],
 )
-def test_ranges(numbers: set[int], told: str) -> None:
-    assert ranges(numbers) == told
-    assert numbers_of(told) == set(numbers)
+def test_ranges(numbers: set[int], text: str) -> None:
+    assert ranges(numbers) == text
+    assert numbers_of(text) == set(numbers)
 
 
 NAMES = st.dictionaries(
@@ -152,11 +154,11 @@ NAMES = st.dictionaries(
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(NAMES)
-def test_a_pattern_denotes_its_names_and_no_others(about: dict[str, int]) -> None:
-    folds = fold_names(about)
-    assert sorted(name for fold in folds for name in fold.names) == sorted(about)
+def test_a_pattern_denotes_its_names_and_no_others(values: dict[str, int]) -> None:
+    folds = fold_names(values)
+    assert sorted(name for fold in folds for name in fold.names) == sorted(values)
     for fold in folds:
-        assert len({about[name] for name in fold.names}) == 1
-        assert [name for name in about if is_named_by(fold.pattern, name)] == [
-            name for name in about if name in fold.names
+        assert len({values[name] for name in fold.names}) == 1
+        assert [name for name in values if is_named_by(fold.pattern, name)] == [
+            name for name in values if name in fold.names
         ]

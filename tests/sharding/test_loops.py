@@ -39,14 +39,16 @@ def test_products_of_any_size_pass_around_a_ring(seed):
     check_function(products, *shapes, cases=8, seed=seed, prefer=_ring)
 
 
-@pytest.mark.parametrize("passed", ["first", "second"])
-def test_a_ring_moves_the_bytes_that_its_rule_says(passed):
+@pytest.mark.parametrize("operand", ["first", "second"])
+def test_a_ring_moves_the_bytes_that_its_rule_says(operand):
     module = Function(torch.matmul, torch.randn(6, 5), torch.randn(5, 8)).double().requires_grad_(False)
-    captured = capture(module, ())
-    (product,) = operators(captured)
-    (option,) = [each for each in rule_of(product).axis_options() if each.name.endswith(f"ring, {passed} passed")]
+    captured_graph = capture(module, ())
+    (product,) = operators(captured_graph)
+    (option,) = [
+        candidate for candidate in rule_of(product).axis_options() if candidate.name.endswith(f"ring, {operand} passed")
+    ]
     assert option.exchange is not None
-    program = program_of(captured, Assignment((4,), {}, {product.name: (option,)}))
+    program = program_of(captured_graph, Assignment((4,), {}, {product.name: (option,)}))
 
     def moved_bytes(mesh):
         run_program(program, module, (), mesh)
@@ -58,7 +60,7 @@ def test_a_ring_moves_the_bytes_that_its_rule_says(passed):
 def test_a_part_is_sent_while_it_is_multiplied():
     events: list[str] = []
 
-    class Logged(OneDevice):
+    class LoggingMesh(OneDevice):
         def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
             events.append("send")
             return lambda: events.append("wait") or rows
@@ -70,6 +72,6 @@ def test_a_part_is_sent_while_it_is_multiplied():
             return func(*args, **(kwargs or {}))
 
     with Products():
-        product = ring_product(Logged((3,), (0,)), torch.ones(2, 4), torch.ones(4, 1), 0, "second", 3)
+        product = ring_product(LoggingMesh((3,), (0,)), torch.ones(2, 4), torch.ones(4, 1), 0, "second", 3)
     assert torch.equal(product, torch.full((2, 3), 4.0))
     assert events == ["send", "multiply", "wait", "send", "multiply", "wait", "multiply"]

@@ -39,15 +39,15 @@ def fill(name: str, tensor: Tensor) -> None:
         tensor.normal_().mul_(1 + len(name))
 
 
-def initial(mesh: dict[str, int], seed: int, by_init: bool) -> dict[str, Tensor]:
-    """Whole values on rank 0."""
+def initial_values(mesh: dict[str, int], seed: int, by_init: bool) -> dict[str, Tensor]:
+    """Full tensors on rank 0."""
     model = on_meta()
     hints = random_hints(model, mesh, random.Random(seed)) if seed else None
     plan = sharding.plan(model, BATCH, cores(math.prod(mesh.values())), hints, mesh=mesh)
     applied = sharding.apply(model, plan, seed=5, init=fill if by_init else None)
-    whole = sharding.state_dict(applied) | {"offsets": applied.shards()["offsets"].part}
+    state = sharding.state_dict(applied) | {"offsets": applied.shards()["offsets"].part}
     sharding.close(applied)
-    return whole
+    return state
 
 
 ALWAYS = [("{'a': 2}", True), ("{'a': 4}", False), ("{'a': 2, 'b': 2}", False)]
@@ -61,17 +61,17 @@ ALWAYS = [("{'a': 2}", True), ("{'a': 4}", False), ("{'a': 2, 'b': 2}", False)]
     ids=str,
 )  # fmt: skip
 def test_initial_values_are_the_same_for_every_plan(ranks: Pools, mesh: dict[str, int], by_init: bool):
-    expected = initial({"a": 1}, 0, by_init)
+    expected = initial_values({"a": 1}, 0, by_init)
     assert set(on_meta().state_dict()) < set(expected)
     assert expected["norm.running_var"].equal(torch.ones(7)) or by_init
     assert expected["norm.num_batches_tracked"] == 0  # which init does not fill
     assert not expected["first.weight"].isnan().any()
     assert expected["second.weight"].equal(expected["first.weight"])
     for seed in (1, 2):
-        values, *others = ranks[math.prod(mesh.values())].run(initial, mesh, seed, by_init)
+        values, *other_states = ranks[math.prod(mesh.values())].run(initial_values, mesh, seed, by_init)
         assert set(values) == set(expected)
         assert [name for name in values if name != "offsets" and not values[name].equal(expected[name])] == []
-        assert all(set(other) == {"offsets"} for other in others)
+        assert all(set(state) == {"offsets"} for state in other_states)
 
 
 class Rotary(nn.Module):
@@ -143,27 +143,27 @@ class Twice(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(4)
-        self.again = self.norm
+        self.alias = self.norm
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.again(self.norm(x)).square().sum()
+        return self.alias(self.norm(x)).square().sum()
 
 
 def test_a_module_under_two_names_stays_one():
     torch.manual_seed(0)
     model, x = Twice(), torch.randn(8, 4)
     applied = apply_on_one_device(model, x)
-    for each in (model, applied):
-        each(x)
+    for module in (model, applied):
+        module(x)
     assert set(applied.state_dict()) == set(model.state_dict())
     assert all(torch.allclose(applied.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_another_graph_is_refused():
-    model, other = on_meta(), on_meta()
+    model, other_model = on_meta(), on_meta()
     plan = sharding.plan(model, BATCH, cores(1), mesh={"a": 1})
-    other.last = nn.Linear(7, 4, device="meta")
-    for module, sample in ((other, None), (model, (BATCH[0][:5], BATCH[1][:5]))):
+    other_model.last = nn.Linear(7, 4, device="meta")
+    for module, sample in ((other_model, None), (model, (BATCH[0][:5], BATCH[1][:5]))):
         with refused("changed", "model", "WithReset"):
             sharding.apply(module, plan, sample=sample)
 
@@ -181,7 +181,7 @@ def test_an_applied_module_keeps_its_dtype_and_device():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["mesh", "program", "draws", "names", "shards", "_programs"])
 def test_submodules_named_like_an_attribute_of_applied_modules_are_refused(name: str):
-    class Named(nn.Module):
+    class NamedSubmodule(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             setattr(self, name, nn.Linear(5, 2))
@@ -191,14 +191,14 @@ def test_submodules_named_like_an_attribute_of_applied_modules_are_refused(name:
 
     batch = (torch.ones(6, 5),)
     with refused("conflict", name, ANY) as error:
-        apply_on_one_device(Named(), *batch)
+        apply_on_one_device(NamedSubmodule(), *batch)
     assert f"`inner.{name}`" in error.value.problems[0].remedy
-    applied = apply_on_one_device(nn.Sequential(Named()), *batch)
+    applied = apply_on_one_device(nn.Sequential(NamedSubmodule()), *batch)
     applied(*batch).backward()
     assert applied.get_parameter(f"0.{name}.weight").grad is not None
 
 
-class Shared(nn.Module):
+class SharedBuffer(nn.Module):
     """A buffer with two names, of which one is used."""
 
     used: Tensor
@@ -215,7 +215,7 @@ class Shared(nn.Module):
 
 @pytest.mark.parametrize("name", ["used", "unused"])
 def test_all_names_of_a_buffer_have_one_placement(name: str):
-    plan = sharding.plan(Shared(), (torch.ones(6, 5),), cores(2), {name: sharding.Split(0)}, mesh={"a": 2})
-    shards = sharding.apply(Shared(), plan, OneDevice((2,), (1,))).shards()
+    plan = sharding.plan(SharedBuffer(), (torch.ones(6, 5),), cores(2), {name: sharding.Split(0)}, mesh={"a": 2})
+    shards = sharding.apply(SharedBuffer(), plan, OneDevice((2,), (1,))).shards()
     assert {name: shards[name].offsets for name in ("used", "unused")} == {"used": (3,), "unused": (3,)}
     assert shards["used"].part.tolist() == [3.0, 4.0, 5.0]

@@ -17,11 +17,11 @@ from tests.sharding.on_ranks import cores
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of live tensors that operators created, now and at most."""
+    """Bytes of live tensors that operators created: current and peak."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = self.peak = 0
+        self.current = self.peak = 0
         self._sizes: dict[int, int] = {}
 
     def add(self, tensor: Tensor) -> None:
@@ -30,18 +30,18 @@ class LiveBytes(TorchDispatchMode):
         if tensor.device.type == "meta" or key in self._sizes:
             return
         self._sizes[key] = storage.nbytes()
-        self.now += storage.nbytes()
-        self.peak = max(self.peak, self.now)
+        self.current += storage.nbytes()
+        self.peak = max(self.peak, self.current)
         weakref.finalize(storage, self._drop, key)
 
     def _drop(self, key: int) -> None:
-        self.now -= self._sizes.pop(key)
+        self.current -= self._sizes.pop(key)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        for each in pytree.tree_leaves(results):
-            if isinstance(each, Tensor):
-                self.add(local(each))
+        for leaf in pytree.tree_leaves(results):
+            if isinstance(leaf, Tensor):
+                self.add(local(leaf))
         return results
 
 
@@ -70,16 +70,16 @@ def memory_on_ranks(hints: str, share: float) -> tuple[int, int, int]:
     without one."""
     torch.manual_seed(0)
     module, batch = Blocks(), (torch.randn(1024, 96),)
-    whole = sharding.plan(module, batch, cores(2), HINTS[hints], mesh={"a": 2}).memory.total
-    limit = int(whole * share)
+    total_bytes = sharding.plan(module, batch, cores(2), HINTS[hints], mesh={"a": 2}).memory.total
+    limit = int(total_bytes * share)
     plan = sharding.plan(module, batch, cores(2, limit), HINTS[hints], mesh={"a": 2})
     applied = sharding.apply(module, plan, sample=batch)
     optimizer = torch.optim.AdamW(applied.parameters(), fused=True)
     del module
     gc.collect()
     live = LiveBytes()
-    for each in (*applied.parameters(), *batch):
-        live.add(local(each.detach()))
+    for tensor in (*applied.parameters(), *batch):
+        live.add(local(tensor.detach()))
     with live:
         for _ in range(2):
             applied(*batch).backward()

@@ -96,23 +96,25 @@ def check_steps(
     module, sample = build(name)
     cluster = cores(torch.Size(mesh.values()).numel())
     plan = sharding.plan(module, sample, cluster, mesh=mesh, micro_batches=micro_batches, **options)
-    expected, captured = on_one_device(module, sample), capture(module, sample)
-    program = program_of(captured, plan)
-    steps = steps_of(program, captured, plan.micro_batches)
-    program = replace(program, placements={name: at[1:] for name, at in program.placements.items()})
+    expected, captured_graph = on_one_device(module, sample), capture(module, sample)
+    program = program_of(captured_graph, plan)
+    steps = steps_of(program, captured_graph, plan.micro_batches)
+    program = replace(program, placements={name: placements[1:] for name, placements in program.placements.items()})
     assert steps.training is not None
 
-    def one(mesh: ThreadMesh) -> tuple[list[str], list[tuple[str, int, int]]]:
+    def run_rank(mesh: ThreadMesh) -> tuple[list[str], list[tuple[str, int, int]]]:
         results = steps.training(mesh, arguments_of(program, module, sample, mesh))
         pairs = zip(results[: program.num_outputs], expected.outputs, strict=True)
-        wrong = [f"output {at}" for at, pair in enumerate(pairs) if not torch.allclose(*pair, rtol=1e-10, atol=1e-10)]
+        wrong = [
+            f"output {number}" for number, pair in enumerate(pairs) if not torch.allclose(*pair, rtol=1e-10, atol=1e-10)
+        ]
         parts = dict(zip(program.gradients, results[program.num_outputs :], strict=True))
         assert parts
         wrong += unlike_parts(program, parts, expected.gradients, mesh, lambda _, *pair: is_close(*pair))
         return wrong, mesh.log
 
-    ranks = on_threads(plan.degrees, one)
-    assert [each for wrong, _ in ranks for each in wrong] == []
+    ranks = on_threads(plan.degrees, run_rank)
+    assert [message for wrong, _ in ranks for message in wrong] == []
     return plan, ranks[0][1]
 
 
@@ -176,11 +178,11 @@ WHOLE_BATCH: dict[str, Callable[[OfBatch, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("which", WHOLE_BATCH)
-def test_operators_that_need_the_whole_batch_are_refused_with_the_users_line(which: str):
+@pytest.mark.parametrize("case", WHOLE_BATCH)
+def test_operators_that_need_the_whole_batch_are_refused_with_the_users_line(case: str):
     options = {"cluster": cores(1), "mesh": None, "micro_batches": 2}
-    problems = problems_of(OfBatch(WHOLE_BATCH[which]), (torch.randn(8, 5),), **options)
-    check(problems, [("unsupported", line_of(which), problems[0].value)])
+    problems = problems_of(OfBatch(WHOLE_BATCH[case]), (torch.randn(8, 5),), **options)
+    check(problems, [("unsupported", line_of(case), problems[0].value)])
     assert "micro_batches=1" in problems[0].remedy
 
 
@@ -195,19 +197,19 @@ def test_outputs_with_gradients_other_than_the_loss_are_refused():
 @pytest.mark.slow
 def test_a_plan_that_does_not_fit_uses_micro_batches(tmp_path: Path):
     model, sample = Stack(), (torch.randn(4096, 16),)
-    whole = sharding.plan(model, sample, cores(1))
-    assert whole.micro_batches == 1
-    plan = sharding.plan(model, sample, cores(1, whole.memory.total // 2))
+    single_pass_plan = sharding.plan(model, sample, cores(1))
+    assert single_pass_plan.micro_batches == 1
+    plan = sharding.plan(model, sample, cores(1, single_pass_plan.memory.total // 2))
     assert plan.micro_batches > 1
-    assert plan.memory.total <= whole.memory.total // 2
-    assert plan.memory.kept < whole.memory.kept / 2
+    assert plan.memory.total <= single_pass_plan.memory.total // 2
+    assert plan.memory.kept < single_pass_plan.memory.kept / 2
     counts = [candidate.micro_batches for candidate in plan.considered]
     assert counts == sorted(counts)
     assert plan.considered[0].step_s is None
     assert f"{plan.micro_batches} micro-batches" in plan.explain()
     plan.save(tmp_path / "plan.json")
     assert sharding.ShardingPlan.load(tmp_path / "plan.json").micro_batches == plan.micro_batches
-    older = {name: value for name, value in whole.to_json().items() if name != "micro_batches"}
+    older = {name: value for name, value in single_pass_plan.to_json().items() if name != "micro_batches"}
     assert sharding.ShardingPlan.from_json(older).micro_batches == 1
 
 

@@ -30,7 +30,7 @@ class Case:
     module: type[nn.Module]
     arguments: tuple[object, ...] = ()
     hints: Hints = field(default_factory=dict)
-    wanted: dict[str, str] = field(default_factory=dict)
+    expected_placements: dict[str, str] = field(default_factory=dict)
     """Expected placements along each axis by parameter."""
     always: tuple[int, ...] = (2, 4)
     """Ranks of one axis outside the grid; each kind of module has 2 and 4."""
@@ -65,8 +65,8 @@ CASES = {
 
 
 def batch(name: str) -> tuple[Tensor, ...]:
-    def number(below: int, *shape: int) -> Tensor:
-        return torch.randint(0, below, shape)
+    def number(limit: int, *shape: int) -> Tensor:
+        return torch.randint(0, limit, shape)
 
     module = CASES[name].module
     if name == "one image":
@@ -74,8 +74,8 @@ def batch(name: str) -> tuple[Tensor, ...]:
     if module is ConvolutionalNetwork:
         return torch.randn(6, 3, 30, 22, dtype=D), number(5, 6)
     if module is Recommender:
-        clicked, watched_s = number(2, 10).to(D), torch.rand(10, dtype=D) * 100
-        return number(23, 10), number(16, 10), number(9, 10, 4), clicked, watched_s
+        clicks, watched_s = number(2, 10).to(D), torch.rand(10, dtype=D) * 100
+        return number(23, 10), number(16, 10), number(9, 10, 4), clicks, watched_s
     if module is UnevenPerceptron:
         return torch.randn(9, 7, dtype=D), torch.randn(9, dtype=D)
     if module is RecurrentLanguageModel:
@@ -83,7 +83,7 @@ def batch(name: str) -> tuple[Tensor, ...]:
     return (torch.randn(5, 7, 2, dtype=D),)
 
 
-def built(name: str) -> Built:
+def build(name: str) -> Built:
     torch.manual_seed(4)
     case = CASES[name]
     return case.module(*case.arguments).double(), batch(name)
@@ -103,17 +103,17 @@ def built(name: str) -> Built:
     ids=str,
 )
 def test_losses_gradients_and_buffers_are_those_of_one_device(ranks: Pools, name: str, mesh: dict[str, int]) -> None:
-    plan = check_on_ranks(ranks, partial(built, name), mesh, CASES[name].hints, steps=3)
-    for parameter, placement in CASES[name].wanted.items():
+    plan = check_on_ranks(ranks, partial(build, name), mesh, CASES[name].hints, steps=3)
+    for parameter, placement in CASES[name].expected_placements.items():
         assert plan.parameters[parameter] == " ".join([placement] * len(mesh))
     if name == "one image":
         windows = [options for node, options in plan.options.items() if node.startswith("convolution")]
         assert {option for options in windows for option in options} == {"exchange halo d2"}
 
 
-def evaluated() -> list[bool]:
+def compare_modes() -> list[bool]:
     """Whether a network equals one device when it switches between training and evaluation."""
-    module, sample = built("images")
+    module, sample = build("images")
     applied = sharding.apply(module, sharding.plan(module, sample, cores(2), mesh={"a": 2}))
     equal = []
     for training in (True, True, False, True, False):
@@ -126,4 +126,4 @@ def evaluated() -> list[bool]:
 
 @pytest.mark.slow
 def test_batch_norm_has_statistics_of_the_global_batch(ranks: Pools) -> None:
-    assert ranks[2].run(evaluated) == [[True] * 5] * 2
+    assert ranks[2].run(compare_modes) == [[True] * 5] * 2

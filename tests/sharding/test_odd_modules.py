@@ -40,14 +40,14 @@ class Odd(nn.Module):
     def forward(self, x: Tensor) -> Any:
         if x.dtype == torch.int64:
             x = self.table(x).mean(1)
-        hidden = self.first(x)
-        hidden = hidden if self.between is None else self.between(self, hidden)
-        loss = self.second(hidden).square().mean()
+        hidden_states = self.first(x)
+        hidden_states = hidden_states if self.between is None else self.between(self, hidden_states)
+        loss = self.second(hidden_states).square().mean()
         return loss if self.end is None else self.end(self, loss)
 
 
-class Doubled(torch.autograd.Function):
-    """Its gradient is not that of its result."""
+class DoubleFunction(torch.autograd.Function):
+    """A function whose gradient is not the derivative of its result."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class Doubled(torch.autograd.Function):
         return gradient * 5 + ctx.saved_tensors[0]
 
 
-class Centred(nn.Module):
+class CenteringBlock(nn.Module):
     """A repeated block that reassigns a buffer."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ def autocast(module: Odd, h: Tensor) -> Tensor:
     return h * scale
 
 
-def profiled(module: Odd, h: Tensor) -> Tensor:
+def profiler_annotation(module: Odd, h: Tensor) -> Tensor:
     with record_function("tanh"):
         return torch.tanh(h)
 
@@ -118,7 +118,7 @@ def tensor_hook(module: Odd, h: Tensor) -> Tensor:
     return h * 1
 
 
-def changed(change: Callable[[Odd], Any], module: Odd | None = None) -> Odd:
+def apply_change(change: Callable[[Odd], Any], module: Odd | None = None) -> Odd:
     module = module or Odd()
     change(module)
     return module
@@ -129,7 +129,7 @@ def tie(module: Odd) -> None:
     module.third.weight = module.second.weight
 
 
-def checkpointed(use_reentrant: bool) -> Odd:
+def checkpoint_module(use_reentrant: bool) -> Odd:
     return Odd(lambda module, h: checkpoint(module.inner, h, use_reentrant=use_reentrant), inner=nn.Linear(8, 8))
 
 
@@ -143,39 +143,39 @@ MODULES: dict[str, Callable[[], Odd]] = {
     "its buffer": lambda: Odd(end=lambda module, loss: (loss, module.mean), mean=torch.ones(8)),
     "no gradient": lambda: Odd(end=lambda module, loss: (loss, loss.detach(), loss > 0)),
     "unused parameters": lambda: Odd(unused=nn.Linear(3, 3)),
-    "parameters with two names": lambda: changed(tie, Odd(lambda module, h: h + module.third(h).sum())),
-    "frozen parameters": lambda: changed(lambda module: module.first.requires_grad_(False)),
-    "no trained parameter": lambda: changed(lambda module: module.requires_grad_(False)),
+    "parameters with two names": lambda: apply_change(tie, Odd(lambda module, h: h + module.third(h).sum())),
+    "frozen parameters": lambda: apply_change(lambda module: module.first.requires_grad_(False)),
+    "no trained parameter": lambda: apply_change(lambda module: module.requires_grad_(False)),
     "evaluation": lambda: Odd(
         lambda module, h: F.dropout(module.norm(h), 0.5, module.training), norm=nn.BatchNorm1d(8)).eval(),
     "integers": lambda: Odd(table=nn.Embedding(10, 6)),
     "a parameter without elements": lambda: Odd(
         end=lambda module, loss: loss + module.empty.sum(), empty=nn.Parameter(torch.zeros(0, 3))),
     "complex numbers": lambda: Odd(lambda module, h: torch.fft.fft(h).abs()),
-    "a forward hook": lambda: changed(
-        lambda module: module.first.register_forward_hook(lambda one, inputs, result: result * 2)),
-    "a forward pre-hook": lambda: changed(
-        lambda module: module.first.register_forward_pre_hook(lambda one, inputs: (inputs[0] * 2,))),
-    "a backward hook": lambda: changed(
-        lambda module: module.second.register_full_backward_hook(lambda one, before, after: (before[0] * 3,))),
+    "a forward hook": lambda: apply_change(
+        lambda module: module.first.register_forward_hook(lambda layer, inputs, result: result * 2)),
+    "a forward pre-hook": lambda: apply_change(
+        lambda module: module.first.register_forward_pre_hook(lambda layer, inputs: (inputs[0] * 2,))),
+    "a backward hook": lambda: apply_change(
+        lambda module: module.second.register_full_backward_hook(lambda layer, before, after: (before[0] * 3,))),
     "a tensor's hook": lambda: Odd(tensor_hook),
-    "weight norm": lambda: changed(lambda module: nn.utils.parametrizations.weight_norm(module.first)),
-    "spectral norm": lambda: changed(lambda module: nn.utils.parametrizations.spectral_norm(module.first)),
-    "a checkpoint": lambda: checkpointed(False),
-    "a reentrant checkpoint": lambda: checkpointed(True),
+    "weight norm": lambda: apply_change(lambda module: nn.utils.parametrizations.weight_norm(module.first)),
+    "spectral norm": lambda: apply_change(lambda module: nn.utils.parametrizations.spectral_norm(module.first)),
+    "a checkpoint": lambda: checkpoint_module(False),
+    "a reentrant checkpoint": lambda: checkpoint_module(True),
     "vmap": lambda: Odd(lambda module, h: torch.vmap(lambda row: torch.tanh(row) / row.norm())(h)),
     "the gradient of a function": lambda: Odd(
         lambda module, h: h + torch.func.grad(lambda x: torch.tanh(module.second(x)).sum())(h)),
     "a gradient in forward": lambda: Odd(twice_differentiated),
-    "an autograd function": lambda: Odd(lambda module, h: Doubled.apply(h)),
+    "an autograd function": lambda: Odd(lambda module, h: DoubleFunction.apply(h)),
     "no_grad in forward": lambda: Odd(no_gradient),
     "autocast": lambda: Odd(autocast, mean=torch.ones(8)),
     "running statistics": lambda: Odd(running, mean=torch.zeros(8), count=torch.tensor(0)),
     "a reassigned buffer": lambda: Odd(running_mean, mean=torch.zeros(8)),
     "batch norm": lambda: Odd(lambda module, h: module.norm(h), norm=nn.BatchNorm1d(8)),
     "blocks with reassigned buffers": lambda: Odd(
-        lambda module, h: module.blocks(h), blocks=nn.Sequential(*(Centred() for _ in range(3)))),
-    "a profiler's annotation": lambda: Odd(profiled),
+        lambda module, h: module.blocks(h), blocks=nn.Sequential(*(CenteringBlock() for _ in range(3)))),
+    "a profiler's annotation": lambda: Odd(profiler_annotation),
     "a linear system": lambda: Odd(
         lambda module, h: torch.linalg.solve(h @ h.T + 3 * torch.eye(8, dtype=D), h)),
 }  # fmt: skip
@@ -188,24 +188,26 @@ def wrong_on_ranks(name: str, is_hinted: bool) -> list[str]:
     if name == "integers":
         x = torch.randint(0, 10, (8, 3))
     plan = sharding.plan(module, (x,), cores(2), {"inputs": sharding.Split(0)} if is_hinted else None, mesh={"a": 2})
-    alone = copy.deepcopy(module)
+    reference = copy.deepcopy(module)
     applied = sharding.apply(module, plan)
     wrong = []
     for step in range(2):
         applied.zero_grad()
-        alone.zero_grad()
-        (ours, tree), (theirs, expected_tree) = (pytree.tree_flatten(model(x)) for model in (applied, alone))
+        reference.zero_grad()
+        (actual_leaves, tree), (expected_leaves, expected_tree) = (
+            pytree.tree_flatten(model(x)) for model in (applied, reference)
+        )
         if tree != expected_tree:
             wrong.append(f"{tree} for {expected_tree}")
-        for mine, true in zip(ours, theirs, strict=True):
-            is_equal = is_close(mine, true) if isinstance(true, Tensor) else mine == true
-            if not is_equal or getattr(mine, "requires_grad", False) != getattr(true, "requires_grad", False):
-                wrong.append(f"step {step} returns {mine} for {true}")
-        for leaves in (ours, theirs):
-            trained = [leaf.sum() for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-            if trained:
-                torch.stack(trained).sum().backward()
-        wrong += [f"{each} in step {step}" for each in unlike(applied, alone)]
+        for actual, expected in zip(actual_leaves, expected_leaves, strict=True):
+            is_equal = is_close(actual, expected) if isinstance(expected, Tensor) else actual == expected
+            if not is_equal or getattr(actual, "requires_grad", False) != getattr(expected, "requires_grad", False):
+                wrong.append(f"step {step} returns {actual} for {expected}")
+        for leaves in (actual_leaves, expected_leaves):
+            sums = [leaf.sum() for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+            if sums:
+                torch.stack(sums).sum().backward()
+        wrong += [f"{difference} in step {step}" for difference in unlike(applied, reference)]
     sharding.close(applied)
     return wrong
 

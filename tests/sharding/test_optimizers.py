@@ -52,20 +52,22 @@ class ByNorm(torch.optim.SGD):
     """A layer-wise rate by the gradient's norm, which is not that of a shard."""
 
     def step(self, closure: Any = None) -> Any:
-        for parameter in (each for group in self.param_groups for each in group["params"]):
+        for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
             if parameter.grad is not None:
                 parameter.data -= 0.1 * parameter.grad / parameter.grad.norm()
 
 
 def test_every_optimizer_of_torch_is_listed():
     kinds = {name: kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
-    exported = {name for name, kind in kinds.items() if issubclass(kind, Optimizer) and kind is not Optimizer}
-    assert exported == {*OPTIONS, *OTHERS}
+    optimizer_names = {name for name, kind in kinds.items() if issubclass(kind, Optimizer) and kind is not Optimizer}
+    assert optimizer_names == {*OPTIONS, *OTHERS}
 
 
-def apply_on_ranks(built: Built, hints: Any, **options: Any) -> sharding.Applied:
+def apply_on_ranks(module_and_batch: Built, hints: Any, **options: Any) -> sharding.Applied:
     world = dist.get_world_size()
-    return sharding.apply(built[0], sharding.plan(*built, cores(world), hints, mesh={"all": world}, **options))
+    return sharding.apply(
+        module_and_batch[0], sharding.plan(*module_and_batch, cores(world), hints, mesh={"all": world}, **options)
+    )
 
 
 def step_with_closure(model: nn.Module, optimizer: Optimizer, batch: Any) -> Tensor:
@@ -87,7 +89,7 @@ def build_optimizer(name: str, parameters: list[nn.Parameter]) -> Optimizer:
     return ByNorm(parameters) if name == "ByNorm" else getattr(torch.optim, name)(parameters)
 
 
-def _drawn(name: str, draw: random.Random) -> dict[str, Any]:
+def _random_options(name: str, draw: random.Random) -> dict[str, Any]:
     options = {key: draw.choice(values) for key, values in OPTIONS[name].items()}
     if name == "SGD" and options["momentum"]:
         options |= {"nesterov": True} if draw.random() < 0.5 else {"dampening": draw.choice((0.0, 0.3))}
@@ -112,7 +114,7 @@ def _groups(module: nn.Module, draw: random.Random) -> list[dict[str, Any]]:
     """All parameters, also the frozen one, in two random groups."""
     names = [name for name, _ in module.named_parameters()]
     second = set(draw.sample(names, 3))
-    groups = [[name for name in names if (name in second) == chosen] for chosen in (False, True)]
+    groups = [[name for name in names if (name in second) == is_second] for is_second in (False, True)]
     return [{"params": list(map(module.get_parameter, group))} for group in groups]
 
 
@@ -123,7 +125,7 @@ def _differences(
     optimizers, schedules, options = [], [], dict[str, Any]()
     for model in (module, applied):
         draw = random.Random(f"{name}{seed}")
-        options = _drawn(name, draw)
+        options = _random_options(name, draw)
         optimizer = getattr(torch.optim, name)(_groups(model, draw), **options)
         optimizers.append(sharding.local_steps(optimizer) if is_local and model is applied else optimizer)
         schedules.append(_schedule(optimizers[-1], draw))
@@ -139,8 +141,8 @@ def _differences(
             yield f"{name} {options}: losses {losses} of step {step}"
     for wrong in unlike(applied, module, ("value",)):
         yield f"{name} {options}: {wrong}"
-    for key, whole in module.named_parameters():
-        if (applied.get_parameter(key).grad is None) != (whole.grad is None):
+    for key, parameter in module.named_parameters():
+        if (applied.get_parameter(key).grad is None) != (parameter.grad is None):
             yield f"{name} {options}: gradient of {key}"
 
 
@@ -195,14 +197,14 @@ def states_on_ranks() -> list[str]:
                 loss = step_with_closure(applied, optimizer, batch)
                 optimizer.load_state_dict(optimizer.state_dict())  # other tensors, as after a checkpoint
             slots = optimizer.state_dict()["state"].items()
-            states.append({f"{at}.{key}": value for at, state in slots for key, value in state.items()})
+            states.append({f"{index}.{key}": value for index, state in slots for key, value in state.items()})
             states[-1]["loss"] = loss.detach()
         on_dtensors, on_shards = states
         assert on_dtensors.keys() == on_shards.keys()
         for key, value in on_dtensors.items():
-            ours, placements = on_shards[key], getattr(value, "placements", None)
-            is_same = type(ours) is type(value) and getattr(ours, "placements", None) == placements
-            if isinstance(value, Tensor) and not (is_same and torch.equal(local(ours), local(value))):
+            local_value, placements = on_shards[key], getattr(value, "placements", None)
+            is_same = type(local_value) is type(value) and getattr(local_value, "placements", None) == placements
+            if isinstance(value, Tensor) and not (is_same and torch.equal(local(local_value), local(value))):
                 wrong.append(f"{name}: {key}")
     sharding.close(applied)
     return wrong
@@ -224,9 +226,9 @@ def test_local_steps_restore_parameters_after_an_error():
     optimizer.param_groups[0]["betas"] = (0.9, 0.9)
     optimizer.step()
     assert set(optimizer.state) == {parameter}
-    for other in (torch.optim.Adafactor([parameter]), ByNorm([parameter])):
+    for other_optimizer in (torch.optim.Adafactor([parameter]), ByNorm([parameter])):
         with pytest.raises(TypeError):
-            sharding.local_steps(other)
+            sharding.local_steps(other_optimizer)
 
 
 def fused_on_ranks(micro_batches: int) -> list[str]:
@@ -249,7 +251,7 @@ def test_fused_steps_on_padded_shards_equal_one_device(ranks: Pools, micro_batch
     assert ranks[2].run(fused_on_ranks, micro_batches) == [[], []]
 
 
-def others_on_ranks(is_sharded: bool) -> dict[str, str]:
+def other_optimizers_on_ranks(is_sharded: bool) -> dict[str, str]:
     """By optimizer: "equal" to one device, "refused" by torch with the error, or what differs."""
     outcomes = {}
     for name in (*OTHERS, *WITHOUT_SHARDS, "ByNorm") if is_sharded else ("Adafactor", "Muon", "LBFGS"):
@@ -274,14 +276,14 @@ def others_on_ranks(is_sharded: bool) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_other_optimizers_equal_one_device_or_are_refused_by_torch(ranks: Pools):
-    for outcomes in ranks[2].run(others_on_ranks, True):
+    for outcomes in ranks[2].run(other_optimizers_on_ranks, True):
         assert outcomes["ByNorm"] == "equal"
-        assert [each for each in outcomes.items() if each[1] != "equal" and not each[1].startswith("refused")] == []
+        assert [entry for entry in outcomes.items() if entry[1] != "equal" and not entry[1].startswith("refused")] == []
 
 
 @pytest.mark.slow
 def test_replicated_parameters_may_have_any_optimizer(ranks: Pools):
-    for outcomes in ranks[2].run(others_on_ranks, False):
+    for outcomes in ranks[2].run(other_optimizers_on_ranks, False):
         assert set(outcomes.values()) == {"equal"}
 
 
@@ -324,7 +326,7 @@ def scaled_on_ranks() -> list[str]:
                     scaler.step(optimizer)
                     scaler.update()
             wrong += [f"scale {scaler.get_scale()}" for _, _, scaler in triples if scaler.get_scale() != 512.0]
-            wrong += [f"{options} {unscales}: {each}" for each in unlike(applied, module, ("value",))]
+            wrong += [f"{options} {unscales}: {difference}" for difference in unlike(applied, module, ("value",))]
             sharding.close(applied)
     return wrong
 

@@ -44,16 +44,16 @@ def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, model: str, 
     experts = {placements for name, placements in plan.parameters.items() if name.endswith("experts.w_in")}
     assert experts
     assert all("S(0)" in placements for placements in experts), experts
-    chosen = [options for name, options in plan.options.items() if name.startswith("expert_feed_forward")]
-    assert len(chosen) == 4
-    assert all("exchange experts" in options for options in chosen), chosen
+    expert_options = [options for name, options in plan.options.items() if name.startswith("expert_feed_forward")]
+    assert len(expert_options) == 4
+    assert all("exchange experts" in options for options in expert_options), expert_options
 
 
 @pytest.mark.slow
 def test_the_plan_of_the_plain_module_is_that_of_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts over all devices, the rest as in FSDP, within 5% by both time models."""
     monkeypatch.setitem(CASES, "here", ("gshard-128e-12l", 1 << 15, {**CASES["8 x h100"][2], "devices_per_node": 4}))
-    found = compared("here")
-    assert found["program"] == found["planner"]
-    assert found["ratio_by_planner"] <= 1.05
-    assert found["ratio_by_program"] <= 1.05
+    comparison = compared("here")
+    assert comparison["program"] == comparison["planner"]
+    assert comparison["ratio_by_planner"] <= 1.05
+    assert comparison["ratio_by_program"] <= 1.05

@@ -36,27 +36,27 @@ aten = torch.ops.aten
 class SharedExpert(nn.Module):
     """Experts and a dense layer for the same tokens, which is called before or after the experts."""
 
-    def __init__(self, is_last: bool = False, num_experts: int = 4, dim: int = 6, hidden: int = 8) -> None:
+    def __init__(self, is_last: bool = False, num_experts: int = 4, dim: int = 6, hidden_dim: int = 8) -> None:
         super().__init__()
         self.is_last = is_last
-        self.up = nn.Parameter(torch.randn(num_experts, dim, hidden) * dim**-0.5)
-        self.down = nn.Parameter(torch.randn(num_experts, hidden, dim) * hidden**-0.5)
+        self.up = nn.Parameter(torch.randn(num_experts, dim, hidden_dim) * dim**-0.5)
+        self.down = nn.Parameter(torch.randn(num_experts, hidden_dim, dim) * hidden_dim**-0.5)
         self.dense_up, self.dense_down = nn.Linear(dim, 16), nn.Linear(16, dim)
         self.router = nn.Linear(dim, num_experts)
 
     def forward(self, x: Tensor) -> Tensor:
-        dispatched = torch.einsum("gse,gsm->egsm", self.router(x).softmax(-1), x)
-        dispatched = sharding.shard(dispatched, {"expert": 0})
-        beside = None if self.is_last else self.dense_down(self.dense_up(x).tanh())
-        y = torch.einsum("egsh,ehm->egsm", torch.einsum("egsm,emh->egsh", dispatched, self.up).tanh(), self.down)
+        expert_inputs = torch.einsum("gse,gsm->egsm", self.router(x).softmax(-1), x)
+        expert_inputs = sharding.shard(expert_inputs, {"expert": 0})
+        dense_output = None if self.is_last else self.dense_down(self.dense_up(x).tanh())
+        y = torch.einsum("egsh,ehm->egsm", torch.einsum("egsm,emh->egsh", expert_inputs, self.up).tanh(), self.down)
         y = sharding.shard(y, {"expert": 1})
-        if beside is None:
-            beside = self.dense_down(self.dense_up(x).tanh())
-        return (y.sum(0) + beside).square().mean()
+        if dense_output is None:
+            dense_output = self.dense_down(self.dense_up(x).tanh())
+        return (y.sum(0) + dense_output).square().mean()
 
 
 class Block(nn.Module):
-    """Experts behind a dense layer."""
+    """Experts after a dense layer."""
 
     def __init__(self, num_experts: int = 4, dim: int = 6) -> None:
         super().__init__()
@@ -67,12 +67,12 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.dense(x.tanh()).tanh()
         weights = self.router(x).softmax(-1)
-        dispatched = sharding.shard(torch.einsum("gse,gsm->egsm", weights, x), {"expert": 0})
-        y = sharding.shard(torch.einsum("egsm,emh->egsh", dispatched, self.up), {"expert": 1})
+        expert_inputs = sharding.shard(torch.einsum("gse,gsm->egsm", weights, x), {"expert": 0})
+        y = sharding.shard(torch.einsum("egsm,emh->egsh", expert_inputs, self.up), {"expert": 1})
         return x + y.tanh().sum(0)
 
 
-def built(is_last: bool = False) -> Built:
+def build(is_last: bool = False) -> Built:
     torch.manual_seed(0)
     return SharedExpert(is_last).double(), (torch.randn(4, 5, 6, dtype=torch.float64),)
 
@@ -84,12 +84,12 @@ BEGINS = (exchange.begin_all_to_all, begin_forward, begin_forward_kept)
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, ring_product)
 
 
-def programmed(module: nn.Module, batch: tuple[Any, ...], **options: Any) -> Program:
+def build_program(module: nn.Module, batch: tuple[Any, ...], **options: Any) -> Program:
     plan = sharding.plan(module, batch, cores(2), mesh={"expert": 2}, **options)
-    captured = capture(module, batch)
+    captured_graph = capture(module, batch)
     if plan.recompute:
-        recompute_blocks(captured)
-    return program_of(captured, plan)
+        recompute_blocks(captured_graph)
+    return program_of(captured_graph, plan)
 
 
 def windows(program: fx.GraphModule | None) -> list[list[fx.Node]]:
@@ -98,11 +98,11 @@ def windows(program: fx.GraphModule | None) -> list[list[fx.Node]]:
     nodes = list(program.graph.nodes)
     assert exchange.all_to_all not in [node.target for node in nodes]
     between = []
-    for at, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         if node.target in BEGINS:
             (wait,) = node.users
             assert wait.target in (exchange.finish, finish)
-            between.append(nodes[at + 1 : nodes.index(wait)])
+            between.append(nodes[index + 1 : nodes.index(wait)])
     return between
 
 
@@ -111,7 +111,7 @@ def products_of(block: str, window: list[fx.Node]) -> int:
 
 
 def test_products_run_between_the_start_and_the_wait():
-    program = programmed(*built(), hints=HINTS)
+    program = build_program(*build(), hints=HINTS)
     for graph in (program.forward, program.backward):
         between = windows(graph)
         assert len(between) >= 2
@@ -122,8 +122,8 @@ def test_products_run_between_the_start_and_the_wait():
 @pytest.mark.parametrize("is_last", [False, True])
 def test_tokens_are_sent_to_experts_before_a_shared_branch(is_last: bool):
     hints = HINTS | {"dense_*": sharding.Replicate()}
-    sent, _ = windows(programmed(*built(is_last), hints=hints).forward)
-    assert products_of("dense", sent) == 2
+    send_window, _ = windows(build_program(*build(is_last), hints=hints).forward)
+    assert products_of("dense", send_window) == 2
 
 
 def test_the_operator_of_experts_sends_tokens_before_shared_experts():
@@ -133,21 +133,21 @@ def test_the_operator_of_experts_sends_tokens_before_shared_experts():
         router="softmax_topk",
     )  # fmt: skip
     layer, x = MoELayer(spec, dtype=torch.float64), torch.randn(4, 8, 6, dtype=torch.float64)
-    captured = capture(layer, (x,))
-    assignment = random_assignment(captured, (2,), random.Random(0), exchanges)
-    (sent,) = windows(partitioned.program_of(captured, assignment).forward)
-    assert products_of("shared", sent) == 2
+    captured_graph = capture(layer, (x,))
+    assignment = random_assignment(captured_graph, (2,), random.Random(0), exchanges)
+    (send_window,) = windows(partitioned.program_of(captured_graph, assignment).forward)
+    assert products_of("shared", send_window) == 2
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_block_ends_before_the_next_starts(recompute: bool):
-    """Otherwise the activations of several would be live at once."""
+    """Otherwise the activations of several blocks would be live at once."""
     torch.manual_seed(0)
     batch = (torch.randn(4, 5, 6, dtype=torch.float64),)
     hints = {"inputs": sharding.Split(0), "layers.*.up": sharding.Split(0)}
     hints |= {f"layers.*.{name}.*": sharding.Replicate() for name in ("dense", "router")}
-    program = programmed(MeanSquare(Block(), Block()).double(), batch, hints=hints, recompute=recompute)
+    program = build_program(MeanSquare(Block(), Block()).double(), batch, hints=hints, recompute=recompute)
     for graph, order in ((program.forward, "01"), (program.backward, "10")):
         between = windows(graph)
         assert len(between) >= 4
@@ -180,11 +180,11 @@ def test_no_more_than_two_all_to_alls_are_in_flight(calls: list[Callable[..., fx
         results.append(call(graph, mesh, part))
     graph.output(tuple(results))
     put_in_buckets(fx.GraphModule({}, graph), (2,))
-    in_flight, most = 0, 0
+    in_flight, max_in_flight = 0, 0
     for node in graph.nodes:
         in_flight += (node.target in BEGINS) - (node.target in (exchange.finish, finish))
-        most = max(most, in_flight)
-    assert (in_flight, most) == (0, 2)
+        max_in_flight = max(max_in_flight, in_flight)
+    assert (in_flight, max_in_flight) == (0, 2)
 
 
 def test_an_operator_without_users_keeps_its_place():
@@ -202,5 +202,5 @@ def test_an_operator_without_users_keeps_its_place():
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_results_are_those_of_one_device(ranks: Pools, num_ranks: int, is_last: bool):
-    plan = check_on_ranks(ranks, partial(built, is_last), {"expert": num_ranks}, HINTS, steps=2)
+    plan = check_on_ranks(ranks, partial(build, is_last), {"expert": num_ranks}, HINTS, steps=2)
     assert [collective.kind for collective in plan.collectives].count("all_to_all") >= 4
