@@ -190,8 +190,8 @@ def test_no_more_than_two_all_to_alls_are_in_flight(calls: list[Callable[..., fx
 def test_an_operator_without_users_keeps_its_place():
     graph = fx.Graph()
     mesh, part = graph.placeholder("mesh"), graph.placeholder("tensors")
-    begun = graph.call_function(begin_forward, (mesh, "expert_feed_forward", (), part))
-    result = graph.call_function(getitem, (graph.call_function(finish, (begun,)), 0))
+    begin = graph.call_function(begin_forward, (mesh, "expert_feed_forward", (), part))
+    result = graph.call_function(getitem, (graph.call_function(finish, (begin,)), 0))
     graph.output((part,))
     put_in_buckets(fx.GraphModule({}, graph), (2,))
     assert [node.target for node in graph.nodes if node.op == "call_function"] == [begin_forward, finish, getitem]

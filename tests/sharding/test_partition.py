@@ -21,16 +21,16 @@ class UnevenMLP(nn.Module):
         self.first, self.second = nn.Linear(6, 10), nn.Linear(10, 7)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        hidden = torch.relu(self.first(x))
-        return ((self.second(hidden.view(-1, 10)).view(*x.shape[:-1], 7) - y) ** 2).mean()
+        hidden_states = torch.relu(self.first(x))
+        return ((self.second(hidden_states.view(-1, 10)).view(*x.shape[:-1], 7) - y) ** 2).mean()
 
 
 def experts(router: Tensor, w_in: Tensor, w_out: Tensor, x: Tensor) -> Tensor:
     """Every token to all experts, weighted."""
     gates = torch.tanh(torch.einsum("GSM,ME->GSE", x, router))
-    dispatched = torch.einsum("GSE,GSM->EGSM", gates, x)
-    hidden = torch.relu(torch.einsum("EGSM,EMH->EGSH", dispatched, w_in))
-    return torch.einsum("EGSH,EHM->GSM", hidden, w_out).pow(2).sum()
+    expert_inputs = torch.einsum("GSE,GSM->EGSM", gates, x)
+    hidden_states = torch.relu(torch.einsum("EGSM,EMH->EGSH", expert_inputs, w_in))
+    return torch.einsum("EGSH,EHM->GSM", hidden_states, w_out).pow(2).sum()
 
 
 UNEVEN = (torch.randn(4, 3, 6).double(), torch.randn(4, 3, 7).double())
@@ -144,30 +144,30 @@ def test_memory_viewed_as_another_dtype(dtype: torch.dtype) -> None:
 
 
 def test_zeros_keep_their_signs() -> None:
-    def signed(x: Tensor) -> Tensor:
-        below, above = (torch.full((5,), zero, dtype=D) for zero in (-0.0, 0.0))
-        return torch.copysign(x * 2, below) + torch.copysign(x * 4, above)
+    def copy_signs(x: Tensor) -> Tensor:
+        negative_zeros, positive_zeros = (torch.full((5,), zero, dtype=D) for zero in (-0.0, 0.0))
+        return torch.copysign(x * 2, negative_zeros) + torch.copysign(x * 4, positive_zeros)
 
-    check_function(signed, (4, 5), cases=2)
+    check_function(copy_signs, (4, 5), cases=2)
 
 
 def test_whole_numbers_are_not_divided_by_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     # No fake: the product's own padding with zeros again, because conftest pads with 77, which can divide.
     monkeypatch.setattr(exchange, "pad_end", pad_end)
 
-    def divided(whole: Tensor, divisors: Tensor) -> tuple[Tensor, ...]:
-        return whole // divisors, whole % divisors, torch.fmod(whole, divisors)
+    def divide(numbers: Tensor, divisors: Tensor) -> tuple[Tensor, ...]:
+        return numbers // divisors, numbers % divisors, torch.fmod(numbers, divisors)
 
     def splits_divisors(option: Any) -> bool:
         return option.operands[-1].dim is not None
 
     inputs = torch.randint(-9, 9, (5, 10, 5)), torch.randint(1, 5, (10, 5))
-    check_function(divided, inputs=inputs, cases=4, prefer=splits_divisors, meshes=[(3,), (4,)])
+    check_function(divide, inputs=inputs, cases=4, prefer=splits_divisors, meshes=[(3,), (4,)])
 
 
 def test_complex_numbers_have_no_maximum() -> None:
-    def reduced(x: Tensor) -> tuple[Tensor, ...]:
+    def reduce_parts(x: Tensor) -> tuple[Tensor, ...]:
         parts = torch.ops.aten.split_with_sizes_copy(x * 2, [1, 4])
         return (*(part.abs() for part in parts), x.all(), x.any(), (x * 0).any(1))
 
-    check_function(reduced, torch.randn(5, 5, dtype=torch.complex128), cases=6, meshes=[(3,), (2, 2)])
+    check_function(reduce_parts, torch.randn(5, 5, dtype=torch.complex128), cases=6, meshes=[(3,), (2, 2)])

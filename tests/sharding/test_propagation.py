@@ -24,12 +24,12 @@ def test_three_annotations_give_the_papers_layer_without_a_search():
     with torch.device("meta"):
         model = PaperModel(3, True, model_dim=1024, hidden_dim=8192, num_experts=16, capacity=128)
     batch = (torch.empty(16, 1024, 1024),)
-    followed = sharding.plan(model, batch, H100, mesh={"devices": 8}, search=False)
-    searched = sharding.plan(model, batch, H100, mesh={"devices": 8})
-    assert followed.parameters == searched.parameters
-    large = [each for each in followed.collectives if each.num_bytes > 1 << 20]
-    assert [each.kind for each in large] == ["all_to_all"] * 11  # six forward, five backward
-    assert followed.step_s >= searched.step_s * 0.99
+    hint_plan = sharding.plan(model, batch, H100, mesh={"devices": 8}, search=False)
+    search_plan = sharding.plan(model, batch, H100, mesh={"devices": 8})
+    assert hint_plan.parameters == search_plan.parameters
+    large = [collective for collective in hint_plan.collectives if collective.num_bytes > 1 << 20]
+    assert [collective.kind for collective in large] == ["all_to_all"] * 11  # six forward, five backward
+    assert hint_plan.step_s >= search_plan.step_s * 0.99
 
 
 class Chain(nn.Module):
@@ -40,43 +40,43 @@ class Chain(nn.Module):
         self.first, self.second = nn.Linear(8, 12, bias=False), nn.Linear(12, 6, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.relu(self.first(torch.tanh(x)))
-        return self.second(hidden.view(2, 8, 12)).square().mean()
+        hidden_states = torch.relu(self.first(torch.tanh(x)))
+        return self.second(hidden_states.view(2, 8, 12)).square().mean()
 
 
-def followed(hints: dict[str, Any], axes: dict[str, int]) -> tuple[Any, Any]:
+def propagate(hints: dict[str, Any], axes: dict[str, int]) -> tuple[Any, Any]:
     module, sample = Chain().double(), (torch.randn(16, 8, dtype=torch.float64),)
-    captured = capture(module, sample)
-    found = annotate_graph(captured, hints)
-    said = {placement.node.name: placement.origin for placement in found.requested_placements}
+    captured_graph = capture(module, sample)
+    annotated_graph = annotate_graph(captured_graph, hints)
+    origins = {placement.node.name: placement.origin for placement in annotated_graph.requested_placements}
     rules = Rules()
-    made = Propagation(captured, rules, tuple(axes.values()), found.pins(axes), said).run()
-    assert differences(module, sample, captured, made.assignment) == []
-    return captured, made
+    propagation = Propagation(captured_graph, rules, tuple(axes.values()), annotated_graph.pins(axes), origins).run()
+    assert differences(module, sample, captured_graph, propagation.assignment) == []
+    return captured_graph, propagation
 
 
 @pytest.mark.parametrize("axes", [{"a": 2}, {"a": 2, "b": 2}, {"a": 3}], ids=str)
 def test_a_split_batch_is_followed_to_the_loss_and_back(axes: dict[str, int]):
-    captured, made = followed({"inputs": sharding.Split(0, axis="a")}, axes)
-    products = [node for node in captured.graph.graph.nodes if "mm" in str(node.target)]
-    names = {made.assignment.options[node.name][0].name for node in products}
+    captured_graph, propagation = propagate({"inputs": sharding.Split(0, axis="a")}, axes)
+    products = [node for node in captured_graph.graph.graph.nodes if "mm" in str(node.target)]
+    names = {propagation.assignment.options[node.name][0].name for node in products}
     assert names <= {"split m", "split b", "split k"}  # gradients of weights contract the batch
-    assert made.conflicts == ()
+    assert propagation.conflicts == ()
 
 
 def test_an_operator_between_two_hints_names_both():
     hints = {"first.weight": sharding.Split(0), "second.weight": sharding.Split(0), "inputs": sharding.Split(0)}
-    _, made = followed(hints, {"a": 2})
-    assert made.conflicts
-    said = {each for conflict in made.conflicts for each in (conflict.followed_hint, conflict.other_hint)}
-    assert said <= {"hints['first.weight']", "hints['second.weight']", "hints['inputs']"}
-    assert any("test_propagation.py" in conflict.where for conflict in made.conflicts)
+    _, propagation = propagate(hints, {"a": 2})
+    assert propagation.conflicts
+    sources = {hint for conflict in propagation.conflicts for hint in (conflict.followed_hint, conflict.other_hint)}
+    assert sources <= {"hints['first.weight']", "hints['second.weight']", "hints['inputs']"}
+    assert any("test_propagation.py" in conflict.where for conflict in propagation.conflicts)
 
 
 def test_hidden_units_split_by_one_hint_are_split_in_both_products():
-    captured, made = followed({"first.weight": sharding.Split(0)}, {"a": 4})
-    by_name = {leaf.name: node.name for node, leaf in captured.leaves.items()}
-    assert str(made.assignment.leaves[by_name["second.weight"]][0]) == "S(1)"
+    captured_graph, propagation = propagate({"first.weight": sharding.Split(0)}, {"a": 4})
+    by_name = {leaf.name: node.name for node, leaf in captured_graph.leaves.items()}
+    assert str(propagation.assignment.leaves[by_name["second.weight"]][0]) == "S(1)"
 
 
 def paper() -> Built:

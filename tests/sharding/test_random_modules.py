@@ -36,8 +36,8 @@ class Magnitudes(fx.Interpreter):
     """The same program on absolute values: the scale of rounding errors."""
 
     def run_node(self, n: fx.Node) -> Any:
-        made = super().run_node(n)
-        return torch.utils._pytree.tree_map(_absolute, made) if n.op != "output" else made
+        result = super().run_node(n)
+        return torch.utils._pytree.tree_map(_absolute, result) if n.op != "output" else result
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         return super().call_function(_ON_ABSOLUTE_VALUES.get(target, target), args, kwargs)
@@ -47,54 +47,56 @@ def _absolute(value: Any) -> Any:
     return value.abs() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def magnitudes(captured: CapturedGraph, module: torch.nn.Module, sample: tuple[Tensor, ...]) -> list[float]:
+def magnitudes(captured_graph: CapturedGraph, module: torch.nn.Module, sample: tuple[Tensor, ...]) -> list[float]:
     """The largest value of each output, then of each gradient, of the program on absolute values."""
-    named = dict(module.named_parameters()) | dict(module.named_buffers())
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     values = []
-    for node in captured.graph.graph.find_nodes(op="placeholder"):
-        leaf = captured.leaves[node]
+    for node in captured_graph.graph.graph.find_nodes(op="placeholder"):
+        leaf = captured_graph.leaves[node]
         match leaf.kind:
             case "input":
                 values.append(sample[int(leaf.name.split(".")[1])])
             case "tangent":
                 values.append(torch.ones(leaf.shape, dtype=leaf.dtype))
             case _:
-                values.append(named[leaf.name].detach())
-    made = Magnitudes(captured.graph).run(*values, enable_io_processing=False)
-    return [max(1.0, float(each.max())) if isinstance(each, Tensor) else 1.0 for each in made]
+                values.append(tensors[leaf.name].detach())
+    results = Magnitudes(captured_graph.graph).run(*values, enable_io_processing=False)
+    return [max(1.0, float(result.max())) if isinstance(result, Tensor) else 1.0 for result in results]
 
 
 def wrong_results(
-    captured: CapturedGraph, module: torch.nn.Module, sample: tuple[Tensor, ...], assignment: Assignment
+    captured_graph: CapturedGraph, module: torch.nn.Module, sample: tuple[Tensor, ...], assignment: Assignment
 ) -> list[str]:
     """What differs from one device by more than 1e-10 of the program on absolute values."""
-    expected, program = on_one_device(module, sample), program_of(captured, assignment)
-    sizes = magnitudes(captured, module, sample)
-    of_outputs, of_gradients = sizes[: len(expected.outputs)], sizes[-len(program.gradients) :]
-    of_gradient = dict(zip(captured.gradients, of_gradients, strict=True))
+    expected, program = on_one_device(module, sample), program_of(captured_graph, assignment)
+    sizes = magnitudes(captured_graph, module, sample)
+    output_sizes, gradient_sizes = sizes[: len(expected.outputs)], sizes[-len(program.gradients) :]
+    size_of_gradient = dict(zip(captured_graph.gradients, gradient_sizes, strict=True))
 
-    def close(name: str, part: Tensor, whole: Tensor) -> bool:
-        return not part.numel() or bool((part - whole).abs().max() <= 1e-10 * of_gradient[name])
+    def close(name: str, part: Tensor, reference: Tensor) -> bool:
+        return not part.numel() or bool((part - reference).abs().max() <= 1e-10 * size_of_gradient[name])
 
-    def one(mesh: ThreadMesh) -> list[str]:
+    def run_rank(mesh: ThreadMesh) -> list[str]:
         outputs, gradients, _ = run_program(program, module, sample, mesh)
         wrong = [
-            f"output {number}: {output} for {whole}"
-            for number, (output, whole, size) in enumerate(zip(outputs, expected.outputs, of_outputs, strict=True))
-            if output.shape != whole.shape or not (output - whole).abs().max() <= 1e-10 * size
+            f"output {number}: {output} for {reference_output}"
+            for number, (output, reference_output, size) in enumerate(
+                zip(outputs, expected.outputs, output_sizes, strict=True)
+            )
+            if output.shape != reference_output.shape or not (output - reference_output).abs().max() <= 1e-10 * size
         ]
         return wrong + unlike_parts(program, gradients, expected.gradients, mesh, close)
 
-    return [each for wrong in on_threads(assignment.degrees, one) for each in wrong]
+    return [message for wrong in on_threads(assignment.degrees, run_rank) for message in wrong]
 
 
 def check(recipe: Recipe, degrees: tuple[int, ...], seed: int) -> None:
     module, sample = recipe.module(), recipe.sample()
-    captured = capture(module, sample)
+    captured_graph = capture(module, sample)
     draw = random.Random(seed)
     prefer = draw.choice([None, lambda option: option.factor is not None, lambda option: option.exchange is not None])
-    assignment = random_assignment(captured, degrees, draw, prefer)
-    wrong = wrong_results(captured, module, sample, assignment)
+    assignment = random_assignment(captured_graph, degrees, draw, prefer)
+    wrong = wrong_results(captured_graph, module, sample, assignment)
     assert not wrong, wrong[:2]
 
 

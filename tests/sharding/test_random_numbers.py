@@ -26,14 +26,14 @@ from tests.sharding.thread_mesh import ThreadMesh, on_threads
 D = torch.float64
 
 
-class Dropped(nn.Module):
+class DropoutModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.w, self.v = nn.Parameter(torch.randn(6, 7, dtype=D)), nn.Parameter(torch.randn(7, 5, dtype=D))
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = F.dropout(torch.tanh(x @ self.w), 0.4, self.training)
-        return F.dropout(hidden, 0.2, self.training) @ self.v
+        hidden_states = F.dropout(torch.tanh(x @ self.w), 0.4, self.training)
+        return F.dropout(hidden_states, 0.2, self.training) @ self.v
 
 
 def uniform(w: Tensor, x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def uniform(w: Tensor, x: Tensor) -> Tensor:
     return w * (noise + coins) + F.dropout1d(w[None], 0.5)[0]
 
 
-def distributed(w: Tensor, x: Tensor) -> Tensor:
+def sum_of_distributions(w: Tensor, x: Tensor) -> Tensor:
     """Noise of every distribution, from functions and methods."""
     noise = torch.randn(5, 7, dtype=D) + torch.randn_like(x) + torch.empty(7, dtype=D).normal_(1, 2)
     noise = noise + torch.normal(x, x.abs()) + torch.normal(0.5, x.abs()) + torch.normal(x, 2.0)
@@ -54,17 +54,17 @@ def distributed(w: Tensor, x: Tensor) -> Tensor:
 
 
 MODULES: dict[str, Callable[[], nn.Module]] = {
-    "dropout": Dropped,
+    "dropout": DropoutModule,
     "uniform": lambda: Function(uniform, torch.randn(5, 7, dtype=D)),
-    "distributions": lambda: Function(distributed, torch.randn(5, 7, dtype=D)),
+    "distributions": lambda: Function(sum_of_distributions, torch.randn(5, 7, dtype=D)),
 }
 
 
-def on_one(module: nn.Module, sample: tuple[Tensor, ...], draws: Draws) -> Any:
-    captured = capture(module, sample)
-    whole = {node.name: (rule_of(node).axis_options()[0],) for node in operators(captured)}
-    leaves = {node.name: (WHOLE,) for node in captured.leaves}
-    program = program_of(captured, Assignment((1,), leaves, whole))
+def run_on_one_device(module: nn.Module, sample: tuple[Tensor, ...], draws: Draws) -> Any:
+    captured_graph = capture(module, sample)
+    options = {node.name: (rule_of(node).axis_options()[0],) for node in operators(captured_graph)}
+    leaves = {node.name: (WHOLE,) for node in captured_graph.leaves}
+    program = program_of(captured_graph, Assignment((1,), leaves, options))
     return run_program(program, module, sample, OneDevice(draws=draws))  # type: ignore[arg-type]
 
 
@@ -73,45 +73,45 @@ def on_one(module: nn.Module, sample: tuple[Tensor, ...], draws: Draws) -> Any:
 def test_any_layout_draws_the_same(name: str) -> None:
     torch.manual_seed(0)
     module, sample = MODULES[name](), (torch.randn(5, 6 if name == "dropout" else 7, dtype=D),)
-    captured, draws = capture(module, sample), Draws(seed=3, step=8)
-    (output,), gradients, _ = on_one(module, sample, draws)
+    captured_graph, draws = capture(module, sample), Draws(seed=3, step=8)
+    (output,), gradients, _ = run_on_one_device(module, sample, draws)
     for case in range(20):
         draw = random.Random(case)
         degrees = draw.choice(MESHES)
-        program = program_of(captured, random_assignment(captured, degrees, draw))
+        program = program_of(captured_graph, random_assignment(captured_graph, degrees, draw))
 
-        def one(mesh: ThreadMesh, program: Any = program) -> list[str]:
+        def run_rank(mesh: ThreadMesh, program: Any = program) -> list[str]:
             mesh.draws.seed, mesh.draws.step = draws.seed, draws.step
-            (found,), parts, _ = run_program(program, module, sample, mesh)
-            assert torch.allclose(found, output, rtol=1e-10, atol=1e-10)
+            (actual,), parts, _ = run_program(program, module, sample, mesh)
+            assert torch.allclose(actual, output, rtol=1e-10, atol=1e-10)
             return unlike_parts(program, parts, gradients, mesh, lambda _, a, b: torch.allclose(a, b, 1e-10, 1e-10))
 
-        assert not any(on_threads(degrees, one))
+        assert not any(on_threads(degrees, run_rank))
 
 
 def test_only_seed_and_step_change_the_numbers() -> None:
     module, sample = MODULES["uniform"](), (torch.zeros(5, 7, dtype=D),)
-    (first,), _, _ = on_one(module, sample, Draws())
-    assert torch.equal(on_one(module, sample, Draws())[0][0], first)
+    (first,), _, _ = run_on_one_device(module, sample, Draws())
+    assert torch.equal(run_on_one_device(module, sample, Draws())[0][0], first)
     for draws in (Draws(seed=1), Draws(step=1)):
-        assert not torch.isclose(on_one(module, sample, draws)[0][0], first).any()
+        assert not torch.isclose(run_on_one_device(module, sample, draws)[0][0], first).any()
 
 
 def test_uniform_numbers_are_distributed_as_in_torch() -> None:
-    def drawn(x: Tensor) -> tuple[Tensor, ...]:
-        kept = F.dropout(torch.ones(300, 100), 0.25)
-        return torch.rand(300, 100), torch.rand(300, 100, dtype=torch.bfloat16), kept, x.bernoulli(0.9)
+    def draw_numbers(x: Tensor) -> tuple[Tensor, ...]:
+        dropout = F.dropout(torch.ones(300, 100), 0.25)
+        return torch.rand(300, 100), torch.rand(300, 100, dtype=torch.bfloat16), dropout, x.bernoulli(0.9)
 
-    numbers, coarse, kept, coins = on_one(Function(drawn), (torch.zeros(300, 100),), Draws())[0]
-    for each in (numbers, coarse.float()):
-        assert 0 <= each.min() < 0.01
-        assert 0.99 < each.max() < 1
-        assert each.mean() == pytest.approx(0.5, abs=0.01)
-        assert each.var() == pytest.approx(1 / 12, abs=0.003)
-    assert kept.unique().tolist() == pytest.approx([0, 1 / 0.75])
-    assert kept.mean() == pytest.approx(1, abs=0.02)
+    numbers, coarse, dropout, coins = run_on_one_device(Function(draw_numbers), (torch.zeros(300, 100),), Draws())[0]
+    for sample in (numbers, coarse.float()):
+        assert 0 <= sample.min() < 0.01
+        assert 0.99 < sample.max() < 1
+        assert sample.mean() == pytest.approx(0.5, abs=0.01)
+        assert sample.var() == pytest.approx(1 / 12, abs=0.003)
+    assert dropout.unique().tolist() == pytest.approx([0, 1 / 0.75])
+    assert dropout.mean() == pytest.approx(1, abs=0.02)
     assert coins.mean() == pytest.approx(0.9, abs=0.01)
-    rows = torch.corrcoef(torch.stack([numbers.flatten(), coarse.float().flatten(), kept.flatten()]))
+    rows = torch.corrcoef(torch.stack([numbers.flatten(), coarse.float().flatten(), dropout.flatten()]))
     assert (rows - torch.eye(3)).abs().max() < 0.03, "each operator has its own stream"
 
 
@@ -131,7 +131,9 @@ def test_uniform_numbers_are_distributed_as_in_torch() -> None:
 )
 def test_other_numbers_are_distributed_as_in_torch(draw: Callable[[Tensor], Tensor], distribution: Any) -> None:
     """By the Kolmogorov-Smirnov statistic, or the largest error of a frequency for whole numbers."""
-    (numbers,) = on_one(Function(lambda x: draw(torch.empty_like(x))), (torch.zeros(300, 100, dtype=D),), Draws())[0]
+    (numbers,) = run_on_one_device(
+        Function(lambda x: draw(torch.empty_like(x))), (torch.zeros(300, 100, dtype=D),), Draws()
+    )[0]
     assert numbers.isfinite().all()
     if hasattr(distribution, "pmf"):
         numbers, counts = numbers.unique(return_counts=True)
@@ -153,8 +155,8 @@ def test_the_smallest_and_largest_draws_give_finite_numbers(name: str, draw: flo
 
 
 def test_dropout_has_no_effect_in_evaluation() -> None:
-    module, sample = Dropped().eval(), (torch.randn(5, 6, dtype=D),)
-    assert torch.allclose(on_one(module, sample, Draws())[0][0], module(*sample))
+    module, sample = DropoutModule().eval(), (torch.randn(5, 6, dtype=D),)
+    assert torch.allclose(run_on_one_device(module, sample, Draws())[0][0], module(*sample))
 
 
 @pytest.mark.parametrize("function", [

@@ -35,9 +35,9 @@ class Block(nn.Module):
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x: Tensor, before: Tensor) -> Tensor:
-        hidden = F.dropout(F.gelu(self.up(self.norm(x))), 0.2, self.training)
-        self.seen += hidden.detach().mean()
-        return x + self.down(hidden) + 0.1 * before
+        hidden_states = F.dropout(F.gelu(self.up(self.norm(x))), 0.2, self.training)
+        self.seen += hidden_states.detach().mean()
+        return x + self.down(hidden_states) + 0.1 * before
 
 
 class Deep(nn.Module):
@@ -98,10 +98,10 @@ def test_losses_and_gradients_are_those_of_one_device(
     assert plan.recompute
 
 
-def drawn(mesh: dict[str, int], micro_batches: int, hints: dict[str, sharding.Split]) -> list[str]:
+def recompute_differences(mesh: dict[str, int], micro_batches: int, hints: dict[str, sharding.Split]) -> list[str]:
     """Losses, gradients and buffers of two steps with dropout that recomputation changes."""
     module, batch = deep()
-    found = []
+    runs = []
     for recompute in (False, True):
         plan = sharding.plan(
             module.train(), batch, cores(math.prod(mesh.values())), hints, mesh=mesh,
@@ -116,11 +116,11 @@ def drawn(mesh: dict[str, int], micro_batches: int, hints: dict[str, sharding.Sp
             for name, value in applied.named_parameters():
                 assert value.grad is not None
                 values[f"{name} {step}"] = local(value.grad).clone()
-        values |= {name: local(each) for name, each in applied.named_buffers()}
-        found.append(values)
+        values |= {name: local(buffer) for name, buffer in applied.named_buffers()}
+        runs.append(values)
         sharding.close(applied)
-    assert not torch.equal(found[0]["loss 0"], found[0]["loss 1"])
-    return [name for name, value in found[0].items() if not torch.allclose(value, found[1][name], rtol=1e-10)]
+    assert not torch.equal(runs[0]["loss 0"], runs[0]["loss 1"])
+    return [name for name, value in runs[0].items() if not torch.allclose(value, runs[1][name], rtol=1e-10)]
 
 
 @pytest.mark.slow
@@ -129,52 +129,55 @@ def drawn(mesh: dict[str, int], micro_batches: int, hints: dict[str, sharding.Sp
 def test_recomputation_draws_the_same_numbers(
     ranks: Pools, micro_batches: int, hints: dict[str, sharding.Split]
 ) -> None:
-    for wrong in ranks[2].run(drawn, {"a": 2}, micro_batches, hints):
+    for wrong in ranks[2].run(recompute_differences, {"a": 2}, micro_batches, hints):
         assert wrong == []
 
 
-def planned(build: Built, memory_bytes: int = 1 << 33, **options: bool | int | None) -> ShardingPlan:
-    module, sample = build
+def make_plan(module_and_batch: Built, memory_bytes: int = 1 << 33, **options: bool | int | None) -> ShardingPlan:
+    module, sample = module_and_batch
     return sharding.plan(module, sample, cores(2, memory_bytes), mesh={"a": 2}, **options)  # type: ignore[arg-type]
 
 
-def kept_bytes(build: Built, plan: ShardingPlan) -> int:
+def kept_bytes(module_and_batch: Built, plan: ShardingPlan) -> int:
     """Bytes that a program of rank 0 stores for the backward pass, without its arguments."""
-    captured = capture(*build)
-    program = program_of(captured, plan)
+    captured_graph = capture(*module_and_batch)
+    program = program_of(captured_graph, plan)
     *_, output = program.forward.graph.nodes
-    kept = output.args[0][program.num_outputs + len(program.updates) :]
-    return sum(math.prod(each.meta["whole"]) for each in kept if "whole" in each.meta)
+    saved_nodes = output.args[0][program.num_outputs + len(program.updates) :]
+    return sum(math.prod(node.meta["whole"]) for node in saved_nodes if "whole" in node.meta)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["deep", "member", "paper"])
 def test_values_inside_blocks_are_not_stored(model: str) -> None:
-    without, again = (planned(BUILT[model](), recompute=each) for each in (False, True))
-    assert (without.recompute, again.recompute) == (False, True)
-    assert again.memory.kept < 0.6 * without.memory.kept
-    assert kept_bytes(BUILT[model](), again) < 0.6 * kept_bytes(BUILT[model](), without)
-    assert again.step_s > without.step_s
-    assert "recompute" in again.explain()
+    plain_plan, recompute_plan = (make_plan(BUILT[model](), recompute=recompute) for recompute in (False, True))
+    assert (plain_plan.recompute, recompute_plan.recompute) == (False, True)
+    assert recompute_plan.memory.kept < 0.6 * plain_plan.memory.kept
+    assert kept_bytes(BUILT[model](), recompute_plan) < 0.6 * kept_bytes(BUILT[model](), plain_plan)
+    assert recompute_plan.step_s > plain_plan.step_s
+    assert "recompute" in recompute_plan.explain()
 
 
 @pytest.mark.slow
 def test_recomputation_is_chosen_if_nothing_else_fits() -> None:
     """One row, which micro-batches cannot divide."""
     large = deep()[0], (torch.zeros(1, 20_000, 8).double(), torch.zeros(1, 20_000, 3).double())
-    without, again = (planned(large, recompute=each) for each in (False, True))
-    assert again.memory.total < without.memory.total
-    between = (again.memory.total + without.memory.total) // 2
-    found = planned(large, between)
-    assert found.recompute
-    assert found.memory.total <= between
-    assert [(each.recompute, each.step_s is None) for each in found.considered] == [(False, True), (True, False)]
+    plain_plan, recompute_plan = (make_plan(large, recompute=recompute) for recompute in (False, True))
+    assert recompute_plan.memory.total < plain_plan.memory.total
+    between = (recompute_plan.memory.total + plain_plan.memory.total) // 2
+    plan = make_plan(large, between)
+    assert plan.recompute
+    assert plan.memory.total <= between
+    assert [(candidate.recompute, candidate.step_s is None) for candidate in plan.considered] == [
+        (False, True),
+        (True, False),
+    ]
     with refused("does_not_fit", "cluster"):
-        planned(large, between, recompute=False)
+        make_plan(large, between, recompute=False)
 
 
-def linears(*more: nn.Module) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), *more)
+def linears(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), *layers)
 
 
 class Encoder(nn.Module):
@@ -225,8 +228,8 @@ BLOCKS: dict[str, tuple[nn.Module, set[str | None]]] = {
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_are_members_of_the_outermost_list_of_layers(name: str) -> None:
     module, blocks = BLOCKS[name]
-    captured = capture(module, (torch.zeros(4, 4),), torch.sum)
-    operators = [node for node in captured.graph.graph.nodes if node.op == "call_function"]
+    captured_graph = capture(module, (torch.zeros(4, 4),), torch.sum)
+    operators = [node for node in captured_graph.graph.graph.nodes if node.op == "call_function"]
     loss = {"sum", "expand", "full", "scalar_tensor"}
     assert {node.meta[BLOCK] for node in operators if not loss & {str(node.target).split(".")[1]}} == blocks
 
@@ -234,8 +237,8 @@ def test_blocks_are_members_of_the_outermost_list_of_layers(name: str) -> None:
 def test_a_shared_activation_belongs_to_the_layer_that_calls_it() -> None:
     tanh = nn.Tanh()
     layers = [nn.Sequential(nn.Linear(4, width), tanh, nn.Linear(width, 4)) for width in (4, 5)]  # not one block
-    captured = capture(Encoder(layers), (torch.zeros(4, 4),), torch.sum)
-    nodes = captured.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default)
+    captured_graph = capture(Encoder(layers), (torch.zeros(4, 4),), torch.sum)
+    nodes = captured_graph.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default)
     assert [node.meta[BLOCK] for node in nodes] == ["layers.0", "layers.1"]
 
 
@@ -243,9 +246,9 @@ def test_a_shared_activation_belongs_to_the_layer_that_calls_it() -> None:
 def test_operators_outside_the_layers_are_not_recomputed() -> None:
     """Neither those of a module nor those of the only member of a list."""
     for build in (deep, member):
-        captured = capture(*build())
-        assert recompute_blocks(captured)
-        blocks = {node.meta[AGAIN][0] for node in captured.graph.graph.nodes if AGAIN in node.meta}
+        captured_graph = capture(*build())
+        assert recompute_blocks(captured_graph)
+        blocks = {node.meta[AGAIN][0] for node in captured_graph.graph.graph.nodes if AGAIN in node.meta}
         assert {block.rpartition(".")[0] for block in blocks} <= {"blocks", "networks.0.blocks"}
 
 
@@ -260,9 +263,9 @@ def test_recomputation_needs_blocks() -> None:
 def test_experts_run_once_in_the_backward_pass() -> None:
     """The recomputed operator is also the one that is differentiated."""
     module, sample = BUILT["translation"]()
-    captured = capture(module, sample)
-    program_of(captured, planned((module, sample), recompute=True))
-    experts = [node for node in captured.graph.graph.nodes if "expert_feed_forward" in node.name]
+    captured_graph = capture(module, sample)
+    program_of(captured_graph, make_plan((module, sample), recompute=True))
+    experts = [node for node in captured_graph.graph.graph.nodes if "expert_feed_forward" in node.name]
     backward = [node for node in experts if "backward" in node.name]
     assert backward
     assert not any(AGAIN in node.meta for node in experts)  # only its result is needed, outside its block

@@ -31,11 +31,11 @@ def test_unknown_operators_are_refused_with_the_nearest_name(name: str) -> None:
 
 
 @torch.library.custom_op("tests::doubled", mutates_args=())
-def doubled(x: Tensor) -> Tensor:
+def double(x: Tensor) -> Tensor:
     return x * 2
 
 
-@doubled.register_fake
+@double.register_fake
 def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
@@ -43,7 +43,7 @@ def _(x: Tensor) -> Tensor:
 DOUBLED = torch.ops.tests.doubled.default
 BOTH = ((("rows",), ("columns",)),)
 SIZES = {"rows": 8, "columns": 8}
-MODULE = Plain(lambda module, h: h + doubled(h.detach()))  # doubled
+MODULE = Plain(lambda module, h: h + double(h.detach()))  # doubled
 INVALID: dict[str, Callable[[fx.Node], Any]] = {
     "None": lambda node: None,
     "no operand": lambda node: Rule((), BOTH, SIZES),
@@ -56,25 +56,25 @@ INVALID: dict[str, Callable[[fx.Node], Any]] = {
 
 
 @pytest.fixture
-def registered() -> Iterator[None]:
+def remove_registered_rule() -> Iterator[None]:
     yield
     RULES.pop(DOUBLED, None)
 
 
-@pytest.mark.parametrize("which", INVALID)
-@pytest.mark.usefixtures("registered")
-def test_a_rule_that_does_not_match_its_tensors_is_refused_with_the_users_line(which: str) -> None:
-    sharding.register(DOUBLED, INVALID[which])
+@pytest.mark.parametrize("case", INVALID)
+@pytest.mark.usefixtures("remove_registered_rule")
+def test_a_rule_that_does_not_match_its_tensors_is_refused_with_the_users_line(case: str) -> None:
+    sharding.register(DOUBLED, INVALID[case])
     refusals.check(planning_problems(MODULE), [("invalid_value", line_of("doubled"), "tests.doubled.default")])
 
 
-@pytest.mark.usefixtures("registered")
+@pytest.mark.usefixtures("remove_registered_rule")
 def test_a_matching_rule_is_used() -> None:
     sharding.register(DOUBLED, lambda node: Rule(BOTH, BOTH, SIZES))
     sharding.plan(MODULE, BATCH, cores(2), mesh=ONE_AXIS)
 
 
-@pytest.mark.parametrize("target", [doubled, torch.ops.tests.doubled, "tests.doubled"], ids=["op", "packet", "name"])
+@pytest.mark.parametrize("target", [double, torch.ops.tests.doubled, "tests.doubled"], ids=["op", "packet", "name"])
 def test_rules_are_registered_for_overloads_only(target: Any) -> None:
     with refusals.refused("wrong_type", "sharding.register", str(target)):
         sharding.register(target, lambda node: Rule(BOTH, BOTH, SIZES))

@@ -32,16 +32,16 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rows: Tensor, *, sign: float = 1.0) -> tuple[Tensor, Tensor, str]:
         print("a block runs")
-        shared = x.index_select(0, rows).mean(0, keepdim=True)
-        y = self.second(torch.tanh(self.first(x + shared))) * sign
+        mean_row = x.index_select(0, rows).mean(0, keepdim=True)
+        y = self.second(torch.tanh(self.first(x + mean_row))) * sign
         return self.norm(x + y * self.scale), y.abs().sum(-1), "text"
 
 
 class Stack(nn.Module):
-    def __init__(self, depth: int, tied: bool = False) -> None:
+    def __init__(self, depth: int, is_tied: bool = False) -> None:
         super().__init__()
         self.before, self.layers = nn.Linear(5, 6), nn.ModuleList(Block() for _ in range(depth))
-        for layer in self.layers if tied else ():
+        for layer in self.layers if is_tied else ():
             layer.first.weight = self.layers[0].first.weight
 
     def forward(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -57,10 +57,10 @@ SAMPLE = (torch.randn(7, 5, dtype=torch.float64), torch.tensor([0, 3, 3]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_programs_of_repeated_blocks_are_those_of_one_device(tied: bool) -> None:
+@pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
+def test_programs_of_repeated_blocks_are_those_of_one_device(is_tied: bool) -> None:
     torch.manual_seed(0)
-    check_at_random(Stack(3, tied).double(), SAMPLE, cases=15)
+    check_at_random(Stack(3, is_tied).double(), SAMPLE, cases=15)
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ class Different(nn.Module):
 
 
 def test_layers_that_only_look_alike_are_not_repeats() -> None:
-    assert [len(alike) for alike in find_repeats(Different())] == [2, 2]
+    assert [len(repeats) for repeats in find_repeats(Different())] == [2, 2]
     check_at_random(Different().double(), (torch.randn(4, 6, dtype=torch.float64),), cases=6)
 
 
@@ -117,7 +117,7 @@ def translation(num_layers: int) -> TranslationLoss:
     return TranslationLoss.on_meta(spec)
 
 
-def captured(num_layers: int) -> CapturedGraph:
+def capture_translation(num_layers: int) -> CapturedGraph:
     rows = torch.zeros(8, 6, dtype=torch.int64)
     return capture(translation(num_layers), (rows, rows, rows, torch.tensor(1)))
 
@@ -139,19 +139,19 @@ def structure(model: CapturedGraph) -> Counter[str]:
 @pytest.mark.parametrize("depth", [4, pytest.param(6, marks=pytest.mark.slow)], ids=["stack", "translation"])
 def test_layers_captured_once_equal_those_captured_one_by_one(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
     def graph() -> CapturedGraph:
-        return capture(Stack(depth).double(), SAMPLE) if depth == 4 else captured(depth)
+        return capture(Stack(depth).double(), SAMPLE) if depth == 4 else capture_translation(depth)
 
-    together = graph()
+    joint_graph = graph()
     # No fake: the reference captures each layer by itself, as the product does with layers that differ.
     monkeypatch.setattr("moe.sharding.capture.capture.find_repeats", lambda module: [])
-    apart = graph()
-    assert structure(together) == structure(apart)
-    assert together.gradients.keys() == apart.gradients.keys()
-    assert together.updates.keys() == apart.updates.keys()
+    separate_graph = graph()
+    assert structure(joint_graph) == structure(separate_graph)
+    assert joint_graph.gradients.keys() == separate_graph.gradients.keys()
+    assert joint_graph.updates.keys() == separate_graph.updates.keys()
 
 
 def test_each_kind_of_layer_is_captured_once() -> None:
-    assert [len(alike) for alike in find_repeats(translation(6))] == [3, 3, 3, 3]
+    assert [len(repeats) for repeats in find_repeats(translation(6))] == [3, 3, 3, 3]
 
 
 @pytest.mark.slow
@@ -162,9 +162,9 @@ def test_the_integer_program_does_not_grow_with_depth() -> None:
     )
     sizes = []
     for num_layers in (6, 10):
-        model = captured(num_layers)
-        once = classes(model, {})
-        solution = PlacementProgram(model, Costs(cluster, (4,)), Rules(), limits, classes=once).solve()
+        model = capture_translation(num_layers)
+        representatives = classes(model, {})
+        solution = PlacementProgram(model, Costs(cluster, (4,)), Rules(), limits, classes=representatives).solve()
         assert solution is not None
         sizes.append(solution.num_variables)
     assert sizes[1] < 1.01 * sizes[0]
@@ -172,9 +172,9 @@ def test_the_integer_program_does_not_grow_with_depth() -> None:
 
 @pytest.mark.slow
 def test_layers_planned_once_have_the_same_options() -> None:
-    model, rules = captured(4), Rules()
+    model, rules = capture_translation(4), Rules()
     for node, first in classes(model, {}).items():
         if is_operator(node):
             assert node.target is first.target
-            names, expected = ([option.name for option in rules(each).axis_options()] for each in (node, first))
+            names, expected = ([option.name for option in rules(operator).axis_options()] for operator in (node, first))
             assert names == expected

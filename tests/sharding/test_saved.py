@@ -83,26 +83,28 @@ def save_and_continue(mesh: Mesh, seed: int, name: str, folder: str) -> tuple[li
     optimizer = _optimizer(applied, name, **OPTIMIZERS[name])
     _train(applied, optimizer, batch)
     sharding.save(applied, folder, optimizer, extra={"done": [STEPS, None]})
-    losses, whole = _train(applied, optimizer, batch), sharding.state_dict(applied)
+    losses, state = _train(applied, optimizer, batch), sharding.state_dict(applied)
     sharding.close(applied)
-    return losses, whole
+    return losses, state
 
 
-def resumed(mesh: Mesh, seed: int, name: str, folder: str, from_meta: bool) -> tuple[list[float], dict[str, Tensor]]:
+def load_and_continue(
+    mesh: Mesh, seed: int, name: str, folder: str, from_meta: bool
+) -> tuple[list[float], dict[str, Tensor]]:
     model, batch = _model()
     if from_meta:
         with torch.device("meta"):
             model = WithDropout().double()
     else:
         with torch.no_grad():
-            for each in model.parameters():
-                each.zero_()
+            for parameter in model.parameters():
+                parameter.zero_()
     applied = sharding.apply(model, _plan(model, batch, mesh, seed), checkpoint=folder if from_meta else None)
     optimizer = _optimizer(applied, name, lr=1.0)
     assert sharding.load(applied, folder, optimizer) == {"done": [STEPS, None]}
-    losses, whole = _train(applied, optimizer, batch), sharding.state_dict(applied)
+    losses, state = _train(applied, optimizer, batch), sharding.state_dict(applied)
     sharding.close(applied)
-    return losses, whole
+    return losses, state
 
 
 PAIRS: tuple[tuple[Mesh, Mesh, str], ...] = (
@@ -117,12 +119,12 @@ PAIRS: tuple[tuple[Mesh, Mesh, str], ...] = (
 def test_training_resumes_under_another_plan(ranks: Pools, tmp_path: Path, before: Mesh, after: Mesh, name: str):
     folder, seed = str(tmp_path / "saved"), len(str(before)) + len(name)
     expected, *_ = ranks[math.prod(before.values())].run(save_and_continue, before, seed, name, folder)
-    found = ranks[math.prod(after.values())].run(resumed, after, seed + 1, name, folder, seed % 2 == 0)
-    assert len({tuple(losses) for losses, _ in found}) == 1
-    losses, whole = found[0]
+    results = ranks[math.prod(after.values())].run(load_and_continue, after, seed + 1, name, folder, seed % 2 == 0)
+    assert len({tuple(losses) for losses, _ in results}) == 1
+    losses, state = results[0]
     assert losses == pytest.approx(expected[0], rel=1e-10)
-    assert set(whole) == set(expected[1]) == set(_model()[0].state_dict())
-    for key, tensor in whole.items():
+    assert set(state) == set(expected[1]) == set(_model()[0].state_dict())
+    for key, tensor in state.items():
         assert torch.allclose(tensor, expected[1][key], rtol=1e-9, atol=1e-10), key
 
 
@@ -138,36 +140,38 @@ def bytes_read(mesh: Mesh, folder: str) -> list[tuple[int, int, int]]:
             sharding.save(applied, folder)
         checkpoint = Checkpoint.at(folder)
         checkpoint.fill(applied)
-        own, whole = (8 * sum(local(each).numel() for each in module.parameters()) for module in (applied, model))
-        counts.append((checkpoint.reader.bytes_read, own, whole))
+        shard_bytes, full_bytes = (
+            8 * sum(local(parameter).numel() for parameter in module.parameters()) for module in (applied, model)
+        )
+        counts.append((checkpoint.reader.bytes_read, shard_bytes, full_bytes))
         sharding.close(applied)
     return counts
 
 
 def test_a_rank_reads_only_the_bytes_of_its_shards(ranks: Pools, tmp_path: Path):
     for counts in ranks[3].run(bytes_read, {"a": 3}, str(tmp_path)):
-        for read, own, whole in counts:
-            assert read == own
-            assert own <= 0.4 * whole
+        for read, shard_bytes, full_bytes in counts:
+            assert read == shard_bytes
+            assert shard_bytes <= 0.4 * full_bytes
 
 
-def small(seed: int = 0, hidden: int = 3) -> sharding.Applied:
+def small(seed: int = 0, hidden_dim: int = 3) -> sharding.Applied:
     torch.manual_seed(seed)
-    return sharding.apply(two_layers(hidden), small_plan(hidden), loss=mean_square)
+    return sharding.apply(two_layers(hidden_dim), small_plan(hidden_dim), loss=mean_square)
 
 
-def two_layers(hidden: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, hidden), nn.Linear(hidden, 2))
+def two_layers(hidden_dim: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, hidden_dim), nn.Linear(hidden_dim, 2))
 
 
 @cache
-def small_plan(hidden: int) -> sharding.ShardingPlan:
-    return sharding.plan(two_layers(hidden), (torch.zeros(5, 4),), cores(1), loss=mean_square, mesh={"a": 1})
+def small_plan(hidden_dim: int) -> sharding.ShardingPlan:
+    return sharding.plan(two_layers(hidden_dim), (torch.zeros(5, 4),), cores(1), loss=mean_square, mesh={"a": 1})
 
 
-def _flip(path: Path, at: int) -> None:
+def _flip(path: Path, position: int) -> None:
     content = bytearray(path.read_bytes())
-    content[at] ^= 1
+    content[position] ^= 1
     path.write_bytes(content)
 
 
@@ -198,16 +202,16 @@ def _as_folder(file: Path) -> None:
 
 
 TORN: dict[str, tuple[Callable[[Path], Any], ProblemCode]] = {
-    "no index": (lambda at: (at / "index.json").unlink(), "not_found"),
-    "no file at all": (lambda at: [file.unlink() for file in at.iterdir()], "not_found"),
-    "a modified file": (lambda at: _flip(_only(at), -1), "corrupt"),
-    "a shorter file": (lambda at: _only(at).write_bytes(_only(at).read_bytes()[:-1]), "corrupt"),
-    "a missing file": (lambda at: _only(at).unlink(), "corrupt"),
-    "a modified index": (lambda at: _flip(at / "index.json", 40), "corrupt"),
-    "an index of a later release": (lambda at: _as_version(at, 2), "wrong_version"),
-    "an index without a version": (lambda at: _as_version(at, None), "corrupt"),
+    "no index": (lambda folder: (folder / "index.json").unlink(), "not_found"),
+    "no file at all": (lambda folder: [file.unlink() for file in folder.iterdir()], "not_found"),
+    "a modified file": (lambda folder: _flip(_only(folder), -1), "corrupt"),
+    "a shorter file": (lambda folder: _only(folder).write_bytes(_only(folder).read_bytes()[:-1]), "corrupt"),
+    "a missing file": (lambda folder: _only(folder).unlink(), "corrupt"),
+    "a modified index": (lambda folder: _flip(folder / "index.json", 40), "corrupt"),
+    "an index of a later release": (lambda folder: _as_version(folder, 2), "wrong_version"),
+    "an index without a version": (lambda folder: _as_version(folder, None), "corrupt"),
     "a truncated file of another tool": (_cut_plain_file, "corrupt"),
-    "a file that cannot be read": (lambda at: _as_folder(_only(at)), "unreadable"),
+    "a file that cannot be read": (lambda folder: _as_folder(_only(folder)), "unreadable"),
 }
 
 
@@ -219,10 +223,10 @@ def test_incomplete_checkpoints_are_refused_and_change_nothing(tmp_path: Path, m
         sharding.save(small(), folder)
         tear(folder)
         applied = small(1)
-        before = {name: each.clone() for name, each in applied.state_dict().items()}
+        before = {name: tensor.clone() for name, tensor in applied.state_dict().items()}
         with refused(code, "checkpoint", str(folder)):
             sharding.load(applied, folder)
-        assert all(before[name].equal(each) for name, each in applied.state_dict().items())
+        assert all(before[name].equal(tensor) for name, tensor in applied.state_dict().items())
 
 
 def fails_on_one_rank(folder: str) -> tuple[str, list[str]]:
@@ -257,11 +261,11 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_keeps_the_old_checkpoint
 
 
 def _save_forever(folder: str, pipe: Any) -> None:
-    applied = small(hidden=20_000)
+    applied = small(hidden_dim=20_000)
     for number in range(1_000_000):
         with torch.no_grad():
-            for each in applied.parameters():
-                each.fill_(number)
+            for parameter in applied.parameters():
+                parameter.fill_(number)
         sharding.save(applied, folder, extra=number)
         if number == 0:
             pipe.send("saved")
@@ -271,17 +275,17 @@ def _save_forever(folder: str, pipe: Any) -> None:
 def test_a_process_killed_while_saving_leaves_a_complete_checkpoint(tmp_path: Path):
     context = many_with_torch()
     for attempt in range(4):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_save_forever, args=(str(tmp_path), theirs), daemon=True)
+        parent_pipe, child_pipe = context.Pipe()
+        process = context.Process(target=_save_forever, args=(str(tmp_path), child_pipe), daemon=True)
         process.start()
-        assert ours.poll(120), "nothing was saved"
+        assert parent_pipe.poll(120), "nothing was saved"
         time.sleep(0.013 * attempt)  # to kill it at another point each time
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-        applied = small(hidden=20_000)
+        applied = small(hidden_dim=20_000)
         number = sharding.load(applied, tmp_path)
-        assert all((each == number).all() for each in applied.parameters())
+        assert all((parameter == number).all() for parameter in applied.parameters())
 
 
 def test_all_tensors_that_do_not_match_are_named(tmp_path: Path):
@@ -340,13 +344,13 @@ def test_optimizer_state_that_cannot_be_saved_is_refused_by_name(tmp_path: Path)
 def test_whole_tensors_of_other_tools_are_loaded(tmp_path: Path):
     torch.manual_seed(0)
     model = WithReset()
-    state = {name: each for name, each in model.state_dict().items() if name != "second.weight"}  # which is tied
+    state = {name: tensor for name, tensor in model.state_dict().items() if name != "second.weight"}  # which is tied
     safetensors.torch.save_file(state, tmp_path / "model.safetensors")
     meta = on_meta()
     applied = sharding.apply(meta, sharding.plan(meta, BATCH, cores(1), mesh={"a": 1}), checkpoint=tmp_path)
-    loaded = sharding.state_dict(applied)
-    assert set(loaded) == set(model.state_dict())
-    assert all(loaded[name].equal(tensor) for name, tensor in model.state_dict().items())
+    loaded_state = sharding.state_dict(applied)
+    assert set(loaded_state) == set(model.state_dict())
+    assert all(loaded_state[name].equal(tensor) for name, tensor in model.state_dict().items())
     assert applied.get_buffer("offsets").equal(torch.arange(7.0))  # not persistent: filled by reset_parameters
 
 
@@ -360,31 +364,31 @@ def test_files_are_those_of_safetensors(tmp_path: Path):
     folder = Folder(str(tmp_path))
     tensor_file.write(folder, "ours", tensors)
     read = safetensors.torch.load_file(tmp_path / "ours")
-    assert {name: (each.dtype, each.tolist()) for name, each in read.items()} == {
-        name: (each.dtype, each.tolist()) for name, each in tensors.items()
+    assert {name: (tensor.dtype, tensor.tolist()) for name, tensor in read.items()} == {
+        name: (tensor.dtype, tensor.tolist()) for name, tensor in tensors.items()
     }
-    safetensors.torch.save_file({name: each.contiguous() for name, each in tensors.items()}, tmp_path / "theirs")
+    safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "theirs")
     draw = random.Random(0)
     for file in ("ours", "theirs"):
         reader = tensor_file.TensorFileReader(folder)
         expected_bytes = 0
-        for name, whole in tensors.items():
+        for name, full_tensor in tensors.items():
             for _ in range(20):
-                starts = [draw.randint(0, size) for size in whole.shape]
-                sizes = [draw.randint(0, size - start) for size, start in zip(whole.shape, starts, strict=True)]
-                box = torch.zeros(sizes, dtype=whole.dtype)
+                starts = [draw.randint(0, size) for size in full_tensor.shape]
+                sizes = [draw.randint(0, size - start) for size, start in zip(full_tensor.shape, starts, strict=True)]
+                box = torch.zeros(sizes, dtype=full_tensor.dtype)
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(tensor_file, "BLOCK_BYTES", draw.choice((1, 50, 1 << 20)))
                     for place, values in reader.read(file, name, starts, sizes):
                         box[place] = values
                 expected_bytes += box.numel() * box.element_size()
-                cut = tuple(slice(at, at + size) for at, size in zip(starts, sizes, strict=True))
-                assert box.equal(whole[cut])
+                cut = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+                assert box.equal(full_tensor[cut])
         assert reader.bytes_read == expected_bytes
     header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 9]}}).encode()
     headers = b"[]", b"null", header
     contents = [b"", b"\x02", b"\xff" * 9, (20).to_bytes(8, "little") + b"[]"]
-    for content in contents + [len(each).to_bytes(8, "little") + each for each in headers]:
+    for content in contents + [len(header).to_bytes(8, "little") + header for header in headers]:
         (tmp_path / "crafted").write_bytes(content)
         with pytest.raises(ValueError, match="crafted"):
             tensor_file.entries(folder, "crafted")

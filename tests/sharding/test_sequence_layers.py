@@ -25,7 +25,7 @@ def random(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(*shape, dtype=D))
 
 
-class Attending(nn.Module):
+class AttentionLayer(nn.Module):
     """4 query heads and 2 key heads of width 4."""
 
     def __init__(self, pairing: Pairing, window: int | None, has_sinks: bool) -> None:
@@ -39,21 +39,21 @@ class Attending(nn.Module):
         q, k, v = ((x @ weight).unflatten(2, (-1, 4)).transpose(1, 2) for weight in (self.q, self.k, self.v))
         positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         cos, sin = rotary_table(positions, 4, self.rope, dtype=x.dtype)
-        q, k = (rotate(rms_norm(each, self.norm, 1e-6), cos, sin, self.rope.pairing) for each in (q, k))
+        q, k = (rotate(rms_norm(projection, self.norm, 1e-6), cos, sin, self.rope.pairing) for projection in (q, k))
         attention_mask = AttentionMask(window=self.window, documents=documents)
         return attend(q, k, v, scale=0.5, attention_mask=attention_mask, sinks=self.sinks).transpose(1, 2).flatten(2)
 
 
-class Recurring(nn.Module):
+class RecurrentLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.qkv, self.weight = random(6, 2 * 8 + 16), random(2 * 8 + 16, 3)
         self.decay, self.beta = random(6, 4), random(6, 4)
 
     def forward(self, x: Tensor, documents: Tensor) -> Tensor:
-        mixed = short_convolution(x @ self.qkv, self.weight, documents)
-        q, k, v = mixed.split((8, 8, 16), dim=-1)
-        q, k, v = (each.unflatten(2, (-1, 4)) for each in (q, k, v))
+        projections = short_convolution(x @ self.qkv, self.weight, documents)
+        q, k, v = projections.split((8, 8, 16), dim=-1)
+        q, k, v = (projection.unflatten(2, (-1, 4)) for projection in (q, k, v))
         log_decay = -nn.functional.softplus(x @ self.decay)
         beta = torch.sigmoid(x @ self.beta)
         return gated_delta_rule(q, k * 0.2, v, log_decay, beta, documents=documents)[0].flatten(2)
@@ -71,13 +71,13 @@ def sample() -> tuple[Tensor, Tensor]:
 )
 def test_attention(pairing: Pairing, window: int | None, has_sinks: bool) -> None:
     torch.manual_seed(0)
-    check_at_random(Attending(pairing, window, has_sinks), sample(), cases=6)
+    check_at_random(AttentionLayer(pairing, window, has_sinks), sample(), cases=6)
 
 
 @pytest.mark.slow
 def test_the_gated_delta_rule() -> None:
     torch.manual_seed(0)
-    check_at_random(Recurring(), sample(), cases=6)
+    check_at_random(RecurrentLayer(), sample(), cases=6)
 
 
 @pytest.mark.sample(1)

@@ -143,7 +143,7 @@ def test_a_refused_module_is_unchanged() -> None:
 
 def test_hooks_that_store_tensors_are_refused() -> None:
     module = Plain()
-    module.first.register_forward_hook(lambda *called: SEEN.append(called[-1]))  # a hook
+    module.first.register_forward_hook(lambda *arguments: SEEN.append(arguments[-1]))  # a hook
     check(planning_problems(module), [("side_effect", line_of("a hook"), f"{__name__}.SEEN")])
 
 
@@ -172,14 +172,14 @@ class Sets:
     def run(self) -> int:
         return 2
 
-    def __call__(self, other: Any) -> Any:
-        other.run = 3
-        return other
+    def __call__(self, target: Any) -> Any:
+        target.run = 3
+        return target
 
 
 def caches() -> Callable[[Plain, Tensor], Tensor]:
-    known: dict[int, int] = {}
-    return lambda module, h: h * known.setdefault(h.shape[0], h.shape[0])
+    cache: dict[int, int] = {}
+    return lambda module, h: h * cache.setdefault(h.shape[0], h.shape[0])
 
 
 def sets_another(sets: Sets) -> Callable[[Plain, Tensor], Tensor]:
@@ -198,9 +198,9 @@ HARMLESS: dict[str, Callable[[Plain, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("which", HARMLESS)
-def test_code_without_a_lasting_effect_is_accepted(which: str) -> None:
-    module = Plain(HARMLESS[which])
+@pytest.mark.parametrize("case", HARMLESS)
+def test_code_without_a_lasting_effect_is_accepted(case: str) -> None:
+    module = Plain(HARMLESS[case])
     sharding.plan(module, BATCH, cores(2), mesh=ONE_AXIS)
     assert module.scale is None
     assert not {"last", "half"} & set(vars(module))
@@ -285,7 +285,7 @@ def test_tensors_stored_in_a_class_are_refused_and_removed() -> None:
     assert Plain.kept == {}
 
 
-class Hooked(nn.Module):
+class RecordingModel(nn.Module):
     """Layers whose results are recorded by hooks that the first call registers, as transformers records router
     logits."""
 
@@ -295,8 +295,8 @@ class Hooked(nn.Module):
         self._is_hooked = False
 
     def forward(self, x: Tensor) -> Tensor:
-        recorded: list[Tensor] = []
-        RECORDERS.append(recorded)
+        outputs: list[Tensor] = []
+        RECORDERS.append(outputs)
         try:
             if not self._is_hooked:
                 for layer in self.layers:
@@ -304,7 +304,7 @@ class Hooked(nn.Module):
                 self._is_hooked = True
             for layer in self.layers:
                 x = layer(x)
-            return x.sum() + torch.stack(recorded).square().sum()
+            return x.sum() + torch.stack(outputs).square().sum()
         finally:
             RECORDERS.pop()
 
@@ -315,9 +315,9 @@ RECORDERS: list[list[Tensor]] = []
 @pytest.mark.slow
 def test_hooks_registered_by_the_first_call_run_once_per_layer_and_are_removed() -> None:
     torch.manual_seed(0)
-    module, x = Hooked().double(), torch.randn(8, 6, dtype=torch.float64)
+    module, x = RecordingModel().double(), torch.randn(8, 6, dtype=torch.float64)
     check_at_random(module, (x,), cases=2)
-    fresh = Hooked().double()
+    fresh = RecordingModel().double()
     fresh.load_state_dict(module.state_dict())
     plans = [sharding.plan(fresh, (x,), cores(2), mesh=ONE_AXIS) for _ in range(2)]
     assert plans[0].digest == plans[1].digest

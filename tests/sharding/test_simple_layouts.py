@@ -22,11 +22,11 @@ WITHIN_GAP = 1.01
 """Factor between the optimum of a large integer program and the solution."""
 
 
-def summed(outputs: tuple[Tensor, ...]) -> Tensor:
-    return sum((each.square().sum() for each in outputs), torch.zeros(()))
+def sum_of_squares(outputs: tuple[Tensor, ...]) -> Tensor:
+    return sum((output.square().sum() for output in outputs), torch.zeros(()))
 
 
-def linked(bytes_per_s: float, memory_bytes: int = 8 << 30, latency_s: float = 1e-6) -> Cluster:
+def make_cluster(bytes_per_s: float, memory_bytes: int = 8 << 30, latency_s: float = 1e-6) -> Cluster:
     links = [{"devices": 2, "bytes_per_s": bytes_per_s, "latency_s": latency_s}]
     return Cluster.model_validate(cores(2, memory_bytes).model_dump(exclude_none=True) | {"links": links})
 
@@ -38,39 +38,41 @@ def test_no_plan_is_slower_than_ddp_or_fsdp(seed: int):
     shape = (draw.choice([2, 4, 6]), *draw.choices(range(1, 7), k=draw.randrange(1, 3)))
     steps = tuple((draw.choice(sorted(STEPS)), draw.randrange(2**16)) for _ in range(draw.randrange(1, 6)))
     recipe = Recipe(shape, steps)
-    cluster = linked(10 ** draw.uniform(5, 12), latency_s=draw.choice([0.0, 1e-7, 1e-5]))
+    cluster = make_cluster(10 ** draw.uniform(5, 12), latency_s=draw.choice([0.0, 1e-7, 1e-5]))
 
-    def planned(hints: dict[str, Any] | None = None) -> sharding.ShardingPlan:
-        options = {"loss": summed, "mesh": {"ranks": 2}, "micro_batches": 1, "recompute": False}
+    def make_plan(hints: dict[str, Any] | None = None) -> sharding.ShardingPlan:
+        options = {"loss": sum_of_squares, "mesh": {"ranks": 2}, "micro_batches": 1, "recompute": False}
         return sharding.plan(recipe.module(), recipe.sample(), cluster, hints, **options)
 
-    plan = planned()
+    plan = make_plan()
     for hints in ({"*": sharding.Replicate(), "inputs": sharding.Split(0)}, {"*": sharding.Split(0)}):
         with suppress(SpecError):  # of modules that cannot be split this way
-            assert plan.step_s <= planned(hints).step_s * WITHIN_ERROR * WITHIN_GAP, hints
-    fastest_s = min(each.step_s for each in plan.considered if each.step_s is not None)
-    as_good = [each for each in plan.considered if each.step_s and each.step_s <= fastest_s * WITHIN_ERROR]
-    assert plan.layout == min((each.layout for each in as_good), key=BY_SIMPLICITY.index)
-    assert plan.step_s in [each.step_s for each in as_good]
+            assert plan.step_s <= make_plan(hints).step_s * WITHIN_ERROR * WITHIN_GAP, hints
+    fastest_s = min(candidate.step_s for candidate in plan.considered if candidate.step_s is not None)
+    fast_candidates = [
+        candidate for candidate in plan.considered if candidate.step_s and candidate.step_s <= fastest_s * WITHIN_ERROR
+    ]
+    assert plan.layout == min((candidate.layout for candidate in fast_candidates), key=BY_SIMPLICITY.index)
+    assert plan.step_s in [candidate.step_s for candidate in fast_candidates]
 
 
 def test_data_parallelism_where_it_is_as_fast():
-    plan = sharding.plan(perceptron(64, 64, 64), (torch.zeros(4096, 64),), linked(1e12))
+    plan = sharding.plan(perceptron(64, 64, 64), (torch.zeros(4096, 64),), make_cluster(1e12))
     assert plan.layout == "data parallel"
     assert set(plan.parameters.values()) == {"R"}
-    assert {each.kind for each in plan.collectives} == {"all_reduce"}
+    assert {collective.kind for collective in plan.collectives} == {"all_reduce"}
 
 
 def test_sharded_parameters_where_data_parallelism_does_not_fit():
     model, batch = perceptron(512, 512, 512), (torch.zeros(4096, 512),)
-    plan = sharding.plan(model, batch, linked(1e12, 38 << 20), micro_batches=1, recompute=False)
+    plan = sharding.plan(model, batch, make_cluster(1e12, 38 << 20), micro_batches=1, recompute=False)
     assert plan.layout == "fully sharded"
     assert {plan.parameters[f"layers.{number}.weight"] for number in (0, 2)} == {"S(0)"}
-    assert "data parallel" not in [each.layout for each in plan.considered]
+    assert "data parallel" not in [candidate.layout for candidate in plan.considered]
 
 
 def test_hints_decide_where_there_are_any():
     hints, batch = {"*": sharding.Split(0)}, (torch.zeros(64, 64),)
     for search, layout in ((True, "searched"), (False, "from hints")):
-        plan = sharding.plan(perceptron(64, 64, 64), batch, linked(1e9), hints, mesh={"ranks": 2}, search=search)
-        assert [each.layout for each in plan.considered] == [plan.layout] == [layout]
+        plan = sharding.plan(perceptron(64, 64, 64), batch, make_cluster(1e9), hints, mesh={"ranks": 2}, search=search)
+        assert [candidate.layout for candidate in plan.considered] == [plan.layout] == [layout]

@@ -25,9 +25,9 @@ class Bags(nn.Module):
         super().__init__()
         self.bag, self.out = nn.EmbeddingBag(num_rows, 6, **options), nn.Linear(6, 2)
 
-    def forward(self, index: Tensor, *others: Tensor) -> Tensor:
-        offsets = next((tensor for tensor in others if not tensor.is_floating_point()), None)
-        weights = next((tensor for tensor in others if tensor.is_floating_point()), None)
+    def forward(self, index: Tensor, *extra_inputs: Tensor) -> Tensor:
+        offsets = next((tensor for tensor in extra_inputs if not tensor.is_floating_point()), None)
+        weights = next((tensor for tensor in extra_inputs if tensor.is_floating_point()), None)
         return self.out(self.bag(index, offsets, weights)).square().sum()
 
 
@@ -50,8 +50,8 @@ def bags(seed: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
         offsets = torch.tensor(begins)
     with_weights = mode == "sum" and draw.random() < 0.5
     weights = torch.rand(index.shape, dtype=D) if with_weights else None
-    others = (tensor for tensor in (offsets, weights) if tensor is not None)
-    return Bags(num_rows, **options).to(D), (index, *others)
+    extra_inputs = (tensor for tensor in (offsets, weights) if tensor is not None)
+    return Bags(num_rows, **options).to(D), (index, *extra_inputs)
 
 
 @pytest.mark.sample(2)
@@ -90,9 +90,9 @@ def test_histograms(seed: int) -> None:
     draw = random.Random(seed)
     torch.manual_seed(seed)
     bins = draw.randint(1, 7)
-    whole = torch.randint(-1, bins + 1, (draw.randint(1, 30),)).to(D)
+    integers = torch.randint(-1, bins + 1, (draw.randint(1, 30),)).to(D)
     x, bounds = draw.choice(
-        [(whole, (0, max(1, bins - 1))), (whole.new_ones(5), (0, 0)), (torch.randn(20).to(D), (-1, 2))]
+        [(integers, (0, max(1, bins - 1))), (integers.new_ones(5), (0, 0)), (torch.randn(20).to(D), (-1, 2))]
     )
 
     def counts(scale: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,7 +137,7 @@ def test_grouped_products_of_torch(seed: int) -> None:
 
 
 class Loop(nn.Module):
-    """A common loop over experts that selects the tokens of each."""
+    """A common loop over experts that selects the tokens of each expert."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,9 +161,9 @@ def test_a_loop_over_experts_is_refused_with_its_replacement() -> None:
     assert all(code in remedy for code in ('torch.einsum("tm,emh->teh"', "scatter(1, index, weight)", "moe.MoELayer"))
     weight, index = module.gate(x).softmax(-1).topk(2)
     gates = torch.zeros(8, 3, dtype=D).scatter(1, index, weight)
-    stacked = torch.stack([expert.weight.t() for expert in module.experts])
+    weights = torch.stack([expert.weight.t() for expert in module.experts])
     biases = torch.stack([expert.bias for expert in module.experts])
-    outputs = torch.einsum("tm,emh->teh", x, stacked) + biases
+    outputs = torch.einsum("tm,emh->teh", x, weights) + biases
     assert torch.allclose(torch.einsum("teh,te->th", outputs, gates).square().sum(), module(x))
 
 
@@ -173,10 +173,10 @@ class Branches(nn.Module):
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x: Tensor, threshold: Tensor) -> Tensor:
-        above = x.sum() > threshold
-        chosen = cond(above, lambda x: self.first(x).sin(), lambda x: self.second(x).cos() * 2, (x,))
-        one, other = torch.cond(above, lambda x: (x + 1, x * 2), lambda x: (x * 3, -x), (chosen,))
-        return (one * other).sum()
+        is_above = x.sum() > threshold
+        branch_output = cond(is_above, lambda x: self.first(x).sin(), lambda x: self.second(x).cos() * 2, (x,))
+        left, right = torch.cond(is_above, lambda x: (x + 1, x * 2), lambda x: (x * 3, -x), (branch_output,))
+        return (left * right).sum()
 
 
 @pytest.mark.sample(1)

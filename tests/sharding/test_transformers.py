@@ -25,7 +25,7 @@ class InFloat64(TorchFunctionMode):
             return torch.float64 if value is torch.float32 else value
 
         func = torch.Tensor.double if func is torch.Tensor.float else func
-        return func(*map(wider, args), **{name: wider(each) for name, each in (kwargs or {}).items()})
+        return func(*map(wider, args), **{name: wider(value) for name, value in (kwargs or {}).items()})
 
 
 SIZES = {"vocab_size": 37, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4}
@@ -81,7 +81,7 @@ def text() -> tuple[Tensor, Tensor]:
 MODELS = {"llama": llama, "mixtral": mixtral, "t5": t5, "vit": vit}
 
 
-def built(name: str, attention: str, num_layers: int = 2) -> Built:
+def build(name: str, attention: str, num_layers: int = 2) -> Built:
     torch.manual_seed(2)
     model, batch = MODELS[name](attention, num_layers)
     for parameter in model.parameters():  # their initial values leave many gradients below 1e-6
@@ -102,8 +102,8 @@ class Case:
     num_layers: int = 2
 
     def __str__(self) -> str:
-        more = (", hinted" if self.hints else "") + (", one layer" if self.num_layers == 1 else "")
-        return f"{self.model}, {self.attention}, {' x '.join(map(str, self.mesh.values()))}{more}"
+        suffix = (", hinted" if self.hints else "") + (", one layer" if self.num_layers == 1 else "")
+        return f"{self.model}, {self.attention}, {' x '.join(map(str, self.mesh.values()))}{suffix}"
 
 
 def columns_and_rows(columns: tuple[str, ...], rows: tuple[str, ...], axis: str | None = None) -> Hints:
@@ -146,35 +146,35 @@ MORE = [
 def on_ranks(case: Case) -> tuple[list[str], dict[str, str]]:
     with InFloat64():
         wrong, plan = differences(
-            lambda: built(case.model, case.attention, case.num_layers), case.mesh, case.hints or None, steps=2
+            lambda: build(case.model, case.attention, case.num_layers), case.mesh, case.hints or None, steps=2
         )
     return wrong, plan.parameters
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*CASES, *(pytest.param(each, marks=pytest.mark.grid) for each in MORE)], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.grid) for case in MORE)], ids=str)
 def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, case: Case) -> None:
     for wrong, parameters in ranks[math.prod(case.mesh.values())].run(on_ranks, case):
         assert wrong == []
         if "*.q_proj.weight" in case.hints:
-            lie = [placements.split() for name, placements in parameters.items() if "q_proj" in name]
-            assert {each[-1] for each in lie} == {"S(0)"}
+            query_placements = [placements.split() for name, placements in parameters.items() if "q_proj" in name]
+            assert {placements[-1] for placements in query_placements} == {"S(0)"}
 
 
 def test_results_keep_their_type() -> None:
     with InFloat64():
-        model, batch = built("llama", "sdpa", num_layers=1)
+        model, batch = build("llama", "sdpa", num_layers=1)
         applied = apply_on_one_device(model, *batch)
-        found, expected = applied(*batch), model(*batch)
-    assert type(found) is type(expected)
-    assert torch.allclose(found.logits, expected.logits, rtol=1e-10, atol=1e-10)
-    found.loss.backward()
+        actual, expected = applied(*batch), model(*batch)
+    assert type(actual) is type(expected)
+    assert torch.allclose(actual.logits, expected.logits, rtol=1e-10, atol=1e-10)
+    actual.loss.backward()
     assert applied.get_parameter("lm_head.weight").grad is not None
 
 
 @pytest.mark.slow
 def test_experts_as_grouped_products_equal_one_device() -> None:
-    model, batch = built("mixtral", "grouped_mm", num_layers=2)
+    model, batch = build("mixtral", "grouped_mm", num_layers=2)
     model = model.float()  # torch's kernel does not support float64
     applied = apply_on_one_device(model, *batch)
     assert torch.allclose(applied(*batch).loss, model(*batch).loss, rtol=1e-5)
@@ -182,7 +182,7 @@ def test_experts_as_grouped_products_equal_one_device() -> None:
 
 @pytest.mark.slow
 def test_planning_restores_the_models_implementation_of_experts() -> None:
-    model, batch = built("mixtral", "eager", num_layers=1)
+    model, batch = build("mixtral", "eager", num_layers=1)
     with InFloat64():
         sharding.plan(model, batch, cores(2), mesh={"a": 2})
     assert model.config._experts_implementation == "eager"

@@ -53,10 +53,10 @@ def test_transposed_convolutions(num_dims, seed):
         [draw.choice(choices) for _ in range(num_dims)] for choices in ((1, 2, 3), (1, 2, 3, 4), (1, 2))
     )
     padding = [draw.randrange((k - 1) * d // 2 + 1) for k, d in zip(kernel, dilation, strict=True)]
-    behind = [draw.randrange(max(pair)) for pair in zip(stride, dilation, strict=True)]
+    output_padding = [draw.randrange(max(pair)) for pair in zip(stride, dilation, strict=True)]
     groups, inner, outer = draw.choice([1, 1, 2]), draw.choice([1, 2]), draw.choice([1, 3])
     check(
-        lambda x, weight, bias: convolution(x, weight, bias, stride, padding, behind, groups, dilation),
+        lambda x, weight, bias: convolution(x, weight, bias, stride, padding, output_padding, groups, dilation),
         (draw.choice([1, 3]), groups * inner, *(draw.randrange(2, 7) for _ in range(num_dims))),
         (groups * inner, outer, *kernel),
         (groups * outer,),
@@ -82,7 +82,7 @@ def test_output_padding_of_a_transposed_convolution(kernel, padding):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pooling(num_dims, seed):
     draw = random.Random(100 * num_dims + seed)
-    kernel, stride = ([draw.choice(each) for _ in range(num_dims)] for each in ((1, 2, 3), (1, 2, 3)))
+    kernel, stride = ([draw.choice(choices) for _ in range(num_dims)] for choices in ((1, 2, 3), (1, 2, 3)))
     padding = [draw.randrange(k // 2 + 1) for k in kernel]
     sizes = [_size_for(draw, 2 * (k - 1), p) for k, p in zip(kernel, padding, strict=True)]
     shape = (2, 3, *sizes) if num_dims < 3 else (3, *sizes)
@@ -90,8 +90,8 @@ def test_pooling(num_dims, seed):
     largest = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[num_dims - 1]
     check(lambda x: largest(x, kernel, stride, padding, dilation, ceil_mode), shape, seed=seed)
     average = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[num_dims - 1]
-    more = [draw.random() < 0.5] + ([draw.choice([None, 5])] if num_dims > 1 else [])
-    check(lambda x: average(x, kernel, stride, padding, ceil_mode, *more), shape, seed=seed)
+    options = [draw.random() < 0.5] + ([draw.choice([None, 5])] if num_dims > 1 else [])
+    check(lambda x: average(x, kernel, stride, padding, ceil_mode, *options), shape, seed=seed)
 
 
 def test_windows_do_not_overlap_by_default():
@@ -101,10 +101,10 @@ def test_windows_do_not_overlap_by_default():
 
 
 def test_averages_of_whole_numbers_are_whole():
-    def averaged(x: Tensor) -> tuple[Tensor, Tensor]:
+    def average_pools(x: Tensor) -> tuple[Tensor, Tensor]:
         return F.avg_pool2d(x, 2, 1, 1), F.avg_pool2d(x, 2, divisor_override=3)
 
-    check_function(averaged, inputs=[torch.randint(-9, 9, (2, 3, 6, 7))], cases=6)
+    check_function(average_pools, inputs=[torch.randint(-9, 9, (2, 3, 6, 7))], cases=6)
 
 
 @pytest.mark.slow

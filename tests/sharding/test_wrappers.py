@@ -49,8 +49,8 @@ def wrapped_on_ranks() -> list[str]:
 
 
 def test_wrappers_of_torch_are_refused_by_name(ranks: Pools):
-    data_parallel, distributed = "DataParallel", "DistributedDataParallel"
-    names = [distributed, distributed, "FullyShardedDataParallel", data_parallel, distributed, data_parallel]
+    data_parallel, ddp = "DataParallel", "DistributedDataParallel"
+    names = [ddp, ddp, "FullyShardedDataParallel", data_parallel, ddp, data_parallel]
     names += ["fully_shard"] * 4
     for messages in ranks[2].run(wrapped_on_ranks):
         assert [message.partition(" must not wrap")[0] for message in messages] == names

@@ -38,7 +38,7 @@ def layers() -> Built:
     return Layers().double(), (torch.randn(512, 16, dtype=torch.float64),)
 
 
-def held_on_ranks(mesh: dict[str, int], hints: str) -> dict[str, int]:
+def memory_errors_on_ranks(mesh: dict[str, int], hints: str) -> dict[str, int]:
     """Predicted minus actual bytes on this rank."""
     module, batch = layers()
     plan = sharding.plan(module, batch, cores(math.prod(mesh.values())), HINTS[hints], mesh=mesh)
@@ -47,14 +47,14 @@ def held_on_ranks(mesh: dict[str, int], hints: str) -> dict[str, int]:
     applied(*batch).backward()
     optimizer.step()
     parameters = list(applied.parameters())
-    slots = [slot for each in optimizer.state.values() for name, slot in each.items() if name != "step"]
+    slots = [slot for state in optimizer.state.values() for name, slot in state.items() if name != "step"]
     sharding.close(applied)
     return {
-        "parameters": plan.memory.parameters - sum(local(each).nbytes for each in parameters),
-        "gradients": plan.memory.gradients - sum(local(each.grad).nbytes for each in parameters),
-        "optimizer": plan.memory.optimizer - sum(local(each).nbytes for each in slots),
-        "share": sum(local(each).nbytes for each in parameters) * math.prod(mesh.values())
-        - sum(each.nbytes for each in module.parameters()),
+        "parameters": plan.memory.parameters - sum(local(parameter).nbytes for parameter in parameters),
+        "gradients": plan.memory.gradients - sum(local(parameter.grad).nbytes for parameter in parameters),
+        "optimizer": plan.memory.optimizer - sum(local(slot).nbytes for slot in slots),
+        "share": sum(local(parameter).nbytes for parameter in parameters) * math.prod(mesh.values())
+        - sum(parameter.nbytes for parameter in module.parameters()),
     }
 
 
@@ -62,8 +62,8 @@ def held_on_ranks(mesh: dict[str, int], hints: str) -> dict[str, int]:
 @pytest.mark.parametrize("hints", HINTS)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_a_rank_has_its_share_of_states_as_predicted(ranks: Pools, mesh: dict[str, int], hints: str):
-    for found in ranks[math.prod(mesh.values())].run(held_on_ranks, mesh, hints):
-        assert found == {"parameters": 0, "gradients": 0, "optimizer": 0, "share": 0}
+    for differences in ranks[math.prod(mesh.values())].run(memory_errors_on_ranks, mesh, hints):
+        assert differences == {"parameters": 0, "gradients": 0, "optimizer": 0, "share": 0}
 
 
 @pytest.mark.sample(1)
@@ -78,7 +78,7 @@ def collectives(hints: dict[str, sharding.Replicate | sharding.Split]) -> Counte
     """Collectives of a step on four ranks by phase and kind, without those of one number."""
     module, batch = layers()
     plan = sharding.plan(module, batch, cores(4), hints, mesh={"a": 4})
-    return Counter((each.phase, each.kind) for each in plan.collectives if each.num_bytes > 8)
+    return Counter((collective.phase, collective.kind) for collective in plan.collectives if collective.num_bytes > 8)
 
 
 def test_gradients_are_reduced_and_scattered_and_parameters_gathered_once_a_step():
@@ -89,15 +89,19 @@ def test_gradients_are_reduced_and_scattered_and_parameters_gathered_once_a_step
 
 def test_split_parameters_are_gathered_again_for_the_backward_pass():
     module, batch = layers()
-    kept, split = (sharding.plan(module, batch, cores(4), hints, mesh={"a": 4}) for hints in (STATES, ALL))
-    assert split.memory.kept < kept.memory.kept
-    found = Counter((each.phase, each.kind) for each in split.collectives if each.num_bytes > 8)
-    assert found["backward", "reduce_scatter"] == 8
-    assert ("backward", "all_reduce") not in found
-    # Whole, or part by part round a ring: of the first weight no gradient of its input is asked for.
-    brought = {phase: found[phase, "gather"] + found[phase, "ring"] for phase in ("forward", "backward")}
-    assert brought["forward"] == 8
-    assert brought["backward"] >= 3
+    states_plan, sharded_plan = (
+        sharding.plan(module, batch, cores(4), hints, mesh={"a": 4}) for hints in (STATES, ALL)
+    )
+    assert sharded_plan.memory.kept < states_plan.memory.kept
+    counts = Counter(
+        (collective.phase, collective.kind) for collective in sharded_plan.collectives if collective.num_bytes > 8
+    )
+    assert counts["backward", "reduce_scatter"] == 8
+    assert ("backward", "all_reduce") not in counts
+    # In full, or part by part around a ring. The first weight is gathered once: its input needs no gradient.
+    gathers = {phase: counts[phase, "gather"] + counts[phase, "ring"] for phase in ("forward", "backward")}
+    assert gathers["forward"] == 8
+    assert gathers["backward"] >= 3
 
 
 def test_patterns_leave_scalars_whole():
