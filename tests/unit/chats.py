@@ -20,7 +20,7 @@ DATE = date(2026, 3, 9)
 
 
 class FixedDay(datetime):
-    """A `datetime` whose today is DATE."""
+    """A `datetime` whose current day is DATE."""
 
     @classmethod
     def now(cls, tz: Any = None) -> "FixedDay":

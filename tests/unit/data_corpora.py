@@ -40,14 +40,14 @@ def sentences(num_messages: int) -> list[dict[str, str]]:
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> str:
-    """Write rows, objects or ready lines, and give back the path as a spec holds it."""
+    """Write rows, objects or finished lines, and return the path as a spec holds it."""
     lines = (row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows)
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return str(path)
 
 
 def store_of(folder: Path, lengths: Sequence[tuple[int, int]], langs: Sequence[str]) -> TokenStore:
-    """A store of pairs with given lengths (both count EOS); every token tells its pair and side."""
+    """A store of pairs with given lengths (both count EOS); every token identifies its pair and side."""
     pairs = [Pair(lang, f"s{index}", f"t{index}") for index, lang in enumerate(langs)]
     sources = [np.full(source - 1, 4 + 2 * index) for index, (source, _) in enumerate(lengths)]
     targets = [np.full(target - 1, 5 + 2 * index) for index, (_, target) in enumerate(lengths)]

@@ -26,7 +26,7 @@ def job(data: dict[str, Any], **train: Any) -> JobSpec:
 
 
 def texts(num_documents: int) -> list[str]:
-    """Source of several lengths, each of its own."""
+    """Source texts of several lengths, all different."""
     return [
         "".join(f"def f_{index}(x):\n    return {index} * x + {line}\n\n\n" for line in range(1 + index % 7))
         for index in range(num_documents)
@@ -34,7 +34,7 @@ def texts(num_documents: int) -> list[str]:
 
 
 def store_of(folder: Path, sources: dict[str, Sequence[int]], max_tokens: int) -> SequenceStore:
-    """A store of documents with so many positions each; every id from 4 on is another one's."""
+    """A store of documents with so many positions each; every token has its own id, from 4 on."""
     with StoreWriter(folder, list(sources), np.dtype(np.uint32), BOS, EOS, keeps_text=True) as writer:
         first = 4
         for name, lengths in sources.items():

@@ -1,7 +1,7 @@
 """Every layout that a job and a cluster allow: the slow, obvious reference of the search.
 
-What there is to choose from is read off the spec's own types and written down from "What is tried" in
-`docs/design/planning.md`; no list is the search's.
+The choices are read from the spec's own types and from "What is tried" in `docs/design/planning.md`; none of the
+search's own lists is used.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ CHUNKS = (1, 2, 4)
 
 
 def every_layout(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Candidate]:
-    """All of a job over so many workers."""
+    """Every layout of a job over so many workers."""
     for degrees in every_degrees(spec, cluster, workers):
         runs = product(
             shardings(spec, degrees), of_literal("recompute", spec), virtual_stages(spec, degrees),
@@ -67,13 +67,13 @@ def every_degrees(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Deg
 
 
 def cuts(ranks: int, in_node: int, pin: int | None) -> list[int]:
-    """Not cut up, over those of a node, over all."""
+    """Numbers of shards: 1, the ranks of a node, all ranks."""
     degrees = {1, in_node, ranks} if pin is None else {pin}
     return [degree for degree in sorted(degrees) if degree and ranks % degree == 0]
 
 
 def of_literal(name: str, spec: JobSpec) -> tuple[Any, ...]:
-    """What a key of `parallel` may say, or what it says."""
+    """Choices for a key of `parallel`, or its pinned value."""
     if (value := getattr(spec.parallel, name)) is not None:
         return (value,)
     literal, _ = get_args(ParallelSpec.model_fields[name].annotation)
@@ -81,7 +81,7 @@ def of_literal(name: str, spec: JobSpec) -> tuple[Any, ...]:
 
 
 def shardings(spec: JobSpec, degrees: Degrees) -> tuple[Any, ...]:
-    """Where nothing is cut up, all are one; an asked one is refused unless there is but one rank."""
+    """Without shards all shardings are the same; a pinned one is refused unless there is only one rank."""
     if degrees.fsdp > 1 or degrees.expert_fsdp > 1:
         return of_literal("sharding", spec)
     sharding = spec.parallel.sharding or "parameters"
@@ -89,8 +89,9 @@ def shardings(spec: JobSpec, degrees: Degrees) -> tuple[Any, ...]:
 
 
 def cut_in_part(spec: JobSpec, candidate: Candidate) -> bool:
-    """Whether optimizer or gradients are cut up over a node's ranks alone, unasked: it is not tried, and a test says
-    that over all ranks is no slower, and takes no more memory but for a little under Adafactor."""
+    """Whether optimizer or gradients are sharded over one node's ranks alone, without being pinned. The search does not
+    try it, and a test shows that sharding over all ranks is no slower, and takes at most a little more memory, under
+    Adafactor."""
     degrees, parallel = candidate.degrees, spec.parallel
     dense = parallel.fsdp is None and degrees.fsdp not in (1, degrees.stage_workers // degrees.tensor)
     experts = parallel.expert_fsdp is None and degrees.expert_fsdp not in (1, degrees.data)
@@ -98,7 +99,7 @@ def cut_in_part(spec: JobSpec, candidate: Candidate) -> bool:
 
 
 def steps(largest: int) -> list[int]:
-    """Every number to 8, then four to each doubling, and the most."""
+    """Every number up to 8, then four per doubling, and the largest."""
     return [
         number for number in range(1, largest + 1)
         if number <= 8 or number == largest or number % (1 << number.bit_length() - 3) == 0
@@ -113,7 +114,7 @@ def virtual_stages(spec: JobSpec, degrees: Degrees) -> list[int]:
 
 
 def micro_batches(spec: JobSpec, degrees: Degrees) -> list[tuple[int, int]]:
-    """(groups, how often): by how often, the fewest groups that do."""
+    """(groups, number of micro-batches): for each number, the fewest groups that suffice."""
     groups, pin = -(-spec.num_groups // degrees.data_ranks), spec.parallel.micro_batch_groups
     sizes = {-(-groups // times) for times in steps(groups)} if pin is None else {min(pin, groups)}
     return [(size, -(-groups // size)) for size in sizes]
@@ -130,7 +131,7 @@ def chunks(spec: JobSpec, degrees: Degrees) -> tuple[int, ...]:
 
 
 def nodes(spec: JobSpec, cluster: Cluster, degrees: Degrees) -> list[int | None]:
-    """Ranks of a node, for hierarchical dispatch, where an expert group spans nodes; None for a flat one."""
+    """Ranks of a node for hierarchical dispatch, if an expert group spans nodes; None for flat dispatch."""
     per_node, group = cluster.devices_per_node, degrees.expert * degrees.expert_tensor
     if not group > per_node > 1:
         return [None]
@@ -144,8 +145,8 @@ def overlaps(spec: JobSpec) -> list[bool]:
 
 
 def overlap_is_possible(candidate: Candidate) -> bool:
-    """As in Megatron-Core: of two micro-batches, whose blocks are not computed again as a whole, and in a pipeline
-    between virtual stages; and what hides behind a micro-batch travels in one chunk."""
+    """As in Megatron-Core: between two micro-batches without full recomputation, and in a pipeline only with virtual
+    stages; rows hidden behind a micro-batch travel in one chunk."""
     options = candidate.options
     return (
         rows_travel(candidate.degrees) and options.num_micro_batches > 1 and options.num_chunks == 1
@@ -154,7 +155,7 @@ def overlap_is_possible(candidate: Candidate) -> bool:
 
 
 def least_layouts(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Candidate]:
-    """Of all layouts those of the smallest micro-batches, which take the least memory, however rows travel."""
+    """Layouts with the smallest micro-batches, which take the least memory, however rows travel."""
     overlap = bool(spec.parallel.overlap)
     for degrees in every_degrees(spec, cluster, workers):
         if not nodes(spec, cluster, degrees):

@@ -10,7 +10,7 @@ _DOCUMENTS = Path(__file__).parent / "documents"
 
 
 def documents(folder: Path) -> dict[str, Any]:
-    """The data part of a job: source files, copied where a service allows data to lie."""
+    """The data part of a job: source files, copied to a folder where a service allows data."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(_DOCUMENTS.glob("*.txt")):
         (folder / path.with_suffix(".py").name).write_bytes(path.read_bytes())
@@ -23,8 +23,8 @@ def documents(folder: Path) -> dict[str, Any]:
 def language_job(
     data: dict[str, Any], *, num_steps: int = 4, workers: int = 1, model: dict[str, Any] | None = None, **parts: Any
 ) -> JobSpec:
-    """A job of a few steps on a model of four experts a layer; `model` overrides parts of it, `train` parts of the
-    training, and others are top-level parts."""
+    """A job of a few steps on a model of four experts a layer; `model` and `train` override parts of those, and other
+    arguments are top-level parts."""
     train = {
         "num_steps": num_steps, "batch_tokens": 256, "optimizer": {"name": "adamw", "peak_lr": 1e-2},
         **parts.pop("train", {}),

@@ -1,4 +1,4 @@
-"""Chat templates as published, of the package that ships them beside its own."""
+"""Published chat templates, from the package that ships them."""
 
 from functools import cache
 from importlib.metadata import distribution

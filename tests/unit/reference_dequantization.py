@@ -1,4 +1,4 @@
-"""A plain reading of what narrower forms keep of a matrix, block by block."""
+"""A plain reading of the values that quantized forms keep of a matrix, block by block."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ _MIDDLES = (_VALUES[1:] + _VALUES[:-1]) / 2
 
 
 def through_codes(values: Tensor, form: Form, dim: int) -> Tensor:
-    """float32: what a matrix is decoded into whose blocks lie along `dim`."""
+    """The matrix in float32 after quantization, with blocks along `dim`."""
     if form == "bfloat16":
         return values.float().bfloat16().float()
     parts = []
@@ -27,7 +27,7 @@ def through_codes(values: Tensor, form: Form, dim: int) -> Tensor:
         over = torch.where(largest > 0, block / scale, 0.0)
         if form == "int8":
             codes = over.round()
-        else:  # as many neighbours' midpoints lie below a value as its nearest one has before it
+        else:  # the number of midpoints below a value is the index of its nearest entry
             codes = _VALUES[(over.unsqueeze(-1) > _MIDDLES).sum(-1)]
         parts.append(codes * scale)
     return torch.cat(parts, dim)

@@ -1,4 +1,4 @@
-"""Candidates of one shape, as the search looks into them."""
+"""The search's candidates of one shape."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +10,7 @@ from moe.plan.search.choices import LayoutChoices
 
 
 def of_shape(choices: LayoutChoices, shape: Degrees) -> Iterator[Candidate]:
-    """What the search looks into of one shape."""
+    """Candidates of one shape that the search evaluates."""
     ways = product(
         choices.data_shardings(shape), choices.recomputes(), choices.virtual_stages(shape.pipeline),
         choices.micro_batches(shape),

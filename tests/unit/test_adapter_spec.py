@@ -67,7 +67,7 @@ def test_every_matrix_of_the_base_is_stored_in_its_form_with_an_adapter_or_witho
 
 
 def test_a_plan_counts_the_bytes_of_the_base() -> None:
-    """Matrix by matrix, as (lines that blocks are in, their length)."""
+    """Matrix by matrix, as (lines that blocks lie in, length of a line)."""
     cluster = Cluster(num_nodes=1, devices_per_node=2, device="cpu", memory_bytes=1 << 40)
     plan = plan_job(JobSpec.parse({**JOB, "adapter": {"rank": 2, "base": "nf4"}}), cluster)
     attention = [(64, 64), (32, 64), (32, 64), (64, 64)]

@@ -28,7 +28,7 @@ def two_ranks(**degrees: int) -> Layout:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 def test_a_rank_holds_its_experts(activation: str, bias: bool, device: str) -> None:
-    """Initialized here where the layer has no values yet, else copied from it."""
+    """Weights are initialized on the rank if the layer has none yet, else copied from the layer."""
     spec = MoESpec(num_experts=4, model_dim=M, hidden_dim=H, activation=activation, expert_bias=bias)
 
     def experts_on(rank: int, world_size: int, degrees: dict[str, int]) -> Experts:
@@ -51,7 +51,7 @@ def test_a_rank_holds_its_experts(activation: str, bias: bool, device: str) -> N
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_the_gathered_shard_begins_where_the_tensor_shard_does(dim: int) -> None:
-    """However FSDP, which gathers it, has split it, also unevenly."""
+    """However FSDP has split the shard that it gathers, also unevenly."""
     layout = Layout(3, 4, CPU, {"expert_fsdp": 2, "expert_tensor": 2})
     part = ParameterShard(torch.Size((3, M)), (("expert_tensor", 1), ("expert_fsdp", dim)), of_experts=True)
     assert shard_offsets(part, layout) == [0, M // 2]

@@ -64,7 +64,7 @@ def test_a_commit_beside_itself(has_layer: bool, tmp_path: Path) -> None:
 
 
 def test_pairs_are_compared_each_by_itself() -> None:
-    """The machine became twice as slow in between: that is no difference."""
+    """A machine that becomes twice as slow halfway through makes no difference."""
     comparison = figures([(1.0, 1.02), (1.0, 1.02), (2.0, 2.04), (2.0, 2.04)])
     assert comparison["difference"] == pytest.approx(0.02)
     assert comparison["quartiles"] == pytest.approx([0.02, 0.02])

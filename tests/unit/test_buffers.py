@@ -1,4 +1,4 @@
-"""Buffers of parameters from step to step: bfloat16 copies made once a step, and memory of gradients."""
+"""Parameter buffers from step to step: bfloat16 copies made once a step, and gradient memory."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ OPTIMIZERS: list[OptimizerSpec] = [ADAMW, AdafactorSpec(name="adafactor", peak_l
 
 
 def has_copy(parameter: LocalParameter) -> bool:
-    """Not of embeddings, whose rows are cast; of vectors of a few numbers; and of what is always float32."""
+    """Embeddings, small vectors and parameters that are always float32 have none."""
     return not any(word in parameter.name for word in ("embedding", "norm", "router"))
 
 
@@ -71,7 +71,7 @@ class Training:
 
 
 class Casts(TorchDispatchMode):
-    """Counts the bfloat16 copies of these parameters."""
+    """Counts the bfloat16 casts of these parameters."""
 
     def __init__(self, parameters: list[LocalParameter]) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def test_buffers_change_no_loss_and_no_gradient(optimizer: OptimizerSpec, recomp
 
 
 def test_restored_parameters_are_cast_again(tmp_path: Path) -> None:
-    """From a checkpoint of another run that is further on."""
+    """From a checkpoint of another run, one step ahead."""
 
     def checkpointer_of(training: Training) -> Checkpointer:
         tensors = run_tensors(training.model, training.parameters, training.optimizer, training.layout)
@@ -136,7 +136,7 @@ def test_gradients_of_experts_reuse_the_memory_of_the_last_step(dtype: torch.dty
         pointers.append([weight.grad.data_ptr() for weight in weights if weight.grad is not None])
     assert len(pointers[0]) == 4
     assert pointers[0] == pointers[1] == pointers[2]
-    discard_gradients(training.parameters)  # now an expert without rows: zeros where another gradient was
+    discard_gradients(training.parameters)  # now an expert has no rows: zeros replace its earlier gradient
     experts, rows = training.experts[0], torch.ones(3, MODEL.model_dim, dtype=dtype)
     experts(rows, torch.ones(3), experts.local_computation([3, 0, 0, 0])).sum().backward()
     assert experts.w_in.grad is not None
@@ -146,7 +146,7 @@ def test_gradients_of_experts_reuse_the_memory_of_the_last_step(dtype: torch.dty
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_copies_have_the_bytes_that_the_planner_predicts(recompute: str) -> None:
-    """Of all that layers multiply with; under full recomputation none is stored."""
+    """One copy of every matrix that layers multiply by; none is stored under full recomputation."""
     training = Training(recompute=recompute)
     training.step()
     buffers = [buffers_of(parameter.parameter) for parameter in training.parameters]

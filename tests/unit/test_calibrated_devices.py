@@ -12,7 +12,7 @@ GPUS = [name for name, device in DEVICES.items() if device.kind == "cuda" and de
 
 
 def own_figures(name: str) -> dict[str, Any]:
-    """What would be measured on a device that is exactly its type."""
+    """Figures measured on a device that is exactly its type."""
     device = DEVICES[name]
     products = {dtype: device.kernels.products[dtype].achieved_flops_per_s(8192) for dtype in ("float32", "bfloat16")}
     return {
@@ -23,7 +23,7 @@ def own_figures(name: str) -> dict[str, Any]:
 
 
 def seconds(kernels: Kernels) -> list[float]:
-    """Of kernels of several sizes."""
+    """Seconds of kernels of several sizes."""
     products = [kernel.seconds(rows, 4096, 1024) for kernel in kernels.products.values() for rows in (64, 8192)]
     experts = [kernel.seconds(r, r, 8, 2048, 1024, 3) for kernel in kernels.experts.values() for r in (64, 8192)]
     attention = [kernel.seconds(4096, 4096, 16, 4, widths) for widths, kernel in kernels.attention.items()]

@@ -91,7 +91,8 @@ NEEDS_USER = "{% if not messages | selectattr('role', 'equalto', 'user') | list 
         ("{{ bos_token }}" + BEGINS_WITH_SYSTEM, ["<assistant>hi</>", "<assistant>b</>"], ()),
         (BEGINS_WITH_SYSTEM + ASK, ["hi</>", "b</>"], ()),
         (TAKES_TURNS, ["hi;", "[assistant]b;"], ()),
-        (NEEDS_USER + BEGINS_WITH_SYSTEM + ASK, ["b</>"], ("openings",)),  # no prompt can be rendered for the opening
+        # The opening has no prompt that can be rendered.
+        (NEEDS_USER + BEGINS_WITH_SYSTEM + ASK, ["b</>"], ("openings",)),
     ],
 )
 def test_a_conversation_may_begin_with_the_assistant(source: str, spans: list[str], notes: tuple[str, ...]):
@@ -244,7 +245,7 @@ def test_what_a_template_drops_from_an_answer_is_noted_or_refused():
 
 @pytest.mark.parametrize("end", ["", "{{ '!' if messages[-1].role == 'assistant' }}"])
 def test_an_answer_that_is_not_learned_leaves_the_marks_of_others(end: str):
-    """However many marks each has."""
+    """However many marks an answer has."""
     source = template("<{{ m.role }}>" + MARK.replace("{% else", "{% generation %}<end>{% endgeneration %}{% else")
                       + "{% endif %}", end)  # fmt: skip
     for answer, spans in ((ANSWER, ["b", "<end>"]), (LAST, ["a", "<end>"])):

@@ -1,4 +1,4 @@
-"""Records of conversations and of pairs, as users have them: what they say, and what is refused."""
+"""Records of conversations and pairs in users' formats: how they are read, and which are refused."""
 
 from typing import Any
 
@@ -168,7 +168,7 @@ WHOLE = {"chosen": [USER, ANSWER], "rejected": [USER, OTHER]}
     ],
 )  # fmt: skip
 def test_pairs_of_every_form_are_read(row: dict[str, Any]):
-    """The prompt of whole conversations is not rendered twice, except for a system prompt that they lack."""
+    """The prompt of a complete conversation is not rendered twice, unless only the prompt has a system message."""
     chosen, rejected = pair_of(row)
     prompt = [SYSTEM, USER] if row.get("prompt") == [SYSTEM, USER] else [USER]
     assert (list(chosen.messages), list(rejected.messages)) == ([*prompt, ANSWER], [*prompt, OTHER])

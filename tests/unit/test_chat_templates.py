@@ -164,7 +164,7 @@ def test_a_template_that_never_ends_is_stopped_in_bounded_time(monkeypatch: pyte
 
 
 def test_conversations_are_rendered_up_to_the_one_that_ends_the_process(monkeypatch: pytest.MonkeyPatch):
-    # What ends a process by itself takes long, or memory that a busy machine may not have.
+    # Templates that end their own process need much time, or memory that a busy machine may not have.
     def ending(module: str, request: bytes, **limits: float) -> bytes:
         if b'"bad"' in request:
             raise LimitedProcessError("crashes its reader")

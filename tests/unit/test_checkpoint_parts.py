@@ -1,4 +1,4 @@
-"""Rectangles of a checkpoint's tensors, read without the rest of them."""
+"""Rectangles of a checkpoint's tensors, read without the rest of the file."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_only_the_requested_rows_are_read(tmp_path: Path, monkeypatch) -> None:
     parts, read_bytes = StoredParts(write(Folder(str(tmp_path)), {"matrix": torch.randn(1000, 100)})), []
     read = Folder.read
 
-    def read_and_record(self, *args, **kwargs):  # reads as ever, and records how much
+    def read_and_record(self, *args, **kwargs):  # reads normally, and records the number of bytes
         read_bytes.append(kwargs["max_bytes"])
         return read(self, *args, **kwargs)
 

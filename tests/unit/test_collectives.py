@@ -1,4 +1,4 @@
-"""Predicted seconds of collectives against what each link carries, message by message and step by step."""
+"""Predicted seconds of collectives against the traffic of each link, message by message and step by step."""
 
 import itertools
 

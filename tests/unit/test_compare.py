@@ -118,7 +118,7 @@ def test_a_cause_is_a_fact_of_the_two_layouts(
 ) -> None:
     long, short = {kind: 0.3, "attention_s": 1.0}, {kind: 0.1, "attention_s": 1.0}
     seconds = (long, short) if cause.startswith("more") else (short, long)
-    ranks_per_node = None if second is FLAT_64 else 8  # which hierarchical dispatch tells
+    ranks_per_node = None if second is FLAT_64 else 8  # only hierarchical dispatch sets it
     given_nodes = {} if ranks_per_node is None else {"ranks_per_node": ranks_per_node}
     line = sentences(plan_of(**first, **seconds[0]), plan_of(**second, **seconds[1]), **given_nodes)[1]
     assert line.endswith(f": 200 ms {cause}")

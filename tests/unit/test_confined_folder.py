@@ -22,7 +22,7 @@ Tree = tuple[list[str], list[tuple[str, str, bool]]]
 
 
 def build(top: Path, tree: Tree) -> Path:
-    """A folder `root` beside a folder `secret`."""
+    """A folder `root` next to a folder `secret`."""
     root = top / "root"
     for folder in (root, top / "secret"):
         folder.mkdir()
@@ -42,7 +42,7 @@ def build(top: Path, tree: Tree) -> Path:
 
 @contextmanager
 def repeating(action: Callable[[], None]) -> Iterator[None]:
-    """Repeat an action in another thread meanwhile."""
+    """Repeat an action in another thread during the block."""
     over = threading.Event()
 
     def repeat() -> None:

@@ -1,4 +1,4 @@
-"""Reads and writes of elementwise kernels that a plan predicts, against those of real passes."""
+"""Predicted reads and writes of elementwise kernels against those of real passes."""
 
 from collections.abc import Callable
 from math import prod
@@ -31,7 +31,7 @@ _WRITES_ALONE = {"copy_", "fill_", "zero_"}
 
 
 class ByteCounter(TorchDispatchMode):
-    """Bytes read and written by all operations but products, attention and views."""
+    """Bytes that all operations read and write, except products, attention and views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def counted_bytes(spec: JobSpec) -> float:
     tokens = torch.randint(64, (num_rows, LENGTH))
     rows = SequencesBatch(tokens, tokens, BatchContext(rows_per_group=1))
     batch = RankBatch(0, [rows], tokens.numel(), tokens.numel())
-    with overriding({uses_own_dtype: lambda x: True}):  # as where there are bfloat16 instructions
+    with overriding({uses_own_dtype: lambda x: True}):  # as on a CPU with bfloat16 instructions
         step(state, batch, Signals())
         with ByteCounter() as mode:
             step(state, batch, Signals())
@@ -77,7 +77,7 @@ def counted_bytes(spec: JobSpec) -> float:
 
 
 def predicted_bytes(spec: JobSpec) -> float:
-    """The same by a plan."""
+    """Bytes of a step as a plan predicts them."""
     search = LayoutSearch(spec, Cluster(num_nodes=1, devices_per_node=1, device="h200"))
     candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups))
     rate = search.cluster.traits.memory_bytes_per_s * SOFTWARE["ours-eager"].elementwise.share
@@ -85,7 +85,7 @@ def predicted_bytes(spec: JobSpec) -> float:
 
 
 def of_a_layer(count: Callable[[JobSpec], float], *shape: Any) -> float:
-    """Bytes per token and layer, without those that more tokens do not change."""
+    """Bytes per token and layer, without those that are independent of the number of tokens."""
     two_rows, four_rows = (count(job(*shape, 2, rows)) - count(job(*shape, 1, rows)) for rows in (2, 4))
     return (four_rows - two_rows) / 2 / LENGTH
 

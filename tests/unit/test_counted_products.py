@@ -1,4 +1,4 @@
-"""Predicted products of partly trained models against those that a forward and backward pass computes."""
+"""Predicted matrix products of partly trained models against those of a forward and backward pass."""
 
 import random
 from collections.abc import Callable
@@ -57,7 +57,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 def random_case(seed: int) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """A model with any adapters, or with any frozen parameters."""
+    """A model with random adapters, or with random frozen parameters."""
     draw = random.Random(seed)
     model = draw.choice([DENSE, MIXTURE])
     parts = ["*.attention.*", "*.experts.*", "*.shared.*"] if model is MIXTURE else ["*.attention.*", "*.dense.*"]
@@ -94,7 +94,7 @@ def job(model: dict[str, Any], freeze: tuple[str, ...] = (), **data: Any) -> Job
 
 
 def loss_of_pairs(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """Loss of rows whose halves are a preferred answer and another one."""
+    """Loss of rows whose halves are a preferred and a rejected answer."""
     halves = (np.arange(LENGTH) >= LENGTH // 2).astype(np.int32)
     rows = SequenceRows(tokens.numpy(), np.tile(halves, (ROWS, 1)), tokens.numpy())
     batch = SequencesBatch.from_part(rows, BatchContext(rows_per_group=1), Layout.single())
@@ -109,13 +109,13 @@ def loss_of_texts(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 def count_products(
     model: dict[str, Any], freeze: tuple[str, ...] = (), loss_of: Loss = loss_of_texts, **options: Any
 ) -> int:
-    """Multiplications of a forward and backward pass, without those of pairs of positions."""
+    """Multiplications of a forward and backward pass, excluding those of pairs of positions."""
     torch.manual_seed(0)
     network: Any = build_model(job(model).model, replace(Layout.single(), **options))
     for name, parameter in network.named_parameters():
         if any(matches(pattern, name) for pattern in freeze):
             parameter.requires_grad_(False)
-    if "adapter" in model:  # gradients go all the way down, as in most layers of a deep model
+    if "adapter" in model:  # gradients reach the first layer, as they do most layers of a deep model
         network.embedding.weight.requires_grad_(True)
     tokens = torch.randint(5, 1000, (ROWS, LENGTH))
     with Products() as products:
@@ -139,8 +139,7 @@ def predict(
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CASES)
 def test_products_and_operations_of_a_partly_trained_model(name: str) -> None:
-    """Operations are without the pairs of attention, and but for what goes through an adapter's first half once more,
-    which is recomputation."""
+    """Operations exclude pairs of attention positions; they differ by the recomputation of an adapter's first half."""
     model, freeze = CASES[name]
     full_model = MIXTURE if "moe" in model else DENSE
     share = count_products(model, freeze) / count_products(full_model)
@@ -183,7 +182,7 @@ def test_preferences_repeat_exchanges_and_gathers() -> None:
 
 @pytest.mark.parametrize(("tensor", "expert_tensor"), [(1, 1), (4, 1), (1, 4), (2, 2)])
 def test_ranks_that_split_a_matrix_split_half_of_its_adapter(tensor: int, expert_tensor: int) -> None:
-    """B of queries is split as they are, and A is whole; of the output matrix it is the other way round."""
+    """An adapter's B is split with the query matrix, and its A is not; for the output matrix it is the reverse."""
     unit = next(unit for unit in units(job(with_adapter(MIXTURE, 8)).model, OURS) if unit.moe is not None)
     m, heads, kv, expert_hidden, shared_hidden = 128, 128, 64, 256, 128
 
@@ -215,7 +214,7 @@ def test_a_base_is_dequantized_for_each_product(
         sizes.append(weight.numel())
         return weight
 
-    # Dequantizes as ever, and records that it did: nothing else tells how often.
+    # Dequantizes normally, and records each call: nothing else shows how often.
     monkeypatch.setattr(QuantizedWeight, "dequantize", dequantize_and_record)
     wide, narrow = with_adapter(MIXTURE, 2), with_adapter(MIXTURE, 2, base=base)
     count_products(narrow, recompute=recompute)

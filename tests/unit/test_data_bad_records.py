@@ -55,7 +55,7 @@ def text_spec(folder: Path, **fields: Any) -> ParallelTextSpec:
 
 
 def problems_of(data: Any, root: Path, template: str = "chatml") -> tuple[Problem, ...]:
-    """Problems that are reported where a job is posted."""
+    """Problems reported when a job with this data is posted."""
     try:
         if isinstance(data, JsonlSpec | ParallelTextSpec):
             pairs.check(data, [str(root)])

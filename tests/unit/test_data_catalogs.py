@@ -1,4 +1,4 @@
-"""Message catalogs: the pairs of a catalog's entries, and which catalogs are read."""
+"""Message catalogs: the pairs of their entries, and the catalogs that are read."""
 
 import struct
 

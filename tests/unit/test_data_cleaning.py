@@ -1,4 +1,4 @@
-"""Cleaning: what each rule leaves out and what it must leave in."""
+"""Cleaning rules: what each leaves out, and what each must keep."""
 
 import pytest
 

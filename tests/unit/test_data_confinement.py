@@ -12,7 +12,7 @@ from tests.refusals import refused
 from tests.unit.data_corpora import job, sentences, write_jsonl
 
 ATTACKS = (
-    # Above the root, and through links out of it
+    # Above the root, and through links that leave it
     "{root}/../secret.jsonl", "{root}/folder/../../secret.jsonl", "file://{root}/../secret.jsonl",
     "{root}/folder/../ok.jsonl", "{root}/link.jsonl", "{root}/out/secret.jsonl", "file://{root}/out/secret.jsonl",
     "{root}/l*.jsonl", "{root}/out/*.jsonl", "{root}/*/secret.jsonl",
@@ -26,7 +26,7 @@ ATTACKS = (
     # Relative, or of other protocols
     "~/secret.jsonl", "ok.jsonl", "data:application/json,%7B%7D", "http://169.254.169.254/latest/meta-data",
     "s3://bucket/secret.jsonl", "github://owner:repository@main/secret.jsonl",
-    # No regular files
+    # Not regular files
     "{root}/ok.jsonl\0.txt", "/proc/self/environ", "/dev/zero", "{root}/pipe", "{root}/folder", "{root}", "",
 )  # fmt: skip
 REMOTE_ATTACKS = (
@@ -81,7 +81,7 @@ def test_an_error_never_tells_whether_something_outside_exists(root, outside_fol
 
     for folder in (outside_folder, root / "out"):
         assert rule(f"{folder}/secret.jsonl") == rule(f"{folder}/nothing.jsonl") == rule(f"{folder}/*.jsonl")
-    with refused("not_allowed", "data.paths[0]"):  # no roots allow nothing
+    with refused("not_allowed", "data.paths[0]"):  # without roots nothing is allowed
         check(jsonl(root / "ok.jsonl"), [])
 
 
@@ -118,7 +118,7 @@ def test_a_path_swapped_for_a_link_after_its_check_is_not_read(root, outside_fol
 
 @pytest.mark.parametrize("spelling", ["{root}", "{root}/", "file://{root}", "local://{root}", "{root}-link", "/"])
 def test_what_is_under_a_root_is_allowed_however_the_root_is_written(root, spelling):
-    """Also through links that stay beneath it, as in a cache of models."""
+    """Also through links that stay under it, as in a model cache."""
     root.with_name("data-link").symlink_to(root)
     (root / "blobs").mkdir()
     (root / "ok.jsonl").rename(root / "blobs/a1b2")

@@ -1,4 +1,4 @@
-"""The corpora `chat` and `preference`, from users' files to rows that are learned from."""
+"""The corpora `chat` and `preference`, from users' files to training rows."""
 
 import json
 import random
@@ -178,14 +178,14 @@ def test_packing_cuts_nothing_and_keeps_pairs_together(lengths: list[int], lengt
         row_lengths.append(sum(lengths[document] for document in documents))
         pairs = [document // num_each for document in documents]
         assert documents == [pair * num_each + member for pair in pairs[::num_each] for member in range(num_each)]
-    # Best fit leaves no two rows that would go into one.
+    # Best fit leaves no two rows that would fit into one.
     row_lengths.sort()
     assert row_lengths[-1] <= length
     assert len(row_lengths) < 2 or row_lengths[0] + row_lengths[1] > length
 
 
 def test_a_record_that_the_template_refuses_is_named_with_its_line(tmp_path: Path):
-    """Before anything is launched, and while the corpus is prepared. Other bad records: test_data_bad_records.py."""
+    """Before a launch, and while the corpus is prepared. Other bad records: test_data_bad_records.py."""
     folder = write(tmp_path / "data" / "a.jsonl", [GOOD, {"messages": [ANSWER, OTHER]}])
     for act in (check_in, prepare_in):
         with refused("unsupported", "data.paths[0]", f"{folder}/a.jsonl, line 2"):

@@ -28,7 +28,7 @@ CODE = st.text(alphabet=st.sampled_from(list("ab(): \t\n\r=#é中\u0301\u200d�
 
 @given(st.text() | CODE | st.sampled_from(("<s>", "⟨eos⟩", "⟨pad⟩⟨bos⟩")))
 def test_every_text_is_reproduced(text):
-    """Also one that looks like a special token."""
+    """Also text that looks like a special token."""
     ids = OURS.encode(text)
     assert all(id > UNK for id in ids)
     assert OURS.decode(ids) == text
@@ -51,7 +51,7 @@ def test_merges_are_learned_from_the_same_texts_in_any_order_and_not_from_held_o
 
 
 def test_a_long_document_is_encoded_in_parts_to_the_same_text(monkeypatch):
-    # Nothing is faked: the same code cuts at a thousand characters, where a document of millions would take minutes.
+    # Nothing is faked: the same code cuts at a thousand characters; a document of millions would take minutes.
     monkeypatch.setattr(encoding, "PART_CHARS", 1000)
     long = "x = 1\n" * 300 + "y" * 1010
     documents = [
@@ -105,8 +105,8 @@ def test_a_pattern_that_backtracks_without_end_is_refused(pattern):
 
 @pytest.mark.slow
 def test_a_pattern_that_takes_hours_is_stopped(monkeypatch):
-    """Each of its searches ends before the library gives up, but there are very many of them."""
-    monkeypatch.setattr(model_tokenizer, "TIMEOUT_S", 4.0)  # not to wait for a minute
+    """No single search reaches the library's own limit, but there are very many searches."""
+    monkeypatch.setattr(model_tokenizer, "TIMEOUT_S", 4.0)  # instead of a minute
     with pytest.raises(SpecError, match=r"exceeds its time limit of 4 s, encoding text"):
         require_usable(given_tokenizer("ß*ß*ß*z"), 1000, ["ß" * 300 + "1z"] * 1000)
 

@@ -1,4 +1,4 @@
-"""Users' documents: what is read of each format, and what is refused. Unusable records: test_data_bad_records.py."""
+"""Users' documents: what is read from each format, and what is refused. Unusable records: test_data_bad_records.py."""
 
 import gzip
 import subprocess
@@ -35,7 +35,7 @@ def read(spec):
 
 
 def assert_refused(spec, root, code, path, *value):
-    """By the check before a launch and by reading."""
+    """Both the check before a launch and reading refuse it."""
     for act in (lambda: check(spec, [str(root)]), lambda: read(spec)):
         with refused(code, path, *value):
             act()

@@ -1,4 +1,4 @@
-"""Users' files as people have them: compressed whatever their name, one array of JSON, other encodings, other kinds."""
+"""Users' files in all their forms: compressed under any name, one JSON array, other encodings, other kinds."""
 
 import bz2
 import gzip
@@ -119,7 +119,7 @@ def random_row(random: Random) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_an_array_is_read_as_its_items(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In any formatting, and wherever a chunk of it ends."""
+    """In any formatting, and wherever a chunk ends within it."""
     random = Random(seed)
     monkeypatch.setattr(json_lines, "_CHUNK_BYTES", random.randrange(1, 50))
     items = [random_row(random) for _ in range(random.randrange(12))]
@@ -153,7 +153,7 @@ def test_mistakes_in_an_array_are_named_by_item(text: str, location: str, code: 
 
 @pytest.mark.parametrize("lines", [[], ['{"text": "a"}'], ["{", '{"text": "a"}']])
 def test_a_truncated_first_record_is_one_bad_record(lines: list[str], tmp_path: Path) -> None:
-    """And not an object over several lines."""
+    """Not the beginning of an object over several lines."""
     (tmp_path / "a.jsonl").write_text("\n".join(["{", *lines]))
     faults = Faults()
     read = list(rows(lines_of(tmp_path / "a.jsonl"), faults))

@@ -28,7 +28,7 @@ def read(spec):
 
 
 def assert_refused(spec, root, code, path, *value):
-    """By the check before a launch and by reading."""
+    """Both the check before a launch and reading refuse it."""
     for act in (lambda: check(spec, [str(root)]), lambda: read(spec)):
         with refused(code, path, *value):
             act()
@@ -96,7 +96,7 @@ def test_a_language_without_pairs_is_refused_before_launch_in_a_small_corpus(tmp
         check(jsonl(path, languages=("de", "qq")), [str(tmp_path)])
     padding = {**GOOD, "padding": "x" * 500_000}
     path = write_jsonl(tmp_path / "a.jsonl", [padding] * 12)
-    check(jsonl(path, languages=("de", "qq")), [str(tmp_path)])  # only the beginning of a large one is read
+    check(jsonl(path, languages=("de", "qq")), [str(tmp_path)])  # only the beginning of a large file is read
     path = write_jsonl(tmp_path / "a.jsonl", [*[padding] * 12, "{broken"])
     assert_refused(jsonl(path), tmp_path, "invalid_syntax", "data.paths[0]", f"{path}, line 13")
 

@@ -1,4 +1,4 @@
-"""Held-out sets: what the model must not learn from, by message and by pair."""
+"""Held-out sets by message and by pair, which the model must not learn from."""
 
 from hypothesis import given
 from hypothesis import strategies as st

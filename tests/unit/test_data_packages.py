@@ -1,4 +1,4 @@
-"""The corpus of installed packages: what it reads, what it leaves out, and that held-out text is not trained on."""
+"""The corpus of installed packages: what it reads, what it leaves out, and that held-out text stays out of training."""
 
 from collections import Counter
 from importlib import metadata
@@ -58,7 +58,7 @@ def test_near_duplicates_are_found_under_other_indentation_and_comments():
 
 
 def test_no_text_is_both_trained_on_and_held_out():
-    """The same distribution on both sides leaves nothing of it to train on."""
+    """A distribution on both sides contributes nothing to training."""
     corpus = Packages(training=FEW, held_out=(Distribution("h11"), Distribution("sqlparse")))
     documents = list(corpus.documents())
     training = [document for document in documents if not document.is_held_out]
@@ -86,7 +86,7 @@ def test_a_distribution_that_is_not_installed_is_refused():
 
 
 def test_every_listed_distribution_is_pinned_and_required_by_this_package():
-    """Each comes with this package itself, not with what tests and tools need."""
+    """By this package itself, not by its tests and tools."""
     root, names = Path(__file__).parents[2], {distribution.name for distribution in (*TRAINING, *HELD_OUT)}
     pins = {line.partition("==")[0] for line in (root / "constraints.txt").read_text().splitlines()}
     assert len(names) == len(TRAINING) + len(HELD_OUT)

@@ -31,7 +31,7 @@ def test_rows_hold_each_position_once_and_are_nearly_full(document_lengths, leng
     total, capacity = sum(document_lengths), packing.num_rows * length
     assert packing.waste(length) <= MAX_WASTE + 1e-9 or packing.num_rows == -(-total // length)
     assert packing.waste(length) == pytest.approx(1 - total / capacity if total else 0.0)
-    # A document that fits is cut only to fill rows that best fit would leave empty.
+    # A document that would fit is cut only to fill space that best fit would waste.
     pieces = np.bincount(packing.documents, minlength=len(document_lengths))
     min_pieces = np.array([-(-size // length) for size in document_lengths], np.int64)
     assert np.all(pieces >= min_pieces)
@@ -41,9 +41,9 @@ def test_rows_hold_each_position_once_and_are_nearly_full(document_lengths, leng
 def test_documents_are_cut_where_best_fit_alone_wastes_rows():
     packing = pack_lengths([60] * 100, 100)
     assert packing.waste(100) <= MAX_WASTE
-    assert packing.num_rows == 61  # of at least 60, where best fit alone takes 100
+    assert packing.num_rows == 61  # at least 60; best fit alone takes 100
     draws = np.random.Philox(key=[3, 4]).random_raw(3000) / 2.0**64
-    document_lengths = np.maximum(1, -np.log(draws) * 1000).astype(np.int64).tolist()  # as of real documents
+    document_lengths = np.maximum(1, -np.log(draws) * 1000).astype(np.int64).tolist()  # as in real documents
     packing = pack_lengths(document_lengths, 512)
     assert packing.waste(512) < 0.002
     assert len(packing.lengths) == sum(-(-size // 512) for size in document_lengths)

@@ -1,4 +1,4 @@
-"""Preparing a corpus of pairs: built once for a content, whole or not at all, by any number of processes."""
+"""Preparing a corpus of pairs: once for the same content, completely or not at all, by any number of processes."""
 
 import json
 import signal
@@ -60,7 +60,7 @@ def test_stores_hold_texts_tokens_and_languages_and_held_out_messages_are_not_tr
 
 
 def test_tokenizers_never_see_held_out_text(spec, tmp_path):
-    """Another source text of held-out messages leaves the tokenizers identical."""
+    """Different source text in held-out messages leaves the tokenizers identical."""
     corpus, _ = run(spec, tmp_path)
     unseen = {target for _, target, _ in texts(corpus.held_out["unseen"])}
     rows = sentences(150)
@@ -200,7 +200,7 @@ def test_a_build_that_is_killed_or_fails_leaves_no_lock_and_no_folder(tmp_path):
 
 @pytest.mark.slow
 def test_the_default_corpus_is_as_measured_and_its_unseen_messages_are_trained_on_in_no_language(tmp_path):
-    """The demo's own job."""
+    """On the demo's own job."""
     body = job({"corpus": "catalogs"}, batch_tokens=1024, group_tokens=512).model_dump(mode="json")
     body["model"] |= {"source_vocab_size": 4096, "target_vocab_size": 4096}
     spec = type(job({"corpus": "catalogs"})).parse(body)
@@ -244,7 +244,7 @@ def test_a_corpus_that_changes_while_it_is_read_is_not_stored_under_its_first_ha
 
 
 def test_progress_goes_through_every_stage_and_never_back(spec, tmp_path):
-    """Catalogs know the share that is read; a user's file does not until its end."""
+    """Catalogs know the share that has been read; a user's file does not until its end."""
     steps = []
     run(spec, tmp_path, progress=lambda *step: steps.append(step))
     assert list(dict.fromkeys(stage for stage, _, _ in steps)) == [

@@ -1,4 +1,4 @@
-"""Laws of batches of pairs, and of evaluation batches, on stores of any lengths."""
+"""Laws of training and evaluation batches of pairs, on stores of any lengths."""
 
 import tempfile
 from collections import Counter
@@ -87,7 +87,7 @@ def test_length_classes_cover_every_pair_once(store, group_tokens, num_groups):
 
 @pytest.fixture
 def realistic(tmp_path):
-    """A store with correlated lengths of a long tail; three languages of very different sizes."""
+    """A store whose lengths are correlated and long-tailed, in three languages of very different sizes."""
     draws = np.random.Philox(key=[1, 2]).random_raw(3 * 4000).reshape(3, -1) / 2.0**64
     source = np.minimum(MAX_TOKENS, 1 - np.log(draws[0]) * 6).astype(int)
     target = np.clip(source * (0.5 + draws[1]), 1, MAX_TOKENS).astype(int)
@@ -105,7 +105,7 @@ def test_pairs_are_drawn_at_the_temperature_of_languages_whatever_their_length(r
     weights = np.array([num_pairs[lang] ** exponent for lang in range(3)])
     share = np.bincount(realistic.lang_ids[rows], minlength=3) / len(rows)
     assert share == pytest.approx(weights / weights.sum(), abs=0.01)
-    # Long pairs as often as short ones: batches of long ones are smaller, and so come more often.
+    # Long pairs are as frequent as short ones: their batches are smaller, and so come more often.
     is_long = realistic.source_lengths + realistic.target_lengths > 30
     expected = Sampler.pair_weights(realistic, exponent)[is_long].sum()
     assert np.mean(is_long[rows]) == pytest.approx(expected, abs=0.01)
@@ -120,7 +120,7 @@ def test_batches_are_unchanged_nearly_full_and_hardly_repeat_pairs(realistic):
 
 
 def test_groups_are_mixtures_of_languages(tmp_path):
-    """A group is routed on its own: with languages in order, its experts would see one language each."""
+    """A group is routed on its own: if languages came in order, its experts would see one language at a time."""
     store = store_of(tmp_path / "x", [(4, 4)] * 1000, ["de"] * 500 + ["fr"] * 500)
     batch = Sampler(store, spec(group_tokens=256, num_groups=4)).batch(0)
     shares = store.lang_ids[batch.rows].reshape(4, -1).mean(1)

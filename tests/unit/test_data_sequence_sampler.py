@@ -24,7 +24,7 @@ seeds = st.sampled_from([0, 1, 2**31, 2**53 - 1])
 
 
 def store(*num_rows):
-    """A store of sources with so many rows."""
+    """A store whose sources have so many rows."""
     with tempfile.TemporaryDirectory() as folder:
         lengths = {f"s{index}": [L] * number for index, number in enumerate(num_rows)}
         return store_of(Path(folder) / "store", lengths, L)
@@ -39,7 +39,7 @@ def spec(weights=(1.0,), seed=0, rows=4, rows_per_group=1):
 
 
 def first_rows(sampler, num_rows):
-    """The first rows, in order."""
+    """The first `num_rows` rows, in order."""
     rows, step = [], 0
     while len(rows) < num_rows:
         rows += sampler.batch(step).rows.tolist()
@@ -60,7 +60,8 @@ def test_each_row_comes_once_an_epoch(num_rows, rows, seed):
     st.lists(st.tuples(st.integers(1, 12), st.sampled_from([0.3, 0.5, 1.0, 2.0, 2.7])), min_size=1, max_size=3), seeds
 )
 def test_a_source_comes_as_often_as_its_weight_says(sources, seed):
-    """In whole rows: less than one is missing after any epoch. None comes again before all have come as often."""
+    """After any epoch a source is less than one row short. A row repeats only after all rows of its source have come as
+    often."""
     num_rows, weights = zip(*sources, strict=True)
     sampler = SequenceSampler(sequences := store(*num_rows), spec(weights, seed))
     order = first_rows(sampler, sampler.epoch_start(7))

@@ -18,13 +18,13 @@ sources = st.lists(st.lists(st.integers(1, 40), max_size=12), min_size=1, max_si
 def build(lengths, max_tokens):
     """(lengths of documents by source, store)"""
     by_source = {f"s{index}": of_source for index, of_source in enumerate(lengths)}
-    with tempfile.TemporaryDirectory() as folder:  # the store stays mapped when it is gone
+    with tempfile.TemporaryDirectory() as folder:  # the store stays mapped after the folder is gone
         return by_source, store_of(Path(folder) / "store", by_source, max_tokens)
 
 
 @given(sources, st.integers(2, 24))
 def test_pieces_make_up_the_documents_and_each_label_is_the_next_token(lengths, max_tokens):
-    """Of a document d0..dn-1 the inputs are BOS d0..dn-1 and the labels d0..dn-1 EOS, wherever it is cut."""
+    """For a document d0..dn-1 the inputs are BOS d0..dn-1 and the labels d0..dn-1 EOS, wherever it is cut."""
     by_source, store = build(lengths, max_tokens)
     rows = store.rows(np.arange(store.num_rows))
     assert rows.tokens.dtype == rows.labels.dtype == np.int64

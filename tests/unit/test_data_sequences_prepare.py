@@ -1,5 +1,5 @@
-"""Preparing documents: what a run reads, and what determines its key. What it shares with the preparation of pairs
-(one build by several processes, damage, a corpus that changes) is in test_data_prepare.py."""
+"""Preparing documents: what a run reads, and what determines its key. What preparation of pairs has in common (one
+build by several processes, damage, a changing corpus) is in test_data_prepare.py."""
 
 import lzma
 import math
@@ -146,7 +146,7 @@ def test_baselines_follow_their_definitions(spec, tmp_path):
     assert nats["code"] < math.log(VOCAB_SIZE)
     assert nats["notes"] is None
     noise = np.random.default_rng(0).bytes(200_000)
-    # The second noise is found again only by a dictionary as large as the text.
+    # Only a dictionary as large as the text finds the repeated noise.
     contents = [*corpus.held_out["code"].texts(), noise + b"text " * 99 + noise]
     sizes = [len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) for text in contents]
     assert xz_bits_per_byte(contents) == 8 * sum(sizes) / sum(map(len, contents))
@@ -154,7 +154,7 @@ def test_baselines_follow_their_definitions(spec, tmp_path):
 
 
 def test_a_few_installed_packages_are_prepared(tmp_path, monkeypatch):
-    """The whole list takes half a minute; `python -m benchmarks.packages` measures it."""
+    """The full list takes half a minute; `python -m benchmarks.packages` measures it."""
     packages = Packages([Distribution("click")], [Distribution("h11"), Distribution("sqlparse")])
     monkeypatch.setattr(prepared, "build", lambda data, roots, tokenizer: packages)
     corpus = prepare(data := PackagesSpec(corpus="packages"), 1024, tmp_path)

@@ -21,7 +21,7 @@ LOOKALIKES = ["<pad>", "<bos>", "<eos>", "<unk>", "⟨pad⟩", "⟨bos⟩", "⟨
 
 
 def test_special_tokens_and_ids_beyond_the_vocabulary_are_not_decoded():
-    """A model may have more entries than a small corpus gave the tokenizer."""
+    """A model may have more vocabulary entries than a tokenizer of a small corpus."""
     assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
     tokenizer, ids = SHARED.source, SHARED.source.encode("fox")
     assert tokenizer.decode([BOS, *ids, EOS, PAD, PAD, UNK, tokenizer.vocab_size, 399_999]) == "fox"
@@ -39,7 +39,7 @@ def test_every_text_is_reproduced_normalised(text):
 
 @pytest.mark.parametrize("text", [*LOOKALIKES, "a<pad>b ⟨eos⟩", " ".join(LOOKALIKES)])
 def test_text_that_looks_like_a_special_token_is_text(text):
-    # Trained on them, too: a merge must not arrive at a special token's own entry.
+    # Also trained on them: no merge may produce a special token's entry.
     pairs = [Pair("de", " ".join(LOOKALIKES * 50), text)] * 50
     tokenizers = Tokenizers.train(pairs, MODEL)
     for tokenizer in (SHARED.source, tokenizers.source, tokenizers.target):

@@ -1,4 +1,4 @@
-"""Greedy decoding, sampling and beam search against plain loops and brute force, by a model that is a table."""
+"""Greedy decoding, sampling and beam search against plain loops and brute force, on a model that is a table."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ seeds, starts_of_texts = st.integers(0, 999), st.lists(st.integers(0, STATES - 1
 
 
 class Table:
-    """A model whose next token depends on all tokens so far, by the state that they lead to."""
+    """A model whose next token depends on all earlier tokens, through the state that they lead to."""
 
     def __init__(self, seed: int, vocabulary: int, starts: Sequence[int] = (0,)) -> None:
         draws = torch.Generator().manual_seed(seed)
@@ -116,7 +116,7 @@ def test_a_searched_row_alone_equals_the_row_among_others(seed: int, starts: lis
 
 def test_one_beam_without_normalisation_is_greedy_to_the_end_of_the_text() -> None:
     starts = list(range(40))
-    # Users cannot request it: one beam is no search.
+    # Users cannot request this: one beam is greedy decoding.
     spec = GenerationSpec(max_tokens=30).model_copy(update={"length_penalty": 0.0})
     greedy = decode(Table(5, 9, starts), spec, {2})
     assert search(Table(5, 9, starts), spec, {2}) == [text[:-1] if text[-1] == 2 else text for text in greedy]
@@ -166,7 +166,7 @@ def test_top_k_and_top_p_leave_the_tokens_of_a_slow_reference(
 
 @pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-300])
 def test_hardly_any_temperature_takes_the_likeliest(temperature: float) -> None:
-    """The lower token of equal logits."""
+    """Of equal logits, the token with the lower id."""
     logits = torch.tensor([[-4.0, -2.0, -3.0], [5.0, 1.0, 9.0]])
     spec = GenerationSpec(temperature=temperature)
     assert choose_tokens(logits, spec, torch.arange(2), 0).tolist() == [1, 2]

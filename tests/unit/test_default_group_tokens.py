@@ -1,4 +1,4 @@
-"""The default of `model.moe.group_tokens`, which fits every length of sequences."""
+"""The default of `model.moe.group_tokens`, which fits every sequence length."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Devices by the facts of their data sheets, and plans on devices that were never measured."""
+"""Devices described by their data sheets, and plans on devices that were never measured."""
 
 import math
 
@@ -25,7 +25,7 @@ def on(device: object) -> Cluster:
 
 
 def test_the_facts_of_a_measured_device_plan_as_it_does_and_survive_json() -> None:
-    """But for the fused exchange, which ours does not use."""
+    """Except for the fused exchange, which our software does not use."""
     cluster = on(H100)
     by_facts, by_name = plan_job(SPEC, cluster, top=1), plan_job(SPEC, on("h100"), top=1)
     assert (by_facts.candidate, by_facts.memory) == (by_name.candidate, by_name.memory)
@@ -118,7 +118,7 @@ def test_an_unknown_gpu_is_never_planned_silently_as_another(accelerator: str | 
     ],
 )  # fmt: skip
 def test_names_that_ray_reports_are_recognized(product: str, device: str | None) -> None:
-    """By Ray's own function from names as NVML gives them."""
+    """Ray's own function derives them from NVML's names."""
     from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
 
     assert find_device(NvidiaGPUAcceleratorManager._gpu_name_to_accelerator_type(product) or "") == device
@@ -129,6 +129,6 @@ def test_names_that_ray_reports_of_amd_are_recognized_and_an_a100_by_its_memory(
 
     devices = {name: device for name in amd_product_dict.values() if (device := find_device(name))}
     assert devices == {"AMD-Instinct-MI300X-OAM": "mi300x", "AMD-Instinct-MI300X-HF": "mi300x",
-                     "AMD-Instinct-MI355X-OAM": "mi355x"}  # fmt: skip
+                       "AMD-Instinct-MI355X-OAM": "mi355x"}  # fmt: skip
     assert find_device("A100", 40 * GIB) == "a100-40"  # Ray calls both A100
     assert find_device("A100", 79 * GIB) == find_device("A100") == "a100-80"

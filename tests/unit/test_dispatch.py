@@ -35,7 +35,7 @@ def layer_of(num_experts: int = 4, **fields: Any) -> MoELayer:
 
 
 def routing_of(seed: int, tokens: int, experts: int = 8, **fields: Any) -> Routing:
-    """By default of a router that keeps some of two choices of each token."""
+    """The default router drops some of each token's two choices."""
     torch.manual_seed(seed)
     fields = fields or {"capacity_factor": 1.0, "min_capacity": 1}
     spec = MoESpec(num_experts=experts, model_dim=3, hidden_dim=3, **fields)
@@ -115,7 +115,7 @@ def test_padding_rows_have_no_weight() -> None:
 @pytest.mark.parametrize("huge", [1e200, torch.inf, torch.nan])
 @pytest.mark.parametrize("activation", ["relu", "swiglu", "swiglu_clamped"])
 def test_a_token_that_no_expert_takes_is_never_multiplied(activation: str, huge: float) -> None:
-    """Padding may hold anything, the first token and its gradient too: padding rows are no copies of it."""
+    """Padding may have any values and gradients, also in the first token: padding rows are not copies of it."""
     torch.manual_seed(0)
     layer = layer_of(activation=activation, router="switch_top1")
     layer.experts.costs = {"batched": Cost(0.0, 0.0)}
@@ -137,7 +137,7 @@ def test_a_token_that_no_expert_takes_is_never_multiplied(activation: str, huge:
 
 
 def test_rows_from_other_ranks_are_padded_with_zeros() -> None:
-    """Not with copies of one that came: another expert may overflow on it."""
+    """They are not copies of an arriving row, which might overflow in another expert."""
     arriving = torch.tensor([[1, 0, 2], [1, 1, 0]])
     work = LocalComputation([4, 4, 4], ACTIVATIONS["relu"], BACKENDS["batched"])
     order = _ExpertOrder.from_arriving(arriving, lambda counts: work, torch.device("cpu"))
@@ -211,7 +211,7 @@ def test_rows_in_chunks_are_ordered_by_chunk_rank_and_expert(
     leaving = assignments.load.view(4, 2).repeat_interleave(parts, 0)
     row = 0
     for chunk in _chunks(leaving, leaving, num_chunks):
-        for rank, counts in enumerate(chunk.arriving.tolist()):  # what one rank sends is what the other gets
+        for rank, counts in enumerate(chunk.arriving.tolist()):  # each rank receives what the other sends
             for local, count in enumerate(counts):
                 assert (by_chunk.expert[row : row + count] == rank // parts * 2 + local).all()
                 row += count

@@ -67,7 +67,7 @@ def words(document: str) -> str:
 
 
 def cells(document: str, row: str) -> list[str]:
-    """The cells of the one row that begins so, without its first."""
+    """Cells of the only row that begins with this text, without the first cell."""
     (line,) = (line for line in (ROOT / document).read_text().splitlines() if line.startswith(f"| {row}"))
     return [cell.strip() for cell in line.strip("|").split("|")][1:]
 

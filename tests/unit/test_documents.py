@@ -1,4 +1,5 @@
-"""What documents and docstrings name exists: files, terms, presets, fields, packages; and their jobs are valid."""
+"""Everything that documents and docstrings name exists (files, terms, presets, fields, packages), and their jobs are
+valid."""
 
 import io
 import json
@@ -46,7 +47,7 @@ def names_in_first_cells(table: str) -> set[str]:
 
 
 def unknown_files(text: str) -> list[str]:
-    """Names of Python files between backticks that no file ends in; NAME is a placeholder."""
+    """Python files named between backticks that do not exist; NAME is a placeholder."""
     code = " ".join(re.findall(r"`([^`\n]+)`", text))
     file_names = re.findall(r"(?<![\w./*-])[\w./]+\.py\b", code)
     return [
@@ -87,7 +88,7 @@ def test_docstrings_and_examples_name_what_exists() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_jobs_in_documents_are_valid(document: str) -> None:
-    """Whole ones can be planned, and parts of others have existing fields."""
+    """Complete jobs can be planned, and partial ones have existing fields."""
     text = read(document)
     jobs: list[Any] = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)]
     jobs += [json.loads(body) for body in re.findall(r"/v1/jobs -H \S+ \S+ -d '(\{.*?\})'", text, re.S)]
@@ -159,7 +160,7 @@ GLOSSARY = re.findall(r"^\| (\*\*.+?) \| .+ \| `([\w.]+)` \|$", read("docs/gloss
 
 @pytest.mark.parametrize("dotted_name", sorted({name for _, name in GLOSSARY}))
 def test_names_in_the_glossary_exist(dotted_name: str) -> None:
-    """A module, an attribute of one, or a dataclass's field."""
+    """As modules, attributes of modules or fields of dataclasses."""
     try:
         pkgutil.resolve_name(dotted_name)
     except AttributeError:

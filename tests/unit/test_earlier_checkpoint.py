@@ -1,4 +1,5 @@
-"""A checkpoint of an earlier release goes on: the steps that follow are those that it would have made itself."""
+"""A run continues from a checkpoint of an earlier release: its steps are those that the earlier release would have
+made."""
 
 import json
 import shutil
@@ -17,15 +18,15 @@ STEP = KEPT / "checkpoints" / "step-00000002.a1.g0"
 
 
 def resume(spec: JobSpec, folder: Path) -> list[tuple[float, float]]:
-    """(loss, gradient norm) of each step that follows."""
+    """(loss, gradient norm) of each later step."""
     _, recorder = run(spec, folder / "storage", folder / "cache", attempt=2)
     return [(step["loss"], step["grad_norm"]) for step in course(recorder)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_checkpoint_of_an_earlier_release_goes_on(tmp_path: Path, workers: int) -> None:
-    """In one process, and with its experts on two. Its own corpus lies in another folder here, which is written into
-    it."""
+    """In one process, and with its experts on two. The checkpoint's spec and state are rewritten for a corpus in
+    another folder."""
     body, storage = json.loads((STEP / SPEC).read_text()), tmp_path / "storage"
     body["data"]["paths"] = corpus(tmp_path)["paths"]
     spec = JobSpec.parse({**body, "parallel": {"expert": workers}})

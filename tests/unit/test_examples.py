@@ -1,4 +1,4 @@
-"""The examples are jobs, and the JSON Schema beside them says what a job is."""
+"""The examples are jobs, and the JSON Schema next to them describes a job."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_examples_are_valid_and_survive_a_round_trip(path: Path, tmp_path: Path) -> None:
-    request = yaml.safe_load(path.read_text())  # a job, or one beside the facts of a cluster
+    request = yaml.safe_load(path.read_text())  # a job, or a job with facts of a cluster
     if "from" in request.get("model", {}):
         request["model"]["from"] = str(tmp_path)
         (tmp_path / "config.json").write_text(json.dumps(DENSE if "upcycle" in request["model"] else FOLDER))

@@ -1,4 +1,4 @@
-"""The choice of a backend for experts by measured costs, which are stored once for a machine."""
+"""The choice of an expert backend by measured costs, which are stored once per machine."""
 
 import json
 
@@ -40,11 +40,11 @@ def test_predicted_rows_are_multiplied(count: int, num_multiplied: int) -> None:
 
 
 def test_large_experts_are_measured_in_fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bfloat16 16 rows are the least that is measured; of large experts these are more than enough."""
+    """A measurement in bfloat16 takes at least 16 rows, which is more than enough for large experts."""
     w_in, flops_per_row = torch.ones(2, M, H, dtype=torch.bfloat16), 2 * 6 * M * H
     few_rows, many_rows = (16, 32) if ONEDNN else (4, 8)
     for limit, rounds in ((many_rows * flops_per_row, 5), (many_rows * flops_per_row / 2, 2), (1.0, 1)):
-        # Fewer operations than a machine is measured with: the number of rows is the subject, not the time.
+        # Fewer operations than on a real machine: the subject is the number of rows, not the time.
         monkeypatch.setattr(measurement, "_FLOPS_MEASURED", {"cpu": limit})
         with FlopCounterMode(display=False) as counter:
             assert set(measure(w_in)) == {"segments", "batched"} | NARROW

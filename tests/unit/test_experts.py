@@ -48,7 +48,7 @@ def computation(counts: list[int], activation: str, backend: str) -> LocalComput
 
 
 def tensors(activation: str, bias: bool, num_rows: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Inputs and weights of four experts, such that inputs of activations are exact in bfloat16, away from kinks."""
+    """Inputs and weights of four experts: inputs of activations are exact in bfloat16, and away from kinks."""
     inner = ("in", "gate") if activation in GATED else ("in",)
     shapes = {"x": (num_rows, M), "scale": (num_rows,), "w_in": (4, M, H), "w_out": (4, H, M)}
     shapes |= {f"w_{name}": (4, M, H) for name in inner}
@@ -84,7 +84,7 @@ def test_every_backend_equals_the_reference(counts: list[int], activation: str, 
     supporting = {name for name, products in BACKENDS.items() if products.supports(dtype, "cpu", (M, H))}
     lacking = {"widened"} if multiplies(dtype, torch.device("cpu")) else set()
     assert set(BACKENDS) - supporting == (lacking if dtype == torch.float32 else {"grouped_mm", *lacking})
-    for backend in {*supporting, "widened"}:  # right on any CPU, though only some are the faster for it
+    for backend in {*supporting, "widened"}:  # correct on any CPU, though faster only on some
         work = computation(counts, activation, backend)
         actual = run(inputs, dtype, d_y, partial(feed_forward, computation=work))
         for name, tensor in expected.items():
@@ -96,7 +96,7 @@ def test_every_backend_equals_the_reference(counts: list[int], activation: str, 
 
 
 def test_clamped_swiglu_is_that_of_gpt_oss() -> None:
-    """By their own function with their memory layout, at the limits too."""
+    """Compared with its own function on its memory layout, also at the limits."""
     from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
     from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
@@ -149,7 +149,8 @@ def test_grouped_mm_needs_rows_of_multiples_of_16_bytes(
 
 
 class Products(TorchDispatchMode):
-    """Records the sizes of every matrix product (rows, inner dimension, columns), and the most rows of a copy."""
+    """Records the sizes of all matrix products (rows, inner dimension, columns), and the largest number of rows
+    copied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +182,7 @@ def random_loads(num_loads: int) -> list[list[int]]:
 
 @pytest.mark.skipif(not ONEDNN, reason="no oneDNN kernels for bfloat16 on this CPU")
 def test_bfloat16_products_have_few_numbers_of_rows_on_a_cpu() -> None:
-    """oneDNN builds a kernel for each number of rows, which costs more than to multiply a few more of them."""
+    """oneDNN builds a kernel for each number of rows, which costs more than a few additional rows."""
     loads, inputs = random_loads(60), tensors("swiglu", False, 0, torch.bfloat16)
     weights = ExpertWeights(*(inputs[name].requires_grad_() for name in ("w_in", "w_out", "w_gate")))
     with Products() as products:
@@ -196,11 +197,11 @@ def test_bfloat16_products_have_few_numbers_of_rows_on_a_cpu() -> None:
 
 @pytest.mark.parametrize("adds", [False, True], ids=["", "to existing values"])
 def test_bfloat16_products_of_any_loads_are_those_of_each_expert(adds: bool) -> None:
-    """Rows that a product multiplies in addition are multiplied by their own expert's matrix in the end."""
+    """Rows added to a product still count towards their own expert in the end."""
     segments, generator = BACKENDS["segments"], torch.Generator().manual_seed(1)
 
     def integers(*shape: int) -> Tensor:
-        """Such that sums are exact in bfloat16 up to 256 of them."""
+        """Values whose sums are exact in bfloat16, up to 256 of them."""
         return torch.randint(-1, 2, shape, generator=generator).bfloat16()
 
     for counts in [*random_loads(40), [1], [17], [48], [513], [1100], [530, 1], [1, 530], [16, 16], [0, 33, 0]]:
@@ -244,7 +245,7 @@ def test_rows_of_other_experts_change_no_expert_s_weights() -> None:
 
 
 def test_without_onednn_no_other_rows_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are no kernels to save, only rows to pay for."""
+    """There are no kernels to save, so additional rows would only cost time."""
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     w_in = torch.ones(2, M, H, dtype=torch.bfloat16)
     assert Shape.from_weight(w_in).row_multiple == 1

@@ -1,4 +1,4 @@
-"""Reasons of plans where a fused exchange goes beyond what was measured."""
+"""Reasons of plans in which a fused exchange goes beyond what was measured."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The feed-forward layer without experts: gradients of every activation, and what it saves for them."""
+"""The feed-forward layer without experts: gradients of every activation, and the tensors saved for them."""
 
 import pytest
 import torch

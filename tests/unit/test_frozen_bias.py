@@ -1,4 +1,4 @@
-"""A selection bias that is frozen: no step changes it, and a checkpoint restores it."""
+"""A frozen selection bias: no step changes it, and a checkpoint restores it."""
 
 import torch
 
@@ -13,7 +13,7 @@ from tests.parity.trajectory import state_of
 
 def test_a_frozen_bias_is_restored_as_it_was_loaded_whatever_was_chosen(tmp_path):
     moe = {"router": "sigmoid_topk", "bias_update_rate": 0.0, "selection_bias": True}
-    state = state_of(model_of(**moe), train_of(), Layout.single())  # which gives frozen ones values
+    state = state_of(model_of(**moe), train_of(), Layout.single())  # which initializes frozen biases
     layers = state.moe_layers.local_layers.values()
     biases = [layer.router_bias.clone() for layer in layers]
     for layer in layers:

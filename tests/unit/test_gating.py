@@ -1,4 +1,4 @@
-"""Top-2 gating against the paper's algorithm one token at a time, and the laws that it keeps."""
+"""Top-2 gating against the paper's algorithm, one token at a time, and its laws."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def test_equals_algorithm_1_token_by_token(case: tuple[MoESpec, torch.Tensor, To
     spec, logits, tokens = case
     layer = 5
     routing = route(logits, spec, tokens, layer)
-    logits = logits.masked_fill(tokens.padding[..., None], 0.0)  # as which padding counts
+    logits = logits.masked_fill(tokens.padding[..., None], 0.0)  # the value that padding counts as
     groups, group_tokens, num_experts = logits.shape
     per_token = min(2, num_experts)
     capacity = capacity_of(spec, group_tokens)
@@ -113,7 +113,7 @@ def test_experts_accept_each_choice_once_within_their_capacity(
 
 @given(cases())
 def test_groups_are_independent(case: tuple[MoESpec, torch.Tensor, TokenContext]) -> None:
-    """Each has the same choices alone; the load is their sum."""
+    """A group routed alone has the same choices; the load is the sum over groups."""
     spec, logits, tokens = case
     routing, load = route(logits, spec, tokens), 0
     for g, group_tokens in ((g, logits.shape[1]) for g in range(logits.shape[0])):

@@ -1,4 +1,4 @@
-"""Text from tokens piece by piece: the same as all at once, wherever tokens divide characters."""
+"""Text decoded token by token: the same as all at once, wherever tokens divide characters."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -22,7 +22,7 @@ def in_bytes(text: str) -> list[bytes]:
 
 
 def pieces(tokens: Sequence[bytes], stop: Sequence[str] = ()) -> list[str]:
-    """Text that each token adds, and the end."""
+    """Text that each token adds, then the end."""
     text = TextStreamer(lambda ids: decode([tokens[id] for id in ids]), stop, before=range(0))
     additions = list[str]()
     for token in range(len(tokens)):
@@ -33,7 +33,7 @@ def pieces(tokens: Sequence[bytes], stop: Sequence[str] = ()) -> list[str]:
 
 
 def slow_cut(text: str, stop: Sequence[str]) -> str:
-    """Letter by letter, until a stop string is complete."""
+    """Character by character, until a stop string is complete."""
     for end in range(len(text) + 1):
         begins = [end - len(string) for string in stop if text[:end].endswith(string)]
         if begins:
@@ -110,8 +110,8 @@ def bpe_tokenizer() -> Tokenizer:
 
 @cache
 def of_bytes() -> Tokenizer:
-    """Tokenizer like that of Llama 2 and Mixtral: characters that are no token become one token per byte, and a run of
-    these that is not UTF-8 is decoded to nothing."""
+    """Tokenizer like those of Llama 2 and Mixtral: a character without a token becomes one token per byte, and a run of
+    byte tokens that is not UTF-8 decodes to nothing."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnopqrstuvwxyz"]
     vocabulary = {word: index for index, word in enumerate(words)}
     bpe = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))

@@ -1,7 +1,7 @@
-"""Stored plans, made again: the same to the byte on every machine.
+"""Stored plans, made again: identical bytes on every machine.
 
-Where the planner is meant to choose or predict otherwise, raise `moe.plan.plan_file.PLANNER` and write them again with
-`python -m tests.unit.test_golden_plans`; their diff shows what has changed.
+When the planner is meant to choose or predict something else, raise `moe.plan.plan_file.PLANNER` and write the plans
+again with `python -m tests.unit.test_golden_plans`; their diff shows what has changed.
 """
 
 import json
@@ -47,8 +47,8 @@ def test_a_stored_plan_is_made_again_to_the_byte(name: str) -> None:
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_a_plan_of_version_2_is_read_as_that_of_version_3(name: str) -> None:
-    """Version 2 had degrees and options beside the rest, and no placements. Both files are of the same release and are
-    never written again."""
+    """Version 2 had degrees and options next to the other fields, and no placements. Both files come from the same
+    release and are never written again."""
     old, new = plan_of(name, "version-2"), plan_of(name, "version-3")
     assert old.placements is None
     assert old == new.model_copy(update={"placements": None})

@@ -1,4 +1,4 @@
-"""What loads torch and what must not, seen from a fresh interpreter."""
+"""Modules that load torch and modules that must not, each in a fresh interpreter."""
 
 import subprocess
 import sys

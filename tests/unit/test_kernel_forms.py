@@ -1,4 +1,4 @@
-"""Constants of kernels: the laws that the search proves its bounds by, and that those fitted are those planned with."""
+"""Constants of kernels: the laws behind the search's bounds, and agreement of the fitted forms with the planner's."""
 
 import math
 import subprocess
@@ -39,7 +39,7 @@ def kernels_of(kernels: Kernels) -> Iterator[Any]:
 
 
 def sizes(kernel: Any, draw: Callable[[float, float], float]) -> dict[str, float]:
-    """Arguments of its `seconds`; `draw` gives a whole number between two."""
+    """Arguments of the kernel's `seconds`; `draw` gives a whole number between two."""
     match kernel:
         case MatrixProducts():
             return {"rows": draw(1, 1e6), "inputs": draw(1, 3e4), "outputs": draw(1, 3e5)}
@@ -84,7 +84,7 @@ def test_fitted_forms_are_those_of_the_planner(device: str) -> None:
 
 
 def log_uniform(uniform: Callable[[float, float], float]) -> Callable[[float, float], float]:
-    """Whole numbers between two, evenly spread by their logarithms."""
+    """Whole numbers between two, with evenly spread logarithms."""
     return lambda low, high: float(math.floor(math.exp(uniform(math.log(max(low, 0.5)), math.log(high + 1)))))
 
 
@@ -124,7 +124,7 @@ def test_nothing_is_faster_for_being_larger_and_no_row_slower(device: str, data:
         for name in small:
             large = {**small, name: math.ceil(small[name] * draws.choice((1.001, 1.5, 2, 8)))}
             if name == "window" and not small["window"]:
-                continue  # there is none: it cannot grow
+                continue  # there is no window to grow
             assert kernel.seconds(**call_arguments(large)) >= took * (1 - ROUNDING), (kernel, small, large)
         factor = draws.choice((1.001, 1.5, 2, 8))
         large = {name: value * factor if name in OF_ROWS else value for name, value in small.items()}
@@ -139,7 +139,7 @@ def test_a_window_that_sees_everything_is_none(device: str) -> None:
 
 
 def test_constants_page_and_errors_are_those_of_the_record() -> None:
-    """To change them: `python -m benchmarks.device_constants`, or with `--render` from the record as it is."""
+    """To change them, run `python -m benchmarks.device_constants`, or add `--render` to use the record as it is."""
     figures = device_constants.recorded()
     assert render_json(figures["constants"]) == PATH.read_text(encoding="utf-8")
     assert page.section(figures) in page.PAGE.read_text()

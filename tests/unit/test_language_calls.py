@@ -1,4 +1,4 @@
-"""A language model called by itself: what it records while it makes texts, and arguments that it cannot take."""
+"""A language model called directly: what it records while it generates texts, and arguments that it refuses."""
 
 from functools import cache
 
@@ -28,7 +28,7 @@ def model() -> LanguageModel:
 
 
 def test_what_was_recorded_of_texts_is_replayed_in_training_on_them() -> None:
-    """Prompts of several lengths, each of whose texts then begins its row."""
+    """Prompts differ in length; in the rows, each text begins at the first position."""
     prompts = [[3, 4, 5, 6], [7], [8, 9]]
     with record_routing(model()) as recording:
         texts = generate(model(), prompts, GREEDY)

@@ -1,4 +1,4 @@
-"""Costs of language models as our modules run them, beside small cases that were counted by hand."""
+"""Costs of language models as our modules run them, compared with small cases counted by hand."""
 
 from typing import Any
 
@@ -41,24 +41,24 @@ def attention_of(spec: JobSpec, layer: int = 0) -> AttentionDims:
 
 
 def saved_bytes(spec: JobSpec, tensor: int = 1, width: int = 4, *, on_cpu: bool = False) -> float:
-    """Bytes for each position."""
+    """Bytes per position."""
     dims = attention_of(spec)
     num_bytes = saved_attention_bytes(dims, M, POSITIONS, tensor, width, profile=OURS, on_cpu=on_cpu, selective=False)
     return num_bytes / POSITIONS
 
 
 def test_grouped_queries_keep_what_fused_attention_is_given() -> None:
-    """4 heads of 8: queries 32, keys 16, values 16, what heads give 32. The layer has its input and what its norm gave,
-    16 each, and a number for either norm; attention one for each of 4 heads."""
+    """4 heads of 8: queries 32, keys 16, values 16, output of the heads 32. The layer saves its input and the output of
+    its norm, 16 each, and a number for each of two norms; attention saves a number for each of 4 heads."""
     plain = 16 + 16 + 32 + 16 + 16 + 32
     assert saved_bytes(language()) == 4 * (plain + 2 + 4)
     assert saved_bytes(language(), width=2) == 2 * plain + 4 * (2 + 4)
     assert saved_bytes(language({**GROUPED, "bias": True, "output_bias": True})) == saved_bytes(language())
-    with_norms = {**GROUPED, "query_key_norm": "head"}  # before their norms too, and a number for each of 6 heads
+    with_norms = {**GROUPED, "query_key_norm": "head"}  # also before their norms, and a number for each of 6 heads
     assert saved_bytes(language(with_norms)) == saved_bytes(language()) + 4 * (32 + 16 + 6)
-    with_clip = {**GROUPED, "clip": 8.0}  # the three before they are clipped
+    with_clip = {**GROUPED, "clip": 8.0}  # queries, keys and values before clipping
     assert saved_bytes(language(with_clip)) == saved_bytes(language()) + 4 * (32 + 16 + 16)
-    with_gate = {**GROUPED, "output_gate": True}  # the gate's sigmoid, and what it weighed
+    with_gate = {**GROUPED, "output_gate": True}  # the gate's sigmoid, and its other factor
     assert saved_bytes(language(with_gate)) == saved_bytes(language()) + 4 * (32 + 32)
     for extra in ({"window": 64}, {"sinks": True}):  # blocks side by side, or what sinks leave of them
         assert saved_bytes(language({**GROUPED, **extra})) == saved_bytes(language()) + 4 * 32
@@ -67,7 +67,8 @@ def test_grouped_queries_keep_what_fused_attention_is_given() -> None:
 def test_tensor_ranks_keep_all_tokens_where_they_are_gathered_and_some_of_the_heads() -> None:
     values = 16 / 2 + 16 + (32 + 16 + 16 + 32) / 2
     assert saved_bytes(language(), tensor=2) == 4 * (values + 2 / 2 + 4 / 2)
-    width_norm = {**GROUPED, "query_key_norm": "width"}  # over all heads: in one process as it is, among several wide
+    # Over all heads: in its own dtype in one process, in float32 among several.
+    width_norm = {**GROUPED, "query_key_norm": "width"}
     assert saved_bytes(language(width_norm)) == saved_bytes(language()) + 4 * 48
     assert saved_bytes(language(width_norm), width=2) == saved_bytes(language(), width=2) + 2 * 48
     assert (
@@ -77,29 +78,29 @@ def test_tensor_ranks_keep_all_tokens_where_they_are_gathered_and_some_of_the_he
 
 
 def test_a_cpu_attends_in_float32() -> None:
-    """Of bfloat16: all that goes in and comes out; and what comes out once more, narrowed."""
+    """For bfloat16, attention saves its inputs and output in float32, and its output in bfloat16 as well."""
     assert saved_bytes(language(), width=2, on_cpu=True) == 2 * (16 + 16 + 32) + 4 * (32 + 16 + 16 + 32 + 2 + 4)
     assert saved_bytes(language(), on_cpu=True) == saved_bytes(language())
 
 
 def test_latents_are_made_of_own_tokens_and_gathered_after_their_norms() -> None:
-    """4 heads: queries and keys 12 each, values 6. Kept are 12 + 10 + 4 before the norms, 12 + 10 after them, queries
-    and keys of all heads, what keys and values were made as, and what heads give, twice."""
+    """4 heads: queries and keys 12 each, values 6. Saved are 12 + 10 + 4 before the norms, 12 + 10 after them, queries
+    and keys of all heads, the products that keys and values are made from, and the output of the heads, twice."""
     heads = 48 + 48 + 4 * (8 + 6) + 24 + 24
     assert saved_bytes(language(LATENT)) == 4 * (16 + 16 + 26 + 22 + heads + 4 + 4)
     of_two = (16 + 16 + 26) / 2 + 22 + heads / 2
     assert saved_bytes(language(LATENT), tensor=2) == 4 * (of_two + 4 / 2 + 4 / 2)
-    straight = {**LATENT, "query_rank": None}  # queries of hidden states, which are gathered beside
+    straight = {**LATENT, "query_rank": None}  # queries are made of hidden states, which are gathered as well
     assert saved_bytes(language(straight)) == 4 * (16 + 16 + 14 + 10 + heads + 3 + 4)
     assert saved_bytes(language(straight), tensor=2) == 4 * ((16 + 16 + 14) / 2 + 16 + 10 + heads / 2 + 3 / 2 + 4 / 2)
-    on_cpu = 48 + 48 + 48 + 48 + 24  # values and what they give as wide as keys
+    on_cpu = 48 + 48 + 48 + 48 + 24  # values and outputs are padded to the width of keys
     assert saved_bytes(language(LATENT), on_cpu=True) == 4 * (16 + 16 + 26 + 22 + on_cpu + 4 + 4)
     dims, straight_gathered = attention_of(language(LATENT)), attention_of(language(straight)).gathered
     assert (dims.gathered, straight_gathered) == (12 + 10 + 4, None)
 
 
 def test_gathered_latents_take_less_of_the_links_than_hidden_states() -> None:
-    """Latents of so many channels go in, or hidden states; hidden states come out."""
+    """Attention gathers latents of so many channels, or hidden states; its output is hidden states."""
     links = (Link(devices=2, bytes_per_s=3e11, latency_s=0.0),)
     cluster = Cluster(num_nodes=1, devices_per_node=2, device="cpu", links=links)
     candidate = Candidate(Degrees(tensor=2, data=2), Options(micro_batch_groups=2))
@@ -110,14 +111,15 @@ def test_gathered_latents_take_less_of_the_links_than_hidden_states() -> None:
 
     of_hidden, small_rank, large_rank = gather_s(None), gather_s(12), gather_s(2000)
     assert small_rank < large_rank < of_hidden
-    channels = [4096 + 4096, 12 + 14 + 4096, 2000 + 14 + 4096]  # of attention, beside the feed-forward layer's 8192
+    # Of attention; the feed-forward layer's 8192 are the same in all.
+    channels = [4096 + 4096, 12 + 14 + 4096, 2000 + 14 + 4096]
     slope = (of_hidden - small_rank) / (channels[0] - channels[1])
     assert large_rank - small_rank == pytest.approx(slope * (channels[2] - channels[1]), rel=1e-3)
 
 
 @pytest.mark.parametrize(("profile", "differs"), [(OURS, False), (PEER, True)], ids=["ours", "peer"])
 def test_selective_recomputation_computes_latents_again_in_a_peer_only(profile: Profile, differs: bool) -> None:
-    """Ours is of hidden states only; a peer's computes queries, keys and values again."""
+    """Our selective recomputation covers hidden states only; a peer's computes queries, keys and values again."""
     dims = attention_of(language(LATENT))
     plain, recomputing = (
         saved_attention_bytes(dims, M, POSITIONS, 1, 4, profile=profile, on_cpu=False, selective=selective)
@@ -127,9 +129,9 @@ def test_selective_recomputation_computes_latents_again_in_a_peer_only(profile: 
 
 
 def test_a_state_keeps_no_keys_and_values_for_each_head_of_its_values() -> None:
-    """2 heads of keys of 8, 4 of values of 6: 16 + 16 + 24 before the convolution, after it and activated; queries and
-    keys as long as they come and of length 1; values as they are used; the gate and its SiLU; what is read, normed,
-    weighed. Numbers: 7 of each head of values, 2 of each of keys."""
+    """2 heads of keys of 8, 4 heads of values of 6. Saved are 16 + 16 + 24 before the convolution, after it and after
+    its activation; queries and keys before and after normalization; values; the gate and its SiLU; outputs as read,
+    normalized and gated. Numbers: 7 per head of values, 2 per head of keys."""
     spec = language(linear_attention=STATES, full_attention_every=2)
     channels, keys, values = 16 + 16 + 24, 2 * 16, 24
     widths = 3 * channels + keys + values + 2 * values + 3 * values
@@ -147,7 +149,7 @@ def test_a_state_keeps_no_keys_and_values_for_each_head_of_its_values() -> None:
 
 @pytest.mark.parametrize(("length", "window"), [(1024, None), (1024, 128), (1024, 2048), (64, 63)])
 def test_a_query_attends_to_its_window(length: int, window: int | None) -> None:
-    """But for half a position, itself."""
+    """The query's own position counts half."""
     fields = {} if window is None else {"window": window, "windowed_layers": "all"}
     by_hand = sum(min(position + 1, window or length) for position in range(length)) / length
     assert attended_positions(attention_of(language({**GROUPED, **fields})), length) == pytest.approx(
@@ -156,17 +158,17 @@ def test_a_query_attends_to_its_window(length: int, window: int | None) -> None:
 
 
 def test_a_chunk_of_the_delta_rule_takes_what_its_products_do() -> None:
-    """Of one chunk of 64: 4 heads whose states are 8 x 6, served by 2 heads of keys."""
+    """One chunk of 64: 4 heads whose states are 8 x 6, served by 2 heads of keys."""
     dims = attention_of(language(linear_attention=STATES, full_attention_every=2))
     chunk = 64
-    of_keys = 2 * (2 * chunk * chunk * 8) * 2  # keys with keys, and with queries: of the heads of keys
-    system = chunk * chunk * (6 + 8)  # triangular, solved for so many columns
+    of_keys = 2 * (2 * chunk * chunk * 8) * 2  # keys with keys, and with queries: for each head of keys
+    system = chunk * chunk * (6 + 8)  # a triangular system, solved for so many columns
     reading = 2 * (2 * chunk * 8 * 6)  # of the state, for keys and for queries
     weighting, writing = 2 * chunk * chunk * 6, 2 * chunk * 8 * 6
     by_hand = of_keys + 4 * (system + reading + weighting + writing)
     assert attended_positions(dims, 4096) == chunk
     assert chunk * pairs_flops(dims, attended_positions(dims, 4096)) == by_hand
-    assert attended_positions(dims, 16) == 16  # no row has more
+    assert attended_positions(dims, 16) == 16  # a row has only 16
 
 
 def test_flops_of_a_model_are_those_of_its_products() -> None:
@@ -183,7 +185,7 @@ def test_flops_of_a_model_are_those_of_its_products() -> None:
 )
 @pytest.mark.parametrize("shards", [1, 2])
 def test_only_trained_parameters_have_gradients_and_moments(freeze: tuple[str, ...], shards: int) -> None:
-    """Counted parameter by parameter: two moments for each of AdamW's; Adafactor's rows and columns."""
+    """Counted parameter by parameter: two moments for each element in AdamW, rows and columns in Adafactor."""
     model = language(moe=EXPERTS, num_layers=3, first_dense_layers=1).model
     degrees = Degrees(data=shards, fsdp=shards, expert_fsdp=shards)
     parameters = [

@@ -1,4 +1,4 @@
-"""Texts that a language model goes on with: what batches, streams and stop strings may not change."""
+"""Texts that a language model generates: unchanged by batches, streams and stop strings."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -40,7 +40,7 @@ def model() -> LanguageModel:
 
 
 def made_model(dtype: torch.dtype = torch.float64) -> LanguageModel:
-    """With weights that make its choices sharp; in float64, so that batches change no choice."""
+    """A model in float64, so that batches change no choice, with weights that make its choices sharp."""
     spec = model_spec({
         "kind": "language", "model_dim": 32, "num_layers": 2, "vocab_size": 400, "ffn_dim": 64,
         "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8},
@@ -61,7 +61,7 @@ def generator() -> LanguageGenerator:
 
 
 class FullPasses:
-    """The same choices by a forward pass over all tokens so far, of one prompt."""
+    """The same choices for one prompt, by a forward pass over all earlier tokens."""
 
     def __init__(self, prompt: list[int]) -> None:
         self.tokens = torch.tensor([prompt])
@@ -182,7 +182,7 @@ def test_a_tokenizer_is_stored_by_its_files(tmp_path: Path) -> None:
 
 
 def test_what_a_given_model_says_ends_a_text_too() -> None:
-    """A chat model names the end of a turn beside that of a document."""
+    """A chat model names an end of turn in addition to the end of a document."""
     (tokens,) = generate(model(), [[tokenizer().bos_id, *tokenizer().encode("x")]], GREEDY)
     third = tokens.index(tokens[2])
     chat = LanguageGenerator(model(), tokenizer(), LONGEST, {ENDS: f"[{tokens[2]}]".encode()})

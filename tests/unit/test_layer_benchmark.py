@@ -1,4 +1,4 @@
-"""What the layers in the benchmark are timed with."""
+"""The inputs that the layer benchmark times."""
 
 from functools import partial
 from itertools import pairwise
@@ -10,7 +10,7 @@ from benchmarks.layer import mean_loads, timed
 
 
 def test_each_round_has_other_tokens_the_same_for_all() -> None:
-    """A load that repeats hides what a new one costs."""
+    """A repeated load would hide the cost of a new one."""
     shape, inputs = Shape("relu", 4, 3, 2, 2, 1, skewed=True), {"a": [], "b": []}
 
     def run(name: str, x: torch.Tensor) -> torch.Tensor:

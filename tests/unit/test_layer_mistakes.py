@@ -1,4 +1,4 @@
-"""What x, ids, padding and shares a layer may be given, and what is said of any other."""
+"""The x, ids, padding and shares that a layer accepts, and its messages for any others."""
 
 import re
 from collections.abc import Callable
@@ -32,7 +32,7 @@ SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 6, 8, 12, 24]), max_size=3).map(t
 
 
 def transpose(x: torch.Tensor) -> torch.Tensor:
-    """With its first dimensions transposed, where it has two."""
+    """Swap the first two dimensions, if there are two."""
     return x.transpose(0, 1) if x.dim() > 1 else x
 
 
@@ -50,7 +50,7 @@ SHARES = [SequenceShard("x"), SequenceShard(-1), SequenceShard(1.5), SequenceSha
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[object, object, object]:
-    """x, tokens and shares that a layer may be called with by mistake, and that it may well be called with."""
+    """x, tokens and shares of a call to a layer, correct or mistaken."""
 
     def seldom(mistakes: list[Any], otherwise: Any) -> Any:
         return draw(st.sampled_from(mistakes)) if draw(st.integers(0, 11)) == 7 else otherwise
@@ -96,7 +96,7 @@ def padding_of(*shape: int) -> TokenContext:
 
 
 def padding_case(of_padding: tuple[int, ...], of_x: tuple[int, ...], remedy: str) -> tuple[Any, ...]:
-    """A case of padding that is neither of groups nor of x: the same number of tokens may be others."""
+    """A case of padding that has neither the shape of groups nor that of x, though the same number of tokens."""
     message = rf"{re.escape(f'{of_padding} must have the shape {of_x} of x without M')}.*: {remedy} them$"
     return torch.zeros(*of_x, 6), padding_of(*of_padding), None, message
 

@@ -1,4 +1,5 @@
-"""Imports inside functions of benchmarks, examples and tests, which the type checker does not see, find their names."""
+"""Imports inside functions of benchmarks, examples and tests find their names, which the type checker does not
+check."""
 
 import ast
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ def file_of(module: str) -> Path | None:
 
 @cache
 def names_in(file: Path) -> set[str]:
-    """Names that a module's code binds anywhere, and those that its strings name for a `__getattr__`."""
+    """Names that a module's code binds anywhere, and its strings, as a `__getattr__` may serve those."""
     names = set[str]()
     for node in ast.walk(ast.parse(file.read_text())):
         match node:

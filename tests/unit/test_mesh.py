@@ -1,4 +1,4 @@
-"""Places of ranks on the two meshes, also of stages and of ranks with parts of rows, which nothing executes yet."""
+"""Places of ranks on the two meshes, including pipeline stages and context ranks, which nothing runs yet."""
 
 from math import prod
 

@@ -1,4 +1,4 @@
-"""A module's loss and further numbers, in each form that it may return them in."""
+"""A module's loss and other numbers, in every form that it may return."""
 
 from typing import Any
 

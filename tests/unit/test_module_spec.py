@@ -1,4 +1,4 @@
-"""A user's own module in a job: what may be written, and what is told of the rest."""
+"""A user's own module in a job: what is accepted, and how everything else is refused."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How groups form, and what a layer promises of them."""
+"""How groups form, and what a layer guarantees about them."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def test_given_groups_are_used_as_they_are() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 6), (1, 24), (2, 2, 6)], ids=str)
 def test_groups_may_be_given_of_tokens_in_any_shape(shape: tuple[int, ...]) -> None:
-    """`[G, S]` is of the tokens in order, as it is where these are flat."""
+    """`[G, S]` describes the tokens in order, as for flat tokens."""
     torch.manual_seed(0)
     layer, x = layer_of(group_tokens=4), torch.randn(24, 6, dtype=torch.float64)
     for padding in (torch.arange(24).view(2, 12) % 5 == 4, torch.arange(27).view(3, 9) >= 22):
@@ -112,7 +112,7 @@ ROUTED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_values_of_padded_rows_change_nothing(fields: dict, dtype: torch.dtype, training: bool) -> None:
-    """Neither outputs nor gradients, bit by bit: not of the router, nor of the experts that every token passes."""
+    """Outputs and gradients are the same bits, in the router and in the experts that every token passes."""
     torch.manual_seed(0)
     layer = router_layer(**fields, activation="swiglu", shared_hidden_dim=5, shared_gate=True)
     padding = torch.arange(24).view(3, 8) % 5 > 2
@@ -142,7 +142,7 @@ def test_values_beyond_the_last_token_change_nothing() -> None:
 
 @pytest.mark.parametrize("scope", ["group", "sequence", "global_batch"])
 def test_the_auxiliary_losses_enter_the_backward_pass_by_themselves(scope: str) -> None:
-    """Once, with their coefficients, and alike however the batch is cut into calls."""
+    """Once, with their coefficients, and equally for any division of the batch into calls."""
     torch.manual_seed(0)
     layer = router_layer("softmax_topk", aux_scope=scope, aux_coefficient=0.3, z_coefficient=0.2)
     if layer.last_load is not None:
@@ -152,7 +152,7 @@ def test_the_auxiliary_losses_enter_the_backward_pass_by_themselves(scope: str) 
     padding = ids % 5 == 4
 
     def gradient(parts: list[slice], scale: float) -> torch.Tensor:
-        """Of the router, where the loss is `scale` times the sum of y."""
+        """Gradient of the router, where the loss is `scale` times the sum of y."""
         layer.zero_grad()
         counts = BatchCounts(num_groups=4, num_sequences=8, num_tokens=int((~padding).sum()))
         for part in parts:
@@ -198,7 +198,7 @@ ONE_CHOICE: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("fields", ONE_CHOICE, ids=str)
 def test_accepted_specs_of_one_choice_train_the_router(fields: dict) -> None:
-    """By what the experts give, with no help of an auxiliary loss; and what is not accepted does not."""
+    """The experts' outputs alone train it, without an auxiliary loss; refused specs do not."""
     torch.manual_seed(0)
     has_aux_loss = "aux_coefficient" in ROUTERS[fields["router"]].model_fields
     layer = router_layer(**fields, **({"aux_coefficient": 0.0} if has_aux_loss else {}))

@@ -1,4 +1,4 @@
-"""What a plan costs, where a cluster has a price."""
+"""Costs of plans on clusters that have a price."""
 
 import json
 from typing import Any
@@ -40,7 +40,7 @@ def test_money_is_price_times_workers_times_time() -> None:
 
 
 def test_without_a_price_nothing_is_said_of_money() -> None:
-    """Clusters and plans are written, and told apart, as before there were prices."""
+    """Clusters and plans are written and distinguished as before prices existed."""
     plan, priced_plan = (plan_job(elastic_job(1, 16), cluster, 16) for cluster in (h100s(), h100s(price_per_hour=2.5)))
     assert plan.money is None
     assert not {"money", "pool"} & json.loads(plan.model_dump_json()).keys()
@@ -71,7 +71,7 @@ def test_nodes_are_paid_in_full() -> None:
 
 @pytest.mark.slow
 def test_the_cheapest_number_of_workers_leaves_no_paid_device_idle() -> None:
-    """Where steps shorten with workers, part of a node is as dear as all of it."""
+    """Where more workers shorten steps, part of a node costs as much as all of it."""
     spec = elastic_job(1, 32, train={"num_steps": 10, "batch_tokens": 2**18})
     plan = plan_on_cluster(spec, h100s(price_per_hour=2.5), PlanQuery(goal="cost"))
     singly = plan_on_cluster(spec, h100s(price_per_hour=2.5, billing_unit=1), PlanQuery(goal="cost"))

@@ -46,7 +46,7 @@ def job(data: dict[str, Any], *, workers: int = 1, expert: int | None = None, **
 
 
 class RequestAfter(Control):
-    """Asks once `num_steps` steps have been asked about."""
+    """Control that makes its request from poll number `num_steps` on."""
 
     def __init__(self, request: Request, num_steps: int) -> None:
         self._request, self._left = request, num_steps
@@ -67,9 +67,9 @@ def run(
     micro_batch_groups: int | None = None,
     device: str = "cpu",
 ) -> tuple[Outcome, MemoryRecorder]:
-    """Train in this process, or on all ranks where a process group is up; all of them call it.
+    """Train in this process, or on all ranks if there is a process group; all of them call it.
 
-    `micro_batch_groups`, where given, is taken in place of what the planner chose.
+    `micro_batch_groups`, if given, replaces the planner's choice.
     """
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     plan = plan_job(
@@ -95,7 +95,7 @@ def prepare_pairs(spec: JobSpec, cache: Path) -> PreparedPairs:
 
 
 def rewrite(storage: Path | str, path: str, change: Callable[[bytes], bytes]) -> None:
-    """Put another file into the newest checkpoint, as if it had been committed so."""
+    """Replace a file of the newest checkpoint, as if it had been committed so."""
     checkpoints = Folder(f"{storage}/checkpoints")
     marker = markers.read(checkpoints, markers.list_committed(checkpoints)[0])
     content = change(checkpoints.read(f"{marker.name}/{path}"))
@@ -105,7 +105,7 @@ def rewrite(storage: Path | str, path: str, change: Callable[[bytes], bytes]) ->
 
 
 def course(recorder: MemoryRecorder) -> list[dict[str, Any]]:
-    """What the steps found, without the times they took and what ranks exchanged."""
+    """Metrics of the steps, without times and exchanged bytes."""
     varying_keys = {"step_s", "tokens_per_s", "data_s", "time", "all_to_all_bytes", "all_to_all_s", "waiting_s"}
 
     def without(values: dict[str, Any]) -> dict[str, Any]:

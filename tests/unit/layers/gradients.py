@@ -1,4 +1,4 @@
-"""Outputs and gradients of a function of tensors, to compare functions by, and random documents."""
+"""Outputs and gradients of functions of tensors, to compare functions, and random documents."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ def outputs_and_gradients(
     outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
     draws = torch.Generator().manual_seed(7)
     upstream = [torch.randn(output.shape, generator=draws, dtype=torch.float64).to(output.device) for output in outputs]
-    zero = sum(tensor.sum() * 0 for tensor in inputs)  # a function of constants alone has a gradient too
+    zero = sum(tensor.sum() * 0 for tensor in inputs)  # gives a function of constants a gradient, too
     loss = zero + sum((y * d_y.to(gradient_dtype).to(y.dtype)).sum() for y, d_y in zip(outputs, upstream, strict=True))
     gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
     zeros = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)]

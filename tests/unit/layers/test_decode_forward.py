@@ -19,7 +19,7 @@ INFERRING = TokenContext(training=False)
 
 
 def layer_of(router: dict[str, Any], hidden_dim: int = 24, activation: str = "swiglu") -> MoELayer:
-    """A layer with weights of every kind."""
+    """A layer with every kind of weight."""
     spec = MoESpec(
         model_dim=16, num_experts=8, hidden_dim=hidden_dim, activation=activation, shared_hidden_dim=8,
         expert_bias=True, group_tokens=16, **router,

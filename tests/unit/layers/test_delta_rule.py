@@ -1,4 +1,4 @@
-"""The gated delta rule in chunks against the same step by step: outputs, state and every gradient."""
+"""The gated delta rule in chunks against a step-by-step reference: outputs, state and every gradient."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def inputs_of(
     value_heads = key_heads * repeats
     q, k = (torch.randn(rows, length, key_heads, wide, dtype=torch.float64) for _ in range(2))
     v = torch.randn(rows, length, value_heads, short, dtype=torch.float64)
-    # Spread over magnitudes: some positions keep nearly all, others next to nothing.
+    # Spread over magnitudes: some positions keep nearly everything, others almost nothing.
     log_decay = -strongest * torch.rand(rows, length, value_heads, dtype=torch.float64) ** 4
     beta = torch.rand(rows, length, value_heads, dtype=torch.float64)
     return [normalize(q, dim=-1), normalize(k, dim=-1), v, log_decay, beta]
@@ -49,7 +49,7 @@ def test_chunks_equal_steps(
 ) -> None:  # fmt: skip
     inputs = inputs_of(rows, length, *heads, *widths, strongest, seed=data.draw(st.integers(0, 99)))
     states = [torch.randn(rows, heads[0] * heads[1], *widths, dtype=torch.float64)] if has_state else []
-    with pytest.MonkeyPatch.context() as patch:  # short rows then have several chunks, as long ones do
+    with pytest.MonkeyPatch.context() as patch:  # gives short rows several chunks
         patch.setattr(delta_rule, "CHUNK", chunk)
         patch.setattr(delta_rule, "CHUNKS_AT_ONCE", at_once)
         assert_equal(inputs, data.draw(document_runs(rows, length)), *states)
@@ -63,13 +63,14 @@ def test_chunks_of_64_equal_steps(strongest: float, has_documents: bool) -> None
 
 
 def test_equal_keys_with_full_beta() -> None:
-    """Powers of the triangular system would have binomial coefficients, which cancel: it is solved by substitution."""
+    """The system is solved by substitution: powers of its triangular matrix would have binomial coefficients, which
+    cancel."""
     q, k, v, log_decay, beta = inputs_of(1, 64, 1, 1, 4, 4, 0.0)
     assert_equal([q, k[:, :1].expand_as(k).contiguous(), v, log_decay, torch.ones_like(beta)], None)
 
 
 def test_float32_after_strong_decays() -> None:
-    """Sums of decays reach thousands within a chunk; what follows the last strong one keeps its digits."""
+    """Sums of decays reach thousands within a chunk; values after the last strong decay keep their precision."""
     inputs = inputs_of(1, 64, 1, 1, 8, 8, 1e-3)
     inputs[3][:, :40] = -50.0
     exact, _ = gated_delta_rule(*inputs)
