@@ -1,4 +1,4 @@
-"""Control planes for tests: one shared by those that only look, a fresh one for those that do it harm."""
+"""Control planes for tests: a shared one for tests that only read, a fresh one for tests that damage it."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -23,7 +23,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def token_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane with a token."""
     control_plane = ControlPlane(tmp_path_factory.mktemp("guarded"), token=TOKEN).start()
     yield control_plane

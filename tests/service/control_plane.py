@@ -48,7 +48,7 @@ class ControlPlane:
         return self.folder / "state" / "shardyard.db"
 
     def start(self, **settings: Any) -> "ControlPlane":
-        """Start it, with further settings, which stay."""
+        """Start it with further settings, which later starts keep."""
         self.settings |= settings
         if token := self.settings.get("token"):
             self.http.headers["authorization"] = f"Bearer {token}"
@@ -60,13 +60,13 @@ class ControlPlane:
         return self
 
     def kill(self) -> None:
-        """SIGKILL: it has no time for a word."""
+        """Send SIGKILL, and wait for the process to end."""
         self.process.kill()
         self.process.wait()
         self.log.close()
 
     def terminate(self) -> int:
-        """SIGTERM, and the exit status."""
+        """Send SIGTERM; return the exit status."""
         self.process.send_signal(signal.SIGTERM)
         status = self.process.wait(timeout=DEADLINE_S)
         self.log.close()
@@ -86,7 +86,7 @@ class ControlPlane:
             return False
 
     def post(self, **changes: Any) -> dict[str, Any]:
-        """What was answered to a job of `spec`."""
+        """Response to posting a job of `spec`."""
         return self.submit(spec(**changes))
 
     def submit(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class ControlPlane:
     def act(self, job_id: str, action: str) -> httpx.Response:
         return self.http.post(f"/v1/jobs/{job_id}/{action}")
 
-    def listed(self, **query: Any) -> list[dict[str, Any]]:
+    def list_jobs(self, **query: Any) -> list[dict[str, Any]]:
         return list(self.http.get("/v1/jobs", params=query).json()["items"])
 
     def metrics(self, job_id: str, **query: Any) -> list[dict[str, Any]]:
@@ -117,21 +117,21 @@ class ControlPlane:
         return {point["step"]: point["loss"] for point in self.metrics(job_id, name="loss")}
 
     def log_text(self) -> str:
-        """What the control plane itself has logged."""
+        """The control plane's own log."""
         return (self.folder / "control-plane.log").read_text()
 
     def memory_bytes(self) -> int:
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
     def hold(self) -> Path:
-        """The file while which exists the driver of a job with the label `hold` (=hold) goes on."""
+        """File whose existence keeps the driver of a job with the label `hold` (=hold) running."""
         path = self.folder / "state/cache/hold"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         return path
 
     def driver(self, job_id: str, attempt: int = 1) -> psutil.Process:
-        """Process of an attempt's driver, which runs."""
+        """Running process of an attempt's driver."""
         process = self.launcher.process(f"{job_id}-a{attempt}")
         assert process is not None
         return process

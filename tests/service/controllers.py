@@ -1,4 +1,4 @@
-"""Controllers that a test steps by hand, in its own process, and clusters that fail where it says."""
+"""Controllers that a test steps by hand, in its own process, and clusters that fail at a chosen call."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +18,8 @@ from tests.service.control_plane import NODE, spec
 from tests.service.local_launcher import LocalLauncher
 
 
-class Killed(BaseException):
-    """Goes through every handler, as SIGKILL does."""
+class SimulatedKill(BaseException):
+    """Passes through every exception handler, as SIGKILL would."""
 
 
 class DeadlyLauncher(Launcher):
@@ -31,10 +31,10 @@ class DeadlyLauncher(Launcher):
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         self._left -= 1
         if self._left == 0 and not self._after:
-            raise Killed
+            raise SimulatedKill
         answer = function(*arguments)
         if self._left == 0:
-            raise Killed
+            raise SimulatedKill
         return answer
 
     def cluster(self) -> ClusterFacts:
@@ -65,13 +65,13 @@ def local_cluster(folder: Path) -> LocalLauncher:
 
 def controller_on(folder: Path, launcher: Launcher | None = None, **settings: Any) -> Services:
     """A controller on a state folder, with a cluster of one node by default."""
-    given = {"lease_s": 0.01, "lost_grace_s": 0.2, "events_url": "http://127.0.0.1:9", **settings}
+    values = {"lease_s": 0.01, "lost_grace_s": 0.2, "events_url": "http://127.0.0.1:9", **settings}
     return open_services(
-        Settings(state_dir=folder / "state", **given), launcher or local_cluster(folder), Hub(), Figures()
+        Settings(state_dir=folder / "state", **values), launcher or local_cluster(folder), Hub(), Figures()
     )
 
 
-def submitted(services: Services, key: str | None = None, **changes: Any) -> JobRow:
+def submit_job(services: Services, key: str | None = None, **changes: Any) -> JobRow:
     """A job of `spec`, posted under an idempotency key."""
     return services.requests.submit(JobSpec.parse(spec(**changes)), "tester", key)[0]
 
@@ -83,7 +83,7 @@ def stored_job(services: Services, job_id: str) -> JobRow:
     return job
 
 
-def stepped(services: Services, job_id: str) -> JobRow:
+def step_job(services: Services, job_id: str) -> JobRow:
     """A job after another step of the controller."""
     services.controller.step()
     return stored_job(services, job_id)

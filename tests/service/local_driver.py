@@ -1,6 +1,6 @@
 """A driver that trains nothing: takes its steps, hands in records, obeys requests, leaves a result.
 
-What it does beside comes from the job's labels: `step_ms`, `die_at` (a step of the first attempt; with
+Its further behaviour comes from the job's labels: `step_ms`, `die_at` (a step of the first attempt; with
 `2-3`, one of each of the first two), `commits` (tells of a checkpoint of each step), `deaf`
 (obeys nothing), `crash` (dies before it can say anything), `fail` (a result that says so), `hold` (goes on while this
 file is there), `quiet` (says and does nothing but obey), `silent` (speaks to nobody).
@@ -59,15 +59,15 @@ class Sender:
             try:
                 connection.request("POST", path, json.dumps(body), headers)
                 answer = connection.getresponse()
-                said = json.loads(answer.read())
+                reply = json.loads(answer.read())
             except (OSError, HTTPException, ValueError):
                 connection.close()
                 time.sleep(0.05)
                 continue
             if answer.status in (200, 409):
                 if self._records:
-                    self._sent = said["next_seq"]
-                self.request = said["request"]
+                    self._sent = reply["next_seq"]
+                self.request = reply["request"]
             elif answer.status == 403 or (answer.status == 404 and closing):
                 return  # a store that was lost knows the job again once it is recovered
             if closing and self._sent == len(self._records):

@@ -36,12 +36,12 @@ the submitter is killed."""
 
 
 def launches(storage: str | Path, attempt: int) -> list[Path]:
-    """Files of what an attempt's driver is told: each holds a token."""
+    """Launch files of an attempt's driver; each holds a token."""
     return [*Path(storage, f"attempts/{attempt}").glob("launch.*.json")]
 
 
 class LocalLauncher(Launcher):
-    """`folder` is the cluster: `nodes.json` its nodes, `unreachable` (when there) its absence, a file a driver."""
+    """The cluster is a folder: `nodes.json` lists its nodes, `unreachable` makes it unreachable, a pid file is a driver."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -104,8 +104,8 @@ class LocalLauncher(Launcher):
 
     def launches(self) -> list[str]:
         """Submission ids in the order in which drivers were started."""
-        started = sorted(self.folder.glob("*.pid"), key=lambda path: path.stat().st_mtime_ns)
-        return [path.stem for path in started]
+        pid_files = sorted(self.folder.glob("*.pid"), key=lambda path: path.stat().st_mtime_ns)
+        return [path.stem for path in pid_files]
 
     def process(self, submission_id: str) -> psutil.Process | None:
         """The driver, while it runs."""
@@ -113,7 +113,7 @@ class LocalLauncher(Launcher):
         if pid is None:
             return None
         if (child := self._children.get(pid)) is not None:
-            child.poll()  # takes a dead child's name off the books
+            child.poll()  # reaps a dead child
         try:
             process = psutil.Process(pid)
             command = " ".join(process.cmdline())
@@ -134,7 +134,7 @@ class LocalLauncher(Launcher):
             return None
 
     def forget(self, submission_id: str) -> None:
-        """As a cluster whose head was lost: knows of nothing, and runs nothing."""
+        """Act as a cluster whose head was lost: end the driver and forget its submission."""
         if (process := self.process(submission_id)) is not None:
             process.kill()
         self._pid_file(submission_id).unlink()

@@ -1,4 +1,4 @@
-"""Any text in any string of any request: answered, or refused in words; never a failure of the service."""
+"""Any text in any string of a request is answered or refused with a problem; the service never fails."""
 
 import json
 import os
@@ -66,15 +66,15 @@ REFUSED = range(400, 500)
 Place = tuple[str | int, ...]
 
 
-def _places(value: Any, here: Place = ()) -> Iterator[Place]:
+def _places(value: Any, prefix: Place = ()) -> Iterator[Place]:
     """Places of all values."""
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in parts:
-        yield (*here, key)
-        yield from _places(inner, (*here, key))
+        yield (*prefix, key)
+        yield from _places(inner, (*prefix, key))
 
 
-def _changed(body: Any, place: Place, value: Any, *, is_key: bool) -> Any:
+def _replace_value(body: Any, place: Place, value: Any, *, is_key: bool) -> Any:
     copy = json.loads(json.dumps(body))
     inner = copy
     for part in place[:-1]:
@@ -93,39 +93,39 @@ ODD_VALUES = st.sampled_from(
 
 @st.composite
 def _bodies(draw: st.DrawFn) -> tuple[str, bytes]:
-    """A body with a text or another value in any place of it, or a text as any of its keys."""
+    """A body with a text or another value at any place, or a text as any key."""
     model = draw(st.sampled_from(_MODELS))
     place = draw(st.sampled_from(list(_places(model))))
     is_key = draw(st.booleans())
     value = draw(TEXT if is_key else st.one_of(TEXT, ODD_VALUES))
-    body = _changed(model, place, value, is_key=is_key)
+    body = _replace_value(model, place, value, is_key=is_key)
     return draw(st.sampled_from(_POSTED)), json.dumps(body).encode()
 
 
 @pytest.fixture(scope="module")
 def job(plane: ControlPlane) -> str:
-    posted = plane.post()
-    plane.await_state(posted["id"], "succeeded")
-    return str(posted["id"])
+    job = plane.post()
+    plane.await_state(job["id"], "succeeded")
+    return str(job["id"])
 
 
-def _check(answer: httpx.Response, what: object) -> None:
-    assert answer.status_code < 400 or answer.status_code in REFUSED, (what, answer.status_code, answer.text)
+def _check(answer: httpx.Response, subject: object) -> None:
+    assert answer.status_code < 400 or answer.status_code in REFUSED, (subject, answer.status_code, answer.text)
     if answer.status_code in REFUSED:
-        assert answer.headers["content-type"] == "application/problem+json", (what, answer.text)
-        assert answer.json()["detail"], what
-        assert all(error["path"] and error["rule"] for error in answer.json().get("errors", [])), (what, answer.text)
+        assert answer.headers["content-type"] == "application/problem+json", (subject, answer.text)
+        assert answer.json()["detail"], subject
+        assert all(error["path"] and error["rule"] for error in answer.json().get("errors", [])), (subject, answer.text)
 
 
 UNSTOPPED = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @UNSTOPPED
-@given(posted=_bodies())
-def test_in_any_place_of_a_body(plane: ControlPlane, job: str, posted: tuple[str, bytes]) -> None:
-    path, body = posted
+@given(post=_bodies())
+def test_in_any_place_of_a_body(plane: ControlPlane, job: str, post: tuple[str, bytes]) -> None:
+    path, body = post
     answer = plane.http.post(path.format(job=job), content=body, headers={"content-type": "application/json"})
-    _check(answer, posted)
+    _check(answer, post)
 
 
 @UNSTOPPED
@@ -166,7 +166,7 @@ def test_in_any_header(plane: ControlPlane, job: str, name: str, value: bytes, t
 ])  # fmt: skip
 @pytest.mark.parametrize("route", ["/v1/jobs", "/v1/plans", "/v1/jobs/{job}/generate"])
 def test_half_a_surrogate_pair_is_refused(plane: ControlPlane, job: str, route: str, body: str, path: str) -> None:
-    """It is no text that JSON can be read as, so the answer is 400 whatever is asked."""
+    """JSON cannot hold it, so the answer is 400 on every route."""
     kind = "application/json" if body.startswith(("{", "[", '"')) else "application/yaml"
     answer = plane.http.post(route.format(job=job), content=body, headers={"content-type": kind})
     assert answer.status_code == 400, answer.text
@@ -213,13 +213,13 @@ def ascii_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPla
 
 @pytest.mark.slow
 @settings(UNSTOPPED)
-@given(posted=_bodies())
-def test_in_any_body_where_file_names_are_ascii(ascii_plane: ControlPlane, posted: tuple[str, bytes]) -> None:
-    path, body = posted
+@given(post=_bodies())
+def test_in_any_body_where_file_names_are_ascii(ascii_plane: ControlPlane, post: tuple[str, bytes]) -> None:
+    path, body = post
     answer = ascii_plane.http.post(
         path.format(job="job-aaaaaaaaaaaa"), content=body, headers={"content-type": "application/json"}
     )
-    _check(answer, posted)
+    _check(answer, post)
 
 
 @pytest.mark.parametrize(
@@ -245,11 +245,11 @@ def test_a_command_prints_what_its_locale_cannot(plane: ControlPlane) -> None:
     command = [sys.executable, "-m", "service.cli.main", "show", job["id"]]
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "SHARDYARD_URL": plane.url}
     for arguments in (command, [*command, "--json"]):
-        done = subprocess.run(
+        result = subprocess.run(
             arguments, env={**os.environ, **ascii_only}, capture_output=True, timeout=DEADLINE_S, check=False
         )
-        assert (done.returncode, done.stderr) == (0, b"")
-        assert done.stdout.isascii()
+        assert (result.returncode, result.stderr) == (0, b"")
+        assert result.stdout.isascii()
 
 
 def _raw(plane: ControlPlane, method: str, target: str, headers: dict[str, bytes] | None = None) -> httpx.Response:

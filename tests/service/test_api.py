@@ -42,48 +42,48 @@ def test_yaml_is_read_too(plane: ControlPlane) -> None:
 def test_the_same_key_and_spec_give_the_same_job(plane: ControlPlane) -> None:
     headers = {"idempotency-key": "once"}
     first = plane.http.post("/v1/jobs", json=spec(name="once"), headers=headers)
-    again = plane.http.post("/v1/jobs", json=dict(reversed(spec(name="once").items())), headers=headers)
-    assert (first.status_code, again.status_code) == (201, 200)
-    assert first.json()["id"] == again.json()["id"]
-    assert again.headers["location"] == first.headers["location"]
-    other = plane.http.post("/v1/jobs", json=spec(name="other"), headers=headers)
-    assert other.status_code == 409
-    assert f"this Idempotency-Key belongs to {first.json()['id']}" in other.json()["detail"]
-    assert plane.listed(name="other") == []
+    repeat = plane.http.post("/v1/jobs", json=dict(reversed(spec(name="once").items())), headers=headers)
+    assert (first.status_code, repeat.status_code) == (201, 200)
+    assert first.json()["id"] == repeat.json()["id"]
+    assert repeat.headers["location"] == first.headers["location"]
+    conflict = plane.http.post("/v1/jobs", json=spec(name="other"), headers=headers)
+    assert conflict.status_code == 409
+    assert f"this Idempotency-Key belongs to {first.json()['id']}" in conflict.json()["detail"]
+    assert plane.list_jobs(name="other") == []
     assert plane.http.post("/v1/jobs", json=spec(), headers={"idempotency-key": "k" * 256}).status_code == 422
 
 
 def test_pages_are_unmoved_by_jobs_that_come_meanwhile(plane: ControlPlane) -> None:
-    posted = [plane.post(name="paged", resources={"num_workers": 900})["id"] for _ in range(7)]
-    seen: list[str] = []
+    job_ids = [plane.post(name="paged", resources={"num_workers": 900})["id"] for _ in range(7)]
+    listed_ids: list[str] = []
     query: dict[str, Any] = {"name": "paged", "limit": 2}
     while True:
         page = plane.http.get("/v1/jobs", params=query).json()
-        seen += [item["id"] for item in page["items"]]
+        listed_ids += [item["id"] for item in page["items"]]
         plane.post(name="paged", resources={"num_workers": 900})
         if page["next_cursor"] is None:
             break
         query["cursor"] = page["next_cursor"]
-    assert seen == posted[::-1]  # newest first, and none of those that came while paging
+    assert listed_ids == job_ids[::-1]  # newest first, and none of those that came while paging
 
 
 def test_lists_are_filtered_by_label_state_and_name(plane: ControlPlane) -> None:
     def post(**labels: str) -> str:
         return str(plane.post(labels=labels, resources={"num_workers": 901})["id"])
 
-    red, blue, both = post(colour="red"), post(colour="blue"), post(colour="red", size="large")
+    red, blue, red_large = post(colour="red"), post(colour="blue"), post(colour="red", size="large")
     plane.act(red, "cancel")
     for query, expected in (
-        ({"label": "colour=red"}, {red, both}),
-        ({"label": "colour"}, {red, blue, both}),
-        ({"label": ["colour=red", "size=large"]}, {both}),
+        ({"label": "colour=red"}, {red, red_large}),
+        ({"label": "colour"}, {red, blue, red_large}),
+        ({"label": ["colour=red", "size=large"]}, {red_large}),
         ({"label": "colour=green"}, set()),
-        ({"label": "colour", "state": "queued"}, {blue, both}),
-        ({"label": "colour", "state": "queued,cancelled"}, {red, blue, both}),
+        ({"label": "colour", "state": "queued"}, {blue, red_large}),
+        ({"label": "colour", "state": "queued,cancelled"}, {red, blue, red_large}),
         ({"label": "colour", "state": ["running", "cancelled"]}, {red}),
     ):
-        assert {item["id"] for item in plane.listed(limit=200, **query)} == expected, query
-    (item,) = plane.listed(label="size")
+        assert {item["id"] for item in plane.list_jobs(limit=200, **query)} == expected, query
+    (item,) = plane.list_jobs(label="size")
     assert "spec" not in item
     assert item["labels"] == {"colour": "red", "size": "large"}
 
@@ -95,8 +95,8 @@ def test_plans(plane: ControlPlane) -> None:
     job = plane.post()
     of_job = Plan.model_validate(plane.http.get(f"/v1/jobs/{job['id']}/plan").json())
     assert of_job == plan.model_copy(update={"defaults": {}}), "all that a stored job says is written out"
-    asked = {"spec": spec(resources={"min_workers": 1, "max_workers": 8}), "num_workers": 4}
-    assert plane.http.post("/v1/plans", json=asked).json()["num_workers"] == 4
+    request = {"spec": spec(resources={"min_workers": 1, "max_workers": 8}), "num_workers": 4}
+    assert plane.http.post("/v1/plans", json=request).json()["num_workers"] == 4
     for wrong, path in (
         ({"spec": spec(), "clutser": {}}, "clutser"),
         ({"spec": spec(), "num_workers": 0}, "num_workers"),
@@ -137,13 +137,13 @@ def test_a_measured_cluster(own_plane: ControlPlane) -> None:
     assert (cluster["num_nodes"], cluster["cpus"], cluster["gpus"]) == (1, 8, 0)
     assert cluster["nodes"][0]["ip"] == "127.0.0.1"
     assert cluster["calibrations"] == [answer.json()]
-    measured = own_plane.http.post("/v1/plans", json=spec()).json()
-    assert measured["made_for"]["calibration"]
-    assert measured["predicted"]["products_s"] > plan["predicted"]["products_s"]
+    calibrated_plan = own_plane.http.post("/v1/plans", json=spec()).json()
+    assert calibrated_plan["made_for"]["calibration"]
+    assert calibrated_plan["predicted"]["products_s"] > plan["predicted"]["products_s"]
 
     (own_plane.launcher.folder / "no-room").touch()
-    refused = own_plane.http.post("/v1/cluster/calibration")
-    assert (refused.status_code, refused.json()["detail"]) == (409, "2 workers were not placed within 120 s")
+    refusal = own_plane.http.post("/v1/cluster/calibration")
+    assert (refusal.status_code, refusal.json()["detail"]) == (409, "2 workers were not placed within 120 s")
 
 
 def test_health_and_figures(plane: ControlPlane) -> None:
@@ -196,9 +196,9 @@ def test_a_queued_job_is_paused_where_it_stands(plane: ControlPlane) -> None:
 
 def test_a_job_of_another_release_is_still_shown(plane: ControlPlane) -> None:
     job = plane.post(resources={"num_workers": 904})
-    stored = json.dumps({**job["spec"], "invented_later": {"x": 1}, "train": {"num_steps": "all"}})
+    stored_spec = json.dumps({**job["spec"], "invented_later": {"x": 1}, "train": {"num_steps": "all"}})
     with closing(sqlite3.connect(plane.database)) as database, database:
-        database.execute("UPDATE jobs SET spec = ?, plan = ? WHERE id = ?", (stored, '{"version": 9}', job["id"]))
+        database.execute("UPDATE jobs SET spec = ?, plan = ? WHERE id = ?", (stored_spec, '{"version": 9}', job["id"]))
     assert plane.job(job["id"])["spec"]["invented_later"] == {"x": 1}
     assert plane.http.get(f"/v1/jobs/{job['id']}/plan").json() == {"version": 9}
     assert plane.http.get("/v1/jobs").status_code == 200

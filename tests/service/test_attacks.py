@@ -1,4 +1,4 @@
-"""What must not get in: other pages, other names, other folders, other jobs' tokens."""
+"""Requests that must be refused: from other web pages and host names, for other folders, with other jobs' tokens."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def test_no_web_page_posts_a_job(plane: ControlPlane, headers: dict[str, str], s
     answer = plane.http.post("/v1/jobs", json=spec(), headers=headers)
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
     assert "access-control-allow-origin" not in answer.headers
-    assert plane.listed() == []
+    assert plane.list_jobs() == []
 
 
 def test_no_web_page_reads_jobs_or_acts_without_a_body(plane: ControlPlane) -> None:
@@ -64,8 +64,8 @@ def test_a_request_with_two_hosts_is_refused(plane: ControlPlane) -> None:
 
 
 def test_own_pages_are_let_in(plane: ControlPlane) -> None:
-    own = {"origin": plane.url, "sec-fetch-site": "same-origin"}
-    assert plane.http.post("/v1/plans", json=spec(), headers=own).status_code == 200
+    own_page = {"origin": plane.url, "sec-fetch-site": "same-origin"}
+    assert plane.http.post("/v1/plans", json=spec(), headers=own_page).status_code == 200
     for host in (f"localhost:{plane.port}", "localhost", f"[::1]:{plane.port}"):
         assert plane.http.get("/v1/jobs", headers={"host": host}).status_code == 200
 
@@ -93,57 +93,57 @@ PATHS = ["..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/etc/passwd", "job-aaaaaaaaaaaa
 def test_an_id_with_path_parts_reaches_no_file(plane: ControlPlane, path: str) -> None:
     for rest in ("", "/logs", "/checkpoints"):
         with socket.create_connection(("127.0.0.1", plane.port)) as connection:
-            # By hand: a client would tidy the path up.
+            # Raw socket: an HTTP client would normalize the path.
             connection.sendall(f"GET /v1/jobs/{path}{rest} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             head = connection.recv(4000)
         assert head.split()[1] in (b"400", b"404", b"307"), head
         assert b"root:" not in head
 
 
-def test_a_worker_name_with_path_parts_reaches_no_file(guarded: ControlPlane) -> None:
-    job = guarded.post()
+def test_a_worker_name_with_path_parts_reaches_no_file(token_plane: ControlPlane) -> None:
+    job = token_plane.post()
     for writer in ("a1.driver", "a1.g0.rank-0"):
         write_log(Path(job["storage"]), writer, 0, "a line\n")
     logs = f"/v1/jobs/{job['id']}/logs"
-    assert guarded.http.get(logs, params={"worker": "g0.rank-0"}).text == "a line\n"
+    assert token_plane.http.get(logs, params={"worker": "g0.rank-0"}).text == "a line\n"
     for worker in ("../../../spec.json", "a1.g0/../..", "../a1.driver", "g0.rank-0/../../a1.driver", "*", "."):
-        assert guarded.http.get(logs, params={"worker": worker}).status_code == 404
+        assert token_plane.http.get(logs, params={"worker": worker}).status_code == 404
 
 
-def test_links_in_a_log_folder_lead_to_no_file(guarded: ControlPlane) -> None:
-    job = guarded.post()
-    storage, outside = Path(job["storage"]), guarded.folder / "outside"
+def test_links_in_a_log_folder_lead_to_no_file(token_plane: ControlPlane) -> None:
+    job = token_plane.post()
+    storage, other_folder = Path(job["storage"]), token_plane.folder / "outside"
     logs = storage / "logs"
-    write_log(outside, "a9.driver", 0, "of another folder\n")
+    write_log(other_folder, "a9.driver", 0, "of another folder\n")
     write_log(storage, "a9.g0.rank-0", 0, "a line\n")
-    (logs / "a9.g0.rank-0/segment-00000001.log").symlink_to(guarded.folder / "state/attempt.key")
+    (logs / "a9.g0.rank-0/segment-00000001.log").symlink_to(token_plane.folder / "state/attempt.key")
     os.mkfifo(logs / "a9.g0.rank-0/segment-00000002.log")
-    (logs / "a9.driver").symlink_to(outside / "logs/a9.driver")
-    answer = guarded.http.get(f"/v1/jobs/{job['id']}/logs", params={"attempt": 9})
+    (logs / "a9.driver").symlink_to(other_folder / "logs/a9.driver")
+    answer = token_plane.http.get(f"/v1/jobs/{job['id']}/logs", params={"attempt": 9})
     assert (answer.status_code, answer.text) == (200, "a9.g0.rank-0 | a line\n")
-    logs.rename(outside / "moved")
-    logs.symlink_to(outside / "moved")
-    assert guarded.http.get(f"/v1/jobs/{job['id']}/logs").text == ""
+    logs.rename(other_folder / "moved")
+    logs.symlink_to(other_folder / "moved")
+    assert token_plane.http.get(f"/v1/jobs/{job['id']}/logs").text == ""
 
 
-@pytest.mark.parametrize("swapped", ["the job's folder", "one above it"])
-def test_nothing_is_read_where_a_folder_was_swapped_for_a_link(confined: ControlPlane, swapped: str) -> None:
-    job = confined.finished_job(storage=str(confined.folder / "root/team/a"))
-    own = Path(job["storage"])
-    write_log(own, "a1.driver", 0, "a line\n")
-    commit(own, 5)
+@pytest.mark.parametrize("place", ["the job's folder", "one above it"])
+def test_nothing_is_read_where_a_folder_was_swapped_for_a_link(confined_plane: ControlPlane, place: str) -> None:
+    job = confined_plane.finished_job(storage=str(confined_plane.folder / "root/team/a"))
+    storage = Path(job["storage"])
+    write_log(storage, "a1.driver", 0, "a line\n")
+    commit(storage, 5)
     path = f"/v1/jobs/{job['id']}"
-    assert confined.http.get(f"{path}/logs").text == "a1.driver | a line\n"
-    assert len(confined.http.get(f"{path}/checkpoints").json()["items"]) == 1
-    folder = own if swapped == "the job's folder" else own.parent
-    aside = folder.rename(confined.folder / "aside")
+    assert confined_plane.http.get(f"{path}/logs").text == "a1.driver | a line\n"
+    assert len(confined_plane.http.get(f"{path}/checkpoints").json()["items"]) == 1
+    folder = storage if place == "the job's folder" else storage.parent
+    aside = folder.rename(confined_plane.folder / "aside")
     folder.symlink_to(aside)
     try:
-        assert confined.http.get(f"{path}/logs").text == ""
-        assert confined.http.get(f"{path}/checkpoints").status_code == 503
-        assert confined.http.get(f"{path}/files").json()["items"] == []
+        assert confined_plane.http.get(f"{path}/logs").text == ""
+        assert confined_plane.http.get(f"{path}/checkpoints").status_code == 503
+        assert confined_plane.http.get(f"{path}/files").json()["items"] == []
         with pytest.raises(OSError, match="Not a directory"):
-            read_result(StorageRoots([str(confined.folder / "root")]).folder(str(own)), 1)
+            read_result(StorageRoots([str(confined_plane.folder / "root")]).folder(str(storage)), 1)
     finally:
         folder.unlink()
         aside.rename(folder)
@@ -159,24 +159,26 @@ STORAGE = [
 
 
 @pytest.mark.parametrize("storage", STORAGE)
-def test_storage_lies_under_a_root(confined: ControlPlane, storage: str) -> None:
-    root = confined.folder / "root"
-    answer = confined.http.post("/v1/jobs", json=spec(storage=storage.format(root=root)))
+def test_storage_lies_under_a_root(confined_plane: ControlPlane, storage: str) -> None:
+    root = confined_plane.folder / "root"
+    answer = confined_plane.http.post("/v1/jobs", json=spec(storage=storage.format(root=root)))
     assert answer.status_code == 422, answer.text
     assert answer.json()["errors"][0]["path"] == "storage"
-    assert not (confined.folder / "elsewhere").exists()
-    assert list((confined.folder / "outside").iterdir()) == []
+    assert not (confined_plane.folder / "elsewhere").exists()
+    assert list((confined_plane.folder / "outside").iterdir()) == []
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("storage", ["{root}", "{root}/team/a", "file://{root}/b", "{root}/link-in"])
-def test_storage_under_a_root_is_taken_and_each_job_has_its_own_folder(confined: ControlPlane, storage: str) -> None:
-    root = confined.folder / "root"
-    jobs = [confined.post(storage=storage.format(root=root)) for _ in range(2)]
+def test_storage_under_a_root_is_taken_and_each_job_has_its_own_folder(
+    confined_plane: ControlPlane, storage: str
+) -> None:
+    root = confined_plane.folder / "root"
+    jobs = [confined_plane.post(storage=storage.format(root=root)) for _ in range(2)]
     assert all(Path(job["storage"]).is_relative_to(root) for job in jobs)
     assert [Path(job["storage"]).name for job in jobs] == [job["id"] for job in jobs]
     for job in jobs:
-        confined.await_state(job["id"], "succeeded")
+        confined_plane.await_state(job["id"], "succeeded")
 
 
 DATA = ["/etc/passwd", "{root}/../outside/secret.jsonl", "{root}/link-out/secret.jsonl", "http://127.0.0.1:1/x.jsonl",
@@ -184,22 +186,22 @@ DATA = ["/etc/passwd", "{root}/../outside/secret.jsonl", "{root}/link-out/secret
 
 
 @pytest.mark.parametrize("path", DATA)
-def test_data_lies_under_a_root(confined: ControlPlane, path: str) -> None:
-    (confined.folder / "secret.jsonl").write_text('{"source": "a", "target": "b", "lang": "c"}\n')
-    data = {"corpus": "jsonl", "paths": [path.format(root=confined.folder / "root")]}
-    answer = confined.http.post("/v1/jobs", json=spec(data=data))
+def test_data_lies_under_a_root(confined_plane: ControlPlane, path: str) -> None:
+    (confined_plane.folder / "secret.jsonl").write_text('{"source": "a", "target": "b", "lang": "c"}\n')
+    data = {"corpus": "jsonl", "paths": [path.format(root=confined_plane.folder / "root")]}
+    answer = confined_plane.http.post("/v1/jobs", json=spec(data=data))
     assert answer.status_code == 422, answer.text
     assert answer.json()["errors"][0]["path"] == "data.paths[0]"
 
 
 @pytest.fixture(scope="module")
-def confined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def confined_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane with one root, and links in it that lead in and out."""
     folder = tmp_path_factory.mktemp("confined")
-    root, outside = folder / "root", folder / "outside"
+    root, outside_folder = folder / "root", folder / "outside"
     (root / "in").mkdir(parents=True)
-    outside.mkdir()
-    (root / "link-out").symlink_to(outside)
+    outside_folder.mkdir()
+    (root / "link-out").symlink_to(outside_folder)
     (root / "link-in").symlink_to(root / "in")
     control_plane = ControlPlane(folder, storage_roots=[str(root)], data_roots=[str(root)]).start()
     yield control_plane
@@ -209,13 +211,21 @@ def confined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]
 # Tokens
 
 
-def test_nothing_is_served_without_the_token(guarded: ControlPlane) -> None:
-    for given in ("", "Bearer", "Bearer wrong", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}"):
+def test_nothing_is_served_without_the_token(token_plane: ControlPlane) -> None:
+    for authorization in (
+        "",
+        "Bearer",
+        "Bearer wrong",
+        f"Basic {TOKEN}",
+        TOKEN,
+        f"Bearer {TOKEN}x",
+        f"Bearer {TOKEN[:-1]}",
+    ):
         for method, path in (("GET", "/v1/jobs"), ("POST", "/v1/jobs"), ("GET", "/metrics"), ("GET", "/v1/cluster")):
-            answer = guarded.http.request(method, path, headers={"authorization": given})
-            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), (given, path)
-    assert guarded.http.get("/v1/jobs").status_code == 200
-    assert guarded.http.get("/healthz", headers={"authorization": ""}).status_code == 200
+            answer = token_plane.http.request(method, path, headers={"authorization": authorization})
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), (authorization, path)
+    assert token_plane.http.get("/v1/jobs").status_code == 200
+    assert token_plane.http.get("/healthz", headers={"authorization": ""}).status_code == 200
 
 
 def test_readiness_without_the_token_names_no_host_and_no_path(own_plane: ControlPlane) -> None:
@@ -240,12 +250,12 @@ UNSAFE = [
 ]
 
 
-@pytest.mark.parametrize(("given", "said"), UNSAFE)
-def test_unsafe_settings_are_refused(tmp_path: Path, given: dict[str, str], said: str) -> None:
-    with pytest.raises(ValidationError) as refused:
-        Settings(state_dir=tmp_path, **given)
-    assert said in str(refused.value)
-    assert "short" not in str(refused.value).replace("shorter", "")
+@pytest.mark.parametrize(("values", "message"), UNSAFE)
+def test_unsafe_settings_are_refused(tmp_path: Path, values: dict[str, str], message: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        Settings(state_dir=tmp_path, **values)
+    assert message in str(error.value)
+    assert "short" not in str(error.value).replace("shorter", "")
 
 
 def test_safe_settings(tmp_path: Path) -> None:
@@ -263,20 +273,20 @@ def test_what_this_service_writes_is_its_own(plane: ControlPlane) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
 
 
-def test_attempt_tokens_are_in_no_database_log_or_command_line(guarded: ControlPlane) -> None:
-    hold = guarded.hold()
-    job = guarded.post(labels={"hold": "hold"})
-    guarded.await_state(job["id"], "running")
+def test_attempt_tokens_are_in_no_database_log_or_command_line(token_plane: ControlPlane) -> None:
+    hold = token_plane.hold()
+    job = token_plane.post(labels={"hold": "hold"})
+    token_plane.await_state(job["id"], "running")
     (launch,) = launches(job["storage"], 1)
     assert stat.S_IMODE(launch.stat().st_mode) == 0o600
     token = json.loads(launch.read_text())["token"]
-    stored = b"".join(path.read_bytes() for path in (guarded.folder / "state").glob("shardyard.db*"))
-    assert token.encode() not in stored
-    driver = guarded.driver(job["id"])
-    for text in (*driver.cmdline(), *driver.environ().values(), guarded.log_text()):
+    database_bytes = b"".join(path.read_bytes() for path in (token_plane.folder / "state").glob("shardyard.db*"))
+    assert token.encode() not in database_bytes
+    driver = token_plane.driver(job["id"])
+    for text in (*driver.cmdline(), *driver.environ().values(), token_plane.log_text()):
         assert token not in text
     hold.unlink()
-    guarded.await_state(job["id"], "succeeded")
+    token_plane.await_state(job["id"], "succeeded")
 
 
 def test_tokens_are_in_no_traceback(own_plane: ControlPlane) -> None:

@@ -1,4 +1,4 @@
-"""What bad input gets: the exact place, value, rule and remedy, and nothing stored."""
+"""Bad input is refused with its exact path, value, rule and remedy, and nothing is stored."""
 
 import json
 from collections.abc import Iterator
@@ -77,8 +77,8 @@ def test_what_nothing_executes_is_refused_before_anything_starts(plane: ControlP
     check(answer.json()["errors"], [("not_runnable", "parallel", None)])
     assert plane.http.get("/v1/jobs").json()["items"] == []
     cluster = {"num_nodes": 1, "devices_per_node": 2, "device": "h100"}
-    planned = plane.http.post("/v1/plans", json={"spec": body, "cluster": cluster})
-    assert any(feature in each for each in planned.json()["not_yet"])
+    plan = plane.http.post("/v1/plans", json={"spec": body, "cluster": cluster})
+    assert any(feature in entry for entry in plan.json()["not_yet"])
 
 
 def test_a_language_without_pairs_names_those_that_are_like_it(plane: ControlPlane) -> None:
@@ -91,7 +91,7 @@ def test_a_language_without_pairs_names_those_that_are_like_it(plane: ControlPla
 
 @pytest.fixture
 def with_pairs(own_plane: ControlPlane) -> tuple[ControlPlane, Path]:
-    """A control plane that may read the file of pairs beside it."""
+    """A control plane that may read a file of pairs in its folder."""
     folder = own_plane.folder
     own_plane.start(data_roots=[str(folder)])
     return own_plane, folder / "pairs.jsonl"
@@ -112,7 +112,7 @@ def test_data_that_cannot_be_read(with_pairs: tuple[ControlPlane, Path]) -> None
         answer = plane.http.post("/v1/jobs", json=spec(data=data))
         assert answer.status_code == 422, answer.text
         check(answer.json()["errors"], [("not_found", path, value)])
-    assert plane.listed() == []
+    assert plane.list_jobs() == []
 
 
 def test_every_kind_of_bad_record_is_answered_at_once(with_pairs: tuple[ControlPlane, Path]) -> None:
@@ -125,7 +125,7 @@ def test_every_kind_of_bad_record_is_answered_at_once(with_pairs: tuple[ControlP
     problems = answer.json()["errors"]
     assert [problem["path"] for problem in problems] == ["data.paths[0]"] * 2 + ["data.lang_column", "data"]
     assert problems[0]["value"] == f"{pairs}, line 60001"
-    assert plane.listed() == []
+    assert plane.list_jobs() == []
     answer = plane.http.post("/v1/jobs", json=spec(data={**data, "on_bad": "skip"}), timeout=60)
     assert answer.status_code == 201, answer.text
 
@@ -174,7 +174,7 @@ def test_a_body_that_does_not_say_how_long_it_is_is_cut_off(plane: ControlPlane)
 
 
 def test_a_list_of_more_files_than_anybody_has(plane: ControlPlane) -> None:
-    """Each would be looked up."""
+    """Refused before any file is looked up."""
     for data, place in (
         ({"corpus": "jsonl", "paths": ["/data/*.jsonl"] * 1001}, "data.paths"),
         ({"corpus": "text", "files": [{"source": "/a", "target": "/b", "lang": "de"}] * 1001}, "data.files"),

@@ -1,4 +1,4 @@
-"""Nothing is lost: the control plane is killed at any moment, and the next goes on where it was."""
+"""Nothing is lost when the control plane is killed at any moment: the next one continues."""
 
 import threading
 from pathlib import Path
@@ -14,12 +14,12 @@ from tests.processes import await_that
 from tests.service.control_plane import ControlPlane, spec
 from tests.service.controllers import (
     DeadlyLauncher,
-    Killed,
+    SimulatedKill,
     controller_on,
     local_cluster,
-    stepped,
+    step_job,
     stored_job,
-    submitted,
+    submit_job,
 )
 
 
@@ -29,14 +29,14 @@ def test_a_run_and_a_stream_survive_kills_of_the_control_plane(own_plane: Contro
     hold = own_plane.hold()  # while it is there, the driver outlives its last step
     labels = {"step_ms": "5", "hold": hold.name}
     job = own_plane.post(labels=labels, train={"num_steps": num_steps, "batch_tokens": 1024})
-    followed: list[Event] = []
+    stream_events: list[Event] = []
     breaks = 0
 
     def follow() -> None:
         nonlocal breaks
-        while not (followed and followed[-1].data.get("state") in ENDED):
+        while not (stream_events and stream_events[-1].data.get("state") in ENDED):
             try:
-                followed.extend(own_plane.events(job["id"], followed[-1].id if followed else None))
+                stream_events.extend(own_plane.events(job["id"], stream_events[-1].id if stream_events else None))
             except httpx.TransportError:
                 breaks += 1
             threading.Event().wait(0.05)
@@ -44,15 +44,15 @@ def test_a_run_and_a_stream_survive_kills_of_the_control_plane(own_plane: Contro
     following = threading.Thread(target=follow)
     following.start()
     for steps in (20, 60, 100):
-        await_that(lambda steps=steps: sum(event.kind == "metric" for event in followed) >= steps)
+        await_that(lambda steps=steps: sum(event.kind == "metric" for event in stream_events) >= steps)
         own_plane.kill()
         own_plane.driver(job["id"])  # training never stopped
         own_plane.start()
     hold.unlink()
     following.join()
     assert breaks >= 3
-    assert [event.id for event in followed] == list(range(1, len(followed) + 1))
-    assert [event.data["step"] for event in followed if event.kind == "metric"] == list(range(1, num_steps + 1))
+    assert [event.id for event in stream_events] == list(range(1, len(stream_events) + 1))
+    assert [event.data["step"] for event in stream_events if event.kind == "metric"] == list(range(1, num_steps + 1))
     assert own_plane.launcher.launches() == [f"{job['id']}-a1"]
     assert own_plane.job(job["id"])["state"] == "succeeded"
 
@@ -60,7 +60,7 @@ def test_a_run_and_a_stream_survive_kills_of_the_control_plane(own_plane: Contro
 def test_killed_while_jobs_are_posted(own_plane: ControlPlane) -> None:
     """Every job that was acknowledged is there afterwards, once, and is run."""
     own_plane.start()
-    acknowledged: list[str] = []
+    job_ids: list[str] = []
     keys = iter(range(1000))
     stop = threading.Event()
 
@@ -72,39 +72,39 @@ def test_killed_while_jobs_are_posted(own_plane: ControlPlane) -> None:
                     answer = own_plane.http.post("/v1/jobs", json=spec(), headers={"idempotency-key": key})
                 except httpx.TransportError:
                     continue
-                acknowledged.append(answer.json()["id"])
+                job_ids.append(answer.json()["id"])
                 break
 
     posting = threading.Thread(target=post)
     posting.start()
     for _ in range(2):
-        seen = len(acknowledged)
-        await_that(lambda seen=seen: len(acknowledged) > seen + 3)
+        num_acknowledged = len(job_ids)
+        await_that(lambda num_acknowledged=num_acknowledged: len(job_ids) > num_acknowledged + 3)
         own_plane.kill()
         own_plane.start()
     stop.set()
     posting.join()
-    for job_id in acknowledged:
+    for job_id in job_ids:
         own_plane.await_state(job_id, "succeeded")
-    stored = {item["id"] for item in own_plane.listed(limit=200)}
-    assert len(acknowledged) == len(set(acknowledged))
-    assert set(acknowledged) <= stored
-    assert len(stored) <= len(acknowledged) + 1  # the one whose asking was stopped
+    stored_ids = {item["id"] for item in own_plane.list_jobs(limit=200)}
+    assert len(job_ids) == len(set(job_ids))
+    assert set(job_ids) <= stored_ids
+    assert len(stored_ids) <= len(job_ids) + 1  # the one whose client was stopped
 
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("after", [False, True], ids=["before the call", "after the call"])
 @pytest.mark.parametrize("call", range(1, 9))
 def test_killed_at_any_call_to_the_cluster(tmp_path: Path, call: int, after: bool) -> None:
-    """A new controller goes on: the job ends as it would have, and no attempt was launched twice."""
+    """A new controller continues: the job ends as it would have, and no attempt is launched twice."""
     cluster = local_cluster(tmp_path)
     first = controller_on(tmp_path, DeadlyLauncher(cluster, call, after))
     # `silent`: nobody listens to this run, so that it goes on to its end by itself.
-    job_id = submitted(first, labels={"silent": "yes", "die_at": "2"}).id
-    with pytest.raises(Killed):
-        await_that(lambda: stepped(first, job_id).state in ENDED)
+    job_id = submit_job(first, labels={"silent": "yes", "die_at": "2"}).id
+    with pytest.raises(SimulatedKill):
+        await_that(lambda: step_job(first, job_id).state in ENDED)
     second = controller_on(tmp_path, cluster)
-    await_that(lambda: stepped(second, job_id).state in ENDED)
+    await_that(lambda: step_job(second, job_id).state in ENDED)
     job = stored_job(second, job_id)
     assert (job.state, job.attempt, job.failures) == ("succeeded", 2, 1)
     assert cluster.launches() == [f"{job_id}-a1", f"{job_id}-a2"]
@@ -124,24 +124,24 @@ class LateLauncher(DeadlyLauncher):
 
 
 def test_cancelled_while_a_submission_is_on_its_way(tmp_path: Path) -> None:
-    """The job has not ended while its driver may yet appear; once it has, it leaves the cluster first."""
+    """The job does not end while its driver may still appear; a driver that appears is stopped first."""
     cluster = local_cluster(tmp_path)
     late = LateLauncher(cluster)
     services = controller_on(tmp_path, late, lost_grace_s=60, cancel_deadline_s=0.1)
-    job_id = submitted(services, labels={"silent": "yes", "step_ms": "1000"}).id
-    await_that(lambda: stepped(services, job_id).state == "starting" and late.on_its_way is not None)
+    job_id = submit_job(services, labels={"silent": "yes", "step_ms": "1000"}).id
+    await_that(lambda: step_job(services, job_id).state == "starting" and late.on_its_way is not None)
     services.requests.cancel(job_id, "tester")
     for _ in range(5):
-        assert stepped(services, job_id).state == "starting"
+        assert step_job(services, job_id).state == "starting"
     cluster.submit(late.on_its_way)
-    await_that(lambda: stepped(services, job_id).state == "cancelled")
+    await_that(lambda: step_job(services, job_id).state == "cancelled")
     assert cluster.process(f"{job_id}-a1") is None
     cluster.end_all()
     services.database.close()
 
 
 class SilentLauncher(DeadlyLauncher):
-    """Takes submissions, and from some time on answers no question."""
+    """Accepts submissions, and answers no query once `silent` is set."""
 
     silent, num_asked = False, 0
 
@@ -153,12 +153,12 @@ class SilentLauncher(DeadlyLauncher):
 
 
 def test_a_cluster_that_does_not_answer_is_asked_once_a_step(tmp_path: Path) -> None:
-    """However many jobs there are: each time the controller waits for nothing."""
+    """However many jobs there are, since the controller waits in vain each time."""
     cluster = local_cluster(tmp_path)
     silent = SilentLauncher(cluster)
     services = controller_on(tmp_path, silent)
-    jobs = [submitted(services, labels={"silent": "yes", "step_ms": "100000"}).id for _ in range(2)]
-    await_that(lambda: [stepped(services, job_id).launch for job_id in jobs] == ["submitted"] * 2)
+    jobs = [submit_job(services, labels={"silent": "yes", "step_ms": "100000"}).id for _ in range(2)]
+    await_that(lambda: [step_job(services, job_id).launch for job_id in jobs] == ["submitted"] * 2)
     silent.silent, silent.num_asked = True, 0
     services.controller.step()
     assert silent.num_asked == 1

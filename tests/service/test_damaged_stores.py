@@ -1,4 +1,4 @@
-"""A disk without room; a database that is moved, removed or replaced: told, nothing half made, and a way out."""
+"""Full disks, and databases that are moved, removed or replaced: reported, nothing half written, and recoverable."""
 
 import os
 import resource
@@ -26,7 +26,7 @@ from tests.processes import await_that
 from tests.service.checkpoints import commit
 from tests.service.control_plane import TOKEN, ControlPlane, spec
 
-# Refusals of the kernel and of SQLite, wherever tests run
+# Errors of the kernel and of SQLite that every machine can produce
 
 
 def grow(database: Database, num_bytes: int) -> None:
@@ -36,10 +36,10 @@ def grow(database: Database, num_bytes: int) -> None:
 
 
 def test_a_database_that_may_not_grow_says_full_until_it_may(database: Database) -> None:
-    limit = {"pages": 1}  # SQLite takes it for as many as there are
+    limit = {"pages": 1}  # SQLite raises it to the number of pages in use
 
     @event.listens_for(database._engine, "begin")
-    def bound(connection: object) -> None:
+    def set_page_limit(connection: object) -> None:
         connection.exec_driver_sql(f"PRAGMA max_page_count={limit['pages']}")  # type: ignore[attr-defined]
 
     with pytest.raises(Full, match="database or disk is full"):
@@ -58,16 +58,16 @@ def test_a_database_that_another_holds_says_unavailable(database: Database) -> N
     def hurry(connection: object, _record: object) -> None:
         connection.execute("PRAGMA busy_timeout=1").close()  # type: ignore[attr-defined]
 
-    database._engine.dispose()  # what it is connected by already would not hurry
-    with closing(Database(str(database.url))) as other, other.write(), pytest.raises(Unavailable, match="locked"):
+    database._engine.dispose()  # existing connections would keep the longer timeout
+    with closing(Database(str(database.url))) as holder, holder.write(), pytest.raises(Unavailable, match="locked"):
         grow(database, 1)
 
 
 @contextmanager
 def largest_file(num_bytes: int, pid: int = 0) -> Iterator[None]:
-    """A limit of the process, which no permission lifts: writing beyond it fails as on a full disk."""
+    """Limit the size of files that a process writes, even as root: beyond it, writing fails as on a full disk."""
     limits, without_bytecode = resource.prlimit(pid, resource.RLIMIT_FSIZE), sys.dont_write_bytecode
-    sys.dont_write_bytecode = True  # of a module that is first imported within: it would be cut off for good
+    sys.dont_write_bytecode = True  # bytecode of a module first imported here would stay truncated
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
     try:
         yield
@@ -84,10 +84,10 @@ def test_a_spec_that_finds_no_room(tmp_path: Path) -> None:
 
 
 def more_than_is_free(root: Path) -> int:
-    """Bytes that its disk could have free, but has not: there is something on it."""
+    """More bytes than the disk has free, and fewer than it could have."""
     (root / "something").write_bytes(bytes(1 << 20))
-    there = shutil.disk_usage(root)
-    return there.free + there.used // 2
+    usage = shutil.disk_usage(root)
+    return usage.free + usage.used // 2
 
 
 def detail(full: FullRoots) -> str:
@@ -95,21 +95,21 @@ def detail(full: FullRoots) -> str:
 
 
 def test_a_root_is_full_until_it_has_room_for_what_it_refused(tmp_path: Path) -> None:
-    """Each by itself, and asked by nobody's POST."""
+    """Each root by itself, and without a POST."""
     first, second = (tmp_path / name for name in ("first", "second"))
-    more = more_than_is_free(tmp_path)
+    size_bytes = more_than_is_free(tmp_path)
     for root in (first, second):
         root.mkdir()
     full = FullRoots(StorageRoots([str(first), str(second)]))
     full.record_refusal(str(first / "job-a"), Full("no room on the first"), 100)
-    full.record_refusal(str(second / "job-b"), Full("no room on the second"), more)
+    full.record_refusal(str(second / "job-b"), Full("no room on the second"), size_bytes)
     assert detail(full) == "no room on the first; no room on the second"
     with largest_file(100):  # not even a block can be written
         full.recheck()
     assert detail(full) == "no room on the first; no room on the second"
     full.recheck()
     assert detail(full) == "no room on the second"
-    full.took(str(second / "job-c"), 100)  # a spec is no checkpoint
+    full.took(str(second / "job-c"), 100)  # a spec needs less room than a checkpoint
     assert full.fault
     assert [*first.iterdir(), *second.iterdir()] == []
 
@@ -128,7 +128,7 @@ def test_a_refusal_hides_no_other(tmp_path: Path) -> None:
 
 
 def test_roots_are_checked_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No machine here has as many threads as it may whenever a test wants it."""
+    """Thread.start is patched, since no test can use up the machine's threads."""
 
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -152,19 +152,19 @@ def test_storage_that_is_no_file_system_is_asked_too() -> None:
 
 
 def test_a_post_that_fails_leaves_no_folder(own_plane: ControlPlane) -> None:
-    """The spec lies there by then, and a checkpoint is half copied, which is larger than the database."""
+    """By then the spec is written, and a checkpoint, which is larger than the database, is half copied."""
     root = own_plane.folder / "root"
     source = own_plane.start(storage_roots=[str(root)]).finished_job()
     commit(source["storage"], 2, spec=source["spec"], size_bytes=8 << 20)
     before = {path.relative_to(root) for path in root.rglob("*")}
-    given = spec(train=MORE_STEPS, start_from={"job": source["id"]}, storage=str(root / "team/a"))
-    most = max(path.stat().st_size for path in own_plane.database.parent.glob("shardyard.db*")) + (1 << 20)
-    with largest_file(most, own_plane.process.pid):
-        answer = own_plane.http.post("/v1/jobs", json=given)
+    body = spec(train=MORE_STEPS, start_from={"job": source["id"]}, storage=str(root / "team/a"))
+    max_file_bytes = max(path.stat().st_size for path in own_plane.database.parent.glob("shardyard.db*")) + (1 << 20)
+    with largest_file(max_file_bytes, own_plane.process.pid):
+        answer = own_plane.http.post("/v1/jobs", json=body)
     assert (answer.status_code, answer.json()["type"]) == FULL
     assert "File too large" in answer.json()["detail"]
     assert {path.relative_to(root) for path in root.rglob("*")} == before
-    assert own_plane.http.post("/v1/jobs", json=given).status_code == 201
+    assert own_plane.http.post("/v1/jobs", json=body).status_code == 201
 
 
 MORE_STEPS = {"num_steps": 9, "batch_tokens": 1024}
@@ -180,17 +180,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = shutil.which("mount")
-    made = mount and subprocess.run(
+    result = mount and subprocess.run(
         [mount, "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)], capture_output=True, check=False
     )
-    if not made or made.returncode:
+    if not result or result.returncode:
         pytest.skip("this user may not mount a file system")
     yield disk
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def fill(disk: Path) -> Path:
-    """The file that takes all that is left."""
+    """File that takes all the free space."""
     ballast = disk / "ballast"
     with ballast.open("ab", buffering=0) as file, suppress(OSError):
         while True:
@@ -240,7 +240,7 @@ def test_storage_that_is_full_is_told_and_deleting_makes_room(own_plane: Control
 
 @contextmanager
 def read_only(*files: Path) -> Iterator[None]:
-    """Files that cannot be written: by attributes, which bind the superuser, and files that are open."""
+    """Make files immutable by their attributes, which bind root and files that are open."""
 
     def change(mode: str) -> None:
         subprocess.run([shutil.which("chattr") or "chattr", mode, *map(str, files)], check=True, capture_output=True)
@@ -258,7 +258,7 @@ def read_only(*files: Path) -> Iterator[None]:
 
 
 def check_writes_are_refused(plane: ControlPlane, job_id: str, expected: tuple[int, str], detail: str = "") -> None:
-    """In words, while jobs can be read."""
+    """Check that writes are refused with a problem while jobs can be read."""
     for path, body in (("/v1/jobs", spec()), (f"/v1/jobs/{job_id}/cancel", {})):
         answer = plane.http.post(path, json=body)
         assert (answer.status_code, answer.json()["type"]) == expected
@@ -298,8 +298,8 @@ def test_accepted_jobs_outlive_a_failing_disk(own_plane: ControlPlane, tmp_path:
         own_plane.start()
         jobs = [own_plane.post(resources={"num_workers": 900})["id"] for _ in range(3)]
         subprocess.run(["mount", "-o", "remount,abort", str(disk)], check=True)
-        refused = own_plane.http.post("/v1/jobs", json=spec())
-        assert (refused.status_code, refused.json()["type"]) == (503, "urn:shardyard:problem:unavailable")
+        answer = own_plane.http.post("/v1/jobs", json=spec())
+        assert (answer.status_code, answer.json()["type"]) == (503, "urn:shardyard:problem:unavailable")
         assert own_plane.job(jobs[0])["state"] == "queued"
         own_plane.kill()
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
@@ -331,7 +331,7 @@ def _move(database: Path) -> None:
 
 
 def _replace(database: Path) -> None:
-    """As a backup is put in place."""
+    """Replace the database as restoring a backup does."""
     shutil.copy(database, database.with_name("copy.db"))
     os.replace(database.with_name("copy.db"), database)
 
@@ -361,19 +361,19 @@ def test_nothing_is_taken_in_by_a_database_that_is_not_at_its_path(own_plane: Co
 def test_moved_back_it_is_used_again(own_plane: ControlPlane) -> None:
     own_plane.start()
     job = own_plane.post(labels={"hold": "here"})
-    moved = own_plane.database.with_name("moved.db")
-    own_plane.database.rename(moved)
+    moved_path = own_plane.database.with_name("moved.db")
+    own_plane.database.rename(moved_path)
     assert own_plane.http.get("/readyz").status_code == 503
-    with closing(sqlite3.connect(moved)) as rescued:  # what was committed is in it, without its log
-        assert rescued.execute("select id from jobs").fetchall() == [(job["id"],)]
-    moved.rename(own_plane.database)
+    with closing(sqlite3.connect(moved_path)) as database:  # what was committed is in it, without its log
+        assert database.execute("select id from jobs").fetchall() == [(job["id"],)]
+    moved_path.rename(own_plane.database)
     assert own_plane.http.get("/readyz").json()["status"] == "ready"
     own_plane.await_state(job["id"], "succeeded")
     assert own_plane.post()["state"] == "queued"
 
 
 def test_the_controller_does_nothing_meanwhile(own_plane: ControlPlane) -> None:
-    own_plane.launcher.set_nodes()  # before the start: what a cluster has is remembered for seconds
+    own_plane.launcher.set_nodes()  # before the start: facts of a cluster are cached for seconds
     own_plane.start().post()
     _move(own_plane.database)
     await_that(lambda: "a controller step failed" in own_plane.log_text())

@@ -1,4 +1,4 @@
-"""Users' corpora: what was allowed at the POST is looked at again by whoever reads it."""
+"""Users' corpora: a file allowed at the POST is checked again by the process that reads it."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ from tests.unit.data_corpora import sentences, write_jsonl
 from tests.unit.language_runs import documents
 
 
-def _launched(plane: ControlPlane, job: dict[str, str]) -> Launch:
+def _await_launch(plane: ControlPlane, job: dict[str, str]) -> Launch:
     storage = plane.job(job["id"])["storage"]
     await_that(lambda: launches(storage, 1) != [])
     return Launch.model_validate_json(launches(storage, 1)[0].read_bytes())
@@ -27,13 +27,13 @@ def test_a_file_swapped_for_a_link_after_the_post_is_not_read(own_plane: Control
     root, secret = tmp_path / "data", tmp_path / "secret.jsonl"
     root.mkdir()
     write_jsonl(secret, sentences(20))
-    posted = Path(write_jsonl(root / "mine.jsonl", sentences(20)))
+    pairs_file = Path(write_jsonl(root / "mine.jsonl", sentences(20)))
     own_plane.start(data_roots=[str(root)])
-    launch = _launched(own_plane, own_plane.post(data={"corpus": "jsonl", "paths": [str(posted)]}))
+    launch = _await_launch(own_plane, own_plane.post(data={"corpus": "jsonl", "paths": [str(pairs_file)]}))
     assert launch.data_roots == (str(root),)
 
-    posted.unlink()
-    posted.symlink_to(secret)
+    pairs_file.unlink()
+    pairs_file.symlink_to(secret)
     with refused("not_allowed", "data.paths[0]"):
         prepare(launch.spec.data, launch.spec.model, tmp_path / "cache", roots=launch.data_roots)
 
@@ -50,10 +50,10 @@ def test_a_repeated_post_is_known_whatever_its_folder_says_by_then(own_plane: Co
     assert first.status_code == 201, first.text
     for change in (lambda: (folder / "config.json").write_text("{}"), lambda: shutil.rmtree(folder)):
         change()
-        again = plane.http.post("/v1/jobs", json=dict(reversed(job.items())), headers=headers)
-        assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
-    other = plane.http.post("/v1/jobs", json={**job, "name": "other"}, headers=headers)
-    assert other.status_code == 409
+        repeat = plane.http.post("/v1/jobs", json=dict(reversed(job.items())), headers=headers)
+        assert (repeat.status_code, repeat.json()["id"]) == (200, first.json()["id"])
+    conflict = plane.http.post("/v1/jobs", json={**job, "name": "other"}, headers=headers)
+    assert conflict.status_code == 409
     assert plane.http.post("/v1/jobs", json=job).json()["errors"][0]["rule"] == "does not exist"
 
 
@@ -65,13 +65,13 @@ def test_a_post_of_answers_that_end_in_nothing_is_warned_of_in_its_log(own_plane
         job_id = own_plane.submit(chat_job(folder, [ROW], tmp_path / f"data-{warns}"))["id"]
         own_plane.act(job_id, "cancel")
         own_plane.await_state(job_id, "cancelled", "failed")
-        logged = [event.data for event in own_plane.events(job_id) if event.kind == "log"]
-        warnings = [line["message"] for line in logged if line.get("level") == "warning"]
+        log_lines = [event.data for event in own_plane.events(job_id) if event.kind == "log"]
+        warnings = [line["message"] for line in log_lines if line.get("level") == "warning"]
         assert any("no learned text ends in a token that ends generation" in line for line in warnings) == warns
 
 
 def test_without_roots_there_is_the_services_own_corpus_and_no_other(plane: ControlPlane) -> None:
-    assert _launched(plane, plane.post()).data_roots == ()
+    assert _await_launch(plane, plane.post()).data_roots == ()
 
 
 def test_the_service_answers_while_a_pattern_of_many_stars_is_matched(own_plane: ControlPlane, tmp_path: Path) -> None:
@@ -81,11 +81,11 @@ def test_the_service_answers_while_a_pattern_of_many_stars_is_matched(own_plane:
     own_plane.start(data_roots=[str(root)])
     data = {"corpus": "jsonl", "paths": [f"{root}/{'*a' * number}*b" for number in range(8, 40)]}
     with ThreadPoolExecutor(1) as posting:
-        posted = posting.submit(own_plane.http.post, "/v1/jobs", json=spec(data=data))
+        future = posting.submit(own_plane.http.post, "/v1/jobs", json=spec(data=data))
         while True:
-            over = posted.done()
+            over = future.done()
             assert own_plane.http.get("/healthz").status_code == 200
             if over:
                 break
-    assert posted.result().status_code == 422
-    assert posted.result().json()["errors"][0]["rule"] == "matches no file"
+    assert future.result().status_code == 422
+    assert future.result().json()["errors"][0]["rule"] == "matches no file"

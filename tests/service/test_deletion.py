@@ -1,4 +1,4 @@
-"""Deleting a job: all of it and nothing else, whatever dies meanwhile, and for good."""
+"""Deleting a job removes all of it and nothing else, for good, whatever dies meanwhile."""
 
 import os
 import shutil
@@ -24,12 +24,12 @@ from service.wire.states import State
 from tests.processes import await_that
 from tests.service.checkpoints import commit, fault_of
 from tests.service.control_plane import ControlPlane, spec
-from tests.service.controllers import Killed, controller_on, stored_job, submitted
+from tests.service.controllers import SimulatedKill, controller_on, stored_job, submit_job
 from tests.service.silent_run import Run, metric
 
 
-def deleted(plane: ControlPlane, job_id: str) -> dict[str, Any]:
-    """The record of a deletion, once it is through."""
+def deletion_record(plane: ControlPlane, job_id: str) -> dict[str, Any]:
+    """Delete a job; return the record of its finished deletion."""
     path = f"/v1/jobs/{job_id}"
     assert plane.http.delete(path).status_code == 202
     await_that(lambda: plane.http.get(path).status_code == 410, lambda: str(plane.job(job_id)))
@@ -39,20 +39,20 @@ def deleted(plane: ControlPlane, job_id: str) -> dict[str, Any]:
 
 
 def test_all_of_a_job_goes_and_who_asked_for_it_stays(plane: ControlPlane) -> None:
-    other, job = plane.finished_job(), plane.finished_job(labels={"a": "b"})
+    neighbour, job = plane.finished_job(), plane.finished_job(labels={"a": "b"})
     storage, path = Path(job["storage"]), f"/v1/jobs/{job['id']}"
     commit(storage, 5)
-    record = deleted(plane, job["id"])
+    record = deletion_record(plane, job["id"])
     assert not storage.exists()
     assert (record["state"], record["actor"], record["name"]) == ("deleted", "user:local", "small")
-    said = f"{job['id']} was deleted by user:local at {record['finished_at']}"
+    detail = f"{job['id']} was deleted by user:local at {record['finished_at']}"
     for part in ("", "/plan", "/metrics", "/events", "/logs", "/checkpoints"):
         answer = plane.http.get(path + part)
-        assert (answer.status_code, answer.json()["detail"]) == (410, said)
+        assert (answer.status_code, answer.json()["detail"]) == (410, detail)
     assert [plane.act(job["id"], action).status_code for action in ("cancel", "pause", "resume")] == [410] * 3
-    left = {item["id"] for item in plane.listed()}
-    assert (job["id"] in left, other["id"] in left) == (False, True)
-    assert Path(other["storage"], "spec.json").exists()
+    left = {item["id"] for item in plane.list_jobs()}
+    assert (job["id"] in left, neighbour["id"] in left) == (False, True)
+    assert Path(neighbour["storage"], "spec.json").exists()
 
 
 def test_only_what_has_ended_or_is_paused_is_deleted(plane: ControlPlane, run: Run) -> None:
@@ -61,7 +61,7 @@ def test_only_what_has_ended_or_is_paused_is_deleted(plane: ControlPlane, run: R
         answer = plane.http.delete(f"/v1/jobs/{job_id}")
         assert (answer.status_code, f"{job_id} is {state}; " in answer.json()["detail"]) == (409, True)
     plane.act(waiting, "pause")
-    assert deleted(plane, waiting)["state"] == "deleted"
+    assert deletion_record(plane, waiting)["state"] == "deleted"
     assert plane.http.delete("/v1/jobs/job-aaaaaaaaaaaa").status_code == 404
 
 
@@ -73,7 +73,7 @@ def test_open_streams_end_with_the_reason_and_late_records_are_refused(plane: Co
     stream = plane.events(run.id)
     next(stream)
     with plane.http.stream("GET", f"/v1/jobs/{run.id}/logs", params={"follow": True}) as log:
-        deleted(plane, run.id)
+        deletion_record(plane, run.id)
         last = list(stream)[-1]
         assert list(log.iter_lines()) == []
     assert (last.kind, last.actor) == ("state", "user:local")
@@ -93,13 +93,13 @@ def test_a_key_is_not_used_again(plane: ControlPlane) -> None:
     headers = {"idempotency-key": "of a deleted job"}
     job = plane.http.post("/v1/jobs", json=spec(), headers=headers).json()
     plane.await_state(job["id"], "succeeded")
-    deleted(plane, job["id"])
-    again = plane.http.post("/v1/jobs", json=spec(), headers=headers)
-    assert again.status_code == 409
-    assert f"belongs to a deleted job: {job['id']} was deleted by user:local" in again.json()["detail"]
+    deletion_record(plane, job["id"])
+    repeat = plane.http.post("/v1/jobs", json=spec(), headers=headers)
+    assert repeat.status_code == 409
+    assert f"belongs to a deleted job: {job['id']} was deleted by user:local" in repeat.json()["detail"]
 
 
-# Of a crash, of symbolic links, of other stores: with a controller that these tests step by hand
+# Crashes, symbolic links and other stores, with a controller that these tests step by hand
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def cancelled_job(services: Services, num_events: int = 0, **changes: Any) -> tuple[str, str]:
     """The id and the storage of a job that has ended."""
-    job = submitted(services, resources={"num_workers": 900}, **changes)
+    job = submit_job(services, resources={"num_workers": 900}, **changes)
     services.requests.cancel(job.id, "tester")
     with services.database.write() as tx:
         append_events(tx, job.number, [NewEvent("log", now_us(), 1, "driver", "{}")] * num_events)
@@ -145,26 +145,30 @@ TREES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-def grow(folder: Path, tree: dict[str, Any], outside: Path) -> None:
+def grow(folder: Path, tree: dict[str, Any], outside_folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for name, kind in tree.items():
         path = folder / name
         if isinstance(kind, dict):
-            grow(path, kind, outside)
+            grow(path, kind, outside_folder)
         elif kind == "file":
             path.write_text("x")
         else:
-            targets = {"link to a file": outside / "file", "link to a folder": outside, "broken link": "nowhere"}
+            targets = {
+                "link to a file": outside_folder / "file",
+                "link to a folder": outside_folder,
+                "broken link": "nowhere",
+            }
             path.symlink_to(targets[kind])
 
 
 @given(tree=st.dictionaries(NAMES, TREES, max_size=5), dies_at=st.integers(0, 25))
 def test_deletion_killed_anywhere_goes_on(services: Services, tree: dict[str, Any], dies_at: int) -> None:
     job_id, storage = cancelled_job(services, num_events=3)
-    outside = Path(storage).parent / f"outside-{job_id}"
-    (outside / "folder").mkdir(parents=True)
-    (outside / "file").write_text("precious")
-    grow(Path(storage), tree, outside)
+    outside_folder = Path(storage).parent / f"outside-{job_id}"
+    (outside_folder / "folder").mkdir(parents=True)
+    (outside_folder / "file").write_text("precious")
+    grow(Path(storage), tree, outside_folder)
     if not os.path.lexists(f"{storage}/checkpoints"):
         commit(storage, 7)
     services.deletions.ask(job_id, "tester")
@@ -172,12 +176,12 @@ def test_deletion_killed_anywhere_goes_on(services: Services, tree: dict[str, An
     with pytest.MonkeyPatch.context() as patch:
 
         def deadly(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any, **named: Any) -> Any:
+            def call(*arguments: Any, **keywords: Any) -> Any:
                 nonlocal left
                 left -= 1
                 if left < 0:
-                    raise Killed
-                return function(*arguments, **named)
+                    raise SimulatedKill
+                return function(*arguments, **keywords)
 
             return call
 
@@ -189,7 +193,7 @@ def test_deletion_killed_anywhere_goes_on(services: Services, tree: dict[str, An
         patch.setattr(deletions, "STEP_EVENTS", 2)
         try:
             delete_all(services, job_id)
-        except Killed:
+        except SimulatedKill:
             assert stored_job(services, job_id).state == State.DELETING
             with services.database.read() as tx, pytest.raises(Gone, match="is being deleted"):
                 find_job(tx, job_id)
@@ -197,23 +201,23 @@ def test_deletion_killed_anywhere_goes_on(services: Services, tree: dict[str, An
                 assert fault_of(storage, "step-00000007.a1.g0") is None
     delete_all(services, job_id)
     assert not os.path.lexists(storage)
-    assert (outside / "file").read_text() == "precious"
-    assert (outside / "folder").is_dir()
+    assert (outside_folder / "file").read_text() == "precious"
+    assert (outside_folder / "folder").is_dir()
     with services.database.read() as tx, pytest.raises(Gone, match=f"{job_id} was deleted by user:tester at 20"):
         find_job(tx, job_id)
     assert services.deletions.ask(job_id, "somebody else")[0].actor == "user:tester"
-    shutil.rmtree(outside)
+    shutil.rmtree(outside_folder)
 
 
-@pytest.mark.parametrize("swapped", ["the folder", "a folder above"])
-def test_a_folder_that_was_swapped_for_a_link_is_not_followed(services: Services, tmp_path: Path, swapped: str) -> None:
+@pytest.mark.parametrize("place", ["the folder", "a folder above"])
+def test_a_folder_that_was_swapped_for_a_link_is_not_followed(services: Services, tmp_path: Path, place: str) -> None:
     root = Path(services.settings.storage_roots[0])
     job_id, storage = cancelled_job(services, storage=str(root / "mine"))
     shutil.move(root / "mine", tmp_path / "moved")
-    link = Path(storage) if swapped == "the folder" else root / "mine"
-    if swapped == "the folder":
+    link = Path(storage) if place == "the folder" else root / "mine"
+    if place == "the folder":
         link.parent.mkdir()
-    link.symlink_to(tmp_path / "moved" / (job_id if swapped == "the folder" else ""))
+    link.symlink_to(tmp_path / "moved" / (job_id if place == "the folder" else ""))
     reason = reason_after_a_step(services, job_id)
     assert f"{link.name!r} is a symbolic link, which is not followed" in reason
     assert (tmp_path / "moved" / job_id / "spec.json").exists()

@@ -1,4 +1,4 @@
-"""Files of a job over the API: those that are its users', whole under their names, and nothing else."""
+"""Files of a job over the API: only those meant for users, each complete under its name."""
 
 import json
 import os
@@ -47,14 +47,14 @@ def get(plane: ControlPlane, job: dict[str, Any], path: str, **headers: str) -> 
     return answer.status_code, answer.content
 
 
-def listed(plane: ControlPlane, job: dict[str, Any], **query: Any) -> list[dict[str, Any]]:
+def list_files(plane: ControlPlane, job: dict[str, Any], **query: Any) -> list[dict[str, Any]]:
     answer = plane.http.get(f"/v1/jobs/{job['id']}/files", params=query)
     assert answer.status_code == 200, answer.text
     return list(answer.json()["items"])
 
 
 def test_what_is_listed_is_what_there_is_and_can_be_had(plane: ControlPlane, job: dict[str, Any]) -> None:
-    files = listed(plane, job)
+    files = list_files(plane, job)
     assert [file["path"] for file in files] == sorted(file["path"] for file in files)
     assert {file["path"] for file in files} == {
         "attempts/1/result.json", "spec.json", "logs/a1.driver/segment-00000000.log",
@@ -68,7 +68,7 @@ def test_what_is_listed_is_what_there_is_and_can_be_had(plane: ControlPlane, job
         assert len(content) == file["size_bytes"]
         assert file["sha256"] in (None, markers.seal(content).sha256)
         assert (file["sha256"] is not None) == (file["kind"] == "checkpoints")
-    assert {file["kind"] for file in listed(plane, job, kind=["spec", "logs"])} == {"spec", "logs"}
+    assert {file["kind"] for file in list_files(plane, job, kind=["spec", "logs"])} == {"spec", "logs"}
     pages, cursor = [], None
     while True:
         page = plane.http.get(
@@ -83,17 +83,17 @@ def test_what_is_listed_is_what_there_is_and_can_be_had(plane: ControlPlane, job
 
 def test_a_rest_of_a_file(plane: ControlPlane, job: dict[str, Any]) -> None:
     path = f"{CHECKPOINT}/__0_0.distcp"
-    _, whole = get(plane, job, path)
+    _, content = get(plane, job, path)
     for start in (0, 1, 2_999):
-        assert get(plane, job, path, range=f"bytes={start}-") == (206, whole[start:])
-    assert get(plane, job, path, range="bytes=1-2") == (200, whole)
+        assert get(plane, job, path, range=f"bytes={start}-") == (206, content[start:])
+    assert get(plane, job, path, range="bytes=1-2") == (200, content)
     with closing(ServiceConnection(plane.url)) as connection:
         for start in (3_000, 3_001):
             answer = plane.http.get(f"/v1/jobs/{job['id']}/files/{path}", headers={"range": f"bytes={start}-"})
             assert (answer.status_code, answer.headers["content-range"]) == (416, "bytes */3000")
             assert answer.json()["type"] == "urn:shardyard:problem:range-not-satisfiable"
-        with connection.download(f"/v1/jobs/{job['id']}/files/{path}", 3_000, DEADLINE_S) as (at, chunks):
-            assert (at, list(chunks)) == (3_000, [])
+        with connection.download(f"/v1/jobs/{job['id']}/files/{path}", 3_000, DEADLINE_S) as (offset, chunks):
+            assert (offset, list(chunks)) == (3_000, [])
         with (
             pytest.raises(ApiError, match="must begin before the end of the file"),
             connection.download(f"/v1/jobs/{job['id']}/files/{path}", 3_001, DEADLINE_S),
@@ -105,11 +105,11 @@ def test_no_token_and_nothing_from_outside(plane: ControlPlane, job: dict[str, A
     storage = Path(job["storage"])
     (launch,) = launches(storage, 1)
     token = json.loads(launch.read_text())["token"]
-    outside = tmp_path / "secret"
-    outside.write_text(token)
+    secret = tmp_path / "secret"
+    secret.write_text(token)
     links = {
         "logs/a1.driver/segment-00000007.log": launch,
-        "logs/a1.driver/segment-00000008.log": outside,
+        "logs/a1.driver/segment-00000008.log": secret,
         "logs/a2.driver": launch.parent,
         "attempts/2": launch.parent,
         "attempts/3/result.json": launch,
@@ -124,7 +124,7 @@ def test_no_token_and_nothing_from_outside(plane: ControlPlane, job: dict[str, A
         files={launch.name: seal, f"../../attempts/1/{launch.name}": seal},
     )  # fmt: skip
     (storage / "checkpoints/step-00000007.a1.g0.commit.json").write_bytes(sealed_again.to_bytes())
-    asked = [
+    paths = [
         *links, f"attempts/1/{launch.name}", "attempts/2/result.json", "position",
         f"checkpoints/step-00000007.a1.g0/{launch.name}",
         f"checkpoints/step-00000007.a1.g0/../../attempts/1/{launch.name}",
@@ -132,10 +132,10 @@ def test_no_token_and_nothing_from_outside(plane: ControlPlane, job: dict[str, A
         f"logs/../attempts/1/{launch.name}", "/etc/passwd", "%2fetc%2fpasswd", "logs/a1.driver", "",
     ]  # fmt: skip
     try:
-        for path in (*asked, *(file["path"] for file in listed(plane, job))):
+        for path in (*paths, *(file["path"] for file in list_files(plane, job))):
             status, content = get(plane, job, path)
             assert token.encode() not in content
-            assert status in ((404, 422, 503) if path in asked else (200,))
+            assert status in ((404, 422, 503) if path in paths else (200,))
     finally:
         for name in (*links, "checkpoints/step-00000007.a1.g0.commit.json"):
             (storage / name).unlink()
@@ -144,7 +144,7 @@ def test_no_token_and_nothing_from_outside(plane: ControlPlane, job: dict[str, A
 
 ODD_MARKERS: dict[str, Callable[[Path, Path], object]] = {
     "link": lambda marker, _: marker.symlink_to("step-00000005.a1.g0.commit.json"),
-    "link out": lambda marker, outside: marker.symlink_to(outside),
+    "link out": lambda marker, target: marker.symlink_to(target),
     "folder": lambda marker, _: marker.mkdir(),
     "pipe": lambda marker, _: os.mkfifo(marker),
     "torn": lambda marker, _: marker.write_bytes(b"{"),
@@ -162,11 +162,11 @@ def test_an_odd_marker_costs_no_other_checkpoint(plane: ControlPlane, odd: str, 
     ODD_MARKERS[odd](checkpoints / "step-00000007.a1.g0.commit.json", tmp_path / "outside")
     answer = plane.http.get(f"/v1/jobs/{job['id']}/checkpoints")
     assert answer.status_code == 200, answer.text
-    whole, faulty = answer.json()["items"]
-    assert (whole["step"], whole["fault"]) == (5, None)
+    intact, faulty = answer.json()["items"]
+    assert (intact["step"], intact["fault"]) == (5, None)
     assert (faulty["step"], bool(faulty["fault"])) == (7, True)
     assert ("bytes" in faulty["fault"]) == (odd == "huge"), faulty["fault"]
-    assert {file["path"].split(".")[0] for file in listed(plane, job, kind="checkpoints")} == {
+    assert {file["path"].split(".")[0] for file in list_files(plane, job, kind="checkpoints")} == {
         "checkpoints/step-00000005"
     }
     assert plane.act(job["id"], "resume").status_code == 202
@@ -178,10 +178,10 @@ def test_a_large_file_costs_no_memory(plane: ControlPlane) -> None:
     commit(job["storage"], 5)
     large = Path(job["storage"]) / CHECKPOINT / "__0_0.distcp"
     os.truncate(large, 100_000_000)
-    num_bytes, grown = most_memory(plane, f"/v1/jobs/{job['id']}/files/{CHECKPOINT}/__0_0.distcp")
+    num_bytes, growth_bytes = most_memory(plane, f"/v1/jobs/{job['id']}/files/{CHECKPOINT}/__0_0.distcp")
     assert num_bytes == 100_000_000
-    assert grown < 30e6
-    # What the marker says of it is no longer so: it is not taken for the checkpoint's.
+    assert growth_bytes < 30e6
+    # It no longer matches the marker, so it is not accepted as the checkpoint's.
     with Client(plane.url) as client, pytest.raises(ClientError, match="download it again"):
         client.job(job["id"]).download(large.parent.parent.parent.with_name("into"))
 
@@ -192,21 +192,21 @@ def test_a_download_goes_on_where_it_was(plane: ControlPlane, job: dict[str, Any
     draft.parent.mkdir(parents=True)
     draft.write_bytes((Path(job["storage"]) / CHECKPOINT / "__0_0.distcp").read_bytes()[:1000])
     with Client(plane.url) as client:
-        found = client.job(job["id"])
-        done = found.download(tmp_path)
-        assert done.folder == folder
-        assert set(done.fetched) == {file["path"] for file in listed(plane, job)}
+        client_job = client.job(job["id"])
+        download = client_job.download(tmp_path)
+        assert download.folder == folder
+        assert set(download.fetched) == {file["path"] for file in list_files(plane, job)}
         assert fault_of(folder, "step-00000005.a1.g0") is None
-        again = found.download(tmp_path)
-        assert (again.fetched, set(again.kept)) == ([], set(done.fetched))
-        newest = found.download(tmp_path / "newest", ["checkpoints"], latest=True)
+        repeat = client_job.download(tmp_path)
+        assert (repeat.fetched, set(repeat.kept)) == ([], set(download.fetched))
+        newest = client_job.download(tmp_path / "newest", ["checkpoints"], latest=True)
         assert {Path(path).parts[1].split(".")[0] for path in newest.fetched} == {"step-00000009"}
         draft.write_bytes(b"x" * 10)  # of something else
         (folder / CHECKPOINT / "__0_0.distcp").unlink()
         with pytest.raises(ClientError, match="is wrong; download it again"):
-            found.download(tmp_path)
+            client_job.download(tmp_path)
         assert not (folder / CHECKPOINT / "__0_0.distcp").exists()
-        found.download(tmp_path)
+        client_job.download(tmp_path)
         assert fault_of(folder, "step-00000005.a1.g0") is None
 
 
@@ -227,7 +227,7 @@ def test_an_id_that_is_no_folder_s_name_is_not_believed(tmp_path: Path, id: str)
 
 
 class Breaking(ServiceConnection):
-    """Breaks off after so many bytes."""
+    """A connection that breaks after `num_bytes`."""
 
     def __init__(self, url: str, num_bytes: int) -> None:
         super().__init__(url)
@@ -235,8 +235,8 @@ class Breaking(ServiceConnection):
 
     @contextmanager
     def download(self, path: str, start: int, silence_timeout_s: float) -> Iterator[tuple[int, Iterator[bytes]]]:
-        with super().download(path, start, silence_timeout_s) as (at, chunks):
-            yield at, self._cut(chunks)
+        with super().download(path, start, silence_timeout_s) as (offset, chunks):
+            yield offset, self._cut(chunks)
 
     def _cut(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
@@ -265,10 +265,10 @@ def test_broken_off_anywhere_no_torn_file_has_its_name(
                 if file.name.endswith(markers.SUFFIX):
                     assert fault_of(folder, file.name.removesuffix(markers.SUFFIX)) is None
     connection = ServiceConnection(plane.url)
-    done = Downloader(connection, path, folder).fetch_all()
+    download = Downloader(connection, path, folder).fetch_all()
     connection.close()
-    there = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
-    assert there == {*done.fetched, *done.kept} == {file["path"] for file in listed(plane, job)}
+    file_paths = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    assert file_paths == {*download.fetched, *download.kept} == {file["path"] for file in list_files(plane, job)}
 
 
 def test_storage_that_is_no_file_system() -> None:
@@ -278,14 +278,14 @@ def test_storage_that_is_no_file_system() -> None:
     for path in ("spec.json", segment, result, launch, "logs/a1.driver/.draft"):
         files.pipe_file(f"{folder}/{path}", path.encode())
     commit("memory://downloads/team/job-x", 5)
-    found = JobFiles(StorageRoots(["memory://downloads"]), "memory://downloads/team/job-x")
-    paths = [file.path for file in found.list_files()]
+    job_files = JobFiles(StorageRoots(["memory://downloads"]), "memory://downloads/team/job-x")
+    paths = [file.path for file in job_files.list_files()]
     assert {"spec.json", segment, result} == {path for path in paths if not path.startswith("checkpoints/")}
     assert len(paths) == 6
-    file, size_bytes = found.open(segment)
+    file, size_bytes = job_files.open(segment)
     assert (file.seek(0), file.read(), size_bytes) == (0, segment.encode(), len(segment))
     with pytest.raises(NotFound, match="is not a served file"):
-        found.open(launch)
+        job_files.open(launch)
     with pytest.raises(NotFound, match="outside the storage roots"):
         JobFiles(StorageRoots(["memory://elsewhere"]), "memory://downloads/team/job-x")
 

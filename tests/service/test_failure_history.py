@@ -22,28 +22,28 @@ from service.wire.events import Record, RecordBatch, RecordKind
 from service.wire.launch import Launch
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane
-from tests.service.controllers import DeadlyLauncher, controller_on, local_cluster, stepped, submitted
+from tests.service.controllers import DeadlyLauncher, controller_on, local_cluster, step_job, submit_job
 from tests.service.silent_run import Run, checkpoint, record
 
 moments = st.tuples(st.integers(1, 4), st.integers(0, 50))
 
 
-def at(second: int) -> str:
+def time_at(second: int) -> str:
     return f"2026-01-31T11:00:{second:02}Z"
 
 
 def failure(second: int, **data: Any) -> dict[str, Any]:
-    return record("recovering", at(second), **{"reason": "worker 1 died", **data})
+    return record("recovering", time_at(second), **{"reason": "worker 1 died", **data})
 
 
 @given(st.lists(moments, unique=True, max_size=12), st.data())
-def test_forgiveness_does_not_depend_on_the_order(happened: list[tuple[int, int]], data: st.DataObject) -> None:
-    progress = set(data.draw(st.lists(st.sampled_from(happened), unique=True))) if happened else set()
+def test_forgiveness_does_not_depend_on_the_order(times: list[tuple[int, int]], data: st.DataObject) -> None:
+    progress = set(data.draw(st.lists(st.sampled_from(times), unique=True))) if times else set()
     losses = FailureHistory()
-    for at in data.draw(st.permutations(happened)):
-        losses = losses.after_progress(at) if at in progress else losses.after_failure(at)
+    for time in data.draw(st.permutations(times)):
+        losses = losses.after_progress(time) if time in progress else losses.after_failure(time)
     since = max(progress, default=(0, 0))
-    assert losses.num_failures == len([at for at in happened if at > since])
+    assert losses.num_failures == len([moment for moment in times if moment > since])
     assert losses == read_failures(losses.model_dump_json(), 0)
 
 
@@ -59,7 +59,7 @@ def test_more_failures_than_are_kept_one_by_one_count_and_are_forgiven_all_the_s
 
 def test_an_attempt_lost_after_its_progress_is_still_a_setback() -> None:
     losses = FailureHistory().after_setback(1).after_setback(2).after_failure((2, END))
-    late = losses.after_progress((2, 7))  # what attempt 2 committed, and nobody heard of until now
+    late = losses.after_progress((2, 7))  # a commit of attempt 2 that is heard of only now
     assert (late.setbacks, late.num_failures) == ((2,), 1)
     assert late.after_progress((3, 1)).setbacks == ()
     assert FailureHistory().after_lost_start(1).after_progress((2, 7)).lost_starts == ()
@@ -68,8 +68,8 @@ def test_an_attempt_lost_after_its_progress_is_still_a_setback() -> None:
 def test_failures_that_an_earlier_release_counted_are_of_no_kind_and_forgiven_by_progress() -> None:
     before = read_failures(None, 3)
     assert (before.num_failures, before.after_progress((1, 1)).num_failures) == (3, 0)
-    mixed = FailureHistory(failures=((1, 1), (1, 2)), kinds=("lost",))
-    assert (mixed.num_of("lost"), mixed.after_failure((1, 3), "lost").num_of("lost")) == (0, 1)
+    history = FailureHistory(failures=((1, 1), (1, 2)), kinds=("lost",))
+    assert (history.num_of("lost"), history.after_failure((1, 3), "lost").num_of("lost")) == (0, 1)
 
 
 def test_kinds_of_failures_that_are_not_kept_one_by_one_count_too() -> None:
@@ -88,9 +88,9 @@ def test_kinds_of_failures_that_are_not_kept_one_by_one_count_too() -> None:
     [
         ([("driver", [failure(10, reason="a node was preempted", kind="lost", preempted=True), failure(20)])], 1),
         # A checkpoint that is heard of late forgives no later failure.
-        ([("driver", [failure(10), failure(20), failure(30)]), ("group-1", [checkpoint(50, at(15))])], 2),
+        ([("driver", [failure(10), failure(20), failure(30)]), ("group-1", [checkpoint(50, time_at(15))])], 2),
         # A failure that is heard of late is forgiven by a checkpoint after it.
-        ([("group-1", [checkpoint(50, at(15))]), ("driver", [failure(10), failure(20)])], 1),
+        ([("group-1", [checkpoint(50, time_at(15))]), ("driver", [failure(10), failure(20)])], 1),
     ],
     ids=["preempted", "late checkpoint", "late failure"],
 )
@@ -102,7 +102,7 @@ def test_failures_that_count(run: Run, batches: list[tuple[str, list[dict[str, A
 
 @pytest.mark.slow
 def test_a_checkpoint_of_a_dead_attempt_does_not_forgive_its_death(own_plane: ControlPlane) -> None:
-    """It is on storage only once the next attempt has put it there."""
+    """Its record is on storage only once the next attempt has put it there."""
     run = Run(own_plane.start())
     run.kill_driver()
     run.seal("a1.g0", checkpoint(50))
@@ -116,7 +116,7 @@ def test_a_checkpoint_of_a_dead_attempt_does_not_forgive_its_death(own_plane: Co
 
 
 class Forgetful(DeadlyLauncher):
-    """A cluster that is brought down by whatever is launched on it, and is made anew: it knows of nothing."""
+    """A cluster that every launch brings down, and whose replacement knows of no submission."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(local_cluster(folder))
@@ -149,29 +149,29 @@ def services(tmp_path: Path, cluster: Forgetful, monkeypatch: pytest.MonkeyPatch
 def tell(
     services: Services, cluster: Forgetful, job: JobRow, kind: RecordKind, data: dict[str, Any], writer: str = "group-0"
 ) -> None:
-    """Sends a record as the first of a writer of the job's attempt."""
+    """Send a record as the first of a writer of the job's attempt."""
     record = Record(kind=kind, time=datetime.now(UTC), data=data)
     batch = RecordBatch(attempt=job.attempt, writer=writer, first_seq=0, records=(record,))
     services.ingest.take(job.id, cluster.launches[-1].token.get_secret_value(), batch)
 
 
 def paused_in_a_step(services: Services, cluster: Forgetful, job_id: str, *, begins: bool) -> bool:
-    """Whether a step pauses the job, whose attempts all end up waiting for a place, having begun or not."""
-    job = stepped(services, job_id)
+    """Whether a step pauses the job; all its attempts wait for resources, after they began or before."""
+    job = step_job(services, job_id)
     if job.launch == "submitted" and job.group_phase is None:
         if begins:
             tell(services, cluster, job, "started", {"group": 0, "workers": []})
-        # Who had begun has died since: that counts all the same.
+        # An attempt that began and waits again still counts as begun.
         tell(services, cluster, job, "waiting", {"reason": "waiting for resources"}, "driver")
     return job.state == "paused"
 
 
 def test_a_job_whose_cluster_is_lost_again_and_again_is_paused(services: Services, cluster: Forgetful) -> None:
-    job_id = submitted(services).id
+    job_id = submit_job(services).id
     is_paused = partial(paused_in_a_step, services, cluster, job_id, begins=True)
     for attempt in (MAX_SETBACKS, 2 * MAX_SETBACKS):
-        await_that(is_paused, lambda: f"{stepped(services, job_id)}")
-        job = stepped(services, job_id)
+        await_that(is_paused, lambda: f"{step_job(services, job_id)}")
+        job = step_job(services, job_id)
         assert (job.attempt, job.failures) == (attempt, 0)
         assert job.reason == (
             f"paused: attempt {attempt} was lost with its cluster; 5 attempts were lost without progress, so "
@@ -185,10 +185,10 @@ def test_a_job_whose_cluster_is_lost_again_and_again_is_paused(services: Service
 
 @pytest.mark.slow
 def test_a_job_that_waits_while_its_cluster_is_lost_waits_longer(services: Services, cluster: Forgetful) -> None:
-    job_id = submitted(services).id
+    job_id = submit_job(services).id
     is_paused = partial(paused_in_a_step, services, cluster, job_id, begins=False)
-    await_that(is_paused, lambda: f"{stepped(services, job_id)}")
-    job = stepped(services, job_id)
+    await_that(is_paused, lambda: f"{step_job(services, job_id)}")
+    job = step_job(services, job_id)
     assert (job.attempt, job.failures) == (MAX_LOST_STARTS, 0)
     assert job.reason.startswith(
         "paused: attempt 20 was lost with its cluster, before its workers started; 20 attempts were "
@@ -196,13 +196,13 @@ def test_a_job_that_waits_while_its_cluster_is_lost_waits_longer(services: Servi
 
 
 def test_progress_of_each_third_attempt_is_enough(services: Services, cluster: Forgetful) -> None:
-    job_id = submitted(services).id
-    told: set[int] = set()
+    job_id = submit_job(services).id
+    attempts: set[int] = set()
 
     def goes_on() -> bool:
-        job = stepped(services, job_id)
-        if job.launch == "submitted" and job.attempt % 3 == 0 and job.attempt not in told:
-            told.add(job.attempt)
+        job = step_job(services, job_id)
+        if job.launch == "submitted" and job.attempt % 3 == 0 and job.attempt not in attempts:
+            attempts.add(job.attempt)
             tell(services, cluster, job, "checkpoint", {"step": job.attempt})
         assert job.state != "paused", job.reason
         return job.attempt > 2 * MAX_SETBACKS
@@ -217,6 +217,6 @@ def test_kinds_with_a_limit_are_counted_alone_and_progress_forgives_both() -> No
         losses = losses.after_failure((1, time), kind)
     assert (losses.num_of("lost"), losses.num_sharing(retry), losses.num_failures) == (2, 3, 5)
     assert [losses.num_left(retry, kind) for kind in ("lost", "error", "hung")] == [3, 0, 0]
-    later = losses.after_progress((1, 2))
-    assert (later.num_of("lost"), later.num_of("error"), later.num_sharing(retry)) == (1, 0, 1)
-    assert FailureHistory.model_validate_json(later.model_dump_json()) == later
+    rest = losses.after_progress((1, 2))
+    assert (rest.num_of("lost"), rest.num_of("error"), rest.num_sharing(retry)) == (1, 0, 1)
+    assert FailureHistory.model_validate_json(rest.model_dump_json()) == rest

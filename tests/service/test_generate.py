@@ -1,4 +1,4 @@
-"""Texts by jobs' language models over HTTP: streamed, bounded, by a process that goes with its control plane."""
+"""Text generation over HTTP by jobs' models: streamed, bounded, in a process that ends with its control plane."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ LONG = 4000
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A language model of a few steps."""
 
     data: Path
@@ -44,21 +44,21 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained_model(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
     folder = tmp_path_factory.mktemp("trained")
     spec = language_job(documents(folder / "data"))
     run(spec, folder / "storage", folder / "cache", control=RequestAfter("pause", 3))
-    return Trained(folder / "data", folder / "storage", spec.model_dump(mode="json"))
+    return TrainedModel(folder / "data", folder / "storage", spec.model_dump(mode="json"))
 
 
 class Generating:
     """A control plane with a job that has the trained model's checkpoint."""
 
-    def __init__(self, plane: ControlPlane, trained: Trained, **settings: Any) -> None:
-        self.plane = plane.start(data_roots=[str(trained.data)], **settings)
-        self.job_id = self.plane.submit(trained.spec)["id"]
+    def __init__(self, plane: ControlPlane, trained_model: TrainedModel, **settings: Any) -> None:
+        self.plane = plane.start(data_roots=[str(trained_model.data)], **settings)
+        self.job_id = self.plane.submit(trained_model.spec)["id"]
         storage = Path(self.plane.job(self.job_id)["storage"])
-        shutil.copytree(trained.storage / "checkpoints", storage / "checkpoints", dirs_exist_ok=True)
+        shutil.copytree(trained_model.storage / "checkpoints", storage / "checkpoints", dirs_exist_ok=True)
         self.path = f"/v1/jobs/{self.job_id}/generate"
 
     def stream(self, prompt: str = PROMPT, **options: Any) -> Iterator[tuple[str, Any]]:
@@ -69,8 +69,8 @@ class Generating:
             for message in messages(answer.iter_bytes()):
                 yield message.event, json.loads(message.data)
 
-    def begun(self) -> tuple[Iterator[tuple[str, Any]], psutil.Process]:
-        """A long text that has begun, and the process that makes it."""
+    def begin(self) -> tuple[Iterator[tuple[str, Any]], psutil.Process]:
+        """Begin a long text; return its events and the process that generates it."""
         stream = self.stream(max_tokens=LONG)
         next(stream)
         (child,) = self.children()
@@ -87,8 +87,8 @@ class Generating:
         return httpx.Client(base_url=self.plane.url, timeout=timeout, trust_env=False, headers=headers)
 
     def children(self) -> list[psutil.Process]:
-        started = psutil.Process(self.plane.process.pid).children()
-        return [child for child in started if _generates(child)]
+        processes = psutil.Process(self.plane.process.pid).children()
+        return [child for child in processes if _generates(child)]
 
 
 def _generates(process: psutil.Process) -> bool:
@@ -99,18 +99,18 @@ def _generates(process: psutil.Process) -> bool:
 
 
 @pytest.fixture(scope="module")
-def generating(tmp_path_factory: pytest.TempPathFactory, trained: Trained) -> Iterator[Generating]:
+def generating(tmp_path_factory: pytest.TempPathFactory, trained_model: TrainedModel) -> Iterator[Generating]:
     plane = ControlPlane(tmp_path_factory.mktemp("generating"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHARDYARD_TOKEN", TOKEN)
         plane.http.headers["authorization"] = f"Bearer {TOKEN}"
-        generating = Generating(plane, trained)
+        generating = Generating(plane, trained_model)
     yield generating
     plane.close()
 
 
-def test_a_text_is_what_the_model_makes_of_it(generating: Generating, trained: Trained) -> None:
-    model = load_trained(trained.checkpoint)
+def test_a_text_is_what_the_model_makes_of_it(generating: Generating, trained_model: TrainedModel) -> None:
+    model = load_trained(trained_model.checkpoint)
     for options in ({}, {"temperature": 0.9, "top_k": 40, "seed": 4}, {"num_beams": 3}):
         spec = GenerationSpec(max_tokens=20, **options)
         text, ending = generating.text(max_tokens=20, **options)
@@ -123,9 +123,9 @@ def test_a_text_is_what_the_model_makes_of_it(generating: Generating, trained: T
 
 
 def test_it_comes_as_it_is_made_by_one_process_for_all(generating: Generating) -> None:
-    stream, child = generating.begun()
+    stream, child = generating.begin()
     assert [next(stream)[0] for _ in range(2)] == ["text"] * 2
-    stream.close()  # whoever read it has gone: the next one's turn comes at once, and the model is still loaded
+    stream.close()  # its reader is gone: the next request runs at once, and the model is still loaded
     began = time.monotonic()
     generating.text(max_tokens=3)
     assert time.monotonic() - began < 20
@@ -162,7 +162,7 @@ def test_what_cannot_be_asked_is_refused_with_its_place(generating: Generating) 
         assert [error["path"] for error in answer.json()["errors"]] == [path]
 
 
-def test_jobs_that_cannot_generate(generating: Generating, trained: Trained) -> None:
+def test_jobs_that_cannot_generate(generating: Generating, trained_model: TrainedModel) -> None:
     def refusal(job_id: str) -> tuple[int, str]:
         answer = generating.plane.http.post(f"/v1/jobs/{job_id}/generate", json={"prompt": "x"})
         return answer.status_code, answer.json()["detail"]
@@ -171,25 +171,25 @@ def test_jobs_that_cannot_generate(generating: Generating, trained: Trained) -> 
     commit(translates["storage"], 3)
     status, detail = refusal(translates["id"])
     assert (status, f"use 'shardyard translate {translates['id']} TEXT'" in detail) == (422, True)
-    job = generating.plane.submit(trained.spec)
+    job = generating.plane.submit(trained_model.spec)
     status, detail = refusal(job["id"])
     assert (status, "has no committed checkpoint to generate with yet" in detail) == (409, True)
-    commit(job["storage"], 3, spec=trained.spec)
+    commit(job["storage"], 3, spec=trained_model.spec)
     status, detail = refusal(job["id"])
     assert (status, f"the model of {job['id']} cannot be loaded" in detail) == (409, True)
     assert refusal("job-aaaaaaaaaaaa")[0] == 404
 
 
 @pytest.mark.slow
-def test_a_new_checkpoint_is_loaded_in_place_of_the_old(generating: Generating, trained: Trained) -> None:
+def test_a_new_checkpoint_is_loaded_in_place_of_the_old(generating: Generating, trained_model: TrainedModel) -> None:
     generating.text(max_tokens=2)
     (before,) = generating.children()
     storage = Path(generating.plane.job(generating.job_id)["storage"])
-    torn = commit(storage, 9)  # newer, and no model's: the one before it is taken
+    name = commit(storage, 9)  # newer, but not a model's: the one before it is used
     generating.text(max_tokens=2)
     (after,) = generating.children()
     assert after.pid != before.pid
-    for left in storage.glob(f"checkpoints/{torn}*"):
+    for left in storage.glob(f"checkpoints/{name}*"):
         shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
@@ -201,35 +201,35 @@ def test_requests_take_turns(generating: Generating) -> None:
 
 
 def test_whose_turn_does_not_come_is_told_to_try_again(generating: Generating) -> None:
-    first, _ = generating.begun()
+    first, _ = generating.begin()
 
     def wait(_: int) -> int:
-        with generating.another_client(DEADLINE_S) as own:
-            return own.post(generating.path, json={"prompt": PROMPT, "max_tokens": 1}).status_code
+        with generating.another_client(DEADLINE_S) as client:
+            return client.post(generating.path, json={"prompt": PROMPT, "max_tokens": 1}).status_code
 
     with ThreadPoolExecutor(MAX_WAITING + 1) as pool:
         waiting = [pool.submit(wait, number) for number in range(MAX_WAITING + 1)]
-        await_that(lambda: sum(each.done() for each in waiting) == 1)
+        await_that(lambda: sum(future.done() for future in waiting) == 1)
         answer = generating.plane.http.post(generating.path, json={"prompt": PROMPT})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
         first.close()
-        assert sorted(each.result() for each in waiting) == [200] * MAX_WAITING + [503]
+        assert sorted(future.result() for future in waiting) == [200] * MAX_WAITING + [503]
 
 
 @pytest.mark.slow
 def test_clients_that_have_gone_wait_no_more(generating: Generating) -> None:
-    """More clients than may wait, one after another: none is told that too many do."""
-    first, _ = generating.begun()
+    """More clients than may wait, one after another; none is refused for a full queue."""
+    first, _ = generating.begin()
     for _ in range(MAX_WAITING + 2):
-        with generating.another_client(httpx.Timeout(5, read=0.5)) as gone, pytest.raises(httpx.ReadTimeout):
-            gone.post(generating.path, json={"prompt": PROMPT, "max_tokens": LONG})
+        with generating.another_client(httpx.Timeout(5, read=0.5)) as client, pytest.raises(httpx.ReadTimeout):
+            client.post(generating.path, json={"prompt": PROMPT, "max_tokens": LONG})
     first.close()
     assert generating.text(max_tokens=2)[1]["num_tokens"] == 2
 
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_costs_its_text_alone(generating: Generating) -> None:
-    stream, child = generating.begun()
+    stream, child = generating.begin()
     child.kill()
     *_, (last, problem) = stream
     assert (last, problem["status"], problem["type"]) == ("error", 503, "urn:shardyard:problem:unavailable")
@@ -248,9 +248,9 @@ def test_the_document_says_what_may_be_asked_and_what_comes(generating: Generati
 
 
 @pytest.mark.slow
-def test_bounds_in_time_and_an_idle_model_is_unloaded(own_plane: ControlPlane, trained: Trained) -> None:
+def test_bounds_in_time_and_an_idle_model_is_unloaded(own_plane: ControlPlane, trained_model: TrainedModel) -> None:
     bounds = {"generation_timeout_s": 1.0, "generation_idle_s": 1.5, "generation_max_tokens": 200_000}
-    generating = Generating(own_plane, trained, **bounds)
+    generating = Generating(own_plane, trained_model, **bounds)
     *pieces, (last, problem) = generating.stream(max_tokens=200_000)
     assert (last, "exceeded its time limit of 1 s" in problem["detail"]) == ("error", True)
     assert {name for name, _ in pieces} == {"text"}
@@ -262,8 +262,8 @@ def test_bounds_in_time_and_an_idle_model_is_unloaded(own_plane: ControlPlane, t
 
 
 @pytest.mark.slow
-def test_a_model_that_takes_too_much_memory_is_told_so(own_plane: ControlPlane, trained: Trained) -> None:
-    generating = Generating(own_plane, trained, generation_memory_bytes=2 << 30, generation_max_tokens=1 << 20)
+def test_a_model_that_takes_too_much_memory_is_told_so(own_plane: ControlPlane, trained_model: TrainedModel) -> None:
+    generating = Generating(own_plane, trained_model, generation_memory_bytes=2 << 30, generation_max_tokens=1 << 20)
     ((last, problem),) = generating.stream(max_tokens=1 << 20, num_beams=64)
     assert last == "error"
     assert "generation needs more memory than allowed (=2,147,483,648 bytes)" in problem["detail"]
@@ -271,8 +271,10 @@ def test_a_model_that_takes_too_much_memory_is_told_so(own_plane: ControlPlane, 
 
 
 @pytest.mark.slow
-def test_a_control_plane_that_stops_ends_the_text_and_the_process(own_plane: ControlPlane, trained: Trained) -> None:
-    stream, child = Generating(own_plane, trained).begun()
+def test_a_control_plane_that_stops_ends_the_text_and_the_process(
+    own_plane: ControlPlane, trained_model: TrainedModel
+) -> None:
+    stream, child = Generating(own_plane, trained_model).begin()
     stopping = threading.Thread(target=own_plane.terminate)
     stopping.start()
     *_, (last, problem) = stream
@@ -282,8 +284,8 @@ def test_a_control_plane_that_stops_ends_the_text_and_the_process(own_plane: Con
 
 
 @pytest.mark.slow
-def test_a_control_plane_that_is_killed_leaves_no_process(own_plane: ControlPlane, trained: Trained) -> None:
-    stream, child = Generating(own_plane, trained).begun()
+def test_a_control_plane_that_is_killed_leaves_no_process(own_plane: ControlPlane, trained_model: TrainedModel) -> None:
+    stream, child = Generating(own_plane, trained_model).begin()
     own_plane.kill()
     with pytest.raises(httpx.TransportError):
         list(stream)

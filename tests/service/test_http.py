@@ -1,4 +1,4 @@
-"""HTTP as its standards have it: HEAD beside GET, `Allow`, no parameter passed over, a document that tells all."""
+"""HTTP by its standards: HEAD as well as GET, `Allow`, no ignored parameter, a complete OpenAPI document."""
 
 import re
 import socket
@@ -36,7 +36,7 @@ def test_the_head_of_a_stream_ends(plane: ControlPlane, stream: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "allowed"),
+    ("method", "path", "allow"),
     [
         ("DELETE", "/v1/jobs", "HEAD, GET, POST"),
         ("PUT", "/v1/schema", "HEAD, GET"),
@@ -44,9 +44,9 @@ def test_the_head_of_a_stream_ends(plane: ControlPlane, stream: str) -> None:
         ("HEAD", f"{ABSENT}/cancel", "POST"),
     ],
 )
-def test_allow_names_every_method_of_a_path(plane: ControlPlane, method: str, path: str, allowed: str) -> None:
+def test_allow_names_every_method_of_a_path(plane: ControlPlane, method: str, path: str, allow: str) -> None:
     answer = plane.http.request(method, path)
-    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allow)
 
 
 UNKNOWN = [
@@ -81,13 +81,13 @@ def test_a_host_is_one_of_ours_and_a_port_or_refused(plane: ControlPlane, before
     host = f"{before}{name}{after}"
     is_ours = re.fullmatch(r"((127\.0\.0\.1|localhost)\.?|\[::1\])(:\d*)?", host.strip().lower())
     with socket.create_connection(("127.0.0.1", plane.port)) as connection:
-        # By hand: a client would tidy it up, or not send it.
+        # Raw socket: an HTTP client would normalize the host, or not send it.
         connection.sendall(f"GET /v1/jobs HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         status = connection.recv(100).split()[1]
     assert status in ((b"200",) if is_ours else (b"400", b"421"))
 
 
-# What the document says is what is done
+# The document matches the behaviour
 
 JSON, TEXT = {"content-type": "application/json"}, {"content-type": "text/plain"}
 REFUSED: list[tuple[str, str, str, int, dict[str, Any]]] = [
@@ -112,31 +112,31 @@ REFUSED: list[tuple[str, str, str, int, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(
-    ("method", "route", "path", "status", "sent"), REFUSED, ids=[f"{c[0]} {c[1]} {c[3]}" for c in REFUSED]
+    ("method", "route", "path", "status", "options"), REFUSED, ids=[f"{c[0]} {c[1]} {c[3]}" for c in REFUSED]
 )
 def test_each_refusal_is_in_the_document(
-    guarded: ControlPlane, method: str, route: str, path: str, status: int, sent: dict[str, Any]
+    token_plane: ControlPlane, method: str, route: str, path: str, status: int, options: dict[str, Any]
 ) -> None:
-    document = guarded.http.get("/openapi.json").json()
-    queued = guarded.post(resources={"num_workers": 900})
-    keyed = {"idempotency-key": "document"}
-    assert guarded.http.post("/v1/jobs", json=spec(name="a"), headers=keyed).status_code in (200, 201)
-    answer = guarded.http.request(method, path.format(queued=f"/v1/jobs/{queued['id']}"), **sent)
+    document = token_plane.http.get("/openapi.json").json()
+    waiting_job = token_plane.post(resources={"num_workers": 900})
+    key_header = {"idempotency-key": "document"}
+    assert token_plane.http.post("/v1/jobs", json=spec(name="a"), headers=key_header).status_code in (200, 201)
+    answer = token_plane.http.request(method, path.format(queued=f"/v1/jobs/{waiting_job['id']}"), **options)
     assert answer.status_code == status
-    told = document["paths"][route][method.lower()]["responses"][str(status)]["content"]
-    assert list(told) == [answer.headers["content-type"]]
+    content = document["paths"][route][method.lower()]["responses"][str(status)]["content"]
+    assert list(content) == [answer.headers["content-type"]]
     jsonschema.validate(answer.json(), document["components"]["schemas"]["Problem"])
 
 
-def test_the_document_says_how_to_authenticate(guarded: ControlPlane, plane: ControlPlane) -> None:
-    document = guarded.http.get("/openapi.json").json()
+def test_the_document_says_how_to_authenticate(token_plane: ControlPlane, plane: ControlPlane) -> None:
+    document = token_plane.http.get("/openapi.json").json()
     [(name, scheme)] = document["components"]["securitySchemes"].items()
     assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
     assert document["security"] == [{name: []}]
     for path, operations in document["paths"].items():
         for operation in operations.values():
             is_open = operation.get("security") == []
-            assert guarded.http.get(path, headers={"authorization": ""}).status_code != 401 or not is_open
+            assert token_plane.http.get(path, headers={"authorization": ""}).status_code != 401 or not is_open
             assert ("401" in operation["responses"]) is not is_open
             assert {"400", "403", "421", "422", "500", "503"} <= set(operation["responses"])
     assert "HTTPValidationError" not in str(document)

@@ -54,16 +54,16 @@ def test_a_control_plane_that_served_has_loaded_neither_torch_nor_ray_nor_a_user
         f"import os\nwith open({str(tmp_path / 'imported-by')!r}, 'a') as notes:\n    print(os.getpid(), file=notes)\n"
         "from tests.service.users_module import batch, build\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", SERVE, str(tmp_path)], capture_output=True, text=True, check=False,
         env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    own, loaded = json.loads(done.stdout.splitlines()[-1])
-    assert loaded == []
+    assert result.returncode == 0, result.stderr
+    pid, modules = json.loads(result.stdout.splitlines()[-1])
+    assert modules == []
     importers = (tmp_path / "imported-by").read_text().split()
     assert importers
-    assert str(own) not in importers
+    assert str(pid) not in importers
 
 
 @pytest.mark.parametrize(
@@ -76,5 +76,5 @@ def test_a_control_plane_that_served_has_loaded_neither_torch_nor_ray_nor_a_user
     ],
 )
 def test_errors_pickle(error: Exception) -> None:
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))

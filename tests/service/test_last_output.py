@@ -1,4 +1,4 @@
-"""What a driver dies of before it can say it: in the job's reason, and in its log."""
+"""Why a driver died before it could report it: in the job's reason, and in its log."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ TAIL = "last available logs (truncated to 20,000 chars):"
 
 
 @pytest.mark.parametrize(
-    ("said", "reason", "output"),
+    ("message", "reason", "output"),
     [
         (f"{HEAD} 1, {TAIL}\nTraceback (most recent call last):\n  File \"x.py\"\nPermissionError: /tmp/x is closed\n",
          "exit code 1: PermissionError: /tmp/x is closed",
@@ -34,8 +34,8 @@ TAIL = "last available logs (truncated to 20,000 chars):"
         ("", "", ""),
     ],
 )  # fmt: skip
-def test_how_ray_says_that_a_driver_died(said: str, reason: str, output: str) -> None:
-    assert _parse_failure(said) == (reason, output)
+def test_how_ray_says_that_a_driver_died(message: str, reason: str, output: str) -> None:
+    assert _parse_failure(message) == (reason, output)
 
 
 def test_a_driver_that_dies_before_it_writes_leaves_its_words_in_the_log(plane: ControlPlane) -> None:

@@ -22,8 +22,8 @@ def hold(plane: ControlPlane) -> Path:
 
 def states(plane: ControlPlane, job_id: str) -> list[str]:
     """Each state that a job came into, in order."""
-    entered = [event.data for event in plane.events(job_id) if event.kind == "state"]
-    return [data["state"] for data in entered if data["state"] != data["previous"]]
+    changes = [event.data for event in plane.events(job_id) if event.kind == "state"]
+    return [data["state"] for data in changes if data["state"] != data["previous"]]
 
 
 def test_a_job_runs_to_its_end_and_says_so(plane: ControlPlane) -> None:
@@ -31,23 +31,23 @@ def test_a_job_runs_to_its_end_and_says_so(plane: ControlPlane) -> None:
     assert (job["state"], job["attempt"], job["num_steps"]) == ("queued", 0, 5)
     events = list(plane.events(job["id"]))
     assert [event.id for event in events] == list(range(1, len(events) + 1))
-    entered = [event.data["state"] for event in events if event.kind == "state"]
-    assert entered == ["queued", "starting", "running", "succeeded"]
+    state_names = [event.data["state"] for event in events if event.kind == "state"]
+    assert state_names == ["queued", "starting", "running", "succeeded"]
     assert all(event.data["reason"] and event.actor for event in events if event.kind == "state")
     assert [event.data["step"] for event in events if event.kind == "metric"] == [1, 2, 3, 4, 5]
-    done = plane.job(job["id"])
-    assert (done["state"], done["step"], done["result"]["report"]) == ("succeeded", 5, {"steps": 5})
-    assert done["dashboard_url"].endswith(f"{job['id']}-a1")
-    assert done["created_at"] <= done["started_at"] <= done["finished_at"]
-    assert done["last_metric"]["loss"] == 2.0
-    assert json.loads((Path(done["storage"]) / "spec.json").read_text()) == done["spec"]
+    final_job = plane.job(job["id"])
+    assert (final_job["state"], final_job["step"], final_job["result"]["report"]) == ("succeeded", 5, {"steps": 5})
+    assert final_job["dashboard_url"].endswith(f"{job['id']}-a1")
+    assert final_job["created_at"] <= final_job["started_at"] <= final_job["finished_at"]
+    assert final_job["last_metric"]["loss"] == 2.0
+    assert json.loads((Path(final_job["storage"]) / "spec.json").read_text()) == final_job["spec"]
 
 
 def test_a_driver_that_dies_is_followed_by_another_attempt(plane: ControlPlane) -> None:
     job = plane.post(labels={"die_at": "3"})
     assert states(plane, job["id"]) == ["queued", "starting", "running", "recovering", "running", "succeeded"]
-    done = plane.job(job["id"])
-    assert (done["attempt"], done["failures"], done["step"]) == (2, 1, 5)
+    final_job = plane.job(job["id"])
+    assert (final_job["attempt"], final_job["failures"], final_job["step"]) == (2, 1, 5)
     reasons = [event.data["reason"] for event in plane.events(job["id"]) if event.kind == "state"]
     assert any("ended (failed) without a result: the driver is gone; failure 1 of 3" in reason for reason in reasons)
     points = plane.http.get(f"/v1/jobs/{job['id']}/metrics").json()["items"]
@@ -57,12 +57,12 @@ def test_a_driver_that_dies_is_followed_by_another_attempt(plane: ControlPlane) 
 @pytest.mark.slow
 def test_losses_between_checkpoints_never_add_up(plane: ControlPlane) -> None:
     job = plane.post(labels={"die_at": "2-3-4", "commits": "yes"}, retry={"max_failures": 1})
-    done = plane.await_state(job["id"], "succeeded", "failed")
-    assert (done["state"], done["attempt"], done["failures"]) == ("succeeded", 4, 0), done["reason"]
+    final_job = plane.await_state(job["id"], "succeeded", "failed")
+    assert (final_job["state"], final_job["attempt"], final_job["failures"]) == ("succeeded", 4, 0), final_job["reason"]
     # Without a checkpoint in between they do: three deaths at one step are one too many.
-    stuck = plane.post(labels={"die_at": "2-2-2", "commits": "yes"}, retry={"max_failures": 1})
-    done = plane.await_state(stuck["id"], "succeeded", "failed")
-    assert (done["state"], done["attempt"]) == ("failed", 2)
+    stuck_job = plane.post(labels={"die_at": "2-2-2", "commits": "yes"}, retry={"max_failures": 1})
+    final_job = plane.await_state(stuck_job["id"], "succeeded", "failed")
+    assert (final_job["state"], final_job["attempt"]) == ("failed", 2)
 
 
 FAILED: dict[str, tuple[dict[str, Any], str]] = {
@@ -85,15 +85,15 @@ FAILED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", FAILED)
 def test_a_job_that_fails_after_one_attempt(plane: ControlPlane, case: str) -> None:
     changes, reason = FAILED[case]
-    done = plane.await_state(plane.post(**changes)["id"], "failed", "succeeded")
-    assert (done["state"], done["attempt"], done["reason"].endswith(reason)) == ("failed", 1, True), done["reason"]
+    job = plane.await_state(plane.post(**changes)["id"], "failed", "succeeded")
+    assert (job["state"], job["attempt"], job["reason"].endswith(reason)) == ("failed", 1, True), job["reason"]
 
 
 def test_a_retry_by_the_rule_of_its_kind(plane: ControlPlane) -> None:
     retry = {"max_failures": 0, "kinds": {"driver": {"max_failures": 1, "backoff": {"first_s": 0.5}}}}
-    done = plane.finished_job(labels={"die_at": "1"}, retry=retry)
-    assert done["attempt"] == 2
-    reasons = [str(event.data["reason"]) for event in plane.events(done["id"]) if event.kind == "state"]
+    job = plane.finished_job(labels={"die_at": "1"}, retry=retry)
+    assert job["attempt"] == 2
+    reasons = [str(event.data["reason"]) for event in plane.events(job["id"]) if event.kind == "state"]
     assert any("failure 1 of 1 allowed of kind driver, retrying in 0.5 s" in reason for reason in reasons)
 
 
@@ -120,15 +120,15 @@ def test_cancel_ends_a_run_at_a_step_boundary(plane: ControlPlane, hold: Path) -
     job_id = plane.post(labels={"hold": hold.name})["id"]
     plane.await_state(job_id, "running")
     run = plane.driver(job_id)
-    run.suspend()  # it ends as soon as it hears of the first of these
+    run.suspend()  # it would end on the first of these requests
     try:
         answer = plane.act(job_id, "cancel")
         assert (answer.status_code, answer.json()["request"]) == (202, "cancel")
         assert [plane.act(job_id, action).status_code for action in ("pause", "cancel")] == [409, 202]
     finally:
         run.resume()
-    done = plane.await_state(job_id, "cancelled", "succeeded", "failed")
-    assert (done["state"], done["request"], done["result"]["outcome"]) == ("cancelled", None, "cancelled")
+    job = plane.await_state(job_id, "cancelled", "succeeded", "failed")
+    assert (job["state"], job["request"], job["result"]["outcome"]) == ("cancelled", None, "cancelled")
     assert plane.launcher.process(f"{job_id}-a1") is None
 
 
@@ -144,8 +144,8 @@ def test_pause_frees_the_cluster_and_resume_goes_on_from_there(plane: ControlPla
     hold.unlink()
     answer = plane.act(job_id, "resume")
     assert (answer.status_code, answer.json()["state"]) == (202, "queued")
-    done = plane.await_state(job_id, "succeeded", "failed")
-    assert (done["state"], done["attempt"], done["step"]) == ("succeeded", 2, 5)
+    job = plane.await_state(job_id, "succeeded", "failed")
+    assert (job["state"], job["attempt"], job["step"]) == ("succeeded", 2, 5)
 
 
 @pytest.mark.parametrize("end", ["failed", "cancelled"])
@@ -161,21 +161,26 @@ def test_an_ended_job_goes_on_from_its_last_checkpoint(plane: ControlPlane, hold
     answer = plane.act(job["id"], "resume")
     assert (answer.status_code, answer.json()["state"]) == (202, "queued")
     assert (answer.json()["finished_at"], answer.json()["result"]) == (None, None)
-    done = plane.await_state(job["id"], "succeeded", "failed")
-    assert (done["state"], done["attempt"], done["failures"], done["step"]) == ("succeeded", 2, 0, 5)
+    final_job = plane.await_state(job["id"], "succeeded", "failed")
+    assert (final_job["state"], final_job["attempt"], final_job["failures"], final_job["step"]) == (
+        "succeeded",
+        2,
+        0,
+        5,
+    )
     assert states(plane, job["id"])[-5:] == [end, "queued", "starting", "running", "succeeded"]
 
 
-@pytest.mark.parametrize("torn", [False, True], ids=["none", "one whose marker is torn"])
-def test_an_ended_job_without_a_checkpoint_is_not_resumed(plane: ControlPlane, torn: bool) -> None:
+@pytest.mark.parametrize("is_torn", [False, True], ids=["none", "one whose marker is torn"])
+def test_an_ended_job_without_a_checkpoint_is_not_resumed(plane: ControlPlane, is_torn: bool) -> None:
     job = plane.post(labels={"die_at": "1"}, retry={"max_failures": 0})
-    failed = plane.await_state(job["id"], "failed")
-    if torn:
+    failed_job = plane.await_state(job["id"], "failed")
+    if is_torn:
         name = commit(job["storage"], 2)
         (Path(job["storage"]) / "checkpoints" / f"{name}.commit.json").write_text("{")
     answer = plane.act(job["id"], "resume")
     assert (answer.status_code, "without a committed checkpoint" in answer.json()["detail"]) == (409, True)
-    assert plane.job(job["id"]) == failed
+    assert plane.job(job["id"]) == failed_job
 
 
 def test_nothing_changes_a_finished_job(plane: ControlPlane) -> None:
@@ -190,13 +195,13 @@ def test_nothing_changes_a_finished_job(plane: ControlPlane) -> None:
 def test_a_run_that_obeys_nothing_is_ended_by_force(own_plane: ControlPlane) -> None:
     own_plane.start(cancel_deadline_s=0.3, pause_deadline_s=0.3)
     train = {"num_steps": 100_000, "batch_tokens": 1024}
-    cancelled, paused = (own_plane.post(labels={"deaf": "yes"}, train=train)["id"] for _ in range(2))
-    for job_id, action in ((cancelled, "cancel"), (paused, "pause")):
+    cancel_id, pause_id = (own_plane.post(labels={"deaf": "yes"}, train=train)["id"] for _ in range(2))
+    for job_id, action in ((cancel_id, "cancel"), (pause_id, "pause")):
         own_plane.await_state(job_id, "running")
         assert own_plane.act(job_id, action).status_code == 202
-    assert "stopped" in own_plane.await_state(cancelled, "cancelled")["reason"]
-    assert "last committed checkpoint" in own_plane.await_state(paused, "paused")["reason"]
-    reasons = [event.data["reason"] for event in own_plane.events(cancelled) if event.kind == "state"]
+    assert "stopped" in own_plane.await_state(cancel_id, "cancelled")["reason"]
+    assert "last committed checkpoint" in own_plane.await_state(pause_id, "paused")["reason"]
+    reasons = [event.data["reason"] for event in own_plane.events(cancel_id) if event.kind == "state"]
     assert "did not cancel within 0.3 s: killing its driver" in reasons
 
 
@@ -210,7 +215,7 @@ def test_an_unreachable_cluster_is_no_news_about_its_jobs(own_plane: ControlPlan
     waiting = own_plane.post()
     await_that(lambda: own_plane.http.get("/v1/cluster").status_code == 503)
     assert own_plane.http.post("/v1/plans", json=job["spec"]).status_code == 503
-    # The run goes on to its end meanwhile, and nobody draws a conclusion from the silence.
+    # Meanwhile the run goes on to its end, and the silence changes no state.
     await_that(lambda: own_plane.launcher.process(f"{job['id']}-a1") is None)
     await_that(lambda: own_plane.job(job["id"])["step"] == 600)
     assert own_plane.job(job["id"])["state"] == "running"
@@ -226,8 +231,8 @@ def test_a_job_that_the_cluster_forgot_is_launched_anew(plane: ControlPlane, hol
     plane.launcher.forget(f"{job['id']}-a1")
     await_that(lambda: plane.job(job["id"])["attempt"] == 2, lambda: f"{plane.job(job['id'])}")
     hold.unlink()
-    done = plane.await_state(job["id"], "succeeded", "failed")
-    assert (done["state"], done["attempt"], done["failures"]) == ("succeeded", 2, 0), done["reason"]
+    final_job = plane.await_state(job["id"], "succeeded", "failed")
+    assert (final_job["state"], final_job["attempt"], final_job["failures"]) == ("succeeded", 2, 0), final_job["reason"]
 
 
 def test_gangs_wait_in_line_and_say_why(own_plane: ControlPlane) -> None:
@@ -245,8 +250,8 @@ def test_gangs_wait_in_line_and_say_why(own_plane: ControlPlane) -> None:
     assert never["reason"] == (
         "needs 4 workers of 1 CPU each; the cluster has 3 CPUs on 1 node, room for 3 such workers"
     )
-    held = own_plane.http.get("/v1/cluster").json()["held"]
-    assert held == [{"job_id": first["id"], "workers": 2, "cpus_per_worker": 1, "gpus_per_worker": 0}]
+    holdings = own_plane.http.get("/v1/cluster").json()["held"]
+    assert holdings == [{"job_id": first["id"], "workers": 2, "cpus_per_worker": 1, "gpus_per_worker": 0}]
     hold.unlink()
     for job in (second, third):
         own_plane.await_state(job["id"], "succeeded")
@@ -292,7 +297,7 @@ def test_gpus_are_used_where_there_are_any(own_plane: ControlPlane) -> None:
 
 
 @pytest.fixture
-def queued(own_plane: ControlPlane) -> list[str]:
+def queue(own_plane: ControlPlane) -> list[str]:
     """One job that holds the cluster until it is released, and three that wait behind it."""
     own_plane.start()
     (own_plane.folder / "cache").mkdir(exist_ok=True)
@@ -305,31 +310,29 @@ ALL = {"num_workers": 1, "cpus_per_worker": 8}
 
 
 @pytest.mark.slow
-def test_a_job_moved_to_the_front_starts_first_and_others_keep_order(
-    own_plane: ControlPlane, queued: list[str]
-) -> None:
-    holding, a, b, c = queued
-    moved = own_plane.http.post(f"/v1/jobs/{c}/move?to=first")
-    assert (moved.status_code, moved.json()["state"]) == (202, "queued")
+def test_a_job_moved_to_the_front_starts_first_and_others_keep_order(own_plane: ControlPlane, queue: list[str]) -> None:
+    holding, a, b, c = queue
+    answer = own_plane.http.post(f"/v1/jobs/{c}/move?to=first")
+    assert (answer.status_code, answer.json()["state"]) == (202, "queued")
     assert own_plane.http.post(f"/v1/jobs/{a}/move?to=last").status_code == 202
     own_plane.http.post(f"/v1/jobs/{holding}/cancel")
     for job_id in (a, b, c):
         own_plane.await_state(job_id, "succeeded")
     reasons = [event.data.get("reason", "") for event in own_plane.events(c)]
     assert any(reason.startswith("moved to the front of the queue by ") for reason in reasons), reasons
-    started = [own_plane.job(job_id)["started_at"] for job_id in (c, b, a)]
-    assert all(before < after for before, after in pairwise(started)), started
+    start_times = [own_plane.job(job_id)["started_at"] for job_id in (c, b, a)]
+    assert all(before < after for before, after in pairwise(start_times)), start_times
 
 
 @pytest.mark.slow
-def test_what_does_not_wait_is_not_moved(own_plane: ControlPlane, queued: list[str]) -> None:
-    holding, a, b, _ = queued
+def test_what_does_not_wait_is_not_moved(own_plane: ControlPlane, queue: list[str]) -> None:
+    holding, a, b, _ = queue
     for path, status in (
         (f"{holding}/move?to=first", 409), (f"{a}/move?to=middle", 422), (f"{a}/move", 422),
         ("job-aaaaaaaaaaaa/move?to=first", 404),
     ):  # fmt: skip
         assert own_plane.http.post(f"/v1/jobs/{path}").status_code == status
     for arguments, code in (((b, "--first"), 0), ((b,), 2), ((b, "--first", "--last"), 2), ((holding, "--first"), 1)):
-        done = shardyard("move", *arguments, url=own_plane.url)
-        assert done.returncode == code, done.stderr
+        result = shardyard("move", *arguments, url=own_plane.url)
+        assert result.returncode == code, result.stderr
     own_plane.act(holding, "cancel")

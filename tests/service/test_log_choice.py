@@ -1,4 +1,4 @@
-"""Which lines of a log are asked for: the newest, since when, with what text; together, and while it grows."""
+"""Queries of a log: the newest lines, those since a time, those with a text; combined, and while the log grows."""
 
 import secrets
 from collections.abc import Iterator
@@ -27,29 +27,29 @@ BEGAN = datetime(2026, 1, 31, 12, tzinfo=UTC)
 WRITERS = ["a1.driver", "a1.g0.rank-0", "a1.g0.rank-1", "a2.g0.rank-0"]
 
 
-def at(seconds: float) -> str:
+def time_at(seconds: float) -> str:
     return rfc3339(BEGAN + timedelta(seconds=seconds))
 
 
 words = st.sampled_from(["step", "loss", "(a+)+$", ".*", "é☃", ""])
 segments = st.lists(st.lists(st.tuples(st.integers(0, 3), words), min_size=1, max_size=5), max_size=6)
-"""Of one writer: in each segment lines, each so much later than the one before it; 0 has no time of its own."""
+"""Segments of one writer: lists of (seconds since the line before, word); 0 is a line without a time."""
 
 
-def written(storage: Path, logs: dict[str, list[list[tuple[int, str]]]]) -> list[tuple[int, str, str]]:
+def write_logs(storage: Path, logs: dict[str, list[list[tuple[int, str]]]]) -> list[tuple[int, str, str]]:
     """(time, writer, line) of every line, in the order of writers and lines."""
-    told = []
+    entries = []
     for writer in sorted(logs):
         seconds = 0
         for number, lines in enumerate(logs[writer]):
             text = ""
-            for place, (later, word) in enumerate(lines):
-                seconds += later
-                line = f"{at(seconds)} info {word}" if later or place == 0 else f"  {word}"
+            for place, (pause, word) in enumerate(lines):
+                seconds += pause
+                line = f"{time_at(seconds)} info {word}" if pause or place == 0 else f"  {word}"
                 text += line + "\n"
-                told.append((to_us(BEGAN + timedelta(seconds=seconds)), writer, line))
+                entries.append((to_us(BEGAN + timedelta(seconds=seconds)), writer, line))
             write_log(storage, writer, number, text)
-    return told
+    return entries
 
 
 def read(portions: Iterator[list[LogLine]]) -> list[tuple[int, str, str]]:
@@ -71,36 +71,36 @@ def test_of_any_log_what_is_chosen_of_it(
 ) -> None:
     storage = tmp_path_factory.getbasetemp() / secrets.token_hex(8)
     since_us = 0 if since is None else to_us(BEGAN + timedelta(seconds=since))
-    chosen = [line for line in written(storage, logs) if line[0] >= since_us and grep in line[2]]
+    selection = [line for line in write_logs(storage, logs) if line[0] >= since_us and grep in line[2]]
     folder, choice = SegmentFolder(Folder(str(storage)), "logs"), LogChoice(since=since_us, grep=grep)
     in_turns = read(LogReader(folder, choice).lines())
-    assert sorted(in_turns, key=lambda line: line[1]) == chosen
+    assert sorted(in_turns, key=lambda line: line[1]) == selection
     reader = LogReader(folder, choice)
-    newest = sorted(chosen, key=lambda line: line[0])
+    newest = sorted(selection, key=lambda line: line[0])
     assert read(reader.newest(tail)) == newest[len(newest) - min(tail, len(newest)) :]
     assert read(reader.lines()) == []  # goes on from the end
-    write_log(storage, "a3.driver", 0, f"{at(1000)} info {grep}\n")
+    write_log(storage, "a3.driver", 0, f"{time_at(1000)} info {grep}\n")
     assert len(read(reader.lines())) == 1
 
 
 def test_of_a_long_log_only_its_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(400):
-        write_log(tmp_path, "a1.driver", number, f"{at(number)} info line {number}\n")
-    seen: set[str] = set()
+        write_log(tmp_path, "a1.driver", number, f"{time_at(number)} info line {number}\n")
+    read_paths: set[str] = set()
 
     def read_and_count(self: SegmentFolder, segment: Segment, start: int, end: int) -> bytes:
-        seen.add(segment.path)
+        read_paths.add(segment.path)
         return plain(self, segment, start, end)
 
     plain = SegmentFolder.read
     monkeypatch.setattr(SegmentFolder, "read", read_and_count)
     reader = LogReader(SegmentFolder(Folder(str(tmp_path)), "logs"))
     assert [line[2][-3:] for line in read(reader.newest(5))] == ["395", "396", "397", "398", "399"]
-    assert len(seen) <= 16
-    seen.clear()
+    assert len(read_paths) <= 16
+    read_paths.clear()
     choice = LogChoice(since=to_us(BEGAN + timedelta(seconds=390)))
     assert len(read(LogReader(SegmentFolder(Folder(str(tmp_path)), "logs"), choice).lines())) == 10
-    assert len(seen) <= 25  # ten and one, and those that were looked into for where to begin
+    assert len(read_paths) <= 25  # ten and one, and those searched for the place to begin
 
 
 def lines_of(plane: ControlPlane, job: dict[str, Any], **query: str) -> list[str]:
@@ -119,25 +119,25 @@ def test_what_is_searched_for_is_found_as_it_stands(plane: ControlPlane) -> None
 def test_the_newest_and_then_what_comes(plane: ControlPlane) -> None:
     run = Run(plane)
     for number in range(10):
-        write_log(run.storage, "a1.g0.rank-0", number, f"{at(number)} info step {number}\n")
-    write_log(run.storage, "a1.driver", 0, f"{at(8.5)} info step between\n")
+        write_log(run.storage, "a1.g0.rank-0", number, f"{time_at(number)} info step {number}\n")
+    write_log(run.storage, "a1.driver", 0, f"{time_at(8.5)} info step between\n")
     query = {"follow": True, "tail": 3, "grep": "step"}
     with plane.http.stream("GET", f"/v1/jobs/{run.id}/logs", params=query) as answer:
         lines = answer.iter_lines()
         assert [next(lines).split("step ")[1] for _ in range(3)] == ["8", "between", "9"]
-        write_log(run.storage, "a1.driver", 1, f"{at(20)} info other\n{at(21)} info step 21\n")
+        write_log(run.storage, "a1.driver", 1, f"{time_at(20)} info other\n{time_at(21)} info step 21\n")
         assert next(lines).endswith("step 21")
         plane.http.post(f"/v1/jobs/{run.id}/cancel")
         assert list(lines) == []
 
 
 def test_since_when(plane: ControlPlane) -> None:
-    job, now = plane.finished_job(), datetime.now(UTC)
-    text = "".join(f"{rfc3339(now - timedelta(seconds=age))} info {age}\n" for age in (7200, 1800, 60))
+    job, moment = plane.finished_job(), datetime.now(UTC)
+    text = "".join(f"{rfc3339(moment - timedelta(seconds=age))} info {age}\n" for age in (7200, 1800, 60))
     write_log(Path(job["storage"]), "a1.driver", 0, text)
     for since, ages in (
         ("10m", ["60"]), ("1h", ["1800", "60"]), ("59m60s", ["1800", "60"]), ("3d", ["7200", "1800", "60"]),
-        (rfc3339(now - timedelta(seconds=1800)), ["1800", "60"]),
+        (rfc3339(moment - timedelta(seconds=1800)), ["1800", "60"]),
     ):  # fmt: skip
         assert [line.split()[-1] for line in lines_of(plane, job, since=since)] == ages
     for wrong in ("yesterday", "10", "-5m", "2026-01-31T12:00:00", "9" * 30 + "d"):
@@ -152,10 +152,10 @@ def test_any_other_text_is_no_time(text: str) -> None:
 
 
 def test_what_is_asked_after_a_connection_broke() -> None:
-    assert LogQuery(since="1h30m", grep="x").reconnect_query(9.6, at(0))["since"] == "5411s"
-    assert LogQuery(since=at(0)).reconnect_query(10, at(5))["since"] == at(0)
-    again = LogQuery(tail=10, since="1h").reconnect_query(10, at(5))
-    assert (again.get("tail"), again["since"]) == (None, at(5))
+    assert LogQuery(since="1h30m", grep="x").reconnect_query(9.6, time_at(0))["since"] == "5411s"
+    assert LogQuery(since=time_at(0)).reconnect_query(10, time_at(5))["since"] == time_at(0)
+    query = LogQuery(tail=10, since="1h").reconnect_query(10, time_at(5))
+    assert (query.get("tail"), query["since"]) == (None, time_at(5))
     assert LogQuery(tail=10, since="1h").reconnect_query(10, None)["tail"] == 10
 
 
@@ -173,20 +173,20 @@ ODD = {
 
 
 def test_what_steers_a_terminal_leaves_as_text_unless_it_is_asked_for(tmp_path: Path) -> None:
-    write_log(tmp_path, "a1.driver", 0, "".join(f"{at(0)} info {written}\n" for written in ODD))
+    write_log(tmp_path, "a1.driver", 0, "".join(f"{time_at(0)} info {raw_text}\n" for raw_text in ODD))
     folder = SegmentFolder(Folder(str(tmp_path)), "logs")
     plain, raw = (read(LogReader(folder, LogChoice(raw=raw)).lines()) for raw in (False, True))
-    assert [line[2] for line in plain] == [f"{at(0)} info {shown}" for shown in ODD.values()]
-    assert [line[2] for line in raw] == [f"{at(0)} info {written}" for written in ODD]
+    assert [line[2] for line in plain] == [f"{time_at(0)} info {text}" for text in ODD.values()]
+    assert [line[2] for line in raw] == [f"{time_at(0)} info {raw_text}" for raw_text in ODD]
     assert [line[:2] for line in plain] == [line[:2] for line in raw]
     assert read(LogReader(folder, LogChoice(grep="\x1b")).lines()) == []
 
 
 def test_the_api_and_the_command_give_raw_lines_to_whoever_asks(plane: ControlPlane) -> None:
     job = plane.finished_job()
-    write_log(Path(job["storage"]), "a1.driver", 0, f"{at(0)} out \x1b[31mred\x1b[0m\n")
-    assert lines_of(plane, job) == [f"{at(0)} out red"]
-    assert lines_of(plane, job, raw="true") == [f"{at(0)} out \x1b[31mred\x1b[0m"]
+    write_log(Path(job["storage"]), "a1.driver", 0, f"{time_at(0)} out \x1b[31mred\x1b[0m\n")
+    assert lines_of(plane, job) == [f"{time_at(0)} out red"]
+    assert lines_of(plane, job, raw="true") == [f"{time_at(0)} out \x1b[31mred\x1b[0m"]
     command = ("logs", job["id"], "--worker", "driver")
     assert "\x1b" not in shardyard(*command, url=plane.url).stdout
     assert "\x1b[31mred" in shardyard(*command, "--raw", url=plane.url).stdout

@@ -1,4 +1,4 @@
-"""Planning of users' modules in a process of its own: what it gives, and what becomes of one beyond its limits."""
+"""Planning of users' modules in a process of its own: its plans, and its end when it exceeds its limits."""
 
 import json
 import os
@@ -41,15 +41,15 @@ def module_job(build: str, num_steps: int = 2, **model: Any) -> JobSpec:
     })  # fmt: skip
 
 
-def planned(build: str = "build", limits: PlanningLimits | None = None, **model: Any) -> Plan:
+def plan_module(build: str = "build", limits: PlanningLimits | None = None, **model: Any) -> Plan:
     code = f"{CODE}:{build}"
-    asked = JobRequest(spec=module_job(code, **model), cluster=TWO, allowed_code=(code, BATCH))
-    return Plan.model_validate(ask(asked, limits or PlanningLimits(60.0, 4 << 30)).plan)
+    request = JobRequest(spec=module_job(code, **model), cluster=TWO, allowed_code=(code, BATCH))
+    return Plan.model_validate(ask(request, limits or PlanningLimits(60.0, 4 << 30)).plan)
 
 
 def fault(build: str, limits: PlanningLimits | None = None, **model: Any) -> str:
     with pytest.raises(SpecError) as error:
-        planned(build, limits, **model)
+        plan_module(build, limits, **model)
     (problem,) = error.value.problems
     assert (problem.path, problem.value) == ("model.build", f"{CODE}:{build}")
     return f"{problem.rule}; {problem.remedy}"
@@ -57,14 +57,14 @@ def fault(build: str, limits: PlanningLimits | None = None, **model: Any) -> str
 
 @pytest.mark.slow
 def test_a_job_of_a_module_has_a_plan_that_holds_its_own() -> None:
-    plan = planned(hints={"items.weight": {"split": 0}})
+    plan = plan_module(hints={"items.weight": {"split": 0}})
     assert (plan.num_workers, plan.mesh, plan.tokens_per_step) == (2, {"devices": 2}, 12)
     assert plan.module.plan["parameters"]["items.weight"] == "S(0)"
     assert "items.weight" in plan.module.explained
     assert min(plan.predicted.step_s, plan.memory.parameters) > 0
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
-    assert planned(hints={"items.weight": {"split": 0}}).module == plan.module
-    assert planned("prints").module == planned().module, "what its code prints is no part of the plan"
+    assert plan_module(hints={"items.weight": {"split": 0}}).module == plan.module
+    assert plan_module("prints").module == plan_module().module, "what its code prints is no part of the plan"
 
 
 @pytest.mark.slow
@@ -72,25 +72,25 @@ def test_planning_beyond_its_time_limit_is_ended_whole(tmp_path: Path, monkeypat
     note = tmp_path / "pids"
 
     class Clock:
-        """Its time is over as soon as the module's code runs, however long its imports took."""
+        """Jumps past the limit as soon as the module's code runs, however long its imports took."""
 
         @staticmethod
         def monotonic() -> float:
             return 601.0 if note.exists() and len(note.read_text().split()) == 2 else 0.0
 
-    # Fakes the time alone, for no test may hope that imports take less than a limit: the process, the user's code in
-    # it, what that starts, and their end are real.
+    # Only the time is fake, since imports may take longer than any limit: the process, the user's code in it,
+    # that code's child and their end are real.
     monkeypatch.setattr(planning_process, "time", Clock)
-    said = fault("sleeps", PlanningLimits(600.0, 4 << 30), options={"note": str(note)})
-    assert said.startswith("exceeds the planning time limit of 600 s")
+    message = fault("sleeps", PlanningLimits(600.0, 4 << 30), options={"note": str(note)})
+    assert message.startswith("exceeds the planning time limit of 600 s")
     assert not any(_runs(int(pid)) for pid in note.read_text().split())
 
 
 @pytest.mark.slow
 def test_one_that_takes_too_much_memory_is_told_so() -> None:
-    said = fault("eats", PlanningLimits(60.0, 2 << 30))
-    assert said.startswith("needs more memory than planning may use (=2,147,483,648 bytes)")
-    assert "SHARDYARD_PLANNING_MEMORY_BYTES" in said
+    message = fault("eats", PlanningLimits(60.0, 2 << 30))
+    assert message.startswith("needs more memory than planning may use (=2,147,483,648 bytes)")
+    assert "SHARDYARD_PLANNING_MEMORY_BYTES" in message
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_what_its_code_raises_is_told_with_the_line() -> None:
     assert "crashed the process that plans it (exit status 3): giving up" in fault("exits")
     assert "must return a torch.nn.Module, not int" in fault("gives_a_number")
     with pytest.raises(SpecError, match=r"users_module.py:\d+ \(='Reader'\) must not read a tensor's values"):
-        planned("reads_values")
+        plan_module("reads_values")
 
 
 def test_the_process_compares_once_more_before_it_imports() -> None:
@@ -111,21 +111,21 @@ def test_the_process_compares_once_more_before_it_imports() -> None:
 def test_a_jobs_module_is_not_looked_for_in_the_present_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
     with refused("not_found", "data.batches", "tests.service.users_module:batch"):
-        planned()
+        plan_module()
 
 
 @pytest.mark.slow
 def test_it_has_none_of_the_services_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SHARDYARD_TOKEN", "a-secret-of-the-service")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    kept = tmp_path / "environment.json"
+    dump = tmp_path / "environment.json"
     (tmp_path / "looks_around.py").write_text(
-        f"import json, os\nopen({str(kept)!r}, 'w').write(json.dumps(dict(os.environ)))\nfrom {CODE} import build\n"
+        f"import json, os\nopen({str(dump)!r}, 'w').write(json.dumps(dict(os.environ)))\nfrom {CODE} import build\n"
     )
     request = JobRequest(spec=module_job("looks_around:build"), cluster=TWO, allowed_code=("looks_around:build", BATCH))
     ask(request, PlanningLimits(60.0))
-    assert "a-secret-of-the-service" not in kept.read_text()
-    assert json.loads(kept.read_text())["PATH"] == os.environ["PATH"]
+    assert "a-secret-of-the-service" not in dump.read_text()
+    assert json.loads(dump.read_text())["PATH"] == os.environ["PATH"]
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_a_service_that_stops_does_not_wait_for_it(tmp_path: Path) -> None:
     stopping = threading.Thread(target=stop)
     stopping.start()
     with pytest.raises(PlanningCancellation):
-        planned("sleeps", limits, options={"note": str(note)})
+        plan_module("sleeps", limits, options={"note": str(note)})
     stopping.join()
     assert not any(_runs(int(pid)) for pid in note.read_text().split())
 
@@ -152,9 +152,9 @@ def test_one_is_planned_at_a_time_and_few_may_wait(tmp_path: Path) -> None:
     plans = ModulePlans(codes, 600.0, 4 << 30, woken.set)
     assert plans.begin(module_job(quick, 1), TWO) is None
     assert woken.wait(60)
-    found = plans.begin(module_job(quick, 1), TWO)
-    assert found is not None
-    assert plans.wait_for_plan(module_job(quick, 1), TWO) is found  # which is kept for a while
+    plan = plans.begin(module_job(quick, 1), TWO)
+    assert plan is not None
+    assert plans.wait_for_plan(module_job(quick, 1), TWO) is plan  # which is kept for a while
     for number in range(MAX_WAITING):
         assert plans.begin(module_job(sleeps, 1 + number, options={"note": str(note)}), TWO) is None
     with pytest.raises(Unavailable, match="other modules are being planned; try again in a minute"):
@@ -166,10 +166,10 @@ def test_one_is_planned_at_a_time_and_few_may_wait(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_ends_with_whoever_asked(tmp_path: Path) -> None:
-    """Also where that is killed, and can end nothing."""
+    """Even when the asking process is killed and can end nothing."""
     note = tmp_path / "pids"
-    asked = f"planned('sleeps', PlanningLimits(600.0), options={{'note': {str(note)!r}}})"
-    code = f"from tests.service.test_module_planning import planned, PlanningLimits\n{asked}"
+    call = f"plan_module('sleeps', PlanningLimits(600.0), options={{'note': {str(note)!r}}})"
+    code = f"from tests.service.test_module_planning import plan_module, PlanningLimits\n{call}"
     asker = subprocess.Popen([sys.executable, "-c", code])
     try:
         await_that(lambda: note.exists() and len(note.read_text().split()) == 2)

@@ -27,19 +27,19 @@ POOLS = [
 ]
 
 
-def posted(plane: ControlPlane, **body: Any) -> Plan:
+def post_plan(plane: ControlPlane, **body: Any) -> Plan:
     answer = plane.http.post("/v1/plans", json={"spec": spec(**RANGED), **body})
     assert answer.status_code == 200, answer.text
     return Plan.model_validate(answer.json())
 
 
 def test_a_goal_chooses_among_pools_and_workers_of_the_cluster_at_hand(plane: ControlPlane) -> None:
-    cheapest = posted(plane, cluster={"pools": POOLS}, goal="cost")
+    cheapest = post_plan(plane, cluster={"pools": POOLS}, goal="cost")
     assert (cheapest.pool, cheapest.billed_devices, cheapest.money.per_hour) == ("old", 8, 8 * 1.5)
-    assert posted(plane, cluster={"pools": POOLS}).pool == "new"
-    here = posted(plane, goal="cost")
-    assert any("goal cost" in reason for reason in here.reasons)
-    assert (here.pool, here.money) == (None, None)
+    assert post_plan(plane, cluster={"pools": POOLS}).pool == "new"
+    own_plan = post_plan(plane, goal="cost")
+    assert any("goal cost" in reason for reason in own_plan.reasons)
+    assert (own_plan.pool, own_plan.money) == (None, None)
 
 
 JOB: dict[str, Any] = {
@@ -66,23 +66,23 @@ ON_H100 = {"num_nodes": 2, "devices_per_node": 8, "device": "h100"}
     ],
 )
 def test_a_plan_takes_as_long_here_as_in_the_library_and_in_a_grid(plane: ControlPlane, body: dict[str, Any]) -> None:
-    """However many layouts are told beside it."""
+    """However many runners-up come with it."""
     request = plan_request({"spec": spec(**RANGED), **body})
     assert request.cluster is not None
     (cell,) = grid(request, request.cluster, {"dtype": [request.spec.train.dtype]})
     local = plan_on_cluster(request.spec, request.cluster, request.query)
-    for plan in (posted(plane, **body), posted(plane, **body, top=1), posted(plane, **body, top=9), cell.plan):
+    for plan in (post_plan(plane, **body), post_plan(plane, **body, top=1), post_plan(plane, **body, top=9), cell.plan):
         assert (plan.candidate, plan.predicted, plan.memory, plan.pool) == (
             local.candidate, local.predicted, local.memory, local.pool,
         )  # fmt: skip
 
 
 def test_what_a_goal_cannot_choose_is_refused(plane: ControlPlane) -> None:
-    unpriced = [{key: value for key, value in pool.items() if key != "price_per_hour"} for pool in POOLS]
+    unpriced_pools = [{key: value for key, value in pool.items() if key != "price_per_hour"} for pool in POOLS]
     for body, path in (
         ({"goal": "fast"}, "goal"),
         ({"goal": "time", "spec": module_spec()}, "goal"),
-        ({"goal": "cost", "cluster": {"pools": unpriced}}, "cluster.pools[0].price_per_hour"),
+        ({"goal": "cost", "cluster": {"pools": unpriced_pools}}, "cluster.pools[0].price_per_hour"),
         ({"cluster": {"pools": POOLS, "device": "cpu"}}, "cluster.device"),
         ({"cluster": {"pools": POOLS, "between": {"bytes_per_s": 1e10, "latency_s": 1e-5}}}, "cluster.between"),
     ):
@@ -120,9 +120,9 @@ def check_planned_and_not_queued(plane: ControlPlane, job: dict[str, Any], devic
         plan = plane.http.post("/v1/plans", json=body)
         assert plan.status_code == 200, plan.text
         assert [entry.split()[0] for entry in plan.json()["missing"]] == [missing]
-    refused = plane.http.post("/v1/jobs", json=job)
-    assert (refused.status_code, [error["path"] for error in refused.json()["errors"]]) == (422, [missing])
-    assert plane.listed() == []
+    refusal = plane.http.post("/v1/jobs", json=job)
+    assert (refusal.status_code, [error["path"] for error in refusal.json()["errors"]]) == (422, [missing])
+    assert plane.list_jobs() == []
 
 
 @pytest.mark.parametrize("data", [CHAT, {"corpus": "packages"}], ids=["chat", "packages"])
@@ -131,9 +131,9 @@ def test_without_weights_a_job_is_planned_only(with_data: ControlPlane, model: s
     folder: Path = with_data.data
     small = {"model_dim": 64, "num_layers": 2, "vocab_size": 512, "moe": {"hidden_dim": 96},
              "attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}}  # fmt: skip
-    named = {"bare folder": {"from": str(folder)}, "bare file": {"from": f"{folder}/config.json"},
+    model_spec = {"bare folder": {"from": str(folder)}, "bare file": {"from": f"{folder}/config.json"},
              "preset": {"preset": "mixtral-8x7b", **small}}[model]  # fmt: skip
-    job = json.loads(json.dumps(spec(model=named, data=data, adapter={"rank": 4})).replace("{data}", str(folder)))
+    job = json.loads(json.dumps(spec(model=model_spec, data=data, adapter={"rank": 4})).replace("{data}", str(folder)))
     check_planned_and_not_queued(with_data, job, "h100", "model.from")
 
 
@@ -148,15 +148,15 @@ def test_what_else_is_wrong_with_them_is_told(with_data: ControlPlane) -> None:
     ("parallel", "workers"), [({"data": 1}, 4), ({"data": 3}, 6), ({"expert": 4}, 4), ({"data": 2, "expert": 2}, 4)]
 )
 def test_the_most_workers_that_the_degrees_divide_are_planned_for(parallel: dict[str, int], workers: int) -> None:
-    given = spec(
+    request = spec(
         model={"preset": "gshard-tiny", "moe": {"num_experts": 8}},
         resources={"min_workers": 1, "max_workers": 7},
         parallel=parallel,
     )
-    wanted = JobSpec.parse(given)
-    check_degrees(wanted)
+    job_spec = JobSpec.parse(request)
+    check_degrees(job_spec)
     cluster = Cluster(num_nodes=1, devices_per_node=8, memory_bytes=2**40)
-    assert plan_on(wanted, cluster).num_workers == workers
+    assert plan_on(job_spec, cluster).num_workers == workers
 
 
 nodes = st.lists(
@@ -171,8 +171,8 @@ nodes = st.lists(
     max_size=5,
 )
 resources = st.builds(
-    lambda fewest, more, cpus, gpus: ResourcesSpec(
-        min_workers=fewest, max_workers=fewest + more, cpus_per_worker=cpus, gpus_per_worker=gpus
+    lambda fewest, extra, cpus, gpus: ResourcesSpec(
+        min_workers=fewest, max_workers=fewest + extra, cpus_per_worker=cpus, gpus_per_worker=gpus
     ),
     st.integers(1, 20),
     st.integers(0, 10),
@@ -184,19 +184,19 @@ resources = st.builds(
 @given(nodes, st.lists(resources, max_size=12))
 def test_what_is_admitted_fits(nodes: list[NodeFacts], queue: list[ResourcesSpec]) -> None:
     cluster = ClusterFacts(nodes=tuple(nodes))
-    held: dict[str, Gang] = {}
-    for number, wanted in enumerate(queue):
-        verdict = admit(wanted, cluster, held)
+    gangs: dict[str, Gang] = {}
+    for number, request in enumerate(queue):
+        verdict = admit(request, cluster, gangs)
         if isinstance(verdict, Admit):
-            assert wanted.min_num_workers <= verdict.gang.workers <= wanted.max_num_workers
-            held[f"job-{number}"] = verdict.gang
+            assert request.min_num_workers <= verdict.gang.workers <= request.max_num_workers
+            gangs[f"job-{number}"] = verdict.gang
         elif isinstance(verdict, MustWait):
-            assert held
-            assert isinstance(admit(wanted, cluster, {}), Admit)
+            assert gangs
+            assert isinstance(admit(request, cluster, {}), Admit)
         else:
-            assert isinstance(admit(wanted, cluster, {}), NeverFits)
-    assert sum(gang.workers * gang.cpus_per_worker for gang in held.values()) <= cluster.cpus
-    assert sum(gang.workers * gang.gpus_per_worker for gang in held.values()) <= cluster.gpus
+            assert isinstance(admit(request, cluster, {}), NeverFits)
+    assert sum(gang.workers * gang.cpus_per_worker for gang in gangs.values()) <= cluster.cpus
+    assert sum(gang.workers * gang.gpus_per_worker for gang in gangs.values()) <= cluster.gpus
 
 
 def test_a_gang_is_not_split_over_what_no_worker_fits_in() -> None:
@@ -208,8 +208,8 @@ def test_a_gang_is_not_split_over_what_no_worker_fits_in() -> None:
 
 
 def test_a_cluster_is_known_by_what_it_offers() -> None:
-    one = NodeFacts(id="a", ip="1", cpus=4, memory_bytes=8 << 30)
-    same = NodeFacts(id="b", ip="2", cpus=4, memory_bytes=(8 << 30) + 5000)
-    more = NodeFacts(id="a", ip="1", cpus=5, memory_bytes=8 << 30)
-    prints = [fingerprint(ClusterFacts(nodes=(node,))) for node in (one, same, more)]
+    base_node = NodeFacts(id="a", ip="1", cpus=4, memory_bytes=8 << 30)
+    equal_node = NodeFacts(id="b", ip="2", cpus=4, memory_bytes=(8 << 30) + 5000)
+    larger_node = NodeFacts(id="a", ip="1", cpus=5, memory_bytes=8 << 30)
+    prints = [fingerprint(ClusterFacts(nodes=(node,))) for node in (base_node, equal_node, larger_node)]
     assert prints[0] == prints[1] != prints[2]

@@ -90,38 +90,38 @@ WRITERS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", WRITERS)
-def test_nothing_is_written_through_a_link(tmp_path: Path, what: str) -> None:
-    write, places = WRITERS[what]
-    for number, planted in enumerate(places):
+@pytest.mark.parametrize("writer", WRITERS)
+def test_nothing_is_written_through_a_link(tmp_path: Path, writer: str) -> None:
+    write, places = WRITERS[writer]
+    for number, place in enumerate(places):
         folder = tmp_path / str(number)
         storage, key, elsewhere = folder / "job", folder / "attempt.key", folder / "elsewhere"
         elsewhere.mkdir(parents=True)
         key.write_text("secret")
-        is_folder = "." not in Path(planted).name.removeprefix("a1.")
-        (storage / planted).parent.mkdir(parents=True)
-        (storage / planted).symlink_to(elsewhere if is_folder else key)
+        is_folder = "." not in Path(place).name.removeprefix("a1.")
+        (storage / place).parent.mkdir(parents=True)
+        (storage / place).symlink_to(elsewhere if is_folder else key)
         try:
             write(storage)
         except OSError:
-            assert is_folder, planted
-        assert key.read_text() == "secret", planted
-        assert list(elsewhere.iterdir()) == [], planted
+            assert is_folder, place
+        assert key.read_text() == "secret", place
+        assert list(elsewhere.iterdir()) == [], place
 
 
-@pytest.mark.parametrize("what", WRITERS)
-def test_nothing_is_written_where_a_job_s_own_folder_was_swapped_for_a_link(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("writer", WRITERS)
+def test_nothing_is_written_where_a_job_s_own_folder_was_swapped_for_a_link(tmp_path: Path, writer: str) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / "job").symlink_to(elsewhere)
     with pytest.raises(Exception, match="Not a directory"):
-        WRITERS[what][0](tmp_path / "job")
+        WRITERS[writer][0](tmp_path / "job")
     assert list(elsewhere.iterdir()) == []
 
 
 @pytest.mark.parametrize("keep", [1, 5])
 def test_a_save_removes_nothing_of_a_job_that_a_link_leads_to(tmp_path: Path, keep: int) -> None:
-    """Neither the marker that has the name of what is saved, nor what is beyond the number that is kept."""
+    """Neither the marker with the saved checkpoint's name, nor checkpoints beyond `keep`."""
     storage, neighbour = tmp_path / "job", tmp_path / "neighbour"
     for step in (3, 5):
         commit(neighbour, step)
@@ -162,21 +162,21 @@ def test_of_what_lies_outside_the_roots_nothing_is_told(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "root" / "way-out").symlink_to("../loop")
-    roots, told = StorageRoots([str(tmp_path / "root")]), set()
-    for asked in ("loop", "loop/below", "missing", "missing/below", "x/" * 100, "root/way-out"):
-        with refused("not_allowed", "storage") as caught:
-            roots.job_folder(str(tmp_path / asked), "job-x")
-        told |= {problem.rule for problem in caught.value.problems}
-    assert told == {"must be under a storage root of this service"}
+    roots, rules = StorageRoots([str(tmp_path / "root")]), set()
+    for path in ("loop", "loop/below", "missing", "missing/below", "x/" * 100, "root/way-out"):
+        with refused("not_allowed", "storage") as error:
+            roots.job_folder(str(tmp_path / path), "job-x")
+        rules |= {problem.rule for problem in error.value.problems}
+    assert rules == {"must be under a storage root of this service"}
 
 
 def test_a_launch_that_was_altered_is_not_taken(tmp_path: Path) -> None:
-    given, folder = launch(tmp_path / "job"), AttemptFolder(str(tmp_path / "job"), 1)
-    path = folder.write_launch(given)
-    assert AttemptFolder.open_launch(path)[1] == given
+    original, folder = launch(tmp_path / "job"), AttemptFolder(str(tmp_path / "job"), 1)
+    path = folder.write_launch(original)
+    assert AttemptFolder.open_launch(path)[1] == original
     assert Path(path).stat().st_mode & 0o777 == 0o600
-    again = folder.write_launch(given.model_copy(update={"max_failures": 2}))
-    assert again != path  # a driver that has begun finds what it was given
+    other_path = folder.write_launch(original.model_copy(update={"max_failures": 2}))
+    assert other_path != path  # a driver that has begun still finds its own launch
     Path(path).write_text(Path(path).read_text().replace('"data_roots": []', '"data_roots": ["/"]'))
     with pytest.raises(ValueError, match="was modified after it was written"):
         AttemptFolder.open_launch(path)
@@ -186,7 +186,7 @@ def test_a_launch_that_was_altered_is_not_taken(tmp_path: Path) -> None:
 
 __all__ = ["copies"]
 HUGE_BYTES = 1 << 40
-"""More than any machine's memory, and as a hole no room on a disk."""
+"""More than any machine's memory; as a sparse file it takes no disk space."""
 
 
 def huge(path: Path) -> Path:
@@ -200,15 +200,15 @@ def test_a_result_that_no_driver_has_written_is_none(tmp_path: Path) -> None:
     result = huge(tmp_path / "attempts/1/result.json")
     assert read_result(Folder.of_job(str(tmp_path)), 1) is None
     result.write_text(json.dumps({"outcome": "succeeded", "step": 3}))
-    found = read_result(Folder.of_job(str(tmp_path)), 1)
-    assert found.step == 3
+    stored_result = read_result(Folder.of_job(str(tmp_path)), 1)
+    assert stored_result.step == 3
 
 
-def write_records(storage: Path, first: bytes, more: bytes = b"") -> Path:
-    """A writer's first segment: one record, and more."""
+def write_records(storage: Path, first: bytes, rest: bytes = b"") -> Path:
+    """Write a writer's first segment: one record, and the rest."""
     folder = storage / "metrics/a1.g0"
     folder.mkdir(parents=True)
-    (folder / "segment-00000000.jsonl").write_bytes(first + more)
+    (folder / "segment-00000000.jsonl").write_bytes(first + rest)
     return folder
 
 
@@ -222,8 +222,8 @@ RECORD = json.dumps({"seq": 0, "kind": "log", "time": "2026-01-31T12:00:00+00:00
 
 
 @contextmanager
-def traced() -> Iterator[Callable[[], int]]:
-    """Within: the most bytes that Python has held since."""
+def trace_memory() -> Iterator[Callable[[], int]]:
+    """Trace Python's memory; yields a function that returns its peak in bytes."""
     tracemalloc.start()
     try:
         yield lambda: tracemalloc.get_traced_memory()[1]
@@ -238,18 +238,18 @@ def test_records_end_where_a_segment_is_no_writer_s(tmp_path: Path) -> None:
 
 def test_a_segment_of_tiny_lines_takes_no_more_room_than_it_has_bytes(tmp_path: Path) -> None:
     write_records(tmp_path, RECORD, b"ab\n" * ((MAX_BYTES // 16 - len(RECORD)) // 3))
-    with traced() as most_bytes:
+    with trace_memory() as most_bytes:
         assert seqs(tmp_path) == [0]
         assert most_bytes() < MAX_BYTES // 4
 
 
-@pytest.mark.parametrize("sealed", ["as it was", "as it is"])
-def test_a_checkpoint_s_spec_is_no_beginning(copies: Copies, sealed: str) -> None:
+@pytest.mark.parametrize("seal_state", ["as it was", "as it is"])
+def test_a_checkpoint_s_spec_is_no_beginning(copies: Copies, seal_state: str) -> None:
     storage = copies.folder / "source"
     name = commit(storage, 4, spec=JobSpec.parse(spec()).model_dump(mode="json"))
     huge(storage / "checkpoints" / name / "spec.json")
     checkpoints = Folder(f"{storage}/checkpoints")
-    if sealed == "as it is":
+    if seal_state == "as it is":
         marker = markers.read(checkpoints, name)
         files = {**marker.files, "spec.json": FileSeal(size_bytes=HUGE_BYTES, sha256="0" * 64)}
         checkpoints.write(name + markers.SUFFIX, marker.model_copy(update={"files": files}).to_bytes())
@@ -273,8 +273,8 @@ def test_a_read_takes_no_more_than_it_may_of_any_storage(tmp_path: Path) -> None
 
 
 def test_a_small_file_takes_a_small_room(tmp_path: Path) -> None:
-    """Whatever it may have at most: several times a second, several such are read."""
+    """Whatever its size limit: several such files are read several times a second."""
     (tmp_path / "small").write_bytes(b"x" * 4000)
-    with traced() as most_bytes:
+    with trace_memory() as most_bytes:
         assert len(Folder(str(tmp_path)).read("small")) == 4000
         assert most_bytes() < 1 << 20

@@ -182,8 +182,8 @@ def test_how_a_job_ends_once_its_driver_has(changes: dict[str, Any], state: Stat
 
 
 def test_a_recovered_job_gives_the_whole_message_of_its_driver_and_no_retry() -> None:
-    gone = Observation(status="failed", message="exit code 1: no space; on the disk")
-    decision = decide(replace(RUNNING, is_confirmed=False, observation=gone), DEADLINES)
+    observation = Observation(status="failed", message="exit code 1: no space; on the disk")
+    decision = decide(replace(RUNNING, is_confirmed=False, observation=observation), DEADLINES)
     assert isinstance(decision, End)
     assert decision.to == State.PAUSED
     assert "no space; on the disk: 'resume' continues" in decision.reason
@@ -201,8 +201,8 @@ def test_waits_between_attempts_grow() -> None:
     waits = [retry_after_s(observation=GONE, failures=count, max_failures=2**53) for count in failures]
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60]
     for began, losses in ((True, "setbacks"), (False, "lost_starts")):
-        lost = {"observation": UNKNOWN, "unseen_since": 0.0, "began": began}
-        assert [retry_after_s(**lost, **{losses: count}) for count in (0, 3)] == [0, 8]
+        facts = {"observation": UNKNOWN, "unseen_since": 0.0, "began": began}
+        assert [retry_after_s(**facts, **{losses: count}) for count in (0, 3)] == [0, 8]
 
 
 observations = st.none() | st.builds(
@@ -220,7 +220,7 @@ results = st.none() | st.builds(
     retryable=st.booleans(),
 )
 times = st.floats(0, 2000, allow_nan=False)
-many = settings(max_examples=300, deadline=None)  # some cases are rare, and none takes a millisecond
+with_many_examples = settings(max_examples=300, deadline=None)  # some cases are rare, and none takes a millisecond
 all_facts = st.builds(
     JobFacts,
     state=st.sampled_from(sorted(ACTIVE)),
@@ -249,10 +249,10 @@ all_facts = st.builds(
 )
 
 
-@many
+@with_many_examples
 @given(all_facts)
 def test_every_decision_is_one_that_the_facts_allow(facts: JobFacts) -> None:
-    decision, seen = decide(facts, DEADLINES), facts.observation
+    decision, observation = decide(facts, DEADLINES), facts.observation
     if isinstance(decision, Move | End):
         assert decision.to in TRANSITIONS[facts.state]
         assert decision.reason.strip()
@@ -263,13 +263,13 @@ def test_every_decision_is_one_that_the_facts_allow(facts: JobFacts) -> None:
         assert facts.state == State.RECOVERING or State.RECOVERING in TRANSITIONS[facts.state]
     if isinstance(decision, Submit):
         assert (facts.launch, facts.request) == ("due", None)
-        assert seen.status == "unknown"
+        assert observation.status == "unknown"
     # An attempt that may still hold resources of the cluster is kept.
-    if facts.launch == "submitted" and seen is not None and seen.status != "unknown":
-        assert (seen.has_ended and seen.released) or not isinstance(decision, End | Retry)
+    if facts.launch == "submitted" and observation is not None and observation.status != "unknown":
+        assert (observation.has_ended and observation.released) or not isinstance(decision, End | Retry)
 
 
-@many
+@with_many_examples
 @given(all_facts)
 def test_only_what_the_cluster_knows_of_counts_as_a_failure(facts: JobFacts) -> None:
     """A cluster that was made anew knows no attempt of the one before."""
@@ -278,36 +278,36 @@ def test_only_what_the_cluster_knows_of_counts_as_a_failure(facts: JobFacts) -> 
     assert not isinstance(decision, End) or decision.stops or facts.launch is None, "it may only be out of sight"
 
 
-@many
+@with_many_examples
 @given(all_facts)
 def test_only_an_attempt_whose_workers_began_counts_as_a_setback(facts: JobFacts) -> None:
     """Otherwise another job may have brought the cluster down while this one waited for room."""
-    lost = replace(
+    lost_facts = replace(
         facts, observation=UNKNOWN, unseen_since=0.0, launch="submitted", result=None, now=1000.0,
         unreachable="", unreachable_since=None, state=State.STARTING, request=None,
     )  # fmt: skip
-    decision = decide(lost, DEADLINES)
+    decision = decide(lost_facts, DEADLINES)
     if isinstance(decision, End):
         assert decision.to == State.PAUSED
-        before, most = (facts.setbacks, MAX_SETBACKS) if facts.began else (facts.lost_starts, MAX_LOST_STARTS)
-        assert before + 1 >= most
+        before, max_count = (facts.setbacks, MAX_SETBACKS) if facts.began else (facts.lost_starts, MAX_LOST_STARTS)
+        assert before + 1 >= max_count
     else:
         assert isinstance(decision, Retry)
         assert decision.counts_as == ("setback" if facts.began else "lost_start")
 
 
-@many
+@with_many_examples
 @given(all_facts)
 def test_silence_changes_nothing(facts: JobFacts) -> None:
     if facts.launch is not None:
-        told = facts.unreachable if facts.unreachable != facts.reason else ""
-        expected: Decision = NoteUnreachable(told) if told else Wait()
+        news = facts.unreachable if facts.unreachable != facts.reason else ""
+        expected: Decision = NoteUnreachable(news) if news else Wait()
         if facts.unreachable and facts.runs_nothing and facts.state == State.RUNNING:
             expected = Move(State.RECOVERING, facts.unreachable)
         assert decide(replace(facts, observation=None), DEADLINES) == expected
 
 
-@many
+@with_many_examples
 @given(all_facts)
 def test_what_a_job_says_of_the_same_facts_is_said_once(facts: JobFacts) -> None:
     """Each is an event, and the controller looks twice a second."""
@@ -339,13 +339,13 @@ def _died_of(kind: str, **facts: Any) -> Any:
 
 def test_a_failure_kind_with_a_limit_of_its_own_counts_against_that_alone() -> None:
     retry = RetrySpec.model_validate({"kinds": {"error": {"max_failures": 0}, "lost": {"max_failures": 9}}})
-    failed = _died_of("error", retry=retry)
-    assert isinstance(failed, End)
-    assert (failed.to, "retry.kinds.error.max_failures (=0) is exhausted" in failed.reason) == (State.FAILED, True)
-    retried = _died_of("lost", retry=retry, failures=3, failures_by_kind={"lost": 4})
-    assert isinstance(retried, Retry)
-    assert (retried.kind, retried.after_s) == ("lost", 16.0)
-    assert "failure 5 of 9 allowed of kind lost" in retried.reason
+    end = _died_of("error", retry=retry)
+    assert isinstance(end, End)
+    assert (end.to, "retry.kinds.error.max_failures (=0) is exhausted" in end.reason) == (State.FAILED, True)
+    retry_decision = _died_of("lost", retry=retry, failures=3, failures_by_kind={"lost": 4})
+    assert isinstance(retry_decision, Retry)
+    assert (retry_decision.kind, retry_decision.after_s) == ("lost", 16.0)
+    assert "failure 5 of 9 allowed of kind lost" in retry_decision.reason
     assert isinstance(_died_of("hung", retry=retry, failures=3), End)
     no_driver_retries = RetrySpec.model_validate({"kinds": {"driver": {"max_failures": 0}}})
     assert isinstance(decide(replace(RUNNING, observation=GONE, retry=no_driver_retries), DEADLINES), End)
@@ -359,8 +359,8 @@ def test_backoff_is_that_of_the_failure_kind_or_the_common_one() -> None:
     waits = [_died_of("lost", retry=retry, failures=failures).after_s for failures in range(3)]
     assert waits == [5.0, 15.0, 45.0]
     assert _died_of("lost", retry=retry, failures=10**6, max_failures=2**53).after_s == 100.0
-    starved = _died_of("out_of_memory", retry=retry, failures=2)
-    assert (starved.after_s, "(out_of_memory), retrying in 600 s" in starved.reason) == (600.0, True)
+    decision = _died_of("out_of_memory", retry=retry, failures=2)
+    assert (decision.after_s, "(out_of_memory), retrying in 600 s" in decision.reason) == (600.0, True)
 
 
 @pytest.mark.parametrize(
@@ -371,6 +371,6 @@ def test_backoff_is_that_of_the_failure_kind_or_the_common_one() -> None:
     ],
 )
 def test_retries_that_cannot_be_as_they_say_are_refused(retry: dict[str, Any], path: str) -> None:
-    with pytest.raises(ValidationError) as refused:
+    with pytest.raises(ValidationError) as failure:
         RetrySpec.model_validate(retry)
-    assert [".".join(map(str, error["loc"])) for error in refused.value.errors()] == [path]
+    assert [".".join(map(str, error["loc"])) for error in failure.value.errors()] == [path]

@@ -27,11 +27,11 @@ from tests.processes import await_that
 from tests.refusals import refused
 from tests.service.checkpoints import commit
 from tests.service.control_plane import spec
-from tests.service.controllers import controller_on, submitted
+from tests.service.controllers import controller_on, submit_job
 
 
 def test_a_commit_whose_answer_was_lost_costs_no_job_its_folder(services: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No database here loses its answers when asked to: the transaction goes through, and then it fails."""
+    """`write` is patched: the transaction is committed, and then the call fails."""
     write, writes = services.database.write, []
 
     @contextmanager
@@ -44,7 +44,7 @@ def test_a_commit_whose_answer_was_lost_costs_no_job_its_folder(services: Any, m
 
     monkeypatch.setattr(services.database, "write", lossy)
     with pytest.raises(Unavailable):
-        submitted(services, key="key")
+        submit_job(services, key="key")
     job, is_new = services.requests.submit(JobSpec.parse(spec()), "tester", "key")
     assert not is_new
     assert (Path(job.storage) / "spec.json").is_file()
@@ -57,24 +57,24 @@ def test_a_job_whose_folder_the_sweep_has_taken_is_not_stored(services: Any, mon
 
     monkeypatch.setattr(services.requests, "_put_spec", slow)
     with pytest.raises(Unavailable, match="repeat the request"):
-        submitted(services)
+        submit_job(services)
 
 
 @pytest.mark.parametrize("was_there", [(), ("team",), ("team", "a")])
-@pytest.mark.parametrize("refused", ["before it was written", "after"])
+@pytest.mark.parametrize("moment", ["before it was written", "after"])
 def test_a_post_that_fails_leaves_of_the_folders_above_its_own_those_that_were_there(
-    services: Any, monkeypatch: pytest.MonkeyPatch, was_there: tuple[str, ...], refused: str
+    services: Any, monkeypatch: pytest.MonkeyPatch, was_there: tuple[str, ...], moment: str
 ) -> None:
     root = Path(services.settings.storage_roots[0])
     root.joinpath(*was_there).mkdir(parents=True)
     before = set(root.rglob("*"))
-    given: dict[str, Any] = {"storage": str(root / "team/a")}
-    if refused == "after":
+    changes: dict[str, Any] = {"storage": str(root / "team/a")}
+    if moment == "after":
         write = services.database.write
 
         @contextmanager
         def refusing() -> Iterator[Any]:
-            """No database here is away when asked to be: in the transaction of a submission that stores it."""
+            """Fails in the transaction that stores the job."""
             with write() as tx:
                 if list(root.rglob("spec.json")):
                     raise Unavailable("the connection broke")
@@ -82,20 +82,20 @@ def test_a_post_that_fails_leaves_of_the_folders_above_its_own_those_that_were_t
 
         monkeypatch.setattr(services.database, "write", refusing)
     else:
-        given["start_from"] = {"job": "job-aaaaaaaaaaaa"}
+        changes["start_from"] = {"job": "job-aaaaaaaaaaaa"}
     with pytest.raises((Unavailable, SpecError)):
-        submitted(services, **given)
+        submit_job(services, **changes)
     assert set(root.rglob("*")) == before
 
 
-@pytest.mark.parametrize("below", ["new/" + "x" * 300, "new/" * 30 + "x" * 300, "file/new"])
-def test_a_folder_that_can_never_be_made_leaves_nothing_and_no_note(services: Any, below: str) -> None:
+@pytest.mark.parametrize("subfolder", ["new/" + "x" * 300, "new/" * 30 + "x" * 300, "file/new"])
+def test_a_folder_that_can_never_be_made_leaves_nothing_and_no_note(services: Any, subfolder: str) -> None:
     root = Path(services.settings.storage_roots[0])
     root.mkdir(parents=True, exist_ok=True)
     (root / "file").touch()
     before = set(root.rglob("*"))
     with refused("not_writable", "storage"):
-        submitted(services, storage=str(root / below))
+        submit_job(services, storage=str(root / subfolder))
     assert set(root.rglob("*")) == before
     with services.database.read() as tx:
         assert all_drafts(tx) == []
@@ -105,7 +105,7 @@ def test_a_folder_that_can_never_be_made_leaves_nothing_and_no_note(services: An
 def test_posts_that_come_and_go_while_another_looks_leave_no_folder_to_it(
     services: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visits: int
 ) -> None:
-    """The one finds the folder above its own, which is gone again, with all that is known of it, when it notes that:
+    """One post finds its parent folder made by another, which has removed it and its note when the first notes that:
     at its first looks, or at each."""
     root, lexists = tmp_path / "root", os.path.lexists
     root.mkdir()
@@ -127,11 +127,11 @@ def test_posts_that_come_and_go_while_another_looks_leave_no_folder_to_it(
         first = draft(f"job-a{num_visits}")
         first.note(1)
         make(first, f"job-a{num_visits}")
-        found = lexists(path)
+        exists = lexists(path)
         first.give_up()
         if num_visits < visits:
             monkeypatch.setattr(os.path, "lexists", look)
-        return found
+        return exists
 
     second = draft("job-b")
     monkeypatch.setattr(os.path, "lexists", look)
@@ -144,7 +144,7 @@ def test_posts_that_come_and_go_while_another_looks_leave_no_folder_to_it(
 
 
 def sweep(database: Database, root: Path) -> list[Draft]:
-    """Run the sweep to its end; the drafts that are still noted."""
+    """Run the sweep to its end; return the drafts still noted."""
     drafts = Drafts(database, StorageRoots([str(root)]), abandoned_after_s=1.0)
     while drafts.step():
         pass
@@ -175,7 +175,7 @@ PLACES = ("", "a", "a/b", "a/b/c", "there", "there/a")
 def test_however_posts_overlap_nothing_is_left_but_what_is_stored(
     database: Database, tmp_path_factory: pytest.TempPathFactory, case: tuple[list[tuple[str, str]], list[int]]
 ) -> None:
-    """Each notes its folder, makes it and ends; those that were killed, the sweep finds."""
+    """Each post notes its folder, makes it and ends; the sweep finds those that were killed."""
     posts, order = case
     root = tmp_path_factory.mktemp("root")
     (root / "there").mkdir()
@@ -211,8 +211,8 @@ def test_a_note_of_a_folder_that_cannot_be_made_or_removed_holds_up_no_other(ser
     stays = Draft("job-a", str(tmp_path / "no-root-any-more" / "job-a"), 0)
     with database.write() as tx:
         insert_draft(tx, stays, 1)
-        for job_id, below in (("job-b", "job-b"), ("job-c", "file/job"), ("job-d", "x" * 300 + "/job")):
-            insert_draft(tx, Draft(job_id, str(root / below), 0), 2)
+        for job_id, subfolder in (("job-b", "job-b"), ("job-c", "file/job"), ("job-d", "x" * 300 + "/job")):
+            insert_draft(tx, Draft(job_id, str(root / subfolder), 0), 2)
     assert sweep(database, root) == [stays]
     assert not (root / "job-b").exists()
 
@@ -222,7 +222,7 @@ class Posts:
 
     def __init__(self, folder: Path) -> None:
         self.services: Services = controller_on(folder)
-        self.source = submitted(self.services)
+        self.source = submit_job(self.services)
         commit(self.source.storage, 2, spec=JobSpec.parse(spec()).model_dump(mode="json"))
         self.while_copying: list[Callable[[], object]] = []
         self.services.requests._warm_starts._should_stop = self._at_block
@@ -233,8 +233,8 @@ class Posts:
         return False
 
     def post(self, **changes: object) -> tuple[JobRow, bool]:
-        given = {"train": {"num_steps": 9, "batch_tokens": 1024}, "start_from": {"job": self.source.id}, **changes}
-        return self.services.requests.submit(JobSpec.parse(spec(**given)), "tester", "key")
+        fields = {"train": {"num_steps": 9, "batch_tokens": 1024}, "start_from": {"job": self.source.id}, **changes}
+        return self.services.requests.submit(JobSpec.parse(spec(**fields)), "tester", "key")
 
     def repeat(self, client: ThreadPoolExecutor) -> "Future[tuple[JobRow, bool]]":
         """The same post by another thread, which waits for the first."""
@@ -269,8 +269,8 @@ def test_a_repeat_has_the_first_answer_when_the_source_is_gone(posts: Posts, cli
 
     posts.while_copying = [lambda: None, lambda: None, repeat]
     first, is_new = posts.post()
-    (again, is_new_again) = repeats[0].result()
-    assert (is_new, is_new_again, again.id, posts.num_jobs()) == (True, False, first.id, 2)
+    (repeat_job, is_new_again) = repeats[0].result()
+    assert (is_new, is_new_again, repeat_job.id, posts.num_jobs()) == (True, False, first.id, 2)
     assert posts.post()[0].id == first.id
 
 
@@ -304,24 +304,24 @@ def test_many_posts_of_one_key_at_once_make_one_job(posts: Posts) -> None:
 
 
 def test_a_few_wait_and_no_more() -> None:
-    turns, entered = KeyedLock(), []
+    turns, keys = KeyedLock(), []
 
     def enter(key: tuple[str, str]) -> None:
         with turns.acquire(key):
-            entered.append(key)
+            keys.append(key)
 
     with ThreadPoolExecutor(max_workers=MAX_WAITING) as pool:
         with turns.acquire(("me", "key")):
             waiting = [pool.submit(enter, ("me", "key")) for _ in range(MAX_WAITING)]
             await_that(lambda: turns.num_waiting == MAX_WAITING)
             with (
-                pytest.raises(Unavailable, match="repeat it later with the same key") as refused,
+                pytest.raises(Unavailable, match="repeat it later with the same key") as error,
                 turns.acquire(("me", "key")),
             ):
                 pass
-            assert refused.value.headers == {"retry-after": "10"}
+            assert error.value.headers == {"retry-after": "10"}
             enter(("you", "key"))
-            assert entered == [("you", "key")]
-        for each in waiting:
-            each.result()
-    assert (len(entered), turns.num_waiting) == (1 + MAX_WAITING, 0)
+            assert keys == [("you", "key")]
+        for future in waiting:
+            future.result()
+    assert (len(keys), turns.num_waiting) == (1 + MAX_WAITING, 0)

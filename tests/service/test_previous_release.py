@@ -31,7 +31,7 @@ MODELS = ("language-dense", "language-MoE", "translation-dense", "translation-Mo
 CHECKPOINT = "storage/checkpoints/step-00000002.a1.g0"
 TEXTS = {"greedy": GenerationSpec(max_tokens=8), "beams": GenerationSpec(max_tokens=8, num_beams=3)}
 FLOAT32 = 1e-5
-"""Relative tolerance: other processors round otherwise."""
+"""Relative tolerance: processors round differently."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def put_data(storage: Path, checkpoint: Path, folder: Path) -> JobSpec:
     return JobSpec.parse(spec)
 
 
-def resumed(spec: JobSpec, folder: Path) -> list[tuple[float, float]]:
+def resume_run(spec: JobSpec, folder: Path) -> list[tuple[float, float]]:
     """(loss, gradient norm) of each step that follows."""
     _, recorder = run(spec, folder / "storage", folder / "cache", attempt=2)
     return [(step["loss"], step["grad_norm"]) for step in course(recorder)]
@@ -80,10 +80,10 @@ def test_a_sharded_checkpoint_goes_on(previous: Path, tmp_path: Path, ranks: Poo
     shutil.copytree(previous / model / "storage", tmp_path / "storage")
     spec = put_data(tmp_path / "storage", tmp_path / CHECKPOINT, tmp_path)
     if workers == 1:
-        alone = {**spec.model_dump(mode="json"), "parallel": {}, "resources": {"num_workers": 1}}
-        steps = resumed(JobSpec.parse(alone), tmp_path)
+        single_spec = {**spec.model_dump(mode="json"), "parallel": {}, "resources": {"num_workers": 1}}
+        steps = resume_run(JobSpec.parse(single_spec), tmp_path)
     else:
-        steps = ranks[workers].run(resumed, spec, tmp_path)[0]
+        steps = ranks[workers].run(resume_run, spec, tmp_path)[0]
     expected = json.loads((previous / model / "losses.json").read_text())[2:]
     assert steps == [pytest.approx(tuple(step), rel=FLOAT32) for step in expected]
 
@@ -92,14 +92,14 @@ def test_a_sharded_checkpoint_goes_on(previous: Path, tmp_path: Path, ranks: Poo
 @pytest.mark.parametrize("model", MODELS)
 def test_its_models_make_the_same_texts(previous: Path, model: str, folder: str) -> None:
     expected = json.loads((previous / model / "texts.json").read_text())
-    loaded = load_trained(str(previous / model / folder))
-    assert {name: loaded.generate(expected["prompts"], spec) for name, spec in TEXTS.items()} == {
+    generator = load_trained(str(previous / model / folder))
+    assert {name: generator.generate(expected["prompts"], spec) for name, spec in TEXTS.items()} == {
         name: expected[name] for name in TEXTS
     }
 
 
 @pytest.fixture(scope="module")
-def restored(previous: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def restored_plane(previous: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane of this release on the database and storage of the previous one."""
     folder = tmp_path_factory.mktemp("restored")
     (folder / "state").mkdir()
@@ -114,27 +114,27 @@ def restored(previous: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def answers(previous: Path, restored: ControlPlane) -> dict[str, Any]:
+def answers(previous: Path, restored_plane: ControlPlane) -> dict[str, Any]:
     """What the previous release answered."""
     text = (previous / "service" / "answers.json").read_text()
-    return dict(json.loads(text.replace("/FOLDER", str(restored.folder))))
+    return dict(json.loads(text.replace("/FOLDER", str(restored_plane.folder))))
 
 
-def test_its_jobs_are_listed_and_shown(restored: ControlPlane, answers: dict[str, Any]) -> None:
+def test_its_jobs_are_listed_and_shown(restored_plane: ControlPlane, answers: dict[str, Any]) -> None:
     job_id = answers["job"]["id"]
-    assert restored.job(job_id) == answers["job"]
-    assert restored.http.get("/v1/jobs").json() == answers["jobs"]
+    assert restored_plane.job(job_id) == answers["job"]
+    assert restored_plane.http.get("/v1/jobs").json() == answers["jobs"]
     for name in ("metrics", "plan"):
-        assert restored.http.get(f"/v1/jobs/{job_id}/{name}").json() == answers[name]
-    (checkpoint,) = restored.http.get(f"/v1/jobs/{job_id}/checkpoints").json()["items"]
+        assert restored_plane.http.get(f"/v1/jobs/{job_id}/{name}").json() == answers[name]
+    (checkpoint,) = restored_plane.http.get(f"/v1/jobs/{job_id}/checkpoints").json()["items"]
     assert checkpoint["fault"] is None
     assert checkpoint["name"] == answers["checkpoints"]["items"][0]["name"]
-    assert [event.model_dump(mode="json") for event in restored.events(job_id)] == answers["events"]
+    assert [event.model_dump(mode="json") for event in restored_plane.events(job_id)] == answers["events"]
 
 
-def test_its_job_serves_texts(restored: ControlPlane, answers: dict[str, Any]) -> None:
+def test_its_job_serves_texts(restored_plane: ControlPlane, answers: dict[str, Any]) -> None:
     path, body = f"/v1/jobs/{answers['job']['id']}/generate", {"prompt": "def f(", "max_tokens": 4}
-    with restored.http.stream("POST", path, json=body) as answer:
+    with restored_plane.http.stream("POST", path, json=body) as answer:
         assert answer.status_code == 200, answer.read()
         events = [(message.event, json.loads(message.data)) for message in messages(answer.iter_bytes())]
     assert events[-1][0] == "end"
@@ -142,13 +142,13 @@ def test_its_job_serves_texts(restored: ControlPlane, answers: dict[str, Any]) -
 
 
 @pytest.mark.slow
-def test_a_new_job_trains_on_from_it(restored: ControlPlane, answers: dict[str, Any]) -> None:
-    spec = with_data(answers["job"]["spec"], restored.folder)
+def test_a_new_job_trains_on_from_it(restored_plane: ControlPlane, answers: dict[str, Any]) -> None:
+    spec = with_data(answers["job"]["spec"], restored_plane.folder)
     train = {**spec["train"], "num_steps": 6}
     start = {"job": answers["job"]["id"], "step": 4}
-    answer = restored.http.post("/v1/jobs", json={**spec, "name": "on", "train": train, "start_from": start})
+    answer = restored_plane.http.post("/v1/jobs", json={**spec, "name": "on", "train": train, "start_from": start})
     assert answer.status_code == 201, answer.text
-    job = restored.await_state(answer.json()["id"], "succeeded", "failed")
+    job = restored_plane.await_state(answer.json()["id"], "succeeded", "failed")
     assert (job["state"], job["step"]) == ("succeeded", 6), job["reason"]
-    metrics = restored.http.get(f"/v1/jobs/{job['id']}/metrics").json()["items"]
+    metrics = restored_plane.http.get(f"/v1/jobs/{job['id']}/metrics").json()["items"]
     assert [point["step"] for point in metrics] == [5, 6]

@@ -1,4 +1,4 @@
-"""A cluster that cannot be reached: said by jobs and by the API, since when and why, and once; its old answers."""
+"""An unreachable cluster: jobs and the API say since when and why, once; its old answers expire."""
 
 import threading
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from service.control.store.events import events_after
 from service.wire.launch import Launch
 from tests.processes import await_that
 from tests.service.control_plane import NODE, ControlPlane
-from tests.service.controllers import DeadlyLauncher, controller_on, local_cluster, stored_job, submitted
+from tests.service.controllers import DeadlyLauncher, controller_on, local_cluster, stored_job, submit_job
 from tests.service.local_launcher import LocalLauncher
 from tests.service_cli.command import shardyard
 
@@ -33,17 +33,17 @@ class HalfDead(DeadlyLauncher):
 
 @pytest.mark.parametrize("error", [LauncherUnavailable("answers 500"), ZeroDivisionError()])
 def test_a_repeated_failure_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    # Silence is told of at once, and not after three seconds, for which no test waits.
+    # Silence is reported at once instead of after three seconds.
     monkeypatch.setattr(reach, "REPORT_AFTER_S", 0.0)
     monkeypatch.setattr(HalfDead, "error", error)
     services = controller_on(tmp_path, HalfDead(local_cluster(tmp_path)))
-    number = submitted(services).number
-    with capture_logs() as logged:
+    number = submit_job(services).number
+    with capture_logs() as log:
         for _ in range(50):
             services.controller.step()
     is_unreachable = isinstance(error, LauncherUnavailable)
     failure = "cannot reach the cluster; jobs are left as they are" if is_unreachable else "could not advance a job"
-    assert [line["event"] for line in logged] == ["admitted", "decided", failure]
+    assert [line["event"] for line in log] == ["admitted", "decided", failure]
     with services.database.read() as tx:
         states = [event.data for event in events_after(tx, number, 0, 1000) if event.kind == "state"]
     if is_unreachable:
@@ -54,49 +54,51 @@ def test_a_repeated_failure_is_logged_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_short_silence_is_no_news_and_a_long_one_is_told_with_its_beginning() -> None:
-    now = 1_700_000_000.0
-    seen = Reach(clock=lambda: now)
+    time_s = 1_700_000_000.0
+    cluster_reach = Reach(clock=lambda: time_s)
 
     def step(error: str | None) -> str:
-        seen.begin_step()
+        cluster_reach.begin_step()
         if error:
-            seen.record_failure(Exception(error))
-        seen.end_step()
-        return seen.words()
+            cluster_reach.record_failure(Exception(error))
+        cluster_reach.end_step()
+        return cluster_reach.words()
 
     assert step("refused") == ""
-    now += REPORT_AFTER_S
+    time_s += REPORT_AFTER_S
     assert step("refused") == "the cluster has been unreachable since 2023-11-14T22:13:20Z: refused"
-    now += 1
+    time_s += 1
     assert step("request 17 failed").endswith(": refused"), "reasons that change each time are not all told"
-    now += REPORT_INTERVAL_S
+    time_s += REPORT_INTERVAL_S
     assert step("request 18 failed").endswith("since 2023-11-14T22:13:20Z: request 18 failed")
-    assert seen.words(reported_since=1_600_000_000).startswith("the cluster has been unreachable since 2020-09-13T")
+    assert cluster_reach.words(reported_since=1_600_000_000).startswith(
+        "the cluster has been unreachable since 2020-09-13T"
+    )
     assert step(None) == ""
-    now += 100
+    time_s += 100
     assert step("refused") == "", "another silence, which began just now"
 
 
 def test_reasons_of_the_queue_once_the_cluster_answers_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also what nobody would look at for long: behind the first that waits, and too large for this cluster."""
-    # Silence is told of at once, and not after three seconds, for which no test waits.
+    """Also of jobs that are rarely looked at: behind the first that waits, or too large for this cluster."""
+    # Silence is reported at once instead of after three seconds.
     monkeypatch.setattr(reach, "REPORT_AFTER_S", 0.0)
     monkeypatch.setattr(starter, "FACTS_AGE_S", 0.0)
-    # Four jobs wait here, more than are explained: the same as a queue longer than the hundred that it is set to.
+    # Four jobs wait, more than are explained, as in a queue longer than the default of a hundred.
     monkeypatch.setattr(starter, "MAX_EXPLAINED", 2)
     monkeypatch.setattr(job_plans, "FACTS_AGE_S", 0.0)
     cluster = local_cluster(tmp_path)
     services = controller_on(tmp_path, cluster)
 
     def post(num_workers: int, **labels: str) -> str:
-        return submitted(services, resources={"num_workers": num_workers}, labels=labels).id
+        return submit_job(services, resources={"num_workers": num_workers}, labels=labels).id
 
     def look() -> None:
         for _ in range(5):
             services.controller.step()
 
     too_large = post(500)
-    refused = stored_job(services, too_large).reason
+    first_reason = stored_job(services, too_large).reason
     cluster.set_reachable(False)
     running, *waiting = [post(8, silent="yes", step_ms="100000") for _ in range(4)]
     look()
@@ -108,7 +110,7 @@ def test_reasons_of_the_queue_once_the_cluster_answers_again(tmp_path: Path, mon
     assert (job.state, job.unreachable_since) == ("starting", None)
     holds = f"needs 8 workers of 1 CPU each; of the cluster's 8 CPUs on 1 node, {running} holds 8 CPUs"
     reasons = [stored_job(services, job_id).reason for job_id in (too_large, *waiting)]
-    assert reasons == [refused, holds, "waiting for its turn", "waiting for its turn"]
+    assert reasons == [first_reason, holds, "waiting for its turn", "waiting for its turn"]
     cluster.end_all()
     services.database.close()
 
@@ -125,8 +127,8 @@ def test_jobs_and_the_api_say_since_when_and_why(own_plane: ControlPlane) -> Non
         assert own_plane.job(job_id)["reason"].endswith("Z: connection refused")
     assert own_plane.job(running)["state"] == "running"
     for command in (["ls"], ["show", running]):
-        shown = shardyard(*command, url=own_plane.url).stdout
-        assert "the cluster has been unreachable since 20" in shown, command
+        output = shardyard(*command, url=own_plane.url).stdout
+        assert "the cluster has been unreachable since 20" in output, command
     answer = own_plane.http.get("/v1/cluster")
     assert answer.status_code == 503
     assert "the cluster has been unreachable since 20" in answer.json()["detail"]
@@ -146,7 +148,7 @@ PATIENCE_S = 30.0
 
 
 class HeldLauncher(LocalLauncher):
-    """Answers what the cluster has at once the first time, then only when let go."""
+    """Answers `cluster` at once the first time, then only when released."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -170,7 +172,7 @@ def launcher(tmp_path: Path) -> Iterator[HeldLauncher]:
 
 @contextmanager
 def asking(launcher: HeldLauncher, watch: ClusterWatch) -> Iterator[None]:
-    """Within: the watch is known to have asked; it has its answer at the end."""
+    """The watch has asked when this yields, and has its answer at the end."""
     assert watch.facts(0.0).calibrations == ()
     asking = threading.Thread(target=watch.facts, args=(0.0,))
     asking.start()
@@ -184,9 +186,9 @@ def asking(launcher: HeldLauncher, watch: ClusterWatch) -> Iterator[None]:
 def test_measured_while_the_cluster_is_being_asked(launcher: HeldLauncher, tmp_path: Path) -> None:
     watch = ClusterWatch(launcher, tmp_path / "cache")
     with asking(launcher, watch):
-        found: Calibration = watch.calibrate()
-        assert watch.facts(0.0).calibrations == (found,)
-    assert watch.facts(PATIENCE_S).calibrations == (found,)
+        calibration: Calibration = watch.calibrate()
+        assert watch.facts(0.0).calibrations == (calibration,)
+    assert watch.facts(PATIENCE_S).calibrations == (calibration,)
 
 
 def test_an_answer_is_not_given_again_after_the_cluster_was_found_out_of_reach(tmp_path: Path) -> None:

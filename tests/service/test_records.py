@@ -71,8 +71,8 @@ def test_redone_steps_count_once_in_history_and_each_in_the_stream(run: Run) -> 
 
 def test_history_is_thinned_to_what_was_asked_for(run: Run) -> None:
     run.send(0, *(metric(step) for step in range(1, 1001)))
-    for most, steps in ((3, [1, 501, 1000]), (1, [1000]), (2, [1, 1000])):
-        assert [point["step"] for point in run.plane.metrics(run.id, max_points=most)] == steps
+    for max_points, steps in ((3, [1, 501, 1000]), (1, [1000]), (2, [1, 1000])):
+        assert [point["step"] for point in run.plane.metrics(run.id, max_points=max_points)] == steps
     assert len(run.steps()) == 1000
 
 
@@ -89,20 +89,20 @@ def test_a_run_that_waits_for_a_place_says_so(run: Run) -> None:
 
 
 def test_checkpoints_that_fail_are_in_the_jobs_reason_until_one_is_committed(run: Run) -> None:
-    def saved(step: int, **data: Any) -> dict[str, Any]:
+    def save_record(step: int, **data: Any) -> dict[str, Any]:
         kind = "checkpoint_failed" if data else "checkpoint"
         return record(kind, f"2026-01-31T11:{step % 60:02}:00Z", step=step, **data)
 
     def figure(name: str) -> float | None:
         lines = run.plane.http.get("/metrics").text.splitlines()
-        found = [line for line in lines if line.startswith(f'{name}{{job="{run.id}"}}')]
-        return float(found[0].split()[-1]) if found else None
+        matches = [line for line in lines if line.startswith(f'{name}{{job="{run.id}"}}')]
+        return float(matches[0].split()[-1]) if matches else None
 
     full = "rank 0: OSError: [Errno 28] No space left on device"
-    run.send(0, STARTED, saved(100), saved(110, reason=full))
+    run.send(0, STARTED, save_record(100), save_record(110, reason=full))
     runs = run.plane.await_state(run.id, "running")["reason"].partition(";")[0]
     await_reason(run, f"{runs}; the checkpoint of step 110 failed: {full}; a restart would resume from step 100")
-    run.send(3, saved(120, reason=full))
+    run.send(3, save_record(120, reason=full))
     await_reason(run, f"{runs}; the last 2 checkpoints failed, the one of step 120 with {full}; "
                       "a restart would resume from step 100")  # fmt: skip
     job = run.plane.job(run.id)
@@ -113,19 +113,19 @@ def test_checkpoints_that_fail_are_in_the_jobs_reason_until_one_is_committed(run
     }  # fmt: skip
     assert figure("shardyard_job_failed_checkpoints") == 2
     assert figure("shardyard_job_last_checkpoint_timestamp_seconds") == 1769859600
-    shown = shardyard("show", run.id, url=run.plane.url).stdout
-    assert re.search(r"checkpoint +of step 100, committed at .* ago", shown)
-    assert re.search(r"failed to save +of step 120 at .*No space left on device", shown)
+    output = shardyard("show", run.id, url=run.plane.url).stdout
+    assert re.search(r"checkpoint +of step 100, committed at .* ago", output)
+    assert re.search(r"failed to save +of step 120 at .*No space left on device", output)
 
-    run.send(4, saved(130))
+    run.send(4, save_record(130))
     await_reason(run, runs)
     job = run.plane.job(run.id)
     assert (job["checkpoints_failing"], job["last_checkpoint"]["step"]) == (False, 130)
     assert job["last_failed_checkpoint"]["step"] == 120
     assert figure("shardyard_job_failed_checkpoints") == 0
     run.end()
-    logged = [event.data for event in run.plane.events(run.id) if event.data.get("record") == "checkpoint_failed"]
-    assert [line["message"].partition(" failed")[0] for line in logged] == [
+    log = [event.data for event in run.plane.events(run.id) if event.data.get("record") == "checkpoint_failed"]
+    assert [line["message"].partition(" failed")[0] for line in log] == [
         "the checkpoint of step 110", "the checkpoint of step 120",
     ]  # fmt: skip
     assert figure("shardyard_job_failed_checkpoints") is None, "of jobs that run only"
@@ -139,8 +139,8 @@ def test_records_of_a_run_move_its_job(run: Run) -> None:
     assert "worker 1 died" in run.plane.await_state(run.id, "recovering")["reason"]
     run.send(0, record("started", "2026-01-31T11:00:09Z", group=1, workers=[{}, {}]), writer="group-1")
     assert run.plane.await_state(run.id, "running")["reason"] == running.format(1)
-    resumed = record("resumed", "2026-01-31T11:00:10Z", group=1, num_workers=2, step=7, checkpoint="step-7")
-    run.send(1, resumed, writer="group-1")
+    resume_record = record("resumed", "2026-01-31T11:00:10Z", group=1, num_workers=2, step=7, checkpoint="step-7")
+    run.send(1, resume_record, writer="group-1")
     await_reason(run, f"{running.format(1)}, from step 7")
     assert run.plane.job(run.id)["failures"] == 1
     # The driver's word was delayed: what it tells of is over.
@@ -189,15 +189,15 @@ def test_numbers_that_json_cannot_hold_become_null(run: Run) -> None:
 
 
 def test_tokens_admit_one_attempt_of_one_job(plane: ControlPlane, run: Run) -> None:
-    other = Run(plane)
-    assert run.send(0, metric(1), token=other.token).status_code == 403
+    other_run = Run(plane)
+    assert run.send(0, metric(1), token=other_run.token).status_code == 403
     assert run.send(0, metric(1), token="wrong").status_code == 403
     assert run.send(0, metric(1), attempt=2).status_code == 403
     assert run.send(0, attempt=2).status_code == 403
-    other.id, stranger = "job-aaaaaaaaaaaa", other.id
-    assert other.send(0, metric(1)).status_code == 404
-    other.id = stranger
-    other.end()
+    other_run.id, stranger = "job-aaaaaaaaaaaa", other_run.id
+    assert other_run.send(0, metric(1)).status_code == 404
+    other_run.id = stranger
+    other_run.end()
     assert run.steps() == []
     for job_id, status in ((run.id, b"403"), ("job-aaaaaaaaaaaa", b"404")):
         with socket.create_connection(("127.0.0.1", plane.port), timeout=DEADLINE_S) as connection:
@@ -213,8 +213,8 @@ def test_an_older_attempt_is_refused(plane: ControlPlane, run: Run) -> None:
     run.send(0, record("started", group=0), metric(1))
     plane.await_state(run.id, "running")
     run.kill_driver()
-    refused = run.send(2, metric(2))
-    assert (refused.status_code, refused.json()["request"]) == (403, "cancel")  # it is only in the way
+    answer = run.send(2, metric(2))
+    assert (answer.status_code, answer.json()["request"]) == (403, "cancel")  # it is only in the way
     assert run.send(2, metric(2), attempt=2).status_code == 403
     assert "request" not in run.send(2, metric(2), token="wrong").json()
     foreign = {"authorization": "Bearer é".encode("latin-1")}
@@ -228,12 +228,12 @@ def test_an_older_attempt_is_refused(plane: ControlPlane, run: Run) -> None:
 
 def test_nothing_changes_after_the_end_and_a_run_that_goes_on_is_told_to_end(plane: ControlPlane, run: Run) -> None:
     run.send(0, metric(1))
-    done = run.end()
+    final_job = run.end()
     assert run.send(1, metric(2), record("recovering", reason="late")).json() == {"next_seq": 3, "request": "cancel"}
     assert run.send(9).json() == {"next_seq": 9, "request": "cancel"}
     assert run.send(1, metric(2), token="wrong").status_code == 403
     assert run.steps() == [1]
-    assert plane.job(run.id) == done
+    assert plane.job(run.id) == final_job
 
 
 def test_a_time_of_another_age_is_refused(run: Run) -> None:

@@ -24,7 +24,7 @@ from service.run.recorder import SpoolRecorder
 from service.wire.launch import Result
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane, spec
-from tests.service.controllers import stepped, submitted
+from tests.service.controllers import step_job, submit_job
 from tests.service.local_launcher import LocalLauncher
 from tests.service_cli.command import shardyard
 
@@ -39,11 +39,11 @@ def lose_database(plane: ControlPlane) -> None:
 def start_recovered(plane: ControlPlane, num_jobs: int) -> None:
     """Starts the control plane, which finds so many jobs on storage."""
     plane.start()
-    await_that(lambda: len(plane.listed()) == num_jobs)
+    await_that(lambda: len(plane.list_jobs()) == num_jobs)
 
 
 def recorder(plane: ControlPlane, job: dict[str, Any]) -> SpoolRecorder:
-    """What rank 0 of a real attempt records by; nobody listens."""
+    """Recorder of rank 0, as in a real attempt; nobody listens."""
     return SpoolRecorder(
         job_id=job["id"], attempt=1, storage=job["storage"], events_url="http://127.0.0.1:9", token="none",
         name="g0.rank-0", speaks=True, sweeps=True,
@@ -54,75 +54,75 @@ def recorder(plane: ControlPlane, job: dict[str, Any]) -> SpoolRecorder:
 def test_jobs_are_recovered_with_their_ends_metrics_and_checkpoints(own_plane: ControlPlane) -> None:
     own_plane.start()
     first = own_plane.finished_job(name="first")
-    ended = own_plane.finished_job(name="ended", labels={"team": "a"})
-    failed = own_plane.await_state(own_plane.post(name="failed", labels={"fail": "yes"})["id"], "failed")
-    run = recorder(own_plane, ended)
+    ended_job = own_plane.finished_job(name="ended", labels={"team": "a"})
+    failed_job = own_plane.await_state(own_plane.post(name="failed", labels={"fail": "yes"})["id"], "failed")
+    run = recorder(own_plane, ended_job)
     run.record("started", {"group": 0, "resumed_step": 0, "workers": [{"rank": 0, "node": 0}]})
     for step in range(1, 6):
         run.metric(StepRecord(step, loss=1 / step))
     run.checkpoint(CheckpointRecord(step=5, name="step-00000005.a1.g0", size_bytes=7))
     run.close(patience_s=0.1)
-    before = [own_plane.job(job["id"]) for job in (failed, ended, first)]
+    before = [own_plane.job(job["id"]) for job in (failed_job, ended_job, first)]
 
     lose_database(own_plane)
     start_recovered(own_plane, 3)
-    same = ("id", "name", "state", "labels", "spec", "storage", "attempt", "num_steps", "result", "owner")
+    fields = ("id", "name", "state", "labels", "spec", "storage", "attempt", "num_steps", "result", "owner")
     for job in before:
-        now = own_plane.job(job["id"])
-        assert {key: now[key] for key in same} == {key: job[key] for key in same}
-    assert [job["name"] for job in own_plane.listed()] == [
+        recovered_job = own_plane.job(job["id"])
+        assert {key: recovered_job[key] for key in fields} == {key: job[key] for key in fields}
+    assert [job["name"] for job in own_plane.list_jobs()] == [
         "failed",
         "ended",
         "first",
     ]  # in the order in which they came
-    now = own_plane.job(ended["id"])
-    assert (now["step"], now["last_checkpoint"]["step"]) == (5, 5)
-    assert own_plane.losses(ended["id"]) == {step: 1 / step for step in range(1, 6)}
-    ids = [event.id for event in own_plane.events(ended["id"])]
+    recovered_job = own_plane.job(ended_job["id"])
+    assert (recovered_job["step"], recovered_job["last_checkpoint"]["step"]) == (5, 5)
+    assert own_plane.losses(ended_job["id"]) == {step: 1 / step for step in range(1, 6)}
+    ids = [event.id for event in own_plane.events(ended_job["id"])]
     assert ids == list(range(1, len(ids) + 1))
-    assert own_plane.listed(label="team=a")[0]["id"] == ended["id"]
-    assert sorted(own_plane.launcher.launches()) == sorted(f"{job['id']}-a1" for job in before)  # and none beside
+    assert own_plane.list_jobs(label="team=a")[0]["id"] == ended_job["id"]
+    assert sorted(own_plane.launcher.launches()) == sorted(f"{job['id']}-a1" for job in before)  # and no other
 
 
 def test_what_runs_is_adopted_and_what_is_gone_waits_for_somebody(own_plane: ControlPlane) -> None:
     own_plane.start()
     hold = own_plane.hold()
-    runs, gone = (own_plane.post(name=name, labels={"hold": "hold"})["id"] for name in ("runs", "gone"))
-    for job_id in (runs, gone):
+    running_id, lost_id = (own_plane.post(name=name, labels={"hold": "hold"})["id"] for name in ("runs", "gone"))
+    for job_id in (running_id, lost_id):
         own_plane.await_state(job_id, "running")
     lose_database(own_plane)
-    own_plane.launcher.forget(f"{gone}-a1")
+    own_plane.launcher.forget(f"{lost_id}-a1")
     start_recovered(own_plane, 2)
-    assert "'resume' continues from its beginning" in own_plane.await_state(gone, "paused")["reason"]
-    assert own_plane.await_state(runs, "running")["dashboard_url"]
+    assert "'resume' continues from its beginning" in own_plane.await_state(lost_id, "paused")["reason"]
+    assert own_plane.await_state(running_id, "running")["dashboard_url"]
     hold.unlink()
-    own_plane.await_state(runs, "succeeded")  # its records are admitted: the token is its launch's
-    assert list(own_plane.losses(runs)) == [1, 2, 3, 4, 5]
-    assert own_plane.act(gone, "resume").status_code == 202
-    own_plane.await_state(gone, "succeeded")
-    assert own_plane.launcher.launches().count(f"{runs}-a1") == 1
-    assert f"{gone}-a2" in own_plane.launcher.launches()
+    own_plane.await_state(running_id, "succeeded")  # its records are admitted: the token is its launch's
+    assert list(own_plane.losses(running_id)) == [1, 2, 3, 4, 5]
+    assert own_plane.act(lost_id, "resume").status_code == 202
+    own_plane.await_state(lost_id, "succeeded")
+    assert own_plane.launcher.launches().count(f"{running_id}-a1") == 1
+    assert f"{lost_id}-a2" in own_plane.launcher.launches()
 
 
 def test_an_attempt_that_a_silent_cluster_turns_out_not_to_know_is_not_launched_again(own_plane: ControlPlane) -> None:
     own_plane.start()
     hold = own_plane.hold()
-    gone, runs = (own_plane.post(name=name, labels={"hold": "hold"})["id"] for name in ("gone", "runs"))
-    for job_id in (gone, runs):
+    lost_id, running_id = (own_plane.post(name=name, labels={"hold": "hold"})["id"] for name in ("gone", "runs"))
+    for job_id in (lost_id, running_id):
         own_plane.await_state(job_id, "running")
     lose_database(own_plane)
-    own_plane.launcher.forget(f"{gone}-a1")
+    own_plane.launcher.forget(f"{lost_id}-a1")
     own_plane.launcher.set_reachable(False)
     start_recovered(own_plane, 2)
-    assert own_plane.job(gone)["state"] == "recovering"
+    assert own_plane.job(lost_id)["state"] == "recovering"
     own_plane.launcher.set_reachable(True)
-    assert "recovered from its storage; attempt 1 was lost" in own_plane.await_state(gone, "paused")["reason"]
-    own_plane.await_state(runs, "running")
+    assert "recovered from its storage; attempt 1 was lost" in own_plane.await_state(lost_id, "paused")["reason"]
+    own_plane.await_state(running_id, "running")
     # Once the cluster has said that it runs, it is a job like any other: lost with its cluster, it is launched again.
-    own_plane.launcher.forget(f"{runs}-a1")
+    own_plane.launcher.forget(f"{running_id}-a1")
     hold.unlink()
-    own_plane.await_state(runs, "succeeded")
-    assert own_plane.launcher.launches() == [f"{runs}-a2"]
+    own_plane.await_state(running_id, "succeeded")
+    assert own_plane.launcher.launches() == [f"{running_id}-a2"]
 
 
 def test_a_job_that_failed_for_good_has_failed_again(own_plane: ControlPlane) -> None:
@@ -133,9 +133,9 @@ def test_a_job_that_failed_for_good_has_failed_again(own_plane: ControlPlane) ->
     lose_database(own_plane)
     start_recovered(own_plane, 3)
     for job, reason, attempt in zip(jobs, reasons, (1, 2, 2), strict=True):
-        now = own_plane.job(job["id"])
-        assert (now["state"], now["attempt"]) == ("failed", attempt), now["reason"]
-        assert now["reason"].endswith(reason.rpartition("; ")[2])
+        recovered_job = own_plane.job(job["id"])
+        assert (recovered_job["state"], recovered_job["attempt"]) == ("failed", attempt), recovered_job["reason"]
+        assert recovered_job["reason"].endswith(reason.rpartition("; ")[2])
 
 
 def test_writes_while_slow_storage_is_read(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,14 +190,14 @@ def test_the_command_recovers_beside_a_running_service_and_says_what_it_cannot(o
     broken.mkdir()
     (broken / "spec.json").write_text("no JSON")
     command = ("recover", "--json", "--state-dir", own_plane.folder / "state")
-    done = shardyard(*command, "--ray-dashboard-url", "http://127.0.0.1:9")
-    assert done.returncode == 1, done.stderr
-    said = json.loads(done.stdout)
-    assert [(entry["id"], entry["state"]) for entry in said["jobs"]] == [(job["id"], "succeeded")]
-    assert [entry["storage"] for entry in said["skipped"]] == [str(broken)]
+    result = shardyard(*command, "--ray-dashboard-url", "http://127.0.0.1:9")
+    assert result.returncode == 1, result.stderr
+    report = json.loads(result.stdout)
+    assert [(entry["id"], entry["state"]) for entry in report["jobs"]] == [(job["id"], "succeeded")]
+    assert [entry["storage"] for entry in report["skipped"]] == [str(broken)]
     assert own_plane.job(job["id"])["result"]["report"] == {"steps": 5}
-    again = shardyard(*command, "--ray-dashboard-url", "http://127.0.0.1:9")
-    assert json.loads(again.stdout)["jobs"] == []
+    repeat = shardyard(*command, "--ray-dashboard-url", "http://127.0.0.1:9")
+    assert json.loads(repeat.stdout)["jobs"] == []
 
 
 def test_deleted_jobs_do_not_come_back(own_plane: ControlPlane) -> None:
@@ -226,20 +226,20 @@ def test_a_folder_that_may_not_be_read_keeps_no_job_from_being_found() -> None:
     """As the `lost+found` of a volume that is a storage root."""
     root = Path(tempfile.mkdtemp(dir="/tmp"))
     user = os.geteuid()
-    closed, job = root / "lost+found", root / "team" / "job-aaaaaaaaaaaa"
+    closed_folder, job = root / "lost+found", root / "team" / "job-aaaaaaaaaaaa"
     try:
         root.chmod(0o755)
         job.mkdir(parents=True)
         (job / "spec.json").write_text("{}")
-        closed.mkdir(mode=0o000)
-        skipped: list[str] = []
+        closed_folder.mkdir(mode=0o000)
+        skipped_folders: list[str] = []
         if user == 0:
             os.seteuid(54321)  # root may read everything
         try:
-            folders = list(job_folders(StorageRoots([str(root)]), lambda folder, _: skipped.append(folder)))
+            folders = list(job_folders(StorageRoots([str(root)]), lambda folder, _: skipped_folders.append(folder)))
         finally:
             os.seteuid(user)
-        assert (folders, skipped) == ([str(job)], [str(closed)])
+        assert (folders, skipped_folders) == ([str(job)], [str(closed_folder)])
     finally:
         shutil.rmtree(root)
 
@@ -248,7 +248,7 @@ RUNNING, PAUSED, RECOVERING = "running", "paused", "recovering"
 
 
 @pytest.mark.parametrize(
-    ("attempt", "result", "seen", "state"),
+    ("attempt", "result", "status", "state"),
     [
         (0, None, None, PAUSED),
         (1, "succeeded", None, "succeeded"),
@@ -266,11 +266,11 @@ RUNNING, PAUSED, RECOVERING = "running", "paused", "recovering"
         (1, None, "unknown", PAUSED),
     ],
 )
-def test_where_a_job_stands(standing_job: StoredJob, attempt: int, result: str | None, seen: Any, state: str) -> None:
+def test_where_a_job_stands(standing_job: StoredJob, attempt: int, result: str | None, status: Any, state: str) -> None:
     outcome: Any = {"died": "failed"}.get(result or "", result)
-    told = Result(outcome=outcome, step=3, retryable=result == "died") if outcome else None
-    job = StoredJob(**{**vars(standing_job), "attempt": attempt, "result": told})
-    standing = recover_state(job, Observation(status=seen) if seen else None)
+    job_result = Result(outcome=outcome, step=3, retryable=result == "died") if outcome else None
+    job = StoredJob(**{**vars(standing_job), "attempt": attempt, "result": job_result})
+    standing = recover_state(job, Observation(status=status) if status else None)
     assert (standing.state, standing.is_on_cluster) == (state, state == RECOVERING)
 
 
@@ -287,8 +287,8 @@ def standing_job(tmp_path: Path) -> StoredJob:
 
 def test_a_removed_spec_is_written_again_and_told(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spec_keeper, "LOOK_S", 0.0)
-    job = submitted(services, labels={"silent": "yes", "step_ms": "60000"})
-    await_that(lambda: stepped(services, job.id).launch == "submitted")
+    job = submit_job(services, labels={"silent": "yes", "step_ms": "60000"})
+    await_that(lambda: step_job(services, job.id).launch == "submitted")
     shutil.rmtree(job.storage)
 
     def log_lines() -> list[str]:

@@ -19,7 +19,7 @@ from service.control.store.jobs import JobRow
 from service.wire.states import State
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane
-from tests.service.controllers import controller_on, stored_job, submitted
+from tests.service.controllers import controller_on, stored_job, submit_job
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def ended_job(services: Services, kinds: list[str]) -> JobRow:
     """A job with events of these kinds between its first state and its end."""
-    job = submitted(services, resources={"num_workers": 900})
+    job = submit_job(services, resources={"num_workers": 900})
     with services.database.write() as tx:
         events = [
             NewEvent(kind, now_us(), 1, "group-0", f'{{"step":{step}}}', step if kind == "metric" else None)
@@ -43,12 +43,12 @@ def ended_job(services: Services, kinds: list[str]) -> JobRow:
     return stored_job(services, job.id)
 
 
-def kept(services: Services, job: JobRow) -> list[tuple[int, str]]:
+def kept_events(services: Services, job: JobRow) -> list[tuple[int, str]]:
     with services.database.read() as tx:
         return [(row.id, row.kind) for row in events_after(tx, job.number, 0, 1000)]
 
 
-def followed(services: Services, job: JobRow, last_id: int) -> list[int]:
+def stream_ids(services: Services, job: JobRow, last_id: int) -> list[int]:
     async def follow() -> list[int]:
         return [event.id async for event in services.streams.follow(job, last_id) if event is not None]
 
@@ -63,32 +63,38 @@ KINDS = st.lists(st.sampled_from(["log", "metric", "state", "checkpoint", "plan"
 
 
 @pytest.mark.slow
-@given(kinds=KINDS, steps=st.integers(0, 12), most=st.integers(1, 4))
-def test_metrics_stay_and_streams_have_no_hole(services: Services, kinds: list[str], steps: int, most: int) -> None:
+@given(kinds=KINDS, steps=st.integers(0, 12), max_events=st.integers(1, 4))
+def test_metrics_stay_and_streams_have_no_hole(
+    services: Services, kinds: list[str], steps: int, max_events: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(retention, "STEP_EVENTS", most)
+        patch.setattr(retention, "STEP_EVENTS", max_events)
         while thinning(services).step():
             pass  # what earlier examples left
         job = ended_job(services, kinds)
-        before = kept(services, job)
+        before = kept_events(services, job)
         history = metric_history(services.database, job.number, None, 0, 100)
         for _ in range(steps):  # and then the controller dies, or has other things to do
             thinning(services).step()
-            now = stored_job(services, job.id)
-            ids = followed(services, now, now.first_event_id - 1)
-            assert ids == list(range(now.first_event_id, now.last_event_id + 1))
-            late = followed(services, job, 1)  # by one that has come to event 1, and is told no more than it can be
+            thinned_job = stored_job(services, job.id)
+            ids = stream_ids(services, thinned_job, thinned_job.first_event_id - 1)
+            assert ids == list(range(thinned_job.first_event_id, thinned_job.last_event_id + 1))
+            late = stream_ids(services, job, 1)  # of a client that has event 1, and gets what is still kept
             assert late == list(range(2, 2 + len(late)))
-            gone = [kind for id, kind in before if (id, kind) not in kept(services, job)]
-            assert gone == [] or "log" not in {kind for _, kind in kept(services, job)} or set(gone) == {"log"}
+            lost_kinds = [kind for id, kind in before if (id, kind) not in kept_events(services, job)]
+            assert (
+                lost_kinds == []
+                or "log" not in {kind for _, kind in kept_events(services, job)}
+                or set(lost_kinds) == {"log"}
+            )
         while thinning(services).step():
             pass
-    now = stored_job(services, job.id)
-    assert kept(services, job) == [
-        (id, kind) for id, kind in before if kind in ("metric", "checkpoint") or id == now.last_event_id
+    thinned_job = stored_job(services, job.id)
+    assert kept_events(services, job) == [
+        (id, kind) for id, kind in before if kind in ("metric", "checkpoint") or id == thinned_job.last_event_id
     ]
     assert metric_history(services.database, job.number, None, 0, 100) == history
-    assert followed(services, now, now.first_event_id - 1) == [now.last_event_id]
+    assert stream_ids(services, thinned_job, thinned_job.first_event_id - 1) == [thinned_job.last_event_id]
 
 
 def test_for_ever_unless_it_is_set_and_only_what_ended_long_ago(services: Services) -> None:
@@ -102,7 +108,7 @@ def test_for_ever_unless_it_is_set_and_only_what_ended_long_ago(services: Servic
     thinning(services)._thin(job)
     assert stored_job(services, job.id).first_event_id == 1
     assert not thinning(services).step()
-    assert len(kept(services, job)) == 5
+    assert len(kept_events(services, job)) == 5
 
 
 def test_a_stream_that_asks_for_what_is_no_longer_kept_gets_410(own_plane: ControlPlane) -> None:
@@ -112,16 +118,16 @@ def test_a_stream_that_asks_for_what_is_no_longer_kept_gets_410(own_plane: Contr
     await_that(lambda: own_plane.job(job_id)["first_event_id"] > 1)
     job = own_plane.job(job_id)
     assert job["first_event_id"] == job["last_event_id"]
-    for asked in ({"headers": {"last-event-id": "3"}}, {"params": {"last_event_id": 3}}):
-        answer = own_plane.http.get(f"/v1/jobs/{job_id}/events", **asked)
+    for query in ({"headers": {"last-event-id": "3"}}, {"params": {"last_event_id": 3}}):
+        answer = own_plane.http.get(f"/v1/jobs/{job_id}/events", **query)
         assert answer.status_code == 410
         assert answer.json()["detail"].startswith(f"events of {job_id} before {job['first_event_id']} are no longer")
     with Client(own_plane.url) as client:
-        found = client.job(job_id)
-        with pytest.raises(ApiError, match=r"events of .* are no longer kept") as caught:
-            list(found.events(last_id=3))
-        assert caught.value.status == 410
-        over = list(found.events())
+        client_job = client.job(job_id)
+        with pytest.raises(ApiError, match=r"events of .* are no longer kept") as error:
+            list(client_job.events(last_id=3))
+        assert error.value.status == 410
+        over = list(client_job.events())
         assert [event.data["state"] for event in over] == ["succeeded"]
-        assert list(found.events(last_id=over[0].id - 1)) == over
-        assert [point["step"] for point in found.metrics()] == [1, 2, 3, 4, 5]
+        assert list(client_job.events(last_id=over[0].id - 1)) == over
+        assert [point["step"] for point in client_job.metrics()] == [1, 2, 3, 4, 5]

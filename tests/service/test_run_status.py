@@ -30,12 +30,12 @@ RANK = {"rank": 0, "host": "a", "pid": 7, "phase": "step", "doing": "step 3", "f
 
 def test_ranks_are_shown_with_the_job_until_it_ends(run: Run) -> None:
     assert run.plane.job(run.id)["run"] is None
-    told = {"host": "a", "pid": 5, "num_ranks": 1, "ranks": [RANK], "of_a_later_release": 1}
-    assert run.send(0, writer="driver", run=told).status_code == 200
-    shown = run.plane.job(run.id)["run"]
-    assert (shown["host"], shown["pid"], shown["num_ranks"]) == ("a", 5, 1)
-    assert shown["ranks"][0] | {"silent_s": 0.0} == RANK | {"idle_s": 0.0, "silent_s": 0.0}
-    assert 0 <= shown["ranks"][0]["silent_s"] < 60
+    status = {"host": "a", "pid": 5, "num_ranks": 1, "ranks": [RANK], "of_a_later_release": 1}
+    assert run.send(0, writer="driver", run=status).status_code == 200
+    run_view = run.plane.job(run.id)["run"]
+    assert (run_view["host"], run_view["pid"], run_view["num_ranks"]) == ("a", 5, 1)
+    assert run_view["ranks"][0] | {"silent_s": 0.0} == RANK | {"idle_s": 0.0, "silent_s": 0.0}
+    assert 0 <= run_view["ranks"][0]["silent_s"] < 60
     run.end()
     assert run.plane.job(run.id)["run"] is None
 
@@ -51,9 +51,9 @@ def test_a_driver_that_was_stopped_is_named_and_no_other(monkeypatch: pytest.Mon
     statuses = RunStatuses()
 
     def silent() -> SilentDriver:
-        found = statuses.silent_driver("job", 1, "/launch.")
-        assert found is not None
-        return found
+        suspect = statuses.silent_driver("job", 1, "/launch.")
+        assert suspect is not None
+        return suspect
 
     with sleeping() as driver:
         statuses.record_batch("job", _batch("driver", run=_status_of(driver)))
@@ -62,13 +62,13 @@ def test_a_driver_that_was_stopped_is_named_and_no_other(monkeypatch: pytest.Mon
         first = silent()
         assert first.state == "stopped"
         assert f"(process {driver.pid} on {socket.gethostname()}) is stopped" in str(first)
-        again = silent()
-        assert again.stopped_s > first.stopped_s
+        second = silent()
+        assert second.stopped_s > first.stopped_s
         driver.send_signal(signal.SIGCONT)
         await_that(lambda: psutil.Process(driver.pid).status() != psutil.STATUS_STOPPED)
         assert (silent().state, silent().stopped_s) == ("working", 0.0)
         _stop(driver.pid)
-        assert silent().stopped_s < again.stopped_s, "how long it was stopped before does not count"
+        assert silent().stopped_s < second.stopped_s, "how long it was stopped before does not count"
         monkeypatch.setattr(run_status, "SILENCE_S", 3600.0)
         assert statuses.silent_driver("job", 1, "/launch.") is None
         assert statuses.end_driver("job", 1, "/launch.")
@@ -84,8 +84,8 @@ def test_a_later_service_finds_a_stopped_driver_by_its_launch(monkeypatch: pytes
     with subprocess.Popen(command) as driver:
         try:
             _stop(driver.pid)
-            found = RunStatuses().silent_driver("job", 2, launch)
-            assert (found.state, found.process) == ("stopped", f"process {driver.pid} on {socket.gethostname()}")
+            suspect = RunStatuses().silent_driver("job", 2, launch)
+            assert (suspect.state, suspect.process) == ("stopped", f"process {driver.pid} on {socket.gethostname()}")
             assert RunStatuses().silent_driver("job", 1, launch_prefix(str(tmp_path), 1)) is None
         finally:
             driver.kill()
@@ -117,21 +117,21 @@ def test_workers_say_for_how_long_their_driver_has_not_answered_them(monkeypatch
     statuses = RunStatuses()
     statuses.record_batch("job", _batch("driver"))
 
-    def heard() -> bool:
+    def is_heard() -> bool:
         statuses.record_batch("job", _batch("group-0", driver_silent_s=7.0))
-        found = statuses.silent_driver("job", 1, "/launch.")
-        return found is not None and (found.state, found.unanswered_s) == ("unseen", 7.0)
+        suspect = statuses.silent_driver("job", 1, "/launch.")
+        return suspect is not None and (suspect.state, suspect.unanswered_s) == ("unseen", 7.0)
 
-    await_that(heard)
+    await_that(is_heard)
 
 
 def test_a_frozen_driver_is_stopped_then_killed_and_costs_an_attempt() -> None:
-    frozen = replace(RUNNING, driver_trouble="its driver is stopped", driver_is_frozen=True)
-    assert decide(frozen, DEADLINES) == Stop("its driver is stopped")
-    assert decide(replace(frozen, stopped_at=995.0), DEADLINES) == Wait()
-    assert decide(replace(frozen, stopped_at=980.0), DEADLINES) == Stop("its driver is stopped", kills=True)
-    ended = replace(frozen, stopped_at=990.0, observation=Observation(status="stopped"), driver_is_frozen=False)
-    decision = decide(ended, DEADLINES)
+    facts = replace(RUNNING, driver_trouble="its driver is stopped", driver_is_frozen=True)
+    assert decide(facts, DEADLINES) == Stop("its driver is stopped")
+    assert decide(replace(facts, stopped_at=995.0), DEADLINES) == Wait()
+    assert decide(replace(facts, stopped_at=980.0), DEADLINES) == Stop("its driver is stopped", kills=True)
+    stopped_facts = replace(facts, stopped_at=990.0, observation=Observation(status="stopped"), driver_is_frozen=False)
+    decision = decide(stopped_facts, DEADLINES)
     assert isinstance(decision, Retry)
     assert (decision.kind, decision.counts_as) == ("driver", "failure")
     assert "the frozen driver of" in decision.reason
@@ -153,8 +153,8 @@ def test_a_job_whose_driver_is_silent_says_so_once_and_goes_on() -> None:
 
 def test_of_many_ranks_those_that_are_silent_are_listed() -> None:
     ranks = [RankStatus(rank=rank, silent_s=30.0 if rank == 900 else 1.0) for rank in range(1000)]
-    shown = select_ranks(ranks)
-    assert [rank.rank for rank in shown] == [*range(MAX_RANKS - 1), 900]
+    selection = select_ranks(ranks)
+    assert [rank.rank for rank in selection] == [*range(MAX_RANKS - 1), 900]
 
 
 def _status_of(process: "subprocess.Popen[bytes]") -> RunStatus:
@@ -168,5 +168,5 @@ def _stop(pid: int) -> None:
 
 
 def _batch(writer: str, run: RunStatus | None = None, driver_silent_s: float | None = None) -> RecordBatch:
-    told = None if run is None else run.model_dump()
-    return RecordBatch(attempt=1, writer=writer, first_seq=0, records=(), run=told, driver_silent_s=driver_silent_s)
+    status = None if run is None else run.model_dump()
+    return RecordBatch(attempt=1, writer=writer, first_seq=0, records=(), run=status, driver_silent_s=driver_silent_s)

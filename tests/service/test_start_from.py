@@ -1,5 +1,5 @@
-"""Jobs that begin with the checkpoint of another: found, checked, copied; whole or not there at all; trained on as if
-nothing had been."""
+"""Jobs that start from another job's checkpoint: it is found, checked, and copied whole or not at all; training goes on
+as if uninterrupted."""
 
 import errno
 import hashlib
@@ -43,8 +43,8 @@ def submit(plane: ControlPlane, source: str, step: int | None = None, **changes:
 
 
 def problems(plane: ControlPlane, source: str = "", step: int | None = None, **changes: Any) -> list[dict[str, Any]]:
-    given = spec(**{"train": TRAIN, "start_from": {"job": source, "step": step}, **changes})
-    answer = plane.http.post("/v1/jobs", json=given)
+    body = spec(**{"train": TRAIN, "start_from": {"job": source, "step": step}, **changes})
+    answer = plane.http.post("/v1/jobs", json=body)
     assert answer.status_code == 422, answer.text
     return list(answer.json()["errors"])
 
@@ -61,26 +61,35 @@ def checkpoints(plane: ControlPlane, job: dict[str, Any]) -> list[dict[str, Any]
     return list(plane.http.get(f"/v1/jobs/{job['id']}/checkpoints").json()["items"])
 
 
-@pytest.mark.parametrize(("step", "taken"), [(None, 5), (2, 2), (4, 4)])
-def test_a_job_starts_with_a_copy(plane: ControlPlane, source: dict[str, Any], step: int | None, taken: int) -> None:
+@pytest.mark.parametrize(("step", "expected_step"), [(None, 5), (2, 2), (4, 4)])
+def test_a_job_starts_with_a_copy(
+    plane: ControlPlane, source: dict[str, Any], step: int | None, expected_step: int
+) -> None:
     job = submit(plane, source["id"], step, labels={"hold": "never"})
-    assert (job["step"], job["reason"]) == (taken, f"starts from step {taken} of {source['id']}; waiting for its turn")
+    assert (job["step"], job["reason"]) == (
+        expected_step,
+        f"starts from step {expected_step} of {source['id']}; waiting for its turn",
+    )
     (copy,) = checkpoints(plane, job)
-    assert (copy["name"], copy["fault"]) == (f"step-{taken:08d}.a0.g0", None)
-    own = Folder(f"{job['storage']}/checkpoints")
-    marker = markers.read(own, copy["name"])
-    known = job["last_checkpoint"]
-    assert (known["step"], known["size_bytes"], known["time"] >= job["created_at"]) == (taken, marker.size_bytes, True)
-    assert markers.fault(own, marker) is None
+    assert (copy["name"], copy["fault"]) == (f"step-{expected_step:08d}.a0.g0", None)
+    own_folder = Folder(f"{job['storage']}/checkpoints")
+    marker = markers.read(own_folder, copy["name"])
+    last_checkpoint = job["last_checkpoint"]
+    assert (last_checkpoint["step"], last_checkpoint["size_bytes"], last_checkpoint["time"] >= job["created_at"]) == (
+        expected_step,
+        marker.size_bytes,
+        True,
+    )
+    assert markers.fault(own_folder, marker) is None
     original = Folder(f"{source['storage']}/checkpoints")
-    assert marker.files == markers.read(original, f"step-{taken:08d}.a1.g0").files
+    assert marker.files == markers.read(original, f"step-{expected_step:08d}.a1.g0").files
     assert plane.await_state(job["id"], "succeeded", "failed")["state"] == "succeeded"
 
 
 def test_the_copy_outlives_the_other_job(plane: ControlPlane) -> None:
-    other = ended_with(plane, 3, size_bytes=3_000_000)
-    job = submit(plane, other["id"])
-    shutil.rmtree(other["storage"])
+    other_job = ended_with(plane, 3, size_bytes=3_000_000)
+    job = submit(plane, other_job["id"])
+    shutil.rmtree(other_job["storage"])
     assert fault_of(job["storage"], "step-00000003.a0.g0") is None
 
 
@@ -124,10 +133,10 @@ def test_a_spec_may_differ_in_the_course_from_there(plane: ControlPlane, source:
 
 def test_jobs_that_are_deleted_of_another_owner_or_without_a_checkpoint_are_refused(own_plane: ControlPlane) -> None:
     own_plane.start()
-    deleted, bare, foreign = ended_with(own_plane, 4), ended_with(own_plane), ended_with(own_plane, 2)
-    assert own_plane.http.delete(f"/v1/jobs/{deleted['id']}").status_code == 202
+    deleted_job, bare, foreign = ended_with(own_plane, 4), ended_with(own_plane), ended_with(own_plane, 2)
+    assert own_plane.http.delete(f"/v1/jobs/{deleted_job['id']}").status_code == 202
     Folder(f"{bare['storage']}/checkpoints").write("step-00000004.a1.g0/__0_0.distcp", b"unsealed")
-    rules = [problems(own_plane, job["id"])[0]["rule"] for job in (deleted, bare)]
+    rules = [problems(own_plane, job["id"])[0]["rule"] for job in (deleted_job, bare)]
     own_plane.kill()
     own_plane.start(owner="somebody-else")
     (error,) = problems(own_plane, foreign["id"])
@@ -140,34 +149,34 @@ def test_jobs_that_are_deleted_of_another_owner_or_without_a_checkpoint_are_refu
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("harm", ["flipped", "short", "missing", "elsewhere", "linked", "linked spec"])
 def test_a_damaged_checkpoint_is_never_taken(plane: ControlPlane, harm: str) -> None:
-    other = ended_with(plane, 2, 4)
-    damaged = Path(other["storage"]) / "checkpoints/step-00000004.a1.g0"
-    content = (damaged / "__0_0.distcp").read_bytes()
+    other_job = ended_with(plane, 2, 4)
+    damaged_folder = Path(other_job["storage"]) / "checkpoints/step-00000004.a1.g0"
+    content = (damaged_folder / "__0_0.distcp").read_bytes()
     if harm == "missing":
-        (damaged / "__0_0.distcp").unlink()
-    elif harm.startswith("linked"):  # to what the marker was made for, but out of the job's folder
-        path = damaged / ("spec.json" if harm == "linked spec" else "__0_0.distcp")
-        outside = plane.folder / f"outside-{path.name}"
-        path.rename(outside)
-        path.symlink_to(outside)
-    elif harm == "elsewhere":  # a marker that somebody made, sealed as it should be
-        folder = Folder(str(damaged.parent))
-        marker = markers.read(folder, damaged.name)
+        (damaged_folder / "__0_0.distcp").unlink()
+    elif harm.startswith("linked"):  # to the file that the marker seals, but outside the job's folder
+        path = damaged_folder / ("spec.json" if harm == "linked spec" else "__0_0.distcp")
+        outside_path = plane.folder / f"outside-{path.name}"
+        path.rename(outside_path)
+        path.symlink_to(outside_path)
+    elif harm == "elsewhere":  # a forged marker with valid seals
+        folder = Folder(str(damaged_folder.parent))
+        marker = markers.read(folder, damaged_folder.name)
         files = {"../../../stolen": markers.seal(content), **marker.files}
-        folder.write(damaged.name + markers.SUFFIX, marker.model_copy(update={"files": files}).to_bytes())
+        folder.write(damaged_folder.name + markers.SUFFIX, marker.model_copy(update={"files": files}).to_bytes())
     else:
-        changed = content[:-1] if harm == "short" else bytes([content[0] ^ 1]) + content[1:]
-        (damaged / "__0_0.distcp").write_bytes(changed)
-    (error,) = problems(plane, other["id"], 4)
+        changed_bytes = content[:-1] if harm == "short" else bytes([content[0] ^ 1]) + content[1:]
+        (damaged_folder / "__0_0.distcp").write_bytes(changed_bytes)
+    (error,) = problems(plane, other_job["id"], 4)
     assert (error["path"], "(step-00000004" in error["rule"]) == ("start_from.step", True)
-    # As a run passes it over for the one before it, where it was not asked for by its step.
-    job = submit(plane, other["id"])
-    copied = [path.name for path in (Path(job["storage"]) / "checkpoints").iterdir() if path.is_dir()]
-    assert copied == [copy["name"] for copy in checkpoints(plane, job)] == ["step-00000002.a0.g0"]
+    # Without a step in the spec, the checkpoint before it is used, as by a run.
+    job = submit(plane, other_job["id"])
+    copy_names = [path.name for path in (Path(job["storage"]) / "checkpoints").iterdir() if path.is_dir()]
+    assert copy_names == [copy["name"] for copy in checkpoints(plane, job)] == ["step-00000002.a0.g0"]
 
 
 def add_zeros(storage: str, name: str, size_bytes: int) -> None:
-    """Adds a file to a committed checkpoint that takes a while to copy, and itself no room on the disk."""
+    """Add a sparse file to a committed checkpoint; copying it takes a while."""
     folder = Folder(f"{storage}/checkpoints")
     with open(folder.path_of(f"{name}/zeros.distcp"), "wb") as file:
         file.truncate(size_bytes)
@@ -180,26 +189,26 @@ def add_zeros(storage: str, name: str, size_bytes: int) -> None:
 
 
 def drafts_of_some_megabytes(storage: Path) -> list[Path]:
-    """Files that copies are being written to, which have no name yet."""
+    """Draft files that copies are being written to."""
     drafts = []
     for path in storage.glob("*/checkpoints/*.a0.g0/.*.draft"):
-        with suppress(FileNotFoundError):  # a small one, whole by now
+        with suppress(FileNotFoundError):  # a small one, complete by now
             if path.stat().st_size > 4 << 20:
                 drafts.append(path)
     return drafts
 
 
 def test_killed_in_the_middle_of_the_copy(own_plane: ControlPlane) -> None:
-    """No job, no checkpoint that looks whole, and in time no folder; asked again, there are both."""
-    other = ended_with(own_plane.start(abandoned_after_s=3.0), 2)
+    """No job, no checkpoint that looks whole, and eventually no folder; a repeated post makes both."""
+    other_job = ended_with(own_plane.start(abandoned_after_s=3.0), 2)
     size_bytes = 400 << 20
-    add_zeros(other["storage"], "step-00000002.a1.g0", size_bytes)
-    given = spec(train=TRAIN, start_from={"job": other["id"]})
+    add_zeros(other_job["storage"], "step-00000002.a1.g0", size_bytes)
+    body = spec(train=TRAIN, start_from={"job": other_job["id"]})
     headers = {"idempotency-key": "once"}
 
     def post() -> None:
         with suppress(httpx.TransportError):
-            own_plane.http.post("/v1/jobs", json=given, headers=headers)
+            own_plane.http.post("/v1/jobs", json=body, headers=headers)
 
     posting = threading.Thread(target=post)
     posting.start()
@@ -207,15 +216,15 @@ def test_killed_in_the_middle_of_the_copy(own_plane: ControlPlane) -> None:
     await_that(lambda: drafts_of_some_megabytes(storage))
     own_plane.kill()
     posting.join()
-    (torn,) = drafts_of_some_megabytes(storage)
-    assert torn.stat().st_size < size_bytes
+    (draft,) = drafts_of_some_megabytes(storage)
+    assert draft.stat().st_size < size_bytes
     assert not list(storage.glob("*/checkpoints/*.a0.g0.commit.json"))
     own_plane.start()
-    assert len(own_plane.listed()) == 1
-    await_that(lambda: not torn.parents[2].exists())
-    assert markers.list_committed(Folder(f"{other['storage']}/checkpoints"))
-    commit(other["storage"], 3, spec=other["spec"])  # of less, to be copied in a moment
-    answer = own_plane.http.post("/v1/jobs", json=given, headers=headers)
+    assert len(own_plane.list_jobs()) == 1
+    await_that(lambda: not draft.parents[2].exists())
+    assert markers.list_committed(Folder(f"{other_job['storage']}/checkpoints"))
+    commit(other_job["storage"], 3, spec=other_job["spec"])  # smaller, copied in a moment
+    answer = own_plane.http.post("/v1/jobs", json=body, headers=headers)
     assert answer.status_code == 201
     assert fault_of(answer.json()["storage"], "step-00000003.a0.g0") is None
 
@@ -253,21 +262,21 @@ def copies(tmp_path: Path) -> Iterator[Copies]:
 
 
 def test_a_few_copies_at_a_time_and_no_more(copies: Copies) -> None:
-    begun: list[int] = []
+    copy_numbers: list[int] = []
 
-    def another() -> bool:
-        if len(begun) < MAX_COPIES:
-            begun.append(len(begun))
-            if len(begun) < MAX_COPIES:
-                copies.copy(f"copy-{len(begun)}")
+    def copy_next() -> bool:
+        if len(copy_numbers) < MAX_COPIES:
+            copy_numbers.append(len(copy_numbers))
+            if len(copy_numbers) < MAX_COPIES:
+                copies.copy(f"copy-{len(copy_numbers)}")
             else:
                 with pytest.raises(Unavailable, match="checkpoints are already being copied for other jobs"):
                     copies.copy("one-too-many")
         return False
 
-    copies.while_copying = another
+    copies.while_copying = copy_next
     copies.copy("copy-0")
-    assert len(begun) == MAX_COPIES
+    assert len(copy_numbers) == MAX_COPIES
     copies.copy("later")
     copies.while_copying = lambda: True
     with pytest.raises(Unavailable, match="this service is stopping"):
@@ -299,8 +308,8 @@ def test_a_job_that_is_deleted_while_it_is_copied_is_said_to_be(copies: Copies) 
     def delete() -> bool:
         if (copies.folder / "source").exists():
             with copies.database.write() as tx:
-                asked = DeletionRow("job-source", 1, "me", "x", str(copies.folder / "source"), 0, "user:me", 0, None)
-                insert_deletion(tx, asked)
+                deletion = DeletionRow("job-source", 1, "me", "x", str(copies.folder / "source"), 0, "user:me", 0, None)
+                insert_deletion(tx, deletion)
             shutil.rmtree(copies.folder / "source")
         return False
 
@@ -324,23 +333,23 @@ def test_storage_that_cannot_take_the_copy(copies: Copies, number: int, error: t
 @pytest.mark.slow
 def test_a_resumed_job_and_a_fork_have_the_losses_of_a_whole_run(own_plane: ControlPlane, tmp_path: Path) -> None:
     plane = own_plane.start(data_roots=[str(tmp_path)])
-    given = job(corpus(tmp_path)).model_dump(mode="json")
+    base_spec = job(corpus(tmp_path)).model_dump(mode="json")
 
     def post(**changes: Any) -> str:
-        return str(plane.submit({**given, **changes})["id"])
+        return str(plane.submit({**base_spec, **changes})["id"])
 
     through = post(labels={"trains": "yes"})
     broken = post(labels={"trains": "yes", "die_at": "7"}, retry={"max_failures": 0})
-    failed = plane.await_state(broken, "failed", "succeeded")
-    assert "ended (failed) without a result" in failed["reason"]
+    failed_job = plane.await_state(broken, "failed", "succeeded")
+    assert "ended (failed) without a result" in failed_job["reason"]
     assert max(plane.losses(broken)) == 6
     assert plane.http.post(f"/v1/jobs/{broken}/resume").status_code == 202
     assert plane.await_state(through, "succeeded", "failed")["state"] == "succeeded"
     fork = post(labels={"trains": "yes"}, start_from={"job": through, "step": 6}, checkpoint={"keep": 1})
     for job_id in (broken, fork):
-        done = plane.await_state(job_id, "succeeded", "failed")
-        assert (done["state"], done["step"]) == ("succeeded", 8), done["reason"]
+        final_job = plane.await_state(job_id, "succeeded", "failed")
+        assert (final_job["state"], final_job["step"]) == ("succeeded", 8), final_job["reason"]
     assert plane.losses(broken) == plane.losses(through)
     assert plane.losses(fork) == {step: loss for step, loss in plane.losses(through).items() if step > 6}
-    resumed = [event.data["message"] for event in plane.events(fork) if event.kind == "log"]
-    assert "resumed at step 6 from step-00000006.a0.g0 of 1 workers on 1" in resumed
+    messages = [event.data["message"] for event in plane.events(fork) if event.kind == "log"]
+    assert "resumed at step 6 from step-00000006.a0.g0 of 1 workers on 1" in messages

@@ -100,7 +100,7 @@ def test_several_processes_migrate_and_write_at_once(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
 
     def run(target: Any, *arguments: tuple[Any, ...]) -> None:
-        processes = [spawn.Process(target=target, args=one) for one in arguments]
+        processes = [spawn.Process(target=target, args=process_arguments) for process_arguments in arguments]
         for process in processes:
             process.start()
         for process in processes:
@@ -120,7 +120,7 @@ def test_several_processes_migrate_and_write_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", [None, 0o644])
 def test_nobody_but_its_owner_reads_the_database(tmp_path: Path, before: int | None) -> None:
-    """Whoever makes it first, and where another release made it for all to read."""
+    """Also where another release made it readable by all."""
     path = tmp_path / "state.db"
     if before is not None:
         path.touch(before)
@@ -146,7 +146,7 @@ def test_an_end_is_an_end(database: Database, end: State) -> None:
     job = add_job(database, state=State.RUNNING)
     with database.write() as tx:
         assert set_state(tx, job, end, "done", "test")
-    # One that still believes the job to run changes nothing, whatever it wants.
+    # A writer that still takes the job for running changes nothing.
     for to in TRANSITIONS[State.RUNNING]:
         with database.write() as tx:
             assert set_state(tx, job, to, "late", "test") == []
@@ -178,27 +178,27 @@ def test_a_sample_of_steps_keeps_the_ends_and_is_spread_evenly(database: Databas
     with database.write() as tx:
         first = {event.id for event in append_events(tx, job.number, old)}
         append_events(tx, job.number, new + rare * (count > 3))
-    for most in range(1, 60):
+    for max_samples in range(1, 60):
         with database.read() as tx:
-            ids = sampled_by_step(tx, job.number, "metric", 0, most)
+            ids = sampled_by_step(tx, job.number, "metric", 0, max_samples)
             assert not first & set(ids)
             steps = [min(id - count - 1, count) for id in ids]
             steps = [3 if step == count else step for step in steps]
-        assert len(steps) == min(count, most)
+        assert len(steps) == min(count, max_samples)
         assert steps == sorted(set(steps))
         if count:
             assert steps[-1] == count - 1
-            assert most == 1 or steps[0] == 0
+            assert max_samples == 1 or steps[0] == 0
         gaps = {right - left for left, right in pairwise(steps)}
         assert not gaps or max(gaps) - min(gaps) <= 1
 
 
 def test_a_value_that_few_steps_have_is_not_thinned_away(database: Database) -> None:
     job = add_job(database)
-    given = [{"step": step, "loss": 1.0, **({"bleu_%": 2.0} if step % 100 == 50 else {})} for step in range(1000)]
+    rows = [{"step": step, "loss": 1.0, **({"bleu_%": 2.0} if step % 100 == 50 else {})} for step in range(1000)]
     with database.write() as tx:
         append_events(
-            tx, job.number, [NewEvent("metric", 1, 1, "group-0", data_text(data), data["step"]) for data in given]
+            tx, job.number, [NewEvent("metric", 1, 1, "group-0", data_text(data), data["step"]) for data in rows]
         )
     points = metric_history(database, job.number, "bleu_%", 0, max_points=10)
     assert [point["step"] for point in points] == list(range(50, 1000, 100))
@@ -209,7 +209,7 @@ def test_a_value_that_few_steps_have_is_not_thinned_away(database: Database) -> 
 def test_what_plans_count_with_is_read_of_steps_of_any_release(database: Database) -> None:
     """The first step is left out of the time of one; those without a value, or with another type's, of its median."""
     job = add_job(database)
-    told: list[dict[str, Any]] = [
+    metrics: list[dict[str, Any]] = [
         {"step": 1, "step_s": 9.0, "layers": [{"layer": 1, "load": [4, 0], "max_over_mean": 2.0}]},
         {"step": 2, "step_s": 0.25, "layers": [{"layer": 1, "load": [3, 1], "max_over_mean": 1.5, "later": 1}]},
         {"step": 3, "step_s": 0.5, "layers": [{"layer": 1, "load": [2, 2]}]},  # of a release that had no such value
@@ -218,27 +218,27 @@ def test_what_plans_count_with_is_read_of_steps_of_any_release(database: Databas
         {"loss": 1.0},
     ]
     with database.write() as tx:
-        events = [NewEvent("metric", 1, 1, "group-0", data_text(data), data.get("step")) for data in told]
+        events = [NewEvent("metric", 1, 1, "group-0", data_text(data), data.get("step")) for data in metrics]
         append_events(tx, job.number, events)
-    found = measured_step(database, job.number, attempt=1, tokens_per_step=300)
-    assert found == {"num_steps": 2, "step_s": 0.375, "tokens_per_s": 800.0}
+    measurement = measured_step(database, job.number, attempt=1, tokens_per_step=300)
+    assert measurement == {"num_steps": 2, "step_s": 0.375, "tokens_per_s": 800.0}
     assert measured_load_skew(database, job.number) == 1.75
     assert measured_step(database, job.number, attempt=2, tokens_per_step=300) is None
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    recorded=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 3), st.booleans()), max_size=40),
+    step_records=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 3), st.booleans()), max_size=40),
     limit=st.integers(1, 15), since_step=st.integers(0, 6), name=st.sampled_from([None, "loss"]),
 )  # fmt: skip
 def test_pages_have_every_step_once_and_as_the_history_has_it(
-    database: Database, recorded: list[tuple[int, int, bool]], limit: int, since_step: int, name: str | None
+    database: Database, step_records: list[tuple[int, int, bool]], limit: int, since_step: int, name: str | None
 ) -> None:
     job = add_job(database, f"job-{uuid4().hex}")
     new = [
         NewEvent("metric", 1, attempt, "group-0",
                  data_text({"step": step, ("loss" if has else "below"): {"loss": index}}), step)
-        for index, (step, attempt, has) in enumerate(recorded)
+        for index, (step, attempt, has) in enumerate(step_records)
     ]  # fmt: skip
     with database.write() as tx:
         append_events(tx, job.number, new)
@@ -251,15 +251,15 @@ def test_pages_have_every_step_once_and_as_the_history_has_it(
 
 
 def test_a_spec_of_another_release_is_read_without_what_is_unknown() -> None:
-    now = JobSpec.parse(spec())
-    old = now.model_dump(mode="json")
+    current_spec = JobSpec.parse(spec())
+    old = current_spec.model_dump(mode="json")
     old["priority"] = "high"
     old["data"]["shuffle"] = {"buffer": 3}
     old["train"]["optimizer"]["amsgrad"] = True
     old["model"]["moe"]["jitter"] = 0.1
-    assert read_stored_spec(json.dumps(old)) == now
+    assert read_stored_spec(json.dumps(old)) == current_spec
     del old["checkpoint"], old["train"]["label_smoothing"]  # what a release before did not have
-    assert read_stored_spec(json.dumps(old)) == now
+    assert read_stored_spec(json.dumps(old)) == current_spec
     del old["train"]["num_steps"]
     with pytest.raises(ValidationError):
         read_stored_spec(json.dumps(old))
@@ -271,10 +271,10 @@ def test_attempt_tokens_are_the_same_after_a_restart_and_for_nobody_else(tmp_pat
     mint = TokenMint(tmp_path / "key")
     token = mint.token("job-a", 1)
     assert TokenMint(tmp_path / "key").token("job-a", 1) == token
-    others = {mint.token("job-a", 2), mint.token("job-b", 1), TokenMint(tmp_path / "other").token("job-a", 1)}
-    assert len(others | {token}) == 4
+    other_tokens = {mint.token("job-a", 2), mint.token("job-b", 1), TokenMint(tmp_path / "other").token("job-a", 1)}
+    assert len(other_tokens | {token}) == 4
     assert matches(token, hash_token(token))
-    assert not any(matches(other, hash_token(token)) for other in others)
+    assert not any(matches(other_token, hash_token(token)) for other_token in other_tokens)
     assert not matches("", None)
     assert not matches(token, None)
 

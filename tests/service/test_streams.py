@@ -31,12 +31,12 @@ def follow_by_hand(plane: ControlPlane, job_id: str, receive_bytes: int | None =
 
 def test_a_stream_goes_on_after_any_event(plane: ControlPlane) -> None:
     job = plane.finished_job()
-    whole = list(plane.events(job["id"]))
-    assert len(whole) > 8
-    for last_id in range(len(whole) + 1):
-        assert list(plane.events(job["id"], last_id)) == whole[last_id:]
+    all_events = list(plane.events(job["id"]))
+    assert len(all_events) > 8
+    for last_id in range(len(all_events) + 1):
+        assert list(plane.events(job["id"], last_id)) == all_events[last_id:]
     path = f"/v1/jobs/{job['id']}/events"
-    by_query = plane.http.get(path, params={"last_event_id": len(whole) - 1})
+    by_query = plane.http.get(path, params={"last_event_id": len(all_events) - 1})
     assert by_query.text.count("data: ") == 1
     assert by_query.headers["content-type"].startswith("text/event-stream")
     assert list(plane.events(job["id"], 10**9)) == []
@@ -49,15 +49,15 @@ def test_events_come_while_the_run_goes_on_and_to_every_stream(plane: ControlPla
     streams = [plane.events(run.id) for _ in range(5)]
     for stream in streams:
         assert next(stream).data["state"] == "queued"
-    sent = [metric(step, text="é\n\u2028☃" * 10) for step in range(1, 401)]
+    records = [metric(step, text="é\n\u2028☃" * 10) for step in range(1, 401)]
     for start in range(0, 400, 100):
-        run.send(start, *sent[start : start + 100])
+        run.send(start, *records[start : start + 100])
         for stream in streams:  # each at its own pace, all in order
             got: list[Event] = []
             while len(got) < 100:
                 event = next(stream)
                 got += [event] if event.kind == "metric" else []
-            assert [event.data for event in got] == [record["data"] for record in sent[start : start + 100]]
+            assert [event.data for event in got] == [record["data"] for record in records[start : start + 100]]
     run.end()
     for stream in streams:
         assert list(stream)[-1].data["state"] == "cancelled"
@@ -71,8 +71,8 @@ def test_a_stream_that_lags_costs_no_memory(plane: ControlPlane) -> None:
         before = plane.memory_bytes()
         for start in range(1000, 21_000, 1000):  # 20 MB
             run.send(start, *(metric(step, text="x" * 1000) for step in range(start, start + 1000)))
-        grown = plane.memory_bytes() - before
-        assert grown < 20e6, "less than what was sent: held for the client, it would be at least that"
+        growth_bytes = plane.memory_bytes() - before
+        assert growth_bytes < 20e6, "less than what was sent: held for the client, it would be at least that"
     stream = plane.events(run.id)
     steps = [event.data["step"] for event in (next(stream) for _ in range(20_000)) if event.kind == "metric"]
     assert steps == list(range(len(steps)))
@@ -106,17 +106,17 @@ def test_sigterm_ends_streams_and_the_process(own_plane: ControlPlane) -> None:
     events, logs = own_plane.events(run.id), httpx.Client(timeout=DEADLINE_S, trust_env=False)
     next(events)
     with logs.stream("GET", f"{own_plane.url}/v1/jobs/{run.id}/logs", params={"follow": True}) as log:
-        started = time.monotonic()
+        start_s = time.monotonic()
         assert own_plane.terminate() == 0
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - start_s < 20
         assert list(log.iter_lines()) == []
-    seen = [event.id for event in events]  # ends, and is not broken off
+    event_ids = [event.id for event in events]  # ends, and is not broken off
     logs.close()
     own_plane.start()
     own_plane.driver(run.id)  # the run never noticed
     run.end()
-    rest = [event.id for event in own_plane.events(run.id, seen[-1] if seen else 1)]
-    assert rest[0] == (seen[-1] if seen else 1) + 1
+    rest = [event.id for event in own_plane.events(run.id, event_ids[-1] if event_ids else 1)]
+    assert rest[0] == (event_ids[-1] if event_ids else 1) + 1
 
 
 # Logs
@@ -174,12 +174,12 @@ def test_a_log_is_followed_until_the_job_has_ended(plane: ControlPlane) -> None:
 
 def most_memory(plane: ControlPlane, path: str, **params: str) -> tuple[int, int]:
     """(bytes of an answer, bytes by which the control plane grows while it sends them)"""
-    before, most, num_bytes = plane.memory_bytes(), 0, 0
+    before, peak_bytes, num_bytes = plane.memory_bytes(), 0, 0
     with plane.http.stream("GET", path, params=params) as answer:
         for chunk in answer.iter_bytes(1_000_000):
             num_bytes += len(chunk)
-            most = max(most, plane.memory_bytes())
-    return num_bytes, most - before
+            peak_bytes = max(peak_bytes, plane.memory_bytes())
+    return num_bytes, peak_bytes - before
 
 
 @pytest.mark.slow
@@ -188,9 +188,9 @@ def test_a_huge_log_costs_no_memory(plane: ControlPlane) -> None:
     text = "".join(f"{line:09d} {'x' * 90}\n" for line in range(100_000))
     for segment in range(5):
         write_log(Path(job["storage"]), "a1.g0.rank-0", segment, text)  # 50 MB
-    num_bytes, grown = most_memory(plane, f"/v1/jobs/{job['id']}/logs", worker="g0.rank-0")
+    num_bytes, growth_bytes = most_memory(plane, f"/v1/jobs/{job['id']}/logs", worker="g0.rank-0")
     assert num_bytes == 5 * len(text)
-    assert grown < 30e6
+    assert growth_bytes < 30e6
 
 
 def test_a_busy_job_has_storage_looked_at_no_more_often() -> None:
@@ -212,17 +212,17 @@ def test_a_busy_job_has_storage_looked_at_no_more_often() -> None:
 
 
 def test_a_stream_holds_little_of_its_job(own_plane: ControlPlane) -> None:
-    """A hundred streams of a job with a spec of a megabyte: far from a hundred megabytes."""
+    """A hundred streams of a job with a spec of a megabyte take far less than a hundred megabytes."""
     job = own_plane.start().post(resources={"num_workers": 900})
     large = json.dumps({**job["spec"], "invented_later": "x" * 1_000_000})
     with closing(sqlite3.connect(own_plane.database)) as database, database:
         database.execute("UPDATE jobs SET spec = ? WHERE id = ?", (large, job["id"]))
-    with ExitStack() as held:
+    with ExitStack() as stack:
 
         def follow(count: int) -> int:
             for _ in range(count):
-                held.enter_context(follow_by_hand(own_plane, job["id"]))
+                stack.enter_context(follow_by_hand(own_plane, job["id"]))
             return own_plane.memory_bytes()
 
-        before = follow(10)  # what the first ones take, they take once
+        before = follow(10)  # leaves out what the first streams allocate once
         assert follow(100) - before < 30_000_000

@@ -78,8 +78,8 @@ class Stream:
         self._events = events
 
     def stream(self, *_: Any, **__: Any) -> Any:
-        sent = (f"data: {event.model_dump_json()}\n\n".encode() for event in self._events)
-        return nullcontext(sent)
+        messages = (f"data: {event.model_dump_json()}\n\n".encode() for event in self._events)
+        return nullcontext(messages)
 
     def get(self, _path: str) -> dict[str, Any]:
         return {"state": "succeeded", "last_event_id": len(self._events)}
@@ -91,7 +91,7 @@ runs = st.dictionaries(
     min_size=1,
     max_size=5,
 )
-"""Of each worker group its first step, and how many it recorded."""
+"""(first step, number of recorded steps) of each worker group."""
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -99,25 +99,25 @@ runs = st.dictionaries(
 def test_the_newest_is_known_whatever_comes(store: Store, runs: dict[Writer, tuple[int, int]], random: Any) -> None:
     job_id = store.job()
     left = {writer: [*range(first, first + count)] for writer, (first, count) in runs.items()}
-    taken = dict.fromkeys(runs, 0)
+    num_taken = dict.fromkeys(runs, 0)
     while any(left.values()):
         attempt, group = writer = random.choice([writer for writer, steps in left.items() if steps])
         portion = [left[writer].pop(0) for _ in range(random.randint(1, len(left[writer])))]
         records = [Record(kind="metric", time=TIME, data={"step": step, "writer": writer}) for step in portion]
-        store.ingest.take_over(job_id, attempt, f"group-{group}", taken[writer], records)
-        taken[writer] += len(portion)
+        store.ingest.take_over(job_id, attempt, f"group-{group}", num_taken[writer], records)
+        num_taken[writer] += len(portion)
     events = store.events(job_id)
     assert [event.id for event in events] == list(range(1, len(events) + 1)), "none is lost"
 
     news = [tuple(event.data["writer"]) for event in events if not event.superseded]
     assert news == sorted(news)
-    recorded = [writer for writer, (_, count) in runs.items() if count]
-    assert news[-1:] == sorted(recorded)[-1:]
+    writers = [writer for writer, (_, count) in runs.items() if count]
+    assert news[-1:] == sorted(writers)[-1:]
 
     with_all = list(Job(Stream(events), Patience(), {"id": job_id}).events(redone=True))  # type: ignore[arg-type]
     assert with_all == events
-    given = list(Job(Stream(events), Patience(), {"id": job_id}).events())  # type: ignore[arg-type]
-    newest = {event.data["step"]: tuple(event.data["writer"]) for event in given}
+    client_events = list(Job(Stream(events), Patience(), {"id": job_id}).events())  # type: ignore[arg-type]
+    newest = {event.data["step"]: tuple(event.data["writer"]) for event in client_events}
     assert newest == store.history(job_id)
     assert newest == {step: writer for writer in sorted(runs) for step in range(runs[writer][0], sum(runs[writer]))}
 

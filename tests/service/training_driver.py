@@ -1,6 +1,6 @@
-"""A driver that trains, in this one process and without Ray: real losses, real checkpoints.
+"""A driver that trains in this one process, without Ray: real losses, real checkpoints.
 
-Of the labels of `local_driver` it knows `die_at`.
+It heeds one label of `local_driver`: `die_at`.
 """
 
 import os
@@ -22,7 +22,7 @@ from tests.service.local_driver import Sender
 
 
 class _Reports(Recorder):
-    """Hands everything to the sender, and dies where it was told to, when all before is handed in."""
+    """Hands every record to the sender, and dies at the step in `die_at`, once all records before it are sent."""
 
     def __init__(self, launch: Launch, sender: Sender) -> None:
         self._launch, self._sender = launch, sender

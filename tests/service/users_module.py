@@ -1,4 +1,4 @@
-"""A user's module, as jobs name it: `tests.service.users_module:build` and `:batch`; beside them what goes wrong."""
+"""A user's module, as jobs name it: `tests.service.users_module:build` and `:batch`; and modules that go wrong."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 
 class Ratings(nn.Module):
-    """Rates lists of items. Neither its table nor its width is even in number, and its norm has buffers."""
+    """Rates lists of items. Its table and width have odd sizes, and its norm has buffers."""
 
     def __init__(self, width: int, dropout: float = 0.25) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Ratings(nn.Module):
 
 
 class MeasuredRatings(Ratings):
-    """Returns further numbers beside its loss, and what is no number."""
+    """Returns a further number with its loss, and a tensor of several."""
 
     def forward(self, items_BL: Tensor, rating_B: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
         loss = super().forward(items_BL, rating_B)
@@ -37,7 +37,7 @@ class MeasuredRatings(Ratings):
         return {"loss": loss, "spread": spread, "ratings": rating_B.detach() * 2}
 
 
-def measured(width: int = 7) -> nn.Module:
+def returns_numbers(width: int = 7) -> nn.Module:
     return MeasuredRatings(width).double()
 
 
@@ -61,9 +61,9 @@ def sample() -> tuple[Tensor, Tensor]:
 
 
 def sleeps(note: str) -> nn.Module:
-    """For ever, as does a process in a session of its own, whose id it notes."""
-    started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    Path(note).write_text(f"{os.getpid()} {started.pid}")
+    """Sleep forever, as does a child in a session of its own; note both process ids."""
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    Path(note).write_text(f"{os.getpid()} {sleeper.pid}")
     time.sleep(600)
     return build()
 
@@ -91,7 +91,7 @@ def gives_a_number() -> Any:
 
 
 def reads_values() -> nn.Module:
-    """One that no graph can be made of."""
+    """A module that cannot be captured as a graph."""
 
     class Reader(Ratings):
         def forward(self, items_BL: Tensor, rating_B: Tensor) -> Tensor:
