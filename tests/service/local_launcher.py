@@ -41,7 +41,7 @@ def launches(storage: str | Path, attempt: int) -> list[Path]:
 
 
 class LocalLauncher(Launcher):
-    """The cluster is a folder: `nodes.json` lists its nodes, `unreachable` makes it unreachable, a pid file is a driver."""
+    """A folder is the cluster: `nodes.json` lists nodes, `unreachable` makes it unreachable, a pid file is a driver."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -314,7 +314,7 @@ def test_no_kind_of_line_comes_more_often_than_it_may(lines: list[tuple[float, s
 
 
 class Wire(asyncio.Transport):
-    """Stand-in transport that records what a connection writes and whether it is closed, so that time can be simulated."""
+    """Stand-in transport, so that time can be simulated: records what a connection writes, and whether it is closed."""
 
     def __init__(self, connection: socket.socket | None = None, num_bytes: int = 0) -> None:
         """`num_bytes`: bytes buffered in this process until `connection` takes them."""

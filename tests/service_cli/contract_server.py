@@ -1,7 +1,7 @@
 """A control plane of one job for tests of the client: real HTTP, with faults where a test wants them.
 
-What a real control plane does is tested against the real one; this one does what a real one does only when
-a cable is pulled.
+Other behaviour is tested against a real control plane; this one fails as a real one does only when a cable
+is pulled.
 """
 
 import json
@@ -31,27 +31,27 @@ def as_sse(event: dict[str, Any]) -> bytes:
 
 
 Play = Callable[["Handler", list[dict[str, Any]]], None]
-"""What one connection of the event stream does, given the events that it owes."""
+"""What one connection of the event stream does with its backlog of events."""
 
 
-def all_then_close(handler: "Handler", owed: list[dict[str, Any]]) -> None:
-    for each in owed:
-        handler.send_chunk(as_sse(each))
+def all_then_close(handler: "Handler", backlog: list[dict[str, Any]]) -> None:
+    for entry in backlog:
+        handler.send_chunk(as_sse(entry))
     handler.end_chunks()
 
 
 def cut_after(num_bytes: int) -> Play:
-    """The connection breaks after so many bytes of the stream, wherever that is."""
+    """Break the connection after `num_bytes` of the stream."""
 
-    def play(handler: "Handler", owed: list[dict[str, Any]]) -> None:
-        handler.send_chunk(b"".join(as_sse(each) for each in owed)[:num_bytes])
+    def play(handler: "Handler", backlog: list[dict[str, Any]]) -> None:
+        handler.send_chunk(b"".join(as_sse(entry) for entry in backlog)[:num_bytes])
         handler.break_off()
 
     return play
 
 
-def silence(handler: "Handler", owed: list[dict[str, Any]]) -> None:
-    """Nothing comes, and the connection stays open until the server is closed."""
+def silence(handler: "Handler", backlog: list[dict[str, Any]]) -> None:
+    """Send nothing, and keep the connection open until the server is closed."""
     handler.server.script.closing.wait()
     handler.break_off()
 
@@ -69,7 +69,7 @@ class Script:
     """(method, path) to (status, content type, body), used up in order; the last one stays."""
     last_event_ids: list[str] = field(default_factory=list)
     requests: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
-    """(method, path with query, headers, body) of everything that came."""
+    """(method, path with query, headers, body) of every request."""
     closing: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, method: str, path: str, status: int, body: Any, content_type: str = "") -> None:
@@ -134,14 +134,14 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
-        play(self, [each for each in script.events if each["id"] > int(last)])
+        play(self, [entry for entry in script.events if entry["id"] > int(last)])
 
-    def _log(self, told: list[dict[str, Any]], ends_well: bool) -> None:
+    def _log(self, lines: list[dict[str, Any]], ends_well: bool) -> None:
         self.send_response(200)
         self.send_header("content-type", "application/x-ndjson")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
-        for line in told:
+        for line in lines:
             self.send_chunk(json.dumps(line, ensure_ascii=False).encode() + b"\n")
         if ends_well:
             self.end_chunks()

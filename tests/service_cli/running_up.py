@@ -19,7 +19,7 @@ from tests.service_cli.command import environment
 NUMBERS = count()
 WITH_RAY = "service.cli.main:main"
 WITHOUT_RAY = "tests.service_cli.running_up:without_ray"
-"""The command, with a stand-in for what it starts of Ray, which may take its time to say what jobs it has."""
+"""The command with a stand-in for Ray, which may take its time to list its jobs."""
 IMPORTED_LATE = ("service.head.keeper", "service.control.launcher.ray_jobs", "service.control.server")
 
 
@@ -46,14 +46,14 @@ class Up:
 
     def await_text(self, pattern: str) -> str:
         deadline = time.monotonic() + DEADLINE_S
-        while (found := re.search(pattern, self.log)) is None:
+        while (match := re.search(pattern, self.log)) is None:
             assert self.process.poll() is None, self.log
             assert time.monotonic() < deadline, self.log
             time.sleep(0.05)
-        return found[1] if found.groups() else found[0]
+        return match[1] if match.groups() else match[0]
 
     def url(self) -> str:
-        """Where it answers, once it does."""
+        """Its URL, once it serves."""
         return self.await_text(r"API +(http://\S+)")
 
     def stop(self, number: int = signal.SIGTERM) -> int:

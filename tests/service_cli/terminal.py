@@ -16,23 +16,25 @@ ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 ROWS = 40
 
 
-def on_a_terminal(columns: int, *arguments: str, url: str, **more: str) -> tuple[int, str]:
+def on_a_terminal(columns: int, *arguments: str, url: str, **overrides: str) -> tuple[int, str]:
     """Exit code and everything that the command wrote to a terminal of that width."""
-    here, there = pty.openpty()
-    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
+    controller_fd, terminal_fd = pty.openpty()
+    fcntl.ioctl(terminal_fd, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
     env = environment(url)
     del env["COLUMNS"], env["NO_COLOR"]
-    env |= {"TERM": "xterm-256color", **more}
-    running = subprocess.Popen([*COMMAND, *arguments], stdin=there, stdout=there, stderr=there, env=env)
-    os.close(there)
-    with os.fdopen(here, "rb", buffering=0) as screen:
-        written = b"".join(_until_closed(screen))
-    return running.wait(DEADLINE_S), written.decode()
+    env |= {"TERM": "xterm-256color", **overrides}
+    running = subprocess.Popen(
+        [*COMMAND, *arguments], stdin=terminal_fd, stdout=terminal_fd, stderr=terminal_fd, env=env
+    )
+    os.close(terminal_fd)
+    with os.fdopen(controller_fd, "rb", buffering=0) as screen:
+        output = b"".join(_until_closed(screen))
+    return running.wait(DEADLINE_S), output.decode()
 
 
-def plain(written: str) -> list[str]:
+def plain(output: str) -> list[str]:
     """The lines of an output without its escape codes."""
-    return [line.rstrip() for line in ESCAPE.sub("", written).replace("\r", "").splitlines()]
+    return [line.rstrip() for line in ESCAPE.sub("", output).replace("\r", "").splitlines()]
 
 
 def _until_closed(screen) -> Iterator[bytes]:  # type: ignore[no-untyped-def]

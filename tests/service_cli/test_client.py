@@ -1,4 +1,4 @@
-"""The client: what it asks over HTTP, and what it makes of each answer."""
+"""The client: its requests over HTTP, and what it makes of each response."""
 
 import json
 import pickle
@@ -31,7 +31,7 @@ def test_a_dict_a_spec_and_a_file_are_submitted_alike(tmp_path: Path) -> None:
                     "train: {num_steps: 10, batch_tokens: 1024}\n")  # fmt: skip
     as_json.write_text(json.dumps(SPEC))
     with serving(script) as url, Client(url) as client:
-        jobs = [client.submit(given) for given in (SPEC, JobSpec.parse(SPEC), yaml, str(as_json))]
+        jobs = [client.submit(source) for source in (SPEC, JobSpec.parse(SPEC), yaml, str(as_json))]
         client.submit(SPEC, idempotency_key="mine")
         yaml.write_text("name: x\nmodel: {preset: [}\n")
         with pytest.raises(SpecError, match="line 2, column 18"):  # before anything is sent
@@ -53,18 +53,18 @@ def test_the_token_comes_from_the_argument_or_the_environment(monkeypatch: pytes
             client.job(JOB_ID)
         with Client(url, token="from-the-argument") as client:
             client.job(JOB_ID)
-    sent = [headers["authorization"] for _, _, headers, _ in script.requests]
-    assert sent == ["Bearer from-the-environment", "Bearer from-the-argument"]
+    tokens = [headers["authorization"] for _, _, headers, _ in script.requests]
+    assert tokens == ["Bearer from-the-environment", "Bearer from-the-argument"]
 
 
 def test_problems_are_carried_and_read_like_the_librarys_own() -> None:
     script = Script()
     script.answer("POST", "/v1/jobs", 422, PROBLEM)
-    with serving(script) as url, Client(url) as client, pytest.raises(ApiError) as caught:
+    with serving(script) as url, Client(url) as client, pytest.raises(ApiError) as error:
         client.submit(SPEC)
-    assert caught.value.status == 422
-    assert caught.value.problems[0].path == "train.num_steps"
-    assert str(caught.value) == "train.num_steps (=0) must be positive; raise it"
+    assert error.value.status == 422
+    assert error.value.problems[0].path == "train.num_steps"
+    assert str(error.value) == "train.num_steps (=0) must be positive; raise it"
 
 
 def test_jobs_are_fetched_page_by_page_and_no_further_than_asked() -> None:
@@ -92,9 +92,9 @@ def test_requests_of_a_job_and_a_refusal() -> None:
         job = client.job(JOB_ID)
         script.job["state"] = "pausing"
         assert job.pause().state == "pausing"
-        with pytest.raises(ApiError, match="it has ended") as caught:
+        with pytest.raises(ApiError, match="it has ended") as error:
             job.cancel()
-    assert caught.value.status == 409
+    assert error.value.status == 409
 
 
 def test_an_id_never_becomes_another_path() -> None:

@@ -29,14 +29,14 @@ from tests.service_cli.command import (
 
 
 def submit(plane: ControlPlane, job_file: Path, **labels: str) -> str:
-    """The id of a job whose labels steer the local driver."""
+    """Submit a job whose labels steer the local driver; return its id."""
     text = job_file.read_text().replace("{team: research}", json.dumps({"team": "research", **labels}))
     job_file.write_text(text)
     return output_of("submit", job_file, url=plane.url).strip()
 
 
 def submit_long(plane: ControlPlane, job_file: Path) -> str:
-    """The id of a job that runs until it is told to end."""
+    """Submit a job that runs until it is ended; return its id, once it runs."""
     job_file.write_text(job_file.read_text().replace("num_steps: 5", "num_steps: 100000"))
     job_id = submit(plane, job_file, step_ms="5")
     plane.await_state(job_id, "running")
@@ -44,9 +44,9 @@ def submit_long(plane: ControlPlane, job_file: Path) -> str:
 
 
 def test_a_job_from_submit_to_its_end(plane: ControlPlane, job_file: Path) -> None:
-    done = shardyard("submit", job_file, url=plane.url)
-    assert (done.returncode, done.stderr.count("shardyard watch")) == (0, 1)
-    job_id = done.stdout.strip()
+    result = shardyard("submit", job_file, url=plane.url)
+    assert (result.returncode, result.stderr.count("shardyard watch")) == (0, 1)
+    job_id = result.stdout.strip()
     assert re.fullmatch(r"job-[a-z2-7]{12}", job_id), "only the id, so that scripts can take it"
 
     lines = output_of("watch", job_id, url=plane.url).splitlines()
@@ -57,17 +57,17 @@ def test_a_job_from_submit_to_its_end(plane: ControlPlane, job_file: Path) -> No
     assert f"{job_id} succeeded: finished at step 5" in lines
 
     assert re.search(rf"{job_id} +small +succeeded +5/5", output_of("ls", url=plane.url))
-    shown = output_of("show", job_id, url=plane.url)
-    assert re.search(r"state +succeeded  finished at step 5", shown)
-    assert re.search(r"labels +team=research", shown)
+    output = output_of("show", job_id, url=plane.url)
+    assert re.search(r"state +succeeded  finished at step 5", output)
+    assert re.search(r"labels +team=research", output)
     assert "succeeded: finished at step 5" in output_of("submit", job_file, "--watch", url=plane.url)
 
 
 def test_a_job_that_fails_is_exit_code_1(plane: ControlPlane, job_file: Path) -> None:
     job_id = submit(plane, job_file, fail="yes")
-    watched = shardyard("watch", job_id, url=plane.url)
-    assert watched.returncode == 1
-    assert f"'shardyard logs {job_id}'" in watched.stdout
+    result = shardyard("watch", job_id, url=plane.url)
+    assert result.returncode == 1
+    assert f"'shardyard logs {job_id}'" in result.stdout
 
 
 def test_json_of_everything_that_prints(plane: ControlPlane, job_file: Path) -> None:
@@ -92,8 +92,8 @@ def test_the_same_key_and_file_make_one_job(plane: ControlPlane, job_file: Path)
 def test_lists_are_filtered_and_limited(plane: ControlPlane, job_file: Path) -> None:
     job_id = submit(plane, job_file, colour="blue")
     plane.await_state(job_id, "succeeded")
-    found = json_of("ls", "--label", "colour=blue", url=plane.url)["items"]
-    assert [job["id"] for job in found] == [job_id]
+    items = json_of("ls", "--label", "colour=blue", url=plane.url)["items"]
+    assert [job["id"] for job in items] == [job_id]
     assert len(json_of("ls", "--limit=1", url=plane.url)["items"]) == 1
     assert output_of("ls", "--state", "paused", url=plane.url) == "no jobs\n"
     check_refused("query.state (='happy') is not a job state", "ls", "--state", "happy", url=plane.url)
@@ -119,9 +119,9 @@ def test_ctrl_c_stops_watching_and_nothing_else(plane: ControlPlane, job_file: P
     )  # fmt: skip
     assert any(re.search(r"step +[1-9]", line) for line in watching.stdout)  # of a metric
     watching.send_signal(signal.SIGINT)
-    _, said = watching.communicate(timeout=DEADLINE_S)
+    _, errors = watching.communicate(timeout=DEADLINE_S)
     assert watching.returncode == 130
-    assert f"{job_id} continues. Follow it with 'shardyard watch {job_id}'" in said
+    assert f"{job_id} continues. Follow it with 'shardyard watch {job_id}'" in errors
     plane.await_state(job_id, "running")
     plane.act(job_id, "cancel")
     plane.await_state(job_id, "cancelled")
@@ -142,9 +142,9 @@ def test_watch_goes_on_over_a_restart_of_the_control_plane(tmp_path: Path, job_f
             plane.kill()
             time.sleep(0.5)  # a while in which nobody answers
             plane.start()
-            _, said = watching.communicate(timeout=DEADLINE_S)
-    assert watching.returncode == 0, said
-    assert f"cannot reach {plane.url}" in said
+            _, errors = watching.communicate(timeout=DEADLINE_S)
+    assert watching.returncode == 0, errors
+    assert f"cannot reach {plane.url}" in errors
     events = [json.loads(line) for line in out.read_text().splitlines()]
     assert [event["id"] for event in events] == list(range(1, len(events) + 1))
     assert [event["data"]["step"] for event in events if event["kind"] == "metric"] == list(range(1, 301))
@@ -195,24 +195,24 @@ def test_a_pipe_whose_reader_has_gone_is_no_traceback() -> None:
 def test_the_schema_accepts_the_examples() -> None:
     schema = json.loads(output_of("schema"))
     for path in sorted(EXAMPLE.parent.glob("*.yaml")):
-        given = yaml.safe_load(path.read_text())
-        jsonschema.validate(given.get("spec", given), schema)
+        document = yaml.safe_load(path.read_text())
+        jsonschema.validate(document.get("spec", document), schema)
 
 
 def test_doctor_finds_what_is_there(plane: ControlPlane, tmp_path: Path) -> None:
-    done = shardyard("doctor", "--state-dir", tmp_path / "state", "--json", url=plane.url)
-    findings = {finding["what"]: finding for finding in json.loads(done.stdout)["findings"]}
+    result = shardyard("doctor", "--state-dir", tmp_path / "state", "--json", url=plane.url)
+    findings = {finding["what"]: finding for finding in json.loads(result.stdout)["findings"]}
     assert findings["service"]["detail"] == f"a control plane is running at {plane.url}"
-    assert {findings[what]["verdict"] for what in ("Python", "torch", "Ray", "corpus", "state")} == {"ok"}
-    assert done.returncode == 0
+    assert {findings[name]["verdict"] for name in ("Python", "torch", "Ray", "corpus", "state")} == {"ok"}
+    assert result.returncode == 0
     no_folder = tmp_path / "file"
     no_folder.touch()
     assert findings["cluster"]["detail"] == "1 node(s), 8 CPUs, 0 GPUs"
     in_use = json.loads(shardyard("doctor", "--json", url=plane.url).stdout)["findings"]
     [state] = [finding["detail"] for finding in in_use if finding["what"] == "state"]
     assert state.startswith(f"{plane.database.parent}, "), "of the control plane that answers, not the default"
-    alone = shardyard("doctor", "--state-dir", no_folder / "state", url="http://127.0.0.1:1")
-    assert "is 'shardyard up' running?" in alone.stdout
+    offline_result = shardyard("doctor", "--state-dir", no_folder / "state", url="http://127.0.0.1:1")
+    assert "is 'shardyard up' running?" in offline_result.stdout
 
 
 def test_help_is_quick_and_loads_neither_torch_nor_ray() -> None:
@@ -224,12 +224,14 @@ def test_help_is_quick_and_loads_neither_torch_nor_ray() -> None:
         "heavy = {'torch', 'ray', 'fastapi', 'sqlalchemy', 'httpx', 'pydantic', 'rich.table'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
     commands = ("up", "submit", "ls", "show", "watch", "logs", "cancel", "pause", "resume", "move", "plan",
                 "checkpoints", "translate", "generate", "evaluate", "export", "doctor")  # fmt: skip
     for command in commands:
-        assert f"\n  {command} " in done.stdout
+        assert f"\n  {command} " in result.stdout
 
 
 @pytest.mark.slow

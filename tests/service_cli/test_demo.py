@@ -21,17 +21,17 @@ DEMO_DEADLINE_S = 3 * DEADLINE_S
 
 
 def left_behind(state_dir: Path) -> list[psutil.Process]:
-    """Processes that a demo with this state folder would have started. Ray's workers hide what they were given."""
-    found = []
+    """Processes that a demo with this state folder has started. Ray's workers hide their arguments."""
+    processes = []
     for process in psutil.process_iter():
         try:
             if MARK in process.environ() and str(state_dir) in " ".join(
                 [*process.cmdline(), *process.environ().values()]
             ):
-                found.append(process)
+                processes.append(process)
         except (psutil.Error, OSError):
             continue
-    return found
+    return processes
 
 
 @pytest.mark.slow
@@ -40,8 +40,8 @@ def left_behind(state_dir: Path) -> list[psutil.Process]:
 def test_from_one_command_to_a_translation(tmp_path: Path) -> None:
     state_dir, file = tmp_path / "demo", tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job_spec(name="small-demo")))
-    done = shardyard("demo", file, "--state-dir", state_dir, timeout_s=DEMO_DEADLINE_S)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = shardyard("demo", file, "--state-dir", state_dir, timeout_s=DEMO_DEADLINE_S)
+    assert result.returncode == 0, result.stdout + result.stderr
     for expected in (
         f"small-demo after {NUM_STEPS} steps",
         "unseen English", "seen English", "below a unigram model's",
@@ -51,20 +51,20 @@ def test_from_one_command_to_a_translation(tmp_path: Path) -> None:
         "tokens/s, median of the last 50 steps; one worker on the same CPUs would be faster",
         f"checkpoint of step {NUM_STEPS}",
     ):  # fmt: skip
-        assert expected in done.stdout, expected
-    used = re.search(r"measured  \d:\d\d from start to stop, at most ([\d.]+) GiB of memory", done.stdout)
-    assert 0.5 < float(used[1]) < 6
+        assert expected in result.stdout, expected
+    usage = re.search(r"measured  \d:\d\d from start to stop, at most ([\d.]+) GiB of memory", result.stdout)
+    assert 0.5 < float(usage[1]) < 6
     assert left_behind(state_dir) == []
 
-    command = re.search(rf"  shardyard (translate --state-dir {state_dir} job-\w+) ", done.stdout)
+    command = re.search(rf"  shardyard (translate --state-dir {state_dir} job-\w+) ", result.stdout)
     assert command is not None, "next commands"
-    translated = shardyard(*command[1].split(), "Speichern")
-    assert (translated.returncode, translated.stdout.count("\n")) == (0, 1), translated.stderr
+    translation = shardyard(*command[1].split(), "Speichern")
+    assert (translation.returncode, translation.stdout.count("\n")) == (0, 1), translation.stderr
 
     folder = tmp_path / "exported"
-    exported = shardyard("export", *command[1].split()[1:], folder)
-    assert (exported.returncode, exported.stdout[: len(str(folder))]) == (0, str(folder)), exported.stderr
-    assert shardyard("translate", folder, "Speichern").stdout == translated.stdout
+    export = shardyard("export", *command[1].split()[1:], folder)
+    assert (export.returncode, export.stdout[: len(str(folder))]) == (0, str(folder)), export.stderr
+    assert shardyard("translate", folder, "Speichern").stdout == translation.stdout
     check_refused("already exists", "export", *command[1].split()[1:], folder)
 
 
@@ -90,12 +90,12 @@ def test_ctrl_c_while_the_control_plane_is_being_started_leaves_nothing(tmp_path
     state_dir, file = tmp_path / "demo", tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job_spec()))
     program = CTRL_C_IN_THE_MIDST + "from service.cli.main import main; main()"
-    ended = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program, "demo", str(file), f"--state-dir={state_dir}"],
         timeout=DEADLINE_S, capture_output=True, text=True, env=environment(), preexec_fn=heed_ctrl_c,
     )  # fmt: skip
-    assert ended.returncode == 128 + signal.SIGINT, ended.stderr
-    assert "nothing is left running" in ended.stderr
+    assert result.returncode == 128 + signal.SIGINT, result.stderr
+    assert "nothing is left running" in result.stderr
     assert left_behind(state_dir) == []
 
 
@@ -109,17 +109,19 @@ def test_a_mistake_in_the_file_is_told_before_anything_is_started(tmp_path: Path
 def test_memory_is_that_of_everything_started_and_of_nothing_else(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     code = f"import time; held = b'x' * 200_000_000; open({str(ready)!r}, 'w'); time.sleep(60)"
-    # Its parent ends at once: what is found of it is found by its mark.
+    # Its parent ends at once, so it is found by its mark.
     orphan = ["sh", "-c", '"$@" >/dev/null & echo $!', "sh", sys.executable, "-c", code]
     environment = {**os.environ, MARK: "mine"}
-    started = subprocess.run(orphan, env=environment, stdout=subprocess.PIPE, check=True, start_new_session=True)
-    marked = psutil.Process(int(started.stdout))
+    result = subprocess.run(orphan, env=environment, stdout=subprocess.PIPE, check=True, start_new_session=True)
+    process = psutil.Process(int(result.stdout))
     try:
         await_that(ready.exists)
-        mine, others = Footprint("mine"), Footprint("others")
-        mine.sample()
-        others.sample()
+        own_footprint, other_footprint = Footprint("mine"), Footprint("others")
+        own_footprint.sample()
+        other_footprint.sample()
     finally:
-        marked.kill()
-    assert mine.peak_bytes - others.peak_bytes > 150_000_000  # both count this process, whose size changes
-    assert mine.peak_processes == others.peak_processes + 1
+        process.kill()
+    assert (
+        own_footprint.peak_bytes - other_footprint.peak_bytes > 150_000_000
+    )  # both count this process, whose size changes
+    assert own_footprint.peak_processes == other_footprint.peak_processes + 1

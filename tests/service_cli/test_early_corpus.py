@@ -19,7 +19,7 @@ from tests.unit.data_corpora import job, sentences, write_jsonl
 
 
 def test_it_is_the_one_that_the_first_jobs_read() -> None:
-    """README's by curl, and the example: the same content, under the same key."""
+    """The README's job by curl, and the example: the same content, under the same key."""
     data, model = catalogs()
     [by_curl] = re.findall(r"-d '(\{.*?\})'", (ROOT / "README.md").read_text(), re.DOTALL)[:1]
     for spec in (JobSpec.model_validate(json.loads(by_curl)), read_job(EXAMPLE)):
@@ -29,7 +29,7 @@ def test_it_is_the_one_that_the_first_jobs_read() -> None:
 
 def digests(folder: Path) -> dict[str, object]:
     files: dict[str, object] = json.loads((folder / "complete.json").read_text())["files"]
-    return {name: digest for name, digest in files.items() if name != "stats.json"}  # which has seconds
+    return {name: digest for name, digest in files.items() if name != "stats.json"}  # which holds durations
 
 
 def job_of_pairs(folder: Path, **data: float) -> JobSpec:
@@ -38,14 +38,14 @@ def job_of_pairs(folder: Path, **data: float) -> JobSpec:
 
 def test_what_several_caches_share_is_built_once(tmp_path: Path) -> None:
     spec = job_of_pairs(tmp_path, held_out_messages=0.1, held_out_pairs=0.1)
-    alone = prepare(spec.data, spec.model, tmp_path / "alone")
-    said: list[str] = []
+    reference = prepare(spec.data, spec.model, tmp_path / "alone")
+    messages: list[str] = []
     first, second = (
-        prepare(spec.data, spec.model, tmp_path / name, shared_dir=tmp_path / "shared", report=said.append)
+        prepare(spec.data, spec.model, tmp_path / name, shared_dir=tmp_path / "shared", report=messages.append)
         for name in ("first", "second")
     )
-    assert len([line for line in said if line.startswith("prepared ")]) == 1
-    assert digests(first.folder) == digests(second.folder) == digests(alone.folder)
+    assert len([line for line in messages if line.startswith("prepared ")]) == 1
+    assert digests(first.folder) == digests(second.folder) == digests(reference.folder)
     assert problem(first.folder) is None
     for name in ("train/text.npy", "tokenizers/tokenizer.json"):
         assert os.path.samefile(first.folder / name, second.folder / name), "one file on the disk"
@@ -54,9 +54,9 @@ def test_what_several_caches_share_is_built_once(tmp_path: Path) -> None:
 def test_a_damaged_shared_folder_is_built_anew(tmp_path: Path) -> None:
     spec = job_of_pairs(tmp_path)
     first = prepare(spec.data, spec.model, tmp_path / "first", shared_dir=tmp_path / "shared")
-    damaged = tmp_path / "shared" / first.key / "train" / "text.npy"
-    damaged.unlink()
-    damaged.write_bytes(b"x")
+    damaged_file = tmp_path / "shared" / first.key / "train" / "text.npy"
+    damaged_file.unlink()
+    damaged_file.write_bytes(b"x")
     second = prepare(spec.data, spec.model, tmp_path / "second", shared_dir=tmp_path / "shared")
     assert digests(second.folder) == digests(first.folder)
     assert problem(first.folder) is None
@@ -65,17 +65,17 @@ def test_a_damaged_shared_folder_is_built_anew(tmp_path: Path) -> None:
 def test_without_a_shared_folder_each_builds_its_own(tmp_path: Path) -> None:
     spec = job_of_pairs(tmp_path)
     (tmp_path / "file").touch()
-    prepared = prepare(spec.data, spec.model, tmp_path / "cache", shared_dir=tmp_path / "file" / "shared")
-    assert problem(prepared.folder) is None
+    corpus = prepare(spec.data, spec.model, tmp_path / "cache", shared_dir=tmp_path / "file" / "shared")
+    assert problem(corpus.folder) is None
 
 
 def test_it_ends_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real one, in the middle of its work: nothing goes on, and nothing is left that a job would take for whole."""
+    """A real preparation ends midway: no process goes on, and no folder is left that a job would take for complete."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    shared = machine_cache()
-    assert shared == tmp_path / "home" / "shardyard" / "corpora"
+    shared_folder = machine_cache()
+    assert shared_folder == tmp_path / "home" / "shardyard" / "corpora"
     with EarlyCorpus(tmp_path / "cache") as early:
         process = early._process
-        await_that(lambda: list(shared.glob("*.building-*")), lambda: str(process.poll()))
+        await_that(lambda: list(shared_folder.glob("*.building-*")), lambda: str(process.poll()))
     assert process.poll() is not None
-    assert not [folder for folder in shared.iterdir() if (folder / "complete.json").exists()]
+    assert not [folder for folder in shared_folder.iterdir() if (folder / "complete.json").exists()]

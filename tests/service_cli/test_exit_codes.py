@@ -1,4 +1,4 @@
-"""What goes wrong around a command is said in a line, and told by its exit code: 1 failed, 2 misuse."""
+"""Errors around a command: one line each, and an exit code, 1 for failure and 2 for misuse."""
 
 import json
 import re
@@ -25,17 +25,17 @@ def test_a_token_that_no_request_can_carry(tmp_path: Path, token: str) -> None:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("buffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("buffering", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("arguments", [["schema"], ["ls"], ["ls", "--json"]])
-def test_output_that_cannot_be_written_is_said(plane: ControlPlane, arguments: list[str], buffered: str) -> None:
+def test_output_that_cannot_be_written_is_said(plane: ControlPlane, arguments: list[str], buffering: str) -> None:
     plane.post()
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
+        result = subprocess.run(
             [*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
-            env=environment(plane.url, PYTHONUNBUFFERED=buffered),
+            env=environment(plane.url, PYTHONUNBUFFERED=buffering),
         )  # fmt: skip
-    said = "shardyard: cannot write the output: No space left on device\n"
-    assert (done.returncode, done.stderr) == (1, said)
+    message = "shardyard: cannot write the output: No space left on device\n"
+    assert (result.returncode, result.stderr) == (1, message)
 
 
 def test_what_a_job_does_not_have_yet_has_failed_and_an_unknown_job_is_misuse(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_what_a_job_does_not_have_yet_has_failed_and_an_unknown_job_is_misuse(tm
 
 
 def test_an_empty_id_is_misuse(plane: ControlPlane) -> None:
-    """As of a shell variable that is not set; it is neither the path of all jobs nor the present folder."""
+    """As from an unset shell variable; it means neither all jobs nor the current folder."""
     tasks = ("--tasks", "examples/evaluate/tasks.yaml")
     for command, *options in (("show",), ("logs",), ("download",), ("translate",), ("evaluate", *tasks)):
         check_refused("the job's id must not be empty", command, "", *options, url=plane.url)
@@ -74,12 +74,12 @@ def test_a_job_on_standard_input(plane: ControlPlane) -> None:
 @pytest.mark.skipif(not can_be_nameless(), reason="only root becomes a user without a name")
 @pytest.mark.parametrize("arguments", [["doctor"], ["down"], ["recover"], ["up", "--port=0"], ["demo"]])
 def test_a_user_without_a_home_is_told_to_name_the_state_folder(arguments: list[str]) -> None:
-    kept = {name: value for name, value in environment().items() if name not in HOMES}
-    done = subprocess.run(
-        [*NAMELESS.split(), *COMMAND, *arguments], env=kept, capture_output=True, text=True, check=False
+    variables = {name: value for name, value in environment().items() if name not in HOMES}
+    result = subprocess.run(
+        [*NAMELESS.split(), *COMMAND, *arguments], env=variables, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-    assert "SHARDYARD_STATE_DIR" in done.stderr
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.stderr
+    assert "SHARDYARD_STATE_DIR" in result.stderr
 
 
 def test_the_home_of_nobody_is_told(tmp_path: Path) -> None:

@@ -17,19 +17,19 @@ from tests.service_cli.command import check_refused, json_of, shardyard
 
 
 def test_fields_are_set_at_any_depth_and_the_rest_stays() -> None:
-    given = {"train": {"num_steps": 5, "optimizer": {"name": "adamw"}}, "labels": None, "name": "x"}
-    asked = ["train.num_steps=4000", "train.optimizer.peak_lr=1e-3", "labels.team=research", "name=y",
+    base_spec = {"train": {"num_steps": 5, "optimizer": {"name": "adamw"}}, "labels": None, "name": "x"}
+    overrides = ["train.num_steps=4000", "train.optimizer.peak_lr=1e-3", "labels.team=research", "name=y",
              "resources={min_workers: 1, max_workers: 4}", "start_from=null", "data.paths=[a, b=c]"]  # fmt: skip
-    assert apply_overrides(given, asked) == {
+    assert apply_overrides(base_spec, overrides) == {
         "train": {"num_steps": 4000, "optimizer": {"name": "adamw", "peak_lr": 1e-3}},
         "labels": {"team": "research"}, "name": "y", "resources": {"min_workers": 1, "max_workers": 4},
         "start_from": None, "data": {"paths": ["a", "b=c"]},
     }  # fmt: skip
-    assert given["name"] == "x"
+    assert base_spec["name"] == "x"
 
 
 @pytest.mark.parametrize(
-    ("assignment", "said"),
+    ("assignment", "words"),
     [
         ("train.num_steps", "must be PATH=VALUE"),
         ("=5", "must be PATH=VALUE"),
@@ -37,13 +37,13 @@ def test_fields_are_set_at_any_depth_and_the_rest_stays() -> None:
         ("name.first=5", r"names a field of name \(='x'\), which has no fields; set it as a whole"),
     ],
 )
-def test_fields_that_cannot_be_set(assignment: str, said: str) -> None:
-    with pytest.raises(Misuse, match=said):
+def test_fields_that_cannot_be_set(assignment: str, words: str) -> None:
+    with pytest.raises(Misuse, match=words):
         apply_overrides({"name": "x", "train": {}}, [assignment])
 
 
 @pytest.fixture(scope="module")
-def other(plane: ControlPlane) -> dict[str, Any]:
+def other_job(plane: ControlPlane) -> dict[str, Any]:
     """A job that has ended, with checkpoints of steps 2 and 4."""
     job = plane.finished_job(labels={"team": "research"}, checkpoint={"keep": 7})
     for step in (2, 4):
@@ -51,20 +51,24 @@ def other(plane: ControlPlane) -> dict[str, Any]:
     return job
 
 
-def test_a_fork_has_the_spec_of_the_other_job_but_for_what_is_set(plane: ControlPlane, other: dict[str, Any]) -> None:
-    done = shardyard("submit", "--like", other["id"], "--set", "train.num_steps=9", url=plane.url)
-    assert done.returncode == 0, done.stderr
-    assert f"starts from scratch; --from-step newest starts from the last checkpoint of {other['id']}" in done.stderr
-    fork = plane.await_state(done.stdout.strip(), "succeeded", "failed")
+def test_a_fork_has_the_spec_of_the_other_job_but_for_what_is_set(
+    plane: ControlPlane, other_job: dict[str, Any]
+) -> None:
+    result = shardyard("submit", "--like", other_job["id"], "--set", "train.num_steps=9", url=plane.url)
+    assert result.returncode == 0, result.stderr
+    assert (
+        f"starts from scratch; --from-step newest starts from the last checkpoint of {other_job['id']}" in result.stderr
+    )
+    fork = plane.await_state(result.stdout.strip(), "succeeded", "failed")
     assert (fork["state"], fork["step"]) == ("succeeded", 9)
-    assert fork["spec"] == {**other["spec"], "train": {**other["spec"]["train"], "num_steps": 9}}
+    assert fork["spec"] == {**other_job["spec"], "train": {**other_job["spec"]["train"], "num_steps": 9}}
 
 
 NEEDED = {"expert_choice": {"later_tokens_choose_too": "accepted"}}
-"""What a router has no default for in these models."""
+"""Fields of a router that have no default in these models."""
 
 
-def described(router: str, **fields: object) -> dict[str, Any]:
+def stored_spec(router: str, **fields: object) -> dict[str, Any]:
     """A job with this router, as it is stored."""
     moe = {"num_experts": 8, "router": router, **NEEDED.get(router, {}), **fields}
     model = {"preset": "gshard-tiny", "moe": moe}
@@ -73,37 +77,37 @@ def described(router: str, **fields: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("before", "after"), list(permutations(ROUTERS, 2)))
 def test_a_fork_with_another_router_has_that_ones_defaults(before: str, after: str) -> None:
-    given = described(before, group_tokens=256, input_jitter=0.01)
-    needed = [f"model.moe.{name}={value}" for name, value in NEEDED.get(after, {}).items()]
-    fork = fork_spec(given, [f"model.moe.router={after}", *needed])
-    assert JobSpec.parse(fork) == JobSpec.parse(described(after, group_tokens=256, input_jitter=0.01))
+    base_spec = stored_spec(before, group_tokens=256, input_jitter=0.01)
+    requirements = [f"model.moe.{name}={value}" for name, value in NEEDED.get(after, {}).items()]
+    fork = fork_spec(base_spec, [f"model.moe.router={after}", *requirements])
+    assert JobSpec.parse(fork) == JobSpec.parse(stored_spec(after, group_tokens=256, input_jitter=0.01))
 
 
 def test_a_fork_with_the_same_router_keeps_what_was_asked_for() -> None:
-    given = described("softmax_topk", top_k=4)
-    for asked in ([], ["model.moe.router=softmax_topk"]):
-        assert fork_spec(given, asked) == given
+    base_spec = stored_spec("softmax_topk", top_k=4)
+    for overrides in ([], ["model.moe.router=softmax_topk"]):
+        assert fork_spec(base_spec, overrides) == base_spec
 
 
 @pytest.mark.parametrize("places", [1, -1])
 def test_what_is_set_beside_another_router_holds_in_any_order(places: int) -> None:
-    asked = ["model.moe.capacity_factor=2.5", "model.moe.router=switch_top1"][::places]
-    fork = fork_spec(described("gshard_top2"), asked)
-    assert JobSpec.parse(fork) == JobSpec.parse(described("switch_top1", capacity_factor=2.5))
+    overrides = ["model.moe.capacity_factor=2.5", "model.moe.router=switch_top1"][::places]
+    fork = fork_spec(stored_spec("gshard_top2"), overrides)
+    assert JobSpec.parse(fork) == JobSpec.parse(stored_spec("switch_top1", capacity_factor=2.5))
 
 
-def test_a_fork_begins_where_it_was_asked_to(plane: ControlPlane, other: dict[str, Any], tmp_path: Path) -> None:
-    for asked, begun in (("newest", 4), ("2", 2)):
-        fork = json_of("submit", "--like", other["id"], "--from-step", asked, url=plane.url)
-        assert (fork["step"], fork["spec"]["start_from"]["job"]) == (begun, other["id"])
+def test_a_fork_begins_where_it_was_asked_to(plane: ControlPlane, other_job: dict[str, Any], tmp_path: Path) -> None:
+    for from_step, expected_step in (("newest", 4), ("2", 2)):
+        fork = json_of("submit", "--like", other_job["id"], "--from-step", from_step, url=plane.url)
+        assert (fork["step"], fork["spec"]["start_from"]["job"]) == (expected_step, other_job["id"])
     file = tmp_path / "job.json"
     file.write_text(json.dumps(spec()))
-    of_file = json_of("submit", file, "--set", f"start_from.job={other['id']}", url=plane.url)
+    of_file = json_of("submit", file, "--set", f"start_from.job={other_job['id']}", url=plane.url)
     assert of_file["step"] == 4
 
 
-def test_misuse(plane: ControlPlane, other: dict[str, Any]) -> None:
-    like = ("--like", other["id"])
+def test_misuse(plane: ControlPlane, other_job: dict[str, Any]) -> None:
+    like = ("--like", other_job["id"])
     for arguments, words in (
         ((), "give either FILE or --like JOB"),
         (("job.yaml", "--like", "job-aaaaaaaaaaaa"), "give either FILE or --like JOB"),

@@ -21,10 +21,10 @@ TOTAL = 2_004
 REASON = "needs 64 GPUs of 漢字 nodes, and the cluster has 8: " + "add nodes or ask for fewer " * 6
 
 
-def job(number: int, **more: Any) -> dict[str, Any]:
+def job(number: int, **fields: Any) -> dict[str, Any]:
     return {
         "id": f"job-{number:012}", "name": f"translate-100-to-english-{number}", "state": "queued", "step": 1_200,
-        "num_steps": 40_000, "reason": REASON, "created_at": "2026-01-31T12:00:05.000000Z", **more,
+        "num_steps": 40_000, "reason": REASON, "created_at": "2026-01-31T12:00:05.000000Z", **fields,
     }  # fmt: skip
 
 
@@ -42,8 +42,8 @@ def ids(lines: list[str]) -> list[str]:
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_ids_are_whole_at_any_width(columns: int) -> None:
     with serving(a_page_of_jobs()) as url:
-        status, written = on_a_terminal(columns, "ls", url=url)
-    lines = plain(written)
+        status, output = on_a_terminal(columns, "ls", url=url)
+    lines = plain(output)
     assert status == 0
     assert ids(lines) == [f"job-{number:012}" for number in range(20)]
     assert max(map(cell_len, lines[:-1])) <= columns
@@ -57,35 +57,35 @@ def test_ids_are_whole_at_any_width(columns: int) -> None:
     assert labels == expected[columns], "columns give way in an order"
 
 
-def piped(*arguments: str, url: str, **more: str) -> subprocess.CompletedProcess[str]:
+def run_in_pipe(*arguments: str, url: str, **overrides: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *arguments], env=environment(url, **more), capture_output=True, text=True, check=False
+        [*COMMAND, *arguments], env=environment(url, **overrides), capture_output=True, text=True, check=False
     )
 
 
 def test_a_pipe_gets_whole_lines() -> None:
     with serving(a_page_of_jobs()) as url:
-        done = piped("ls", url=url, FORCE_COLOR="1")
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in done.stdout.splitlines()]
+        result = run_in_pipe("ls", url=url, FORCE_COLOR="1")
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in result.stdout.splitlines()]
     assert len(lines) == 21, "a line of labels, and one for each job"
     assert ids(lines) == [f"job-{number:012}" for number in range(20)]
     assert all(line.endswith(REASON.rstrip()) for line in lines[1:])
-    assert done.stderr == "showing 20 of 2,004; --limit N shows more\n"
+    assert result.stderr == "showing 20 of 2,004; --limit N shows more\n"
     script = Script()
     script.answer("GET", "/v1/jobs", 200, {"items": [job(1)], "next_cursor": None})
     with serving(script) as url:
-        done = piped("ls", url=url)
-    assert (done.returncode, done.stderr) == (0, ""), "where all are shown"
+        result = run_in_pipe("ls", url=url)
+    assert (result.returncode, result.stderr) == (0, ""), "where all are shown"
 
 
-@pytest.mark.parametrize("more", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_colours_can_be_off_and_a_size_in_the_environment_is_not_the_terminals(more: dict[str, str]) -> None:
-    """As a shell that exports COLUMNS leaves it, when its window has been made narrower since."""
+@pytest.mark.parametrize("overrides", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_colours_can_be_off_and_a_size_in_the_environment_is_not_the_terminals(overrides: dict[str, str]) -> None:
+    """As in a shell that exports COLUMNS, whose window was made narrower since."""
     with serving(a_page_of_jobs()) as url:
-        _, written = on_a_terminal(80, "ls", url=url, COLUMNS="200", LINES="70", **more)
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", written), "no colour"
-    assert ("\x1b" in written) == ("TERM" not in more)
-    assert max(map(cell_len, plain(written))) <= 80
+        _, output = on_a_terminal(80, "ls", url=url, COLUMNS="200", LINES="70", **overrides)
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", output), "no colour"
+    assert ("\x1b" in output) == ("TERM" not in overrides)
+    assert max(map(cell_len, plain(output))) <= 80
 
 
 @pytest.mark.parametrize("columns", [40, 80, None])
@@ -99,7 +99,7 @@ def test_steps_are_shown_with_whole_figures(columns: int | None) -> None:
     script.answer("GET", f"/v1/jobs/{JOB_ID}/metrics", 200, {"items": points, "next_cursor": None})
     with serving(script) as url:
         if columns is None:
-            lines = piped("metrics", JOB_ID, url=url).stdout.splitlines()
+            lines = run_in_pipe("metrics", JOB_ID, url=url).stdout.splitlines()
         else:
             lines = plain(on_a_terminal(columns, "metrics", JOB_ID, url=url)[1])
     assert lines[0].split()[0] == "STEP"
@@ -118,10 +118,10 @@ DRAWN = st.tuples(st.text("aé漢字", max_size=30), st.integers(0, 5), st.none(
 
 
 @given(st.lists(DRAWN, min_size=1, max_size=8), st.integers(1, 120))
-def test_columns_that_are_fitted_have_room(drawn: list[tuple[str, int, int | None]], room: int) -> None:
+def test_columns_that_are_fitted_have_room(contents: list[tuple[str, int, int | None]], room: int) -> None:
     columns = [
-        Column(f"C{place}", [Text(text)], can_shrink=can_shrink, min_width=least)
-        for place, (text, can_shrink, least) in enumerate(drawn)
+        Column(f"C{place}", [Text(text)], can_shrink=can_shrink, min_width=min_width)
+        for place, (text, can_shrink, min_width) in enumerate(contents)
     ]
     widths = fit_columns(columns, room)
     for column in columns:
@@ -130,9 +130,9 @@ def test_columns_that_are_fitted_have_room(drawn: list[tuple[str, int, int | Non
         if column.label in widths:
             assert column.least <= widths[column.label] <= column.width
     left = [column.can_shrink for column in columns if column.label not in widths]
-    shown = [column.can_shrink for column in columns if column.label in widths]
-    assert not any(shown) or sum(widths.values()) + GAP * (len(widths) - 1) <= room
-    assert not left or not shown or min(left) >= max(shown)
+    visible = [column.can_shrink for column in columns if column.label in widths]
+    assert not any(visible) or sum(widths.values()) + GAP * (len(widths) - 1) <= room
+    assert not left or not visible or min(left) >= max(visible)
 
 
 HEAVY = (
@@ -159,10 +159,10 @@ def test_a_command_that_asks_and_prints_imports_no_more_than_that(command: str) 
         f"print({HEAVY!r} and [name for name in {HEAVY!r} if sys.modules.get(name)], file=sys.stderr)"
     )
     with serving(script) as url:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", code], env=environment(url), capture_output=True, text=True, check=False
         )
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "[]"), done.stderr
+    assert (result.returncode, result.stderr.splitlines()[-1]) == (0, "[]"), result.stderr
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -190,12 +190,12 @@ def run_of(num_layers: int, num_experts: int) -> Script:
     ]
     script = Script(job={"name": "translate-100-to-english", "state": "running", "step": 0, "num_steps": NUM_STEPS})
     script.events = [
-        event(id, each["kind"], each["attempt"], **each["data"]) for id, each in enumerate(events, start=1)
+        event(id, fields["kind"], fields["attempt"], **fields["data"]) for id, fields in enumerate(events, start=1)
     ]
 
-    def play(handler: Handler, owed: list[dict]) -> None:
-        for each in owed:
-            handler.send_chunk(as_sse(each))
+    def play(handler: Handler, backlog: list[dict]) -> None:
+        for entry in backlog:
+            handler.send_chunk(as_sse(entry))
         script.job |= {"state": "succeeded", "step": NUM_STEPS, "reason": f"finished at step {NUM_STEPS}"}
         handler.end_chunks()
 
@@ -208,10 +208,10 @@ def run_of(num_layers: int, num_experts: int) -> Script:
 @pytest.mark.parametrize(("num_layers", "num_experts"), [(2, 8), (60, 8), (2, 512)])
 def test_the_display_fits_the_terminal(columns: int, num_layers: int, num_experts: int) -> None:
     with serving(run_of(num_layers, num_experts)) as url:
-        status, written = on_a_terminal(columns, "watch", JOB_ID, url=url)
+        status, output = on_a_terminal(columns, "watch", JOB_ID, url=url)
     assert status == 0
-    lines = [ESCAPE.sub("", line) for line in re.split(r"\r\n|\n|\r", written)]
-    frames = written.split("\x1b[2K")
+    lines = [ESCAPE.sub("", line) for line in re.split(r"\r\n|\n|\r", output)]
+    frames = output.split("\x1b[2K")
     assert len(frames) > 1, "it is redrawn in place"
     assert max(map(cell_len, lines)) <= columns
     final = "\n".join(lines)
@@ -226,30 +226,30 @@ def test_the_display_fits_the_terminal(columns: int, num_layers: int, num_expert
 
 def test_no_terminal_gets_plain_lines() -> None:
     with serving(run_of(2, 8)) as url:
-        shown = output_of("watch", JOB_ID, url=url)
-        status, written = on_a_terminal(80, "watch", JOB_ID, url=url, PYTHONIOENCODING="ascii:replace", LC_ALL="C")
-    assert "\x1b" not in shown
-    assert "step 30/30  loss 2.500  nll 5.100  tokens/s 11,640  lr 2.5e-3" in shown
-    assert shown.count("step ") < NUM_STEPS, "a line every few seconds, not one a step"
-    assert (status, "\x1b[2K" in written) == (0, False), "a terminal that cannot draw gets them, too"
+        plain_output = output_of("watch", JOB_ID, url=url)
+        status, output = on_a_terminal(80, "watch", JOB_ID, url=url, PYTHONIOENCODING="ascii:replace", LC_ALL="C")
+    assert "\x1b" not in plain_output
+    assert "step 30/30  loss 2.500  nll 5.100  tokens/s 11,640  lr 2.5e-3" in plain_output
+    assert plain_output.count("step ") < NUM_STEPS, "a line every few seconds, not one a step"
+    assert (status, "\x1b[2K" in output) == (0, False), "a terminal that cannot draw gets them, too"
 
 
 PLANNED = EXAMPLES / "deepseek-v3-1024-h100.yaml"
 WHOLE = ("tokens/s", "split: fsdp 1024", "expert_fsdp 64", "next best", "rejected", "of 80.00 GiB")
 
 
-def planned(columns: int, *options: str) -> list[str]:
+def plan_lines(columns: int, *options: str) -> list[str]:
     """The lines of a plan on a terminal of that width."""
-    status, written = on_a_terminal(columns, "plan", str(PLANNED), *options, url="http://127.0.0.1:1")
-    assert status == 0, written
-    return [line.rstrip() for line in ESCAPE.sub("", written).replace("\r", "").splitlines()]
+    status, output = on_a_terminal(columns, "plan", str(PLANNED), *options, url="http://127.0.0.1:1")
+    assert status == 0, output
+    return [line.rstrip() for line in ESCAPE.sub("", output).replace("\r", "").splitlines()]
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("columns", [80, 140])
 def test_a_plan_fits_the_terminal(columns: int) -> None:
-    """Columns stand beneath one another, sentences go on in the next line, and no word is cut."""
-    lines = planned(columns, "--full")
+    """Columns are aligned, sentences wrap, and no word is cut."""
+    lines = plan_lines(columns, "--full")
     assert max(map(cell_len, lines)) <= columns
     text = "\n".join(lines)
     assert "…" not in text
@@ -267,7 +267,7 @@ def test_a_plan_fits_the_terminal(columns: int) -> None:
 @pytest.mark.parametrize("columns", [80, 140])
 def test_a_plan_in_short_is_a_verdict_and_a_table(columns: int) -> None:
     """The judgement comes first, within 45 lines, and no word is cut."""
-    lines = planned(columns)
+    lines = plan_lines(columns)
     assert max(map(cell_len, lines)) <= columns
     assert "…" not in "".join(lines)
     assert [line.split()[0] for line in lines[:2]] == ["for", "fits"]
@@ -280,7 +280,7 @@ def test_a_plan_in_short_is_a_verdict_and_a_table(columns: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 140])
 def test_a_grid_of_plans_fits_the_terminal(columns: int) -> None:
-    lines = planned(columns, "--what-if", "experts=256,512,nodes=128")
+    lines = plan_lines(columns, "--what-if", "experts=256,512,nodes=128")
     assert max(map(cell_len, lines)) <= columns
     assert [line.split()[:2] for line in lines if line.split()[1:2] == ["128"]] == [
         ["256", "128"], ["512", "128"],

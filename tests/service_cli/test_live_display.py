@@ -31,7 +31,7 @@ ROWS = 24
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-class Emulated(io.StringIO):
+class EmulatedTerminal(io.StringIO):
     """A terminal, as a program writes to it: rows that scroll off its top are kept."""
 
     def __init__(self, columns: int, rows: int = ROWS) -> None:
@@ -49,15 +49,15 @@ class Emulated(io.StringIO):
     @property
     def rows(self) -> list[str]:
         """Every row from the first, those on the screen last."""
-        above = [_row(line, self.screen.columns) for line in self.screen.history.top]
-        return [*above, *(row.rstrip() for row in self.screen.display)]
+        history_rows = [_row(line, self.screen.columns) for line in self.screen.history.top]
+        return [*history_rows, *(row.rstrip() for row in self.screen.display)]
 
 
 def _row(line: Any, columns: int) -> str:
     return "".join(line[column].data for column in range(columns)).rstrip()
 
 
-def console_on(terminal: Emulated, columns: int) -> Console:
+def console_on(terminal: EmulatedTerminal, columns: int) -> Console:
     return Console(
         file=terminal, force_terminal=True, width=columns, height=ROWS, highlight=False, emoji=False, markup=False,
         color_system="standard", _environ={"TERM": "xterm-256color"},
@@ -85,7 +85,7 @@ def states(num_states: int) -> Iterator[Event]:
             yield event(id, "log", level="info", message=f"does {number}")
 
 
-def follower_on(terminal: Emulated, seconds_between_frames: float = 0.001) -> LiveFollower:
+def follower_on(terminal: EmulatedTerminal, seconds_between_frames: float = 0.001) -> LiveFollower:
     columns = terminal.screen.columns
     progress = RunProgress("job-abcdefghijkl", "x", 100)
     return LiveFollower(progress, console_on(terminal, columns), seconds_between_frames)
@@ -94,7 +94,7 @@ def follower_on(terminal: Emulated, seconds_between_frames: float = 0.001) -> Li
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("columns", [40, 80, 140])
 def test_no_notice_loses_a_row(columns: int) -> None:
-    terminal = Emulated(columns)
+    terminal = EmulatedTerminal(columns)
     follower = follower_on(terminal, 5_000)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # threads take turns as often as on a slow terminal
@@ -109,32 +109,32 @@ def test_no_notice_loses_a_row(columns: int) -> None:
 
 def test_a_notice_and_the_frame_below_it_are_of_one_state() -> None:
     """After every write, the state that the frame shows is that of the last notice."""
-    seen: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
 
-    class Watched(Emulated):
+    class WatchedTerminal(EmulatedTerminal):
         def write(self, text: str) -> int:
-            done = super().write(text)
+            num_written = super().write(text)
             notices = [row.split()[2].rstrip(":") for row in self.rows if row[9:14] == "state"]
             frames = re.findall(r"job-abcdefghijkl +(\w+)", "\n".join(self.screen.display))
-            seen.extend((notices[-1], shown) for shown in frames if notices)
-            return done
+            pairs.extend((notices[-1], state) for state in frames if notices)
+            return num_written
 
-    follower_on(Watched(80)).show(
+    follower_on(WatchedTerminal(80)).show(
         event(id, "state", state=("queued", "starting", "running")[id % 3], reason="r") for id in range(1, 60)
     )
-    assert len(seen) >= 59
-    assert all(notice == shown for notice, shown in seen)
+    assert len(pairs) >= 59
+    assert all(notice == state for notice, state in pairs)
 
 
 def test_a_terminal_that_is_resized_shows_whole_rows_again() -> None:
-    terminal = Emulated(120)
+    terminal = EmulatedTerminal(120)
     console = console_on(terminal, 120)
     follower = LiveFollower(RunProgress("job-abcdefghijkl", "x", 100), console, 0.001)
 
-    def told() -> Iterator[Event]:
+    def event_stream() -> Iterator[Event]:
         yield from (event(id, "state", state="queued", reason=f"reason-{id} " + "word " * 30) for id in (1, 2))
         yield event(3, "metric", step=1, loss=2.5)
-        # As terminals that lay rows out anew: what was wider than the window goes on in the next row.
+        # As terminals that wrap rows anew: a row wider than the window goes on in the next.
         rows = [row.rstrip() for row in terminal.screen.display[: terminal.screen.cursor.y + 1]]
         console.width = 60
         terminal.screen.resize(ROWS, 60)
@@ -143,7 +143,7 @@ def test_a_terminal_that_is_resized_shows_whole_rows_again() -> None:
         terminal.write("\n".join(parts))
         yield event(4, "state", state="running", reason="after")
 
-    follower.show(told())
+    follower.show(event_stream())
     rows = [row.rstrip() for row in terminal.screen.display]
     text = " ".join(" ".join(rows).split())
     assert max(map(cell_len, rows)) <= 60
@@ -156,7 +156,7 @@ def test_a_terminal_that_is_resized_shows_whole_rows_again() -> None:
 
 def frame_rows(progress: RunProgress, columns: int) -> list[str]:
     """Rows of a frame, none of them wider than the terminal."""
-    console = console_on(Emulated(columns), columns)
+    console = console_on(EmulatedTerminal(columns), columns)
     lines = console.render_lines(frame(progress, columns, ROWS), pad=False)
     rows = ["".join(segment.text for segment in line).rstrip() for line in lines]
     assert max(map(cell_len, rows)) <= columns
@@ -179,7 +179,7 @@ def test_a_frame_fits_and_its_id_and_state_are_whole(columns: int) -> None:
 
 def test_checkpoints_are_a_figure_and_no_lines() -> None:
     """One every step would push everything else off the screen."""
-    terminal = Emulated(80)
+    terminal = EmulatedTerminal(80)
     events = [event(1, "state", state="running", reason="r")]
     for step in range(1, 51):
         events += [event(2 * step, "metric", step=step, loss=2.5), event(2 * step + 1, "checkpoint", step=step)]
@@ -218,31 +218,31 @@ def test_preparation_of_data_has_a_bar_and_an_estimate(columns: int) -> None:
 
 @pytest.mark.parametrize(("last", "expected"), [("encoding", True), (None, False)])
 def test_show_says_how_far_the_data_is_prepared(last: str | None, expected: bool) -> None:
-    """As long as that is the last thing that the job told of."""
+    """Only while preparation is the job's latest event."""
     events = [preparing(1, "reading", 0.1, 5.0), preparing(2, "encoding", 0.75, 30.0)]
     if last is None:
         events.append(event(3, "log", level="info", message="data took 40 s", record="phase"))
-    script = Script(events=[told.model_dump(mode="json") for told in events])
+    script = Script(events=[entry.model_dump(mode="json") for entry in events])
     script.job = {"name": "x", "state": "starting", "attempt": 1, "step": 0, "num_steps": 100, "storage": "/s"}
     script.plays = [all_then_silence]
     with serving(script) as url:
-        done = shardyard("show", JOB_ID, url=url)
-    assert done.returncode == 0, done.stderr
-    assert ("preparing data: encoding, 75%  0:10 left" in done.stdout) == expected
+        result = shardyard("show", JOB_ID, url=url)
+    assert result.returncode == 0, result.stderr
+    assert ("preparing data: encoding, 75%  0:10 left" in result.stdout) == expected
 
 
-def all_then_silence(handler: Handler, owed: list[dict[str, Any]]) -> None:
-    """As a job that goes on has it: `show` does not wait for its end."""
-    for told in owed:
-        handler.send_chunk(as_sse(told))
+def all_then_silence(handler: Handler, backlog: list[dict[str, Any]]) -> None:
+    """As for a job that goes on: `show` does not wait for its end."""
+    for entry in backlog:
+        handler.send_chunk(as_sse(entry))
     handler.server.script.closing.wait()
     handler.break_off()
 
 
-def progress_after(*told: tuple[str, float, dict[str, Any]]) -> tuple[RunProgress, list[str]]:
+def progress_after(*records: tuple[str, float, dict[str, Any]]) -> tuple[RunProgress, list[str]]:
     """Progress and notices after events of (kind, second, data)."""
     progress, notices = RunProgress("job-abcdefghijkl", "x", num_steps=100), []
-    for id, (kind, second, data) in enumerate(told, start=1):
+    for id, (kind, second, data) in enumerate(records, start=1):
         time = START + timedelta(seconds=second)
         notice = progress.take(Event(id=id, kind=kind, time=time, attempt=1, actor="group-0", data=data))  # type: ignore[arg-type]
         if notice is not None:
@@ -261,26 +261,24 @@ def test_time_left_is_at_the_pace_of_the_latest_steps() -> None:
     assert progress_after(metric(1, 0))[0].seconds_left is None
     assert progress_after(metric(99, 0), metric(100, 1))[0].seconds_left is None
     # Redone steps start the pace anew.
-    told = [metric(step, second=step) for step in range(1, 11)]
-    progress, _ = progress_after(*told, *(metric(step, second=100 + 2 * step) for step in range(6, 11)))
+    metrics = [metric(step, second=step) for step in range(1, 11)]
+    progress, _ = progress_after(*metrics, *(metric(step, second=100 + 2 * step) for step in range(6, 11)))
     assert (progress.step, progress.seconds_left) == (10, pytest.approx(180.0))
 
 
 def test_what_an_older_attempt_recorded_and_comes_late_moves_nothing() -> None:
     progress, _ = progress_after(*(metric(step, second=step) for step in range(1, 11)))
     before = replace(progress)
-    for superseded in ("run", "step"):
+    for scope in ("run", "step"):
         data = {"step": 3, "loss": 9.0}
-        progress.take(
-            Event(id=11, kind="metric", time=START, attempt=1, actor="group-0", data=data, superseded=superseded)
-        )
+        progress.take(Event(id=11, kind="metric", time=START, attempt=1, actor="group-0", data=data, superseded=scope))
     assert (progress.step, progress.metric, progress.seconds_left) == (10, before.metric, before.seconds_left)
 
 
 def test_loads_are_added_over_the_latest_steps_only() -> None:
-    told = [metric(step, step, load=(1000, 0)) for step in range(1, 6)]
-    told += [metric(step, step, load=(1, 3)) for step in range(6, 6 + LOAD_WINDOW_STEPS)]
-    (layer,) = progress_after(*told)[0].layers()
+    metrics = [metric(step, step, load=(1000, 0)) for step in range(1, 6)]
+    metrics += [metric(step, step, load=(1, 3)) for step in range(6, 6 + LOAD_WINDOW_STEPS)]
+    (layer,) = progress_after(*metrics)[0].layers()
     assert layer.load == (LOAD_WINDOW_STEPS, 3 * LOAD_WINDOW_STEPS)
     assert layer.shares == (0.5, 1.5)
     assert (layer.dropped, layer.num_unused) == (pytest.approx(0.2), 0)
@@ -324,14 +322,14 @@ def test_bars_are_as_tall_as_their_loads() -> None:
 
 
 def test_amounts_and_text_from_elsewhere() -> None:
-    for shown, expected in (
+    for text, expected in (
         (duration(7.4), "0:07"), (duration(133), "2:13"), (duration(3765), "1:02:45"),
         (duration(90_000 * 3), "3 d 3 h"), (rate(2.5e-3), "2.5e-3"), (rate(0), "0.0e0"),
         (num_bytes(512), "512 B"), (num_bytes(40_960), "40 KiB"), (num_bytes(3.1 * 1024**2), "3.1 MiB"),
         (num_bytes(40 * 1024**2), "40 MiB"), (num_bytes(1024**3 / 4), "0.25 GiB"),
         (num_bytes(2048 * 1024**3), "2,048.00 GiB"),
-        # It cannot move the cursor or turn the line.
+        # Such text can neither move the cursor nor turn the line.
         (printable("a\x1b]0;title\x07b\r\nc\u202ed\u2028e"), "a ]0;title b  c d e"),
         (printable("العربية 漢字 हिन्दी"), "العربية 漢字 हिन्दी"),
     ):  # fmt: skip
-        assert shown == expected
+        assert text == expected

@@ -32,7 +32,7 @@ PROMPT = "def test_"
 
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a language model's job of a few steps, of Mixtral's shape."""
+    """Storage of a language model's job of a few steps, with Mixtral's shape."""
     folder = tmp_path_factory.mktemp("language")
     experts = {
         "num_experts": 4, "hidden_dim": 24, "router": "softmax_topk", "top_k": 2, "activation": "swiglu",
@@ -43,24 +43,24 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "storage"
 
 
-def expected(storage: Path, prompt: str, spec: GenerationSpec) -> str:
-    (checkpoint,) = (each for each in storage.glob("checkpoints/step-*3.a*") if each.is_dir())
+def expected_text(storage: Path, prompt: str, spec: GenerationSpec) -> str:
+    (checkpoint,) = (path for path in storage.glob("checkpoints/step-*3.a*") if path.is_dir())
     return load_trained(str(checkpoint)).generate([prompt], spec)[0]
 
 
 def test_it_goes_on_from_a_text_as_the_options_say(storage: Path) -> None:
-    shown = output_of("generate", storage, PROMPT, "--max-tokens", "12")
-    assert shown == expected(storage, PROMPT, GenerationSpec(max_tokens=12)) + "\n"
+    output = output_of("generate", storage, PROMPT, "--max-tokens", "12")
+    assert output == expected_text(storage, PROMPT, GenerationSpec(max_tokens=12)) + "\n"
 
     prompt = "import os\n\n"
-    told = json_of(
+    answer = json_of(
         "generate", storage, "--max-tokens=12", "--temperature=0.9", "--top-k=30", "--top-p=0.9", "--seed=5",
         "--stop=never", "--stop=ever", stdin=prompt,
     )  # fmt: skip
-    drawn = GenerationSpec(max_tokens=12, temperature=0.9, top_k=30, top_p=0.9, seed=5, stop=("never", "ever"))
-    assert (told["prompt"], told["text"]) == (prompt, expected(storage, prompt, drawn))
-    assert told["reason"] in ("end", "max_tokens", "stop")
-    assert told["checkpoint"].startswith(str(storage))
+    sampling = GenerationSpec(max_tokens=12, temperature=0.9, top_k=30, top_p=0.9, seed=5, stop=("never", "ever"))
+    assert (answer["prompt"], answer["text"]) == (prompt, expected_text(storage, prompt, sampling))
+    assert answer["reason"] in ("end", "max_tokens", "stop")
+    assert answer["checkpoint"].startswith(str(storage))
 
 
 def test_options_are_named_as_they_are_typed(tmp_path: Path) -> None:
@@ -87,11 +87,11 @@ def test_a_job_of_another_kind_is_told_its_command_before_torch_is_loaded(tmp_pa
         ("generate", "mine", "is a user's module, which no command uses; 'shardyard download {}' fetches its"),
     ):
         job = str(tmp_path / folder)
-        done = subprocess.run(
+        result = subprocess.run(
             [*COMMAND, command, job, "x"], capture_output=True, text=True, check=False, env=without_torch
         )
-        assert (done.returncode, done.stdout) == (2, ""), done.stderr
-        assert f"{job} {words.format(job)}" in done.stderr
+        assert (result.returncode, result.stdout) == (2, ""), result.stderr
+        assert f"{job} {words.format(job)}" in result.stderr
 
 
 @pytest.mark.slow
@@ -107,15 +107,15 @@ def test_a_reader_that_has_gone_and_ctrl_c_end_it_without_a_word(storage: Path) 
                 generating.stdout.close()
             else:
                 generating.send_signal(signal.SIGINT)
-            said = generating.stderr.read().decode()
-            assert generating.wait() == (1 if end == "closed" else 130), said
-        assert said == ""
+            errors = generating.stderr.read().decode()
+            assert generating.wait() == (1 if end == "closed" else 130), errors
+        assert errors == ""
 
 
 @pytest.mark.slow
 def test_translations_by_a_search(tmp_path: Path) -> None:
     run(job(corpus(tmp_path), train={"num_steps": 2}), tmp_path / "storage", tmp_path / "cache")
-    (checkpoint,) = (each for each in (tmp_path / "storage/checkpoints").glob("step-*2.a*") if each.is_dir())
+    (checkpoint,) = (path for path in (tmp_path / "storage/checkpoints").glob("step-*2.a*") if path.is_dir())
     translate = ("translate", tmp_path / "storage", "ein Wort", "--length-penalty=1")
     spec = GenerationSpec(max_tokens=32, num_beams=3, length_penalty=1.0)
     expected = load_trained(str(checkpoint)).generate(["ein Wort"], spec)[0]
@@ -134,16 +134,16 @@ def test_a_broken_export_leaves_nothing(storage: Path, tmp_path: Path, format: s
         ) as exporting:  # fmt: skip
             while exporting.poll() is None and not [*tmp_path.iterdir()]:
                 pass
-            exporting.send_signal(signal.SIGSTOP)  # within it, if it is not over
+            exporting.send_signal(signal.SIGSTOP)  # in the middle of it, unless it is over
             is_over = target.exists() or exporting.poll() is not None
             exporting.send_signal(number)
             exporting.send_signal(signal.SIGCONT)
-            said = exporting.communicate()
+            outputs = exporting.communicate()
         if not is_over:
-            assert (exporting.returncode, *said) == (128 + number, b"", b"")
+            assert (exporting.returncode, *outputs) == (128 + number, b"", b"")
             assert not [*tmp_path.iterdir()]
             return
-        assert exporting.returncode == 0, said
+        assert exporting.returncode == 0, outputs
         shutil.rmtree(target)
     pytest.fail("it was over each time before it could be broken off")
 
@@ -158,8 +158,8 @@ socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refused
 """
 
 
-def typed(folder: Path, *arguments: str | Path, customize: str = NO_NETWORK) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, which can reach nobody."""
+def run_evaluate(folder: Path, *arguments: str | Path, customize: str = NO_NETWORK) -> subprocess.CompletedProcess[str]:
+    """Run `shardyard evaluate` in a process that cannot connect to anything."""
     (folder / "sitecustomize.py").write_text(customize)
     path = f"{folder}:{environment()['PYTHONPATH']}"
     return subprocess.run(
@@ -169,8 +169,8 @@ def typed(folder: Path, *arguments: str | Path, customize: str = NO_NETWORK) -> 
 
 
 @pytest.fixture(scope="module")
-def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a job that trained an adapter; `hub` in it is what that began with."""
+def adapter_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a job that trained an adapter; `hub` in it is the base model."""
     folder = tmp_path_factory.mktemp("adapted")
     trained_job(folder, rank=2)
     return folder
@@ -183,45 +183,45 @@ def write_tasks(folder: Path, **keys: Any) -> Path:
 
 
 def accuracy(generator: object, number: int) -> float:
-    """By log-likelihoods of our own."""
+    """Accuracy by our own log-likelihoods."""
     assert isinstance(generator, LanguageGenerator)
     right = 0
     for row in ROWS[:number]:
-        pairs = [(row["question"], f" {each}") for each in row["choices"]]
-        found, _ = generator.scorer().log_likelihoods(pairs)
-        right += max(range(len(found)), key=lambda at: found[at].nats) == row["index"]
+        pairs = [(row["question"], f" {choice}") for choice in row["choices"]]
+        likelihoods, _ = generator.scorer().log_likelihoods(pairs)
+        right += max(range(len(likelihoods)), key=lambda index: likelihoods[index].nats) == row["index"]
     return right / number
 
 
 @pytest.mark.slow
-def test_a_job_beside_what_it_began_with(adapted: Path, tmp_path: Path) -> None:
-    tasks, checkpoint = write_tasks(tmp_path), checkpoint_in(adapted / "storage")
-    done = typed(tmp_path, adapted / "storage", "--tasks", tasks, "--limit", "10", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    trained = TrainedModel.load(str(checkpoint))
-    expected = accuracy(trained.generator, 10)
-    of_base = accuracy(load_base(str(adapted / "hub"), trained.max_tokens, trained.dtype), 10)
-    first = told["scores"][0]
+def test_a_job_beside_what_it_began_with(adapter_job: Path, tmp_path: Path) -> None:
+    tasks, checkpoint = write_tasks(tmp_path), checkpoint_in(adapter_job / "storage")
+    result = run_evaluate(tmp_path, adapter_job / "storage", "--tasks", tasks, "--limit", "10", "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    report = json.loads(result.stdout)
+    model = TrainedModel.load(str(checkpoint))
+    expected = accuracy(model.generator, 10)
+    of_base = accuracy(load_base(str(adapter_job / "hub"), model.max_tokens, model.dtype), 10)
+    first = report["scores"][0]
     assert (first["task"], first["metric"], first["num_documents"]) == ("choices", "acc", 10)
     assert first["value"] == pytest.approx(expected)
     assert first["stderr"] == pytest.approx(math.sqrt(expected * (1 - expected) / 9))
     assert first["base"]["value"] == pytest.approx(of_base)
     assert first["difference"] == pytest.approx(expected - of_base)
-    assert (told["base"], told["checkpoint"]) == (str(adapted / "hub"), str(checkpoint))
-    _, num_cut = trained.generator.scorer().log_likelihoods(  # type: ignore[attr-defined]
-        [(row["question"], f" {each}") for row in ROWS[:10] for each in row["choices"]]
+    assert (report["base"], report["checkpoint"]) == (str(adapter_job / "hub"), str(checkpoint))
+    _, num_cut = model.generator.scorer().log_likelihoods(  # type: ignore[attr-defined]
+        [(row["question"], f" {choice}") for row in ROWS[:10] for choice in row["choices"]]
     )
-    assert told["contexts_cut"] == num_cut > 0
+    assert report["contexts_cut"] == num_cut > 0
 
 
 @pytest.mark.slow
-def test_an_exported_folder_on_the_example_in_words(adapted: Path, tmp_path: Path) -> None:
-    exported = tmp_path / "exported"
-    output_of("export", adapted / "storage", exported)
-    done = typed(tmp_path, exported, "--tasks", EXAMPLE)
-    assert (done.returncode, done.stderr) == (0, "")
-    head, *lines = (line.split() for line in done.stdout.splitlines())
+def test_an_exported_folder_on_the_example_in_words(adapter_job: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "exported"
+    output_of("export", adapter_job / "storage", folder)
+    result = run_evaluate(tmp_path, folder, "--tasks", EXAMPLE)
+    assert (result.returncode, result.stderr) == (0, "")
+    head, *lines = (line.split() for line in result.stdout.splitlines())
     assert head == ["task", "metric", "documents", "value", "base", "difference"]
     assert [line[:4] for line in lines[:3]] == [
         ["next_line", "acc", "↑", "8"], ["next_line", "acc_norm", "↑", "8"], ["source", "bits_per_byte", "↓", "8"]
@@ -230,15 +230,15 @@ def test_an_exported_folder_on_the_example_in_words(adapted: Path, tmp_path: Pat
     assert 0 <= float(value) <= 1
     assert float(difference) == pytest.approx(float(value) - float(base), abs=1e-4)
     assert float(stderr) == pytest.approx(math.sqrt(float(value) * (1 - float(value)) / 7), abs=1e-4)
-    assert "".join(lines[3]) == f"base:{adapted / 'hub'}"
+    assert "".join(lines[3]) == f"base:{adapter_job / 'hub'}"
 
 
 @pytest.mark.slow
-def test_what_it_refuses_and_where_it_fails(adapted: Path, tmp_path: Path) -> None:
-    tasks, storage = write_tasks(tmp_path), adapted / "storage"
-    done = typed(tmp_path, storage, "--tasks", tasks, customize="import sys; sys.modules['lm_eval'] = None")
-    said = "evaluation requires lm-evaluation-harness, which is not installed: pip install 'shardyard[evaluate]'"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"shardyard: {said}\n")
+def test_what_it_refuses_and_where_it_fails(adapter_job: Path, tmp_path: Path) -> None:
+    tasks, storage = write_tasks(tmp_path), adapter_job / "storage"
+    result = run_evaluate(tmp_path, storage, "--tasks", tasks, customize="import sys; sys.modules['lm_eval'] = None")
+    message = "evaluation requires lm-evaluation-harness, which is not installed: pip install 'shardyard[evaluate]'"
+    assert (result.returncode, result.stdout, result.stderr) == (1, "", f"shardyard: {message}\n")
 
     commit(tmp_path / "translates", 3, spec=translation_job())
     (tmp_path / "long").mkdir()
@@ -261,11 +261,11 @@ def test_what_it_refuses_and_where_it_fails(adapted: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_base_that_is_gone(tmp_path: Path) -> None:
-    """A job that trained all weights does without it."""
+    """A job that trained all weights does not need it."""
     _, storage = trained_job(tmp_path)
     (tmp_path / "hub").rename(tmp_path / "elsewhere")
     evaluate = ("evaluate", storage, "--tasks", write_tasks(tmp_path))
     assert "does not exist" in check_refused("restore the folder, or skip the base model with --no-base", *evaluate)
-    shown = output_of(*evaluate, "--no-base", "--limit", "2")
-    assert shown.splitlines()[0].split() == ["task", "metric", "documents", "value"]
-    assert "base" not in shown
+    output = output_of(*evaluate, "--no-base", "--limit", "2")
+    assert output.splitlines()[0].split() == ["task", "metric", "documents", "value"]
+    assert "base" not in output

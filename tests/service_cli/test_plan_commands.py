@@ -40,16 +40,16 @@ DEEPSEEK = EXAMPLE.parent / "deepseek-v3-1024-h100.yaml"
 
 @pytest.mark.slow
 def test_a_published_model_is_planned_on_a_laptop(tmp_path: Path) -> None:
-    done = shardyard("plan", DEEPSEEK, "--full", url=NOWHERE)
-    assert done.returncode == 0, done.stderr
-    assert "on                 128 nodes of 8 h100" in done.stdout
+    result = shardyard("plan", DEEPSEEK, "--full", url=NOWHERE)
+    assert result.returncode == 0, result.stderr
+    assert "on                 128 nodes of 8 h100" in result.stdout
     for line in (
         r"layers\.\*\.feed_forward\.moe\.\s*experts\.w_in +256 / expert \d+ x 7,168",
         r"layer with experts: experts +58 +654 B", r"the run +\d+ days +441,000 steps, 14.8 T tokens",
     ):  # fmt: skip
-        assert re.search(line, done.stdout)
-    assert "not yet" not in done.stdout
-    assert "could not" not in done.stderr
+        assert re.search(line, result.stdout)
+    assert "not yet" not in result.stdout
+    assert "could not" not in result.stderr
     request = tmp_path / "peer.yaml"
     request.write_text(f"{DEEPSEEK.read_text()}\nprofile: peer\n")
     peer = output_of("plan", request, "--full", url=NOWHERE)
@@ -57,9 +57,9 @@ def test_a_published_model_is_planned_on_a_laptop(tmp_path: Path) -> None:
     assert "not yet: the layout of a peer" in peer
     request.write_text(f"{DEEPSEEK.read_text()}\nprofile: theirs\n")
     check_refused("profile (='theirs') must be one of ours, peer, torchtitan", "plan", request, url=NOWHERE)
-    few = tmp_path / "cluster.yaml"
-    few.write_text("num_nodes: 1\ndevices_per_node: 8\ndevice: h100\n")
-    too_small = check_refused("GiB too much", "plan", DEEPSEEK, "--cluster", few, "--num-workers=8")
+    small_cluster = tmp_path / "cluster.yaml"
+    small_cluster.write_text("num_nodes: 1\ndevices_per_node: 8\ndevice: h100\n")
+    too_small = check_refused("GiB too much", "plan", DEEPSEEK, "--cluster", small_cluster, "--num-workers=8")
     assert re.search(r"[\d.,]+ GiB of it is optimizer; use [\d,]+ workers of this kind", too_small)
 
 
@@ -70,8 +70,8 @@ def test_a_grid_and_the_smallest_cluster(tmp_path: Path) -> None:
     assert rows == [["8", "1"], ["8", "2"], ["16", "1"], ["16", "2"]]
     check_refused("write it as experts=128,256,nodes=64", "plan", EXAMPLE, *NODES, "--what-if", "colour=8")
     check_refused("nodes=two", "plan", EXAMPLE, *NODES, "--what-if", "nodes=1,two")
-    none = shardyard("plan", EXAMPLE, *CPUS, "--what-if", "nodes=0")
-    assert (none.returncode, "nodes" in none.stdout, none.stderr) == (2, True, ""), "without a single plan"
+    result = shardyard("plan", EXAMPLE, *CPUS, "--what-if", "nodes=0")
+    assert (result.returncode, "nodes" in result.stdout, result.stderr) == (2, True, ""), "without a single plan"
     output_of("plan", EXAMPLE, *CPUS, "--what-if", "nodes=0,1")
     large = tmp_path / "large.yaml"
     large.write_text(
@@ -93,29 +93,29 @@ pools:
 
 
 def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
-    file, cheapest, kept = (tmp_path / name for name in ("cluster.yaml", "cheapest.json", "plan.json"))
+    file, cheapest, plan_file = (tmp_path / name for name in ("cluster.yaml", "cheapest.json", "plan.json"))
     file.write_text(POOLS)
     plan = ("plan", EXAMPLE, "--cluster", file)
-    shown = output_of(*plan, "--goal=cost", "--full", f"--save={cheapest}", url=NOWHERE, COLUMNS="200")
-    assert "on               pool old, 2 nodes of 8 a100-80" in shown
-    assert re.search(r"money +12\.00 +per hour, 0\.0\d+ per million tokens, 0\.0\d+ for the run", shown)
-    assert re.search(r"pool new: 2 workers would take .* per million tokens\), [\d.]+% more expensive", shown)
-    assert "pool single cannot hold it: resources (='2 workers') must be at most the number of devices" in shown
+    output = output_of(*plan, "--goal=cost", "--full", f"--save={cheapest}", url=NOWHERE, COLUMNS="200")
+    assert "on               pool old, 2 nodes of 8 a100-80" in output
+    assert re.search(r"money +12\.00 +per hour, 0\.0\d+ per million tokens, 0\.0\d+ for the run", output)
+    assert re.search(r"pool new: 2 workers would take .* per million tokens\), [\d.]+% more expensive", output)
+    assert "pool single cannot hold it: resources (='2 workers') must be at most the number of devices" in output
     fastest = json_of(*plan)
     assert (fastest["pool"], fastest["money"]["per_hour"]) == ("new", 26)
-    kept.write_text(json.dumps(fastest))
-    compared = output_of("plan", "diff", kept, cheapest, COLUMNS="200")
-    assert f"pool: new for {kept}, old for {cheapest}" in compared
-    assert "price per million tokens: 0." in compared
-    output_of(*plan, "--against", kept)
-    assert shardyard(*plan, "--goal=cost", "--against", kept).returncode == 2
+    plan_file.write_text(json.dumps(fastest))
+    comparison = output_of("plan", "diff", plan_file, cheapest, COLUMNS="200")
+    assert f"pool: new for {plan_file}, old for {cheapest}" in comparison
+    assert "price per million tokens: 0." in comparison
+    output_of(*plan, "--against", plan_file)
+    assert shardyard(*plan, "--goal=cost", "--against", plan_file).returncode == 2
     table = output_of(*plan, "--what-if", "experts=8,16")
     assert [line.split()[:2] for line in table.splitlines()[1:]] == [["8", "new"], ["16", "new"]]
     check_refused("the cluster has pools", *plan, "--what-if", "nodes=2")
-    other = json_of(*plan, "--explain-against", "expert=1")
-    assert (other["chosen"]["pool"], other["against"]["device_type"]) == ("new", "h100")
+    explanation = json_of(*plan, "--explain-against", "expert=1")
+    assert (explanation["chosen"]["pool"], explanation["against"]["device_type"]) == ("new", "h100")
     smallest = json_of(*plan, "--fit", "--goal=cost")
-    assert (smallest["pool"], smallest["num_workers"]) == ("single", 2)  # of "old" all 8 are paid
+    assert (smallest["pool"], smallest["num_workers"]) == ("single", 2)  # all 8 devices of "old" are billed
     file.write_text(POOLS.replace(", price_per_hour: 3}", "}"))
     check_refused("cluster.pools[2].price_per_hour is required for pool single", *plan, "--goal=cost")
     module = ("plan", "--module=a:b", "--sample=a:c", "--cluster", file)
@@ -129,8 +129,8 @@ def test_prices_and_goals_of_imagined_clusters() -> None:
     ):  # fmt: skip
         plan = output_of("plan", EXAMPLE, *options, "--price=0.5", "--full")
         assert re.search(rf"money +{re.escape(money)} +per hour, ", plan)
-    fixed = json_of("plan", EXAMPLE, "--devices-per-node=2", "--price=0.5", "--goal=time")
-    assert fixed["reasons"][1].startswith("goal time had no choice: the job sets it")
+    fixed_plan = json_of("plan", EXAMPLE, "--devices-per-node=2", "--price=0.5", "--goal=time")
+    assert fixed_plan["reasons"][1].startswith("goal time had no choice: the job sets it")
     for options, words in (
         (("--devices-per-node=2", "--price=much"), "--price (='much') must be an amount of money above 0"),
         (("--billing-unit=1",), "--billing-unit applies to a hypothetical cluster; add --num-nodes and --device"),
@@ -146,9 +146,9 @@ def test_a_device_may_be_given_by_its_facts() -> None:
         "link_bytes_per_s: 3.0e+11}"
     )
     plan = ("plan", EXAMPLE, "--devices-per-node=2", "--full")
-    shown = output_of(*plan, f"--device={facts}", url=NOWHERE, COLUMNS="200")
-    assert "2 on x100" in shown
-    assert "kernels of x100 were never measured" in shown
+    output = output_of(*plan, f"--device={facts}", url=NOWHERE, COLUMNS="200")
+    assert "2 on x100" in output
+    assert "kernels of x100 were never measured" in output
     for wrong, path in (
         ("{memory_bytes: 1", "line 1"), ("[1]", "--device"),
         ("{memory_bytes: 1}", "cluster.device.bfloat16_flops_per_s"),
@@ -157,17 +157,17 @@ def test_a_device_may_be_given_by_its_facts() -> None:
 
 
 def test_a_kept_plan_says_what_it_was_made_for(tmp_path: Path) -> None:
-    first, again = (output_of("plan", EXAMPLE, *CPUS, "--json") for _ in range(2))
-    assert first == again
-    kept = tmp_path / "plan.json"
-    kept.write_text(first)
-    output_of("plan", EXAMPLE, *CPUS, "--against", kept)
+    first, second = (output_of("plan", EXAMPLE, *CPUS, "--json") for _ in range(2))
+    assert first == second
+    plan_file = tmp_path / "plan.json"
+    plan_file.write_text(first)
+    output_of("plan", EXAMPLE, *CPUS, "--against", plan_file)
     elsewhere = ("--num-nodes=2", "--devices-per-node=2", "--device=cpu")
-    check_refused("was made for another cluster", "plan", EXAMPLE, *elsewhere, "--against", kept)
-    kept.write_text(json.dumps({**json.loads(first), "profile": "peer"}))
-    check_refused("was made for another profile", "plan", EXAMPLE, *CPUS, "--against", kept)
-    kept.write_text('{"version": 7}')
-    assert shardyard("plan", EXAMPLE, *CPUS, "--against", kept).returncode == 2
+    check_refused("was made for another cluster", "plan", EXAMPLE, *elsewhere, "--against", plan_file)
+    plan_file.write_text(json.dumps({**json.loads(first), "profile": "peer"}))
+    check_refused("was made for another profile", "plan", EXAMPLE, *CPUS, "--against", plan_file)
+    plan_file.write_text('{"version": 7}')
+    assert shardyard("plan", EXAMPLE, *CPUS, "--against", plan_file).returncode == 2
 
 
 IMPOSSIBLE = {
@@ -197,13 +197,13 @@ def test_this_machine_is_measured_once_by_each_method(tmp_path: Path) -> None:
     first = output_of("calibrate", place)
     assert re.search(r"float32 matrix products +[\d,]+ GFLOP/s a core *\n", first)
     assert re.search(r"within a node +[\d.,]+ GB/s *\n", first)
-    kept = file.read_bytes()
-    assert json.loads(kept)["method"] > older.method
-    assert json_of("calibrate", place) == json.loads(kept)
-    assert file.read_bytes() == kept
+    content = file.read_bytes()
+    assert json.loads(content)["method"] > older.method
+    assert json_of("calibrate", place) == json.loads(content)
+    assert file.read_bytes() == content
 
 
-# With a control plane: last, so that it runs no longer than they do.
+# Tests with a control plane come last, so that it runs only for them.
 
 
 def test_a_name_that_is_neither_a_file_nor_a_job(plane: ControlPlane) -> None:
@@ -212,8 +212,8 @@ def test_a_name_that_is_neither_a_file_nor_a_job(plane: ControlPlane) -> None:
 
 
 def test_a_cluster_is_measured_by_its_control_plane(plane: ControlPlane) -> None:
-    shown = output_of("calibrate", "--cluster", url=plane.url)
-    assert re.search(r"machine +a stand-in *\nfloat32 matrix products +1 GFLOP/s a core *\n", shown)
+    output = output_of("calibrate", "--cluster", url=plane.url)
+    assert re.search(r"machine +a stand-in *\nfloat32 matrix products +1 GFLOP/s a core *\n", output)
     check_refused("omit them with --cluster", "calibrate", "--cluster", "--again")
     check_refused("add --cluster to measure its cluster", "calibrate", f"--url={plane.url}")
     (plane.launcher.folder / "no-room").touch()
@@ -221,19 +221,19 @@ def test_a_cluster_is_measured_by_its_control_plane(plane: ControlPlane) -> None
 
 
 def test_a_preset_is_planned_with_an_adapter_and_the_plan_says_what_a_run_needs(tmp_path: Path) -> None:
-    """And that it counts with float32, which nobody asked for."""
+    """It also says that it assumes float32 by default."""
     file = tmp_path / "tune.yaml"
     file.write_text(
         "model: {preset: olmoe-1b-7b}\nadapter: {rank: 16}\ndata: {corpus: chat, paths: [/data/a.jsonl]}\n"
         "train: {num_steps: 10, batch_tokens: 65536}\nresources: {num_workers: 8}\n"
     )
     plan = ("plan", file, "--num-nodes=1", "--devices-per-node=8", "--device=h100")
-    shown = output_of(*plan, url=NOWHERE)
-    (needed,) = re.findall(r"^missing +(.*?) *$", shown, re.MULTILINE)
-    assert needed.startswith("model.from is required with an adapter")
-    of_dtype, of_base = re.findall(r"^by default +(.*?) *$", shown, re.MULTILINE)
+    output = output_of(*plan, url=NOWHERE)
+    (missing,) = re.findall(r"^missing +(.*?) *$", output, re.MULTILINE)
+    assert missing.startswith("model.from is required with an adapter")
+    of_dtype, of_base = re.findall(r"^by default +(.*?) *$", output, re.MULTILINE)
     assert of_dtype.startswith("float32: train.dtype is not set")
     assert of_base.startswith("float32: adapter.base is not set")
-    told = json_of(*plan, url=NOWHERE)
-    assert told["defaults"] == {"train.dtype": "float32", "adapter.base": "float32"}
-    assert len(told["missing"]) == 1
+    answer = json_of(*plan, url=NOWHERE)
+    assert answer["defaults"] == {"train.dtype": "float32", "adapter.base": "float32"}
+    assert len(answer["missing"]) == 1

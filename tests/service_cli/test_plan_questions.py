@@ -1,4 +1,4 @@
-"""`plan` asked why: against another layout or a saved plan, as a picture; and of a user's own module."""
+"""`plan` compared with another layout or a saved plan, drawn as a picture, and of a user's own module."""
 
 import json
 import re
@@ -14,41 +14,44 @@ ON = ("--num-nodes=1", "--devices-per-node=2", "--device=cpu")
 
 
 def test_a_layout_of_ones_own_is_shown_beside_the_chosen_one() -> None:
-    shown = output_of("plan", EXAMPLE, *ON, "--explain-against=expert=1,recompute=full", url=NOWHERE)
-    assert shown.startswith("chosen\n")
+    output = output_of("plan", EXAMPLE, *ON, "--explain-against=expert=1,recompute=full", url=NOWHERE)
+    assert output.startswith("chosen\n")
     for part in (r"requested\n", r"expert +2 +1", r"recompute +none +full", r"mesh +expert_data 2 x expert 1",
                  r"chosen +asked +difference", r"\ntotal +[\d.,]+ m?s +[\d.,]+ m?s +[+-][\d.,]+ m?s",
                  r"\ntotal +88 MiB +0\.11 GiB", r"\nfree +[\d.]+ GiB +[\d.]+ GiB",
                  r"the chosen layout is predicted",
                  r"all-to-all: [\d.,]+ m?s more: experts are spread over 2 ranks"):  # fmt: skip
-        assert re.search(part, shown), part
-    assert "allowance" not in shown
+        assert re.search(part, output), part
+    assert "allowance" not in output
 
 
 def test_programs_have_both_plans_and_the_difference_of_each_term(tmp_path: Path) -> None:
-    kept, replicated = tmp_path / "kept.json", tmp_path / "replicated.yaml"
+    plan_file, replicated_job = tmp_path / "kept.json", tmp_path / "replicated.yaml"
     layout = "expert: 1, micro_batch_groups: 1"
-    replicated.write_text(EXAMPLE.read_text().replace("parallel: {expert: 2}", f"parallel: {{{layout}}}"))
-    output_of("plan", replicated, *ON, f"--save={kept}", url=NOWHERE)
-    requested = json.loads(kept.read_text())
-    told = json_of("plan", EXAMPLE, *ON, "--explain-against", kept, url=NOWHERE)  # a saved plan is a layout, too
-    assert (told["against"]["degrees"], told["against"]["options"]) == (requested["degrees"], requested["options"])
+    replicated_job.write_text(EXAMPLE.read_text().replace("parallel: {expert: 2}", f"parallel: {{{layout}}}"))
+    output_of("plan", replicated_job, *ON, f"--save={plan_file}", url=NOWHERE)
+    saved_plan = json.loads(plan_file.read_text())
+    answer = json_of("plan", EXAMPLE, *ON, "--explain-against", plan_file, url=NOWHERE)  # a saved plan is a layout, too
+    assert (answer["against"]["degrees"], answer["against"]["options"]) == (
+        saved_plan["degrees"],
+        saved_plan["options"],
+    )
 
     against = ("--explain-against", "expert=1,micro_batch_groups=1")
-    told = json_of("plan", EXAMPLE, *ON, *against, f"--save={kept}", url=NOWHERE)
-    assert list(told) == ["chosen", "against", "time", "memory", "why"]
-    assert told["chosen"] == json.loads(kept.read_text())
-    assert (told["chosen"]["degrees"]["expert"], told["against"]["degrees"]["expert"]) == (2, 1)
-    for part, predicted, total in (("time", "predicted", "step_s"), ("memory", "memory", "total")):
-        terms = told[part]
+    answer = json_of("plan", EXAMPLE, *ON, *against, f"--save={plan_file}", url=NOWHERE)
+    assert list(answer) == ["chosen", "against", "time", "memory", "why"]
+    assert answer["chosen"] == json.loads(plan_file.read_text())
+    assert (answer["chosen"]["degrees"]["expert"], answer["against"]["degrees"]["expert"]) == (2, 1)
+    for part, field, total in (("time", "predicted", "step_s"), ("memory", "memory", "total")):
+        terms = answer[part]
         for kind, term in terms.items():
             assert term["difference"] == pytest.approx(term["against"] - term["chosen"])
             if kind != total:
-                assert term["chosen"] == told["chosen"][predicted][kind]
-        beside = (total, "hidden_s", "limit")
-        added = sum(term["difference"] for kind, term in terms.items() if kind not in beside)
-        assert added == pytest.approx(terms[total]["difference"])
-    assert told["why"][0].startswith("the chosen layout is predicted")
+                assert term["chosen"] == answer["chosen"][field][kind]
+        exclusions = (total, "hidden_s", "limit")
+        difference = sum(term["difference"] for kind, term in terms.items() if kind not in exclusions)
+        assert difference == pytest.approx(terms[total]["difference"])
+    assert answer["why"][0].startswith("the chosen layout is predicted")
 
 
 @pytest.mark.slow
@@ -75,54 +78,54 @@ def test_a_layout_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_kept_plan_is_what_json_prints_and_what_against_reads(tmp_path: Path) -> None:
-    kept = tmp_path / "kept.json"
-    kept.write_text("of before")
-    assert "fits" in output_of("plan", EXAMPLE, *ON, f"--save={kept}", url=NOWHERE)
+    plan_file = tmp_path / "kept.json"
+    plan_file.write_text("of before")
+    assert "fits" in output_of("plan", EXAMPLE, *ON, f"--save={plan_file}", url=NOWHERE)
     assert [path.name for path in tmp_path.iterdir()] == ["kept.json"]
-    assert kept.read_text() == output_of("plan", EXAMPLE, *ON, "--json", url=NOWHERE)
-    assert list(json.loads(kept.read_text())) == sorted(json.loads(kept.read_text()))
-    output_of("plan", EXAMPLE, *ON, f"--against={kept}", url=NOWHERE)
+    assert plan_file.read_text() == output_of("plan", EXAMPLE, *ON, "--json", url=NOWHERE)
+    assert list(json.loads(plan_file.read_text())) == sorted(json.loads(plan_file.read_text()))
+    output_of("plan", EXAMPLE, *ON, f"--against={plan_file}", url=NOWHERE)
     nowhere = tmp_path / "none" / "kept.json"
     words = f"shardyard: {nowhere}: No such file or directory\n"
     assert shardyard("plan", EXAMPLE, *ON, f"--save={nowhere}", url=NOWHERE).stderr == words
     link = tmp_path / "link.json"
-    link.symlink_to(kept)
+    link.symlink_to(plan_file)
     for place in (link, "/dev/null"):
         output_of("plan", EXAMPLE, *ON, f"--save={place}", url=NOWHERE)
         assert Path(place).exists()
-    assert (link.is_symlink(), kept.is_symlink()) == (True, False)
+    assert (link.is_symlink(), plan_file.is_symlink()) == (True, False)
 
 
 def test_two_kept_plans_are_compared(tmp_path: Path) -> None:
     two, four = tmp_path / "two.json", tmp_path / "four.json"
     output_of("plan", EXAMPLE, *ON, f"--save={two}", url=NOWHERE)
     output_of("plan", EXAMPLE, "--devices-per-node=4", "--num-workers=4", f"--save={four}", url=NOWHERE)
-    shown = output_of("plan", "diff", two, four, url=NOWHERE)
+    output = output_of("plan", "diff", two, four, url=NOWHERE)
     for part in (rf"plan +{re.escape(str(two))}", rf"plan +{re.escape(str(four))}", "made for\n- a different cluster",
                  "differences in layout", "time of a step", "memory of the fullest",
                  re.escape(f"workers: 2 for {two}, 4 for {four}")):  # fmt: skip
-        assert re.search(part, shown), part
-    told = json_of("plan", "diff", two, four, url=NOWHERE)
-    assert (told["first"], told["second"]) == (json.loads(two.read_text()), json.loads(four.read_text()))
-    assert told["priced_for"] == {"num_workers": {"first": 2, "second": 4}}
-    assert list(told["made_for"]) == ["cluster"]
+        assert re.search(part, output), part
+    answer = json_of("plan", "diff", two, four, url=NOWHERE)
+    assert (answer["first"], answer["second"]) == (json.loads(two.read_text()), json.loads(four.read_text()))
+    assert answer["priced_for"] == {"num_workers": {"first": 2, "second": 4}}
+    assert list(answer["made_for"]) == ["cluster"]
     back = json_of("plan", "diff", four, two, url=NOWHERE)
-    assert back["time"]["step_s"]["difference"] == -told["time"]["step_s"]["difference"]
+    assert back["time"]["step_s"]["difference"] == -answer["time"]["step_s"]["difference"]
     assert "made for\n- the same" in output_of("plan", "diff", two, two, url=NOWHERE)
     four.write_text("{}")
-    for other in (four, tmp_path / "none.json"):
-        assert shardyard("plan", "diff", two, other, url=NOWHERE).returncode == 2
+    for path in (four, tmp_path / "none.json"):
+        assert shardyard("plan", "diff", two, path, url=NOWHERE).returncode == 2
 
 
 def test_the_best_layouts_are_drawn(tmp_path: Path) -> None:
-    picture, again = tmp_path / "plan.svg", tmp_path / "again.svg"
-    done = shardyard("plan", EXAMPLE, *ON, f"--draw={picture}", url=NOWHERE)
-    assert (done.returncode, "layouts (predicted)" in done.stdout) == (0, True), done.stderr
-    words = [each.text for each in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
+    picture, second_picture = tmp_path / "plan.svg", tmp_path / "again.svg"
+    result = shardyard("plan", EXAMPLE, *ON, f"--draw={picture}", url=NOWHERE)
+    assert (result.returncode, "layouts (predicted)" in result.stdout) == (0, True), result.stderr
+    words = [element.text for element in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
     assert "2 x cpu: the 5 best layouts" in words
     assert {"memory of the fullest device", "matrix products", "parameters"} <= set(words)
-    shardyard("plan", EXAMPLE, *ON, f"--draw={again}", "--json", url=NOWHERE)
-    assert again.read_bytes() == picture.read_bytes()
+    shardyard("plan", EXAMPLE, *ON, f"--draw={second_picture}", "--json", url=NOWHERE)
+    assert second_picture.read_bytes() == picture.read_bytes()
 
 
 OF_A_JOB = "job-1 already has a plan: a job's id accepts only --full, --save, --draw, --url and --json"
@@ -186,25 +189,25 @@ def test_a_modules_plan_is_none_to_compare(tmp_path: Path) -> None:
     check_refused("module.json is the plan of a module; name the plan of a job", "plan", "diff", of_job, of_module)
 
 
-# With a control plane: last, so that it runs no longer than they do.
+# Tests with a control plane come last, so that it runs only for them.
 
 
 def test_a_control_plane_plans_both(plane: ControlPlane, job_file: Path, tmp_path: Path) -> None:
-    kept = tmp_path / "kept.json"
-    told = json_of("plan", job_file, "--explain-against=expert=1", f"--save={kept}", url=plane.url)
-    assert told["against"]["degrees"]["expert"] == 1
-    assert told["chosen"]["num_workers"] == told["against"]["num_workers"]
-    shown = output_of("plan", job_file, "--explain-against", kept, url=plane.url)
-    assert f"the cluster of {plane.url}" in shown
+    plan_file = tmp_path / "kept.json"
+    answer = json_of("plan", job_file, "--explain-against=expert=1", f"--save={plan_file}", url=plane.url)
+    assert answer["against"]["degrees"]["expert"] == 1
+    assert answer["chosen"]["num_workers"] == answer["against"]["num_workers"]
+    output = output_of("plan", job_file, "--explain-against", plan_file, url=plane.url)
+    assert f"the cluster of {plane.url}" in output
     words = "must be divisible by parallel.expert (=3)"
     check_refused(words, "plan", job_file, "--explain-against=expert=3", url=plane.url)
 
 
 def test_a_jobs_plan_is_kept_and_drawn(plane: ControlPlane, job_file: Path, tmp_path: Path) -> None:
-    kept, picture = tmp_path / "kept.json", tmp_path / "plan.svg"
+    plan_file, picture = tmp_path / "kept.json", tmp_path / "plan.svg"
     job_id = output_of("submit", job_file, url=plane.url).strip()
-    shown = output_of("plan", job_id, f"--save={kept}", f"--draw={picture}", "--json", url=plane.url)
-    assert shown == kept.read_text()
+    output = output_of("plan", job_id, f"--save={plan_file}", f"--draw={picture}", "--json", url=plane.url)
+    assert output == plan_file.read_text()
     assert "<svg" in picture.read_text()
 
 
@@ -215,18 +218,18 @@ def test_a_plan_says_what_it_depends_on_and_what_it_is_priced_by(tmp_path: Path)
         "train: {num_steps: 10, batch_tokens: 131072, dtype: bfloat16}\nresources: {num_workers: 8}\n"
     )
     plan = ("plan", file, "--num-nodes=1", "--devices-per-node=8", "--device=h100")
-    told = json_of(*plan, "--software=megatron-graphs", "--sensitivity")
-    assert told["plan"]["software"] == "megatron-graphs"
-    changes = {change["what"]: change for change in told["sensitivity"]}
+    answer = json_of(*plan, "--software=megatron-graphs", "--sensitivity")
+    assert answer["plan"]["software"] == "megatron-graphs"
+    changes = {change["what"]: change for change in answer["sensitivity"]}
     assert {"links within nodes 20% slower", "kernels 20% slower", "memory 10% less"} < changes.keys()
-    step_s = sum(seconds for kind, seconds in told["plan"]["predicted"].items() if kind != "hidden_s")
-    for what, change in changes.items():
-        if "slower" in what:
+    step_s = sum(seconds for kind, seconds in answer["plan"]["predicted"].items() if kind != "hidden_s")
+    for name, change in changes.items():
+        if "slower" in name:
             assert change["step_s"] >= step_s * 0.9999
             assert change["best"] is not None
-    shown = output_of(*plan, "--sensitivity")
-    assert "assumptions" in shown
-    assert "priced by        ours-eager" in shown
+    output = output_of(*plan, "--sensitivity")
+    assert "assumptions" in output
+    assert "priced by        ours-eager" in output
     check_refused("--software (='theirs') must be one of ours-eager", *plan, "--software=theirs")
     check_refused("give one at a time", *plan, "--sensitivity", "--explain-against=tensor=2")
 
@@ -237,25 +240,25 @@ MODULE = f"--module={CODE}:build", f"--sample={CODE}:sample"
 
 @pytest.mark.slow
 def test_a_module_is_planned_explained_and_kept(tmp_path: Path) -> None:
-    cluster, hints, kept = tmp_path / "cluster.yaml", tmp_path / "hints.yaml", tmp_path / "plan.json"
+    cluster, hints, plan_file = tmp_path / "cluster.yaml", tmp_path / "hints.yaml", tmp_path / "plan.json"
     cluster.write_text("{num_nodes: 1, devices_per_node: 2}")
     hints.write_text('"items.weight": {split: 0}')
     plan = ("plan", *MODULE, f"--cluster={cluster}", f"--hints={hints}")
-    assert "items.weight" in output_of(*plan, f"--save={kept}")
-    content = json.loads(kept.read_text())
+    assert "items.weight" in output_of(*plan, f"--save={plan_file}")
+    content = json.loads(plan_file.read_text())
     assert (content["mesh"], content["parameters"]["items.weight"]) == ([["devices", 2]], "S(0)")
-    assert output_of(*plan, "--json") == kept.read_text()
+    assert output_of(*plan, "--json") == plan_file.read_text()
     assert json_of("plan", *MODULE, "--devices-per-node=3")["mesh"] == [["devices", 3]]
 
 
 @pytest.mark.slow
 def test_faults_of_a_module_and_of_hints_are_told_by_their_place(tmp_path: Path) -> None:
-    on, sample, hints = "--devices-per-node=2", f"--sample={CODE}:sample", tmp_path / "hints.yaml"
-    raises = check_refused("raise KeyError", "plan", f"--module={CODE}:raises", sample, on)  # the user's traceback
+    cluster, sample, hints = "--devices-per-node=2", f"--sample={CODE}:sample", tmp_path / "hints.yaml"
+    raises = check_refused("raise KeyError", "plan", f"--module={CODE}:raises", sample, cluster)  # the user's traceback
     assert f"--module (='{CODE}:raises') cannot be planned: KeyError: 'no such layer' (users_module.py:" in raises
-    prints = shardyard("plan", f"--module={CODE}:prints", sample, on, "--json")
+    prints = shardyard("plan", f"--module={CODE}:prints", sample, cluster, "--json")
     assert json.loads(prints.stdout)["mesh"] == [["devices", 2]]
     assert "not this" in prints.stderr
     for text, words in (('"itms.weight": {split: 0}', "items.weight"), ("- items.weight", "must map names to hints")):
         hints.write_text(text)
-        check_refused(words, "plan", *MODULE, on, f"--hints={hints}")
+        check_refused(words, "plan", *MODULE, cluster, f"--hints={hints}")

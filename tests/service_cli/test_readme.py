@@ -1,4 +1,4 @@
-"""What the documents tell people to type exists: commands, options, settings, Services, Secrets, fields."""
+"""All that the documents tell people to type exists: commands, options, settings, Services, Secrets, fields."""
 
 import re
 import shlex
@@ -24,9 +24,9 @@ EVERY = [
     str(path.relative_to(ROOT))
     for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "examples/*.yaml")
     for path in sorted(ROOT.glob(pattern))
-    if path.name != "CHANGELOG.md"  # which tells of what was
+    if path.name != "CHANGELOG.md"  # which describes earlier states
 ]
-"""Whatever may tell somebody to type a command."""
+"""Files that may tell somebody to type a command."""
 CLI: Any = typer.main.get_command(app)
 
 
@@ -38,8 +38,8 @@ def _lines(document: str) -> list[str]:
     """The lines of all blocks of shell commands, indented ones and those in comments too."""
     text = _text(document)
     blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    indented = re.findall(r"^(?: {4}|#   )(\S.*)$", text, re.MULTILINE)
-    return [*(line for block in blocks for line in block.splitlines()), *indented]
+    indented_lines = re.findall(r"^(?: {4}|#   )(\S.*)$", text, re.MULTILINE)
+    return [*(line for block in blocks for line in block.splitlines()), *indented_lines]
 
 
 def _commands(document: str) -> Iterator[list[str]]:
@@ -52,51 +52,51 @@ def _commands(document: str) -> Iterator[list[str]]:
 
 
 def _manifests() -> Iterator[Any]:
-    """What the files under k8s hold: objects, and patches of objects."""
+    """Objects, and patches of objects, in the files under k8s."""
     for path in (ROOT / "k8s").rglob("*.yaml"):
         yield from yaml.safe_load_all(path.read_text())
 
 
 def _services() -> set[str]:
-    objects = [found for found in _manifests() if isinstance(found, dict)]
-    return {found["metadata"]["name"] for found in objects if found["kind"] == "Service"}
+    objects = [manifest for manifest in _manifests() if isinstance(manifest, dict)]
+    return {manifest["metadata"]["name"] for manifest in objects if manifest["kind"] == "Service"}
 
 
 def _secrets_asked_for() -> set[str]:
-    """Names of the Secrets that the manifests use, and that none of them makes."""
+    """Names of the Secrets that the manifests use and do not create."""
     text = str(list(_manifests()))
     return set(re.findall(r"'(?:secretName|secretKeyRef)': (?:{'name': )?'([^']+)'", text))
 
 
-def _check(name: str, given: set[str]) -> None:
-    """Fails where there is no such command, or it has no such options."""
+def _check(name: str, used_options: set[str]) -> None:
+    """Fail if there is no such command, or if it has no such options."""
     assert name in CLI.commands, f"shardyard {name}"
     options = {option for parameter in CLI.commands[name].params for option in parameter.opts}
-    assert given <= {*options, "--help"}, f"shardyard {name}: {given - options}"
+    assert used_options <= {*options, "--help"}, f"shardyard {name}: {used_options - options}"
 
 
 def test_commands_and_their_options_exist() -> None:
     commands = {document: list(_commands(document)) for document in EVERY}
     for document in ("README.md", *DOCUMENTS, EXAMPLE, "docs/sharding.md", "docs/cli.md", "examples/fine-tune.yaml"):
         assert commands[document], document
-    for name, *arguments in (command for found in commands.values() for command in found):
-        if name == "--version" or name.isupper():  # any of them
+    for name, *arguments in (command for document_commands in commands.values() for command in document_commands):
+        if name == "--version" or name.isupper():  # of any command
             continue
         _check(name, {argument.partition("=")[0] for argument in arguments if argument.startswith("-")})
 
 
 def test_the_table_of_commands_has_all_and_their_options() -> None:
-    named = set()
+    documented_names = set()
     for row in re.findall(r"^\| (`.*)$", _text("docs/cli.md"), re.MULTILINE):
         first, *_ = re.split(r"(?<!\\)\|", row)
         words = [code.split() for code in re.findall(r"`([^`]+)`", first)]
         names = {command[0] for command in words}
-        named |= names
+        documented_names |= names
         options = set(re.findall(r"(?<!\S)`?\[?(--[\w-]+)", row))
         for name in names if len(names) == 1 else ():
             _check(name, options)
-    shown = {name for name, command in CLI.commands.items() if not command.hidden}
-    assert named == shown, "docs/cli.md needs a row for each command"
+    visible_names = {name for name, command in CLI.commands.items() if not command.hidden}
+    assert documented_names == visible_names, "docs/cli.md needs a row for each command"
 
 
 @pytest.mark.parametrize("document", EVERY)
@@ -123,8 +123,8 @@ def test_services_and_secrets_exist(document: str) -> None:
     services = set(re.findall(r"\bservice/(\S+)", text))
     assert services
     assert services <= _services()
-    made = set(re.findall(r"create secret generic (\S+) --from-literal=(?:\w+)=", text))
-    assert made == _secrets_asked_for()
+    secrets = set(re.findall(r"create secret generic (\S+) --from-literal=(?:\w+)=", text))
+    assert secrets == _secrets_asked_for()
 
 
 def test_fields_of_a_job_and_kinds_of_events_exist(plane: ControlPlane) -> None:

@@ -64,8 +64,8 @@ def test_the_command(plane: ControlPlane, job_file: Path) -> None:
     assert "TOKENS_PER_S" not in table
     items = json_of(*metrics, "--name", "loss", url=plane.url)["items"]
     assert [set(item) for item in items] == [{"step", "time", "attempt", "loss"}] * 5
-    later = output_of(*metrics, "--name", "loss", "--since-step", "9", url=plane.url)
-    assert later == f"no step of {job_id} has loss\n"
+    output = output_of(*metrics, "--name", "loss", "--since-step", "9", url=plane.url)
+    assert output == f"no step of {job_id} has loss\n"
     assert shardyard(*metrics, "--csv", "--json", url=plane.url).returncode == 2
     for options, words in (
         (("--max-points", "0"), ""),
@@ -81,30 +81,30 @@ def test_a_long_run_has_a_row_for_every_step(plane: ControlPlane, job_file: Path
     plane.await_state(job_id, "succeeded")
     with closing(Database(f"sqlite:///{plane.database}")) as database, database.write() as tx:
         job = get_job(tx, job_id)
-        more = (NewEvent("metric", 1, 1, "group-0", f'{{"step":{step},"loss":1.0}}', step)
+        events = (NewEvent("metric", 1, 1, "group-0", f'{{"step":{step},"loss":1.0}}', step)
                 for step in range(6, num_steps + 1))  # fmt: skip
-        append_events(tx, job.number, list(more))
+        append_events(tx, job.number, list(events))
     rows = csv.DictReader(io.StringIO(output_of("metrics", job_id, "--csv", url=plane.url)))
     assert [int(row["step"]) for row in rows] == list(range(1, num_steps + 1))
-    few = csv.DictReader(io.StringIO(output_of("metrics", job_id, "--csv", "--max-points", "2", url=plane.url)))
-    assert [row["step"] for row in few] == ["1", str(num_steps)]
+    sample = csv.DictReader(io.StringIO(output_of("metrics", job_id, "--csv", "--max-points", "2", url=plane.url)))
+    assert [row["step"] for row in sample] == ["1", str(num_steps)]
 
 
 def test_the_options_of_logs(plane: ControlPlane, job_file: Path) -> None:
     job_id = submit(plane, job_file)
     storage = Path(plane.await_state(job_id, "succeeded")["storage"])
-    now = datetime.now(UTC)
+    current_time = datetime.now(UTC)
     for worker, ages in (("a1.driver", (4000, 30)), ("a1.g0.rank-0", (3900, 20, 10))):
-        lines = [f"{rfc3339(now - timedelta(seconds=age))} info age {age}\n" for age in ages]
+        lines = [f"{rfc3339(current_time - timedelta(seconds=age))} info age {age}\n" for age in ages]
         write_log(storage, worker, 0, "".join(lines))
     for options, ages in (
         (("--tail", "3"), [30, 20, 10]), (("--since", "10m", "--worker", "g0.rank-0"), [20, 10]),
         (("--grep", "age 3", "--tail", "1"), [30]), (("--attempt", "1", "--tail", "1"), [10]),
     ):  # fmt: skip
-        shown = output_of("logs", job_id, *options, url=plane.url).splitlines()
-        assert [int(line.split()[-1]) for line in shown] == ages
-    told = json_of("logs", job_id, "--tail", "1", url=plane.url)
-    assert {"attempt", "worker", "message", "time"} == set(told)
+        output_lines = output_of("logs", job_id, *options, url=plane.url).splitlines()
+        assert [int(line.split()[-1]) for line in output_lines] == ages
+    entry = json_of("logs", job_id, "--tail", "1", url=plane.url)
+    assert {"attempt", "worker", "message", "time"} == set(entry)
     words = "query.since (='yesterday') must be a duration"
     check_refused(words, "logs", job_id, "--since", "yesterday", url=plane.url)
     words = f"{job_id} has no attempt 99: it had 1"
@@ -125,12 +125,17 @@ def test_a_job_in_a_folder(plane: ControlPlane, job_file: Path, tmp_path: Path) 
     assert fault_of(folder, name) is None
     assert (folder / "spec.json").read_bytes() == (storage / "spec.json").read_bytes()
     assert not list(folder.glob("attempts/1/launch*"))
-    again = json_of("download", job_id, folder.parent, url=plane.url)
-    assert (again["folder"], again["fetched"], len(again["kept"]), again["gone"]) == (str(folder), [], 5, [])
-    only = json_of("download", job_id, tmp_path / "only", "--kind", "result", url=plane.url)
-    assert only["fetched"] == ["attempts/1/result.json"]
-    other, *_ = submit_with_checkpoint(plane, job_file, step=4)
-    output_of("download", other, folder.parent, url=plane.url)
+    second_download = json_of("download", job_id, folder.parent, url=plane.url)
+    assert (
+        second_download["folder"],
+        second_download["fetched"],
+        len(second_download["kept"]),
+        second_download["gone"],
+    ) == (str(folder), [], 5, [])
+    result_download = json_of("download", job_id, tmp_path / "only", "--kind", "result", url=plane.url)
+    assert result_download["fetched"] == ["attempts/1/result.json"]
+    other_id, *_ = submit_with_checkpoint(plane, job_file, step=4)
+    output_of("download", other_id, folder.parent, url=plane.url)
     assert [path.name for path in (folder / "checkpoints").iterdir() if path.is_dir()] == [name], "kept apart"
 
     assert shardyard("download", "job-aaaaaaaaaaaa", tmp_path, url=plane.url).returncode == 2

@@ -36,7 +36,7 @@ def finished_job(num_events: int = 12) -> Script:
 
 def ids(url: str, last_id: int | None = None) -> list[int]:
     with Client(url, patience=QUICK) as client:
-        return [each.id for each in client.job(JOB_ID).events(last_id)]
+        return [entry.id for entry in client.job(JOB_ID).events(last_id)]
 
 
 def test_every_event_once_and_then_the_end() -> None:
@@ -58,16 +58,16 @@ def test_cut_anywhere_goes_on_where_it_broke(cuts: list[int]) -> None:
 def test_events_sent_again_are_not_handed_on_again_and_those_passed_over_are_asked_for() -> None:
     script = finished_job(5)
 
-    def doubled(handler: Handler, owed: list[dict]) -> None:
-        for each in script.events[:3] + script.events[:3]:
-            handler.send_chunk(as_sse(each))
+    def send_twice(handler: Handler, backlog: list[dict]) -> None:
+        for entry in script.events[:3] + script.events[:3]:
+            handler.send_chunk(as_sse(entry))
         handler.break_off()
 
-    script.plays = [doubled, lambda handler, owed: all_then_close(handler, script.events)]
+    script.plays = [send_twice, lambda handler, backlog: all_then_close(handler, script.events)]
     with serving(script) as url:
         assert ids(url) == [1, 2, 3, 4, 5]
     script = finished_job(5)
-    script.plays = [lambda handler, owed: all_then_close(handler, owed[:2] + owed[3:]), all_then_close]
+    script.plays = [lambda handler, backlog: all_then_close(handler, backlog[:2] + backlog[3:]), all_then_close]
     with serving(script) as url:
         assert ids(url) == [1, 2, 3, 4, 5]
     assert script.last_event_ids[:2] == ["0", "2"]
@@ -84,16 +84,16 @@ def test_a_stream_that_ends_while_the_job_runs_or_falls_silent_is_opened_again()
     script = finished_job(5)
     script.job["state"] = "running"
 
-    def the_rest(handler: Handler, owed: list[dict]) -> None:
+    def the_rest(handler: Handler, backlog: list[dict]) -> None:
         script.job["state"] = "succeeded"
-        all_then_close(handler, owed)
+        all_then_close(handler, backlog)
 
-    script.plays = [lambda handler, owed: all_then_close(handler, owed[:2]), silence, the_rest]
-    lost: list[ClientError] = []
+    script.plays = [lambda handler, backlog: all_then_close(handler, backlog[:2]), silence, the_rest]
+    errors: list[ClientError] = []
     with serving(script) as url, Client(url, patience=QUICK) as client:
-        events = [each.id for each in client.job(JOB_ID).events(on_lost=lost.append)]
+        events = [entry.id for entry in client.job(JOB_ID).events(on_lost=errors.append)]
     assert events == [1, 2, 3, 4, 5]
-    assert [str(error) for error in lost] == [f"cannot reach {url} (no data for 0.3 s): is 'shardyard up' running?"]
+    assert [str(error) for error in errors] == [f"cannot reach {url} (no data for 0.3 s): is 'shardyard up' running?"]
 
 
 def test_a_control_plane_that_goes_and_comes_back_at_the_same_port_and_one_that_stays_away() -> None:
@@ -111,7 +111,7 @@ def test_a_control_plane_that_goes_and_comes_back_at_the_same_port_and_one_that_
     with impatient, pytest.raises(Unreachable, match="is 'shardyard up' running"):
         list(given_up)
     rest: list[int] = []
-    reader = threading.Thread(target=lambda: rest.extend(each.id for each in events))
+    reader = threading.Thread(target=lambda: rest.extend(entry.id for entry in events))
     reader.start()
     assert away.wait(DEADLINE_S)
     script.plays, script.closing = [all_then_close], threading.Event()
@@ -122,9 +122,9 @@ def test_a_control_plane_that_goes_and_comes_back_at_the_same_port_and_one_that_
 
 
 def test_no_first_connection_and_an_unknown_job_are_errors_at_once() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
-        client = Client(f"http://127.0.0.1:{taken.getsockname()[1]}")
+    with socket.socket() as server_socket:
+        server_socket.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        client = Client(f"http://127.0.0.1:{server_socket.getsockname()[1]}")
         with client, pytest.raises(Unreachable):
             client.job(JOB_ID)
     with serving(finished_job()) as url, Client(url, patience=QUICK) as client:
@@ -143,20 +143,20 @@ def test_a_proxy_that_says_502_for_a_while_is_waited_for() -> None:
         assert next(events).id == 1
         script.answer("GET", f"/v1/jobs/{JOB_ID}/events", 502, b"<html>Bad Gateway</html>", "text/html")
         del script.answers[("GET", f"/v1/jobs/{JOB_ID}")]
-        restored = threading.Timer(0.2, lambda: script.answers.clear())
-        restored.start()
-        assert [each.id for each in events] == [2, 3, 4]
-        restored.join()
+        timer = threading.Timer(0.2, lambda: script.answers.clear())
+        timer.start()
+        assert [entry.id for entry in events] == [2, 3, 4]
+        timer.join()
 
 
 def test_a_closed_generator_closes_its_connection() -> None:
     script = finished_job(5)
-    ended = threading.Event()
+    closed_event = threading.Event()
 
-    def until_the_client_goes(handler: Handler, owed: list[dict]) -> None:
-        handler.send_chunk(as_sse(owed[0]))
+    def until_the_client_goes(handler: Handler, backlog: list[dict]) -> None:
+        handler.send_chunk(as_sse(backlog[0]))
         assert handler.rfile.read(1) == b""  # returns when the other end closes
-        ended.set()
+        closed_event.set()
         handler.close_connection = True
 
     script.plays = [until_the_client_goes]
@@ -164,7 +164,7 @@ def test_a_closed_generator_closes_its_connection() -> None:
         events = client.job(JOB_ID).events()
         assert next(events).id == 1
         events.close()
-        assert ended.wait(DEADLINE_S)
+        assert closed_event.wait(DEADLINE_S)
 
 
 def log_line(worker: str, number: int) -> dict:
@@ -199,7 +199,7 @@ def test_a_log_that_is_not_followed_is_read_once() -> None:
 
 
 def test_the_newest_lines_are_not_told_again_after_a_connection_broke() -> None:
-    """What came after the first of them is asked for, and what was handed on is passed over."""
+    """Lines since the first one are requested again, and lines already returned are skipped."""
 
     def line(worker: str, second: int) -> dict:
         time = f"2026-01-31T12:00:0{second}.000000Z"
@@ -212,7 +212,7 @@ def test_the_newest_lines_are_not_told_again_after_a_connection_broke() -> None:
     ]
     with serving(script) as url, Client(url, patience=QUICK) as client:
         lines = list(client.job(JOB_ID).logs(follow=True, tail=3, grep="x y"))
-    assert [each["message"] for each in lines] == ["3", "4", "5", "6", "7"]
+    assert [entry["message"] for entry in lines] == ["3", "4", "5", "6", "7"]
     assert [parse_qs(urlsplit(path).query) for _, path, _, _ in script.requests if "/logs" in path] == [
         {"follow": ["true"], "tail": ["3"], "grep": ["x y"]},
         {"follow": ["true"], "since": ["2026-01-31T12:00:03.000000Z"], "grep": ["x y"]},

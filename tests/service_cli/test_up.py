@@ -33,8 +33,10 @@ def test_two_on_one_state_folder_share_its_head(state_dir: Path) -> None:
             assert second.stop() == 0
         assert second.log.endswith("another 'shardyard up' uses Ray: it is left running\n")
         assert LocalHead.find(state_dir) is not None
-        done = shardyard("down", "--force", "--state-dir", state_dir)
-        assert done.stdout == "Ray stopped; a 'shardyard up' that used it is still running: end it, too\n", done.stderr
+        result = shardyard("down", "--force", "--state-dir", state_dir)
+        assert result.stdout == "Ray stopped; a 'shardyard up' that used it is still running: end it, too\n", (
+            result.stderr
+        )
         first.await_text("the Ray head was stopped from outside; leaving it stopped")
         assert first.stop() == 0
     assert with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token")) == []
@@ -57,10 +59,10 @@ def test_it_serves_until_a_signal(tmp_path: Path, number: int) -> None:
 
 
 def test_a_second_one_on_the_port_is_refused_at_once(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         words = f"cannot listen on 127.0.0.1:{port} (Address already in use): is another 'shardyard up' running?"
         check_refused(words, "up", f"--port={port}", "--state-dir", tmp_path / "state")
     assert LocalHead.find(tmp_path / "state") is None
@@ -85,8 +87,8 @@ UNUSABLE: list[tuple[dict[str, str], tuple[str, ...], str]] = [
 def test_it_refuses_what_it_cannot_run_on_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for settings, options, words in UNUSABLE:
-        given = {"STATE_DIR": str(tmp_path / "state"), "TOKEN": "0123456789abcdef", **settings}
-        variables = {f"SHARDYARD_{name}": value for name, value in given.items() if value}
+        values = {"STATE_DIR": str(tmp_path / "state"), "TOKEN": "0123456789abcdef", **settings}
+        variables = {f"SHARDYARD_{name}": value for name, value in values.items() if value}
         arguments = [option.format(tmp=tmp_path) for option in options]
         errors = check_refused(words.format(tmp=tmp_path), "up", "--port=0", *arguments, **variables)
         assert errors.count("\n") == 1
@@ -104,15 +106,15 @@ def test_it_says_where_the_dashboards_token_is_and_what_to_set_elsewhere(tmp_pat
 
 
 def test_down_where_nothing_runs(tmp_path: Path) -> None:
-    shown = output_of("down", "--state-dir", tmp_path / "state")
-    assert shown == f"no Ray head is running for {tmp_path}/state\n"
+    output = output_of("down", "--state-dir", tmp_path / "state")
+    assert output == f"no Ray head is running for {tmp_path}/state\n"
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(1800)
 def test_training_outlives_the_control_plane_and_what_dies_of_the_head_is_started_again(state_dir: Path) -> None:
-    """One run for all, from its first step to the end of its Ray."""
+    """One run throughout, from its first step to the end of its Ray."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = f"--port={free.getsockname()[1]}"
@@ -175,13 +177,13 @@ def test_training_outlives_the_control_plane_and_what_dies_of_the_head_is_starte
         assert job.data["failures"] == 0
         lines = third.log.splitlines()[quiet_so_far:]
         assert len([line for line in lines if "[" in line]) < 20, "\n".join(lines)
-        again = LocalHead.find(state_dir)
+        head = LocalHead.find(state_dir)
         job.cancel().wait(DEADLINE_S)
-        await_that(lambda: unfinished_jobs(again.dashboard_url, again.token_path) == [])
+        await_that(lambda: unfinished_jobs(head.dashboard_url, head.token_path) == [])
         assert third.stop() == 0
         assert third.log.endswith("Ray stopped\n")
     assert LocalHead.find(state_dir) is None
-    assert not [process for node in again.nodes for process in node.processes if process.find()]
+    assert not [process for node in head.nodes for process in node.processes if process.find()]
     assert with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token")) == []
 
 

@@ -21,9 +21,9 @@ from service.client.job import Job
 KEPT = Path(__file__).parents[1] / "golden" / "records" / "report.json"
 
 
-def printed(shown: RenderableType) -> str:
+def render(renderable: RenderableType) -> str:
     out = io.StringIO()
-    Console(file=out, width=120).print(shown)
+    Console(file=out, width=120).print(renderable)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
@@ -33,16 +33,16 @@ def report() -> TranslationReport:
 
 
 def test_scores_stand_beside_what_needs_no_learning(report: TranslationReport) -> None:
-    text = printed(TranslationView(report).scores())
+    text = render(TranslationView(report).scores())
     assert "loss 5.21 nats per token, -1.82 below a unigram model's 3.39" in text
     lines = text.splitlines()
-    head, everything = (next(line for line in lines if mark in line) for mark in ("chrF", "all languages"))
+    head, total_line = (next(line for line in lines if mark in line) for mark in ("chrF", "all languages"))
     assert head.split() == ["pairs", "langs", "chrF", "copy", "freq", "BLEU", "copy", "freq"]
-    assert everything.split()[2:] == ["6", "4", "9.1", "3.0", "21.0", "0.0", "2.2", "0.0"]
+    assert total_line.split()[2:] == ["6", "4", "9.1", "3.0", "21.0", "0.0", "2.2", "0.0"]
 
 
 def test_examples_are_shown_with_source_reference_and_translation(report: TranslationReport) -> None:
-    text = printed(TranslationView(report).examples())
+    text = render(TranslationView(report).examples())
     for example in report.examples:
         assert f"{example.lang}  {example.script}, {example.set}" in text
         assert f"source       {example.source}" in text
@@ -60,7 +60,7 @@ LANGUAGE = LanguageReport(
 
 
 def test_held_out_text_stands_beside_what_needs_no_learning() -> None:
-    lines = [line.split() for line in printed(LanguageView(LANGUAGE).scores()).splitlines()]
+    lines = [line.split() for line in render(LanguageView(LANGUAGE).scores()).splitlines()]
     assert ["documents", "size", "loss", "perplexity", "bits/byte", "unigram", "xz"] in lines
     assert ["django", "12", "14", "KiB", "2.500", "12.2", "0.863", "2.120", "1.730"] in lines
     assert ["empty", "0", "0", "B", *["-"] * 5] in lines
@@ -69,24 +69,24 @@ def test_held_out_text_stands_beside_what_needs_no_learning() -> None:
 
 def test_completions_follow_their_prompts_and_move_no_cursor() -> None:
     view = LanguageView(LANGUAGE)
-    text = printed(view.examples())
+    text = render(view.examples())
     assert "class Field:\n    def clean(self): [2J\n        pass" in text
     assert view.text_to_try() == "class Field:"
 
 
 def test_reports_of_another_task_have_no_view() -> None:
     assert LanguageView.from_data(LANGUAGE.to_plain()) == LanguageView(LANGUAGE)
-    for told in (None, {}, {"sets": {}}):
-        assert LanguageView.from_data(told) is None
-    for told in (None, {}, {"steps": 5}, {"perplexity": 3.5, "sets": ["validation"]}):
-        assert TranslationView.from_data(told) is None
+    for data in (None, {}, {"sets": {}}):
+        assert LanguageView.from_data(data) is None
+    for data in (None, {}, {"steps": 5}, {"perplexity": 3.5, "sets": ["validation"]}):
+        assert TranslationView.from_data(data) is None
 
 
 def test_a_modules_own_numbers_stand_below_its_loss() -> None:
     report = ModuleReport(9, 0.25, {"accuracy": 0.5, "perplexity\x1b[2J": None})
     view = ModuleView.from_data(json.loads(json.dumps(report.to_plain())))
     assert view == ModuleView(report)
-    assert printed(view.scores()).splitlines() == [
+    assert render(view.scores()).splitlines() == [
         "loss 0.25 of the batch after 9 steps", "accuracy 0.5", "perplexity [2J -",
     ]  # fmt: skip
 
@@ -94,10 +94,10 @@ def test_a_modules_own_numbers_stand_below_its_loss() -> None:
 GIB = 1 << 30
 
 
-def rank(number: int, doing: str = "step 12", silent_s: float = 1.0, **more: Any) -> dict[str, Any]:
+def rank(number: int, doing: str = "step 12", silent_s: float = 1.0, **fields: Any) -> dict[str, Any]:
     return {
         "rank": number, "host": "node-a", "pid": 100 + number, "phase": "step", "doing": doing, "for_s": 2.0,
-        "idle_s": 0.0, "silent_s": silent_s, "device": None, **more,
+        "idle_s": 0.0, "silent_s": silent_s, "device": None, **fields,
     }  # fmt: skip
 
 
@@ -106,20 +106,20 @@ def run(*ranks: dict[str, Any], num_ranks: int | None = None, silent_s: float = 
     return {"silent_s": silent_s, "host": "node-a", "pid": 99, "num_ranks": count, "ranks": list(ranks)}
 
 
-def shown(of_run: dict[str, Any]) -> list[str]:
+def render_ranks(of_run: dict[str, Any]) -> list[str]:
     console = Console(width=120)
     with console.capture() as capture:
         console.print(rank_rows(of_run))
     return [" ".join(line.split()) for line in capture.get().splitlines()]
 
 
-def gpu(share: float | None, used: int) -> dict[str, Any]:
-    return {"utilization": share, "memory_bytes": used * GIB, "memory_total_bytes": 80 * GIB}
+def gpu(share: float | None, used_gib: int) -> dict[str, Any]:
+    return {"utilization": share, "memory_bytes": used_gib * GIB, "memory_total_bytes": 80 * GIB}
 
 
 def test_each_rank_has_a_row_and_without_gpus_nothing_is_said_of_any() -> None:
     of_run = run(rank(0), rank(1, "all-reduce of gradients", silent_s=25.0))
-    assert shown(of_run) == [
+    assert render_ranks(of_run) == [
         "0 step 12 for 0:02 last seen 0:01 ago node-a:100",
         "1 all-reduce of gradients for 0:02 last seen 0:25 ago node-a:101",
     ]
@@ -128,14 +128,14 @@ def test_each_rank_has_a_row_and_without_gpus_nothing_is_said_of_any() -> None:
 
 def test_gpus_are_shown_by_rank_and_together() -> None:
     of_run = run(rank(0, device=gpu(0.9, 40)), rank(1, device=gpu(0.5, 60)))
-    assert shown(of_run)[0].endswith("90%, 40.00 GiB of 80.00 GiB")
+    assert render_ranks(of_run)[0].endswith("90%, 40.00 GiB of 80.00 GiB")
     assert gpu_use(of_run) == "70% busy (least busy 50%), 60.00 GiB of 80.00 GiB in use on the fullest"
     assert gpu_use(run(rank(0, device=gpu(None, 8)))) == "8.00 GiB of 80.00 GiB in use"
 
 
 def test_a_silent_driver_and_ranks_that_are_left_out_are_told() -> None:
-    many = [rank(number) for number in range(63)] + [rank(900, silent_s=40.0)]
-    lines = shown(run(*many, num_ranks=1000, silent_s=30.0))
+    ranks = [rank(number) for number in range(63)] + [rank(900, silent_s=40.0)]
+    lines = render_ranks(run(*ranks, num_ranks=1000, silent_s=30.0))
     assert lines[MAX_SHOWN - 1].startswith("900 step 12")
     assert lines[-2:] == ["and 984 more", "as of 0:30 ago: the driver (process 99 on node-a) is silent"]
 
@@ -144,8 +144,8 @@ def test_the_line_of_a_display_names_what_most_do_and_who_is_silent() -> None:
     line = describe_ranks(run(*(rank(number) for number in range(3)), rank(3, "checkpoint", silent_s=21.0)))
     assert line.plain == "4 ranks: step 12 (3), checkpoint (1); rank 3 silent for 0:21"
     assert describe_ranks(run()) is None
-    one = describe_ranks(run(rank(0, "step 7\x1b[2J")))
-    assert one.plain == "1 rank: step 7 [2J"
+    single = describe_ranks(run(rank(0, "step 7\x1b[2J")))
+    assert single.plain == "1 rank: step 7 [2J"
 
 
 @pytest.mark.parametrize(
@@ -166,12 +166,12 @@ def executable(path: Path) -> Path:
 
 @pytest.mark.parametrize("on_path", ["none", "another", "this"])
 def test_a_command_to_type_next_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_path: str) -> None:
-    started = executable(tmp_path / "my env" / "shardyard")
-    another = executable(tmp_path / "bin" / "shardyard")
-    monkeypatch.setattr(sys, "argv", [str(started), "up"])
-    folders = {"none": tmp_path, "another": another.parent, "this": started.parent}
+    own_program = executable(tmp_path / "my env" / "shardyard")
+    other_program = executable(tmp_path / "bin" / "shardyard")
+    monkeypatch.setattr(sys, "argv", [str(own_program), "up"])
+    folders = {"none": tmp_path, "another": other_program.parent, "this": own_program.parent}
     monkeypatch.setenv("PATH", str(folders[on_path]))
-    assert program() == ("shardyard" if on_path == "this" else f"'{started}'")
+    assert program() == ("shardyard" if on_path == "this" else f"'{own_program}'")
 
 
 def test_a_module_goes_by_the_programs_name(monkeypatch: pytest.MonkeyPatch) -> None:
