@@ -38,7 +38,7 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
 
 def folder_with(tokenizer: dict[str, Any], folder: Path) -> Path:
     """A random model that names a BOS in its config, as Qwen's do."""
-    tiny.folder_of(tiny.theirs("qwen3_moe", vocab_size=480), folder, dtype=torch.float32)
+    tiny.folder_of(tiny.their_model("qwen3_moe", vocab_size=480), folder, dtype=torch.float32)
     (folder / "generation_config.json").unlink(missing_ok=True)
     config = {**tiny.config_of(folder), "bos_token_id": BOS, "eos_token_id": EOS}
     (folder / "config.json").write_text(json.dumps(config))

@@ -15,7 +15,7 @@ def hub(tmp_path: Path) -> Callable[..., Path]:
     """A folder in the hub's layout, of any family."""
 
     def make(family: str, **over: Any) -> Path:
-        return tiny.folder_of(tiny.theirs(family, **over), tmp_path / family)
+        return tiny.folder_of(tiny.their_model(family, **over), tmp_path / family)
 
     return make
 

@@ -1,4 +1,4 @@
-"""Folders loaded, refused and spoilt."""
+"""Loading folders, their refusals, and changes that damage them."""
 
 import json
 from collections.abc import Callable
@@ -22,13 +22,13 @@ def load(folder: Path, **over: Any) -> torch.nn.Module:
 
 
 def refusal(folder: Path, **over: Any) -> SpecError:
-    with pytest.raises(SpecError) as raised:
+    with pytest.raises(SpecError) as error:
         load(folder, **over)
-    return raised.value
+    return error.value
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    """The folder's tensors, changed, in one file."""
+    """Change the folder's tensors, and write them in one file."""
     tensors = tiny.tensors_of(folder)
     change(tensors)
     for path in folder.glob("*.safetensors*"):

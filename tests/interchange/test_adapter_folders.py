@@ -1,4 +1,4 @@
-"""An adapter that a job names by its folder: what that fills in, what it begins with, and what is refused."""
+"""An adapter that a job names by its folder: fields filled in from it, initial weights, and refusals."""
 
 import json
 import shutil
@@ -27,14 +27,14 @@ from tests.grid import first_seed_of
 from tests.interchange import tiny
 from tests.interchange.test_jobs import further, mixtral, stored_in, with_adapter
 from tests.language.families import FAMILIES, their_model
-from tests.language.test_adapters import completed
+from tests.language.test_adapters import complete_targets
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees
 from tests.refusals import refused
 from tests.unit.language_runs import documents
 from tests.unit.train_runs import RequestAfter, course, run
 
-# PEFT's own use of it.
+# PEFT itself uses it.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 
 
@@ -69,37 +69,39 @@ def beginning_as(base: Path, folder: Path, **adapter: Any) -> LanguageModelSpec:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("case", first_seed_of(FAMILIES, 3))
 def test_a_folder_describes_all_of_its_adapter(case: tuple[str, int], tmp_path: Path) -> None:
-    """Random matrices, one by one or by kind; written with ends of names, and as PEFT writes it again."""
+    """Random matrices, one by one or by kind; written by suffixes of names, and as PEFT writes them again."""
     import peft  # takes seconds, in each process that collects this file
 
     family, seed = case
     random = Random(f"{family} {seed}")
     base = base_of(family, random, tmp_path / "base")
     plain = model_spec(expand_model({"from": str(base)}, None))
-    every = AdapterSpec(rank=1, targets=("*",))
-    shapes = {parameter.name: parameter.shape for parameter in plain.parameters() if every.chooses(parameter.name)}
+    all_targets = AdapterSpec(rank=1, targets=("*",))
+    shapes = {
+        parameter.name: parameter.shape for parameter in plain.parameters() if all_targets.chooses(parameter.name)
+    }
     matrices, smallest = list(shapes), min(min(shape[-2:]) for shape in shapes.values())
-    some = random.sample(matrices, random.randint(1, len(matrices)))
+    names = random.sample(matrices, random.randint(1, len(matrices)))
     if random.random() < 0.5:
-        some = [layer_pattern(name) for name in some]
+        names = [layer_pattern(name) for name in names]
     adapter = {
         "rank": random.randint(1, min(2, smallest)), "alpha": random.choice([1.0, 2.5]),
         "rank_stabilized": random.random() < 0.5,
     }  # fmt: skip
-    targets = completed(some)
-    written = adapter_beside(base, tmp_path / "adapter", {**adapter, "targets": targets})
-    read = beginning_as(base, tmp_path / "adapter")
-    assert {name: getattr(read.adapter, name) for name in adapter} == adapter
-    beside = beginning_as(base, tmp_path / "adapter", **adapter, targets=targets)
-    assert shapes_of(read) == shapes_of(beside) == shapes_of(written)
-    model = build_model(read)
-    load_adapter(str(tmp_path / "adapter"), model, read)
+    targets = complete_targets(names)
+    written_spec = adapter_beside(base, tmp_path / "adapter", {**adapter, "targets": targets})
+    read_spec = beginning_as(base, tmp_path / "adapter")
+    assert {name: getattr(read_spec.adapter, name) for name in adapter} == adapter
+    explicit_spec = beginning_as(base, tmp_path / "adapter", **adapter, targets=targets)
+    assert shapes_of(read_spec) == shapes_of(explicit_spec) == shapes_of(written_spec)
+    model = build_model(read_spec)
+    load_adapter(str(tmp_path / "adapter"), model, read_spec)
     with pytest.raises(SpecError) as refusal:
-        load_adapter(str(tmp_path / "adapter"), model, other_set(plain, adapter, matrices, shapes_of(written)))
+        load_adapter(str(tmp_path / "adapter"), model, other_set(plain, adapter, matrices, shapes_of(written_spec)))
     assert {problem.code for problem in refusal.value.problems} <= {"unknown_key", "missing"}
-    theirs = peft.PeftModel.from_pretrained(their_base(base), tmp_path / "adapter")
-    theirs.save_pretrained(tmp_path / "again")
-    assert shapes_of(beginning_as(base, tmp_path / "again")) == shapes_of(written)
+    peft_model = peft.PeftModel.from_pretrained(their_base(base), tmp_path / "adapter")
+    peft_model.save_pretrained(tmp_path / "again")
+    assert shapes_of(beginning_as(base, tmp_path / "again")) == shapes_of(written_spec)
 
 
 def their_base(folder: Path) -> Any:
@@ -107,44 +109,44 @@ def their_base(folder: Path) -> Any:
 
 
 def other_set(
-    plain: LanguageModelSpec, adapter: dict, matrices: list[str], chosen: dict[str, Any]
+    plain: LanguageModelSpec, adapter: dict, matrices: list[str], shapes: dict[str, Any]
 ) -> LanguageModelSpec:
     """The model with an adapter of one more or one less matrix of attention."""
     of_attention = next(name for name in matrices if ".attention." in name)
-    names = {name.removesuffix("_lora_b") for name in chosen if name.endswith("_lora_b")} ^ {of_attention}
+    names = {name.removesuffix("_lora_b") for name in shapes if name.endswith("_lora_b")} ^ {of_attention}
     targets = sorted(names) or [matrices[-1] if matrices[-1] != of_attention else matrices[1]]
     return model_spec({**plain.model_dump(), "adapter": {**adapter, "targets": targets}})
 
 
 def test_filled_in_fields_are_valid_until_the_config_changes(tmp_path: Path) -> None:
-    base = tiny.folder_of(tiny.theirs("mixtral"), tmp_path / "base")
+    base = tiny.folder_of(tiny.their_model("mixtral"), tmp_path / "base")
     adapter_beside(base, tmp_path / "adapter", {"rank": 2, "alpha": 3.0})
-    given = {"model": {"from": str(base)}, "adapter": {"from": str(tmp_path / "adapter")}}
+    fields = {"model": {"from": str(base)}, "adapter": {"from": str(tmp_path / "adapter")}}
     roots = [str(tmp_path)]
-    filled_in = expand(given, roots)
+    filled_in = expand(fields, roots)
     expected = {"rank": 2, "alpha": 3.0, "rank_stabilized": False, "targets": None}
     assert filled_in["adapter"].items() >= expected.items()
     assert expand(filled_in, roots) == filled_in
-    inside = expand({"model": {**given["model"], "adapter": given["adapter"]}}, roots)
-    assert inside["model"]["adapter"] == filled_in["adapter"]
+    nested_spec = expand({"model": {**fields["model"], "adapter": fields["adapter"]}}, roots)
+    assert nested_spec["model"]["adapter"] == filled_in["adapter"]
     train = {"num_steps": 1, "batch_tokens": 2048}
     job = JobSpec.parse({**filled_in, "data": documents(tmp_path / "data"), "train": train})
-    dumped = job.model_dump(mode="json")
-    assert dumped["model"]["adapter"]["from"] == str(tmp_path / "adapter")
-    assert JobSpec.parse(expand(dumped, roots)) == job
+    stored_spec = job.model_dump(mode="json")
+    assert stored_spec["model"]["adapter"]["from"] == str(tmp_path / "adapter")
+    assert JobSpec.parse(expand(stored_spec, roots)) == job
     config = tmp_path / "adapter" / "adapter_config.json"
     config.write_text(config.read_text() + " ")
     with refused("changed", "model.adapter.from"):
-        expand(dumped, roots)
+        expand(stored_spec, roots)
     with refused("not_allowed", "adapter.from"):
-        expand(given, [str(base)])
+        expand(fields, [str(base)])
 
 
 @pytest.fixture(scope="module")
 def mixtral_adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """(base, adapter of its queries and values)"""
     folder = tmp_path_factory.mktemp("mixtral")
-    base = tiny.folder_of(tiny.theirs("mixtral"), folder / "base")
+    base = tiny.folder_of(tiny.their_model("mixtral"), folder / "base")
     adapter = {"rank": 2, "alpha": 3.0, "targets": ["*.query.*", "*.value.*"]}
     adapter_beside(base, folder / "adapter", adapter)
     return base, folder / "adapter"
@@ -191,24 +193,24 @@ def test_an_adapter_config_of_another_kind_is_refused(mixtral_adapter, tmp_path:
 
 
 def test_an_adapter_of_another_base_is_refused_with_both_shapes(tmp_path: Path) -> None:
-    base = tiny.folder_of(tiny.theirs("mixtral"), tmp_path / "base")
+    base = tiny.folder_of(tiny.their_model("mixtral"), tmp_path / "base")
     adapter_beside(base, tmp_path / "adapter", {"rank": 2})
     path = tmp_path / "adapter" / "adapter_model.safetensors"
     tensors = load_file(path)
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     rows, width = tensors[name].shape
     wide = {**tensors, name: torch.zeros(rows, width + 1)}
-    for changed, code in (
+    for variant, code in (
         (wide, "shape_mismatch"),
         ({**tensors, name.replace(".0.", ".99."): tensors[name].clone()}, "unknown_key"),
-        ({other: tensors[other] for other in tensors if other != name.replace("lora_A", "lora_B")}, "missing"),
+        ({key: tensors[key] for key in tensors if key != name.replace("lora_A", "lora_B")}, "missing"),
         ({"base_model.model.transformer.h.0.lora_A.weight": tensors[name]}, "unknown_key"),
         ({**tensors, name: torch.zeros(rows, width, dtype=torch.int64)}, "dtype_mismatch"),
     ):
-        save_file(changed, path)
-        with pytest.raises(SpecError) as caught:
+        save_file(variant, path)
+        with pytest.raises(SpecError) as error:
             beginning_as(base, tmp_path / "adapter")
-        assert code in {problem.code for problem in caught.value.problems}
+        assert code in {problem.code for problem in error.value.problems}
     save_file({**tensors, name: tensors[name] / 0}, path)
     spec = beginning_as(base, tmp_path / "adapter")
     with pytest.raises(SpecError, match="infinite or NaN"):
@@ -219,7 +221,7 @@ def test_an_adapter_of_another_base_is_refused_with_both_shapes(tmp_path: Path) 
 
 
 def test_pickles_are_never_loaded(tmp_path: Path) -> None:
-    base = tiny.folder_of(tiny.theirs("mixtral"), tmp_path / "base")
+    base = tiny.folder_of(tiny.their_model("mixtral"), tmp_path / "base")
     adapter_beside(base, tmp_path / "adapter", {"rank": 2})
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
     with refused("not_found", "model.adapter.from"):
@@ -230,20 +232,20 @@ def test_pickles_are_never_loaded(tmp_path: Path) -> None:
 
 
 def of_rank(degrees: Degrees, job: JobSpec) -> dict[str, tuple[float, int]]:
-    """Of each part of an adapter on this rank: the largest difference from what one rank reads, and its size."""
+    """For each shard of an adapter on this rank: the largest difference from what one rank reads, and its size."""
     layout = Layout.build(degrees.plan(8))
     task = build_task(job)
-    model, alone = task.build_model(layout), task.build_model(Layout.single())
-    for built, at in ((model, layout), (alone, Layout.single())):
-        task.begin(built, at, None)
-        notes = task.begin_trained(built, at, None)
+    model, reference = task.build_model(layout), task.build_model(Layout.single())
+    for target, target_layout in ((model, layout), (reference, Layout.single())):
+        task.begin(target, target_layout, None)
+        notes = task.begin_trained(target, target_layout, None)
         assert notes == (f"continues from the adapter of {job.model.adapter.from_folder}",)
     parts = {}
     for parameter in local_parameters(model):
         if is_adapter(parameter.name):
-            within = tuple(slice(*bounds) for bounds in extent(parameter.part, layout))
-            off = (parameter.local.detach() - alone.get_parameter(parameter.name).detach()[within]).abs()
-            parts[parameter.name] = (float(off.max()) if off.numel() else 0.0, off.numel())
+            region = tuple(slice(*bounds) for bounds in extent(parameter.part, layout))
+            difference = (parameter.local.detach() - reference.get_parameter(parameter.name).detach()[region]).abs()
+            parts[parameter.name] = (float(difference.max()) if difference.numel() else 0.0, difference.numel())
     layout.close()
     return parts
 
@@ -255,16 +257,16 @@ def of_rank(degrees: Degrees, job: JobSpec) -> dict[str, tuple[float, int]]:
 def test_each_rank_reads_its_own_part(ranks: Pools, degrees: Degrees, tmp_path: Path) -> None:
     folder = mixtral(tmp_path / "hub", dtype=torch.float32)
     adapter_beside(folder, tmp_path / "adapter", {"rank": 2, "targets": ["*"]})
-    given = with_adapter(further(folder, tmp_path), rank=2).model_dump(mode="json")
-    given["model"]["adapter"] = {"from": str(tmp_path / "adapter")}
-    job = JobSpec.parse(expand(given, None))
-    whole = {name: torch.Size(shape).numel() for name, shape in shapes_of(job.model).items()}
+    fields = with_adapter(further(folder, tmp_path), rank=2).model_dump(mode="json")
+    fields["model"]["adapter"] = {"from": str(tmp_path / "adapter")}
+    job = JobSpec.parse(expand(fields, None))
+    sizes = {name: torch.Size(shape).numel() for name, shape in shapes_of(job.model).items()}
     answers = ranks[degrees.workers].run(of_rank, degrees, job)
     for parts in answers:
-        assert parts.keys() == whole.keys()
-        assert all(off == 0 for off, _ in parts.values())
-        assert sum(size for _, size in parts.values()) < sum(whole.values())
-    for name, size in whole.items():
+        assert parts.keys() == sizes.keys()
+        assert all(difference == 0 for difference, _ in parts.values())
+        assert sum(size for _, size in parts.values()) < sum(sizes.values())
+    for name, size in sizes.items():
         assert sum(parts[name][1] for parts in answers) >= size
 
 
@@ -274,24 +276,24 @@ def test_a_job_continues_from_an_adapter_and_resumes_without_its_folder(tmp_path
     first = with_adapter(further(folder, tmp_path), rank=2, targets=["*.attention.*", "*.experts.*"])
     run(first, tmp_path / "first", cache)
     save_checkpoint_as_folder(str(stored_in(tmp_path / "first", 4)), tmp_path / "adapter")
-    given = {**further(folder, tmp_path).model_dump(mode="json"), "adapter": {"from": str(tmp_path / "adapter")}}
-    spec = JobSpec.parse(expand(given, None))
+    fields = {**further(folder, tmp_path).model_dump(mode="json"), "adapter": {"from": str(tmp_path / "adapter")}}
+    spec = JobSpec.parse(expand(fields, None))
     optimizer = spec.train.optimizer.model_copy(update={"peak_lr": 1e-30})
     still = spec.model_copy(update={"train": spec.train.model_copy(update={"optimizer": optimizer})})
-    _, unmoved = run(still, tmp_path / "still", cache)
+    _, still_run = run(still, tmp_path / "still", cache)
     save_checkpoint_as_folder(str(stored_in(tmp_path / "still", 4)), tmp_path / "same")
     tiny.same_tensors(tiny.tensors_of(tmp_path / "adapter"), tiny.tensors_of(tmp_path / "same"))
-    assert any("continues from the adapter of" in line["message"] for line in unmoved.logs)
+    assert any("continues from the adapter of" in line["message"] for line in still_run.logs)
 
-    _, undisturbed = run(spec, tmp_path / "whole", cache)
-    assert course(undisturbed)[0]["loss"] == course(unmoved)[0]["loss"], "the first loss is of the same adapter"
-    _, fresh = run(first, tmp_path / "fresh", cache)
-    assert course(fresh)[0]["loss"] != course(undisturbed)[0]["loss"]
+    _, full_run = run(spec, tmp_path / "whole", cache)
+    assert course(full_run)[0]["loss"] == course(still_run)[0]["loss"], "the first loss is of the same adapter"
+    _, fresh_run = run(first, tmp_path / "fresh", cache)
+    assert course(fresh_run)[0]["loss"] != course(full_run)[0]["loss"]
     run(spec, tmp_path / "resumed", cache, control=RequestAfter("pause", 2))
     (tmp_path / "adapter").rename(tmp_path / "elsewhere")
-    outcome, resumed = run(spec, tmp_path / "resumed", cache, attempt=2)
+    outcome, resumed_run = run(spec, tmp_path / "resumed", cache, attempt=2)
     assert outcome.kind == "succeeded"
-    assert course(resumed) == course(undisturbed)[2:]
+    assert course(resumed_run) == course(full_run)[2:]
     with pytest.raises(SpecError, match=r"adapter\.from .*does not exist"):
         run(spec, tmp_path / "anew", cache)
 

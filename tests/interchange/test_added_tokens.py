@@ -1,4 +1,4 @@
-"""Tokens that only files beside `tokenizer.json` name, as transformers has them."""
+"""Tokens that only files next to `tokenizer.json` name, as transformers has them."""
 
 import json
 from pathlib import Path
@@ -30,17 +30,17 @@ QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "
 
 
 def library() -> tokenizers.Tokenizer:
-    made = tokenizers.Tokenizer(models.BPE())
-    made.normalizer = normalizers.Lowercase()
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    made.train_from_iterator(["the words of the user and the assistant, " * 9], trainer)
-    return made
+    tokenizer.train_from_iterator(["the words of the user and the assistant, " * 9], trainer)
+    return tokenizer
 
 
-def written(folder: Path, library_tokenizer: tokenizers.Tokenizer, **files: Any) -> Path:
+def write_folder(folder: Path, library_tokenizer: tokenizers.Tokenizer, **files: Any) -> Path:
     """Write a folder with a tokenizer, and JSON files by their names without `.json`."""
     folder.mkdir()
     library_tokenizer.save(str(folder / "tokenizer.json"))
@@ -55,14 +55,14 @@ def flags(random: Random) -> dict[str, bool]:
 
 
 def by_chance(random: Random) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """A tokenizer, and files beside it."""
-    made, known = library(), random.sample(NAMES, random.randrange(4))
-    for name in known:
-        made.add_tokens([AddedToken(name, **flags(random))])
-    ids, following = {name: made.token_to_id(name) for name in NAMES}, made.get_vocab_size()
-    declared = random.sample(NAMES, random.randrange(7))
+    """A random tokenizer, and the files next to it."""
+    tokenizer, added_names = library(), random.sample(NAMES, random.randrange(4))
+    for name in added_names:
+        tokenizer.add_tokens([AddedToken(name, **flags(random))])
+    ids, following = {name: tokenizer.token_to_id(name) for name in NAMES}, tokenizer.get_vocab_size()
+    declared_names = random.sample(NAMES, random.randrange(7))
     decoder = {}
-    for name in declared:
+    for name in declared_names:
         id = ids[name]
         if id is None:
             id, following = following, following + 1
@@ -78,7 +78,7 @@ def by_chance(random: Random) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         roles["extra_special_tokens"] = {"audio_token": random.choice(NAMES)}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
     if random.random() < 0.7:
-        return made, {"tokenizer_config": {**config, "added_tokens_decoder": decoder}}
+        return tokenizer, {"tokenizer_config": {**config, "added_tokens_decoder": decoder}}
     legacy = {entry["content"]: int(id) for id, entry in decoder.items()}
     files: dict[str, Any] = {"tokenizer_config": config, "added_tokens": legacy}
     if random.random() < 0.5:
@@ -86,53 +86,56 @@ def by_chance(random: Random) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
             "eos_token": {"content": random.choice(NAMES), "lstrip": False, "normalized": True},
             "pad_token": random.choice(NAMES),
         }
-    return made, files
+    return tokenizer, files
 
 
 @pytest.mark.sample(20)
 @pytest.mark.parametrize("seed", range(150))
 def test_tokens_are_those_of_transformers(seed: int, tmp_path: Path) -> None:
-    made, files = by_chance(Random(seed))
-    folder = written(tmp_path / "hub", made, **files)
-    theirs = AutoTokenizer.from_pretrained(folder)
+    library_tokenizer, files = by_chance(Random(seed))
+    folder = write_folder(tmp_path / "hub", library_tokenizer, **files)
+    reference = AutoTokenizer.from_pretrained(folder)
     decoder = files["tokenizer_config"].get("added_tokens_decoder", {})
-    declared = {entry["content"]: int(id) for id, entry in decoder.items()} or files.get("added_tokens", {})
-    agrees = all(theirs.convert_tokens_to_ids(text) == id for text, id in declared.items())
+    declared_ids = {entry["content"]: int(id) for id, entry in decoder.items()} or files.get("added_tokens", {})
+    agrees = all(reference.convert_tokens_to_ids(text) == id for text, id in declared_ids.items())
     if not agrees:
         with pytest.raises(SpecError):
             tokenizer_json(str(folder))
         return
-    ours = tokenizers.Tokenizer.from_str(tokenizer_json(str(folder)).decode())
-    assert {id: repr(token) for id, token in ours.get_added_tokens_decoder().items()} == {
-        id: repr(token) for id, token in theirs.added_tokens_decoder.items()
+    tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json(str(folder)).decode())
+    assert {id: repr(token) for id, token in tokenizer.get_added_tokens_decoder().items()} == {
+        id: repr(token) for id, token in reference.added_tokens_decoder.items()
     }
     for text in TEXTS:
-        assert ours.encode(text).ids == theirs(text).input_ids
+        assert tokenizer.encode(text).ids == reference(text).input_ids
 
 
 @pytest.mark.parametrize("names", [QWEN, GLM])
 def test_published_tokens_are_one_id_each(names: tuple[str, ...], tmp_path: Path) -> None:
-    made = library()
-    first = made.get_vocab_size()
+    library_tokenizer = library()
+    first = library_tokenizer.get_vocab_size()
     decoder = {
-        str(first + at): {"content": name, "lstrip": False, "normalized": False, "rstrip": False,
+        str(first + index): {"content": name, "lstrip": False, "normalized": False, "rstrip": False,
                           "single_word": False, "special": True}
-        for at, name in enumerate(names)
+        for index, name in enumerate(names)
     }  # fmt: skip
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": decoder, "eos_token": names[0]}
-    folder = written(tmp_path / "hub", made, tokenizer_config=config)
-    ours = Tokenizer.of_model(tokenizer_json(str(folder)).decode(), bos_id=None, eos_id=first)
-    (encoded,) = ours.encode_verbatim(["".join(names)])
-    assert encoded.ids == list(range(first, first + len(names)))
-    assert max(ours.encode("".join(names))) < first, "in a document they are text"
+    folder = write_folder(tmp_path / "hub", library_tokenizer, tokenizer_config=config)
+    tokenizer = Tokenizer.of_model(tokenizer_json(str(folder)).decode(), bos_id=None, eos_id=first)
+    (encoding,) = tokenizer.encode_verbatim(["".join(names)])
+    assert encoding.ids == list(range(first, first + len(names)))
+    assert max(tokenizer.encode("".join(names))) < first, "in a document they are text"
 
 
 def test_a_tokenizer_with_all_tokens_is_kept_byte_by_byte(tmp_path: Path) -> None:
-    made = library()
-    made.add_special_tokens([AddedToken(name, special=True) for name in QWEN])
-    decoder = {id: {"content": token.content, "special": True} for id, token in made.get_added_tokens_decoder().items()}
+    library_tokenizer = library()
+    library_tokenizer.add_special_tokens([AddedToken(name, special=True) for name in QWEN])
+    decoder = {
+        id: {"content": token.content, "special": True}
+        for id, token in library_tokenizer.get_added_tokens_decoder().items()
+    }
     config = {"added_tokens_decoder": decoder, "eos_token": "<|im_end|>"}
-    folder = written(tmp_path / "hub", made, tokenizer_config=config)
+    folder = write_folder(tmp_path / "hub", library_tokenizer, tokenizer_config=config)
     assert tokenizer_json(str(folder)) == (folder / "tokenizer.json").read_bytes()
 
 
@@ -140,7 +143,7 @@ def test_a_tokenizer_with_all_tokens_is_kept_byte_by_byte(tmp_path: Path) -> Non
 def test_ids_that_the_two_files_disagree_about_are_refused(shift: int, tmp_path: Path) -> None:
     tokenizer = library()
     decoder = {str(tokenizer.get_vocab_size() + shift): {"content": "<|im_end|>", "special": True}}
-    folder = written(tmp_path / "hub", tokenizer, tokenizer_config={"added_tokens_decoder": decoder})
+    folder = write_folder(tmp_path / "hub", tokenizer, tokenizer_config={"added_tokens_decoder": decoder})
     with pytest.raises(SpecError) as error:
         tokenizer_json(str(folder))
     assert [(problem.path, problem.value) for problem in error.value.problems] == [
@@ -152,6 +155,6 @@ def test_ids_that_the_two_files_disagree_about_are_refused(shift: int, tmp_path:
     "decoder", [[], {"x": {"content": "a"}}, {"7": "a"}, {"7": {"special": True}}, {"7": {"content": 3}}]
 )
 def test_malformed_declarations_of_tokens_are_refused(decoder: Any, tmp_path: Path) -> None:
-    folder = written(tmp_path / "hub", library(), tokenizer_config={"added_tokens_decoder": decoder})
+    folder = write_folder(tmp_path / "hub", library(), tokenizer_config={"added_tokens_decoder": decoder})
     with pytest.raises(SpecError, match="added_tokens_decoder"):
         tokenizer_json(str(folder))

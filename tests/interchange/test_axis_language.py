@@ -1,4 +1,4 @@
-"""The language of axes: any rectangle of either side is what the whole conversion has there."""
+"""The language of axes: converting any rectangle of either side gives that rectangle of the whole conversion."""
 
 import string
 from itertools import product
@@ -34,91 +34,91 @@ COPIED: dict[str, list[ParameterPiece]] = {
     "copies of slices, scaled": [piece((6, 2, 5), "(n g) h m", "t", "m (g h)@2/8", {"g": 3}, 3.0)],
     "the first slice, scaled": [piece((2, 5), "h m", "t", "m h@0/8", factor=0.5)],
 }
-"""Those that are read alone."""
+"""Patterns that are only read, never written."""
 
 
 def plainly(pieces: list[ParameterPiece], shape: tuple[int, ...], tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Our parameter, element by element, by the patterns' own meaning."""
-    ours = torch.full(shape, torch.nan)
-    for each in pieces:
-        lengths = each.our_side.lengths
-        for places in product(*(range(lengths[axis]) for axis in each.axes)):
-            at = dict(zip(each.axes, places, strict=True))
+    """Reference: our parameter, element by element, by the definition of patterns."""
+    parameter = torch.full(shape, torch.nan)
+    for part in pieces:
+        lengths = part.our_side.lengths
+        for places in product(*(range(lengths[axis]) for axis in part.axes)):
+            position = dict(zip(part.axes, places, strict=True))
             indices = []
-            for side in (each.our_side, each.their_side):
+            for side in (part.our_side, part.their_side):
                 index = list(side.first)
                 for axis, (dim, step) in side.steps.items():
-                    index[dim] += at[axis] * step
+                    index[dim] += position[axis] * step
                 indices.append(tuple(index))
-            tensor = tensors[each.tensor_name(at["e"]) if each.is_per_expert else each.name]
-            ours[indices[0]] = each.factor * tensor[indices[1]]
-    return ours
+            tensor = tensors[part.tensor_name(position["e"]) if part.is_per_expert else part.name]
+            parameter[indices[0]] = part.factor * tensor[indices[1]]
+    return parameter
 
 
 def example(name: str) -> tuple[list[ParameterPiece], dict[str, torch.Tensor], torch.Tensor]:
     pieces = {**CASES, **COPIED}[name]
-    tensors = {each: torch.randn(case.their_side.shape) for case in pieces for each in case.names()}
+    tensors = {tensor_name: torch.randn(case.their_side.shape) for case in pieces for tensor_name in case.names()}
     return pieces, tensors, plainly(pieces, pieces[0].our_side.shape, tensors)
 
 
 def rectangle(data: st.DataObject, shape: tuple[int, ...]) -> Slices:
-    found = []
+    bounds = []
     for size in shape:
         first = data.draw(st.integers(0, size))
-        found.append((first, data.draw(st.integers(first, size))))
-    return tuple(found)
+        bounds.append((first, data.draw(st.integers(first, size))))
+    return tuple(bounds)
 
 
-def cut(tensor: torch.Tensor, within: Slices) -> torch.Tensor:
-    return tensor[tuple(slice(*each) for each in within)]
+def cut(tensor: torch.Tensor, region: Slices) -> torch.Tensor:
+    return tensor[tuple(slice(*bounds) for bounds in region)]
 
 
 def test_a_pattern_says_where_axes_lie():
     (case,) = CASES["even columns"]
     assert case.their_side.shape == (3, 4, 10)
-    _, tensors, ours = example("even columns")
-    assert torch.equal(ours, tensors["t"][:, :, ::2])
-    _, tensors, ours = example("second half")
-    assert torch.equal(ours, tensors["t"][:, 5:].transpose(1, 2))
-    _pieces, tensors, ours = example("one kind after another")
+    _, tensors, parameter = example("even columns")
+    assert torch.equal(parameter, tensors["t"][:, :, ::2])
+    _, tensors, parameter = example("second half")
+    assert torch.equal(parameter, tensors["t"][:, 5:].transpose(1, 2))
+    _pieces, tensors, parameter = example("one kind after another")
     flat = tensors["t"][:, 0]
-    assert torch.equal(ours[:11], torch.cat([flat[0:3], flat[6:9], flat[12:17]]))
-    assert torch.equal(ours[11:], torch.cat([flat[3:6], flat[9:12], flat[17:22]]))
+    assert torch.equal(parameter[:11], torch.cat([flat[0:3], flat[6:9], flat[12:17]]))
+    assert torch.equal(parameter[11:], torch.cat([flat[3:6], flat[9:12], flat[17:22]]))
 
 
 @pytest.mark.parametrize("name", sorted({**CASES, **COPIED}))
 @given(data=st.data())
 def test_any_rectangle_of_ours_is_that_of_the_whole_conversion(name: str, data: st.DataObject):
-    pieces, tensors, whole = example(name)
-    within = rectangle(data, tuple(whole.shape))
-    local = torch.full([end - first for first, end in within], torch.nan)
-    touched: dict[str, int] = {}
+    pieces, tensors, parameter = example(name)
+    region = rectangle(data, tuple(parameter.shape))
+    local = torch.full([end - first for first, end in region], torch.nan)
+    num_read: dict[str, int] = {}
 
-    def read(of: str, bounds: Slices) -> torch.Tensor:
-        found = cut(tensors[of], bounds)
-        touched[of] = touched.get(of, 0) + found.numel()
-        return found
+    def read(tensor_name: str, bounds: Slices) -> torch.Tensor:
+        block = cut(tensors[tensor_name], bounds)
+        num_read[tensor_name] = num_read.get(tensor_name, 0) + block.numel()
+        return block
 
-    fill_ours(local, [first for first, _ in within], pieces, read, lambda *_: None)
-    assert torch.equal(local, cut(whole, within))
+    fill_ours(local, [first for first, _ in region], pieces, read, lambda *_: None)
+    assert torch.equal(local, cut(parameter, region))
     if name in ("same", "turned", "a tensor an expert", "one kind after another"):
-        assert sum(touched.values()) == local.numel(), "nothing is read that is not wanted"
+        assert sum(num_read.values()) == local.numel(), "nothing is read that is not wanted"
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
 @given(data=st.data())
 def test_any_rectangle_of_theirs_is_that_of_the_tensor(name: str, data: st.DataObject):
-    pieces, tensors, whole = example(name)
-    of = data.draw(st.sampled_from(sorted(tensors)))
-    made_of = [("ours", each, each.names().index(of)) for each in pieces]
-    within = rectangle(data, tuple(tensors[of].shape))
-    block = torch.full([end - first for first, end in within], torch.nan)
-    fill_theirs(block, within, made_of, lambda _, bounds, __: cut(whole, bounds))
-    expected = cut(tensors[of], within)
-    made = ~block.isnan()
-    assert torch.equal(block[made], expected[made])
+    pieces, tensors, parameter = example(name)
+    tensor_name = data.draw(st.sampled_from(sorted(tensors)))
+    sources = [("ours", part, part.names().index(tensor_name)) for part in pieces]
+    region = rectangle(data, tuple(tensors[tensor_name].shape))
+    block = torch.full([end - first for first, end in region], torch.nan)
+    fill_theirs(block, region, sources, lambda _, bounds, __: cut(parameter, bounds))
+    expected = cut(tensors[tensor_name], region)
+    is_filled = ~block.isnan()
+    assert torch.equal(block[is_filled], expected[is_filled])
     if name not in ("first half", "second half", "even columns"):
-        assert bool(made.all())
+        assert bool(is_filled.all())
 
 
 @pytest.mark.parametrize("name", ["three axes in one", "copies of slices"])
@@ -128,12 +128,12 @@ def test_a_box_is_split_into_parts_of_at_most_so_many_elements(name: str, data: 
     box = {axis: (0, length) for axis, length in case.our_side.lengths.items()}
     limit = data.draw(st.integers(1, 50))
     parts = list(split(box, case.their_side, limit))
-    covered = torch.zeros([case.our_side.lengths[axis] for axis in case.axes])
+    coverage = torch.zeros([case.our_side.lengths[axis] for axis in case.axes])
     for part in parts:
-        some = covered[tuple(slice(*part[axis]) for axis in case.axes)]
-        some += 1
-        assert some.numel() <= limit
-    assert bool((covered == 1).all())
+        view = coverage[tuple(slice(*part[axis]) for axis in case.axes)]
+        view += 1
+        assert view.numel() <= limit
+    assert bool((coverage == 1).all())
 
 
 @pytest.mark.parametrize("text", ["a b)", "A b", "(a", "a@3"])

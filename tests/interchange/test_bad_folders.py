@@ -1,4 +1,4 @@
-"""What is wrong with a folder is told, at once where headers tell it, and nothing is half loaded."""
+"""Faults of a folder are reported, at once where headers show them, and nothing is half loaded."""
 
 import errno
 import json
@@ -118,12 +118,14 @@ def test_a_truncated_file_is_reported_with_the_tensor_that_it_ends_in(size: int,
     if size < 0:
         first, header = _header(content)
         end = len(content) + size - first
-        name = next(name for name, told in header.items() if told["data_offsets"][0] <= end < told["data_offsets"][1])
+        name = next(
+            name for name, entry in header.items() if entry["data_offsets"][0] <= end < entry["data_offsets"][1]
+        )
         assert repr(name) in problem.rule
 
 
 def _header(content: bytes) -> tuple[int, dict[str, Any]]:
-    """Where the tensors begin, and what the header says of each."""
+    """Offset of the first tensor, and the header's entry for each."""
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])
     header.pop("__metadata__", None)
@@ -158,7 +160,7 @@ def test_a_file_that_cannot_be_read_is_not_called_corrupt(hub: Callable[..., Pat
         raise OSError(errno.EIO, "Input/output error")
 
     files = HubFolder(str(hub("llama")), None).weight_files()
-    monkeypatch.setattr(Location, "raw", raw)  # a disk that fails, which no test can have
+    monkeypatch.setattr(Location, "raw", raw)  # stands for a failing disk
     for name, location in files.items():
         with refused("unreadable", "model.from"):
             entries(name, location, "model.from")
@@ -173,8 +175,8 @@ def test_values_that_are_no_numbers_are_told_with_file_and_tensor(value: float, 
     assert [problem.path for problem in problems] == [f"{folder}/model.safetensors:{name}"]
 
 
-@pytest.mark.parametrize("at", ["first", "last"])
-def test_a_flipped_bit_in_an_export_is_reported(at: str, hub: Callable[..., Path], tmp_path: Path):
+@pytest.mark.parametrize("end", ["first", "last"])
+def test_a_flipped_bit_in_an_export_is_reported(end: str, hub: Callable[..., Path], tmp_path: Path):
     folder, out = hub("mixtral"), tmp_path / "out"
     save_folder(tiny.spec_of(tiny.config_of(folder)), ModelSource(load(folder)), out, max_shard_bytes=20_000)
     load(out)
@@ -182,10 +184,10 @@ def test_a_flipped_bit_in_an_export_is_reported(at: str, hub: Callable[..., Path
     content = bytearray(path.read_bytes())
     first, header = _header(bytes(content))
     names = sorted(header, key=lambda name: header[name]["data_offsets"][0])
-    content[first if at == "first" else len(content) - 2] ^= 1
+    content[first if end == "first" else len(content) - 2] ^= 1
     path.write_bytes(content)
     (problem,) = refusal(out).problems
-    assert problem.path == f"{path}:{names[0 if at == 'first' else -1]}"
+    assert problem.path == f"{path}:{names[0 if end == 'first' else -1]}"
     assert "checksum" in problem.rule
 
 

@@ -1,4 +1,4 @@
-"""A base model that is tuned on conversations stops at what closes its answers, here and as transformers loads it."""
+"""A base model tuned on conversations stops at the token that closes its answers, here and in transformers."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ ROW = {"messages": [{"role": "user", "content": "who?"}, {"role": "assistant", "
 
 def base_folder(folder: Path, template: str | None) -> Path:
     """A base model whose configs name the end of a document, and whose template ends turns by another token."""
-    tiny.folder_of(tiny.theirs("qwen3", vocab_size=480), folder, dtype=torch.float32)
+    tiny.folder_of(tiny.their_model("qwen3", vocab_size=480), folder, dtype=torch.float32)
     files = chats.tokenizer_files(template or "")
     if template is None:
         del files["chat_template.jinja"]
@@ -72,15 +72,15 @@ def test_a_tuned_base_stops_at_what_closed_its_answers(tmp_path: Path):
     assert ending.reason == "end"
     assert "".join(pieces).strip().endswith("the Sun")
     save_checkpoint_as_folder(checkpoint, tmp_path / "out")
-    told = json.loads((tmp_path / "out" / "generation_config.json").read_text())
-    assert told == {"eos_token_id": [END_OF_TEXT, END_OF_TURN], "top_k": 20}
-    theirs, tokenizer = (each.from_pretrained(tmp_path / "out") for each in (AutoModelForCausalLM, AutoTokenizer))
-    asked = tokenizer.apply_chat_template(
+    config = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert config == {"eos_token_id": [END_OF_TEXT, END_OF_TURN], "top_k": 20}
+    model, tokenizer = (loader.from_pretrained(tmp_path / "out") for loader in (AutoModelForCausalLM, AutoTokenizer))
+    inputs = tokenizer.apply_chat_template(
         ROW["messages"][:1], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
-    made = theirs.generate(**asked, max_new_tokens=40, do_sample=False)[0, asked["input_ids"].shape[1] :]
-    assert int(made[-1]) == END_OF_TURN
-    assert len(made) < 40
+    output_ids = model.generate(**inputs, max_new_tokens=40, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    assert int(output_ids[-1]) == END_OF_TURN
+    assert len(output_ids) < 40
 
 
 @pytest.mark.slow
@@ -90,8 +90,8 @@ def test_an_exported_adapter_says_what_closes_its_answers(tmp_path: Path):
     values["train"]["num_steps"] = 1
     run(JobSpec.parse(expand(values, None)), tmp_path / "run", tmp_path / "cache")
     save_checkpoint_as_folder(newest(tmp_path / "run"), tmp_path / "out")
-    told = json.loads((tmp_path / "out" / "generation_config.json").read_text())
-    assert told["eos_token_id"] == [END_OF_TEXT, END_OF_TURN]
+    config = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert config["eos_token_id"] == [END_OF_TEXT, END_OF_TURN]
     assert (tmp_path / "out" / "adapter_config.json").exists()
 
 
@@ -105,28 +105,28 @@ TEMPLATE = (
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("has_own", [True, False])
 def test_a_template_for_training_is_used_and_does_not_replace_the_folder_s(has_own: bool, tmp_path: Path):
-    own = "{% for m in messages %}{{ m.content }}</s>{% endfor %}" if has_own else None
-    folder = base_folder(tmp_path / "hub", own)
-    given = tmp_path / "given.jinja"
-    given.write_text(TEMPLATE)
-    fields = {"chat_template": str(given), "template_arguments": {"mood": "!"}}
+    own_template = "{% for m in messages %}{{ m.content }}</s>{% endfor %}" if has_own else None
+    folder = base_folder(tmp_path / "hub", own_template)
+    template_file = tmp_path / "given.jinja"
+    template_file.write_text(TEMPLATE)
+    fields = {"chat_template": str(template_file), "template_arguments": {"mood": "!"}}
     values = job(folder, [ROW] * 16, tmp_path / "data", **fields)
     values["train"]["num_steps"] = 4
     values["checkpoint"]["every_steps"] = 2
     spec = JobSpec.parse(expand(values, None))
     build_task(spec).check_data([str(tmp_path)])
-    _, undisturbed = run(spec, tmp_path / "run", tmp_path / "cache")
+    _, full_run = run(spec, tmp_path / "run", tmp_path / "cache")
     run(spec, tmp_path / "resumed", tmp_path / "cache", control=RequestAfter("pause", 2))
-    given.write_text("another by now")
-    _, resumed = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
-    assert course(resumed) == course(undisturbed)[2:]
+    template_file.write_text("another by now")
+    _, resumed_run = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
+    assert course(resumed_run) == course(full_run)[2:]
     checkpoint = newest(tmp_path / "run")
     template = TrainedModel.load(checkpoint).generator._template()  # type: ignore[attr-defined]
     assert template.render_prompt("who?") == "[user]who?[assistant]!"
     for is_asked, name in ((False, "plain"), (True, "asked")):
         save_checkpoint_as_folder(checkpoint, tmp_path / name, chat_template=is_asked)
-        written = (tmp_path / name / "chat_template.jinja").read_text()
-        assert written == (TEMPLATE if is_asked or not has_own else own)
+        exported_template = (tmp_path / name / "chat_template.jinja").read_text()
+        assert exported_template == (TEMPLATE if is_asked or not has_own else own_template)
         assert str(tmp_path) not in (tmp_path / name / "README.md").read_text()
 
 

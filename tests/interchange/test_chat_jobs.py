@@ -1,4 +1,4 @@
-"""Jobs on conversations and preferences, beside a folder with a chat template."""
+"""Jobs on conversations and preferences that start from a folder with a chat template."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from tests.unit.train_runs import RequestAfter, course, run
 
 def chat_folder(folder: Path) -> Path:
     """A mixtral with a tokenizer of special tokens, and a chat template."""
-    tiny.folder_of(tiny.theirs("mixtral", vocab_size=480), folder, dtype=torch.float32)
+    tiny.folder_of(tiny.their_model("mixtral", vocab_size=480), folder, dtype=torch.float32)
     for name, content in chats.tokenizer_files(chats.STRUCTURES["llama"].source).items():
         (folder / name).write_bytes(content)
     return folder
@@ -51,25 +51,25 @@ def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, tmp_path
     (tmp_path / "data" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"corpus": corpus, "paths": [f"{tmp_path}/data/*"], "max_tokens": 512, "held_out": 0.2}
     optimizer = {"name": "adamw", "peak_lr": 2e-2}
-    expanded = chat_job(tmp_path / "hub", data=data, adapter={"rank": 2}, train={"optimizer": optimizer})
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", expanded["data"]["date"]), "the day of submission, from then on"
-    spec = JobSpec.parse(expanded)
-    whole, undisturbed = run(spec, tmp_path / "whole", tmp_path / "cache")
+    expanded_job = chat_job(tmp_path / "hub", data=data, adapter={"rank": 2}, train={"optimizer": optimizer})
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", expanded_job["data"]["date"]), "the day of submission, from then on"
+    spec = JobSpec.parse(expanded_job)
+    full_outcome, full_run = run(spec, tmp_path / "whole", tmp_path / "cache")
     run(spec, tmp_path / "resumed", tmp_path / "cache", control=RequestAfter("pause", 2))
     (tmp_path / "hub" / "chat_template.jinja").write_text("another by now")
-    outcome, resumed = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
+    outcome, resumed_run = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
     assert outcome.kind == "succeeded"
-    assert course(resumed) == course(undisturbed)[2:]
+    assert course(resumed_run) == course(full_run)[2:]
     save_checkpoint_as_folder(str(stored_in(tmp_path / "whole", 4)), tmp_path / "exported", merge=True)
     card = (tmp_path / "exported" / "README.md").read_text()
     assert corpus in card
     assert str(tmp_path / "data") not in card, "where the data lies here is nobody's business"
-    report = whole.report
+    report = full_outcome.report
     source = report.sources["conversations"]
     assert source.loss is not None
     assert len(report.completions) == 3
-    assert all(each.prompt.startswith("system\n\nToday: ") for each in report.completions)
-    losses = [metric["nll"] for metric in course(undisturbed)]
+    assert all(completion.prompt.startswith("system\n\nToday: ") for completion in report.completions)
+    losses = [metric["nll"] for metric in course(full_run)]
     if corpus == "preference":
         assert losses[0] == pytest.approx(math.log(2), abs=1e-6)
         assert min(losses) < losses[0]
@@ -95,11 +95,11 @@ def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, tmp_path
     ],
 )  # fmt: skip
 def test_wrong_specs_of_conversations_are_refused(changes, code, path, tmp_path):
-    expanded = chat_job(tmp_path / "hub")
+    expanded_job = chat_job(tmp_path / "hub")
     for part, fields in changes.items():
-        expanded[part] = {**expanded.get(part, {}), **fields}
+        expanded_job[part] = {**expanded_job.get(part, {}), **fields}
     with refused(code, path):
-        JobSpec.parse(expanded)
+        JobSpec.parse(expanded_job)
 
 
 def test_a_folder_without_a_template_is_refused_when_the_job_is_posted(tmp_path: Path):

@@ -19,12 +19,12 @@ from tests.refusals import refused
 
 @pytest.mark.parametrize("family", ["gpt_oss", "glm4_moe"])
 def test_a_checkpoints_tensors_are_written_as_the_hub_has_them(family: str, tmp_path: Path):
-    folder = tiny.folder_of(tiny.theirs(family), tmp_path / "hub")
+    folder = tiny.folder_of(tiny.their_model(family), tmp_path / "hub")
     spec = tiny.spec_of(tiny.config_of(folder))
     model = tiny.blank(spec)
     load_weights(str(folder), model, spec)
     checkpoint = Folder(str(tmp_path / "checkpoint"))
-    writer = ShardWriter({f"model.{name}": each.detach() for name, each in model.state_dict().items()})
+    writer = ShardWriter({f"model.{name}": tensor.detach() for name, tensor in model.state_dict().items()})
     writer.stage()
     writer.finish(checkpoint, [writer.write(checkpoint)])
     for path, content in Origin.of_folder(str(folder), spec).to_files().items():
@@ -42,7 +42,7 @@ def test_a_checkpoints_tensors_are_written_as_the_hub_has_them(family: str, tmp_
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
 def test_load_hf_and_save_hf_are_inverse(family: str, tmp_path: Path):
-    folder = tiny.folder_of(tiny.theirs(family), tmp_path / "hub", dtype=torch.float32)
+    folder = tiny.folder_of(tiny.their_model(family), tmp_path / "hub", dtype=torch.float32)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
     model = load_hf(folder, dtype=torch.float64)
     save_hf(model, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""What a config says that is not supported, and a job's `from` filled in."""
+"""Unsupported keys of a config, and a job's `from` filled in."""
 
 import json
 from contextlib import suppress
@@ -103,12 +103,12 @@ def test_a_key_that_has_no_default_is_required():
 def test_impossible_values_of_a_config_are_named_by_its_own_keys(tmp_path: Path, cannot: dict[str, Any]):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config("mixtral", **cannot)))
-    with pytest.raises(SpecError) as raised:
+    with pytest.raises(SpecError) as error:
         expand_model({"from": str(tmp_path)}, None)
-    named = [problem.path.removeprefix(f"{path}:").split(", ") for problem in raised.value.problems]
-    assert {key for keys in named for key in keys} >= cannot.keys()
-    assert len(named) == len(cannot)
-    assert all(problem.value in (*cannot.values(), -1.0) for problem in raised.value.problems)
+    key_lists = [problem.path.removeprefix(f"{path}:").split(", ") for problem in error.value.problems]
+    assert {key for keys in key_lists for key in keys} >= cannot.keys()
+    assert len(key_lists) == len(cannot)
+    assert all(problem.value in (*cannot.values(), -1.0) for problem in error.value.problems)
 
 
 def test_fields_of_the_job_replace_those_of_the_config(tmp_path: Path):
@@ -132,18 +132,18 @@ def test_another_model_type_is_refused(kind: Any):
 
 
 HUB = json.loads((Path(__file__).parent / "hub_configs.json").read_text())
-"""Configs as they lie on the hub."""
+"""Configs as published on the hub."""
 
 
 @pytest.mark.parametrize("preset", sorted(HUB))
 def test_the_hubs_configs_are_our_presets(preset: str):
-    published, known = (
+    hub_spec, preset_spec = (
         LanguageModelSpec(**describe_config(HUB[preset], "c").model_fields),
         model_spec({"preset": preset}),
     )
-    assert published.moe.shared_hidden_dim == known.moe.shared_hidden_dim
-    assert published.num_parameters() == known.num_parameters()
-    assert published.attention == known.attention
+    assert hub_spec.moe.shared_hidden_dim == preset_spec.moe.shared_hidden_dim
+    assert hub_spec.num_parameters() == preset_spec.num_parameters()
+    assert hub_spec.attention == preset_spec.attention
 
 
 @pytest.fixture
@@ -158,28 +158,28 @@ JOB: dict[str, Any] = {"name": "t", "data": {"corpus": "catalogs", "target": "en
 
 
 def test_from_fills_in_every_dimension_and_fields_beside_it_win(folder: Path):
-    given_ = {"from": str(folder), "norm_eps": 1e-3, "moe": {"bias_update_rate": 0.001}}
-    expanded = expand({**JOB, "model": given_}, [str(folder.parent)])
-    assert {key: expanded[key] for key in JOB} == JOB
-    spec = model_spec(expanded["model"])
+    model = {"from": str(folder), "norm_eps": 1e-3, "moe": {"bias_update_rate": 0.001}}
+    expanded_job = expand({**JOB, "model": model}, [str(folder.parent)])
+    assert {key: expanded_job[key] for key in JOB} == JOB
+    spec = model_spec(expanded_job["model"])
     assert (spec.from_folder, spec.norm_eps) == (str(folder), 1e-3)
     assert (spec.moe.bias_update_rate, spec.moe.num_experts, spec.moe.routing.has_selection_bias) == (0.001, 4, True)
     filled_in = spec.model_dump(mode="json")
-    again = {**JOB, "model": filled_in}
-    assert expand(again, [str(folder.parent)]) == again
+    second_job = {**JOB, "model": filled_in}
+    assert expand(second_job, [str(folder.parent)]) == second_job
     by_hand = {**JOB, "model": {**filled_in, "from_config": None}}
     assert expand(by_hand, []) == by_hand, "nothing is looked up"
 
 
 def test_fields_that_one_folder_filled_in_are_refused_with_another(folder: Path):
-    """Stored specs whose `from` is changed by hand: tensors have the same shapes, and mean others."""
+    """Stored specs whose `from` is changed by hand: tensors have the same shapes, and another meaning."""
     filled_in = model_spec(expand_model({"from": str(folder)}, None)).model_dump(mode="json")
-    other = folder.parent / "other"
-    other.mkdir()
-    (other / "config.json").write_text(json.dumps(config("deepseek_v3", rms_norm_eps=1e-3)))
+    other_folder = folder.parent / "other"
+    other_folder.mkdir()
+    (other_folder / "config.json").write_text(json.dumps(config("deepseek_v3", rms_norm_eps=1e-3)))
     with refused("changed", "model.from"):
-        expand_model({**filled_in, "from": str(other)}, None)
-    assert expand_model({"from": str(other)}, None)["norm_eps"] == 1e-3
+        expand_model({**filled_in, "from": str(other_folder)}, None)
+    assert expand_model({"from": str(other_folder)}, None)["norm_eps"] == 1e-3
 
 
 def test_other_jobs_pass_unchanged():
@@ -192,11 +192,11 @@ def test_from_reads_nothing_outside_the_roots(folder: Path, tmp_path: Path):
     (tmp_path / "other").mkdir()
     (tmp_path / "root" / "link").symlink_to(tmp_path)
     roots = [str(tmp_path / "root")]
-    for outside in (tmp_path / "other", tmp_path / "root" / "link" / "other", "relative", "http://h/m",
+    for path in (tmp_path / "other", tmp_path / "root" / "link" / "other", "relative", "http://h/m",
                     tmp_path / "root" / ".." / "other"):  # fmt: skip
-        with pytest.raises(SpecError) as raised:
-            expand_model({"from": str(outside)}, roots)
-        assert raised.value.problems[0].path == "model.from"
+        with pytest.raises(SpecError) as error:
+            expand_model({"from": str(path)}, roots)
+        assert error.value.problems[0].path == "model.from"
 
 
 @pytest.mark.parametrize(

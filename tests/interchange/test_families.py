@@ -27,13 +27,13 @@ WHERE = ("_name_or_path", "transformers_version")
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A family's name, and a folder with a tiny model of it in both layouts."""
     folder = tmp_path_factory.mktemp(request.param)
-    model = tiny.theirs(request.param)
+    model = tiny.their_model(request.param)
     tiny.folder_of(model, folder / "hub")
     tiny.folder_of(model, folder / "fused", original=False)
     return request.param, folder
 
 
-def loaded(folder: Path) -> tuple[LanguageModelSpec, torch.nn.Module]:
+def load_model(folder: Path) -> tuple[LanguageModelSpec, torch.nn.Module]:
     spec = tiny.spec_of(tiny.config_of(folder))
     model = tiny.blank(spec)
     load_weights(str(folder), model, spec)
@@ -45,19 +45,19 @@ def loaded(folder: Path) -> tuple[LanguageModelSpec, torch.nn.Module]:
 def test_a_folder_comes_back_with_every_byte_in_the_hubs_layout(family: tuple[str, Path], layout: str, tmp_path: Path):
     """Our tensors themselves are compared by what they compute, in tests/language/test_families.py."""
     name, folder = family
-    spec, model = loaded(folder / layout)
+    spec, model = load_model(folder / layout)
     origin = Origin.of_folder(str(folder / layout), spec)
     save_folder(spec, ModelSource(model), tmp_path / "out", origin=origin, max_shard_bytes=20_000)
     tiny.same_tensors(tiny.tensors_of(folder / "hub"), tiny.tensors_of(tmp_path / "out"))
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 1
-    before, after = (AutoConfig.from_pretrained(each).to_dict() for each in (folder / layout, tmp_path / "out"))
+    before, after = (AutoConfig.from_pretrained(path).to_dict() for path in (folder / layout, tmp_path / "out"))
     assert after == {**BY_TYPE[name].constant_keys, **before, "_name_or_path": after["_name_or_path"]}
 
 
 @pytest.mark.sample(6)
 def test_a_folder_written_without_its_origin_has_the_same_logits(family: tuple[str, Path], tmp_path: Path):
     _, folder = family
-    spec, model = loaded(folder / "hub")
+    spec, model = load_model(folder / "hub")
     save_folder(spec, ModelSource(model), tmp_path / "new", dtype=torch.float32)
     as_float32 = {"dtype": torch.float32, "experts_implementation": "eager"}
     before = AutoModelForCausalLM.from_pretrained(folder / "hub", **as_float32)
@@ -71,9 +71,9 @@ def test_a_folder_written_without_its_origin_has_the_same_logits(family: tuple[s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_config_of_nothing_but_its_type_means_what_transformers_takes_it_for(name: str):
-    required = {"deepseek_v2": {"num_experts_per_tok": 6}, "glm4_moe": {"hidden_size": 12288}}.get(name, {})
-    bare = LanguageModelSpec(**describe_config({"model_type": name, **required}, "c").model_fields)
-    full = AutoConfig.for_model(name, **required).to_dict()
+    required_keys = {"deepseek_v2": {"num_experts_per_tok": 6}, "glm4_moe": {"hidden_size": 12288}}.get(name, {})
+    bare = LanguageModelSpec(**describe_config({"model_type": name, **required_keys}, "c").model_fields)
+    full = AutoConfig.for_model(name, **required_keys).to_dict()
     assert meaning(bare) == meaning(LanguageModelSpec(**describe_config(full, "c").model_fields))
 
 
@@ -99,51 +99,51 @@ ROPES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gpt_oss", "glm4_moe"])
 @pytest.mark.parametrize("rope", ROPES, ids=range(len(ROPES)))
 def test_positions_are_read_as_transformers_reads_them(name: str, rope: dict[str, Any]):
-    base = {key: each for key, each in {**tiny._BASE, **tiny.CONFIGS[name]}.items() if key != "rope_parameters"}
-    theirs = AutoConfig.for_model(name, **base, **rope)
-    ours = tiny.spec_of({"model_type": name, **base, **rope}).attention.rope
-    told = theirs.rope_parameters
-    assert ours.base == told["rope_theta"]
-    assert ours.fraction == told.get("partial_rotary_factor", 1.0)
-    kind = told["rope_type"]
-    assert (ours.scaling.kind if ours.scaling else "default") == kind
-    if ours.scaling is None:
+    base = {key: value for key, value in {**tiny._BASE, **tiny.CONFIGS[name]}.items() if key != "rope_parameters"}
+    config = AutoConfig.for_model(name, **base, **rope)
+    rope_spec = tiny.spec_of({"model_type": name, **base, **rope}).attention.rope
+    parameters = config.rope_parameters
+    assert rope_spec.base == parameters["rope_theta"]
+    assert rope_spec.fraction == parameters.get("partial_rotary_factor", 1.0)
+    kind = parameters["rope_type"]
+    assert (rope_spec.scaling.kind if rope_spec.scaling else "default") == kind
+    if rope_spec.scaling is None:
         return
     for key, field in (("factor", "factor"), ("beta_fast", "beta_fast"), ("mscale", "mscale")):
-        if told.get(key) is not None:
-            assert getattr(ours.scaling, field) == told[key]
+        if parameters.get(key) is not None:
+            assert getattr(rope_spec.scaling, field) == parameters[key]
     if kind in ("llama3", "yarn"):
-        assert ours.scaling.original_tokens == told["original_max_position_embeddings"]
+        assert rope_spec.scaling.original_tokens == parameters["original_max_position_embeddings"]
     if kind == "dynamic":
-        assert ours.scaling.original_tokens == theirs.max_position_embeddings
+        assert rope_spec.scaling.original_tokens == config.max_position_embeddings
 
 
 def configs() -> st.SearchStrategy[dict[str, Any]]:
-    """Configs of any family, with keys of all kinds in other states."""
+    """Random configs of any family, with keys of all kinds."""
 
-    def of(name: str) -> st.SearchStrategy[dict[str, Any]]:
+    def configs_of(name: str) -> st.SearchStrategy[dict[str, Any]]:
         changes: dict[str, Any] = {
             "num_hidden_layers": st.integers(2, 6),
             "tie_word_embeddings": st.booleans(),
             "rms_norm_eps": st.sampled_from([1e-5, 1e-6]),
             "vocab_size": st.integers(8, 60),
         }
-        known = BY_TYPE[name].defaults
+        known_keys = BY_TYPE[name].defaults
         for key in ("attention_bias", "qkv_bias", "norm_topk_prob", "use_qk_norm", "rope_interleave"):
-            if key in known:
+            if key in known_keys:
                 changes[key] = st.booleans()
         if name in ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3"):
             changes["sliding_window"] = st.integers(1, 99)
-        if "use_sliding_window" in known:
+        if "use_sliding_window" in known_keys:
             changes["use_sliding_window"] = st.booleans()
-        if "max_window_layers" in known:
+        if "max_window_layers" in known_keys:
             changes["max_window_layers"] = st.integers(-2, 7)
-        if "mlp_only_layers" in known or "decoder_sparse_step" in known:
+        if "mlp_only_layers" in known_keys or "decoder_sparse_step" in known_keys:
             changes["decoder_sparse_step"] = st.integers(1, 2)
             changes["mlp_only_layers"] = st.sampled_from([[], [0], [2], [0, 30]])
-        if "first_k_dense_replace" in known:
+        if "first_k_dense_replace" in known_keys:
             changes["first_k_dense_replace"] = st.integers(0, 1)
-        if "q_lora_rank" in known:
+        if "q_lora_rank" in known_keys:
             changes["q_lora_rank"] = st.sampled_from([None, 14])
         if name == "qwen3_next":
             changes["full_attention_interval"] = st.integers(2, 3)
@@ -151,10 +151,10 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
             changes["shared_intermediate_size"] = st.sampled_from([0, 12])
         if name == "olmoe":
             changes["clip_qkv"] = st.sampled_from([None, 4.0])
-        fixed = {"model_type": name, **tiny._BASE, **tiny.CONFIGS[name]}
-        return st.fixed_dictionaries(changes).map(lambda changed: {**fixed, **changed})
+        base = {"model_type": name, **tiny._BASE, **tiny.CONFIGS[name]}
+        return st.fixed_dictionaries(changes).map(lambda values: {**base, **values})
 
-    return st.sampled_from(NAMES).flatmap(of)
+    return st.sampled_from(NAMES).flatmap(configs_of)
 
 
 @given(configs())
@@ -162,14 +162,14 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
 def test_any_config_means_what_transformers_writes_of_it_and_comes_back(config: dict[str, Any]):
     name = config["model_type"]
     spec = tiny.spec_of(config)
-    rest = {key: each for key, each in config.items() if key != "model_type"}
+    rest = {key: value for key, value in config.items() if key != "model_type"}
     full = AutoConfig.for_model(name, **rest).to_dict()
     assert meaning(tiny.spec_of(full)) == meaning(spec)
-    again = new_config(spec, BY_TYPE[name], "bfloat16")
-    assert list(differences(spec, again)) == []
-    keys = {key: each for key, each in again.items() if key not in ("model_type", "architectures", "dtype")}
-    theirs = AutoConfig.for_model(name, **keys).to_dict()
-    assert meaning(tiny.spec_of(theirs)) == meaning(spec)
+    second_config = new_config(spec, BY_TYPE[name], "bfloat16")
+    assert list(differences(spec, second_config)) == []
+    keys = {key: value for key, value in second_config.items() if key not in ("model_type", "architectures", "dtype")}
+    round_trip = AutoConfig.for_model(name, **keys).to_dict()
+    assert meaning(tiny.spec_of(round_trip)) == meaning(spec)
 
 
 @pytest.mark.parametrize(
@@ -186,10 +186,10 @@ def test_published_models_have_a_family(preset: str, model_type: str):
 
 def test_a_model_that_no_family_has_is_refused_with_all_reasons():
     spec = tiny.spec_of({"model_type": "mixtral", **tiny._BASE, **tiny.CONFIGS["mixtral"]})
-    changed = LanguageModelSpec(**{**spec.model_dump(), "embedding_multiplier": 3.0, "norm_eps": 1e-3})
-    with pytest.raises(SpecError) as raised:
-        build_config(changed, None, "bfloat16")
-    problems = raised.value.problems
+    changed_spec = LanguageModelSpec(**{**spec.model_dump(), "embedding_multiplier": 3.0, "norm_eps": 1e-3})
+    with pytest.raises(SpecError) as error:
+        build_config(changed_spec, None, "bfloat16")
+    problems = error.value.problems
     assert len(problems) == 1 + len(FAMILIES)
     assert problems[1].value == "mixtral"
     assert "embedding_multiplier (=3.0) would be 1.0" in problems[1].rule
@@ -199,9 +199,9 @@ def test_a_model_that_no_family_has_is_refused_with_all_reasons():
 def test_what_was_written_beside_from_is_in_the_config_of_an_export():
     config = tiny.config_of_family("qwen3_moe")
     spec = tiny.spec_of(config, norm_eps=1e-3)
-    found = build_config(spec, config, "float32")
-    assert found["rms_norm_eps"] == 1e-3
-    assert found["dtype"] == "float32"
-    kept = config.keys() & found.keys()
-    assert {key for key in kept if config[key] != found[key]} == {"rms_norm_eps", "dtype"}
-    assert config.keys() - found.keys() == {"num_local_experts"}, "which transformers 4 calls num_experts"
+    export_config = build_config(spec, config, "float32")
+    assert export_config["rms_norm_eps"] == 1e-3
+    assert export_config["dtype"] == "float32"
+    shared_keys = config.keys() & export_config.keys()
+    assert {key for key in shared_keys if config[key] != export_config[key]} == {"rms_norm_eps", "dtype"}
+    assert config.keys() - export_config.keys() == {"num_local_experts"}, "which transformers 4 calls num_experts"

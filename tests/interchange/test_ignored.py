@@ -1,4 +1,4 @@
-"""Keys of published folders, and of those that trainers write, that change nothing of what is computed."""
+"""Keys of published folders, and of trainers' folders, that do not change the computation."""
 
 import json
 from io import StringIO
@@ -44,8 +44,8 @@ def test_keys_that_change_nothing_are_accepted(family: str, keys: dict[str, Any]
 
 
 def test_keys_of_generation_that_a_config_may_have_are_known():
-    written = GenerationConfig().to_dict().keys()
-    assert not [key for key in written if any(key not in known_keys(family) for family in FAMILIES)]
+    config_keys = GenerationConfig().to_dict().keys()
+    assert not [key for key in config_keys if any(key not in known_keys(family) for family in FAMILIES)]
 
 
 @pytest.fixture
@@ -74,10 +74,10 @@ def test_a_loss_of_routers_needs_a_coefficient_of_the_job(folder: Path):
 def test_a_plan_tells_what_was_ignored(folder: Path):
     spec = JobSpec.parse(expand(job(folder, aux_coefficient=0.01), None))
     plan = plan_on_cluster(spec, Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=8 * 1024**3))
-    (line,) = (each for each in plan.reasons if each.startswith("ignored config.json keys: "))
+    (line,) = (reason for reason in plan.reasons if reason.startswith("ignored config.json keys: "))
     screen = StringIO()
     Console(file=screen, width=1000).print(short_plan_view(plan, "1 node"))
-    (shown,) = (each for each in screen.getvalue().splitlines() if each.startswith("ignored "))
+    (screen_line,) = (row for row in screen.getvalue().splitlines() if row.startswith("ignored "))
     for key in ("attention_dropout=0.1", "output_router_logits=True", "unsloth_version='2026.4.2'"):
         assert key in line
-        assert key in shown
+        assert key in screen_line

@@ -1,4 +1,4 @@
-"""A job that begins with a folder, and its checkpoint as one again."""
+"""A job that starts from a folder, and its checkpoint exported as a folder."""
 
 import json
 from dataclasses import replace
@@ -34,9 +34,9 @@ MIXTRAL = {"num_experts": 4, "hidden_dim": 24, "router": "softmax_topk", "top_k"
 
 
 def with_tiktoken(folder: Path, *special: str, **config: Any) -> Path:
-    """Put a tiktoken file and these special tokens beside a model."""
+    """Add a tiktoken file and these special tokens to a model's folder."""
     (folder / "tiktoken.model").write_bytes(FILE)
-    decoder = {str(len(RANKS) + at): {"content": name} for at, name in enumerate(special)}
+    decoder = {str(len(RANKS) + index): {"content": name} for index, name in enumerate(special)}
     (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder, **config}))
     return folder
 
@@ -44,7 +44,7 @@ def with_tiktoken(folder: Path, *special: str, **config: Any) -> Path:
 def mixtral(
     folder: Path, tokenizer_config: dict[str, Any] | None = None, dtype: torch.dtype = torch.bfloat16, **changes: Any
 ) -> Path:
-    tiny.folder_of(tiny.theirs("mixtral", vocab_size=640), folder, dtype=dtype)
+    tiny.folder_of(tiny.their_model("mixtral", vocab_size=640), folder, dtype=dtype)
     (folder / "generation_config.json").unlink()
     (folder / "config.json").write_text(json.dumps({**tiny.config_of(folder), **changes}))
     return with_tiktoken(folder, "[BOS]", "[EOS]", **(tokenizer_config or {}))
@@ -53,14 +53,14 @@ def mixtral(
 def further(
     folder: Path, tmp_path: Path, num_steps: int = 4, moe: dict[str, Any] | None = None, **model: Any
 ) -> JobSpec:
-    """A job that goes on from a folder's model."""
-    given = {
+    """A job that continues training a folder's model."""
+    fields = {
         "name": "further", "data": documents(tmp_path / "data"),
         "model": {"from": str(folder), "moe": {"group_tokens": 128, **(moe or {})}, **model},
         "train": {"num_steps": num_steps, "batch_tokens": 128, "optimizer": {"name": "adamw", "peak_lr": 1e-2}},
         "resources": {"num_workers": 1}, "checkpoint": {"every_steps": 2},
     }  # fmt: skip
-    return JobSpec.parse(expand(given, None))
+    return JobSpec.parse(expand(fields, None))
 
 
 def stored_in(storage: Path, step: int) -> Path:
@@ -74,18 +74,18 @@ def with_adapter(spec: JobSpec, **adapter: Any) -> JobSpec:
 
 
 def test_a_folder_is_trained_and_exported_again(tmp_path: Path):
-    folder = tiny.folder_of(tiny.theirs("deepseek_v3", vocab_size=640), tmp_path / "hub")
+    folder = tiny.folder_of(tiny.their_model("deepseek_v3", vocab_size=640), tmp_path / "hub")
     with_tiktoken(folder, "[BOS]")
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
     run(further(folder, tmp_path, 2, {"bias_update_rate": 0.01}), tmp_path / "storage", tmp_path / "cache")
     save_checkpoint_as_folder(str(stored_in(tmp_path / "storage", 2)), tmp_path / "out")
     before, after = tiny.tensors_of(folder), tiny.tensors_of(tmp_path / "out")
-    forms = [{name: (tensor.dtype, tensor.shape) for name, tensor in of.items()} for of in (before, after)]
+    forms = [{name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()} for tensors in (before, after)]
     assert forms[0] == forms[1]
-    changed = [name for name in before if not torch.equal(before[name], after[name])]
-    assert any(name.endswith("e_score_correction_bias") for name in changed)
-    assert any(".experts.3.down_proj" in name for name in changed)
+    changed_names = [name for name in before if not torch.equal(before[name], after[name])]
+    assert any(name.endswith("e_score_correction_bias") for name in changed_names)
+    assert any(".experts.3.down_proj" in name for name in changed_names)
     _, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
@@ -102,7 +102,7 @@ def test_a_run_resumes_without_its_folder_and_with_a_changed_license(tmp_path: P
     folder = mixtral(tmp_path / "hub")
     (folder / "LICENSE").write_text("as you like")
     spec = further(folder, tmp_path)
-    _, undisturbed = run(spec, tmp_path / "whole", tmp_path / "cache")
+    _, full_run = run(spec, tmp_path / "whole", tmp_path / "cache")
     for name in ("changed", "moved"):
         run(spec, tmp_path / name, tmp_path / "cache", control=RequestAfter("pause", 2))
     (folder / "LICENSE").write_text("as you wish")
@@ -110,7 +110,7 @@ def test_a_run_resumes_without_its_folder_and_with_a_changed_license(tmp_path: P
     assert outcome.kind == "succeeded"
     folder.rename(tmp_path / "elsewhere")
     _, without_folder = run(spec, tmp_path / "moved", tmp_path / "other cache", attempt=2)
-    assert course(with_change) == course(without_folder) == course(undisturbed)[2:]
+    assert course(with_change) == course(without_folder) == course(full_run)[2:]
     save_checkpoint_as_folder(str(stored_in(tmp_path / "moved", 4)), tmp_path / "out")
     assert (tmp_path / "out" / "LICENSE").read_text() == "as you like", "what the run began with"
     with refused("not_found", "model.from"):
@@ -124,16 +124,16 @@ def test_an_adapter_is_its_checkpoint_and_resumes_beside_the_same_base_only(tmp_
 
     folder = mixtral(tmp_path / "hub", dtype=torch.float32)
     spec = with_adapter(further(folder, tmp_path), rank=2)
-    _, undisturbed = run(spec, tmp_path / "whole", tmp_path / "cache")
+    _, full_run = run(spec, tmp_path / "whole", tmp_path / "cache")
     for name in ("resumed", "moved", "changed"):
         run(spec, tmp_path / name, tmp_path / "cache", control=RequestAfter("pause", 2))
-    stored = StoredParts(Folder(str(stored_in(tmp_path / "moved", 2)))).names()
-    assert all(name.endswith(("_lora_a", "_lora_b")) for name in stored)
-    outcome, resumed = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
+    stored_names = StoredParts(Folder(str(stored_in(tmp_path / "moved", 2)))).names()
+    assert all(name.endswith(("_lora_a", "_lora_b")) for name in stored_names)
+    outcome, resumed_run = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
     assert outcome.kind == "succeeded"
-    assert course(resumed) == course(undisturbed)[2:]
+    assert course(resumed_run) == course(full_run)[2:]
     checkpoint = stored_in(tmp_path / "resumed", 4)
-    trained = TrainedModel.load(str(checkpoint))
+    trained_model = TrainedModel.load(str(checkpoint))
 
     for merge, name in ((False, "adapter"), (True, "merged")):
         save_checkpoint_as_folder(str(checkpoint), tmp_path / name, merge=merge)
@@ -144,17 +144,19 @@ def test_an_adapter_is_its_checkpoint_and_resumes_beside_the_same_base_only(tmp_
         assert line in card
     assert str(tmp_path) not in card
     assert "- Loads in: transformers 5 and 4 " in (tmp_path / "merged" / "README.md").read_text()
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    base_model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokens = torch.arange(4, 24)[None]
     with torch.no_grad():
-        base = theirs(tokens, use_cache=False).logits
-        adapted = PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()(tokens, use_cache=False).logits
-        ours = trained.model(tokens)
-        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
-        of_merged = merged(tokens, use_cache=False).logits
-    changed = (base - adapted).abs().mean()
-    assert (ours - adapted).abs().mean() < 1e-3 * changed
-    assert (of_merged - adapted).abs().mean() < 1e-3 * changed
+        base = base_model(tokens, use_cache=False).logits
+        adapter_logits = (
+            PeftModel.from_pretrained(base_model, tmp_path / "adapter").eval()(tokens, use_cache=False).logits
+        )
+        own_logits = trained_model.model(tokens)
+        merged_model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
+        of_merged = merged_model(tokens, use_cache=False).logits
+    change = (base - adapter_logits).abs().mean()
+    assert (own_logits - adapter_logits).abs().mean() < 1e-3 * change
+    assert (of_merged - adapter_logits).abs().mean() < 1e-3 * change
     run(further(folder, tmp_path), tmp_path / "plain", tmp_path / "cache")
     with pytest.raises(CheckpointError, match="has no adapters"):
         save_checkpoint_as_folder(str(stored_in(tmp_path / "plain", 4)), tmp_path / "none", merge=True)
@@ -167,9 +169,9 @@ def test_an_adapter_is_its_checkpoint_and_resumes_beside_the_same_base_only(tmp_
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with refused("mismatch", "model.from"):
         run(spec, tmp_path / "changed", tmp_path / "cache", attempt=2)
-    started = {**further(folder, tmp_path, 6).model_dump(mode="json"), "start_from": {"job": "job-another"}}
+    fork_fields = {**further(folder, tmp_path, 6).model_dump(mode="json"), "start_from": {"job": "job-another"}}
     with refused("mismatch", "model.from"):
-        run(with_adapter(JobSpec.parse(started), rank=2), tmp_path / "started", tmp_path / "cache")
+        run(with_adapter(JobSpec.parse(fork_fields), rank=2), tmp_path / "started", tmp_path / "cache")
     for use in (TrainedModel.load, lambda path: save_checkpoint_as_folder(path, tmp_path / "later", merge=True)):
         with pytest.raises((CheckpointError, SpecError), match=r"this adapter was trained on those with digest"):
             use(str(checkpoint))
@@ -182,46 +184,52 @@ def test_an_adapter_is_its_checkpoint_and_resumes_beside_the_same_base_only(tmp_
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT's own use
 @pytest.mark.parametrize(
-    "base", [*(pytest.param(each, marks=pytest.mark.grid) for each in ("bfloat16", "int8")), "nf4"]
+    "base", [*(pytest.param(dtype, marks=pytest.mark.grid) for dtype in ("bfloat16", "int8")), "nf4"]
 )
 def test_an_adapter_on_a_quantized_base_resumes_and_is_merged_into_the_folder_s_own_weights(tmp_path: Path, base: str):
     from peft import PeftModel  # takes seconds, in each process that collects this file
 
     folder = mixtral(tmp_path / "hub", dtype=torch.float32)
     spec = with_adapter(further(folder, tmp_path), rank=2, base=base)
-    _, undisturbed = run(spec, tmp_path / "whole", tmp_path / "cache")
+    _, full_run = run(spec, tmp_path / "whole", tmp_path / "cache")
     _, wide = run(with_adapter(further(folder, tmp_path), rank=2), tmp_path / "wide", tmp_path / "cache")
-    assert course(undisturbed) != course(wide)
+    assert course(full_run) != course(wide)
     run(spec, tmp_path / "resumed", tmp_path / "cache", control=RequestAfter("pause", 2))
-    stored = StoredParts(Folder(str(stored_in(tmp_path / "resumed", 2)))).names()
-    assert all(name.endswith(("_lora_a", "_lora_b")) for name in stored)
-    _, resumed = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
-    assert course(resumed) == course(undisturbed)[2:]
-    assert describe_base(spec.model.parameters(), 4) in [log["message"] for log in undisturbed.logs]
+    stored_names = StoredParts(Folder(str(stored_in(tmp_path / "resumed", 2)))).names()
+    assert all(name.endswith(("_lora_a", "_lora_b")) for name in stored_names)
+    _, resumed_run = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
+    assert course(resumed_run) == course(full_run)[2:]
+    assert describe_base(spec.model.parameters(), 4) in [log["message"] for log in full_run.logs]
     with refused("conflict", "model.adapter.base", "float32"):
         run(with_adapter(further(folder, tmp_path), rank=2), tmp_path / "resumed", tmp_path / "cache", attempt=3)
 
     checkpoint = stored_in(tmp_path / "resumed", 4)
     save_checkpoint_as_folder(str(checkpoint), tmp_path / "merged", merge=True)
-    before, merged = tiny.tensors_of(folder), tiny.tensors_of(tmp_path / "merged")
+    before, merged_tensors = tiny.tensors_of(folder), tiny.tensors_of(tmp_path / "merged")
     parts = StoredParts(Folder(str(checkpoint)))
     name, query = "layers.1.attention.query.weight", "model.layers.1.self_attn.q_proj.weight"
     a, b = (parts.read(f"model.{name}{part}", tuple((0, size) for size in parts.shape(f"model.{name}{part}")))
             for part in ("_lora_a", "_lora_b"))  # fmt: skip
-    assert torch.equal(merged[query], before[query] + b @ a)
-    assert torch.equal(merged["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
+    assert torch.equal(merged_tensors[query], before[query] + b @ a)
+    assert torch.equal(merged_tensors["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
 
     save_checkpoint_as_folder(str(checkpoint), tmp_path / "adapter")
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    base_model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     theirs_merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
     model = TrainedModel.load(str(checkpoint)).model
-    assert {each.form for each in spec.model.parameters() if each.name in quant_schemes_of(model)} == {base}
+    assert {parameter.form for parameter in spec.model.parameters() if parameter.name in quant_schemes_of(model)} == {
+        base
+    }
     tokens = torch.arange(4, 24)[None]
     with torch.no_grad():
-        ours, of_merged = model(tokens), theirs_merged(tokens, use_cache=False).logits
-        adapted = PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()(tokens, use_cache=False).logits
-    apart = (ours - of_merged).abs().mean()
-    assert (adapted - of_merged).abs().mean() < 1e-3 * apart, "apart by what the base has lost, and by that alone"
+        own_logits, of_merged = model(tokens), theirs_merged(tokens, use_cache=False).logits
+        adapter_logits = (
+            PeftModel.from_pretrained(base_model, tmp_path / "adapter").eval()(tokens, use_cache=False).logits
+        )
+    apart = (own_logits - of_merged).abs().mean()
+    assert (adapter_logits - of_merged).abs().mean() < 1e-3 * apart, (
+        "apart by what the base has lost, and by that alone"
+    )
 
 
 EOS = len(RANKS) + 1
@@ -251,12 +259,12 @@ def test_end_tokens_are_those_of_transformers(tmp_path: Path, config_eos, genera
         with refused("missing", "model.from"):
             model_tokenizer(spec, None)
         return
-    ours = model_tokenizer(spec, None)
-    assert (ours.eos_id, ours.ends) == (eos, ends)
-    theirs = AutoModelForCausalLM.from_pretrained(folder).generation_config.eos_token_id
-    if theirs is not None:  # their models do not know of a tokenizer's end token
-        assert {eos, *ends} >= set(theirs if isinstance(theirs, list) else [theirs])
-    assert ModelTokenizer.of_files(ours.all_files()) == replace(ours, files=dict(ours.files))
+    own_tokenizer = model_tokenizer(spec, None)
+    assert (own_tokenizer.eos_id, own_tokenizer.ends) == (eos, ends)
+    reference_ids = AutoModelForCausalLM.from_pretrained(folder).generation_config.eos_token_id
+    if reference_ids is not None:  # their models do not know of a tokenizer's end token
+        assert {eos, *ends} >= set(reference_ids if isinstance(reference_ids, list) else [reference_ids])
+    assert ModelTokenizer.of_files(own_tokenizer.all_files()) == replace(own_tokenizer, files=dict(own_tokenizer.files))
 
 
 def test_a_model_from_random_weights_exports_its_longest_text(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Folders into models: on several ranks, decoded, carried through."""
+"""Folders into models: on several ranks, with quantized tensors decoded and untrained ones kept."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,18 +34,18 @@ MESHES: dict[int, dict[str, int]] = {
 def on_a_rank(folder: str, out: str, degrees: dict[str, int], upcycle: dict[str, Any] | None = None) -> tuple[int, int]:
     """Load a folder into this rank's part, compare it with the whole, and write it with the others; return the number
     of elements of the part and of the whole. `upcycle` makes a mixture of a dense folder's model."""
-    given = {"from": folder} if upcycle is None else {"from": folder, "upcycle": upcycle}
-    spec, layout = model_spec(expand_model(given, None)), Layout.over(degrees)
-    model, whole = tiny.placed(spec, layout), tiny.blank(spec)
+    fields = {"from": folder} if upcycle is None else {"from": folder, "upcycle": upcycle}
+    spec, layout = model_spec(expand_model(fields, None)), Layout.over(degrees)
+    model, full_model = tiny.sharded_model(spec, layout), tiny.blank(spec)
     load_weights(folder, model, spec, layout, seed=5)
-    load_weights(folder, whole, spec, seed=5)
+    load_weights(folder, full_model, spec, seed=5)
     num_elements = 0
     for parameter in local_parameters(model):
-        place = tuple(slice(*within) for within in extent(parameter.part, layout))
-        assert torch.equal(parameter.local, whole.get_parameter(parameter.name)[place]), parameter.name
+        place = tuple(slice(*bounds) for bounds in extent(parameter.part, layout))
+        assert torch.equal(parameter.local, full_model.get_parameter(parameter.name)[place]), parameter.name
         num_elements += parameter.local.numel()
     for name, buffer in model.named_buffers():
-        assert torch.equal(buffer, whole.get_buffer(name)), name
+        assert torch.equal(buffer, full_model.get_buffer(name)), name
     origin = Origin.of_folder(folder, spec)
     save_folder(spec, ModelSource(model, layout), out, origin=origin, max_shard_bytes=20_000)
     layout.close()
@@ -58,14 +58,14 @@ def on_a_rank(folder: str, out: str, degrees: dict[str, int], upcycle: dict[str,
 def test_each_rank_has_its_part_and_together_they_write_the_same_folder(family, world_size, hub, tmp_path, ranks):
     folder = hub(family)
     sizes = ranks[world_size].run(on_a_rank, str(folder), str(tmp_path / "out"), MESHES[world_size])
-    assert all(part < whole for part, whole in sizes)
+    assert all(part < total for part, total in sizes)
     tiny.same_tensors(tiny.tensors_of(folder), tiny.tensors_of(tmp_path / "out"))
 
 
 def fault_of_rank(folder: str, out: str | None) -> str:
     """Load this rank's part and write the folder `out`; return the message of the failure."""
     spec, layout = tiny.spec_of(tiny.config_of(folder)), Layout.over(MESHES[2])
-    model = tiny.placed(spec, layout)
+    model = tiny.sharded_model(spec, layout)
     try:
         load_weights(folder, model, spec, layout)
         save_folder(spec, ModelSource(model, layout), out)
@@ -112,11 +112,11 @@ def test_mxfp4_is_decoded_as_transformers_decodes_it(hub: Callable[..., Path], t
 
     rewrite(folder, quantize)
     reconfigure(folder, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
-    model, written = round_trip(folder, tmp_path / "out")
+    model, output = round_trip(folder, tmp_path / "out")
     first = expected["model.layers.0.mlp.experts.gate_up_proj"].float()
     assert torch.equal(model.get_parameter("layers.0.feed_forward.moe.experts.w_gate"), first[:, :, ::2])
     for name, tensor in expected.items():
-        assert torch.equal(written[name], tensor), name
+        assert torch.equal(output[name], tensor), name
     assert "quantization_config" not in tiny.config_of(tmp_path / "out")
 
 
@@ -142,12 +142,12 @@ def test_fp8_is_multiplied_by_the_scale_of_each_block(hub: Callable[..., Path], 
     rewrite(folder, quantize)
     scheme = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [16, 8], "activation_scheme": "dynamic"}
     reconfigure(folder, quantization_config=scheme)
-    model, written = round_trip(folder, tmp_path / "out")
+    model, output = round_trip(folder, tmp_path / "out")
     name = "model.layers.1.mlp.experts.2.down_proj.weight"
     assert torch.equal(model.get_parameter("layers.1.feed_forward.moe.experts.w_out")[2], expected[name].T)
-    assert written.keys() == {name for name in tiny.tensors_of(folder) if not name.endswith("_scale_inv")}
+    assert output.keys() == {name for name in tiny.tensors_of(folder) if not name.endswith("_scale_inv")}
     for name, plain in expected.items():
-        assert torch.equal(written[name], plain.bfloat16()), name
+        assert torch.equal(output[name], plain.bfloat16()), name
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_heads_of_further_tokens_are_copied_and_reported(family, name, hub, tmp_
 def test_tied_logits_may_be_stored_if_they_are_equal(hub: Callable[..., Path], tmp_path: Path):
     folder = hub("qwen3")
     rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
-    _, written = round_trip(folder, tmp_path / "out")
-    tiny.same_tensors(tiny.tensors_of(folder), written)
+    _, output = round_trip(folder, tmp_path / "out")
+    tiny.same_tensors(tiny.tensors_of(folder), output)
     rewrite(folder, lambda tensors: tensors["lm_head.weight"][3, 4].add_(1))
     problem = refusal(folder).problems[0]
     assert problem.path.endswith("model.safetensors:lm_head.weight")
@@ -195,12 +195,12 @@ def test_names_may_lack_the_prefix_of_the_base_model(hub: Callable[..., Path]):
     assert_equal_parameters(load(folder), expected)
 
 
-def assert_equal_parameters(one: torch.nn.Module, other: torch.nn.Module) -> None:
-    for name, parameter in one.named_parameters():
-        assert torch.equal(parameter, other.get_parameter(name)), name
+def assert_equal_parameters(first: torch.nn.Module, second: torch.nn.Module) -> None:
+    for name, parameter in first.named_parameters():
+        assert torch.equal(parameter, second.get_parameter(name)), name
 
 
-# What is wrong with a folder.
+# Faults of a folder.
 
 
 def test_nothing_is_left_of_an_export_that_fails_and_nothing_is_replaced(hub: Callable[..., Path], tmp_path: Path):
@@ -224,9 +224,9 @@ def test_a_folder_in_another_store_is_read_and_written(hub: Callable[..., Path])
     folder = hub("granitemoe")
     fsspec.filesystem("memory").put(str(folder), "/hub/granite", recursive=True)
     spec = tiny.spec_of(tiny.config_of(folder))
-    model, again = tiny.blank(spec), tiny.blank(spec)
+    model, second_model = tiny.blank(spec), tiny.blank(spec)
     load_weights("memory://hub/granite", model, spec)
     origin = Origin.of_folder("memory://hub/granite", spec)
     save_folder(spec, ModelSource(model), "memory://hub/out", origin=origin, max_shard_bytes=20_000)
-    load_weights("memory://hub/out", again, spec)
-    assert_equal_parameters(again, model)
+    load_weights("memory://hub/out", second_model, spec)
+    assert_equal_parameters(second_model, model)

@@ -37,35 +37,35 @@ EXPERTS = {
 def rope_of_older(config: dict[str, Any]) -> dict[str, Any]:
     """Positions that transformers 4.57 computes by a config, as its `modeling_rope_utils` reads it."""
     scaling = config["rope_scaling"]
-    found = {"base": config["rope_theta"], "fraction": config.get("partial_rotary_factor", 1.0)}
+    positions = {"base": config["rope_theta"], "fraction": config.get("partial_rotary_factor", 1.0)}
     kind = "default" if scaling is None else scaling["rope_type"]
     if kind == "default":
-        return {**found, "kind": kind}
+        return {**positions, "kind": kind}
     longest = config["max_position_embeddings"]
     original = longest if kind == "dynamic" else scaling.get("original_max_position_embeddings") or longest
-    told = {key: scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim")}
-    told |= {"truncate": scaling.get("truncate", True)} if kind == "yarn" else {}
-    return {**found, "kind": kind, "factor": scaling["factor"], **told,
+    extras = {key: scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim")}
+    extras |= {"truncate": scaling.get("truncate", True)} if kind == "yarn" else {}
+    return {**positions, "kind": kind, "factor": scaling["factor"], **extras,
             "original": None if kind == "linear" else original}  # fmt: skip
 
 
 def rope_of_ours(rope: RopeSpec) -> dict[str, Any]:
-    found = {"base": rope.base, "fraction": rope.fraction}
+    positions = {"base": rope.base, "fraction": rope.fraction}
     if rope.scaling is None:
-        return {**found, "kind": "default"}
-    said = rope.scaling.model_dump()
-    told = {key: said.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim")}
-    told |= {"truncate": said["truncate"]} if rope.scaling.kind == "yarn" else {}
-    return {**found, "kind": rope.scaling.kind, "factor": said["factor"], **told,
-            "original": said.get("original_tokens")}  # fmt: skip
+        return {**positions, "kind": "default"}
+    scaling = rope.scaling.model_dump()
+    extras = {key: scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim")}
+    extras |= {"truncate": scaling["truncate"]} if rope.scaling.kind == "yarn" else {}
+    return {**positions, "kind": rope.scaling.kind, "factor": scaling["factor"], **extras,
+            "original": scaling.get("original_tokens")}  # fmt: skip
 
 
 def config_of(family: str, rope: dict[str, Any]) -> dict[str, Any]:
     """A config as transformers 5 writes it, with `rope_parameters` alone."""
     wide = {"head_dim": 16} if family == "qwen3_next" else {}
-    found = tiny.config_of_family(family, rope_parameters={**rope, "rope_theta": 3e4}, **wide)
-    assert "rope_theta" not in found
-    return found
+    config = tiny.config_of_family(family, rope_parameters={**rope, "rope_theta": 3e4}, **wide)
+    assert "rope_theta" not in config
+    return config
 
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: "-".join([rope["rope_type"], *map(str, list(rope)[5:])]))
@@ -73,11 +73,11 @@ def config_of(family: str, rope: dict[str, Any]) -> dict[str, Any]:
 def test_both_forms_of_positions_are_written_and_say_the_same(family: str, rope: dict[str, Any]):
     config = config_of(family, rope)
     spec = tiny.spec_of(config)
-    for exported in (build_config(spec, None, "bfloat16"), build_config(spec, config, "bfloat16")):
-        assert exported["rope_parameters"]["rope_theta"] == exported["rope_theta"] == 3e4
-        assert rope_of_older(exported) == rope_of_ours(spec.attention.rope)
-        assert tiny.spec_of(exported).attention.rope == spec.attention.rope
-        assert exported["dtype"] == exported["torch_dtype"] == "bfloat16"
+    for export in (build_config(spec, None, "bfloat16"), build_config(spec, config, "bfloat16")):
+        assert export["rope_parameters"]["rope_theta"] == export["rope_theta"] == 3e4
+        assert rope_of_older(export) == rope_of_ours(spec.attention.rope)
+        assert tiny.spec_of(export).attention.rope == spec.attention.rope
+        assert export["dtype"] == export["torch_dtype"] == "bfloat16"
 
 
 @pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
@@ -87,8 +87,8 @@ def test_transformers_5_reads_an_export_as_the_folder_it_came_from(family: str, 
         for content in ({**config, "dtype": "float32"}, build_config(tiny.spec_of(config), config, "float32")):
             (tmp_path / "config.json").write_text(json.dumps(content))
             read.append(AutoConfig.from_pretrained(tmp_path).to_dict())
-        ignored = {"_name_or_path", "use_sliding_window", "sliding_window"}
-        before = {key: value for key, value in read[0].items() if key not in ignored}
+        ignored_keys = {"_name_or_path", "use_sliding_window", "sliding_window"}
+        before = {key: value for key, value in read[0].items() if key not in ignored_keys}
         assert before == {key: read[1][key] for key in before}, rope
 
 
@@ -102,10 +102,10 @@ def exports(family: str) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("family", sorted(EXPERTS))
 def test_experts_are_counted_under_the_name_that_every_release_knows(family: str):
-    for exported in exports(family):
-        if exported["model_type"] == family:
-            assert exported[EXPERTS[family]] == 4
-            assert not exported.keys() & BY_TYPE[family].aliases.keys()
+    for export in exports(family):
+        if export["model_type"] == family:
+            assert export[EXPERTS[family]] == 4
+            assert not export.keys() & BY_TYPE[family].aliases.keys()
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_experts_are_counted_under_the_name_that_every_release_knows(family: str
     ],
 )  # fmt: skip
 def test_keys_that_vllm_would_assume_otherwise_are_written(family: str, expected: dict[str, Any]):
-    """transformers 5 leaves out `scoring_func`, of which vLLM then makes softmax, and `topk_method`, without which it
+    """transformers 5 omits `scoring_func`, for which vLLM then assumes softmax, and `topk_method`, without which vLLM
     has no selection bias."""
-    for exported in exports(family):
-        assert exported.items() >= expected.items()
+    for export in exports(family):
+        assert export.items() >= expected.items()
 
 
 def test_a_window_that_no_layer_uses_is_switched_off():
@@ -129,8 +129,8 @@ def test_a_window_that_no_layer_uses_is_switched_off():
     spec = tiny.spec_of(config)
     assert config["use_sliding_window"]
     assert spec.attention.window is None
-    exported = build_config(spec, config, "bfloat16")
-    assert (exported["use_sliding_window"], exported["sliding_window"]) == (False, None)
+    export = build_config(spec, config, "bfloat16")
+    assert (export["use_sliding_window"], export["sliding_window"]) == (False, None)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_window_that_no_layer_uses_is_switched_off():
 )  # fmt: skip
 def test_the_card_says_what_transformers_4_computes_otherwise(family: str, changes: dict[str, Any], reason: str):
     spec = tiny.spec_of(tiny.config_of_family(family, **changes))
-    assert [reason in each for each in unlike_older(spec, BY_TYPE[family])] == [True]
+    assert [reason in difference for difference in unlike_older(spec, BY_TYPE[family])] == [True]
     assert "not transformers 4" in readers(spec, BY_TYPE[family])
 
 
@@ -161,7 +161,7 @@ def test_the_releases_on_the_card_are_those_that_were_compared():
     figures = record["figures"]
     assert (record["versions"]["transformers"], figures["transformers"]) == (CURRENT, OLDER)
     assert figures["peft"] == PEFT
-    compared = {row["family"] for row in figures["rows"]}
-    assert compared == tiny.CONFIGS.keys() - {"minimax_m2"}, "run python -m benchmarks.older_transformers FOLDER"
+    families = {row["family"] for row in figures["rows"]}
+    assert families == tiny.CONFIGS.keys() - {"minimax_m2"}, "run python -m benchmarks.older_transformers FOLDER"
     for row in figures["rows"]:
         assert (max(row["apart"].values()) > 1e-8) == bool(row["reasons"]), row

@@ -1,4 +1,4 @@
-"""Tokenizers in and out; a tiktoken file beside a plain implementation of what tiktoken does."""
+"""Tokenizers read and exported; a tiktoken file compared with a plain implementation of tiktoken."""
 
 import base64
 import itertools
@@ -23,35 +23,35 @@ TEXT = "It's the year 2024, they'll say 你好世界! naïve Straße … don't\n
 
 
 def trained_ranks(num_merges: int = 120) -> dict[bytes, int]:
-    """Ranks as byte pair encoding gives them, of a little text."""
-    ranks = {bytes([each]): each for each in range(256)}
-    words = [[bytes([each]) for each in word.encode()] for word in regex.findall(PATTERN, TEXT * 3, regex.V1)]
+    """Ranks of byte pair encoding trained on a short text."""
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    words = [[bytes([byte]) for byte in word.encode()] for word in regex.findall(PATTERN, TEXT * 3, regex.V1)]
     for _ in range(num_merges):
         pairs: dict[bytes, int] = {}
         for word in words:
             for left, right in itertools.pairwise(word):
                 pairs[left + right] = pairs.get(left + right, 0) + 1
-        fresh = [each for each in pairs if each not in ranks]
+        fresh = [pair for pair in pairs if pair not in ranks]
         if not fresh:
             break
-        best = max(fresh, key=lambda each: (pairs[each], each))
+        best = max(fresh, key=lambda pair: (pairs[pair], pair))
         ranks[best] = len(ranks)
         words = [plain_pieces(b"".join(word), ranks) for word in words]
     return ranks
 
 
 def plain_pieces(word: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """The neighbours of the lowest union joined, the first of them, until no union is a token."""
+    """Join the first neighbours whose union has the lowest rank, until no union is a token."""
     if word in ranks:
         return [word]
-    parts = [word[at : at + 1] for at in range(len(word))]
+    parts = [word[start : start + 1] for start in range(len(word))]
     while True:
-        unions = [(ranks[parts[at] + parts[at + 1]], at) for at in range(len(parts) - 1)
-                  if parts[at] + parts[at + 1] in ranks]  # fmt: skip
+        unions = [(ranks[parts[place] + parts[place + 1]], place) for place in range(len(parts) - 1)
+                  if parts[place] + parts[place + 1] in ranks]  # fmt: skip
         if not unions:
             return parts
-        _, at = min(unions)
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        _, index = min(unions)
+        parts[index : index + 2] = [parts[index] + parts[index + 1]]
 
 
 RANKS = trained_ranks()
@@ -84,15 +84,15 @@ def test_another_file_is_no_tiktoken_file(content: bytes):
 def test_a_folder_with_a_tiktoken_file_is_written_with_a_tokenizer_that_needs_no_code(tmp_path: Path):
     from transformers import AutoTokenizer
 
-    folder, out = tiny.folder_of(tiny.theirs("deepseek_v3"), tmp_path / "kimi"), tmp_path / "out"
+    folder, out = tiny.folder_of(tiny.their_model("deepseek_v3"), tmp_path / "kimi"), tmp_path / "out"
     config = {**tiny.config_of(folder), "model_type": "kimi_k2", "auto_map": {"AutoConfig": "code.DeepseekV3Config"}}
     special = {str(len(RANKS)): {"content": "[BOS]", "special": True}}
-    told = {"auto_map": {"AutoTokenizer": ["code.T", None]}, "tokenizer_class": "TikTokenTokenizer",
+    tokenizer_config = {"auto_map": {"AutoTokenizer": ["code.T", None]}, "tokenizer_class": "TikTokenTokenizer",
             "added_tokens_decoder": special, "bos_token": "[BOS]", "chat_template": "{{ messages }}"}  # fmt: skip
     (folder / "additional_chat_templates").mkdir()
     for name, content in {
         "config.json": json.dumps(config), "code.py": "raise SystemExit('never run')",
-        "tokenizer_config.json": json.dumps(told), "generation_config.json": '{"eos_token_id": [2, 3]}',
+        "tokenizer_config.json": json.dumps(tokenizer_config), "generation_config.json": '{"eos_token_id": [2, 3]}',
         "additional_chat_templates/tools.jinja": "{{ tools }}",
     }.items():  # fmt: skip
         (folder / name).write_text(content)
@@ -117,17 +117,17 @@ def test_a_folder_with_a_tiktoken_file_is_written_with_a_tokenizer_that_needs_no
 
 
 def test_a_tokenizer_is_kept_byte_by_byte(tmp_path: Path):
-    folder = tiny.folder_of(tiny.theirs("llama"), tmp_path / "llama")
+    folder = tiny.folder_of(tiny.their_model("llama"), tmp_path / "llama")
     MADE.save(str(folder / "tokenizer.json"))
     (folder / "special_tokens_map.json").write_text('{"bos_token": "[BOS]"}')
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     spec = tiny.spec_of(tiny.config_of(folder))
     origin = Origin.of_folder(str(folder), spec)
-    again = Origin.of_files(origin.to_files().__getitem__)
-    assert again == origin
+    second_origin = Origin.of_files(origin.to_files().__getitem__)
+    assert second_origin == origin
     model = tiny.blank(spec)
     load_weights(str(folder), model, spec)
-    save_folder(spec, ModelSource(model), tmp_path / "out", origin=again)
+    save_folder(spec, ModelSource(model), tmp_path / "out", origin=second_origin)
     for name in ("tokenizer.json", "special_tokens_map.json", "chat_template.jinja"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
     (folder / "tokenizer.json").unlink()
@@ -140,11 +140,11 @@ def test_a_tokenizer_is_kept_byte_by_byte(tmp_path: Path):
     [("tokenizer.json", "PreTrainedTokenizerFast"), ("tokenizer.model", "Theirs")],  # the fast one reads the first only
 )
 def test_code_beside_a_tokenizer_is_no_longer_named(file: str, tokenizer_class: str) -> None:
-    """Also where nothing is converted: what `auto_map` names is not copied."""
+    """Also where nothing is converted, since the code that `auto_map` names is not copied."""
     rest = {"eos_token": "x", "chat_template": "\ud800"}  # JSON has it, and UTF-8 has not
     config = {"auto_map": {"AutoTokenizer": ["theirs.Tokenizer", None]}, "tokenizer_class": "Theirs", **rest}
     files = {file: b"{}", "tokenizer_config.json": json.dumps(config).encode()}
-    exported = json.loads(export_tokenizer(files)["tokenizer_config.json"])
-    assert exported == {**rest, "tokenizer_class": tokenizer_class}
+    export = json.loads(export_tokenizer(files)["tokenizer_config.json"])
+    assert export == {**rest, "tokenizer_class": tokenizer_class}
     plain = {**files, "tokenizer_config.json": b'{"eos_token":  "x"}'}
     assert export_tokenizer(plain) == plain, "byte by byte, where there is none"

@@ -1,4 +1,4 @@
-"""A dense folder's model as a mixture: the spec that is filled in, what is refused, parts on ranks, and jobs."""
+"""A dense folder's model as a mixture: fields filled in, refusals, shards on ranks, and jobs."""
 
 import json
 from collections.abc import Callable
@@ -42,24 +42,24 @@ def dense(hub: Callable[..., Path]) -> Callable[..., Path]:
     return make
 
 
-# What is filled in.
+# Fields filled in.
 
 
 def test_all_fields_are_filled_in_once(dense: Callable[..., Path]) -> None:
     folder = dense("llama")
-    given = {"from": str(folder), "upcycle": {"num_experts": 8, "granularity": 4}, "moe": {"group_tokens": 64}}
-    spec = model_spec(expand_model(given, None))
+    fields = {"from": str(folder), "upcycle": {"num_experts": 8, "granularity": 4}, "moe": {"group_tokens": 64}}
+    spec = model_spec(expand_model(fields, None))
     assert spec.upcycle == UpcycleSpec(num_experts=8, granularity=4, form="mixtral")
     assert (spec.from_folder, spec.ffn_dim) == (str(folder), None)
     assert (spec.moe.num_experts, spec.moe.experts_per_token, spec.moe.hidden_dim) == (32, 8, 10)
     assert spec.moe.group_tokens == 64
     assert spec.moe.routing.auxiliary_loss.coefficient == 0.01, "routers are new, and to be balanced"
-    shown = spec.model_dump(mode="json")
-    assert expand_model(shown, None) == shown, "as the service shows it"
-    assert model_spec(shown) == spec
+    stored_spec = spec.model_dump(mode="json")
+    assert expand_model(stored_spec, None) == stored_spec, "as the service shows it"
+    assert model_spec(stored_spec) == spec
     (folder / "config.json").write_text(json.dumps({**tiny.config_of(folder), "rms_norm_eps": 1e-3}))
     with refused("changed", "model.from"):
-        expand_model(shown, None)
+        expand_model(stored_spec, None)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_the_form_is_the_first_that_can_express_the_model(family: str, upcycle: 
 
 
 def test_dtypes_are_those_of_the_dense_folder(dense: Callable[..., Path], tmp_path: Path) -> None:
-    """But for the selection bias, which is float32."""
+    """All but the selection bias, which is float32."""
     folder = dense("qwen3")
     spec = spec_of(folder, num_experts=4, granularity=2, shared_slices=1, form="glm4_moe")
     model = tiny.blank(spec)
@@ -93,7 +93,7 @@ def test_dtypes_are_those_of_the_dense_folder(dense: Callable[..., Path], tmp_pa
         assert config[key] == original[key]
 
 
-# What is refused.
+# Refusals.
 
 REFUSED: dict[str, tuple[str, dict[str, Any], ProblemCode, str]] = {
     "a granularity that does not divide": ("llama", {"granularity": 3}, "not_divisible", "upcycle.granularity"),
@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], ProblemCode, str]] = {
     "no shared experts in a Qwen2-MoE": ("llama", {"form": "qwen2_moe"}, "conflict", "upcycle.form"),
     "no shared experts in a GLM-4.5": ("qwen3", {"form": "glm4_moe"}, "conflict", "upcycle.form"),
 }  # fmt: skip
-"""(dense family, fields of upcycle beside 4 experts, code, path in the model)"""
+"""(dense family, fields of upcycle in addition to 4 experts, code, path in the model)"""
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -127,10 +127,10 @@ def test_impossible_mixtures_are_refused(case: str, dense: Callable[..., Path]) 
 
 
 def test_windows_of_some_layers_have_no_form(hub: Callable[..., Path]) -> None:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as error:
         JobSpec.parse(expand(job(hub("qwen3"), {"num_experts": 4}), None))
-    assert {problem.path for problem in caught.value.problems} == {"model.upcycle.form"}
-    assert any("windows of layers" in problem.rule for problem in caught.value.problems)
+    assert {problem.path for problem in error.value.problems} == {"model.upcycle.form"}
+    assert any("windows of layers" in problem.rule for problem in error.value.problems)
 
 
 def job(folder: Path, upcycle: Any, **model: Any) -> dict[str, Any]:
@@ -163,21 +163,23 @@ def test_fields_that_change_the_function_of_the_dense_model_are_refused(beside, 
     with refused(code, f"model.{path}"):
         JobSpec.parse(expand(job(folder, {"num_experts": 4}, **beside), None))
     if code == "mismatch" and "moe" not in path:  # which the dense model has: the same value is accepted
-        given = {"from": str(folder), "upcycle": {"num_experts": 4}}
-        same = {name: value for name, value in expand_model({"from": str(folder)}, None).items() if name in beside}
-        assert expand_model({**given, **same}, None) == expand_model(given, None)
+        fields = {"from": str(folder), "upcycle": {"num_experts": 4}}
+        equal_fields = {
+            name: value for name, value in expand_model({"from": str(folder)}, None).items() if name in beside
+        }
+        assert expand_model({**fields, **equal_fields}, None) == expand_model(fields, None)
 
 
 def test_upcycling_needs_a_folder_of_the_same_shapes(dense: Callable[..., Path]) -> None:
     folder = dense("llama")
-    shown = spec_of(folder, num_experts=4, granularity=2).model_dump(mode="json")
+    stored_spec = spec_of(folder, num_experts=4, granularity=2).model_dump(mode="json")
     with refused("requires", "upcycle", None):
-        model_spec({**shown, "from": None, "from_config": None})
+        model_spec({**stored_spec, "from": None, "from_config": None})
     with refused("requires", "upcycle", None):
-        model_spec({**shown, "moe": None, "ffn_dim": 40})
+        model_spec({**stored_spec, "moe": None, "ffn_dim": 40})
     with refused("mismatch", "moe.num_experts", 8):
-        model_spec({**shown, "upcycle": {**shown["upcycle"], "num_experts": 8}})
-    narrow = model_spec({**shown, "moe": {**shown["moe"], "hidden_dim": 10}})
+        model_spec({**stored_spec, "upcycle": {**stored_spec["upcycle"], "num_experts": 8}})
+    narrow = model_spec({**stored_spec, "moe": {**stored_spec["moe"], "hidden_dim": 10}})
     with pytest.raises(SpecError, match=r"mlp\.up_proj\.weight .* must have the shape \[20, 24\]"):
         load_weights(str(folder), tiny.blank(narrow), narrow)
 
@@ -199,11 +201,11 @@ def test_each_rank_has_its_part_and_together_they_write_the_same_folder(
 ) -> None:
     folder = dense(family)
     spec = spec_of(folder, **upcycle)
-    alone = tiny.blank(spec)
-    load_weights(str(folder), alone, spec, seed=5)
-    save_folder(spec, ModelSource(alone), tmp_path / "one", origin=Origin.of_folder(str(folder), spec))
+    reference = tiny.blank(spec)
+    load_weights(str(folder), reference, spec, seed=5)
+    save_folder(spec, ModelSource(reference), tmp_path / "one", origin=Origin.of_folder(str(folder), spec))
     sizes = ranks[world_size].run(on_a_rank, str(folder), str(tmp_path / "several"), MESHES[world_size], upcycle)
-    assert all(part < whole for part, whole in sizes)
+    assert all(part < total for part, total in sizes)
     tiny.same_tensors(tiny.tensors_of(tmp_path / "one"), tiny.tensors_of(tmp_path / "several"))
 
 
@@ -212,26 +214,26 @@ def test_each_rank_has_its_part_and_together_they_write_the_same_folder(
 
 @pytest.mark.slow
 def test_a_job_is_planned_trained_resumed_without_its_folder_and_exported(tmp_path: Path) -> None:
-    folder = tiny.folder_of(tiny.theirs("llama", vocab_size=640, **PLAIN), tmp_path / "hub", dtype=torch.float32)
+    folder = tiny.folder_of(tiny.their_model("llama", vocab_size=640, **PLAIN), tmp_path / "hub", dtype=torch.float32)
     (folder / "generation_config.json").unlink()
     with_tiktoken(folder, "[BOS]", "[EOS]")
     spec = further(folder, tmp_path, upcycle={"num_experts": 4, "granularity": 2})
     plan = plan_job(spec, Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=8 << 30))
     assert plan.memory.parameters >= 4 * spec.model.num_parameters()
-    outcome, undisturbed = run(spec, tmp_path / "whole", tmp_path / "cache")
+    outcome, full_run = run(spec, tmp_path / "whole", tmp_path / "cache")
     assert outcome.kind == "succeeded"
     run(spec, tmp_path / "moved", tmp_path / "cache", control=RequestAfter("pause", 2))
     folder.rename(tmp_path / "elsewhere")
-    _, resumed = run(spec, tmp_path / "moved", tmp_path / "other cache", attempt=2)
-    assert course(resumed) == course(undisturbed)[2:]
-    stored = str(stored_in(tmp_path / "moved", 4))
-    save_checkpoint_as_folder(stored, tmp_path / "out")
-    theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert (theirs.config.model_type, theirs.config.eos_token_id) == ("mixtral", 2)
+    _, resumed_run = run(spec, tmp_path / "moved", tmp_path / "other cache", attempt=2)
+    assert course(resumed_run) == course(full_run)[2:]
+    checkpoint = str(stored_in(tmp_path / "moved", 4))
+    save_checkpoint_as_folder(checkpoint, tmp_path / "out")
+    model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert (model.config.model_type, model.config.eos_token_id) == ("mixtral", 2)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     tokens = torch.arange(4, 24)[None]
     with torch.no_grad():
-        expected, ours = theirs.eval()(tokens, use_cache=False).logits, TrainedModel.load(stored).model(tokens)
-    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+        expected, own_logits = model.eval()(tokens, use_cache=False).logits, TrainedModel.load(checkpoint).model(tokens)
+    torch.testing.assert_close(own_logits, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
     assert "4 per token" in (tmp_path / "out" / "README.md").read_text()

@@ -70,7 +70,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def theirs(family: str, seed: int = 0, **over: Any) -> nn.Module:
+def their_model(family: str, seed: int = 0, **over: Any) -> nn.Module:
     """A random model of a family, no two of its values alike."""
     config = AutoConfig.for_model(family, **{**_BASE, **CONFIGS[family], **over})
     torch.manual_seed(seed)
@@ -83,7 +83,7 @@ def theirs(family: str, seed: int = 0, **over: Any) -> nn.Module:
 
 
 def folder_of(model: nn.Module, path: Path, *, original: bool = True, dtype: Any = torch.bfloat16) -> Path:
-    """A model as transformers writes it: in the hub's layout, or in that of its memory."""
+    """A model as transformers writes it: in the hub's layout, or in its layout in memory."""
     model.to(dtype).save_pretrained(path, save_original_format=original)
     return path
 
@@ -93,7 +93,7 @@ def spec_of(config: dict[str, Any], **over: Any) -> LanguageModelSpec:
 
 
 class Blank(nn.Module):
-    """A place for parameters."""
+    """A module that only holds parameters."""
 
     def __getitem__(self, name: str) -> "Blank":
         if name not in self._modules:
@@ -121,48 +121,48 @@ def module_of(model: Blank, name: str) -> tuple[Blank, str]:
     return model, last
 
 
-def placed(spec: LanguageModelSpec, layout: Layout) -> nn.Module:
-    """This rank's part of such a model, on all axes that a layout has: what is split by tensor and expert axes, and by
-    FSDP, which need not come out even."""
+def sharded_model(spec: LanguageModelSpec, layout: Layout) -> nn.Module:
+    """This rank's shard of a blank model, split over all axes of a layout: tensor and expert axes, and FSDP, also
+    unevenly."""
     model = Blank()
-    for each in expected_tensors(spec):
-        into, name = module_of(model, each.name)
-        if each.is_buffer:
-            into.register_buffer(name, torch.zeros(each.shape))
+    for tensor in expected_tensors(spec):
+        module, name = module_of(model, tensor.name)
+        if tensor.is_buffer:
+            module.register_buffer(name, torch.zeros(tensor.shape))
         else:
-            into.register_parameter(name, None)
+            module.register_parameter(name, None)
     with torch.device("meta"):
         declare(model, spec.parameters())
     placements = []
-    for each in spec.parameters():
-        axes = [(OURS.axes.get(dim, ""), at) for at, dim in enumerate(each.dims)]
-        splits = [(axis, at) for axis, at in axes if layout.degree(axis) > 1]
-        fsdp = "expert_fsdp" if each.of_experts else "fsdp"
+    for parameter in spec.parameters():
+        axes = [(OURS.axes.get(dim, ""), index) for index, dim in enumerate(parameter.dims)]
+        splits = [(axis, index) for axis, index in axes if layout.degree(axis) > 1]
+        fsdp = "expert_fsdp" if parameter.of_experts else "fsdp"
         splits += [(fsdp, 0)] if layout.degree(fsdp) > 1 else []
-        placements.append(Placement(parameter=each.name, shape=each.shape, splits=tuple(splits)))
+        placements.append(Placement(parameter=parameter.name, shape=parameter.shape, splits=tuple(splits)))
     blocks = {f"layers.{layer}": f"layer {layer}" for layer in range(spec.num_layers)}
     return apply(model, placements, layout, blocks)
 
 
 def tensors_of(folder: Path | str) -> dict[str, torch.Tensor]:
     """Every tensor of a folder, as the safetensors library reads it."""
-    found = {}
+    tensors = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return found
+            tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return tensors
 
 
 def config_of(folder: Path | str) -> dict[str, Any]:
     return json.loads((Path(folder) / "config.json").read_text())
 
 
-def same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+def same_tensors(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
     """The same names, dtypes, shapes and bytes."""
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        assert tensor.dtype == other[name].dtype, name
-        assert torch.equal(tensor, other[name]), name
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert tensor.dtype == second[name].dtype, name
+        assert torch.equal(tensor, second[name]), name
 
 
 def config_of_family(family: str, **over: Any) -> dict[str, Any]:

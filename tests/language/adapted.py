@@ -18,18 +18,18 @@ from tests.language.families import their_model
 
 
 @dataclass(frozen=True)
-class Both:
-    """One adapter on one model twice, where B is no zero."""
+class AdapterPair:
+    """One adapter on one model, in PEFT (`reference`) and here (`model`); B is not zero."""
 
-    theirs: nn.Module
-    ours: LanguageModel
+    reference: nn.Module
+    model: LanguageModel
     spec: LanguageModelSpec
     origin: Origin
     folder: Path
 
 
 def write_base(config: dict[str, Any], folder: Path, seed: int = 0) -> tuple[nn.Module, dict[str, Any]]:
-    """Write a random base model of theirs; return it and our fields of the model."""
+    """Write a random base model of transformers; return it and our fields of the model."""
     base = their_model(config, seed)
     base.save_pretrained(folder / "base", save_original_format=True)
     of_experts = {"moe": {"group_tokens": 64}} if "num_experts_per_tok" in config else {}
@@ -42,17 +42,17 @@ def write_adapter(spec: LanguageModelSpec, folder: Path, model: nn.Module, **opt
     return origin
 
 
-def adapted(base: nn.Module, fields: dict[str, Any], folder: Path, seed: int) -> Both:
+def adapter_pair(base: nn.Module, fields: dict[str, Any], folder: Path, seed: int) -> AdapterPair:
     """Load the base, put a random adapter on it, and load both in PEFT, in float64."""
     import peft  # takes seconds, in each process that collects this file
 
     spec = model_spec(fields)
-    ours = build_model(spec, seed=seed, dtype=torch.float64)
-    load_weights(str(folder / "base"), ours, spec)
-    with_random_b(ours)
-    origin = write_adapter(spec, folder, ours, dtype=torch.float64)
-    theirs = peft.PeftModel.from_pretrained(base, folder / "adapter", is_trainable=True).double()
-    return Both(theirs, ours, spec, origin, folder)
+    model = build_model(spec, seed=seed, dtype=torch.float64)
+    load_weights(str(folder / "base"), model, spec)
+    with_random_b(model)
+    origin = write_adapter(spec, folder, model, dtype=torch.float64)
+    reference = peft.PeftModel.from_pretrained(base, folder / "adapter", is_trainable=True).double()
+    return AdapterPair(reference, model, spec, origin, folder)
 
 
 def with_random_b(model: LanguageModel) -> LanguageModel:

@@ -38,33 +38,36 @@ def _wide(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Both:
-    """One model twice."""
+class ModelPair:
+    """One model, in transformers (`reference`) and here (`model`)."""
 
-    theirs: nn.Module
-    ours: LanguageModel
+    reference: nn.Module
+    model: LanguageModel
     spec: LanguageModelSpec
     folder: Path
 
 
-def both(config: dict[str, Any], folder: Path, seed: int = 0) -> Both:
+def model_pair(config: dict[str, Any], folder: Path, seed: int = 0) -> ModelPair:
     """Their model of a config with random weights, saved in float64, and ours, loaded from there."""
-    theirs = their_model(config, seed)
-    theirs.save_pretrained(folder, save_original_format=True)
-    given = expand_model({"from": str(folder), "moe": {"group_tokens": 64}} if "num_experts_per_tok" in config else
+    reference = their_model(config, seed)
+    reference.save_pretrained(folder, save_original_format=True)
+    fields = expand_model({"from": str(folder), "moe": {"group_tokens": 64}} if "num_experts_per_tok" in config else
                          {"from": str(folder)}, None)  # fmt: skip
-    spec = model_spec(given)
-    ours = build_model(spec, dtype=torch.float64)
-    load_weights(str(folder), ours, spec)
-    return Both(theirs, ours, spec, folder)
+    spec = model_spec(fields)
+    model = build_model(spec, dtype=torch.float64)
+    load_weights(str(folder), model, spec)
+    return ModelPair(reference, model, spec, folder)
 
 
 def their_model(config: dict[str, Any], seed: int = 0) -> nn.Module:
-    """In float64, with attention and experts in plain operations, and no parameter at a special value."""
+    """A random model of transformers in float64: attention and experts in plain operations, no parameter at a special
+    value."""
     torch.manual_seed(seed)
     with as_double():
-        made = transformers.AutoConfig.for_model(**config, attn_implementation="eager", experts_implementation="eager")
-        model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager").double().eval()
+        auto_config = transformers.AutoConfig.for_model(
+            **config, attn_implementation="eager", experts_implementation="eager"
+        )
+        model = transformers.AutoModelForCausalLM.from_config(auto_config, attn_implementation="eager").double().eval()
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for parameter in (*model.parameters(), *_saved_buffers(model)):
@@ -74,12 +77,12 @@ def their_model(config: dict[str, Any], seed: int = 0) -> nn.Module:
 
 
 def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
-    return (each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias"))
+    return (buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias"))
 
 
 @contextmanager
 def as_double() -> Iterator[None]:
-    """Also where nothing names a dtype: whole numbers divided by one another."""
+    """Also for operations that name no dtype, such as the division of integers."""
     torch.set_default_dtype(torch.float64)
     try:
         with AsDouble():
@@ -88,13 +91,13 @@ def as_double() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def _common(random: Random, **more: Any) -> dict[str, Any]:
+def _common(random: Random, **overrides: Any) -> dict[str, Any]:
     """Sizes that nothing divides evenly. Families that are published with a padding token have one."""
     return {
         "vocab_size": random.randint(20, 60), "hidden_size": 4 * random.randint(3, 10),
         "num_hidden_layers": random.randint(1, 3), "max_position_embeddings": 64,
         "tie_word_embeddings": random.random() < 0.3, "rms_norm_eps": random.choice([1e-6, 1e-5, 1e-3]),
-        "initializer_range": 0.2, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None, **more,
+        "initializer_range": 0.2, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None, **overrides,
     }  # fmt: skip
 
 
@@ -102,16 +105,16 @@ def _heads(random: Random, *, head_dim: bool = True) -> dict[str, Any]:
     """Heads that have a width of their own, or share the model's."""
     kv_heads, groups = random.randint(1, 3), random.randint(1, 3)
     heads = kv_heads * groups
-    found = {"num_attention_heads": heads, "num_key_value_heads": kv_heads,
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads,
              "hidden_size": heads * 2 * random.randint(2, 5)}  # fmt: skip
-    return {**found, "head_dim": 2 * random.randint(2, 6)} if head_dim else found
+    return {**sizes, "head_dim": 2 * random.randint(2, 6)} if head_dim else sizes
 
 
 SPARSE: list[dict[str, Any]] = [
     {"decoder_sparse_step": 1, "mlp_only_layers": []}, {"decoder_sparse_step": 2, "mlp_only_layers": []},
     {"decoder_sparse_step": 1, "mlp_only_layers": [0]},
 ]  # fmt: skip
-"""Layers with experts, one at least of two."""
+"""Layers with experts: at least one of two."""
 
 
 def _experts(random: Random) -> tuple[int, int]:
@@ -130,10 +133,10 @@ def _rope(random: Random, partial: float | None = None) -> dict[str, Any]:
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0,
          "beta_slow": 1.0, "truncate": random.choice((True, False, None))},
     ]  # fmt: skip
-    found = {**random.choice(kinds), "rope_theta": random.choice([100.0, 1e4, 1e6])}
+    parameters = {**random.choice(kinds), "rope_theta": random.choice([100.0, 1e4, 1e6])}
     if partial is not None:
-        found["partial_rotary_factor"] = partial
-    return {"rope_parameters": found}
+        parameters["partial_rotary_factor"] = partial
+    return {"rope_parameters": parameters}
 
 
 def mixtral(random: Random) -> dict[str, Any]:
@@ -197,24 +200,24 @@ def _latent(random: Random) -> dict[str, Any]:
 
 
 def deepseek_v2(random: Random) -> dict[str, Any]:
-    groups, each = random.randint(1, 4), random.randint(1, 3)
-    chosen = random.randint(1, groups)
+    groups, group_size = random.randint(1, 4), random.randint(1, 3)
+    top_groups = random.randint(1, groups)
     method = random.choice(["greedy", "group_limited_greedy"])
     return {
-        "model_type": "deepseek_v2", **_common(random), **_latent(random), "n_routed_experts": groups * each,
-        "n_shared_experts": random.randint(1, 2), "num_experts_per_tok": random.randint(1, chosen * each),
-        "topk_method": method, "n_group": groups, "topk_group": chosen,
+        "model_type": "deepseek_v2", **_common(random), **_latent(random), "n_routed_experts": groups * group_size,
+        "n_shared_experts": random.randint(1, 2), "num_experts_per_tok": random.randint(1, top_groups * group_size),
+        "topk_method": method, "n_group": groups, "topk_group": top_groups,
         "routed_scaling_factor": random.choice([1.0, 2.5]), "norm_topk_prob": False,
     }  # fmt: skip
 
 
 def deepseek_v3(random: Random) -> dict[str, Any]:
-    groups, each = random.randint(1, 4), random.randint(2, 3)
-    chosen = random.randint(1, groups)
+    groups, group_size = random.randint(1, 4), random.randint(2, 3)
+    top_groups = random.randint(1, groups)
     return {
-        "model_type": "deepseek_v3", **_common(random), **_latent(random), "n_routed_experts": groups * each,
-        "n_shared_experts": random.randint(1, 2), "num_experts_per_tok": random.randint(1, chosen * each),
-        "n_group": groups, "topk_group": chosen, "routed_scaling_factor": random.choice([1.0, 2.5]),
+        "model_type": "deepseek_v3", **_common(random), **_latent(random), "n_routed_experts": groups * group_size,
+        "n_shared_experts": random.randint(1, 2), "num_experts_per_tok": random.randint(1, top_groups * group_size),
+        "n_group": groups, "topk_group": top_groups, "routed_scaling_factor": random.choice([1.0, 2.5]),
         "norm_topk_prob": random.random() < 0.5, "rope_interleave": random.random() < 0.7,
         "num_nextn_predict_layers": 0,
     }  # fmt: skip
@@ -231,14 +234,14 @@ def gpt_oss(random: Random) -> dict[str, Any]:
 
 
 def glm4_moe(random: Random) -> dict[str, Any]:
-    groups, each = random.randint(1, 3), random.randint(2, 3)
-    chosen = random.randint(1, groups)
+    groups, group_size = random.randint(1, 3), random.randint(2, 3)
+    top_groups = random.randint(1, groups)
     heads = {**_heads(random), "head_dim": 8 * random.randint(1, 3)}
     return {
         "model_type": "glm4_moe", **_common(random), **heads, **_rope(random, 0.5), "num_hidden_layers": 3,
         "intermediate_size": random.randint(3, 20), "moe_intermediate_size": random.randint(3, 20),
-        "n_routed_experts": groups * each, "n_shared_experts": random.randint(1, 2), "n_group": groups,
-        "topk_group": chosen, "num_experts_per_tok": random.randint(1, chosen * each),
+        "n_routed_experts": groups * group_size, "n_shared_experts": random.randint(1, 2), "n_group": groups,
+        "topk_group": top_groups, "num_experts_per_tok": random.randint(1, top_groups * group_size),
         "routed_scaling_factor": random.choice([1.0, 2.5]), "norm_topk_prob": random.random() < 0.5,
         "first_k_dense_replace": random.randint(0, 2), "attention_bias": random.random() < 0.5,
         "use_qk_norm": random.random() < 0.5, "pad_token_id": 17,
@@ -303,7 +306,7 @@ def qwen3(random: Random) -> dict[str, Any]:
 
 
 FAMILIES: dict[str, Make] = {
-    each.__name__: each
-    for each in (mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, gpt_oss, glm4_moe, minimax_m2,
+    make.__name__: make
+    for make in (mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, gpt_oss, glm4_moe, minimax_m2,
                  granitemoe, granitemoeshared, qwen3_next, llama, qwen3)
 }  # fmt: skip

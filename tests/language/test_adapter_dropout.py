@@ -23,24 +23,24 @@ from moe.spec import LanguageModelSpec, model_spec
 from moe.spec.adapter import A
 from moe.tasks.batch_context import BatchContext
 from moe.tasks.language import LanguageModel, build_model
-from tests.language.adapted import adapted, with_random_b, write_adapter, write_base
+from tests.language.adapted import adapter_pair, with_random_b, write_adapter, write_base
 from tests.language.families import FAMILIES, as_double
 from tests.language.test_families import assert_close, loss_of, their_logits, tokens_of
 from tests.parity.language_models import ATTENTIONS, language_model
 
-# PEFT's own use of it.
+# PEFT itself uses it.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 SEED = 11
 
 
 def mask_of(name: str, ids: Tensor, num_columns: int, probability: float, step: int) -> Tensor:
-    """What x is multiplied by before the adapter of the matrix `name`, `[*ids.shape, num_columns]` in float64."""
+    """Factors of x before the adapter of the matrix `name`, `[*ids.shape, num_columns]` in float64."""
     key = fold(SEED, step, Purpose.ADAPTER_DROPOUT, fold_name(0, name))
     return keep_mask(key, ids, num_columns, 1 - probability).double() / (1 - probability)
 
 
 class OurMasks(nn.Module):
-    """In place of PEFT's dropout."""
+    """Module in place of PEFT's dropout."""
 
     step = 0
 
@@ -57,7 +57,7 @@ class OurMasks(nn.Module):
 @pytest.mark.parametrize("probability", [0.1, 0.6])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"])
 def test_dropout_is_pefts_with_our_masks(family: str, probability: float, tmp_path: Path) -> None:
-    """On all that PEFT wraps as modules: attention, and the feed-forward layers of models without experts. Logits and
+    """For all that PEFT wraps as modules: attention, and the feed-forward layers of models without experts. Logits and
     every gradient, at several steps."""
     import peft  # takes seconds, in each process that collects this file
 
@@ -65,52 +65,58 @@ def test_dropout_is_pefts_with_our_masks(family: str, probability: float, tmp_pa
     base, fields = write_base(FAMILIES[family](random), tmp_path, 3)
     targets = ["*.attention.*", "*.dense.*"] if family in ("llama", "qwen3") else ["*.attention.*"]
     adapter = {"rank": 2, "alpha": 3.0, "dropout": probability, "targets": targets}
-    both = adapted(base, {**fields, "adapter": adapter}, tmp_path, 3)
-    spec, ours, theirs = both.spec, both.ours, both.theirs.train()
+    pair = adapter_pair(base, {**fields, "adapter": adapter}, tmp_path, 3)
+    spec, model, reference = pair.spec, pair.model, pair.reference.train()
     assert json.loads((tmp_path / "adapter/adapter_config.json").read_text())["lora_dropout"] == probability
-    every = halves(spec, BY_TYPE[family])
-    names = {each.place.module: each.our_name.removesuffix(A) for each in every if each.our_name.endswith(A)}
-    wrapped = [(path, each) for path, each in theirs.named_modules() if isinstance(each, peft.tuners.lora.Linear)]
-    assert len(wrapped) == len(names)
-    for path, each in wrapped:
-        assert each.lora_dropout["default"].p == probability
-        each.lora_dropout["default"] = OurMasks(names[path.removeprefix("base_model.model.")], probability)
+    adapter_halves = halves(spec, BY_TYPE[family])
+    names = {half.place.module: half.our_name.removesuffix(A) for half in adapter_halves if half.our_name.endswith(A)}
+    lora_layers = [
+        (path, child) for path, child in reference.named_modules() if isinstance(child, peft.tuners.lora.Linear)
+    ]
+    assert len(lora_layers) == len(names)
+    for path, layer in lora_layers:
+        assert layer.lora_dropout["default"].p == probability
+        layer.lora_dropout["default"] = OurMasks(names[path.removeprefix("base_model.model.")], probability)
     tokens = tokens_of(random, spec.vocab_size, 2, 13)
     for step in (0, 1, 7):
         OurMasks.step = step
         with as_double():
-            expected = their_logits(theirs, tokens)
+            expected = their_logits(reference, tokens)
             loss_of(expected, tokens).backward()
-        logits = ours(tokens, BatchContext(step=step, seed=SEED))
+        logits = model(tokens, BatchContext(step=step, seed=SEED))
         assert_close(logits, expected)
         loss_of(logits, tokens).backward()
-        found = {name: each.grad for name, each in ours.named_parameters() if each.grad is not None}
+        own_gradients = {
+            name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+        }
         gradients = {
-            f"base_model.model.{path}.lora_{half}.default.weight": theirs.get_submodule(f"base_model.model.{path}")
+            f"base_model.model.{path}.lora_{half}.default.weight": reference.get_submodule(f"base_model.model.{path}")
             .get_submodule(f"lora_{half}.default").weight.grad
             for path in names for half in "AB"
         }  # fmt: skip
-        assert len(found) == len(gradients)
-        squares = sum(float(each.square().sum()) for each in gradients.values())
-        assert sum(float(each.square().sum()) for each in found.values()) == pytest.approx(squares, rel=1e-8)
+        assert len(own_gradients) == len(gradients)
+        squares = sum(float(gradient.square().sum()) for gradient in gradients.values())
+        assert sum(float(gradient.square().sum()) for gradient in own_gradients.values()) == pytest.approx(
+            squares, rel=1e-8
+        )
         for path, name in names.items():
             of_a = gradients[f"base_model.model.{path}.lora_A.default.weight"]
-            assert_close(found[name + A], of_a)
-        for model in (ours, theirs):
-            model.zero_grad()
-    plain = ours.eval()(tokens)
+            assert_close(own_gradients[name + A], of_a)
+        for module in (model, reference):
+            module.zero_grad()
+    plain = model.eval()(tokens)
     assert (plain - logits).abs().max() > 1e-3, "nothing is dropped where nothing is trained"
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("activation", ["swiglu", "relu"])
 def test_dropout_of_shared_experts(activation: str, recompute: bool) -> None:
-    """Beside the same in plain operations."""
+    """Compared with plain operations."""
     generator = torch.Generator().manual_seed(5)
     layer = SharedExperts(build_activation(activation))
     layer.recompute, layer.lora_scale = recompute, 0.7
-    gated = ["w_gate"] if layer.activation.is_gated else []
-    for name in ["w_in", *gated, "w_out"]:
+    gate_names = ["w_gate"] if layer.activation.is_gated else []
+    for name in ["w_in", *gate_names, "w_out"]:
         shapes = {"": (8, 10), "_lora_a": (2, 8), "_lora_b": (10, 2)}
         if name == "w_out":
             shapes = {"": (10, 8), "_lora_a": (2, 10), "_lora_b": (8, 2)}
@@ -126,45 +132,47 @@ def test_dropout_of_shared_experts(activation: str, recompute: bool) -> None:
         return x @ matrix + 0.7 * (x * mask_of(f"shared.{name}", ids, x.shape[1], 0.4, 3)) @ a.t() @ b.t()
 
     up = plain(x, "w_in")
-    expected = plain(layer.activation.differentiable_forward(up, plain(x, "w_gate") if gated else up), "w_out")
-    found = layer(x, DropoutKey(TokenContext(step=3, seed=SEED), ids))
-    assert_close(found, expected)
+    expected = plain(layer.activation.differentiable_forward(up, plain(x, "w_gate") if gate_names else up), "w_out")
+    output = layer(x, DropoutKey(TokenContext(step=3, seed=SEED), ids))
+    assert_close(output, expected)
     weights, inputs = torch.randn_like(expected), [x, *layer.parameters()]
-    for one, other in zip(
-        torch.autograd.grad((found * weights).sum(), inputs),
+    for gradient, reference_gradient in zip(
+        torch.autograd.grad((output * weights).sum(), inputs),
         torch.autograd.grad((expected * weights).sum(), inputs),
         strict=True,
     ):
-        assert_close(one, other)
+        assert_close(gradient, reference_gradient)
 
 
 def test_dropout_of_routers() -> None:
-    """One token at a time: then what the adapter adds is a matrix, that of the token's own mask."""
-    given = language_model(next(iter(ATTENTIONS)), router="softmax_topk", aux_coefficient=0.0, top_k=2).model_dump()
+    """One token at a time: the adapter then adds a matrix that its mask determines."""
+    fields = language_model(next(iter(ATTENTIONS)), router="softmax_topk", aux_coefficient=0.0, top_k=2).model_dump()
     adapter = {"rank": 2, "alpha": 5.0, "dropout": 0.5, "targets": ["*.router"]}
-    model = with_random_b(build_model(LanguageModelSpec(**{**given, "adapter": adapter}), dtype=torch.float64))
+    model = with_random_b(build_model(LanguageModelSpec(**{**fields, "adapter": adapter}), dtype=torch.float64))
     layer = model.layers[1].feed_forward.moe
     name = "layers.1.feed_forward.moe.router"
-    beside = with_random_b(build_model(LanguageModelSpec(**{**given, "adapter": None}), dtype=torch.float64))
-    plain = beside.layers[1].feed_forward.moe
-    plain.load_state_dict({key: each for key, each in layer.state_dict().items() if "lora" not in key})
+    plain_model = with_random_b(build_model(LanguageModelSpec(**{**fields, "adapter": None}), dtype=torch.float64))
+    plain = plain_model.layers[1].feed_forward.moe
+    plain.load_state_dict({key: tensor for key, tensor in layer.state_dict().items() if "lora" not in key})
     before = plain.router.detach().clone()
     x = torch.randn(40, 16, dtype=torch.float64)
     ids = torch.arange(100, 140)
-    together = layer(x, TokenContext(ids, step=4, seed=SEED))[0]
+    output = layer(x, TokenContext(ids, step=4, seed=SEED))[0]
     masks = mask_of(name, ids, 16, 0.5, 4)
-    for at in range(40):
-        added = 2.5 * (masks[at][:, None] * layer.router_lora_a.t()) @ layer.router_lora_b.t()
-        plain.router.data = before + added.detach()
-        assert_close(together[at], plain(x[at : at + 1], TokenContext(ids[at : at + 1], step=4, seed=SEED))[0][0])
+    for index in range(40):
+        addition = 2.5 * (masks[index][:, None] * layer.router_lora_a.t()) @ layer.router_lora_b.t()
+        plain.router.data = before + addition.detach()
+        assert_close(
+            output[index], plain(x[index : index + 1], TokenContext(ids[index : index + 1], step=4, seed=SEED))[0][0]
+        )
 
 
 def test_experts_have_no_dropout() -> None:
-    given = language_model(next(iter(ATTENTIONS)), router="softmax_topk").model_dump()
-    tokens = tokens_of(Random(1), given["vocab_size"], 2, 9)
+    fields = language_model(next(iter(ATTENTIONS)), router="softmax_topk").model_dump()
+    tokens = tokens_of(Random(1), fields["vocab_size"], 2, 9)
     adapter: dict[str, Any] = {"rank": 2, "targets": ["*.experts.*"]}
     logits = [
-        with_seed(LanguageModelSpec(**{**given, "adapter": {**adapter, "dropout": dropout}}))(tokens)
+        with_seed(LanguageModelSpec(**{**fields, "adapter": {**adapter, "dropout": dropout}}))(tokens)
         for dropout in (0.0, 0.5)
     ]
     assert torch.equal(*logits)
@@ -177,15 +185,15 @@ def with_seed(spec: LanguageModelSpec) -> LanguageModel:
 
 def test_a_model_with_dropout_is_not_captured() -> None:
     draws = DropoutKey(TokenContext(), torch.arange(4))
-    dropped = AdapterDropout(0.1, "layers.0.attention.query.weight").masks_for(draws)
-    assert dropped.apply_to(torch.ones(4, 3)).shape == (4, 3)
+    masks = AdapterDropout(0.1, "layers.0.attention.query.weight").masks_for(draws)
+    assert masks.apply_to(torch.ones(4, 3)).shape == (4, 3)
     with overriding(BINDINGS), pytest.raises(ValueError, match=r"set adapter\.dropout to 0"):
-        dropped.apply_to(torch.ones(4, 3))
+        masks.apply_to(torch.ones(4, 3))
 
 
 @pytest.mark.parametrize("targets", [["*.attention.*"], None, ["*.attention.*", "*.router"]])
 def test_dropout_is_in_pefts_config_where_peft_accepts_it(targets: list[str] | None, tmp_path: Path) -> None:
-    """Not beside parameters that PEFT wraps, which it refuses any with."""
+    """Not with targets that PEFT wraps as parameters, for which it refuses dropout."""
     import peft  # takes seconds, in each process that collects this file
 
     base, fields = write_base(FAMILIES["mixtral"](Random(2)), tmp_path, 3)
@@ -195,6 +203,6 @@ def test_dropout_is_in_pefts_config_where_peft_accepts_it(targets: list[str] | N
     assert dropout == (0.2 if targets == ["*.attention.*"] else 0.0)
     peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
     adapter = {"from": str(tmp_path / "adapter")}
-    for beside, expected in (({}, dropout), ({"dropout": 0.3}, 0.3)):
-        given = {"from": str(tmp_path / "base"), "adapter": {**adapter, **beside}}
-        assert expand_model(given, None)["adapter"]["dropout"] == expected
+    for overrides, expected in (({}, dropout), ({"dropout": 0.3}, 0.3)):
+        model_fields = {"from": str(tmp_path / "base"), "adapter": {**adapter, **overrides}}
+        assert expand_model(model_fields, None)["adapter"]["dropout"] == expected

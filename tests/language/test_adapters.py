@@ -25,13 +25,13 @@ from moe.spec import AdapterSpec, LanguageModelSpec, ProblemCode, SpecError, mod
 from moe.spec.patterns import layer_pattern
 from moe.tasks.language import LanguageModel, build_model
 from tests.grid import first_seed_of
-from tests.language.adapted import Both, adapted, with_random_b, write_adapter, write_base
+from tests.language.adapted import AdapterPair, adapter_pair, with_random_b, write_adapter, write_base
 from tests.language.families import FAMILIES, as_double
 from tests.language.test_families import CLOSE, apart, assert_close, loss_of, their_logits, tokens_of
 from tests.parity.language_models import ATTENTIONS, language_model
 from tests.refusals import refused
 
-# PEFT's own use of it.
+# PEFT itself uses it.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 
 TARGETS: list[list[str] | None] = [
@@ -40,25 +40,25 @@ TARGETS: list[list[str] | None] = [
 ]  # fmt: skip
 
 
-def made(family: str, seed: int, folder: Path) -> Both:
+def make_pair(family: str, seed: int, folder: Path) -> AdapterPair:
     random = Random(f"adapter {family} {seed}")
     config = FAMILIES[family](random)
     config |= {"shared_intermediate_size": 0} if family == "granitemoeshared" else {}
     base, fields = write_base(config, folder, seed)
-    return adapted(base, with_adapter(fields, random), folder, seed)
+    return adapter_pair(base, with_adapter(fields, random), folder, seed)
 
 
 def with_adapter(fields: dict[str, Any], random: Random) -> dict[str, Any]:
     """The model with an adapter of random rank, scale and targets, among those that it can have."""
-    everything = AdapterSpec(rank=1, targets=("*",))
-    matrices = [parameter.name for parameter in model_spec(fields).parameters() if everything.chooses(parameter.name)]
+    all_matrices = AdapterSpec(rank=1, targets=("*",))
+    matrices = [parameter.name for parameter in model_spec(fields).parameters() if all_matrices.chooses(parameter.name)]
     while True:
-        some = random.sample(matrices, random.randint(1, len(matrices)))
+        names = random.sample(matrices, random.randint(1, len(matrices)))
         adapter = {
             "rank": random.randint(1, 3), "alpha": random.choice([None, 1.0, 5.0, 0.7]),
             "rank_stabilized": random.random() < 0.3,
             "targets": random.choice(
-                [*TARGETS, *[completed(some)] * 2, *[list({layer_pattern(name) for name in some})] * 2]
+                [*TARGETS, *[complete_targets(names)] * 2, *[list({layer_pattern(name) for name in names})] * 2]
             ),
         }  # fmt: skip
         with suppress(SpecError):  # a target that it has none of
@@ -66,82 +66,84 @@ def with_adapter(fields: dict[str, Any], random: Random) -> dict[str, Any]:
             return {**fields, "adapter": adapter}
 
 
-def completed(names: list[str]) -> list[str]:
-    """With the other one of the first two matrices of experts, which share A."""
+def complete_targets(names: list[str]) -> list[str]:
+    """Add the other one of the first two matrices of experts, which share A."""
     pairs = [(".experts.w_in", ".experts.w_gate"), (".experts.w_gate", ".experts.w_in")]
     return [*names, *(name.replace(*pair) for name in names for pair in pairs if name.endswith(pair[0]))]
 
 
 @pytest.fixture(params=first_seed_of(FAMILIES, 2))
-def case(request: pytest.FixtureRequest, tmp_path: Path) -> Both:
-    return made(*request.param, tmp_path)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> AdapterPair:
+    return make_pair(*request.param, tmp_path)
 
 
-def trained(model: nn.Module) -> Iterator[nn.Parameter]:
-    return (each for each in model.parameters() if each.requires_grad)
+def trainable_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    return (parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
-def left_by_rounding(ours: LanguageModel, begins: LanguageModel, tokens: torch.Tensor) -> float:
-    """How far apart the logits of two models are that began as `begins` and took ten steps, one of them with adapters
-    off by some roundings: a few random models take a token's last bits to its choice of experts within ten steps."""
+def left_by_rounding(model: LanguageModel, initial_model: LanguageModel, tokens: torch.Tensor) -> float:
+    """Difference of logits after ten steps between two models that began as `initial_model`, one with adapters off by
+    some roundings: in a few random models, a token's last bits reach its choice of experts within ten steps."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for each in trained(begins):
-            each.mul_(1 + 1e-14 * torch.randn(each.shape, generator=generator, dtype=each.dtype))
-    optimizer = adamw(begins)
+        for parameter in trainable_parameters(initial_model):
+            parameter.mul_(1 + 1e-14 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    optimizer = adamw(initial_model)
     for _ in range(10):
-        loss_of(begins(tokens), tokens).backward()
+        loss_of(initial_model(tokens), tokens).backward()
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
-        return apart(begins(tokens), ours(tokens))
+        return apart(initial_model(tokens), model(tokens))
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(trained(model), lr=1e-3, eps=1e-3)
+    return torch.optim.AdamW(trainable_parameters(model), lr=1e-3, eps=1e-3)
 
 
-def assert_equal(of: Both, random: Random) -> None:
+def assert_equal(pair: AdapterPair, random: Random) -> None:
     import peft  # takes seconds, in each process that collects this file
 
-    tokens = tokens_of(random, of.spec.vocab_size, 2, random.choice([9, 40]))
+    tokens = tokens_of(random, pair.spec.vocab_size, 2, random.choice([9, 40]))
     with as_double():
-        expected = their_logits(of.theirs, tokens)
+        expected = their_logits(pair.reference, tokens)
         loss_of(expected, tokens).backward()
-    begins = copy.deepcopy(of.ours.train())
-    logits = of.ours(tokens)
+    initial_model = copy.deepcopy(pair.model.train())
+    logits = pair.model(tokens)
     assert_close(logits, expected)
     loss_of(logits, tokens).backward()
-    assert {name for name, each in of.ours.named_parameters() if each.grad is not None} == {
-        name for name, each in of.ours.named_parameters() if name.endswith(("_lora_a", "_lora_b"))
+    assert {name for name, parameter in pair.model.named_parameters() if parameter.grad is not None} == {
+        name for name, parameter in pair.model.named_parameters() if name.endswith(("_lora_a", "_lora_b"))
     }
-    assert sum(each.numel() for each in trained(of.ours)) == sum(each.numel() for each in trained(of.theirs))
-    with safe_open(of.folder / "adapter" / "adapter_model.safetensors", "pt") as stored:
-        assert set(stored.keys()) == peft.get_peft_model_state_dict(of.theirs).keys()
-    optimizers, limit = [adamw(each) for each in (of.ours, of.theirs)], CLOSE
+    assert sum(parameter.numel() for parameter in trainable_parameters(pair.model)) == sum(
+        parameter.numel() for parameter in trainable_parameters(pair.reference)
+    )
+    with safe_open(pair.folder / "adapter" / "adapter_model.safetensors", "pt") as file:
+        assert set(file.keys()) == peft.get_peft_model_state_dict(pair.reference).keys()
+    optimizers, limit = [adamw(model) for model in (pair.model, pair.reference)], CLOSE
     for step in range(10):
-        for each in optimizers:
-            each.step()
-            each.zero_grad()
-        loss_of(of.ours(tokens), tokens).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        loss_of(pair.model(tokens), tokens).backward()
         with as_double():
-            loss_of(their_logits(of.theirs, tokens), tokens).backward()
+            loss_of(their_logits(pair.reference, tokens), tokens).backward()
         if step in (0, 9):
             with as_double(), torch.no_grad():
-                expected = their_logits(of.theirs, tokens)
-            if step == 9 and apart(of.ours(tokens), expected) > CLOSE:
-                limit = 100 * left_by_rounding(of.ours, begins, tokens)
-            assert_close(of.ours(tokens), expected, limit)
-    of.theirs.save_pretrained(of.folder / "theirs")
-    loaded = build_model(of.spec, dtype=torch.float64)
-    load_adapter(str(of.folder / "theirs"), loaded, of.spec, origin=of.origin)
-    for name, each in loaded.named_parameters():
-        if each.requires_grad:
-            assert_close(of.ours.get_parameter(name), each, limit)
+                expected = their_logits(pair.reference, tokens)
+            if step == 9 and apart(pair.model(tokens), expected) > CLOSE:
+                limit = 100 * left_by_rounding(pair.model, initial_model, tokens)
+            assert_close(pair.model(tokens), expected, limit)
+    pair.reference.save_pretrained(pair.folder / "theirs")
+    loaded_model = build_model(pair.spec, dtype=torch.float64)
+    load_adapter(str(pair.folder / "theirs"), loaded_model, pair.spec, origin=pair.origin)
+    for name, weight in loaded_model.named_parameters():
+        if weight.requires_grad:
+            assert_close(pair.model.get_parameter(name), weight, limit)
 
 
 @pytest.mark.sample(1)
-def test_adapters_are_pefts(case: Both, request: pytest.FixtureRequest) -> None:
+def test_adapters_are_pefts(case: AdapterPair, request: pytest.FixtureRequest) -> None:
     assert_equal(case, Random(request.node.name))
 
 
@@ -176,14 +178,17 @@ def test_targets_are_written_by_their_shortest_unambiguous_names(tmp_path: Path,
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_merged_weights_compute_what_adapters_beside_them_do(family: str, tmp_path: Path) -> None:
-    of = made(family, 7, tmp_path)
-    save_folder(of.spec, MergedSource(ModelSource(of.ours), of.spec), tmp_path / "merged", origin=of.origin)
-    plain = of.spec.model_copy(update={"adapter": None})
-    merged = build_model(plain, dtype=torch.float64)
-    load_weights(str(tmp_path / "merged"), merged, plain)
+    pair = make_pair(family, 7, tmp_path)
+    save_folder(pair.spec, MergedSource(ModelSource(pair.model), pair.spec), tmp_path / "merged", origin=pair.origin)
+    plain = pair.spec.model_copy(update={"adapter": None})
+    merged_model = build_model(plain, dtype=torch.float64)
+    load_weights(str(tmp_path / "merged"), merged_model, plain)
     tokens = tokens_of(Random(family), plain.vocab_size, 2, 20)
-    assert_close(merged.eval()(tokens), of.ours.eval()(tokens))
-    assert any(not torch.equal(each, of.ours.get_parameter(name)) for name, each in merged.named_parameters())
+    assert_close(merged_model.eval()(tokens), pair.model.eval()(tokens))
+    assert any(
+        not torch.equal(parameter, pair.model.get_parameter(name))
+        for name, parameter in merged_model.named_parameters()
+    )
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -194,13 +199,13 @@ def test_decoding_with_adapters_computes_what_one_pass_does(attention: str) -> N
     model = with_random_b(build_model(spec, seed=5, dtype=torch.float64).eval())
     tokens = tokens_of(Random(attention), spec.vocab_size, 2, 9)
     with torch.no_grad():
-        whole, state = model(tokens), model.start(2, 9)
+        logits, state = model(tokens), model.start(2, 9)
         for first, end in ((0, 4), (4, 5), (5, 7), (7, 8), (8, 9)):
-            assert_close(model.extend(tokens[:, first:end], state), whole[:, end - 1])
+            assert_close(model.extend(tokens[:, first:end], state), logits[:, end - 1])
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> tuple[Path, LanguageModelSpec, Callable[..., None]]:
+def stored_adapter(tmp_path: Path) -> tuple[Path, LanguageModelSpec, Callable[..., None]]:
     """An adapter's config, the model, and a function that loads the adapter."""
     spec = LanguageModelSpec(**{**language_model("MLA", router="softmax_topk").model_dump(), "adapter": {"rank": 2}})
     model, origin = build_model(spec), Origin("/models/base", {"model_type": "deepseek_v3"}, "F32")
@@ -221,17 +226,17 @@ def stored(tmp_path: Path) -> tuple[Path, LanguageModelSpec, Callable[..., None]
         ("rank_pattern", {"q_proj": 1}, "unsupported"), ("init_lora_weights", "pissa", "unsupported"),
     ],
 )  # fmt: skip
-def test_an_adapter_of_another_kind_is_refused(stored, key: str, value: Any, code: ProblemCode) -> None:
-    config, _, load = stored
+def test_an_adapter_of_another_kind_is_refused(stored_adapter, key: str, value: Any, code: ProblemCode) -> None:
+    config, _, load = stored_adapter
     load()
-    changed = {**json.loads(config.read_text()), key: value}
-    config.write_text(json.dumps({name: each for name, each in changed.items() if each is not ...}))
+    config_fields = {**json.loads(config.read_text()), key: value}
+    config.write_text(json.dumps({name: entry for name, entry in config_fields.items() if entry is not ...}))
     with refused(code, f"{config}:{key}"):
         load()
 
 
-def test_an_adapter_of_another_shape_is_refused(stored) -> None:
-    _, spec, load = stored
+def test_an_adapter_of_another_shape_is_refused(stored_adapter) -> None:
+    _, spec, load = stored_adapter
     fields = {"vocab_size": 64, "model_dim": 20, "moe": {**spec.moe.model_dump(), "model_dim": 20}}
     with pytest.raises(SpecError, match=r"must have the shape \[2, 20\]"):
         load(LanguageModelSpec(**{**spec.model_dump(), **fields}))
@@ -241,4 +246,4 @@ def test_an_adapter_of_another_shape_is_refused(stored) -> None:
 @settings(deadline=None, max_examples=100, phases=[Phase.explicit, Phase.generate], print_blob=True)
 @given(family=st.sampled_from(list(FAMILIES)), seed=st.integers(2, 2**32))
 def test_many_random_adapters(tmp_path_factory: pytest.TempPathFactory, family: str, seed: int) -> None:
-    assert_equal(made(family, seed, tmp_path_factory.mktemp("adapter")), Random(seed))
+    assert_equal(make_pair(family, seed, tmp_path_factory.mktemp("adapter")), Random(seed))

@@ -20,15 +20,15 @@ CLOSE = 1e-10
 
 
 class Rows:
-    """Rows that grow, by their memories and as plain lists."""
+    """Rows that grow, in KV caches and as plain lists."""
 
     def __init__(self, model: LanguageModel, prompts: list[list[int]], room: int) -> None:
         self.model, self.rows = model, [list(prompt) for prompt in prompts]
         length = max(map(len, prompts))
-        tokens = torch.tensor([[0] * (length - len(each)) + each for each in prompts])
-        begins = torch.tensor([length - len(each) for each in prompts])
+        tokens = torch.tensor([[0] * (length - len(prompt)) + prompt for prompt in prompts])
+        starts = torch.tensor([length - len(prompt) for prompt in prompts])
         self.state = model.start(len(prompts), room)
-        padding = torch.arange(length) < begins[:, None] if bool(begins.any()) else None
+        padding = torch.arange(length) < starts[:, None] if bool(starts.any()) else None
         self.check(model.extend(tokens, self.state, padding))
 
     def go_on(self, tokens: Tensor) -> None:
@@ -41,13 +41,13 @@ class Rows:
         self.rows = [self.rows[row] for row in rows]
 
     def check(self, logits: Tensor) -> None:
-        """Against a pass over each row by itself, without padding."""
-        for row, found in zip(self.rows, logits, strict=True):
-            torch.testing.assert_close(found, self.model(torch.tensor([row]))[0, -1], rtol=CLOSE, atol=CLOSE)
+        """Compare with a pass over each row by itself, without padding."""
+        for row, row_logits in zip(self.rows, logits, strict=True):
+            torch.testing.assert_close(row_logits, self.model(torch.tensor([row]))[0, -1], rtol=CLOSE, atol=CLOSE)
 
 
-def made(spec: LanguageModelSpec) -> LanguageModel:
-    """With logits that a wrong memory would show in."""
+def sensitive_model(spec: LanguageModelSpec) -> LanguageModel:
+    """A model whose logits would show a wrong cache."""
     model = build_model(spec, dtype=torch.float64).eval()
     for parameter in model.parameters():
         parameter.mul_(1.5)
@@ -66,7 +66,7 @@ def test_any_model_goes_on_as_it_would_from_the_whole_row(data: st.DataObject) -
     steps = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=16), "steps")
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99), "tokens"))
     prompts = [torch.randint(VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
-    rows = Rows(made(spec), prompts, max(lengths) + sum(steps))
+    rows = Rows(sensitive_model(spec), prompts, max(lengths) + sum(steps))
     for num_new in steps:
         if rows.rows and data.draw(st.integers(0, 3)) == 0:
             indices = st.integers(0, len(rows.rows) - 1)
@@ -79,7 +79,9 @@ def test_any_model_goes_on_as_it_would_from_the_whole_row(data: st.DataObject) -
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_long_after_a_window_has_forgotten_the_prompt(attention: str) -> None:
     """Windows of 3, whose room of 6 is filled many times over, and two chunks of the delta rule."""
-    rows = Rows(made(language_model(attention, router="softmax_topk")), [[4, 5, 6, 7, 8, 9, 10], [11], [12, 13]], 160)
+    rows = Rows(
+        sensitive_model(language_model(attention, router="softmax_topk")), [[4, 5, 6, 7, 8, 9, 10], [11], [12, 13]], 160
+    )
     for step in range(12):
         rows.go_on(torch.full((len(rows.rows), 1), 20 + step))
     rows.take([2, 0, 0])
@@ -91,14 +93,17 @@ def test_long_after_a_window_has_forgotten_the_prompt(attention: str) -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_columns_forget_what_is_behind_the_window_and_nothing_else(window: int) -> None:
-    """Whatever comes at a time, the last `window` and the new ones are there, in room for twice the window."""
+    """However many come at a time, the last `window` and the new ones are there, in room for twice the window."""
     for sizes in ([1] * 40, [2 * window + 3, 1, 1, 1], [1, 3, 2, 5, 1, 1, 4] * 4, [window, window, window, 1, 1]):
         like = torch.empty(0, dtype=torch.float64)
-        columns, every = (KVCache.empty(sum(sizes), window, like, ((2,), 3)), torch.zeros(2, 0, 3, dtype=torch.float64))
+        columns, all_columns = (
+            KVCache.empty(sum(sizes), window, like, ((2,), 3)),
+            torch.zeros(2, 0, 3, dtype=torch.float64),
+        )
         for number, size in enumerate(sizes):
             new = torch.full((2, size, 3), float(number), dtype=torch.float64)
-            every = torch.cat((every, new), 1)
-            (found,) = columns.append(new)
-            assert torch.equal(found, every[:, every.shape[1] - found.shape[1] :])
-            assert found.shape[1] >= min(window - 1 + size, every.shape[1]), "what the new ones look back at"
+            all_columns = torch.cat((all_columns, new), 1)
+            (block,) = columns.append(new)
+            assert torch.equal(block, all_columns[:, all_columns.shape[1] - block.shape[1] :])
+            assert block.shape[1] >= min(window - 1 + size, all_columns.shape[1]), "what the new ones look back at"
             assert columns._tensors[0].shape[1] <= 2 * window

@@ -1,4 +1,4 @@
-"""Log-likelihoods of a batch beside a pass over each row alone. Logits are compared with transformers' in
+"""Log-likelihoods of a batch compared with a pass over each row alone. Logits are compared with transformers' in
 test_families.py."""
 
 from random import Random
@@ -30,7 +30,7 @@ def test_likelihoods_of_a_batch_are_those_of_each_row_alone(data: st.DataObject)
             for longest in (9, min(9, max_tokens))
         )
         pairs.append((context, continuation))
-        expected.append(alone(model, context, continuation, max_tokens))
+        expected.append(reference_likelihood(model, context, continuation, max_tokens))
     likeliest = [(context, [int(logits_of(model, context[-max_tokens:])[-1].argmax())]) for context, _ in pairs]
     likelihoods = log_likelihoods(model, [*pairs, *likeliest], max_tokens)
     assert all(likelihood.is_greedy for likelihood in likelihoods[len(pairs) :])
@@ -43,7 +43,9 @@ def logits_of(model: LanguageModel, tokens: list[int]) -> torch.Tensor:
     return model(torch.tensor([tokens]), BatchContext(training=False, rows_per_group=1))[0]
 
 
-def alone(model: LanguageModel, context: list[int], continuation: list[int], max_tokens: int) -> tuple[float, bool]:
+def reference_likelihood(
+    model: LanguageModel, context: list[int], continuation: list[int], max_tokens: int
+) -> tuple[float, bool]:
     """Log-probability of a continuation, token by token, and whether each token is the likeliest."""
     nats, is_greedy = 0.0, True
     logits_LV = logits_of(model, [*context, *continuation][:-1][-max_tokens:])
@@ -55,22 +57,22 @@ def alone(model: LanguageModel, context: list[int], continuation: list[int], max
 
 @given(tokens=st.lists(st.integers(3, 99), max_size=40), max_tokens=st.integers(1, 12))
 def test_windows_of_a_whole_text_are_the_harness(tokens: list[int], max_tokens: int) -> None:
-    theirs = [
+    windows = [
         make_disjoint_window(pair)
         for pair in get_rolling_token_windows(tokens, prefix_token=1, max_seq_len=max_tokens, context_len=1)
     ]
-    assert [(list(context), list(after)) for context, after in rolling_pairs(tokens, 1, max_tokens)] == theirs
+    assert [(list(context), list(after)) for context, after in rolling_pairs(tokens, 1, max_tokens)] == windows
 
 
 @pytest.mark.parametrize(
-    ("pair", "said"),
+    ("pair", "words"),
     [
         (([], [1]), "must have at least one token in its context"),
         (([1], []), "must have at least one token in its context"),
         (([1], [2, 3, 4]), r"a continuation of 3 tokens, more than max_tokens \(=2\)"),
     ],
 )
-def test_what_has_no_likelihood_is_refused(pair: tuple[list[int], list[int]], said: str) -> None:
+def test_what_has_no_likelihood_is_refused(pair: tuple[list[int], list[int]], words: str) -> None:
     model = build_model(language_model("DeltaNet and gated GQA", router="softmax_topk"), dtype=torch.float64).eval()
-    with pytest.raises(ValueError, match=rf"pairs\[1\] .*{said}"):
+    with pytest.raises(ValueError, match=rf"pairs\[1\] .*{words}"):
         log_likelihoods(model, [([1], [1]), pair], 2)

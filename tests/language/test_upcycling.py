@@ -1,5 +1,5 @@
-"""A mixture computes what the dense folder that it is made of does, in every family that it can be one of, here and as
-transformers loads what is exported."""
+"""A mixture computes what its dense folder does, in every family that can express it, here and as transformers loads
+its export."""
 
 import copy
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ from tests.language.families import FAMILIES, as_double, their_model
 from tests.language.test_families import their_logits, tokens_of
 
 CLOSE = 1e-10
-"""Of the largest value."""
+"""Tolerance, relative to the largest value."""
 CASES = (
     ("llama", "mixtral"), ("llama", "qwen2_moe"), ("llama", "granitemoe"), ("llama", "granitemoeshared"),
     ("llama", "glm4_moe"), ("llama", None), ("qwen3", "qwen3_moe"), ("qwen3", "glm4_moe"), ("qwen3", None),
 )  # fmt: skip
-"""Dense families, and those that their mixtures can be of."""
+"""(dense family, family of its mixtures or None)"""
 SHARED = ("qwen2_moe", "granitemoeshared", "glm4_moe")
 DENSE_LAYERS = ("qwen3_moe", "qwen2_moe")
 
@@ -39,13 +39,13 @@ DENSE_LAYERS = ("qwen3_moe", "qwen2_moe")
 class Case:
     """A dense model, and the mixture that was made of its folder."""
 
-    theirs: nn.Module
-    ours: LanguageModel
+    dense: nn.Module
+    mixture: LanguageModel
     folder: Path
 
     @property
     def spec(self) -> LanguageModelSpec:
-        return self.ours.spec
+        return self.mixture.spec
 
     @property
     def upcycle(self) -> UpcycleSpec:
@@ -53,63 +53,63 @@ class Case:
         return self.spec.upcycle
 
 
-def drawn(family: str, form: str | None, random: Random) -> tuple[dict[str, Any], UpcycleSpec]:
+def draw_upcycling(family: str, form: str | None, random: Random) -> tuple[dict[str, Any], UpcycleSpec]:
     """A config, and how its model becomes a mixture of that form."""
     granularity, num_experts = random.randint(1, 5), random.randint(2, 5)
-    shared = random.randrange(granularity) if form in SHARED else 0
+    num_shared = random.randrange(granularity) if form in SHARED else 0
     if form in ("qwen2_moe", "glm4_moe"):  # which have shared experts at least
         granularity = max(2, granularity)
-        shared = max(1, shared)
-    taken = random.randint(1 if granularity - shared > 1 else 2, num_experts)
+        num_shared = max(1, num_shared)
+    experts_per_token = random.randint(1 if granularity - num_shared > 1 else 2, num_experts)
     config = FAMILIES[family](random)
     config |= {"intermediate_size": granularity * random.randint(1, 6)}
     if family == "qwen3":  # whose windows of some layers no mixture has
         config |= {"use_sliding_window": form != "glm4_moe" and random.random() < 0.5, "max_window_layers": 0}
     if form in ("mixtral", "qwen2_moe", "glm4_moe") or (family, form) == ("llama", None):
         config["attention_bias"] = False
-    every = random.randint(1, config["num_hidden_layers"]) if form in DENSE_LAYERS else 1
+    period = random.randint(1, config["num_hidden_layers"]) if form in DENSE_LAYERS else 1
     return config, UpcycleSpec(
-        num_experts=num_experts, experts_per_token=taken, granularity=granularity, shared_slices=shared,
-        every=every, form=form,
+        num_experts=num_experts, experts_per_token=experts_per_token, granularity=granularity, shared_slices=num_shared,
+        every=period, form=form,
     )  # fmt: skip
 
 
-def made(family: str, form: str | None, random: Random, folder: Path) -> Case:
-    config, upcycle = drawn(family, form, random)
-    theirs = their_model(config, random.randrange(1000))
-    theirs.save_pretrained(folder / "dense")
-    ours = load_hf(folder / "dense", dtype=torch.float64, upcycle=upcycle, seed=random.randrange(1000))
-    return Case(theirs, ours.eval(), folder)
+def make_case(family: str, form: str | None, random: Random, folder: Path) -> Case:
+    config, upcycle = draw_upcycling(family, form, random)
+    dense = their_model(config, random.randrange(1000))
+    dense.save_pretrained(folder / "dense")
+    mixture = load_hf(folder / "dense", dtype=torch.float64, upcycle=upcycle, seed=random.randrange(1000))
+    return Case(dense, mixture.eval(), folder)
 
 
 @pytest.fixture(params=first_seed_of(CASES, 2))
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     (family, form), seed = request.param
-    return made(family, form, Random(f"upcycling {family} {form} {seed}"), tmp_path)
+    return make_case(family, form, Random(f"upcycling {family} {form} {seed}"), tmp_path)
 
 
-def assert_close(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=CLOSE * float(theirs.abs().max()))
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=CLOSE * float(expected.abs().max()))
 
 
-def assert_same_function(of: Case, random: Random) -> None:
-    """As it is trained, as it makes texts, and as it is exported."""
-    tokens = tokens_of(random, of.spec.vocab_size, 3, random.choice([5, 40]))
+def assert_same_function(case: Case, random: Random) -> None:
+    """In training, in generation, and as exported."""
+    tokens = tokens_of(random, case.spec.vocab_size, 3, random.choice([5, 40]))
     with torch.no_grad(), as_double():
-        expected = their_logits(of.theirs, tokens)
+        expected = their_logits(case.dense, tokens)
     with torch.no_grad():
-        assert_close(of.ours(tokens), expected)
-        assert_close(of.ours.train()(tokens), expected)
-    save_hf(of.ours.eval(), of.folder / "out")
+        assert_close(case.mixture(tokens), expected)
+        assert_close(case.mixture.train()(tokens), expected)
+    save_hf(case.mixture.eval(), case.folder / "out")
     with torch.no_grad(), as_double():
-        again, told = transformers.AutoModelForCausalLM.from_pretrained(
-            of.folder / "out", dtype=torch.float64, attn_implementation="eager",
+        export, info = transformers.AutoModelForCausalLM.from_pretrained(
+            case.folder / "out", dtype=torch.float64, attn_implementation="eager",
             experts_implementation="eager", output_loading_info=True,
         )  # fmt: skip
-        assert again.config.model_type == of.upcycle.form
-        assert_close(their_logits(again.eval(), tokens), expected)
-    assert not told["missing_keys"]
-    assert not told["unexpected_keys"]
+        assert export.config.model_type == case.upcycle.form
+        assert_close(their_logits(export.eval(), tokens), expected)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
 
 
 @pytest.mark.sample(4)
@@ -119,32 +119,32 @@ def test_a_mixture_computes_what_its_dense_model_does(case: Case, request: pytes
 
 @pytest.mark.slow
 @settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.generate], print_blob=True)
-@given(of=st.sampled_from(CASES), random=st.randoms(use_true_random=False))
-def test_random_mixtures_compute_what_their_dense_models_do(of, random, tmp_path_factory) -> None:
-    assert_same_function(made(*of, random, tmp_path_factory.mktemp("random")), random)
+@given(forms=st.sampled_from(CASES), random=st.randoms(use_true_random=False))
+def test_random_mixtures_compute_what_their_dense_models_do(forms, random, tmp_path_factory) -> None:
+    assert_same_function(make_case(*forms, random, tmp_path_factory.mktemp("random")), random)
 
 
-def cut(of: Case, layer: int, matrix: str, shared: bool) -> Tensor:
+def cut(case: Case, layer: int, matrix: str, is_shared: bool) -> Tensor:
     """Reference: matrices `[E, in, out]` of experts, or that of shared ones `[in, out]`, slice by slice."""
     name = {"w_gate": "gate_proj", "w_in": "up_proj", "w_out": "down_proj"}[matrix]
-    dense = of.theirs.get_parameter(f"model.layers.{layer}.mlp.{name}.weight").detach()
+    dense = case.dense.get_parameter(f"model.layers.{layer}.mlp.{name}.weight").detach()
     by_unit = dense.T if matrix == "w_out" else dense
-    slices = by_unit.chunk(of.upcycle.granularity)
-    assert of.spec.moe is not None
-    if shared:
-        rows = torch.cat(slices[: of.upcycle.shared_slices])
-        factor = 2 if matrix == "w_out" and of.upcycle.form == "qwen2_moe" else 1
+    slices = by_unit.chunk(case.upcycle.granularity)
+    assert case.spec.moe is not None
+    if is_shared:
+        rows = torch.cat(slices[: case.upcycle.shared_slices])
+        factor = 2 if matrix == "w_out" and case.upcycle.form == "qwen2_moe" else 1
         return factor * (rows if matrix == "w_out" else rows.T)
-    routed = slices[of.upcycle.shared_slices :]
-    factor = len(routed) if matrix == "w_out" and of.upcycle.form != "glm4_moe" else 1
-    group = [factor * (each if matrix == "w_out" else each.T) for each in routed]
-    return torch.stack(group * of.upcycle.num_experts)
+    routed_slices = slices[case.upcycle.shared_slices :]
+    factor = len(routed_slices) if matrix == "w_out" and case.upcycle.form != "glm4_moe" else 1
+    group = [factor * (part if matrix == "w_out" else part.T) for part in routed_slices]
+    return torch.stack(group * case.upcycle.num_experts)
 
 
 @pytest.mark.sample(3)
 def test_experts_are_slices_of_dense_layers(case: Case) -> None:
-    layers, every = moe_layers(case), case.upcycle.every
-    assert [layer.layer for layer in layers] == list(range(every - 1, case.spec.num_layers, every))
+    layers, period = moe_layers(case), case.upcycle.every
+    assert [layer.layer for layer in layers] == list(range(period - 1, case.spec.num_layers, period))
     for layer in layers:
         for matrix in ("w_in", "w_gate", "w_out"):
             assert torch.equal(getattr(layer.experts, matrix), cut(case, layer.layer, matrix, False)), matrix
@@ -162,46 +162,46 @@ def test_tokens_choose_groups_of_slices_as_a_whole(case: Case) -> None:
         assert len({tuple(column.tolist()) for column in by_group[..., 0].T}) == num_groups
         layer.register_forward_hook(lambda _module, _args, output: routings.append(output[1]))
     with torch.no_grad():
-        case.ours.train()(tokens_of(Random("groups"), case.spec.vocab_size, 4, 50))
-    chosen = set()
+        case.mixture.train()(tokens_of(Random("groups"), case.spec.vocab_size, 4, 50))
+    chosen_groups = set()
     for routing in routings:
         groups = routing.expert.sort(-1).values.unflatten(-1, (-1, size))
         assert torch.equal(groups % size, torch.arange(size).expand_as(groups))
         assert torch.equal(groups // size, (groups[..., :1] // size).expand_as(groups))
-        chosen |= set((groups // size).flatten().tolist())
-    assert len(chosen) > 1 or num_groups == 1, "not all tokens choose the same"
+        chosen_groups |= set((groups // size).flatten().tolist())
+    assert len(chosen_groups) > 1 or num_groups == 1, "not all tokens choose the same"
 
 
 @pytest.mark.sample(3)
 def test_tied_groups_are_chosen_as_a_whole(case: Case) -> None:
-    """All of them tie where routers are zero."""
+    """All groups tie where routers are zero."""
     tokens = tokens_of(Random("ties"), case.spec.vocab_size, 2, 30)
     with torch.no_grad(), as_double():
-        expected = their_logits(case.theirs, tokens)
+        expected = their_logits(case.dense, tokens)
     with torch.no_grad():
         for layer in moe_layers(case):
             layer.router.zero_()
-        assert_close(case.ours(tokens), expected)
+        assert_close(case.mixture(tokens), expected)
 
 
-def moe_layers(of: Case) -> list[MoELayer]:
-    return [module for module in of.ours.modules() if isinstance(module, MoELayer)]
+def moe_layers(case: Case) -> list[MoELayer]:
+    return [module for module in case.mixture.modules() if isinstance(module, MoELayer)]
 
 
 def test_noise_is_keyed_and_as_large_as_requested(tmp_path: Path) -> None:
-    config, upcycle = drawn("llama", "mixtral", Random("noise"))
+    config, upcycle = draw_upcycling("llama", "mixtral", Random("noise"))
     config |= {"intermediate_size": 60, "hidden_size": 48, "num_hidden_layers": 2}
     their_model(config).save_pretrained(tmp_path / "dense")
 
     def weights(seed: int, noise: float) -> dict[str, Tensor]:
-        changed = upcycle.model_copy(update={"noise": noise, "granularity": 2})
-        return dict(load_hf(tmp_path / "dense", dtype=torch.float64, upcycle=changed, seed=seed).state_dict())
+        variant = upcycle.model_copy(update={"noise": noise, "granularity": 2})
+        return dict(load_hf(tmp_path / "dense", dtype=torch.float64, upcycle=variant, seed=seed).state_dict())
 
-    plain, noisy, other, again = weights(1, 0.0), weights(1, 0.1), weights(2, 0.1), weights(1, 0.1)
+    plain, noisy, other_seed, repeat = weights(1, 0.0), weights(1, 0.1), weights(2, 0.1), weights(1, 0.1)
     for name, clean in plain.items():
-        assert torch.equal(noisy[name], again[name])
+        assert torch.equal(noisy[name], repeat[name])
         is_drawn = ".experts." in name or name.endswith(".router")
-        assert torch.equal(noisy[name], other[name]) != is_drawn, name
+        assert torch.equal(noisy[name], other_seed[name]) != is_drawn, name
         if ".experts." not in name:
             assert torch.equal(noisy[name], clean), name
             continue
@@ -214,15 +214,15 @@ def test_noise_is_keyed_and_as_large_as_requested(tmp_path: Path) -> None:
 
 def test_experts_part_as_they_are_trained(tmp_path: Path) -> None:
     """Copies get gradients of their own tokens, and routers of all of theirs."""
-    of = made("qwen3", "qwen3_moe", Random("trained"), tmp_path)
-    tokens = tokens_of(Random("tokens"), of.spec.vocab_size, 4, 20)
-    before = copy.deepcopy(of.ours.state_dict())
-    optimizer = torch.optim.SGD(of.ours.parameters(), lr=0.1)
-    of.ours.train()(tokens).square().mean().backward()
+    case = make_case("qwen3", "qwen3_moe", Random("trained"), tmp_path)
+    tokens = tokens_of(Random("tokens"), case.spec.vocab_size, 4, 20)
+    before = copy.deepcopy(case.mixture.state_dict())
+    optimizer = torch.optim.SGD(case.mixture.parameters(), lr=0.1)
+    case.mixture.train()(tokens).square().mean().backward()
     optimizer.step()
-    for name, each in of.ours.named_parameters():
+    for name, parameter in case.mixture.named_parameters():
         if name.endswith(("router", "w_out")):
-            assert not torch.equal(each, before[name]), name
+            assert not torch.equal(parameter, before[name]), name
         if name.endswith("experts.w_out"):
-            groups = each.unflatten(0, (of.upcycle.num_experts, -1))
+            groups = parameter.unflatten(0, (case.upcycle.num_experts, -1))
             assert not torch.equal(groups[0], groups[1])

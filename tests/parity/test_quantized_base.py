@@ -79,7 +79,7 @@ def replaced_in(folder: Path, base: Form, into: Path) -> None:
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     family, base = request.param
     folder = tmp_path_factory.mktemp(f"{family}-{base}")
-    tiny.folder_of(tiny.theirs(family, **SIZES[family]), folder / "hub", dtype=torch.float32)
+    tiny.folder_of(tiny.their_model(family, **SIZES[family]), folder / "hub", dtype=torch.float32)
     replaced_in(folder / "hub", base, folder / "replaced")
     replaced = spec_of(folder / "replaced", "float32")
     expected = trained(run(replaced, train_of(), Degrees(), ROWS, 3))

@@ -1,4 +1,4 @@
-"""A worker process that beats: `HOST PORT SECRET RANK PHASE HOW`. It says `at work` once it is in the phase."""
+"""A worker process with heartbeats: `HOST PORT SECRET RANK PHASE HOW`. It prints `at work` once it is in the phase."""
 
 import sys
 import threading

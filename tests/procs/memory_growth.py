@@ -1,4 +1,4 @@
-"""One rank of a group: answers by how many bytes its process grows in a second micro-batch."""
+"""One rank of a worker group: sends the bytes by which its process grows in a second micro-batch."""
 
 import ctypes
 import re
@@ -19,18 +19,18 @@ from moe.tasks.translation import build_model
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
 GIVE_BACK = ((-3, 1 << 16), (-1, 0))
-"""M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc's <malloc.h>: blocks go back when they are freed. Otherwise a process
-keeps what a peak took, and does not grow again."""
+"""M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc's <malloc.h>: freed blocks are returned to the system. Otherwise a
+process keeps its peak, and does not grow again."""
 
 
 def resident(field: str) -> int:
-    """Bytes, of `VmRSS` (now) or `VmHWM` (the most)."""
+    """Bytes of `VmRSS` (current) or `VmHWM` (peak)."""
     (kilobytes,) = re.findall(rf"{field}:\s+(\d+) kB", STATUS.read_text())
     return 1024 * int(kilobytes)
 
 
 def growth(spec: JobSpec, plan: Plan, length: int) -> int:
-    """Bytes beside parameters and gradients. All gradients are there from the first micro-batch on."""
+    """Bytes in addition to parameters and gradients, which all exist after the first micro-batch."""
     layout = Layout.build(plan)
     model = build_model(spec.model, layout, dtype=getattr(torch, spec.train.dtype))
     moe = spec.model.moe
@@ -42,10 +42,10 @@ def growth(spec: JobSpec, plan: Plan, length: int) -> int:
         if micro_batch:
             before = resident("VmRSS")
             CLEAR.write_text(RESET_PEAK)
-        hidden = model.hidden_states(tokens, tokens, BatchContext(rows_per_group=rows_per_group))
-        loss, _ = smoothed_nll(hidden, model.output_embedding, model.share(tokens), 0.1, 0)
+        hidden_states = model.hidden_states(tokens, tokens, BatchContext(rows_per_group=rows_per_group))
+        loss, _ = smoothed_nll(hidden_states, model.output_embedding, model.share(tokens), 0.1, 0)
         loss.backward()
-        del hidden, loss
+        del hidden_states, loss
     return resident("VmHWM") - before
 
 

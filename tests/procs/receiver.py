@@ -1,4 +1,4 @@
-"""The receiving end of records by the rules of the wire, as a server on a port, to be away and to forget."""
+"""A server that receives records by the rules of the wire, and can be away, refuse and forget."""
 
 import json
 import threading
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Receiver:
-    """Takes batches of one job's writers; counts what comes."""
+    """Takes batches of one job's writers, and counts them."""
 
     def __init__(self) -> None:
         self.records: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -16,7 +16,7 @@ class Receiver:
         """Writers in the order in which their records came."""
         self.statuses: list[dict[str, Any]] = []
         self.driver_silent_s: list[float] = []
-        """As workers have said, with each batch."""
+        """Silence of the driver, as workers report it with each batch."""
         self.refuses = False
         self.knows_job = True
         self.request: str | None = None
@@ -68,15 +68,15 @@ class Receiver:
                 return 403, {"detail": "superseded"}
             self.statuses += [batch["run"]] if batch.get("run") else []
             self.driver_silent_s += [batch["driver_silent_s"]] if "driver_silent_s" in batch else []
-            known = self.records[batch["writer"]]
-            if batch["first_seq"] > len(known):
-                return 409, {"next_seq": len(known), "request": self.request}
+            records = self.records[batch["writer"]]
+            if batch["first_seq"] > len(records):
+                return 409, {"next_seq": len(records), "request": self.request}
             for seq, record in enumerate(batch["records"], batch["first_seq"]):
                 assert record["seq"] == seq
-                if seq >= len(known):
-                    known.append(record)
+                if seq >= len(records):
+                    records.append(record)
                     self.order.append(batch["writer"])
-            return 200, {"next_seq": len(known), "request": self.request}
+            return 200, {"next_seq": len(records), "request": self.request}
 
     def steps(self, writer: str) -> list[int]:
         with self._lock:

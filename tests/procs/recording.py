@@ -1,4 +1,4 @@
-"""A process that records until it is killed, and says how far it came: `URL STORAGE TMP NAME`."""
+"""A process that records until it is killed, and prints each step: `URL STORAGE TMP NAME`."""
 
 import os
 import sys

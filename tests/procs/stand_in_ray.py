@@ -1,9 +1,9 @@
 """A stand-in for `ray start`, which takes half a minute (`tests/ray/test_local_head.py` has a real one).
 
-It is three processes that do nothing. One of them is named as Ray's dashboard, listens at its port before `ray start`
-ends, and says that no jobs are on the head. Put in place of `service.head.ray_start.RAY`. While the file exists that
-STAND_IN_HOLD names, it does not end. While the one exists that STAND_IN_HOLD_JOBS names, the dashboard keeps back what
-it says of jobs; that it was asked it writes there.
+It starts three idle processes. One has the name of Ray's dashboard, listens at its port before `ray start` ends, and
+answers that the head has no jobs. It replaces `service.head.ray_start.RAY`. It does not end while the file exists that
+STAND_IN_HOLD names. While the file exists that STAND_IN_HOLD_JOBS names, the dashboard withholds its answer about jobs,
+and writes `asked` into the file.
 """
 
 import subprocess
@@ -56,8 +56,8 @@ while os.path.exists(os.environ.get("STAND_IN_HOLD", "")):
 """
 
 
-def started(state_dir: Path) -> list[psutil.Process]:
-    """All that any start of a head left running for this state folder."""
+def head_processes(state_dir: Path) -> list[psutil.Process]:
+    """Processes that any start of a head left running for this state folder."""
     return with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token"))
 
 
@@ -77,13 +77,13 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(ray_start, "RAY", STAND_IN)
     yield tmp_path / "state"
     LocalHead.stop_recorded(tmp_path / "state")
-    for process in started(tmp_path / "state"):
+    for process in head_processes(tmp_path / "state"):
         process.kill()
 
 
 @pytest.fixture
 def hold(tmp_path: Path) -> Path:
-    """A file that something waits for to go."""
+    """A file that holds something back until it is removed."""
     hold = tmp_path / "hold"
     hold.touch()
     return hold

@@ -1,4 +1,4 @@
-"""A rank that dies or stops in the midst of a collective: the others end with an error that says where."""
+"""A rank that dies or stops in a collective: the others end with an error that names the collective."""
 
 import os
 import pickle
@@ -18,27 +18,27 @@ from tests.parity.trajectory import Degrees, Shape, rank_batch
 from tests.processes import DEADLINE_S
 
 TIMEOUT_S = {signal.SIGKILL: DEADLINE_S, signal.SIGSTOP: 20.0}
-"""Of collectives. A rank that dies is missed at once. One that stops is missed only by this, which set-up and a whole
-pass have to keep, too, on a slow machine."""
+"""Timeouts of collectives. A dead rank is noticed at once. A stopped one is noticed only by the timeout, which set-up
+and a whole pass must meet, too, on a slow machine."""
 
 
 def run_twice(
-    rank: int, degrees: Degrees, rendezvous: str, struck: int, blow: int, where: str, answer: Connection
+    rank: int, degrees: Degrees, rendezvous: str, victim: int, blow: int, place: str, answer: Connection
 ) -> None:
-    """Rank 0 answers with what went wrong. The rank `struck`, which works with it, sends itself the signal `blow` where
-    it is told to: in the midst of a pass after one that went well."""
+    """Run two passes; rank 0 sends its error, or None. In the second pass the rank `victim`, which works with rank 0,
+    sends itself the signal `blow` at `place`."""
     try:
-        _run_twice(rank, degrees, rendezvous, blow, rank == struck, where)
-        found = None
+        _run_twice(rank, degrees, rendezvous, blow, rank == victim, place)
+        failure = None
     except Exception as error:
-        found = pickle.dumps(error)
+        failure = pickle.dumps(error)
     if rank == 0:
-        answer.send(found)
+        answer.send(failure)
     os._exit(0)  # a group with a dead rank does not take part in its own shutdown
 
 
-def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int, struck: bool, where: str) -> None:
-    # What these import is there already (`many_with_torch`).
+def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int, is_victim: bool, place: str) -> None:
+    # Their imports are loaded already (`many_with_torch`).
     import torch
     import torch.distributed as dist
 
@@ -56,29 +56,29 @@ def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int, struck: 
     model = build_model(model_of(), layout)
 
     def strike(*_: Any) -> None:
-        if struck:
+        if is_victim:
             os.kill(os.getpid(), blow)
 
     def strike_when_gradient_of(rows: Any) -> None:
         rows.register_hook(strike)
 
-    def run(again: bool) -> None:
+    def run(is_second: bool) -> None:
         *_, layer = MoELayers(model).local_layers.values()
         batch = rank_batch(layout, degrees.plan(8), Shape(), 300, 1).micro_batches[0]
-        if again and where == "forward":
+        if is_second and place == "forward":
             layer.register_forward_pre_hook(strike)
-        if again and where == "experts' backward":
-            layer.experts.register_forward_pre_hook(lambda _, given: strike_when_gradient_of(given[0]))
+        if is_second and place == "experts' backward":
+            layer.experts.register_forward_pre_hook(lambda _, inputs: strike_when_gradient_of(inputs[0]))
         y = model.hidden_states(batch.source, batch.target_in, batch.context)
-        if again and where == "backward":
+        if is_second and place == "backward":
             y.register_hook(strike)
         y.sum().backward()
-        if again and where == "gradients":
+        if is_second and place == "gradients":
             strike()
         reduce_gradients(local_parameters(model), layout)
 
-    run(again=False)
-    run(again=True)
+    run(is_second=False)
+    run(is_second=True)
 
 
 EXPERTS, TENSOR, DATA = Degrees(expert=2, data=2), Degrees(data=2, tensor=2), Degrees(data=2)
@@ -97,7 +97,7 @@ CASES: list[tuple[Degrees, int, str, tuple[str, ...]]] = [
     (FSDP, 1, "experts' backward", ("reduce-scatter of gradients, experts of layer 3",)),
 ]
 WAITED_FOR = [CASES[number] for number in (1, 2, 3, 7)]
-"""A group of each kind: each waits for the time of a collective."""
+"""One case for each kind of process group: each waits for a collective's timeout."""
 
 
 @pytest.mark.slow
@@ -107,11 +107,11 @@ WAITED_FOR = [CASES[number] for number in (1, 2, 3, 7)]
 def test_others_name_the_collective(
     tmp_path: Path, case: tuple[signal.Signals, Degrees, int, str, tuple[str, ...]]
 ) -> None:
-    blow, degrees, struck, where, said = case
-    given = (degrees, f"{tmp_path}/rendezvous", struck, int(blow), where)
-    with rank_processes(run_twice, degrees.workers, *given, patience_s=0.0) as (rank_0, *_):
+    blow, degrees, victim, place, expected_words = case
+    arguments = (degrees, f"{tmp_path}/rendezvous", victim, int(blow), place)
+    with rank_processes(run_twice, degrees.workers, *arguments, patience_s=0.0) as (rank_0, *_):
         answer = receive(rank_0)
     error = answer and pickle.loads(answer)
     assert isinstance(error, CollectiveError), error
-    for words in (*said, f"rank 0 of {degrees.workers}"):
+    for words in (*expected_words, f"rank 0 of {degrees.workers}"):
         assert words in str(error)

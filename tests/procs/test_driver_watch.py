@@ -1,4 +1,4 @@
-"""The driver's watch over its run outlives what it cannot read; why worker groups died, and whether others follow."""
+"""The driver's watch outlives storage that it cannot read; why worker groups died, and whether others follow."""
 
 import threading
 from pathlib import Path
@@ -53,10 +53,10 @@ def test_storage_that_cannot_be_read_does_not_end_the_watch(tmp_path: Path, capl
 
 def test_storage_that_hangs_holds_up_no_heartbeat(tmp_path: Path) -> None:
     driver = Driver(_launch(tmp_path, NOWHERE))
-    hangs, looked = threading.Event(), threading.Event()
+    hangs, look_event = threading.Event(), threading.Event()
 
-    class Watch:  # in place of a worker group's: whether it is looked at is what counts
-        look = staticmethod(looked.set)
+    class Watch:  # in place of a worker group's: only the calls of `look` count
+        look = staticmethod(look_event.set)
 
     class HangingFolder:  # a share whose server is gone: no file system of this machine hangs on demand
         def groups(self) -> list[int]:
@@ -68,9 +68,9 @@ def test_storage_that_hangs_holds_up_no_heartbeat(tmp_path: Path) -> None:
     _lose_group(driver)
     threads = driver._begin_watch()
     try:
-        assert looked.wait(DEADLINE_S)
-        looked.clear()
-        assert looked.wait(DEADLINE_S), "and again and again"
+        assert look_event.wait(DEADLINE_S)
+        look_event.clear()
+        assert look_event.wait(DEADLINE_S), "and again and again"
     finally:
         driver._over.set()
         hangs.set()
@@ -102,19 +102,19 @@ def test_why_workers_have_not_begun_is_told_once_and_only_if_it_is_so(tmp_path: 
         driver._report_waiting(runs)
     driver._recorder.close()
     receiver.stop()
-    told = [record["data"]["reason"] for record in receiver.records["driver"] if record["kind"] == "waiting"]
-    assert told == [
+    reasons = [record["data"]["reason"] for record in receiver.records["driver"] if record["kind"] == "waiting"]
+    assert reasons == [
         "1 worker placed (1 CPU each); waiting for them to start",
         "waiting for resources for 1 worker (1 CPU each): others hold all",
     ]
 
 
 def test_what_a_cluster_lacks() -> None:
-    free, all_ = {"CPU": 1.0, "GPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}
+    free, total = {"CPU": 1.0, "GPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}
     for cpus, gpus, cluster, available, words in (
-        (2, 2, all_, free, "other programs hold the cluster's resources: 1 of 4 CPUs are free"),
-        (8, 0, all_, free, "the cluster has only 4 CPUs now"),
-        (1, 0, all_, free, "the free resources are spread over nodes in parts that are too small"),
+        (2, 2, total, free, "other programs hold the cluster's resources: 1 of 4 CPUs are free"),
+        (8, 0, total, free, "the cluster has only 4 CPUs now"),
+        (1, 0, total, free, "the free resources are spread over nodes in parts that are too small"),
         (1, 1, {"CPU": 4.0}, {}, "the cluster has only 0 GPUs now"),
     ):
         assert missing_resources({"CPU": cpus, "GPU": gpus}, cluster, available).startswith(words)
@@ -130,8 +130,8 @@ def _lose_group(driver: Driver) -> None:
 
 def _launch(tmp_path: Path, events_url: str) -> str:
     """The path of an attempt's launch."""
-    given = launch(tmp_path, events_url)
-    return AttemptFolder(given.storage, given.attempt).write_launch(given)
+    small_launch = launch(tmp_path, events_url)
+    return AttemptFolder(small_launch.storage, small_launch.attempt).write_launch(small_launch)
 
 
 BROKEN = UserExceptionWithTraceback(RuntimeError("Connection closed by peer\nand more"), "a traceback")
@@ -157,12 +157,16 @@ def failures_of(
     folder: Path, *, retry: dict[str, Any] | None = None, reasons: list[str] | None = None, **changes: Any
 ) -> GroupFailures:
     """`reasons`: why the driver ended ranks, in turn."""
-    given = launch(folder, retry=retry or {}).model_copy(update=changes)
-    return GroupFailures(given) if reasons is None else GroupFailures(given, take_reason=lambda: reasons.pop(0))
+    small_launch = launch(folder, retry=retry or {}).model_copy(update=changes)
+    return (
+        GroupFailures(small_launch)
+        if reasons is None
+        else GroupFailures(small_launch, take_reason=lambda: reasons.pop(0))
+    )
 
 
 def decisions(failures: GroupFailures, *errors: Exception) -> list[bool]:
-    """Whether another group is made after each error."""
+    """Whether another worker group is started after each error."""
     answers = [failures.make_decision(WorkerGroupError("died", {0: error})) for error in errors]
     made_anew = [answer == FailureDecision.RETRY for answer in answers]
     assert made_anew == [notice.is_replaced for notice in failures.notices()]
@@ -181,13 +185,13 @@ def test_groups_are_made_anew_as_often_as_the_launch_says(tmp_path: Path) -> Non
 
 
 def test_a_rank_that_the_driver_ended_was_hung(tmp_path: Path) -> None:
-    killed = "rank 0 was killed: no heartbeat"
-    failures = failures_of(tmp_path, max_failures=3, reasons=[killed, ""])
+    kill_reason = "rank 0 was killed: no heartbeat"
+    failures = failures_of(tmp_path, max_failures=3, reasons=[kill_reason, ""])
     decisions(failures, LOST, LOST)
     notices = [(notice.kind, notice.reason) for notice in failures.notices()]
-    assert notices == [("hung", killed), ("lost", "rank 0 was lost: its process died")]
-    # Of a group that did not begin it is no reason for the next.
-    failures = failures_of(tmp_path, max_failures=3, reasons=[killed, ""])
+    assert notices == [("hung", kill_reason), ("lost", "rank 0 was lost: its process died")]
+    # The reason of a group that did not begin does not apply to the next.
+    failures = failures_of(tmp_path, max_failures=3, reasons=[kill_reason, ""])
     assert failures.make_decision(ControllerError(WorkerGroupStartupTimeoutError(1))) == FailureDecision.RETRY
     decisions(failures, LOST)
     assert [notice.kind for notice in failures.notices()] == ["lost"]
@@ -195,8 +199,8 @@ def test_a_rank_that_the_driver_ended_was_hung(tmp_path: Path) -> None:
 
 def test_a_preempted_node_spends_no_failure_and_is_told(tmp_path: Path) -> None:
     failures = failures_of(tmp_path, max_failures=0)
-    taken = WorkerHealthCheckFailedError("A worker health check failed.", RayActorError(preempted=True))
-    assert decisions(failures, taken, taken, LOST) == [True, True, False]
+    preemption = WorkerHealthCheckFailedError("A worker health check failed.", RayActorError(preempted=True))
+    assert decisions(failures, preemption, preemption, LOST) == [True, True, False]
     assert [notice.preempted for notice in failures.notices()] == [True, True, False]
     assert "one of its nodes was preempted, so no failure is counted" in failures.notices()[0].reason
 

@@ -19,7 +19,7 @@ from service.head.processes import Process
 from service.head.ray_start import LocalHeadError
 from service.head.record import changing, record_file
 from tests.processes import DEADLINE_S, await_that, with_environment
-from tests.procs.stand_in_ray import STAND_IN, found_head, started
+from tests.procs.stand_in_ray import STAND_IN, found_head, head_processes
 from tests.service_cli.command import COMMAND, environment, output_of
 from tests.service_cli.running_up import WITHOUT_RAY, up
 
@@ -44,9 +44,9 @@ def test_an_up_that_begins_while_another_ends(state_dir: Path, hold: Path, monke
             after = found_head(state_dir)
             assert after.folder != before.folder
             assert after.dashboard.running()
-            assert len(started(state_dir)) == 3
+            assert len(head_processes(state_dir)) == 3
             assert second.stop() == 0
-    assert started(state_dir) == []
+    assert head_processes(state_dir) == []
 
 
 @pytest.mark.slow
@@ -68,10 +68,10 @@ def test_down_spares_a_head_that_an_up_is_starting(
         assert down.returncode == 1
         assert "a 'shardyard up' has just started this Ray head and uses it" in error
         running.url()
-        assert len(started(state_dir)) == 3
+        assert len(head_processes(state_dir)) == 3
         assert output_of("down", "--state-dir", state_dir).startswith("Ray stopped")
         assert running.stop() == 0
-    assert started(state_dir) == []
+    assert head_processes(state_dir) == []
 
 
 def test_an_up_that_ends_says_that_it_waits_for_another_command(state_dir: Path) -> None:
@@ -82,7 +82,7 @@ def test_an_up_that_ends_says_that_it_waits_for_another_command(state_dir: Path)
             running.await_text(WAITS)
         assert running.process.wait(DEADLINE_S) == 0
         assert running.log.endswith("Ray stopped\n")
-    assert started(state_dir) == []
+    assert head_processes(state_dir) == []
 
 
 def test_two_that_end_at_once_leave_no_head(state_dir: Path) -> None:
@@ -90,11 +90,11 @@ def test_two_that_end_at_once_leave_no_head(state_dir: Path) -> None:
         first.url()
         with up(state_dir, program=WITHOUT_RAY) as second:
             second.url()
-            for each in (first, second):
-                each.process.terminate()
-            for each in (first, second):
-                assert each.process.wait(DEADLINE_S) == 0
-    assert started(state_dir) == []
+            for running in (first, second):
+                running.process.terminate()
+            for running in (first, second):
+                assert running.process.wait(DEADLINE_S) == 0
+    assert head_processes(state_dir) == []
 
 
 START = """
@@ -117,12 +117,12 @@ except LocalHeadError as error:
     ids=["before anything is started", "where all of it is recorded"],
 )  # fmt: skip
 def test_a_head_that_cannot_be_recorded_is_not_started(state_dir: Path, max_bytes: int, file: str) -> None:
-    asked = [sys.executable, "-c", START, str(state_dir), STAND_IN, str(max_bytes)]
-    # Else Python leaves what it compiles cut off where the bound is, for every later process.
+    command = [sys.executable, "-c", START, str(state_dir), STAND_IN, str(max_bytes)]
+    # Otherwise Python would leave truncated bytecode for every later process.
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert done.stdout == f"the Ray head cannot be started: {state_dir}/ray/{file}: File too large\n", done.stderr
-    assert started(state_dir) == []
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert result.stdout == f"the Ray head cannot be started: {state_dir}/ray/{file}: File too large\n", result.stderr
+    assert head_processes(state_dir) == []
     assert not LocalHead.stop_recorded(state_dir)
 
 
@@ -179,7 +179,7 @@ def test_an_up_whose_record_was_cleared_away_ends_ray_with_itself(state_dir: Pat
         shutil.rmtree(state_dir / "ray")
         assert running.stop() == 0
         assert running.log.endswith("Ray stopped\n")
-    assert started(state_dir) == []
+    assert head_processes(state_dir) == []
 
 
 LATE = "[2026-11-27 04:54:46,591 C 1 1] (raylet) node_manager.cc:3576: Timed out waiting for file metrics_agent_port"
@@ -199,12 +199,12 @@ if left := said.read_text().splitlines():
     subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     sys.exit(1)
 """
-"""Put before the stand-in: it fails once for each line of a file, which its raylet says."""
+"""Code before the stand-in: it fails once for each line of a file, which its raylet logs."""
 
 
 @pytest.fixture
 def failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file of what is still to go wrong."""
+    """File of the failures still to come."""
     failures = tmp_path / "failures"
     monkeypatch.setenv("STAND_IN_FAILURES", str(failures))
     monkeypatch.setattr(ray_start, "RAY", FAILING + STAND_IN)
@@ -229,9 +229,9 @@ def test_it_is_started_again_and_nothing_is_left_of_what_failed(failures: Path, 
 @pytest.mark.parametrize("reason", [BROKEN, SAYING_OTHERWISE])
 def test_another_fault_is_told_at_once(failures: Path, tmp_path: Path, reason: str) -> None:
     failures.write_text("\n".join([LATE, reason, LATE]))
-    with pytest.raises(LocalHeadError, match=r"ray start failed \(1\)") as told:
+    with pytest.raises(LocalHeadError, match=r"ray start failed \(1\)") as error:
         LocalHead.start(tmp_path, num_cpus=1)
-    assert ("no room in /dev/shm" in str(told.value)) == (reason == BROKEN)
+    assert ("no room in /dev/shm" in str(error.value)) == (reason == BROKEN)
     assert failures.read_text() == LATE  # no third start
     assert with_environment("STAND_IN_FAILURES", str(failures)) == []
     assert LocalHead.find(tmp_path) is None
@@ -239,9 +239,9 @@ def test_another_fault_is_told_at_once(failures: Path, tmp_path: Path, reason: s
 
 def test_it_ends_when_the_time_is_over(failures: Path, tmp_path: Path) -> None:
     failures.write_text("\n".join([LATE] * 1000))
-    begun = time.monotonic()
+    start_s = time.monotonic()
     with pytest.raises(LocalHeadError, match="ray start failed"):
         LocalHead.start(tmp_path, num_cpus=1, timeout_s=2)
-    assert time.monotonic() - begun >= 2
+    assert time.monotonic() - start_s >= 2
     assert 0 < len(failures.read_text().splitlines()) < 1000
     assert with_environment("STAND_IN_FAILURES", str(failures)) == []

@@ -1,4 +1,4 @@
-"""What died of a Ray head is started again, and only that: sooner at first, later and later, and not for ever.
+"""Dead parts of a Ray head are restarted, and only those: soon at first, then ever later, and not for ever.
 
 Plain processes stand for Ray's, which take half a minute to start: `tests/service_cli/test_up.py` has real ones.
 """
@@ -31,12 +31,12 @@ from tests.procs.stand_in_ray import process_of
 def test_tries_are_bounded_and_wait_for_each_other(looks_after_s: list[float]) -> None:
     """However often somebody looks at a head that never comes up."""
     tries: list[float] = []
-    now = 0.0
+    time_s = 0.0
     for after_s in looks_after_s:
-        now += after_s
-        match next_try(tries, now):
+        time_s += after_s
+        match next_try(tries, time_s):
             case Try():
-                tries.append(now)
+                tries.append(time_s)
             case Pause(left_s):
                 assert 0 < left_s <= MAX_BACKOFF_S
             case GiveUp():
@@ -59,7 +59,7 @@ def test_the_first_comes_at_once_and_each_waits_twice_as_long() -> None:
 
 @pytest.fixture
 def core() -> Iterator[subprocess.Popen[bytes]]:
-    """What jobs run on."""
+    """The process that jobs run on."""
     with sleeping() as process:
         yield process
 
@@ -70,7 +70,7 @@ def head_of(folder: Path, core: subprocess.Popen[bytes], *command: str) -> Local
     (folder / "n0" / "ray_current_cluster").write_text("127.0.0.1:1")
     (folder / "ray").mkdir()
     dead = subprocess.Popen(["true"])
-    gone = process_of(dead)
+    dashboard_process = process_of(dead)
     dead.wait()
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
@@ -78,7 +78,7 @@ def head_of(folder: Path, core: subprocess.Popen[bytes], *command: str) -> Local
     head = LocalHead(
         state_file=folder / "ray" / "head.json", address="127.0.0.1:1", token_path=folder / "token", folder=folder,
         num_cpus=2, num_gpus=0, nodes=(Node(core.pid, (process_of(core),)),),
-        dashboard=Dashboard(gone, (*command, str(port)), f"http://127.0.0.1:{port}", {}),
+        dashboard=Dashboard(dashboard_process, (*command, str(port)), f"http://127.0.0.1:{port}", {}),
     )  # fmt: skip
     head.record()
     return head
@@ -94,28 +94,28 @@ def test_a_dead_dashboard_is_started_alone(tmp_path: Path, core: subprocess.Pope
     keeper.look()
     assert keeper.trouble() is None
     assert core.poll() is None
-    started = keeper.head.dashboard.process.find()
-    found = LocalHead.find(tmp_path)
-    assert found == keeper.head, "another control plane finds the new one"
-    assert started.parent() != psutil.Process(), "it outlives this process"
-    started.kill()
-    await_that(lambda: not found.dashboard.running())
+    new_process = keeper.head.dashboard.process.find()
+    stored_head = LocalHead.find(tmp_path)
+    assert stored_head == keeper.head, "another control plane finds the new one"
+    assert new_process.parent() != psutil.Process(), "it outlives this process"
+    new_process.kill()
+    await_that(lambda: not stored_head.dashboard.running())
 
 
 def test_restarts_are_given_up(tmp_path: Path, core: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_keeper, "BACKOFF_S", 0.0)
     keeper = HeadKeeper(head := head_of(tmp_path, core, "sh", "-c", "echo no room for a dashboard"))
-    with capture_logs() as logged:
+    with capture_logs() as log:
         for _ in range(20):
             keeper.look()
     assert "was restarted 6 times in vain: end 'shardyard up', fix what its log says about Ray" in str(keeper.trouble())
-    events = [line["event"] for line in logged]
+    events = [line["event"] for line in log]
     assert events[0] == "part of the Ray head died"
     assert events[1:-1] == ["restarting it", "the Ray head did not start"] * MAX_TRIES
     assert events[-1] == "giving up on the Ray head"
-    assert "no room for a dashboard" in logged[2]["why"]
+    assert "no room for a dashboard" in log[2]["why"]
     assert core.poll() is None
-    with sleeping() as dashboard:  # that somebody else has mended
+    with sleeping() as dashboard:  # that somebody else has restarted
         replace(head, dashboard=replace(head.dashboard, process=process_of(dashboard))).record()
         keeper.look()
         assert keeper.trouble() is None

@@ -1,5 +1,5 @@
-"""Heartbeats of real worker processes, and who is frozen, waited for or stuck by them: one that is stopped is found
-and ended, one that works or waits is not."""
+"""Heartbeats of real worker processes, and the judgement of ranks by them: a stopped rank is found and ended, one that
+works or waits is not."""
 
 import logging
 import os
@@ -39,7 +39,7 @@ def server() -> Iterator[HeartbeatServer]:
 
 @pytest.fixture
 def start(server: HeartbeatServer) -> Iterator[Start]:
-    started: list[subprocess.Popen[str]] = []
+    processes: list[subprocess.Popen[str]] = []
 
     def start(rank: int, phase: str, how: str) -> subprocess.Popen[str]:
         address = server.address
@@ -52,19 +52,19 @@ def start(server: HeartbeatServer) -> Iterator[Start]:
             address.secret,
         ]
         process = subprocess.Popen([*command, str(rank), phase, how], stdout=subprocess.PIPE, text=True)
-        started.append(process)
+        processes.append(process)
         assert process.stdout.readline() == "at work\n"
         await_that(lambda: rank in {state.rank for state in server.ranks() if state.beat.phase == phase})
         return process
 
     yield start
-    for process in started:
+    for process in processes:
         process.kill()
         process.wait()
         process.stdout.close()
 
 
-def here(_node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[ProcessSample]:
+def examine_here(_node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[ProcessSample]:
     return [examine(pid, created_at, ending) for pid, created_at in processes]
 
 
@@ -73,12 +73,12 @@ def here(_node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> 
 def test_a_stopped_rank_is_ended(
     phase: str, server: HeartbeatServer, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    honest, frozen = start(0, "collective", "waits"), start(1, phase, "waits")
-    watch = GroupWatch(server, here, LIMITS)
-    frozen.send_signal(signal.SIGSTOP)
+    honest, frozen_process = start(0, "collective", "waits"), start(1, phase, "waits")
+    watch = GroupWatch(server, examine_here, LIMITS)
+    frozen_process.send_signal(signal.SIGSTOP)
     with caplog.at_level(logging.WARNING):
-        await_that(lambda: (watch.look(), frozen.poll() is not None)[1])
-    assert frozen.returncode == -signal.SIGKILL
+        await_that(lambda: (watch.look(), frozen_process.poll() is not None)[1])
+    assert frozen_process.returncode == -signal.SIGKILL
     assert honest.poll() is None
     reason = watch.take_reason()
     assert reason.startswith("rank 1 was killed: no heartbeat for ")
@@ -92,7 +92,7 @@ def test_a_stopped_rank_is_ended(
 @pytest.mark.slow
 def test_a_rank_that_works_is_left_alone_while_others_wait_for_it(server: HeartbeatServer, start: Start) -> None:
     slow, waiting = start(0, "step", "computes"), start(1, "collective", "waits")
-    watch = GroupWatch(server, here, LIMITS)
+    watch = GroupWatch(server, examine_here, LIMITS)
     await_that(lambda: max(next(state.beat.idle_s for state in server.ranks() if state.rank == 1), 0) > LIMITS.stuck_s)
     watch.look()
     assert (slow.poll(), waiting.poll(), watch.take_reason()) == (None, None, "")
@@ -103,10 +103,10 @@ def test_a_rank_that_others_wait_for_is_ended(
     server: HeartbeatServer, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     waiting, hanging = start(0, "collective", "waits"), start(1, "step", "waits")
-    watch = GroupWatch(server, here, LIMITS)
+    watch = GroupWatch(server, examine_here, LIMITS)
 
     def is_ended() -> bool:
-        # The one that is left alone would be stuck by itself.
+        # The remaining rank alone would count as stuck.
         if "killed; restarting the worker group" not in caplog.text:
             watch.look()
         return hanging.poll() is not None
@@ -116,9 +116,9 @@ def test_a_rank_that_others_wait_for_is_ended(
     assert waiting.poll() is None
     assert caplog.text.count("while 1 other ranks wait in collectives") == 1
     assert "rank 1 (step of a test)" in watch.take_reason()
-    said = hanging.stdout.read()
-    assert "stacks of this process, rank 1" in said
-    assert "in wait_for_nobody" in said
+    output = hanging.stdout.read()
+    assert "stacks of this process, rank 1" in output
+    assert "in wait_for_nobody" in output
 
 
 def test_a_process_that_is_resumed_before_anybody_looks_is_left_alone(server: HeartbeatServer, start: Start) -> None:
@@ -139,7 +139,7 @@ WAIT = "import threading; threading.Event().wait()"
 
 @contextmanager
 def python(code: str = WAIT, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that runs this, gone afterwards."""
+    """A process that runs `code`, killed afterwards."""
     with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **variables}) as process:
         try:
             yield process
@@ -153,20 +153,24 @@ def stop(process: subprocess.Popen[Any]) -> None:
 
 
 def test_a_worker_that_is_stopped_before_it_beats_is_found_by_its_attempt() -> None:
-    ours, others = ({ATTEMPT_VARIABLE: name} for name in ("job-a-a1", "job-a-a2"))
-    with python(**ours) as stopped, python(**ours) as running, python(**others) as of_another:
-        stop(stopped)
+    own_variables, other_variables = ({ATTEMPT_VARIABLE: name} for name in ("job-a-a1", "job-a-a2"))
+    with (
+        python(**own_variables) as stopped_process,
+        python(**own_variables) as running,
+        python(**other_variables) as of_another,
+    ):
+        stop(stopped_process)
         stop(of_another)
-        assert [(look.pid, look.state) for look in end_stopped("job-a-a1")] == [(stopped.pid, "stopped")]
-        assert stopped.wait(DEADLINE_S) == -signal.SIGKILL
+        assert [(look.pid, look.state) for look in end_stopped("job-a-a1")] == [(stopped_process.pid, "stopped")]
+        assert stopped_process.wait(DEADLINE_S) == -signal.SIGKILL
         assert [running.poll(), of_another.poll()] == [None, None]
         assert end_stopped("job-a-a1") == []
 
 
 def test_a_silent_rank_that_works_is_left_alone_however_long_it_is_silent(server: HeartbeatServer) -> None:
     """As one whose heartbeat thread cannot get the interpreter lock."""
-    watch = GroupWatch(server, here, WatchdogLimits(silent_s=0.1, idle_s=0.1, stuck_s=0.2))
-    with python("while True: pass") as process, introduced(server, rank=0, pid=process.pid):
+    watch = GroupWatch(server, examine_here, WatchdogLimits(silent_s=0.1, idle_s=0.1, stuck_s=0.2))
+    with python("while True: pass") as process, introduce(server, rank=0, pid=process.pid):
         await_that(lambda: server.ranks()[0].silent_s(time.monotonic()) > 0.2)
         watch.look()
         assert (process.poll(), watch.take_reason()) == (None, "")
@@ -177,16 +181,16 @@ def test_an_unreachable_node_keeps_no_other_rank_from_being_examined(server: Hea
     def examine_on(node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[ProcessSample]:
         if node == "lost-node":
             raise TimeoutError(node)
-        return here(node, processes, ending)
+        return examine_here(node, processes, ending)
 
-    frozen = start(1, "step", "computes")
+    frozen_process = start(1, "step", "computes")
     watch = GroupWatch(server, examine_on, LIMITS)
-    with introduced(server, rank=0, pid=frozen.pid, node="lost-node"):
-        frozen.send_signal(signal.SIGSTOP)
+    with introduce(server, rank=0, pid=frozen_process.pid, node="lost-node"):
+        frozen_process.send_signal(signal.SIGSTOP)
         await_that(lambda: all(state.silent_s(time.monotonic()) > LIMITS.silent_s for state in server.ranks()))
         with pytest.raises(TimeoutError):
             watch.look()
-        assert frozen.wait(DEADLINE_S) == -signal.SIGKILL
+        assert frozen_process.wait(DEADLINE_S) == -signal.SIGKILL
     assert watch.take_reason().startswith("rank 1 was killed")
 
 
@@ -200,18 +204,18 @@ def test_a_worker_knows_for_how_long_its_driver_has_not_answered(server: Heartbe
 
 
 def test_a_rank_that_is_ended_after_its_group_died_is_no_reason_for_a_later_death(server: HeartbeatServer) -> None:
-    watch = GroupWatch(server, here, WatchdogLimits(silent_s=0.0))
-    with python() as frozen, introduced(server, rank=1, pid=frozen.pid):
+    watch = GroupWatch(server, examine_here, WatchdogLimits(silent_s=0.0))
+    with python() as frozen_process, introduce(server, rank=1, pid=frozen_process.pid):
         assert watch.take_reason() == "", "rank 0 died of something else"
-        stop(frozen)
+        stop(frozen_process)
         watch.look()
-        assert frozen.wait(DEADLINE_S) == -signal.SIGKILL
+        assert frozen_process.wait(DEADLINE_S) == -signal.SIGKILL
         assert watch.take_reason() == ""
 
 
 def test_a_rank_that_begins_on_another_node_replaces_the_one_of_a_lost_node(server: HeartbeatServer) -> None:
-    lost, new = partial(introduced, server, node="lost-node"), partial(introduced, server, node="new-node")
-    with lost(rank=0), lost(rank=1), new(rank=0):
+    lost_rank, new_rank = partial(introduce, server, node="lost-node"), partial(introduce, server, node="new-node")
+    with lost_rank(rank=0), lost_rank(rank=1), new_rank(rank=0):
         nodes = [(state.rank, state.introduction.node) for state in server.ranks()]
         assert nodes == [(0, "new-node"), (1, "lost-node")]
 
@@ -224,12 +228,12 @@ def test_another_process_with_the_same_number_is_not_touched() -> None:
 def test_only_who_knows_the_secret_is_heard(server: HeartbeatServer, caplog: pytest.LogCaptureFixture) -> None:
     address = server.address
     stranger = b'{"secret": "", "rank": 0, "pid": 1, "created_at": 0, "node": "", "host": ""}\n{}\n'
-    for sent in (stranger, stranger.replace(b'""', b'"\\u00e9"', 1), b"\xff\xfe\n", b"[1]\n", b"x" * (1 << 17)):
+    for message in (stranger, stranger.replace(b'""', b'"\\u00e9"', 1), b"\xff\xfe\n", b"[1]\n", b"x" * (1 << 17)):
         with socket.create_connection((address.host, address.port), DEADLINE_S) as connection:
             connection.settimeout(DEADLINE_S)
             answer = b""
-            with suppress(OSError):  # it may be hung up on before it has said all
-                connection.sendall(sent)
+            with suppress(OSError):  # the server may hang up before all is sent
+                connection.sendall(message)
                 connection.shutdown(socket.SHUT_WR)
                 answer = connection.recv(100)
             assert answer == b""
@@ -238,8 +242,8 @@ def test_only_who_knows_the_secret_is_heard(server: HeartbeatServer, caplog: pyt
 
 
 @contextmanager
-def introduced(server: HeartbeatServer, rank: int, pid: int | None = None, node: str = "this-node") -> Iterator[None]:
-    """Within: a connection over which a process sent one heartbeat and then nothing."""
+def introduce(server: HeartbeatServer, rank: int, pid: int | None = None, node: str = "this-node") -> Iterator[None]:
+    """Hold a connection over which a process has sent one heartbeat and nothing more."""
     process = psutil.Process(pid)
     introduction = Introduction(
         secret=server.address.secret, rank=rank, pid=process.pid, created_at=process.create_time(),
@@ -274,9 +278,9 @@ def test_a_slow_rank_that_works_is_left_alone_however_long_others_wait_for_it() 
 @pytest.mark.parametrize("phase", ["start", "preparation", "trials", "loading", "step", "checkpoint", "evaluation"])
 @pytest.mark.parametrize("in_collective", [False, True])
 def test_a_rank_that_does_not_beat_is_looked_at_in_every_phase(phase: str, in_collective: bool) -> None:
-    frozen = replace(AT_WORK, rank=3, phase=phase, in_collective=in_collective, silent_s=20.0)
-    assert judge([AT_WORK, frozen], DEFAULTS).silent == (3,)
-    assert judge([AT_WORK, replace(frozen, silent_s=19.9)], DEFAULTS).silent == ()
+    frozen_rank = replace(AT_WORK, rank=3, phase=phase, in_collective=in_collective, silent_s=20.0)
+    assert judge([AT_WORK, frozen_rank], DEFAULTS).silent == (3,)
+    assert judge([AT_WORK, replace(frozen_rank, silent_s=19.9)], DEFAULTS).silent == ()
 
 
 HANGING = replace(AT_WORK, rank=2, idle_s=25.0)
@@ -286,15 +290,15 @@ def test_a_rank_that_beats_and_does_nothing_while_others_wait_is_named_and_then_
     assert judge([WAITING, HANGING], DEFAULTS) == Judgement(idle=(2,))
     assert judge([AT_WORK, WAITING, HANGING], DEFAULTS) == Judgement(idle=(2,))
     assert judge([WAITING, replace(HANGING, idle_s=19.0)], DEFAULTS) == Judgement()
-    stuck = replace(HANGING, idle_s=301.0)
-    assert judge([WAITING, stuck], DEFAULTS).stuck == (2,)
-    assert judge([replace(WAITING, idle_s=299.0), stuck], DEFAULTS).stuck == ()
-    assert "rank 2 (step 7)" in judge([WAITING, stuck], DEFAULTS).reason
+    stuck_rank = replace(HANGING, idle_s=301.0)
+    assert judge([WAITING, stuck_rank], DEFAULTS).stuck == (2,)
+    assert judge([replace(WAITING, idle_s=299.0), stuck_rank], DEFAULTS).stuck == ()
+    assert "rank 2 (step 7)" in judge([WAITING, stuck_rank], DEFAULTS).reason
 
 
 def test_ranks_that_all_wait_in_collectives_are_all_named_and_all_ended() -> None:
-    other = replace(WAITING, rank=2, doing="all-to-all of rows", idle_s=400.0)
-    assert judge([WAITING, other], DEFAULTS) == Judgement(
+    other_rank = replace(WAITING, rank=2, doing="all-to-all of rows", idle_s=400.0)
+    assert judge([WAITING, other_rank], DEFAULTS) == Judgement(
         idle=(1, 2),
         stuck=(1, 2),
         reason="all ranks idle for 400 s; rank 1 (all-reduce of gradients), rank 2 (all-to-all of rows)",

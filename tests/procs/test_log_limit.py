@@ -1,4 +1,4 @@
-"""The limit of a job's log: the newest stays, within the limit, and a line says what is gone."""
+"""The limit of a job's log: the newest lines stay, within the limit, and a notice says how many bytes were removed."""
 
 import re
 from pathlib import Path
@@ -23,30 +23,30 @@ def lines(count: int, first: int = 0) -> bytes:
 LINE_BYTES = len(lines(1))
 
 
-def stored(folder: Path) -> bytes:
+def stored_bytes(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted(folder.glob("segment-*.log")))
 
 
-@given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=12), most=st.integers(200, 2000))
-def test_the_newest_lines_stay(tmp_path_factory: pytest.TempPathFactory, counts: list[int], most: int) -> None:
+@given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=12), max_bytes=st.integers(200, 2000))
+def test_the_newest_lines_stay(tmp_path_factory: pytest.TempPathFactory, counts: list[int], max_bytes: int) -> None:
     storage = tmp_path_factory.mktemp("storage")
-    newest, total = NewestSegments(Folder(str(storage)), most), 0
+    newest, total = NewestSegments(Folder(str(storage)), max_bytes), 0
     for number, count in enumerate(counts):
         data = newest.newest_of(lines(count, total))
         Folder(str(storage)).write(name := f"segment-{number:08d}.log", data)
         newest.add_segment(name, data)
         total += count
-    kept = stored(storage)
-    assert len(kept) <= most + 2 * NOTICE_BYTES
-    said = [int(number.replace(b",", b"")) for number in _GONE.findall(kept)]
-    bare = b"".join(line for line in kept.splitlines(keepends=True) if b" line " in line)
+    log = stored_bytes(storage)
+    assert len(log) <= max_bytes + 2 * NOTICE_BYTES
+    notices = [int(number.replace(b",", b"")) for number in _GONE.findall(log)]
+    bare = b"".join(line for line in log.splitlines(keepends=True) if b" line " in line)
     assert lines(total).endswith(bare), "the newest, without a hole"
     assert bare, "never nothing"
     if len(bare) < total * LINE_BYTES:
-        assert said, "a line says so"
-        assert max(said) >= total * LINE_BYTES - len(bare)
+        assert notices, "a line says so"
+        assert max(notices) >= total * LINE_BYTES - len(bare)
     else:
-        assert not said
+        assert not notices
 
 
 def test_a_spool_is_sealed_within_the_limit(tmp_path: Path) -> None:
@@ -58,10 +58,10 @@ def test_a_spool_is_sealed_within_the_limit(tmp_path: Path) -> None:
         for segment in spool.complete():
             seals.seal(segment)
             spool.remove(segment)
-    kept = stored(tmp_path / "storage/logs/a1.driver")
-    assert kept.endswith(lines(40, 960))
-    assert len(kept) <= 50 * LINE_BYTES + NOTICE_BYTES
-    assert _GONE.search(kept.splitlines(keepends=True)[0])
+    log = stored_bytes(tmp_path / "storage/logs/a1.driver")
+    assert log.endswith(lines(40, 960))
+    assert len(log) <= 50 * LINE_BYTES + NOTICE_BYTES
+    assert _GONE.search(log.splitlines(keepends=True)[0])
 
 
 def test_what_earlier_attempts_and_groups_logged_is_kept_to_half_the_oldest_going_first(tmp_path: Path) -> None:
@@ -71,11 +71,11 @@ def test_what_earlier_attempts_and_groups_logged_is_kept_to_half_the_oldest_goin
         for number in range(4):
             (folder / f"segment-{number:08d}.log").write_bytes(lines(100))
     remove_oldest(str(tmp_path), attempt=2, num_dead_groups=1, max_bytes=2 * 600 * LINE_BYTES)
-    sizes = {folder.name: len(stored(folder)) // (100 * LINE_BYTES) for folder in (tmp_path / "logs").iterdir()}
+    sizes = {folder.name: len(stored_bytes(folder)) // (100 * LINE_BYTES) for folder in (tmp_path / "logs").iterdir()}
     assert sizes == {"a1.driver": 0, "a1.g0.rank-0": 2, "a2.driver": 4, "a2.g0.rank-0": 4, "a2.g1.rank-0": 4}
-    for writer, gone in (("a1.driver", 400), ("a1.g0.rank-0", 200)):
-        (said,) = _GONE.findall(stored(tmp_path / "logs" / writer))
-        assert int(said.replace(b",", b"")) == gone * LINE_BYTES
+    for writer, num_lines in (("a1.driver", 400), ("a1.g0.rank-0", 200)):
+        (notice,) = _GONE.findall(stored_bytes(tmp_path / "logs" / writer))
+        assert int(notice.replace(b",", b"")) == num_lines * LINE_BYTES
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.log")}
     remove_oldest(str(tmp_path), attempt=2, num_dead_groups=1, max_bytes=2 * 600 * LINE_BYTES + 1000)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*.log")}, "once is enough"

@@ -1,5 +1,5 @@
-"""The process group of workers, between real processes: up, and listening where it was told to alone. Also of ranks
-whose default group has no backend for the CPU, as NCCL's, stood in for by gloo for GPUs alone."""
+"""The process group of workers, between real processes: it comes up, and listens on its own address alone. Also for
+ranks whose default group has no backend for the CPU, as with NCCL; gloo for GPUs alone stands in for it."""
 
 import ipaddress
 import socket
@@ -20,7 +20,7 @@ RANKS = 2
 
 
 def meet(rank: int, addresses: list[str], pipe: Connection) -> None:
-    """One rank: joins the others, sums its number and theirs, and tells where it listens."""
+    """One rank: join the others, sum the numbers of all, and send the sum and the addresses listened on."""
     import torch
     import torch.distributed as dist
 
@@ -32,7 +32,7 @@ def meet(rank: int, addresses: list[str], pipe: Connection) -> None:
     total = torch.tensor([float(rank + 1)])
     dist.all_reduce(total, group=dist.new_group(list(range(RANKS)), backend="gloo"))
     pipe.send((total.item(), listening_addresses([psutil.Process()])))
-    pipe.recv()  # until all have told
+    pipe.recv()  # until all have sent
     dist.destroy_process_group()
 
 
@@ -53,11 +53,11 @@ def test_it_listens_on_the_address_that_it_is_given_alone(address: Callable[[], 
         port = receive(pipes[0])
         for pipe in pipes:
             pipe.send(port)
-        found = [receive(pipe) for pipe in pipes]
+        answers = [receive(pipe) for pipe in pipes]
         for pipe in pipes:
             pipe.send(None)
-    assert [total for total, _ in found] == [3.0, 3.0]
-    for _, listening in found:
+    assert [total for total, _ in answers] == [3.0, 3.0]
+    for _, listening in answers:
         assert set(map(str, listening)) == {addresses[0]}
 
 
@@ -85,7 +85,7 @@ def exchange(rank: int, rendezvous: str, pipe: Connection) -> None:
     dist.init_process_group("cuda:gloo", f"file://{rendezvous}", rank=rank, world_size=RANKS)
     with pytest.raises(RuntimeError):
         dist.all_reduce(torch.zeros(()))
-    found = [
+    results = [
         json_collectives.broadcast_from_rank0(lambda: "first"),
         json_collectives.all_gather_json(rank),
         json_collectives.gather_json(rank),
@@ -97,7 +97,7 @@ def exchange(rank: int, rendezvous: str, pipe: Connection) -> None:
     agree(mesh, 5)
     with pytest.raises(ValueError):
         agree(mesh, 5 + rank)
-    pipe.send(found)
+    pipe.send(results)
     dist.destroy_process_group()
 
 

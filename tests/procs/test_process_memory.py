@@ -1,5 +1,5 @@
-"""By how much real processes grow while they work on a micro-batch, beside what is predicted; and pages that the system
-gives a process again for a block that it had before."""
+"""Growth of real processes in a micro-batch, compared with its prediction; and page faults for a block that a process
+had before."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ from tests.processes import DEADLINE_S
 from tests.procs import memory_growth
 from tests.unit.test_predicted_memory import MODELS
 
-TRANSLATION = [name for name, given in MODELS.items() if "preset" in given]
+TRANSLATION = [name for name, model in MODELS.items() if "preset" in model]
 """Models of pairs, which `memory_growth` makes batches for."""
 
 LENGTH, GROUPS = 64, 8
@@ -37,8 +37,8 @@ LAYOUTS = {
 def job(model: dict[str, Any], workers: int, dtype: str) -> JobSpec:
     group = model.get("moe", {}).get("group_tokens", 512)
     if "dense" not in model["preset"] and "router" not in model.get("moe", {}):
-        every = {"second_expert": "all", "capacity_factor": 8.0}  # no choice is dropped
-        model = {**model, "moe": {**model.get("moe", {}), **every}}
+        no_drops = {"second_expert": "all", "capacity_factor": 8.0}  # no choice is dropped
+        model = {**model, "moe": {**model.get("moe", {}), **no_drops}}
     return JobSpec.parse(
         {
             "model": model,
@@ -49,8 +49,8 @@ def job(model: dict[str, Any], workers: int, dtype: str) -> JobSpec:
     )
 
 
-def measured(spec: JobSpec, plan: Plan, folder: Path) -> int:
-    """The most that a rank's process grows."""
+def measure_growth(spec: JobSpec, plan: Plan, folder: Path) -> int:
+    """Largest growth of a rank's process, in bytes."""
     rendezvous = str(folder / "rendezvous")
     with rank_processes(memory_growth.main, plan.num_workers, spec, plan, rendezvous) as pipes:
         return max(receive(pipe) for pipe in pipes)
@@ -79,17 +79,17 @@ def test_processes_grow_as_predicted(case: tuple[str, str, Any], tmp_path: Path)
         Candidate(degrees, Options(micro_batch_groups=GROUPS, recompute=recompute))
     )
     memory = plan.memory
-    predicted = memory.activations + memory.dispatch + memory.workspace + memory.logits
-    seen = measured(spec, plan, tmp_path)
+    predicted_bytes = memory.activations + memory.dispatch + memory.workspace + memory.logits
+    growth_bytes = measure_growth(spec, plan, tmp_path)
     print(
-        f"{name}, {layout}, recompute {recompute}: {seen / 2**20:.1f} MiB grown, {predicted / 2**20:.1f} predicted "
-        f"({predicted / seen - 1:+.0%})"
+        f"{name}, {layout}, recompute {recompute}: {growth_bytes / 2**20:.1f} MiB grown, "
+        f"{predicted_bytes / 2**20:.1f} predicted ({predicted_bytes / growth_bytes - 1:+.0%})"
     )
-    assert predicted == pytest.approx(seen, rel=0.15)
+    assert predicted_bytes == pytest.approx(growth_bytes, rel=0.15)
 
 
 FEW_FAULTS = 10
-"""Less than the huge pages of any of these blocks."""
+"""Fewer than the huge pages of any of these blocks."""
 BLOCKS = """
 import resource, threading, torch
 
@@ -106,18 +106,18 @@ thread = threading.Thread(target=blocks)
 thread.start()
 thread.join()
 """
-"""In a thread, as Ray Train's workers train: prints the page faults of the turn that took fewest. A heap has its size
-after some turns, eleven at most as seen: what is allocated beside takes from the hole that a block left, and the block
-has another place next time, until there is one for all."""
+"""Print the page faults of the turn with the fewest, in a thread, as Ray Train's workers train. A heap has its final
+size after some turns, at most eleven as observed: other allocations take part of the hole that a block left, so that the
+block moves until there is room for all."""
 
 
 def faults(environment: dict[str, str]) -> int:
     plain = {name: value for name, value in os.environ.items() if name not in KEEP_FREED_MEMORY}
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", BLOCKS], env=plain | environment, timeout=DEADLINE_S, check=True,
         capture_output=True, text=True,
     )  # fmt: skip
-    return int(said.stdout)
+    return int(result.stdout)
 
 
 @pytest.mark.slow

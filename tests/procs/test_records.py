@@ -54,7 +54,7 @@ def test_records_arrive_once_and_in_order_and_leave_nothing_behind(receiver: Rec
     run.close()
     assert receiver.steps("group-0") == list(range(1, 2501))
     assert receiver.records["group-0"][6]["data"]["loss"] is None
-    assert [record.data["step"] for record in _sealed(storage, "a1.g0")] == list(range(1, 2501))
+    assert [record.data["step"] for record in _sealed_records(storage, "a1.g0")] == list(range(1, 2501))
     assert list(spool_folder(JOB).iterdir()) == []
 
 
@@ -73,13 +73,13 @@ def test_a_run_that_ends_while_nobody_listens_leaves_everything_on_storage(stora
     worker = recorder(NOBODY, storage, "g0.rank-0")
     record_steps(worker, *range(1, 50))
     worker.close(patience_s=0.1)
-    assert [record.seq for record in _sealed(storage, "a1.g0")] == list(range(49))
+    assert [record.seq for record in _sealed_records(storage, "a1.g0")] == list(range(49))
     assert len(local_segments(spool_folder(JOB) / "metrics" / "a1.g0")) == 1  # for the next group to deliver
-    driver = recorder(NOBODY, storage, "driver")  # which clears the node of what storage has
+    driver = recorder(NOBODY, storage, "driver")  # it removes from the node what storage has
     driver.log("info", "over")
     driver.close(patience_s=0.1)
     assert not (spool_folder(JOB) / "metrics").exists()
-    assert [record.seq for record in _sealed(storage, "a1.g0")] == list(range(49))
+    assert [record.seq for record in _sealed_records(storage, "a1.g0")] == list(range(49))
 
 
 NOBODY = "http://127.0.0.1:9"
@@ -110,7 +110,7 @@ def test_a_refused_writer_stops_sending_and_keeps_sealing(receiver: Receiver, st
     record_steps(run, 3)
     run.close()
     assert receiver.num_posts <= posts_when_refused + 1
-    assert [record.data["step"] for record in _sealed(storage, "a1.g0")] == [1, 2, 3]
+    assert [record.data["step"] for record in _sealed_records(storage, "a1.g0")] == [1, 2, 3]
 
 
 def test_a_control_plane_that_lost_the_job_gets_its_records_when_recovered(receiver: Receiver, storage: str) -> None:
@@ -144,23 +144,23 @@ def test_a_killed_writers_records_are_shipped_by_the_next_group(receiver: Receiv
     receiver.stop()  # nothing arrives before the kill
     command = [sys.executable, "-m", "tests.procs.recording", receiver.url, storage, tempfile.gettempdir()]
     with subprocess.Popen([*command, "g0.rank-0"], stdout=subprocess.PIPE, text=True) as writer:
-        said = [int(line) for line in islice(writer.stdout, 3000)]
+        steps = [int(line) for line in islice(writer.stdout, 3000)]
         writer.kill()
-        said += [int(line) for line in writer.stdout.read().split("\n")[:-1]]
+        steps += [int(line) for line in writer.stdout.read().split("\n")[:-1]]
     newest = local_segments(spool_folder(JOB) / "metrics" / "a1.g0")[-1]
-    with newest.path.open("ab") as torn:
-        torn.write(b'{"seq": 99999, "kind": "met')
+    with newest.path.open("ab") as file:
+        file.write(b'{"seq": 99999, "kind": "met')
 
     receiver.start()
     run = recorder(receiver.url, storage, "g1.rank-0")
     record_steps(run, 1)
     run.close()
-    kept = receiver.steps("group-0")
-    assert kept == list(range(1, len(kept) + 1))
-    assert len(kept) >= said[-1]  # whatever it was told is kept
+    received_steps = receiver.steps("group-0")
+    assert received_steps == list(range(1, len(received_steps) + 1))
+    assert len(received_steps) >= steps[-1]  # every step that it printed is kept
     assert receiver.steps("group-1") == [1]
     assert receiver.order[-1] == "group-1"  # the control plane takes nothing of group 0 after it
-    assert len(list(_sealed(storage, "a1.g0"))) == len(kept)
+    assert len(list(_sealed_records(storage, "a1.g0"))) == len(received_steps)
     assert list(spool_folder(JOB).iterdir()) == []
 
 
@@ -171,9 +171,9 @@ def test_what_the_last_workers_left_is_sealed_by_the_driver_that_ends(storage: s
     recorder(NOBODY, storage, "driver").close(patience_s=1.0, after_workers=True)
     for kind, writer, _ in left:
         folder = SegmentFolder(Folder(storage), kind)
-        [found] = folder.writers()
-        [segment] = folder.segments(found)
-        assert found.name == writer
+        [stored_writer] = folder.writers()
+        [segment] = folder.segments(stored_writer)
+        assert stored_writer.name == writer
         assert folder.read(segment, 0, segment.num_bytes) == _metric(1)(0)
     assert not (Path(tempfile.gettempdir()) / f"shardyard-spool-{os.getuid()}" / JOB).exists()
 
@@ -194,7 +194,7 @@ def test_lines_that_a_process_prints_and_logs_are_kept_once(receiver: Receiver, 
     folder = SegmentFolder(Folder(storage), "logs")
     [writer] = folder.writers()
     text = b"".join(folder.read(segment, 0, segment.num_bytes) for segment in folder.segments(writer)).decode()
-    lines = [  # beside the sender's own, that the first batch has arrived: when that is, its thread decides
+    lines = [  # without the sender's own line about its first batch, which comes at any time
         line.split(" ", 1)[1].strip() for line in text.splitlines() if "service.run.sender:" not in line
     ]
     assert lines[:3] == ["out     printed", "warning a.library: logged", "info    recorded step=3"]
@@ -207,10 +207,10 @@ def _metric(step: int) -> Callable[[int], bytes]:
     return lambda seq: json.dumps({"seq": seq, "data": {"step": step}}).encode() + b"\n"
 
 
-def _sealed(storage: str, writer: str) -> list:
+def _sealed_records(storage: str, writer: str) -> list:
     folder = SegmentFolder(Folder(storage), "metrics")
-    [found] = [each for each in folder.writers() if each.name == writer]
-    for segment in folder.segments(found):
+    [stored_writer] = [candidate for candidate in folder.writers() if candidate.name == writer]
+    for segment in folder.segments(stored_writer):
         for line in folder.read(segment, 0, segment.num_bytes).splitlines():
             json.loads(line)
-    return list(folder.records(found))
+    return list(folder.records(stored_writer))

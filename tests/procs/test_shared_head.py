@@ -19,7 +19,7 @@ from service.head.local_head import LocalHead
 from service.head.processes import Process
 from service.wire.trouble import Trouble
 from tests.processes import await_that, sleeping
-from tests.procs.stand_in_ray import STAND_IN, process_of, started
+from tests.procs.stand_in_ray import STAND_IN, head_processes, process_of
 
 START = """
 import sys
@@ -43,19 +43,19 @@ local_head.LocalHead.find(sys.argv[1]).with_dashboard()
 
 
 def kill(process: Process) -> None:
-    found = process.find()
-    found.kill()
+    live_process = process.find()
+    live_process.kill()
     await_that(lambda: process.find() is None)
 
 
 def test_starts_at_the_same_time_make_one_head(state_dir: Path) -> None:
     with ThreadPoolExecutor() as pool:
         starts = [pool.submit(LocalHead.start, state_dir, num_cpus=1) for _ in range(3)]
-        heads = [each.result() for each in starts]
+        heads = [start.result() for start in starts]
     assert heads[0] == heads[1] == heads[2] == LocalHead.find(state_dir)
-    assert len(started(state_dir)) == 3
+    assert len(head_processes(state_dir)) == 3
     heads[0].stop()
-    assert started(state_dir) == []
+    assert head_processes(state_dir) == []
 
 
 def test_two_that_tend_one_head_start_it_again_once(state_dir: Path) -> None:
@@ -68,7 +68,7 @@ def test_two_that_tend_one_head_start_it_again_once(state_dir: Path) -> None:
         keeper.look()
     assert keepers[0].head == keepers[1].head == LocalHead.find(state_dir)
     assert [keeper.trouble() for keeper in keepers] == [None, None]
-    assert len(started(state_dir)) == 3
+    assert len(head_processes(state_dir)) == 3
     assert keepers[0].head.dashboard_url == head.dashboard_url
 
 
@@ -80,12 +80,12 @@ def test_a_head_that_somebody_stops_is_not_started_again(state_dir: Path) -> Non
     assert keeper.trouble() == Trouble(
         "its Ray head was stopped, as by 'shardyard down': restart 'shardyard up'", runs_nothing=True
     )
-    assert started(state_dir) == []
-    other = LocalHead.start(state_dir, num_cpus=1)  # of another `up`, at another address
+    assert head_processes(state_dir) == []
+    other_head = LocalHead.start(state_dir, num_cpus=1)  # of another `up`, at another address
     keeper.look()
     assert "its Ray head was stopped" in str(keeper.trouble())
     keeper.head.stop()
-    assert LocalHead.find(state_dir) == other, "only its own head is stopped, and taken off the record"
+    assert LocalHead.find(state_dir) == other_head, "only its own head is stopped, and taken off the record"
 
 
 def test_a_start_that_fails_leaves_what_was_recorded(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_a_start_that_fails_leaves_what_was_recorded(state_dir: Path, monkeypatc
     keeper.look()
     assert "and is being restarted (try 1 of 6)" in str(keeper.trouble())
     assert LocalHead.from_record(state_dir) == head
-    assert started(state_dir) == []
+    assert head_processes(state_dir) == []
     assert LocalHead.stop_recorded(state_dir)
     assert not LocalHead.stop_recorded(state_dir)
 
@@ -104,27 +104,29 @@ def test_what_a_killed_start_left_is_found_and_ended(state_dir: Path, hold: Path
     starter = subprocess.Popen(
         [sys.executable, "-c", START, str(state_dir), STAND_IN], env={**os.environ, "STAND_IN_HOLD": str(hold)}
     )
-    await_that(lambda: len(started(state_dir)) == 4)  # `ray start` itself among them
+    await_that(lambda: len(head_processes(state_dir)) == 4)  # `ray start` itself among them
     starter.send_signal(signal.SIGKILL)
     starter.wait()
     assert LocalHead.find(state_dir) is None
-    (given,) = {  # once, also of a process that is about to become another one
-        word for each in started(state_dir) for word in each.cmdline() if word.startswith("--temp-dir=")
+    (option,) = {  # once, also of a process that is about to become another one
+        word for process in head_processes(state_dir) for word in process.cmdline() if word.startswith("--temp-dir=")
     }
-    folder = Path(given.removeprefix("--temp-dir="))
+    folder = Path(option.removeprefix("--temp-dir="))
     assert folder.is_dir()
     assert LocalHead.stop_recorded(state_dir)
-    assert started(state_dir) == []
+    assert head_processes(state_dir) == []
     assert not folder.parent.exists()
 
 
 def test_a_dashboard_whose_start_was_killed_before_it_was_recorded_is_not_left(state_dir: Path) -> None:
     head = LocalHead.start(state_dir, num_cpus=1)
     kill(head.dashboard.process)
-    killed = subprocess.run([sys.executable, "-c", START_DASHBOARD, str(state_dir)], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    result = subprocess.run([sys.executable, "-c", START_DASHBOARD, str(state_dir)], check=False)
+    assert result.returncode == -signal.SIGKILL
     core = {process.pid for process in head.nodes[0].processes}
-    await_that(lambda: {process.pid for process in started(state_dir)} == core, lambda: str(started(state_dir)))
+    await_that(
+        lambda: {process.pid for process in head_processes(state_dir)} == core, lambda: str(head_processes(state_dir))
+    )
     assert LocalHead.find(state_dir) == head
     assert head.with_dashboard().dashboard.running()
 
@@ -149,7 +151,7 @@ def test_a_head_of_an_earlier_release_is_stopped(state_dir: Path, version: int) 
                                                     "environment": {}}}  # fmt: skip
         (state_dir / "ray").mkdir()
         (state_dir / "ray" / "head.json").write_text(json.dumps(record))
-        # The release before the last told less of a head than is needed to go on with it.
+        # The release before the last recorded too little of a head to go on with it.
         assert (LocalHead.find(state_dir) is None) == (version == 1)
         assert LocalHead.stop_recorded(state_dir)
         assert core.wait() == -signal.SIGTERM

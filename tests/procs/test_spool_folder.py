@@ -83,18 +83,18 @@ def test_every_line_is_sealed_and_delivered_once(tmp_path: Path, steps: list[str
         seals = Seals(storage, "metrics", "a1.g0")
         outbox = Outbox(spool, "group-0")
         sealer = Sealer([SealTask(folder, seals, spool, outbox)])
-        appended, delivered = 0, list[int]()
+        num_appended, delivered_seqs = 0, list[int]()
 
         def deliver() -> None:
             while lines := outbox.batch():
-                delivered.extend(json.loads(line)["seq"] for line in lines)
+                delivered_seqs.extend(json.loads(line)["seq"] for line in lines)
                 outbox.acknowledge(lines, outbox.next_seq + len(lines))
 
         for step in steps:
             match step:
                 case "append":
                     spool.append(_line)
-                    appended += 1
+                    num_appended += 1
                 case "roll":
                     spool.roll()
                 case "seal":
@@ -102,13 +102,13 @@ def test_every_line_is_sealed_and_delivered_once(tmp_path: Path, steps: list[str
                 case "deliver":
                     deliver()
                 case (change, depth):
-                    with suppress(OSError):  # one that an earlier change has left no place for
+                    with suppress(OSError):  # an earlier change may have left no place for it
                         change([folder, *folder.parents][depth])
         assert sealer._seal(age_s=0.0)
         deliver()
-        sealed = SegmentFolder(Folder.of_job(storage), "metrics")
-        assert delivered == list(range(appended))
-        assert [record.seq for w in sealed.writers() for record in sealed.records(w)] == list(range(appended))
+        segments = SegmentFolder(Folder.of_job(storage), "metrics")
+        assert delivered_seqs == list(range(num_appended))
+        assert [record.seq for w in segments.writers() for record in segments.records(w)] == list(range(num_appended))
 
 
 def test_a_spool_that_was_removed_is_made_again_with_its_mode(node: Path, tmp_path: Path) -> None:
@@ -153,22 +153,22 @@ def test_a_folder_of_another_user_is_not_taken(node: Path) -> None:
 
 
 def test_a_full_disk_loses_no_line(tmp_path: Path, node: Path) -> None:
-    """A bound on the size of files stands for it; storage has none."""
+    """A limit on the size of files stands for a full disk; storage has none."""
     storage = str(tmp_path / "storage" / JOB)
     code = (
         "import resource, sys, tempfile; tempfile.tempdir = sys.argv[2];"
         "from tests.procs.test_spool_folder import write_beyond; write_beyond(sys.argv[1])"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, storage, str(node)],
         capture_output=True, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     assert _steps(storage) == list(range(1, 51))
 
 
 def write_beyond(storage: str) -> None:
-    """Record 50 steps where no file may have more than 700 bytes, and seal them where it may."""
+    """Record 50 steps while no file may exceed 700 bytes, and seal them without that limit."""
     run = recorder(NOBODY, storage, "g0.rank-0")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (700, hard))

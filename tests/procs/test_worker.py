@@ -24,7 +24,7 @@ from tests.unit.train_runs import corpus, job
 
 @pytest.mark.usefixtures("node")
 def test_a_loss_that_is_no_number_is_a_result_after_which_nothing_is_tried_again(tmp_path: Path) -> None:
-    """What a result is that is not to be tried again, tests/ray/test_two_nodes.py shows of another."""
+    """tests/ray/test_two_nodes.py shows that such a result of another fault is not retried."""
     train = {
         "num_steps": 40, "optimizer": {"name": "adamw", "peak_lr": 100, "weight_decay": 1e30},
         "schedule": {"warmup_steps": 0, "decay": "constant"},
@@ -63,39 +63,39 @@ def test_cores_are_trained_on_where_that_is_said_or_no_gpu_is_held(device: str, 
 
 
 def test_progress_is_recorded_at_each_stage_and_seldom_within_one(tmp_path: Path, node: Path) -> None:
-    now = 1_000.0
+    time_s = 1_000.0
     receiver = Receiver().start()
     try:
         run = recorder(receiver.url, str(tmp_path / "storage"), "driver")
-        progress = PreparationProgress(run, lambda: now)
+        progress = PreparationProgress(run, lambda: time_s)
         for tenth in range(100):
-            now = 1_000.0 + tenth / 10
+            time_s = 1_000.0 + tenth / 10
             progress("reading", tenth / 200, 1_000 * tenth)
         progress("encoding", 0.5, 0)
         progress("encoding", None, 7_000)
-        now += 2.5
+        time_s += 2.5
         progress("encoding", None, 12_000)
         run.close()
-        told = [record["data"] for record in receiver.records["driver"] if record["kind"] == "log"]
+        entries = [record["data"] for record in receiver.records["driver"] if record["kind"] == "log"]
     finally:
         receiver.stop()
-    assert [data["preparing"]["stage"] for data in told] == ["reading"] * 5 + ["encoding"] * 2
-    assert told[1]["preparing"] == {"stage": "reading", "share": 0.1, "num_done": 20_000, "seconds": 2.0}
-    assert told[1]["message"] == "preparing data: reading, 10%"
-    assert told[-1]["message"] == "preparing data: encoding, 12,000 texts"
-    assert json.loads(json.dumps(told)) == told
+    assert [data["preparing"]["stage"] for data in entries] == ["reading"] * 5 + ["encoding"] * 2
+    assert entries[1]["preparing"] == {"stage": "reading", "share": 0.1, "num_done": 20_000, "seconds": 2.0}
+    assert entries[1]["message"] == "preparing data: reading, 10%"
+    assert entries[-1]["message"] == "preparing data: encoding, 12,000 texts"
+    assert json.loads(json.dumps(entries)) == entries
 
 
 def test_a_launch_and_the_numbers_of_groups_outlive_the_folder(tmp_path: Path) -> None:
-    given = launch(tmp_path)
-    folder = AttemptFolder(given.storage, given.attempt)
-    path = folder.write_launch(given)
+    first_launch = launch(tmp_path)
+    folder = AttemptFolder(first_launch.storage, first_launch.attempt)
+    path = folder.write_launch(first_launch)
     keeper = AttemptKeeper(path)
     assert [folder.begin_group(0), folder.begin_group(0)] == [0, 1]
     assert not keeper.look()
-    shutil.rmtree(given.storage)
+    shutil.rmtree(first_launch.storage)
     assert keeper.look()
     assert not keeper.look()
-    assert AttemptFolder.open_launch(path)[1] == given, "a new worker group reads it"
+    assert AttemptFolder.open_launch(path)[1] == first_launch, "a new worker group reads it"
     assert Path(path).stat().st_mode & 0o777 == 0o600
     assert folder.begin_group(0) == 2, "and no group has the number of another"
