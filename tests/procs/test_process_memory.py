@@ -107,8 +107,8 @@ thread.start()
 thread.join()
 """
 """Print the page faults of the turn with the fewest, in a thread, as Ray Train's workers train. A heap has its final
-size after some turns, at most eleven as observed: other allocations take part of the hole that a block left, so that the
-block moves until there is room for all."""
+size after some turns, at most eleven as observed: other allocations take part of the hole that a block left, so that
+the block moves until there is room for all."""
 
 
 def faults(environment: dict[str, str]) -> int:
