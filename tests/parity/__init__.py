@@ -1,1 +1,1 @@
-"""Layouts beside one process, on gloo ranks that end with the last of these tests."""
+"""Layouts compared with one process, on gloo ranks that end with the last of these tests."""

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from tests.parity.combinations import ROUTERS
-from tests.parity.findings import DIRTY, differences, found_or_run, read, read_all, together
+from tests.parity.findings import DIRTY, combine, differences, read, read_all, read_or_run
 from tests.parity.gloo_ranks import Pools
 from tests.parity.grid import NAMES, row_of
 from tests.parity.table import page
@@ -31,7 +31,7 @@ DESCRIBE = ["describe", "--always", "--abbrev=40", "--exclude=*", f"--dirty={DIR
 
 
 def part(text: str) -> tuple[int, int]:
-    """(which, of how many)."""
+    """(number of the part, number of parts)"""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]) <= len(NAMES):
         raise argparse.ArgumentTypeError(f"{text!r} is no K/N with K from 1 to N and N up to {len(NAMES)}")
@@ -39,30 +39,35 @@ def part(text: str) -> tuple[int, int]:
 
 
 def run(number: int, num_parts: int, folder: Path) -> int:
-    """How many trajectories of this part differ from one process."""
-    torch.set_num_threads(1)  # as ranks have: a second gains small models nothing, and parts run side by side
+    """Number of trajectories of this part that differ from one process."""
+    torch.set_num_threads(1)  # as on ranks: small models gain nothing from a second, and parts run side by side
     commit = subprocess.check_output(["git", *DESCRIBE], cwd=ROOT, text=True).strip()
     ranks, num_differ = Pools(), 0
-    for at in range(number - 1, len(NAMES), num_parts):
-        row = found_or_run(folder / FILE.format(at + 1), commit, partial(row_of, ranks, at))
+    for index in range(number - 1, len(NAMES), num_parts):
+        row = read_or_run(folder / FILE.format(index + 1), commit, partial(row_of, ranks, index))
         print(row.name, row.num_same, flush=True)
         num_differ += sum(len(ROUTERS) - num_same for num_same in row.num_same.values())
     ranks.close()
-    whole = together(found for found in map(read, folder.glob(FILE.format("*"))) if found.commit == commit)
-    if not whole.missing:
-        TABLE.write_text(page(whole))
+    all_findings = combine(
+        findings for findings in map(read, folder.glob(FILE.format("*"))) if findings.commit == commit
+    )
+    if not all_findings.missing:
+        TABLE.write_text(page(all_findings))
     else:
-        print(f"{len(whole.missing)} of {len(NAMES)} rows are in other parts; the last one writes {TABLE}")
+        print(f"{len(all_findings.missing)} of {len(NAMES)} rows are in other parts; the last one writes {TABLE}")
     return num_differ
 
 
 def compare(before: Path, after: Path) -> int:
-    """How many trajectories differ."""
-    one, other = read_all(before), read_all(after)
-    lines = differences(one, other)
+    """Number of trajectories that differ."""
+    first, second = read_all(before), read_all(after)
+    lines = differences(first, second)
     print(*lines, sep="\n", end="\n" * bool(lines))
-    both = len({**one.digests, **other.digests})
-    print(f"{both - len(lines)} of {both} trajectories are equal in every bit at {one.commit} and {other.commit}")
+    num_trajectories = len({**first.digests, **second.digests})
+    print(
+        f"{num_trajectories - len(lines)} of {num_trajectories} trajectories are equal in every bit at "
+        f"{first.commit} and {second.commit}"
+    )
     return len(lines)
 
 
@@ -71,8 +76,8 @@ def main() -> int:
     parser.add_argument("--part", type=part, default=(1, 1), metavar="K/N")
     parser.add_argument("--into", type=Path, default=ROOT / "build/parity", metavar="FOLDER")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"))
-    chosen = parser.parse_args()
-    return int((compare(*chosen.compare) if chosen.compare else run(*chosen.part, chosen.into)) > 0)
+    arguments = parser.parse_args()
+    return int((compare(*arguments.compare) if arguments.compare else run(*arguments.part, arguments.into)) > 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What is compared: every router under every layout, with and without what a plan may add. Refused ones too.
+"""Combinations that are compared: every router under every layout, with and without each option of a plan, and layouts
+that are refused.
 
 The combinations are data: `python -m tests.parity` runs them all, the tests a part of them that covers each.
 """
@@ -14,7 +15,7 @@ from moe.tasks.build import build_model
 from moe.tasks.translation.batches import PairsBatch
 from tests.parity.digests import OF_THE_LAYOUT
 from tests.parity.gloo_ranks import Pools
-from tests.parity.trajectory import Degrees, Model, Shape, Whole, batch_of, run
+from tests.parity.trajectory import Degrees, FullTensors, Model, Shape, batch_of, run
 
 NUM_STEPS = 20
 
@@ -130,7 +131,7 @@ def train_of(dtype: str = "float64", **fields: object) -> TrainSpec:
 
 
 def train_with(option: str) -> TrainSpec:
-    """With the optimizer of an option: AdamW but for the one that is another."""
+    """Training with the optimizer of an option: AdamW unless the option is Adafactor."""
     if option == "Adafactor":
         return train_of(optimizer=AdafactorSpec(name="adafactor", peak_lr=1e-2))
     return train_of()
@@ -142,53 +143,56 @@ def run_on(ranks: Pools, degrees: Degrees, *arguments: object) -> list[dict]:
         return run(arguments[0], arguments[1], degrees, *arguments[2:])  # type: ignore[arg-type]
     answers = ranks[degrees.workers].run(run, arguments[0], arguments[1], degrees, *arguments[2:])
     for answer in answers[1:]:
-        for ours, theirs in zip(answers[0], answer, strict=True):
-            assert ours["loss"] == theirs["loss"]
-            assert ours["grad_norm"] == theirs["grad_norm"], "ranks clip alike"
+        for rank0_record, record in zip(answers[0], answer, strict=True):
+            assert rank0_record["loss"] == record["loss"]
+            assert rank0_record["grad_norm"] == record["grad_norm"], "ranks clip alike"
     return answers[0]
 
 
 def option_of(number: int, degrees: Degrees) -> str:
     """The option whose turn it is, or the next that has something to act on."""
-    turn = (OPTIONS[(number + later) % len(OPTIONS)] for later in range(len(OPTIONS)))
+    turn = (OPTIONS[(number + offset) % len(OPTIONS)] for offset in range(len(OPTIONS)))
     return next(option for option in turn if with_option(degrees, option))
 
 
 def assert_bit_identical(ranks: Pools, degrees: Degrees, model: Model, num_steps: int) -> None:
     """The same layout twice, in float32: not a bit of losses and gradients differs."""
     first, second = (run_on(ranks, degrees, model, train_of("float32"), Shape(), num_steps, True) for _ in range(2))
-    for ours, theirs in zip(first, second, strict=True):
-        assert ours["loss"] == theirs["loss"]
-        for name, gradient in theirs["gradients"].items():
-            assert torch.equal(ours["gradients"][name], gradient)
+    for first_record, second_record in zip(first, second, strict=True):
+        assert first_record["loss"] == second_record["loss"]
+        for name, gradient in second_record["gradients"].items():
+            assert torch.equal(first_record["gradients"][name], gradient)
 
 
 def refused_paths(model: Model, degrees: Degrees) -> set[str]:
     """Paths of the problems of a model that does not divide under a layout."""
     layout = Layout(0, degrees.workers, torch.device("cpu"), degrees.plan(8).degrees.axes)
-    with pytest.raises(SpecError) as refused:
+    with pytest.raises(SpecError) as error:
         build_model(model, layout)
-    return {problem.path for problem in refused.value.problems}
+    return {problem.path for problem in error.value.problems}
 
 
 def gradients_through_logits(degrees: Degrees, spec: Model) -> dict[str, torch.Tensor]:
-    """Of a loss over logits, as those write it who call the model itself."""
+    """Gradients of a loss over logits, as a user writes it who calls the model directly."""
     plan = degrees.plan(8)
     layout = Layout.build(plan)
     model = build_model(spec, layout, seed=3, dtype=torch.float64)
     batch = batch_of(layout, plan, Shape(), spec, 1)
-    for each in batch.micro_batches:
-        if isinstance(each, PairsBatch):
-            logits, targets = model(each.source, each.target_in, each.context), each.target_out != 0
+    for micro_batch in batch.micro_batches:
+        if isinstance(micro_batch, PairsBatch):
+            logits, targets = (
+                model(micro_batch.source, micro_batch.target_in, micro_batch.context),
+                micro_batch.target_out != 0,
+            )
         else:
-            logits, targets = model(each.tokens, each.context), each.labels >= 0
+            logits, targets = model(micro_batch.tokens, micro_batch.context), micro_batch.labels >= 0
         assert logits.shape == (*targets.shape, 300)
         ((logits.logsumexp(-1) * targets).sum() / batch.num_targets).backward()
     parameters = local_parameters(model)
     reduce_gradients(parameters, layout)
-    whole = Whole(parameters, layout).gradients()
+    gradients = FullTensors(parameters, layout).gradients()
     layout.close()
-    return whole
+    return gradients
 
 
 def assert_same_gradients_through_logits(ranks: Pools, degrees: Degrees, model: Model) -> None:
@@ -199,23 +203,23 @@ def assert_same_gradients_through_logits(ranks: Pools, degrees: Degrees, model: 
 
 
 def assert_same(records: list[dict], reference: list[dict], tolerance: float) -> None:
-    for number, (ours, theirs) in enumerate(zip(records, reference, strict=True), 1):
-        for layer, decisions in theirs["routing"].items():
-            assert torch.equal(ours["routing"][layer], decisions), f"routing differs, step {number} layer {layer}"
-        for here, there in zip(ours["layers"], theirs["layers"], strict=True):
-            assert here["load"] == there["load"], "of the global batch"
-            one, other = (
+    for number, (record, expected) in enumerate(zip(records, reference, strict=True), 1):
+        for layer, decisions in expected["routing"].items():
+            assert torch.equal(record["routing"][layer], decisions), f"routing differs, step {number} layer {layer}"
+        for layer_record, expected_layer in zip(record["layers"], expected["layers"], strict=True):
+            assert layer_record["load"] == expected_layer["load"], "of the global batch"
+            values, expected_values = (
                 {name: value for name, value in layer.items() if name not in (*OF_THE_LAYOUT, "load")}
-                for layer in (here, there)
+                for layer in (layer_record, expected_layer)
             )
-            assert one == pytest.approx(other, rel=tolerance, abs=tolerance)
+            assert values == pytest.approx(expected_values, rel=tolerance, abs=tolerance)
         for name in ("loss", "nll", "aux_loss", "grad_norm"):
-            assert ours[name] == pytest.approx(theirs[name], rel=tolerance, abs=tolerance), f"step {number} {name}"
+            assert record[name] == pytest.approx(expected[name], rel=tolerance, abs=tolerance), f"step {number} {name}"
         for kind in ("gradients", "moments", "parameters", "biases"):
-            if kind not in ours or kind not in theirs:
-                continue  # the last three are of the end of a run
-            assert ours[kind].keys() == theirs[kind].keys()
-            for name, norm in theirs[kind].items():
-                assert ours[kind][name] == pytest.approx(norm, rel=tolerance, abs=tolerance), (
+            if kind not in record or kind not in expected:
+                continue  # only the last record of a run has the last three
+            assert record[kind].keys() == expected[kind].keys()
+            for name, norm in expected[kind].items():
+                assert record[kind][name] == pytest.approx(norm, rel=tolerance, abs=tolerance), (
                     f"step {number}: {kind} of {name}"
                 )

@@ -13,24 +13,24 @@ from torch import Tensor
 
 LOSSES = ("loss", "nll", "aux_loss", "z_loss", "grad_norm")
 OF_THE_LAYOUT = ("all_to_all_bytes", "all_to_all_s", "waiting_s")
-"""What a record says of the layout itself: times differ from run to run."""
+"""Fields of a record that depend on the layout itself; times differ from run to run."""
 
 
 def digest_of_tensors(tensors: Iterable[Tensor]) -> str:
-    """The digest of the bytes of some tensors, in whatever order: names and the order of parameters may change."""
-    return _digest("".join(sorted(_digest(_bytes(each)) for each in tensors)).encode())
+    """The digest of the bytes of some tensors in any order: names and the order of parameters may change."""
+    return _digest("".join(sorted(_digest(_bytes(tensor)) for tensor in tensors)).encode())
 
 
 def digests_of(records: list[dict[str, Any]]) -> dict[str, str]:
-    """By kind, the digest of what all steps of a trajectory recorded of it."""
-    found = {
+    """Digests of the records of all steps of a trajectory, by kind."""
+    contents = {
         "losses": [[record[name] for name in LOSSES] for record in records],
         "layers": [[_without_layout(layer) for layer in record["layers"]] for record in records],
         "routing": [digest_of_tensors(record["routing"].values()) for record in records],
     }
     for kind in ("gradients", "parameters", "moments"):
-        found[kind] = [record["digests"][kind] for record in records if kind in record["digests"]]
-    return {kind: _digest(json.dumps(each, sort_keys=True).encode()) for kind, each in found.items()}
+        contents[kind] = [record["digests"][kind] for record in records if kind in record["digests"]]
+    return {kind: _digest(json.dumps(content, sort_keys=True).encode()) for kind, content in contents.items()}
 
 
 def _without_layout(layer: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What runs of the grid, or of parts of it, found: kept in a folder, put together, and compared bit for bit."""
+"""Results of runs of the grid or of parts of it: stored in a folder, combined, and compared bit for bit."""
 
 import json
 import os
@@ -24,12 +24,12 @@ class Findings:
     @property
     def missing(self) -> list[str]:
         """The rows of the grid that were not run."""
-        found = {row.name for row in self.rows}
-        return [name for name in NAMES if name not in found]
+        names = {row.name for row in self.rows}
+        return [name for name in NAMES if name not in names]
 
     @property
     def digests(self) -> dict[str, dict[str, str]]:
-        return {trajectory: each for row in self.rows for trajectory, each in row.digests.items()}
+        return {trajectory: digests for row in self.rows for trajectory, digests in row.digests.items()}
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,18 +43,18 @@ def read(path: Path) -> Findings:
     return Findings(**{**content, "rows": tuple(Row(**row) for row in content["rows"])})
 
 
-def found_or_run(path: Path, commit: str, run: Callable[[], Row]) -> Row:
-    """The row that a file holds, of this commit and no change beside it; or else what `run` finds, left there."""
-    if path.exists() and not commit.endswith(DIRTY) and (found := read(path)).commit == commit:
-        return found.rows[0]
+def read_or_run(path: Path, commit: str, run: Callable[[], Row]) -> Row:
+    """The row in a file if it is of this commit without changes; otherwise the row that `run` returns, stored there."""
+    if path.exists() and not commit.endswith(DIRTY) and (findings := read(path)).commit == commit:
+        return findings.rows[0]
     began = time.monotonic()
     row = run()
     Findings(commit, (time.monotonic() - began) / 60, (row,)).write(path)
     return row
 
 
-def together(parts: Iterable[Findings]) -> Findings:
-    """Raises ValueError where they are not of one commit, or there are none."""
+def combine(parts: Iterable[Findings]) -> Findings:
+    """Raise ValueError if the parts are not of one commit, or if there are none."""
     parts = list(parts)
     commits = {part.commit for part in parts}
     if len(commits) != 1:
@@ -65,19 +65,19 @@ def together(parts: Iterable[Findings]) -> Findings:
 
 
 def read_all(folder: Path) -> Findings:
-    """All that lies in a folder, put together."""
-    return together(read(path) for path in sorted(folder.glob("*.json")))
+    """All findings in a folder, combined."""
+    return combine(read(path) for path in sorted(folder.glob("*.json")))
 
 
 def differences(before: Findings, after: Findings) -> list[str]:
     """A line for each trajectory that is not the same in every bit, or is not in both."""
     lines = []
     for trajectory in {**before.digests, **after.digests}:
-        one, other = (each.digests.get(trajectory) for each in (before, after))
-        if one is None or other is None:
-            lines.append(f"{trajectory}: only {'after' if one is None else 'before'}")
-        elif not one or not other:
+        first, second = (findings.digests.get(trajectory) for findings in (before, after))
+        if first is None or second is None:
+            lines.append(f"{trajectory}: only {'after' if first is None else 'before'}")
+        elif not first or not second:
             lines.append(f"{trajectory}: did not end")
-        elif kinds := [kind for kind in {**one, **other} if one.get(kind) != other.get(kind)]:
+        elif kinds := [kind for kind in {**first, **second} if first.get(kind) != second.get(kind)]:
             lines.append(f"{trajectory}: {', '.join(kinds)} differ")
     return lines

@@ -16,9 +16,9 @@ from typing import Any
 _TIMEOUT_S = 300
 
 
-def many_with_torch() -> multiprocessing.context.ForkServerContext:
-    """Makes processes that have torch already: importing it takes seconds in each."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the server, and so of all that it makes
+def forkserver_with_torch() -> multiprocessing.context.ForkServerContext:
+    """A context whose new processes have torch already: importing it takes seconds in each."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the server, and so of all its processes
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed", "tests.parity.trajectory"])
     return context
@@ -28,15 +28,15 @@ def many_with_torch() -> multiprocessing.context.ForkServerContext:
 def rank_processes(
     function: Callable[..., None], num_ranks: int, *arguments: Any, patience_s: float = 5.0
 ) -> Iterator[list[Connection]]:
-    """Processes that run `function(rank, *arguments, connection)`, with this end of each connection; killed at the
-    end. For ranks that make their own process group."""
-    context, connections, processes = many_with_torch(), [], []
+    """Processes that run `function(rank, *arguments, connection)`, as this end of each connection; killed at the end.
+    For ranks that create their own process group."""
+    context, connections, processes = forkserver_with_torch(), [], []
     for rank in range(num_ranks):
-        ours, theirs = context.Pipe()
-        connections.append(ours)
-        processes.append(context.Process(target=function, args=(rank, *arguments, theirs), daemon=True))
+        parent_connection, child_connection = context.Pipe()
+        connections.append(parent_connection)
+        processes.append(context.Process(target=function, args=(rank, *arguments, child_connection), daemon=True))
         processes[-1].start()
-        theirs.close()
+        child_connection.close()
     try:
         yield connections
         for process in processes:
@@ -62,9 +62,9 @@ def _serve(rank: int, world_size: int, rendezvous: str, pipe: Connection) -> Non
     listen_on(LOOPBACK)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
     gc.collect()
-    gc.freeze()  # what is there by now stays: to look for what does not is quick
+    gc.freeze()  # objects that exist now stay, so later collections are quick
     while (request := pipe.recv()) is not None:
-        _let_go()  # all ranks have answered: none waits for another
+        _free_process_groups()  # all ranks have answered: none waits for another
         module, name, arguments = request
         try:
             pipe.send((True, getattr(importlib.import_module(module), name)(*arguments)))
@@ -73,10 +73,10 @@ def _serve(rank: int, world_size: int, rendezvous: str, pipe: Connection) -> Non
     dist.destroy_process_group()
 
 
-def _let_go() -> None:
-    """End the process groups of earlier runs, each of which has threads that wake a hundred times a second.
+def _free_process_groups() -> None:
+    """Free the process groups of earlier runs, whose threads wake a hundred times a second.
 
-    Models that are cut up have them, in cycles; so does what DTensor remembers of every operation.
+    Reference cycles of sharded models hold these groups, and so does DTensor's cache of operations.
     """
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
@@ -85,27 +85,27 @@ def _let_go() -> None:
 
 
 class Ranks:
-    """`world_size` processes; `run(function, *arguments)` gives what each returned, in rank order.
+    """`world_size` processes; `run(function, *arguments)` returns the results of all, in rank order.
 
-    They are good until a run fails: then some may be in a collective for ever and others have answered what
-    nobody read, so all of them are ended.
+    They are usable until a run fails. Then some may wait in a collective for ever, and others may have sent answers
+    that nobody read, so all are ended.
     """
 
     def __init__(self, world_size: int) -> None:
-        context = many_with_torch()
+        context = forkserver_with_torch()
         self._folder = tempfile.TemporaryDirectory()
         rendezvous = os.path.join(self._folder.name, "rendezvous")
         self._pipes, self._processes = [], []
         for rank in range(world_size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world_size, rendezvous, theirs), daemon=True)
+            parent_pipe, child_pipe = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, world_size, rendezvous, child_pipe), daemon=True)
             process.start()
-            theirs.close()
-            self._pipes.append(ours)
+            child_pipe.close()
+            self._pipes.append(parent_pipe)
             self._processes.append(process)
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Raises what a rank raised, as text; a rank that does not answer is an error, not a wait for ever."""
+        """Raise an error of any rank as text. A rank that does not answer in time is an error too."""
         try:
             return self._answers(function, arguments)
         except BaseException:
@@ -113,7 +113,7 @@ class Ranks:
             raise
 
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         return not self._processes
 
     def _answers(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
@@ -128,12 +128,12 @@ class Ranks:
                 raise TimeoutError(f"ranks {sorted(waiting.values())} did not answer {function.__name__}")
             for pipe in ready:
                 good, answers[waiting[pipe]] = pipe.recv()  # type: ignore[index, union-attr]
-                if not good:  # the others may now wait for it in a collective: nobody waits for them
+                if not good:  # the others may now wait for it in a collective: do not wait for them
                     raise AssertionError(f"rank {waiting[pipe]}:\n{answers[waiting[pipe]]}")  # type: ignore[index]
         return [answers[rank] for rank in range(len(self._pipes))]
 
     def close(self) -> None:
-        """Let the processes end by themselves, once they are asked to."""
+        """Ask the processes to end, and kill those that do not."""
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             if process.is_alive():
                 pipe.send(None)
@@ -151,13 +151,13 @@ class Ranks:
 
 
 class Pools:
-    """Ranks by their number, started when first asked for, and anew after a run on them failed."""
+    """Ranks by world size, started at first use, and restarted after a run on them failed."""
 
     def __init__(self) -> None:
         self._pools: dict[int, Ranks] = {}
 
     def __getitem__(self, world_size: int) -> Ranks:
-        if world_size not in self._pools or self._pools[world_size].ended:
+        if world_size not in self._pools or self._pools[world_size].is_ended:
             self._pools[world_size] = Ranks(world_size)
         return self._pools[world_size]
 

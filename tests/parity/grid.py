@@ -1,6 +1,6 @@
-"""The whole grid: every router under every layout with every option, beside one process. Of the translation model, and
-of a language model, whose kinds of attention take turns: each meets every router, every layout and every option. And
-the language model with adapters at random, under the layouts that split these."""
+"""The whole grid: every router under every layout with every option, compared with one process. It has rows of the
+translation model, of the language model, and of the language model with random adapters under the layouts that split
+them. Kinds of attention take turns, so that each meets every router, every layout and every option."""
 
 import sys
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ STEPS: dict[Kind, dict[str, int]] = {
     "language": {"without": 10, "all": 5, "one": 2},
     "adapters": {"without": 6, "all": 4, "one": 3},  # A has no gradient in the first, where B is zero
 }
-"""Of trainings without any option, with all, and with one by itself."""
+"""Steps of training without options, with all of them, and with one alone."""
 OF_ADAPTERS = ("expert x FSDP", "expert x tensor", "folded, three at a time")
 """Layouts of models with adapters."""
 TARGETS: tuple[list[str] | None, ...] = (
@@ -41,42 +41,42 @@ TARGETS: tuple[list[str] | None, ...] = (
     ["layers.1.*"], ["*.router", "*.attention.*"],
 )  # fmt: skip
 
-_EVERY: list[tuple[Kind, str, Degrees]] = [
+_GRID: list[tuple[Kind, str, Degrees]] = [
     (kind, family, degrees)
     for kind in STEPS
     for family, layouts in LAYOUTS.items()
     if kind != "adapters" or family in OF_ADAPTERS
     for degrees in layouts
 ]
-NAMES = tuple(f"{kind}, {family}: {degrees}" for kind, family, degrees in _EVERY)
-"""Of the rows, in their order."""
+NAMES = tuple(f"{kind}, {family}: {degrees}" for kind, family, degrees in _GRID)
+"""Names of the rows, in their order."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was found under one layout."""
+    """Results under one layout."""
 
     name: str
     num_ranks: int
     num_same: dict[str, int]
-    """By option, how many routers do the same as on one process. Without those that have nothing to act on."""
+    """Number of routers by option that compute the same as one process. Options without an effect are left out."""
     digests: dict[str, dict[str, str]]
-    """By trajectory, those of what it recorded; without any where it did not end."""
+    """Digests of records by trajectory; empty for a trajectory that did not end."""
 
 
-def model_of_row(at: int, option: str, router: str) -> tuple[str, Model]:
-    """(what it is called, the model) that a router is trained in, in row `at` with an option."""
-    if _EVERY[at][0] == "translation":
+def model_of_row(index: int, option: str, router: str) -> tuple[str, Model]:
+    """(label, model) of the training of a router in row `index` with an option"""
+    if _GRID[index][0] == "translation":
         return router, model_of(**ROUTERS[router])
-    turn = at + OPTIONS.index(option) + list(ROUTERS).index(router)
+    turn = index + OPTIONS.index(option) + list(ROUTERS).index(router)
     attention = list(ATTENTIONS)[turn % len(ATTENTIONS)]
     model = language_model(attention, **ROUTERS[router])
-    if _EVERY[at][0] == "adapters":
-        model = adapted(model, Random(f"{at} {option} {router}"))
+    if _GRID[index][0] == "adapters":
+        model = with_random_adapter(model, Random(f"{index} {option} {router}"))
     return f"{attention}, {router}", model
 
 
-def adapted(model: LanguageModelSpec, random: Random) -> LanguageModelSpec:
+def with_random_adapter(model: LanguageModelSpec, random: Random) -> LanguageModelSpec:
     """The model with an adapter of random rank, scale, dropout and targets that it can have."""
     while True:
         adapter: dict[str, Any] = {
@@ -90,28 +90,28 @@ def adapted(model: LanguageModelSpec, random: Random) -> LanguageModelSpec:
             continue
 
 
-def row_of(ranks: Pools, at: int) -> Row:
-    """Row `at`, counted from 0: every router with every option under its layout, on ranks and on one process."""
-    kind, _, degrees = _EVERY[at]
+def row_of(ranks: Pools, index: int) -> Row:
+    """Row `index`, counted from 0: every router with every option under its layout, on ranks and on one process."""
+    kind, _, degrees = _GRID[index]
     num_same, digests = {}, {}
     for option in OPTIONS:
-        chosen, train = with_option(degrees, option), train_with(option)
-        if chosen is None:
+        option_degrees, train = with_option(degrees, option), train_with(option)
+        if option_degrees is None:
             continue
         num_same[option] = 0
         steps = STEPS[kind].get(option, STEPS[kind]["one"])
         for router in ROUTERS:
-            called, model = model_of_row(at, option, router)
-            trajectory = f"{called}, under {NAMES[at]}, {option}"
+            label, model = model_of_row(index, option, router)
+            trajectory = f"{label}, under {NAMES[index]}, {option}"
             digests[trajectory] = {}
             try:
-                records = run_on(ranks, chosen, model, train, Shape(), steps)
+                records = run_on(ranks, option_degrees, model, train, Shape(), steps)
                 digests[trajectory] = digests_of(records)
                 assert_same(records, _reference(model, train, steps), TOLERANCE)
                 num_same[option] += 1
-            except Exception as error:  # whatever it is, it goes into the table
+            except Exception as error:  # any error goes into the table
                 print(f"{trajectory}: {error!s:.2000}", file=sys.stderr, flush=True)
-    return Row(NAMES[at], degrees.workers, num_same, digests)
+    return Row(NAMES[index], degrees.workers, num_same, digests)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Small language models of every kind of attention, with whatever router: what is compared under each layout."""
+"""Small language models of every kind of attention, with any router, which are compared under each layout."""
 
 from typing import Any
 
@@ -27,11 +27,11 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
         "full_attention_every": 2, "norm_one_plus": True,
     },
 }  # fmt: skip
-"""Families have them so: GPT-OSS, OLMoE with what Granite multiplies, DeepSeek, Qwen3-Next."""
+"""As in families: GPT-OSS, OLMoE with the multipliers of Granite, DeepSeek, Qwen3-Next."""
 
 
 def language_model(attention: str, **moe: object) -> LanguageModelSpec:
-    """Of four experts, on whose groups the batch decides. `moe` as in `combinations.model_of`."""
+    """A model of four experts whose groups depend on the batch. `moe` is that of `combinations.model_of`."""
     gshard = {"capacity_factor": 1.0, "min_capacity": 1, "aux_coefficient": 0.05}
     fields = {"num_experts": 4, "group_tokens": 64, **(gshard if "router" not in moe else {}), **moe}
     return LanguageModelSpec(
@@ -41,5 +41,5 @@ def language_model(attention: str, **moe: object) -> LanguageModelSpec:
 
 
 def dense(spec: LanguageModelSpec) -> LanguageModelSpec:
-    """The same without experts."""
+    """The same model without experts."""
     return spec.model_copy(update={"moe": None, "first_dense_layers": 0})

@@ -22,20 +22,20 @@ FREEZES: tuple[tuple[str, ...], ...] = (
     (), ("embedding.*",), ("*.moe.router",), ("*attention*",), ("*.experts.*", "norm.weight"), ("layers.0.*",),
     ("*norm*", "output.*"),
 )  # fmt: skip
-"""Patterns of what is not trained; some match nothing in some models."""
+"""Patterns of frozen parameters; some match nothing in some models."""
 
 TARGETS: tuple[list[str] | None, ...] = (
     None, ["*.experts.*"], ["*.attention.*", "*.router"], ["*.experts.w_out"], ["layers.0.*"], ["*.dense.*"],
     ["*.shared.*"],
 )  # fmt: skip
-"""Patterns of what has adapters; some match nothing in some models."""
+"""Patterns of matrices with adapters; some match nothing in some models."""
 
 _maybe = st.booleans()
 
 
 @st.composite
 def language_models(draw: st.DrawFn, degrees: Degrees) -> LanguageModelSpec:
-    """Of up to three layers, each perhaps with experts."""
+    """Models of up to three layers, each perhaps with experts."""
     num_layers = draw(st.integers(1, 3))
     router = dict(draw(st.sampled_from(list(ROUTERS.values()))))
     if "num_expert_groups" not in router and draw(_maybe):
@@ -54,23 +54,23 @@ def language_models(draw: st.DrawFn, degrees: Degrees) -> LanguageModelSpec:
         fields |= {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_divisor": 2.0}
     if has_experts:
         fields["first_dense_layers"] = draw(st.integers(0, num_layers - 1))
-        hidden = degrees.expert_tensor * draw(per_rank)
+        hidden_dim = degrees.expert_tensor * draw(per_rank)
         fields["moe"] = MoESpec(**{"num_experts": 4, "group_tokens": 64, "model_dim": fields["model_dim"],
-                                   "hidden_dim": hidden, **router})  # fmt: skip
+                                   "hidden_dim": hidden_dim, **router})  # fmt: skip
     spec = LanguageModelSpec(kind="language", vocab_size=VOCABULARY, **fields)
     return draw(_with_adapter(spec)) if draw(st.integers(0, 3)) == 0 else spec
 
 
 @st.composite
 def _with_adapter(draw: st.DrawFn, spec: LanguageModelSpec) -> LanguageModelSpec:
-    """The same with an adapter of a rank and of targets that it can have."""
+    """The same model with an adapter, of a rank and of targets that it can have."""
     ranks = [1, *(rank for rank in (2, 3) if _with(spec, {"rank": rank}) is not None)]
-    given = {
+    adapter = {
         "rank": draw(st.sampled_from(ranks)), "alpha": draw(st.sampled_from([None, 0.7, 5.0])),
         "rank_stabilized": draw(_maybe), "targets": draw(st.sampled_from(TARGETS)),
         "dropout": draw(st.sampled_from([0.0, 0.4])),
     }  # fmt: skip
-    return _with(spec, given) or _with(spec, {**given, "targets": None}) or spec
+    return _with(spec, adapter) or _with(spec, {**adapter, "targets": None}) or spec
 
 
 def _with(spec: LanguageModelSpec, adapter: dict[str, Any]) -> LanguageModelSpec | None:

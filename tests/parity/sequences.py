@@ -1,4 +1,4 @@
-"""Global batches of packed sequences, made up: documents of many lengths in a row, and padding behind them."""
+"""Synthetic global batches of packed sequences: documents of many lengths in a row, and padding after them."""
 
 import torch
 from torch import Tensor
@@ -15,37 +15,37 @@ LONGEST_DOCUMENT = 7
 
 
 ALL, SOME, PAIRS = "all", "some", "pairs"
-"""What of a batch is learned: all of it; some labels, as of conversations; or of each two documents which is preferred,
-by some labels."""
+"""Labels of a batch that are learned: all; some, as in conversations; or, of each pair of documents, which one is
+preferred, by some labels."""
 
 
 def global_sequences(num_rows: int, length: int, vocabulary: int, step_number: int, learned: str = ALL) -> SequenceRows:
-    """The rows of a step: the first is one document (or a pair), the second and every fifth is padded at its end, and
-    the others are full, or have one document less where it has no other."""
+    """The rows of a step. The first is one document (or a pair); the second and every fifth after it are padded at the
+    end; the others are full, except that pairs leave out a last document without a partner."""
     generator = torch.Generator().manual_seed(2000 + step_number % 2)  # two batches in turn, to be learned
 
-    def drawn(low: int, high: int, *shape: int) -> Tensor:
+    def random_ints(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=generator)
 
-    tokens, labels = drawn(4, vocabulary, num_rows, length), drawn(4, vocabulary, num_rows, length)
+    tokens, labels = random_ints(4, vocabulary, num_rows, length), random_ints(4, vocabulary, num_rows, length)
     documents = torch.zeros(num_rows, length, dtype=torch.int32)
     if learned == PAIRS:
         documents[0, length // 3 :] = 1
     for row in range(1, num_rows):
         begins = torch.zeros(length, dtype=torch.int32)
-        at = 0
-        while (at := at + int(drawn(1, LONGEST_DOCUMENT + 1, 1))) < length:
-            begins[at] = 1
+        start = 0
+        while (start := start + int(random_ints(1, LONGEST_DOCUMENT + 1, 1))) < length:
+            begins[start] = 1
         documents[row] = begins.cumsum(0)
         if row % 5 == 1:
-            documents[row, int(drawn(1, length + 1, 1)) :] = -1
+            documents[row, int(random_ints(1, length + 1, 1)) :] = -1
     goes_on = documents[:, 1:] == documents[:, :-1]
-    labels[:, :-1] = torch.where(goes_on, tokens[:, 1:], labels[:, :-1])  # else what ends a document
+    labels[:, :-1] = torch.where(goes_on, tokens[:, 1:], labels[:, :-1])  # otherwise the label of a document's end
     if learned == PAIRS:
         last = documents.max(1, keepdim=True).values
         documents = torch.where((last % 2 == 0) & (documents == last), -1, documents)
     if learned != ALL:
-        labels = labels.masked_fill(drawn(0, 3, num_rows, length) == 0, -1)
+        labels = labels.masked_fill(random_ints(0, 3, num_rows, length) == 0, -1)
     tokens, labels = tokens.masked_fill(documents < 0, 0), labels.masked_fill(documents < 0, -1)
     return SequenceRows(tokens.numpy(), documents.numpy(), labels.numpy())
 
@@ -59,16 +59,20 @@ def rank_sequences(
     step_number: int,
     learned: str = ALL,
 ) -> RankBatch:
-    """This rank's micro-batches of a global batch; of pairs where that is what is learned."""
-    here, each = layout.local_groups(num_groups), plan.options.micro_batch_groups
+    """This rank's micro-batches of a global batch, which are pairs if `learned` says so."""
+    local_groups, groups_per_micro_batch = layout.local_groups(num_groups), plan.options.micro_batch_groups
     num_tokens = int((rows.documents >= 0).sum())
     counts = BatchCounts(num_groups, num_groups * rows_per_group, num_tokens)
     micro_batches = []
     for index in range(plan.options.num_micro_batches):
-        first = min(here.start + index * each, here.stop)
-        of = slice(first * rows_per_group, min(first + each, here.stop) * rows_per_group)
-        context = BatchContext(step_number, 5, True, of.start, rows_per_group, counts)
-        micro_batches.append(SequencesBatch.from_part(SequenceRows(*(part[of] for part in rows)), context, layout))
+        first = min(local_groups.start + index * groups_per_micro_batch, local_groups.stop)
+        row_slice = slice(
+            first * rows_per_group, min(first + groups_per_micro_batch, local_groups.stop) * rows_per_group
+        )
+        context = BatchContext(step_number, 5, True, row_slice.start, rows_per_group, counts)
+        micro_batches.append(
+            SequencesBatch.from_part(SequenceRows(*(part[row_slice] for part in rows)), context, layout)
+        )
     num_targets = int((rows.labels >= 0).sum())
     if learned == PAIRS:
         num_targets = int(((rows.documents.max(1) + 1) // 2).sum())

@@ -22,14 +22,14 @@ WHERE_IT_ENDS = (
 """Of promise 1."""
 
 
-def page(found: Findings) -> str:
+def page(findings: Findings) -> str:
     """The tables in Markdown."""
     return "\n".join(
         [
             "# Sharding never changes the math",
             "",
-            f"These tables are written by `make parity`: {len(found.rows)} of {len(NAMES)} rows, torch "
-            f"{torch.__version__}, {platform.machine()}, gloo between processes, {found.minutes:.0f} minutes on two "
+            f"These tables are written by `make parity`: {len(findings.rows)} of {len(NAMES)} rows, torch "
+            f"{torch.__version__}, {platform.machine()}, gloo between processes, {findings.minutes:.0f} minutes on two "
             "cores. Training is in float64, with dropout, token drops, jitter and random second experts on. Each of "
             f"the {len(ROUTERS)} routers below is trained on one process and under each layout, with AdamW; the last "
             "column is with Adafactor. *Same* means: every decision of every router is identical; every loss, the "
@@ -41,9 +41,9 @@ def page(found: Findings) -> str:
             "",
             "A dash means that the option does not apply: rows that never leave a rank are not exchanged in chunks.",
             "",
-            *_table("translation", "An encoder and a decoder: the translation model", found),
-            *_table("language", "A decoder of packed documents: the language model", found),
-            *_table("adapters", "Adapters of the language model, of random rank, scale, dropout and targets", found),
+            *_table("translation", "An encoder and a decoder: the translation model", findings),
+            *_table("language", "A decoder of packed documents: the language model", findings),
+            *_table("adapters", "Adapters of the language model, of random rank, scale, dropout and targets", findings),
             "The kind of attention changes from cell to cell and from router to router, so that each kind is tested "
             f"with every router, every layout and every option: {'; '.join(ATTENTIONS)}.",
             "",
@@ -57,7 +57,7 @@ def page(found: Findings) -> str:
     )
 
 
-def _table(kind: Kind, title: str, found: Findings) -> Iterator[str]:
+def _table(kind: Kind, title: str, findings: Findings) -> Iterator[str]:
     steps = STEPS[kind]
     yield from (f"## {title}", "")
     yield (
@@ -65,7 +65,7 @@ def _table(kind: Kind, title: str, found: Findings) -> Iterator[str]:
         "them."
     )
     yield from ("", f"| Layout | Ranks | {' | '.join(OPTIONS)} |", f"|---|---|{'---|' * len(OPTIONS)}")
-    yield from (_line(row, kind) for row in found.rows if row.name.startswith(f"{kind}, "))
+    yield from (_line(row, kind) for row in findings.rows if row.name.startswith(f"{kind}, "))
     yield ""
 
 

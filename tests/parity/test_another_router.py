@@ -22,11 +22,11 @@ from tests.unit.test_spec import job
 
 
 class RoundRobinSpec(TokenChoiceSpec):
-    """Experts in turn, whatever a token holds (as hash layers, arXiv 2106.04426)."""
+    """Experts in turn, independent of a token's content (as in hash layers, arXiv 2106.04426)."""
 
     router: Literal["round_robin"] = "round_robin"
     stride: Count = 1
-    """From one expert of a token to its other."""
+    """Distance between the two experts of a token."""
 
     def experts_per_token(self, num_experts: int) -> int:
         return min(2, num_experts)
@@ -45,17 +45,17 @@ class RoundRobin(Router[RoundRobinSpec]):
 
 
 @contextmanager
-def registered() -> Iterator[None]:
-    """For a while, so that other tests have the routers of the product."""
+def registered_router() -> Iterator[None]:
+    """Register the router for a while, so that other tests have the product's routers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(routers.ROUTERS, "round_robin", RoundRobinSpec)
         patch.setitem(routing.ROUTERS, RoundRobinSpec, RoundRobin)
         yield
 
 
-def trained(degrees: Degrees, fields: dict[str, object]) -> list[dict]:
-    """In any process: ranks of a pool learn of the router here."""
-    with registered():
+def train(degrees: Degrees, fields: dict[str, object]) -> list[dict]:
+    """Train in any process; ranks of a pool register the router here."""
+    with registered_router():
         model = model_of(router="round_robin", stride=3, **fields)
         return run(model, train_of(), degrees, Shape(), 4)
 
@@ -66,21 +66,21 @@ LIMITS: tuple[dict[str, object], ...] = ({"capacity_factor": 0.5, "z_coefficient
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("fields", LIMITS, ids=["with capacity", "dropless"])
 def test_two_ranks_train_it_as_one_does(ranks: Pools, fields: dict[str, object]) -> None:
-    reference = trained(Degrees(), fields)
+    reference = train(Degrees(), fields)
     assert reference[-1]["loss"] < reference[0]["loss"]
     assert any(layer["dropped"] > 0 for layer in reference[0]["layers"]) == bool(fields)
-    for answer in ranks[2].run(trained, Degrees(expert=2), fields):
+    for answer in ranks[2].run(train, Degrees(expert=2), fields):
         assert_same(answer, reference, 1e-10)
 
 
 def test_its_fields_are_read_and_refused_as_any_routers() -> None:
-    given = job(model={"moe": {"router": "round_robin", "stride": 3}})
-    with registered():
-        spec = JobSpec.parse(given)
+    raw_job = job(model={"moe": {"router": "round_robin", "stride": 3}})
+    with registered_router():
+        spec = JobSpec.parse(raw_job)
         assert JobSpec.parse(spec.model_dump(mode="json")) == spec
         assert spec.model.moe.experts_per_token == 2
         assert "stride" in json_schema()["$defs"]["MoESpec"]["properties"]
         with refused("unknown_key", "stride", 3):
             MoESpec(router="switch_top1", stride=3, num_experts=4, model_dim=2, hidden_dim=2)
     with refused_for([("not_a_choice", "model.moe.router", "round_robin"), ("unknown_key", "model.moe.stride", 3)]):
-        JobSpec.parse(given)
+        JobSpec.parse(raw_job)

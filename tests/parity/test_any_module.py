@@ -1,4 +1,4 @@
-"""A user's own module, with what users' modules have, trains the same under every layout, its placements given."""
+"""A user's own module, with unusual features and explicit placements, trains the same under every layout."""
 
 import warnings
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from moe.routing import BatchCounts
 from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, OptimizerSpec
 from moe.train.optimizer.build import build_optimizer
 from tests.parity.gloo_ranks import Pools
-from tests.parity.trajectory import Degrees, Whole
+from tests.parity.trajectory import Degrees, FullTensors
 
 WORDS, GROUPS, TOKENS, STEPS = 11, 4, 6, 3
 SPEC = MoESpec(num_experts=4, model_dim=8, hidden_dim=12, group_tokens=TOKENS, capacity_factor=1.0)
@@ -72,23 +72,23 @@ def place(model: nn.Module, layout: Layout, blocks: Mapping[str, str]) -> None:
     """Experts over their axes, everything else but scalars and the mixer over FSDP."""
     placements = []
     for name, parameter in model.named_parameters():
-        others = (("fsdp", 0),) if parameter.dim() and ".mixer." not in name else ()
-        splits = EXPERTS.get(name.rpartition(".")[2], others)
+        default_splits = (("fsdp", 0),) if parameter.dim() and ".mixer." not in name else ()
+        splits = EXPERTS.get(name.rpartition(".")[2], default_splits)
         placements.append(Placement(parameter=name, shape=parameter.shape, splits=splits))
     apply(model, placements, layout, blocks)
 
 
-def trained(degrees: Degrees, spec: OptimizerSpec, dropout: bool) -> tuple[list[float], dict[str, Tensor]]:
-    """(the norm of all gradients at each step, every parameter after the last)."""
+def train(degrees: Degrees, spec: OptimizerSpec, dropout: bool) -> tuple[list[float], dict[str, Tensor]]:
+    """(norm of all gradients in each step, every parameter after the last)"""
     layout = Layout.build(degrees.plan(GROUPS))
     torch.manual_seed(4)
     model = Guesser().double().train(dropout)
     place(model, layout, {"blocks.0": "layer 0", "blocks.1": "layer 1"})
     parameters = local_parameters(model)
     optimizer, norms = build_optimizer(spec, parameters, layout), []
-    here = layout.local_groups(GROUPS)
-    words = torch.randint(WORDS, (GROUPS, TOKENS + 1))[here.start : here.stop]
-    ids = torch.arange(GROUPS * TOKENS).view(GROUPS, -1)[here.start : here.stop]
+    local_groups = layout.local_groups(GROUPS)
+    words = torch.randint(WORDS, (GROUPS, TOKENS + 1))[local_groups.start : local_groups.stop]
+    ids = torch.arange(GROUPS * TOKENS).view(GROUPS, -1)[local_groups.start : local_groups.stop]
     counts = BatchCounts(GROUPS, GROUPS, GROUPS * TOKENS)
     for step in range(STEPS):
         torch.manual_seed(step)
@@ -99,39 +99,39 @@ def trained(degrees: Degrees, spec: OptimizerSpec, dropout: bool) -> tuple[list[
         reduce_gradients(parameters, layout)
         norms.append(float(clip_by_global_norm(parameters, layout, 1.0)))
         optimizer.step()
-    found = Whole(parameters, layout).of([each.local.detach() for each in parameters])
+    full_parameters = FullTensors(parameters, layout).gather([parameter.local.detach() for parameter in parameters])
     layout.close()
-    return norms, found
+    return norms, full_parameters
 
 
-def assert_trained_alike(answers: list[tuple[list[float], dict[str, Tensor]]], expected: tuple) -> None:
+def assert_same_training(answers: list[tuple[list[float], dict[str, Tensor]]], expected: tuple) -> None:
     norms, parameters = expected
-    for seen, found in answers:
-        assert seen == pytest.approx(norms, rel=1e-10)
+    for actual_norms, actual_parameters in answers:
+        assert actual_norms == pytest.approx(norms, rel=1e-10)
         for name, values in parameters.items():
-            torch.testing.assert_close(found[name], values, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(actual_parameters[name], values, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("spec", OPTIMIZERS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
 def test_a_users_module_trains_the_same(ranks: Pools, degrees: Degrees, spec: OptimizerSpec) -> None:
-    expected = trained(Degrees(), spec, False)
-    frozen = {name: values for name, values in expected[1].items() if name.startswith("frozen")}
-    assert len(frozen) == 2
+    expected = train(Degrees(), spec, False)
+    frozen_values = {name: values for name, values in expected[1].items() if name.startswith("frozen")}
+    assert len(frozen_values) == 2
     assert "head.weight" not in expected[1]
     torch.manual_seed(4)
     begin = Guesser().double().state_dict()
-    assert all(torch.equal(values, begin[name]) for name, values in frozen.items())
-    assert_trained_alike(ranks[degrees.workers].run(trained, degrees, spec, False), expected)
+    assert all(torch.equal(values, begin[name]) for name, values in frozen_values.items())
+    assert_same_training(ranks[degrees.workers].run(train, degrees, spec, False), expected)
 
 
 def test_recomputed_blocks_draw_the_same_numbers(ranks: Pools) -> None:
     degrees, spec = Degrees(data=2, fsdp=2, recompute="full"), OPTIMIZERS[0]
-    kept = ranks[2].run(trained, replace(degrees, recompute="none"), spec, True)
-    again = ranks[2].run(trained, degrees, spec, True)
-    for expected, found in zip(kept, again, strict=True):
-        assert_trained_alike([found], expected)
+    reference_answers = ranks[2].run(train, replace(degrees, recompute="none"), spec, True)
+    recompute_answers = ranks[2].run(train, degrees, spec, True)
+    for expected, actual in zip(reference_answers, recompute_answers, strict=True):
+        assert_same_training([actual], expected)
 
 
 class Residual(nn.Module):
@@ -152,23 +152,25 @@ def gradients(degrees: Degrees, in_place: bool) -> dict[str, Tensor]:
     torch.manual_seed(4)
     model = Residual(in_place).double()
     place(model, layout, {"moe": "layer 0"})
-    here = layout.local_groups(GROUPS)
-    x = torch.randn(GROUPS, TOKENS, 8, dtype=torch.float64)[here.start : here.stop]
+    local_groups = layout.local_groups(GROUPS)
+    x = torch.randn(GROUPS, TOKENS, 8, dtype=torch.float64)[local_groups.start : local_groups.stop]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(x).square().sum().backward()
     parameters = local_parameters(model)
     reduce_gradients(parameters, layout)
-    found = Whole(parameters, layout).gradients()
+    full_gradients = FullTensors(parameters, layout).gradients()
     layout.close()
-    return found
+    return full_gradients
 
 
 @pytest.mark.parametrize(
     "degrees", [Degrees(data=2, fsdp=2, expert_fsdp=2), Degrees(data=2, tensor=2), Degrees(expert=2, fsdp=2)], ids=str
 )
 def test_what_a_layer_returns_may_be_changed_in_place_under_any_layout(ranks: Pools, degrees: Degrees) -> None:
-    changed, kept = (ranks[2].run(gradients, degrees, in_place)[0] for in_place in (True, False))
-    assert changed.keys() == kept.keys()
-    for name, expected in kept.items():
-        torch.testing.assert_close(changed[name], expected, rtol=1e-12, atol=0.0)
+    in_place_gradients, reference_gradients = (
+        ranks[2].run(gradients, degrees, in_place)[0] for in_place in (True, False)
+    )
+    assert in_place_gradients.keys() == reference_gradients.keys()
+    for name, expected in reference_gradients.items():
+        torch.testing.assert_close(in_place_gradients[name], expected, rtol=1e-12, atol=0.0)

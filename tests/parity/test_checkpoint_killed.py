@@ -18,7 +18,7 @@ from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.parts import StoredParts
 from tests.interchange.test_jobs import mixtral, stored_in
-from tests.parity.gloo_ranks import many_with_torch
+from tests.parity.gloo_ranks import forkserver_with_torch
 from tests.unit.language_runs import documents, language_job
 from tests.unit.train_runs import corpus, course, job, run
 
@@ -46,16 +46,16 @@ def work(rank, spec, storage, cache, rendezvous, answer):
 
 @contextmanager
 def two_ranks(spec, storage, cache, rendezvous):
-    """Processes of a run, of which the test kills one; and where rank 0 says what went wrong."""
-    context = many_with_torch()
-    ours, theirs = context.Pipe()
-    given = (spec, str(storage), str(cache), str(rendezvous), theirs)
-    workers = [context.Process(target=work, args=(rank, *given)) for rank in range(2)]
+    """(processes of a run, one of which the test kills, and a pipe on which a rank reports its error)"""
+    context = forkserver_with_torch()
+    parent_pipe, child_pipe = context.Pipe()
+    arguments = (spec, str(storage), str(cache), str(rendezvous), child_pipe)
+    workers = [context.Process(target=work, args=(rank, *arguments)) for rank in range(2)]
     for worker in workers:
         worker.start()
-    theirs.close()
+    child_pipe.close()
     try:
-        yield workers, ours
+        yield workers, parent_pipe
     finally:
         for worker in workers:
             worker.kill()
@@ -63,7 +63,7 @@ def two_ranks(spec, storage, cache, rendezvous):
 
 
 def await_committed(checkpoints, has_come, worker, answer):
-    """Waits for checkpoints: a marker on storage tells nobody."""
+    """Poll for committed checkpoints: a marker on storage notifies nobody."""
     deadline = time.monotonic() + _DEADLINE_S
     while not has_come(markers.list_committed(checkpoints)):
         assert time.monotonic() < deadline
@@ -83,11 +83,11 @@ def course_of(spec, storage, cache, group):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("made", [translation, language])
-def test_a_killed_rank_costs_only_the_steps_since_the_last_commit(ranks, tmp_path, made):
-    spec = made(tmp_path)
+@pytest.mark.parametrize("build_job", [translation, language])
+def test_a_killed_rank_costs_only_the_steps_since_the_last_commit(ranks, tmp_path, build_job):
+    spec = build_job(tmp_path)
     storage, cache = tmp_path / "killed", tmp_path / "cache"
-    undisturbed, _ = ranks[2].run(course_of, spec, tmp_path / "whole", cache, 0)[0]
+    expected_course, _ = ranks[2].run(course_of, spec, tmp_path / "whole", cache, 0)[0]
     checkpoints = Folder(f"{storage}/checkpoints")
     with two_ranks(spec, storage, cache, tmp_path / "rendezvous") as (workers, answer):
         await_committed(checkpoints, lambda names: len(names) >= 2, workers[1], answer)
@@ -98,25 +98,25 @@ def test_a_killed_rank_costs_only_the_steps_since_the_last_commit(ranks, tmp_pat
     resumed_at = newest_step(checkpoints)
     rest, logs = ranks[2].run(course_of, spec, storage, cache, 1)[0]
     assert logs[0].startswith(f"resumed at step {resumed_at} from ")
-    assert rest == undisturbed[resumed_at:]
+    assert rest == expected_course[resumed_at:]
     names = checkpoints.names()
     assert [name for name in names if name.endswith(markers.SUFFIX)] == [
         f"step-00000027.a1.g1{markers.SUFFIX}", f"step-00000030.a1.g1{markers.SUFFIX}",
     ]  # fmt: skip
-    assert len(names) == 4  # nothing is left of what the killed group had not committed
+    assert len(names) == 4  # nothing is left that the killed group had not committed
 
 
 def fine_tune(folder):
-    """Of an adapter with dropout, on experts and attention of two ranks."""
+    """A job that trains an adapter with dropout on experts and attention of two ranks."""
     mixtral(folder / "hub", dtype=torch.float32)
-    given = {
+    raw_job = {
         "name": "fine-tune", "data": documents(folder / "data"),
         "model": {"from": str(folder / "hub"), "moe": {"group_tokens": 128}},
         "adapter": {"rank": 2, "dropout": 0.2},
         "train": {"num_steps": 12, "batch_tokens": 256, "optimizer": {"name": "adamw", "peak_lr": 1e-2}},
         "resources": {"num_workers": 2}, "parallel": {"expert": 2}, "checkpoint": {"every_steps": 1, "keep": 3},
     }  # fmt: skip
-    return JobSpec.parse(expand(given, None))
+    return JobSpec.parse(expand(raw_job, None))
 
 
 def adapter_of(storage, folder):
@@ -126,11 +126,11 @@ def adapter_of(storage, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, *(pytest.param(each, marks=pytest.mark.grid) for each in range(1, 6))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.grid) for seed in range(1, 6))])
 def test_a_killed_fine_tune_goes_on_to_the_same_losses_and_adapter(ranks, tmp_path, seed):
     random, spec = Random(f"killed {seed}"), fine_tune(tmp_path)
     storage, cache = tmp_path / "killed", tmp_path / "cache"
-    undisturbed, _ = ranks[2].run(course_of, spec, tmp_path / "whole", cache, 0)[0]
+    expected_course, _ = ranks[2].run(course_of, spec, tmp_path / "whole", cache, 0)[0]
     step, looks, rank = random.randint(1, 9), random.randint(0, 200), random.randint(0, 1)
     checkpoints = Folder(f"{storage}/checkpoints")
     with two_ranks(spec, storage, cache, tmp_path / "rendezvous") as (workers, answer):
@@ -143,11 +143,11 @@ def test_a_killed_fine_tune_goes_on_to_the_same_losses_and_adapter(ranks, tmp_pa
 
     resumed_at = newest_step(checkpoints)
     assert step <= resumed_at < 12
-    stored = Folder(str(stored_in(storage, resumed_at)))
-    assert all(name.endswith(("_lora_a", "_lora_b")) for name in StoredParts(stored).names())
+    step_folder = Folder(str(stored_in(storage, resumed_at)))
+    assert all(name.endswith(("_lora_a", "_lora_b")) for name in StoredParts(step_folder).names())
     rest, logs = ranks[2].run(course_of, spec, storage, cache, 1)[0]
     assert any(line.startswith(f"resumed at step {resumed_at} from ") for line in logs)
-    assert rest == undisturbed[resumed_at:]
-    ours, theirs = adapter_of(storage, tmp_path / "ours"), adapter_of(tmp_path / "whole", tmp_path / "theirs")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert rest == expected_course[resumed_at:]
+    actual, expected = adapter_of(storage, tmp_path / "ours"), adapter_of(tmp_path / "whole", tmp_path / "theirs")
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)

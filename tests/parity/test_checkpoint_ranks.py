@@ -20,14 +20,14 @@ from moe.train.checkpoint.state import run_tensors
 from moe.train.nonfinite import NonFiniteLoss
 from moe.train.recorder import MemoryRecorder
 from moe.train.train_state import TrainState
-from tests.parity.trajectory import indices_here
+from tests.parity.trajectory import local_indices
 from tests.unit.train_runs import RequestAfter, corpus, course, job, run
 
 EIGHT = {"num_experts": 8, "hidden_dim": 24, "group_tokens": 64}
 
 
-def here(spec, **degrees):
-    """(layout, tensors) on this rank, whatever the number of ranks."""
+def layout_and_tensors(spec, **degrees):
+    """(layout, tensors) on this rank, for any number of ranks"""
     workers = dist.get_world_size() if dist.is_initialized() else 1
     cluster = Cluster(num_nodes=1, devices_per_node=workers, device="cpu", memory_bytes=4 << 30)
     parallel = spec.parallel.model_copy(update=degrees)
@@ -38,18 +38,18 @@ def here(spec, **degrees):
 
 
 def number(tensors, layout):
-    """Give every element a value of its own, which only its place in the whole tensor decides."""
+    """Give every element a value of its own, which depends only on its place in the full tensor."""
     for position, (_, tensor) in enumerate(sorted(tensors.items())):
-        whole = torch.arange(tensor.numel()).view(tensor.shape)
+        values = torch.arange(tensor.numel()).view(tensor.shape)
         if isinstance(tensor, DTensor):
             cuts = zip(tensor.device_mesh.mesh_dim_names, tensor.placements, strict=True)
             part = ParameterShard(tensor.shape, tuple((axis, placement.dim) for axis, placement in cuts))
-            whole = indices_here(part, layout)
-        _local(tensor).copy_(whole.to(tensor.dtype) + position / 1024)
+            values = local_indices(part, layout)
+        _local(tensor).copy_(values.to(tensor.dtype) + position / 1024)
 
 
 def save_numbered(spec, degrees, url):
-    layout, tensors = here(spec, **degrees)
+    layout, tensors = layout_and_tensors(spec, **degrees)
     number(tensors, layout)
     checkpointer = Checkpointer(
         Folder(url), layout, tensors, attempt=1, group=0, keep=1, files={}, recorder=MemoryRecorder()
@@ -60,16 +60,16 @@ def save_numbered(spec, degrees, url):
 
 
 def load_numbered(spec, degrees, url):
-    """Names of the tensors that do not hold, on this rank, what they were numbered with."""
-    layout, tensors = here(spec, **degrees)
+    """Names of the tensors that do not have the numbers of `number` on this rank."""
+    layout, tensors = layout_and_tensors(spec, **degrees)
     checkpointer = Checkpointer(
         Folder(url), layout, tensors, attempt=1, group=1, keep=1, files={}, recorder=MemoryRecorder()
     )
     assert checkpointer.restore().step == 3
-    found = {name: _local(tensor).clone() for name, tensor in tensors.items()}
+    loaded_tensors = {name: _local(tensor).clone() for name, tensor in tensors.items()}
     number(tensors, layout)
     layout.close()
-    return [name for name, tensor in tensors.items() if not torch.equal(found[name], _local(tensor))]
+    return [name for name, tensor in tensors.items() if not torch.equal(loaded_tensors[name], _local(tensor))]
 
 
 def _local(tensor):
@@ -130,53 +130,53 @@ def run_course(spec, storage, cache, group=0, stop_after=None):
     )
 
 
-def assert_same_course(found, expected):
+def assert_same_course(actual, expected):
     """Losses, loads and gradient norms of two layouts in float64."""
-    for many, one in zip(found, expected, strict=True):
-        assert [row["load"] for row in one["layers"]] == [row["load"] for row in many["layers"]]
-        assert many.get("held_out", {}) == pytest.approx(one.get("held_out", {}), rel=1e-10)
+    for actual_record, expected_record in zip(actual, expected, strict=True):
+        assert [row["load"] for row in expected_record["layers"]] == [row["load"] for row in actual_record["layers"]]
+        assert actual_record.get("held_out", {}) == pytest.approx(expected_record.get("held_out", {}), rel=1e-10)
         for value in ("loss", "nll", "aux_loss", "grad_norm"):
-            assert many[value] == pytest.approx(one[value], rel=1e-10)
+            assert actual_record[value] == pytest.approx(expected_record[value], rel=1e-10)
 
 
-def assert_same_sets(found, expected):
+def assert_same_sets(actual, expected):
     """Losses of the evaluation's sets."""
-    for name, one in expected["sets"].items():
-        assert found["sets"][name]["loss"] == pytest.approx(one["loss"], rel=1e-10)
-        assert found["sets"][name]["subsets"] == one["subsets"]
+    for name, expected_set in expected["sets"].items():
+        assert actual["sets"][name]["loss"] == pytest.approx(expected_set["loss"], rel=1e-10)
+        assert actual["sets"][name]["subsets"] == expected_set["subsets"]
 
 
 def test_two_ranks_resume_bit_by_bit_and_report_the_same(ranks, tmp_path):
     spec = job(corpus(tmp_path), workers=2, expert=2)
-    whole = ranks[2].run(run_course, spec, f"{tmp_path}/whole", tmp_path / "cache")
+    full_run = ranks[2].run(run_course, spec, f"{tmp_path}/whole", tmp_path / "cache")
     first = ranks[2].run(run_course, spec, f"{tmp_path}/parts", tmp_path / "cache", 0, 3)
     second = ranks[2].run(run_course, spec, f"{tmp_path}/parts", tmp_path / "cache", 1)
     assert [kind for kind, *_ in (*first, *second)] == ["paused", "paused", "succeeded", "succeeded"]
-    assert first[0][1] + second[0][1] == whole[0][1]
+    assert first[0][1] + second[0][1] == full_run[0][1]
     assert first[0][3] == [2, 3]
     assert second[0][2][0] == "resumed at step 3 from step-00000003.a1.g0 of 2 workers on 2"
-    for rank_0, rank_1 in (whole, first, second):
+    for rank_0, rank_1 in (full_run, first, second):
         assert rank_0[4] == rank_1[4]  # every rank has the report
         assert rank_1[1] == rank_1[3] == []  # but only rank 0 records metrics and checkpoints
-    assert second[0][4]["sets"] == whole[0][4]["sets"]
+    assert second[0][4]["sets"] == full_run[0][4]["sets"]
     # One process translates with the checkpoint of two.
     (folder,) = (path for path in tmp_path.glob("whole/checkpoints/step-00000008.*") if path.is_dir())
-    examples = whole[0][4]["examples"]
-    translated = load_trained(str(folder)).generate([row["source"] for row in examples])
-    assert translated == [row["translation"] for row in examples]
+    examples = full_run[0][4]["examples"]
+    translations = load_trained(str(folder)).generate([row["source"] for row in examples])
+    assert translations == [row["translation"] for row in examples]
     assert Tokenizers.load(f"{folder}/tokenizers").source.vocab_size <= 400
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_numbers_of_ranks(ranks, tmp_path):
     """float64, where layouts agree: 2 ranks, then 1, then 4 (one of them without a group) go as one process does."""
-    data, many = corpus(tmp_path), (f"{tmp_path}/many", tmp_path / "cache")
+    data, folders = corpus(tmp_path), (f"{tmp_path}/many", tmp_path / "cache")
     spec = job(data, workers=2, train={"dtype": "float64", "num_steps": 6, "batch_tokens": 192})
     _, expected, *_, report = run_course(spec, f"{tmp_path}/one", tmp_path / "cache")
-    found = ranks[2].run(run_course, spec, *many, 0, 2)[0][1] + run_course(spec, *many, 1, 2)[1]
-    last = ranks[4].run(run_course, spec, *many, 2)[0]
+    steps = ranks[2].run(run_course, spec, *folders, 0, 2)[0][1] + run_course(spec, *folders, 1, 2)[1]
+    last = ranks[4].run(run_course, spec, *folders, 2)[0]
     assert last[2][0] == "resumed at step 4 from step-00000004.a1.g1 of 1 workers on 4"
-    assert_same_course(found + last[1], expected)
+    assert_same_course(steps + last[1], expected)
     assert_same_sets(last[4], report)
 
 
@@ -196,18 +196,18 @@ def test_a_run_goes_on_in_another_layout(ranks, tmp_path, parallel):
     train = {"dtype": "float64", "num_steps": 4, "evaluation": {"every_steps": 3, "max_pairs": 6, "num_examples": 2}}
     spec = job(data, workers=1, train=train)
     _, expected, *_, report = run_course(spec, f"{tmp_path}/one", tmp_path / "cache")
-    found = run_course(spec, f"{tmp_path}/many", tmp_path / "cache", 0, 2)[1]
-    spread = job(data, workers=workers, train=train, parallel=parallel)
-    last = ranks[workers].run(run_course, spread, f"{tmp_path}/many", tmp_path / "cache", 1)[0]
-    assert len(found + last[1]) == 4
-    assert_same_course(found + last[1], expected)
+    steps = run_course(spec, f"{tmp_path}/many", tmp_path / "cache", 0, 2)[1]
+    spread_spec = job(data, workers=workers, train=train, parallel=parallel)
+    last = ranks[workers].run(run_course, spread_spec, f"{tmp_path}/many", tmp_path / "cache", 1)[0]
+    assert len(steps + last[1]) == 4
+    assert_same_course(steps + last[1], expected)
     assert_same_sets(last[4], report)
 
 
 def diverge(spec, storage, cache):
-    with pytest.raises(NonFiniteLoss) as raised:
+    with pytest.raises(NonFiniteLoss) as error:
         run(spec, storage, cache)
-    return str(raised.value), pickle.loads(pickle.dumps(raised.value)).where
+    return str(error.value), pickle.loads(pickle.dumps(error.value)).where
 
 
 def test_divergence_is_raised_on_all_ranks_together(ranks, tmp_path):

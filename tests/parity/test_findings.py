@@ -1,4 +1,4 @@
-"""What runs of parts of the grid found is put together, and compared bit for bit."""
+"""Findings of runs of parts of the grid are combined and compared bit for bit."""
 
 import argparse
 from dataclasses import replace
@@ -12,7 +12,7 @@ from moe.spec import LanguageModelSpec
 from tests.parity.__main__ import part
 from tests.parity.combinations import OPTIONS, ROUTERS, model_of, train_of
 from tests.parity.digests import digest_of_tensors, digests_of
-from tests.parity.findings import Findings, differences, found_or_run, read, read_all, together
+from tests.parity.findings import Findings, combine, differences, read, read_all, read_or_run
 from tests.parity.grid import NAMES, OF_ADAPTERS, Row, model_of_row
 from tests.parity.language_models import ATTENTIONS
 from tests.parity.table import page
@@ -31,31 +31,31 @@ def findings(number: int = 1, num_parts: int = 1, commit: str = "a") -> Findings
 def test_parts_make_the_whole_table(tmp_path: Path, num_parts: int) -> None:
     for number in range(num_parts, 0, -1):
         findings(number, num_parts).write(tmp_path / f"{number}-of-{num_parts}.json")
-    whole = read_all(tmp_path)
-    assert whole.rows == findings().rows
-    assert not whole.missing
-    assert whole.minutes == 3.0 * num_parts
-    assert page(replace(whole, minutes=3.0)) == page(findings())
+    all_findings = read_all(tmp_path)
+    assert all_findings.rows == findings().rows
+    assert not all_findings.missing
+    assert all_findings.minutes == 3.0 * num_parts
+    assert page(replace(all_findings, minutes=3.0)) == page(findings())
 
 
 def test_what_was_found_at_the_same_commit_is_not_run_again(tmp_path: Path) -> None:
-    path, (before, now, *_) = tmp_path / "1-of-1.json", findings().rows
+    path, (old_row, new_row, *_) = tmp_path / "1-of-1.json", findings().rows
 
-    def nothing() -> Row:
+    def fail() -> Row:
         raise AssertionError("it was run again")
 
-    assert found_or_run(path, "a", lambda: before) == before
-    assert found_or_run(path, "a", nothing) == before
-    for commit in ("b", "b-dirty", "b-dirty"):  # a change that no commit has may be another one each time
-        row, before, now = now, now, before
-        assert found_or_run(path, commit, partial(replace, row)) == row
+    assert read_or_run(path, "a", lambda: old_row) == old_row
+    assert read_or_run(path, "a", fail) == old_row
+    for commit in ("b", "b-dirty", "b-dirty"):  # uncommitted changes may differ each time
+        row, old_row, new_row = new_row, new_row, old_row
+        assert read_or_run(path, commit, partial(replace, row)) == row
         assert (read(path).commit, read(path).rows) == (commit, (row,))
 
 
 def test_a_part_says_what_it_has_not_and_parts_of_two_commits_are_not_put_together() -> None:
-    assert together([findings(1, 3), findings(3, 3)]).missing == list(NAMES[1::3])
+    assert combine([findings(1, 3), findings(3, 3)]).missing == list(NAMES[1::3])
     with pytest.raises(ValueError, match=r"these are of \['a', 'b'\]"):
-        together([findings(1, 2, "a"), findings(2, 2, "b")])
+        combine([findings(1, 2, "a"), findings(2, 2, "b")])
     assert part("2/3") == (2, 3)
     for text in ("0/3", "4/3", "1", "1/0", "-1/2", f"1/{len(NAMES) + 1}"):
         with pytest.raises(argparse.ArgumentTypeError, match="is no K/N"):
@@ -66,8 +66,8 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
     before = findings()
     digests = [{"losses": "1", "routing": "3"}, {}, {"losses": "1", "routing": "2"}]  # {}: it did not end
     rows = [
-        replace(row, digests={f"switch, under {row.name}": each})
-        for row, each in zip(before.rows[:3], digests, strict=True)
+        replace(row, digests={f"switch, under {row.name}": digest})
+        for row, digest in zip(before.rows[:3], digests, strict=True)
     ]
     after = Findings("b", 3.0, (*rows, *before.rows[4:]))
     assert differences(before, after) == [
@@ -84,16 +84,16 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
 
 
 def test_a_digest_knows_every_bit_and_no_name() -> None:
-    one, other = torch.ones(3, 2, dtype=torch.bfloat16), torch.tensor(0.0)
-    assert digest_of_tensors([one, other]) == digest_of_tensors([other, one.t().contiguous().t()])
-    assert digest_of_tensors([one, other]) != digest_of_tensors([one, -other])
-    assert digest_of_tensors([one, one]) != digest_of_tensors([one])
+    matrix, scalar = torch.ones(3, 2, dtype=torch.bfloat16), torch.tensor(0.0)
+    assert digest_of_tensors([matrix, scalar]) == digest_of_tensors([scalar, matrix.t().contiguous().t()])
+    assert digest_of_tensors([matrix, scalar]) != digest_of_tensors([matrix, -scalar])
+    assert digest_of_tensors([matrix, matrix]) != digest_of_tensors([matrix])
 
 
 def test_the_digests_of_a_trajectory_see_each_thing_that_it_records() -> None:
-    def digests(spec_of: dict[str, object], peak_lr: float = 2.5e-3, num_steps: int = 2) -> dict[str, str]:
+    def digests(router_fields: dict[str, object], peak_lr: float = 2.5e-3, num_steps: int = 2) -> dict[str, str]:
         optimizer = train_of().optimizer.model_copy(update={"peak_lr": peak_lr})
-        return digests_of(run(model_of(**spec_of), train_of(optimizer=optimizer), Degrees(), Shape(), num_steps))
+        return digests_of(run(model_of(**router_fields), train_of(optimizer=optimizer), Degrees(), Shape(), num_steps))
 
     first = digests({})
     assert first == digests({})
@@ -105,26 +105,26 @@ def test_the_digests_of_a_trajectory_see_each_thing_that_it_records() -> None:
 
 def test_the_grid_meets_every_kind_of_attention_and_of_adapter() -> None:
     """In the rows of the language model, whose models take turns; and under each layout that splits adapters."""
-    of_language = [at for at, name in enumerate(NAMES) if name.startswith("language, ")]
-    assert len(of_language) == sum(name.startswith("translation, ") for name in NAMES)
-    met = {
-        (attention, of)
-        for at in of_language
+    language_rows = [index for index, name in enumerate(NAMES) if name.startswith("language, ")]
+    assert len(language_rows) == sum(name.startswith("translation, ") for name in NAMES)
+    combinations = {
+        (attention, setting)
+        for index in language_rows
         for option in OPTIONS
         for router in ROUTERS
-        for attention in [model_of_row(at, option, router)[0].removesuffix(f", {router}")]
-        for of in (NAMES[at], option, router)
+        for attention in [model_of_row(index, option, router)[0].removesuffix(f", {router}")]
+        for setting in (NAMES[index], option, router)
     }
-    every = (*(NAMES[at] for at in of_language), *OPTIONS, *ROUTERS)
-    assert met == {(attention, of) for attention in ATTENTIONS for of in every}
+    settings = (*(NAMES[index] for index in language_rows), *OPTIONS, *ROUTERS)
+    assert combinations == {(attention, setting) for attention in ATTENTIONS for setting in settings}
 
-    rows = [at for at, name in enumerate(NAMES) if name.startswith("adapters, ")]
-    assert {NAMES[at].partition(": ")[0].removeprefix("adapters, ") for at in rows} == set(OF_ADAPTERS)
-    models = [model_of_row(at, option, router)[1] for at in rows for option in OPTIONS for router in ROUTERS]
+    rows = [index for index, name in enumerate(NAMES) if name.startswith("adapters, ")]
+    assert {NAMES[index].partition(": ")[0].removeprefix("adapters, ") for index in rows} == set(OF_ADAPTERS)
+    models = [model_of_row(index, option, router)[1] for index in rows for option in OPTIONS for router in ROUTERS]
     adapters = [model.adapter for model in models if isinstance(model, LanguageModelSpec)]
     assert len(adapters) == len(models)
     assert all(adapters)
-    for varied in ("rank", "alpha", "rank_stabilized", "dropout", "targets"):
-        assert len({getattr(adapter, varied) for adapter in adapters}) > 1
-    again = [model_of_row(rows[0], "without", router)[1] for router in ROUTERS]
-    assert again == models[: len(ROUTERS)], "the same in every run"
+    for field in ("rank", "alpha", "rank_stabilized", "dropout", "targets"):
+        assert len({getattr(adapter, field) for adapter in adapters}) > 1
+    repeated_models = [model_of_row(rows[0], "without", router)[1] for router in ROUTERS]
+    assert repeated_models == models[: len(ROUTERS)], "the same in every run"

@@ -30,15 +30,17 @@ def test_after_a_failure_the_next_run_has_fresh_ranks_which_listen_on_loopback_a
 
 
 def test_a_run_leaves_no_threads(ranks: Pools) -> None:
-    """Those of process groups never sleep for long, and would slow all that comes after."""
-    whole, is_sharded = Degrees(expert=4), Degrees(data=4, fsdp=2, expert_fsdp=2)
-    ranks[4].run(run, model_of(), train_of(), whole, Shape(), 1)  # begins autograd's threads, and needs no more groups
+    """Threads of process groups wake often and would slow later tests."""
+    expert_layout, sharded_layout = Degrees(expert=4), Degrees(data=4, fsdp=2, expert_fsdp=2)
+    ranks[4].run(run, model_of(), train_of(), expert_layout, Shape(), 1)  # starts autograd's threads
     before = ranks[4].run(state)
-    ranks[4].run(run, model_of(), train_of(), is_sharded, Shape(), 1)
+    ranks[4].run(run, model_of(), train_of(), sharded_layout, Shape(), 1)
     after = ranks[4].run(state)
-    assert all(now <= then for (_, now), (_, then) in zip(after, before, strict=True)), (before, after)
+    assert all(
+        threads_after <= threads_before for (_, threads_after), (_, threads_before) in zip(after, before, strict=True)
+    ), (before, after)
 
 
 def test_they_end_with_the_last_test_of_this_folder(request: pytest.FixtureRequest) -> None:
-    """A fixture of a folder that is no package lives as long as the session."""
+    """A fixture of a folder that is not a package lives as long as the session."""
     assert request.node.getparent(pytest.Package).path == request.path.parent

@@ -1,4 +1,4 @@
-"""What ranks tell each other: plain values, the same wherever they arrive, and never a pickle."""
+"""Ranks exchange plain values, which are the same on every rank, and never a pickle."""
 
 import random
 import time
@@ -21,7 +21,7 @@ from tests.unit.train_runs import corpus, job, run
 ROUNDS = 20
 
 
-def drawn(draws: random.Random, depth: int = 3) -> Any:
+def random_value(draws: random.Random, depth: int = 3) -> Any:
     """A plain value: JSON's kinds, in any order and nesting, with text of any alphabet and floats of any size."""
     kind = draws.randrange(8 if depth else 6)
     if kind == 0:
@@ -33,24 +33,24 @@ def drawn(draws: random.Random, depth: int = 3) -> Any:
     if kind in (4, 5):
         return "".join(draws.choices('a "\\\n é字😀\x00', k=draws.randrange(200)))
     if kind == 6:
-        return [drawn(draws, depth - 1) for _ in range(draws.randrange(4))]
-    return {str(number): drawn(draws, depth - 1) for number in range(draws.randrange(4))}
+        return [random_value(draws, depth - 1) for _ in range(draws.randrange(4))]
+    return {str(number): random_value(draws, depth - 1) for number in range(draws.randrange(4))}
 
 
-def of(rank: int, number: int) -> Any:
-    return drawn(random.Random(f"{rank} {number}"))
+def value_of(rank: int, number: int) -> Any:
+    return random_value(random.Random(f"{rank} {number}"))
 
 
 def exchange() -> None:
-    """Random values in every way, beside what they must be."""
-    own, every = json_collectives.rank(), range(json_collectives.world_size())
+    """Exchange random values by every collective and check the results."""
+    this_rank, all_ranks = json_collectives.rank(), range(json_collectives.world_size())
     for number in range(ROUNDS):
-        everyone = [of(rank, number) for rank in every]
-        assert json_collectives.broadcast_from_rank0(lambda number=number: of(own, number)) == everyone[0]
-        assert json_collectives.all_gather_json(everyone[own]) == everyone
-        assert json_collectives.gather_json(everyone[own]) == (everyone if own == 0 else None)
-        assert json_collectives.scatter_json(everyone if own == 0 else None) == everyone[own]
-    assert json_collectives.all_reduce_sum(float(own), 1.0) == [sum(every), len(every)]
+        values = [value_of(rank, number) for rank in all_ranks]
+        assert json_collectives.broadcast_from_rank0(lambda number=number: value_of(this_rank, number)) == values[0]
+        assert json_collectives.all_gather_json(values[this_rank]) == values
+        assert json_collectives.gather_json(values[this_rank]) == (values if this_rank == 0 else None)
+        assert json_collectives.scatter_json(values if this_rank == 0 else None) == values[this_rank]
+    assert json_collectives.all_reduce_sum(float(this_rank), 1.0) == [sum(all_ranks), len(all_ranks)]
 
 
 def test_values_arrive_as_they_were_sent(ranks: Pools) -> None:
@@ -60,38 +60,38 @@ def test_values_arrive_as_they_were_sent(ranks: Pools) -> None:
 
 
 def without_pickling(function: Any, *arguments: Any) -> Any:
-    """What the function gives on this rank, where torch may not pickle for the others."""
+    """Result of the function on this rank, while torch must not pickle for other ranks."""
 
     def refuse(*_: Any) -> Any:
         raise AssertionError("an object is pickled for other ranks")
 
-    kept = c10d._object_to_tensor, c10d._tensor_to_object
+    originals = c10d._object_to_tensor, c10d._tensor_to_object
     c10d._object_to_tensor = c10d._tensor_to_object = refuse  # type: ignore[assignment]
     try:
         return function(*arguments)
     finally:
-        c10d._object_to_tensor, c10d._tensor_to_object = kept
+        c10d._object_to_tensor, c10d._tensor_to_object = originals
 
 
 def whole_run(spec: Any, storage: str, cache: str) -> str:
-    """Trains, saves, evaluates; and resumes, which loads."""
+    """Train, save and evaluate; then resume, which loads."""
     outcome, _ = without_pickling(run, spec, storage, Path(cache))
     longer = spec.model_copy(update={"train": spec.train.model_copy(update={"num_steps": 10})})
-    resumed, _ = without_pickling(lambda: run(longer, storage, Path(cache), group=1))
-    return f"{outcome.kind} at {outcome.step}, {resumed.kind} at {resumed.step}"
+    resumed_outcome, _ = without_pickling(lambda: run(longer, storage, Path(cache), group=1))
+    return f"{outcome.kind} at {outcome.step}, {resumed_outcome.kind} at {resumed_outcome.step}"
 
 
-def pickled() -> None:
+def pickle_object() -> None:
     without_pickling(dist.all_gather_object, [None] * dist.get_world_size(), "an object")
 
 
 @pytest.mark.slow
 def test_a_whole_run_and_its_resuming_pickle_nothing(ranks: Pools, tmp_path: Path) -> None:
     spec = job(corpus(tmp_path), workers=2, expert=2)
-    told = ranks[2].run(whole_run, spec, f"{tmp_path}/storage", f"{tmp_path}/cache")
-    assert told == ["succeeded at 8, succeeded at 10"] * 2
+    outcomes = ranks[2].run(whole_run, spec, f"{tmp_path}/storage", f"{tmp_path}/cache")
+    assert outcomes == ["succeeded at 8, succeeded at 10"] * 2
     with pytest.raises(AssertionError, match="an object is pickled for other ranks"):
-        ranks[2].run(pickled)
+        ranks[2].run(pickle_object)
 
 
 def prepared_as(names: list[str]) -> str:
@@ -104,12 +104,12 @@ def prepared_as(names: list[str]) -> str:
 
 def test_ranks_that_read_other_content_do_not_train(ranks: Pools) -> None:
     assert ranks[2].run(prepared_as, ["one", "one"]) == ["", ""]
-    told = ranks[2].run(prepared_as, ["one", "another"])
-    assert told[0] == told[1]
-    assert told[0].startswith("data differs between workers (prepared as another and as one)")
+    messages = ranks[2].run(prepared_as, ["one", "another"])
+    assert messages[0] == messages[1]
+    assert messages[0].startswith("data differs between workers (prepared as another and as one)")
 
 
-def asked_in_vain() -> str:
+def failing_broadcast() -> str:
     try:
         json_collectives.broadcast_from_rank0(lambda: {}["answer"])
     except (KeyError, RuntimeError) as error:
@@ -127,14 +127,14 @@ def slow_answer(timeout_s: float) -> str:
 
 
 def test_where_rank_0_fails_or_is_slow_no_rank_hangs_and_keys_of_its_answers_are_deleted(ranks: Pools) -> None:
-    assert ranks[2].run(asked_in_vain) == ["KeyError: 'answer'", "RuntimeError: rank 0 failed: KeyError: 'answer'"]
+    assert ranks[2].run(failing_broadcast) == ["KeyError: 'answer'", "RuntimeError: rank 0 failed: KeyError: 'answer'"]
     assert ranks[2].run(slow_answer, 0.7) == ["an answer"] * 2
     before, after = ranks[2].run(num_keys)[0]
     assert after == before
 
 
 def num_keys() -> tuple[int, int]:
-    """Keys in the store before and after answers of rank 0, but for the first one's counts."""
+    """(number of keys in the store after rank 0's first answer, and after its second)"""
     store = c10d._get_default_store()
     counts = []
     for _ in range(2):

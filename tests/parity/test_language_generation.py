@@ -1,5 +1,5 @@
-"""Texts that language models of every kind of attention make on several ranks are those of one process: greedy, drawn
-and searched for, with prompts of several lengths shared out over data ranks, of which some have none."""
+"""Texts that language models of every kind of attention generate on several ranks are those of one process: greedy,
+sampled and from beam search, with prompts of several lengths spread over data ranks, some of which have none."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -28,8 +28,8 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
-def made(degrees: Degrees, attention: str, number_of_prompts: int) -> Mapping[str, dict[int, list[int]]]:
-    """By way of choosing tokens, the texts that this rank makes, by their numbers."""
+def generate_texts(degrees: Degrees, attention: str, number_of_prompts: int) -> Mapping[str, dict[int, list[int]]]:
+    """Texts that this rank generates, by number, for each way of choosing tokens."""
     layout = Layout.build(degrees.plan(8))
     spec = language_model(attention, router="softmax_topk")
     model = build_model(spec, layout, seed=3, dtype=torch.float64).eval()
@@ -37,32 +37,34 @@ def made(degrees: Degrees, attention: str, number_of_prompts: int) -> Mapping[st
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(2)
-    here, found = layout.local_groups(number_of_prompts), {}
-    for name, how in SPECS.items():
-        prompts = [PROMPTS[number] for number in here]
-        texts = generate(model, prompts, how, ENDS, text_numbers=here, process_group=layout.in_step)
-        found[name] = dict(zip(here, texts, strict=True))
+    text_numbers, texts_by_name = layout.local_groups(number_of_prompts), {}
+    for name, generation_spec in SPECS.items():
+        prompts = [PROMPTS[number] for number in text_numbers]
+        texts = generate(model, prompts, generation_spec, ENDS, text_numbers=text_numbers, process_group=layout.in_step)
+        texts_by_name[name] = dict(zip(text_numbers, texts, strict=True))
     layout.close()
-    return found
+    return texts_by_name
 
 
 @cache
-def alone(attention: str, number_of_prompts: int) -> Mapping[str, dict[int, list[int]]]:
-    return made(Degrees(), attention, number_of_prompts)
+def reference_texts(attention: str, number_of_prompts: int) -> Mapping[str, dict[int, list[int]]]:
+    return generate_texts(Degrees(), attention, number_of_prompts)
 
 
 CASES = [
-    (degrees, attention) for at, degrees in enumerate(LAYOUTS) for attention in (*ATTENTIONS, *ATTENTIONS)[at % 4 :][:2]
+    (degrees, attention)
+    for index, degrees in enumerate(LAYOUTS)
+    for attention in (*ATTENTIONS, *ATTENTIONS)[index % 4 :][:2]
 ]
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("degrees", "attention"), CASES, ids=str)
 def test_any_layout_makes_the_texts_of_one_process(ranks: Pools, degrees: Degrees, attention: str) -> None:
-    number = 3 if degrees.fsdp == 4 else len(PROMPTS)  # of which one data rank of four has none
-    answers = ranks[degrees.workers].run(made, degrees, attention, number)
-    for name, texts in alone(attention, number).items():
-        assert len({len(text) for text in texts.values()}) > 1, "else none ends before the others"
-        found = [item for answer in answers for item in answer[name].items()]
-        assert dict(found) == texts, name
-        assert all(text == texts[row] for row, text in found), "tensor ranks make the same"
+    number = 3 if degrees.fsdp == 4 else len(PROMPTS)  # one of four data ranks has none
+    answers = ranks[degrees.workers].run(generate_texts, degrees, attention, number)
+    for name, texts in reference_texts(attention, number).items():
+        assert len({len(text) for text in texts.values()}) > 1, "otherwise no text ends before the others"
+        items = [item for answer in answers for item in answer[name].items()]
+        assert dict(items) == texts, name
+        assert all(text == texts[row] for row, text in items), "tensor ranks make the same"

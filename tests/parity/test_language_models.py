@@ -68,7 +68,7 @@ def test_the_reference_meets_what_it_is_meant_to_meet(attention: str) -> None:
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("number", range(len(EVERY_LAYOUT)), ids=lambda number: str(EVERY_LAYOUT[number]))
 def test_every_layout_with_some_attention_some_router_and_some_option(ranks: Pools, number: int) -> None:
-    """Each of them is met by several layouts. `make parity` runs every router and every option with each."""
+    """Several layouts have each of them. `make parity` runs every router and every option with each."""
     attention = list(ATTENTIONS)[number % len(ATTENTIONS)]
     router = list(ROUTERS)[(5 * number + number // len(ROUTERS)) % len(ROUTERS)]
     option = option_of(number, EVERY_LAYOUT[number])
@@ -84,7 +84,7 @@ def test_float64_trajectories(ranks: Pools, attention: str) -> None:
     assert_same(run_on(ranks, FOLDED, spec, train_of(), Shape(), 8), reference(spec, train_of(), 8), 1e-10)
 
 
-# Nothing is made smaller: each attempt that fails costs new processes.
+# Examples are not shrunk: each attempt that fails costs new processes.
 @settings(max_examples=num_cases(12), deadline=None, phases=[Phase.explicit, Phase.generate], print_blob=True)
 @given(data=st.data())
 def test_random_models_are_trained_alike(ranks: Pools, data: st.DataObject) -> None:
@@ -113,7 +113,7 @@ def test_random_models_are_trained_alike(ranks: Pools, data: st.DataObject) -> N
 def test_ranks_without_a_group(ranks: Pools, degrees: Degrees, attention: str, is_adapted: bool) -> None:
     """They take part with no rows in every exchange of every kind of attention; adapters have dropout."""
     plain, shape = language_model(attention), Shape(groups=3)
-    spec = adapted(attention, 0.3, router="softmax_topk", shared_hidden_dim=5) if is_adapted else plain
+    spec = model_with_adapter(attention, 0.3, router="softmax_topk", shared_hidden_dim=5) if is_adapted else plain
     answer = run_on(ranks, degrees, spec, train_of(), shape, 3)
     assert_same(answer, run(spec, train_of(), ONE, shape, 3), 1e-10)
 
@@ -136,23 +136,23 @@ FROZEN_ON = (
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("case", each_once((each for each in FREEZES if each), FROZEN_ON))
+@pytest.mark.parametrize("case", each_once((freeze for freeze in FREEZES if freeze), FROZEN_ON))
 def test_what_is_frozen_is_frozen_on_every_layout(ranks: Pools, case: tuple[tuple[str, ...], Degrees]) -> None:
-    """Alike for trained parameters, whose gradients pass through frozen ones, and the others keep every bit."""
+    """Trained parameters, whose gradients pass through frozen ones, are the same; frozen ones keep every bit."""
     freeze, degrees = case
     attention = list(ATTENTIONS)[FREEZES.index(freeze) % len(ATTENTIONS)]
     spec = language_model(attention, **ROUTERS["sigmoid with bias, in groups"])
-    train, begun = train_of(freeze=freeze), build_model(spec, seed=3, dtype=torch.float64)
+    train, initial_model = train_of(freeze=freeze), build_model(spec, seed=3, dtype=torch.float64)
     answer = run_on(ranks, degrees, spec, train, Shape(), FEW_STEPS)
     assert_same(answer, reference(spec, train), 1e-10)
-    trained, now = answer[-1]["gradients"].keys(), answer[-1]["parameters"]
-    assert 0 < len(trained) < len(now)
-    for name, parameter in begun.named_parameters():
-        assert (now[name] == parameter.norm().item()) == (name not in trained), name
+    trained_names, parameter_norms = answer[-1]["gradients"].keys(), answer[-1]["parameters"]
+    assert 0 < len(trained_names) < len(parameter_norms)
+    for name, parameter in initial_model.named_parameters():
+        assert (parameter_norms[name] == parameter.norm().item()) == (name not in trained_names), name
 
 
-def adapted(attention: str, dropout: float = 0.0, **moe: object) -> LanguageModelSpec:
-    """With adapters of everything that can have one, routers too but where their bias follows the loads."""
+def model_with_adapter(attention: str, dropout: float = 0.0, **moe: object) -> LanguageModelSpec:
+    """A model with adapters of everything that can have one, except of routers whose bias follows the loads."""
     spec = language_model(attention, **moe)
     targets = None if spec.moe.routing.bias_rate else ("*",)
     adapter = AdapterSpec(rank=3, alpha=5.0, targets=targets, dropout=dropout)
@@ -166,7 +166,7 @@ def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -
     attention = list(ATTENTIONS)[number % len(ATTENTIONS)]
     router = list(ROUTERS)[(5 * number + 1 + number // len(ROUTERS)) % len(ROUTERS)]
     experts = {"activation": ("swiglu", "relu")[number % 2], "expert_bias": number % 3 == 0, "shared_hidden_dim": 5}
-    spec = adapted(attention, (0.0, 0.3)[number // 2 % 2], **{**experts, **ROUTERS[router]})
+    spec = model_with_adapter(attention, (0.0, 0.3)[number // 2 % 2], **{**experts, **ROUTERS[router]})
     answer = run_on(ranks, EVERY_LAYOUT[number], spec, train_of(), Shape(), 3)
     expected = reference(spec, train_of(), 3)
     assert_same(answer, expected, 1e-10)
@@ -178,12 +178,12 @@ def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -
 @pytest.mark.parametrize("learned", [SOME, PAIRS])
 @pytest.mark.parametrize("number", range(0, len(EVERY_LAYOUT), 5), ids=lambda number: str(EVERY_LAYOUT[number]))
 def test_conversations_and_preferences_are_learned_alike(ranks: Pools, number: int, learned: str) -> None:
-    """Some layouts have ranks without a pair, or with rows of nothing to learn. Three steps, as of adapters: before
-    that both models are one."""
+    """Some layouts have ranks without a pair, or with rows of nothing to learn. Three steps, as for adapters: at first
+    both models are equal."""
     degrees = EVERY_LAYOUT[number]
     attention = list(ATTENTIONS)[number // 5 % len(ATTENTIONS)]
     router = list(ROUTERS)[(7 * number + 2) % len(ROUTERS)]
-    spec, shape = adapted(attention, **ROUTERS[router]), Shape(learned=learned)
+    spec, shape = model_with_adapter(attention, **ROUTERS[router]), Shape(learned=learned)
     expected = run(spec, train_of(), ONE, shape, 3)
     assert_same(run_on(ranks, degrees, spec, train_of(), shape, 3), expected, 1e-10)
     assert expected[2]["nll"] < expected[0]["nll"]
@@ -205,31 +205,31 @@ def dense_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Dense models in float64, whose every dimension four ranks can split."""
     sizes = {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 16,
              "head_dim": 4, "num_hidden_layers": 2, "vocab_size": VOCABULARY, "attention_bias": False}  # fmt: skip
-    found = {}
+    folders = {}
     for family in ("llama", "qwen3"):
         config = {**FAMILIES[family](Random(family)), **sizes, "tie_word_embeddings": False}
         config |= {"use_sliding_window": False} if family == "qwen3" else {}
-        found[family] = tmp_path_factory.mktemp(family) / "dense"
-        their_model(config).save_pretrained(found[family])
-    return found
+        folders[family] = tmp_path_factory.mktemp(family) / "dense"
+        their_model(config).save_pretrained(folders[family])
+    return folders
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("chosen", each_once(UPCYCLED, UPCYCLED_ON))
-def test_upcycled_models_train_alike(ranks: Pools, dense_folders: dict[str, Path], chosen: tuple[str, Degrees]) -> None:
+@pytest.mark.parametrize("case", each_once(UPCYCLED, UPCYCLED_ON))
+def test_upcycled_models_train_alike(ranks: Pools, dense_folders: dict[str, Path], case: tuple[str, Degrees]) -> None:
     """Each rank reads its own slices of the dense layers, and draws its own part of routers and noise."""
-    case, degrees = chosen
-    family, upcycle = UPCYCLED[case]
-    given = {"from": str(dense_folders[family]), "upcycle": upcycle, "moe": {"group_tokens": 64}}
-    spec = model_spec(expand_model(given, None))
+    name, degrees = case
+    family, upcycle = UPCYCLED[name]
+    raw_model = {"from": str(dense_folders[family]), "upcycle": upcycle, "moe": {"group_tokens": 64}}
+    spec = model_spec(expand_model(raw_model, None))
     assert isinstance(spec, LanguageModelSpec)
     expected = reference(spec, train_of(), 3)
     assert_same(run_on(ranks, degrees, spec, train_of(), Shape(), 3), expected, 1e-10)
     if "noise" not in upcycle:
-        dense = model_spec(expand_model({"from": str(dense_folders[family])}, None))
-        assert isinstance(dense, LanguageModelSpec)
-        begun = reference(dense, train_of(), 1)[0]["nll"]
-        assert expected[0]["nll"] == pytest.approx(begun, rel=1e-10)
+        dense_spec = model_spec(expand_model({"from": str(dense_folders[family])}, None))
+        assert isinstance(dense_spec, LanguageModelSpec)
+        dense_nll = reference(dense_spec, train_of(), 1)[0]["nll"]
+        assert expected[0]["nll"] == pytest.approx(dense_nll, rel=1e-10)
 
 
 RECOMPUTED = ("without", "recomputation, selective", "recomputation, full", "accumulation", "all")
@@ -238,11 +238,11 @@ RECOMPUTED = ("without", "recomputation, selective", "recomputation, full", "acc
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", each_once(ATTENTIONS, RECOMPUTED))
 def test_dropout_of_adapters_is_the_same_on_every_layout(ranks: Pools, case: tuple[str, str]) -> None:
-    """Layers with and without experts, with shared ones; columns of what some adapters take in are split over ranks,
-    and what is recomputed has the same masks."""
+    """Layers with and without experts, with shared experts. Input columns of some adapters are split over ranks, and
+    recomputation draws the same masks."""
     attention, option = case
     experts = {"activation": "swiglu", "shared_hidden_dim": 5, "router": "softmax_topk"}
-    spec = adapted(attention, 0.3, **experts)
+    spec = model_with_adapter(attention, 0.3, **experts)
     spec = spec.model_copy(update={"num_layers": 3, "dense_layers": (1,)})
     degrees = with_option((FOLDED, Degrees(expert=2, tensor=2))[option == "accumulation"], option)
     assert degrees is not None
@@ -250,8 +250,8 @@ def test_dropout_of_adapters_is_the_same_on_every_layout(ranks: Pools, case: tup
     expected = reference(spec, train_of(), 3)
     assert_same(answer, expected, 1e-10)
     assert all(norm > 0 for norm in expected[-1]["gradients"].values())
-    undropped = spec.model_copy(update={"adapter": spec.adapter.model_copy(update={"dropout": 0.0})})  # type: ignore[union-attr]
-    assert reference(undropped, train_of(), 3)[-1]["loss"] != expected[-1]["loss"]
+    spec_without_dropout = spec.model_copy(update={"adapter": spec.adapter.model_copy(update={"dropout": 0.0})})  # type: ignore[union-attr]
+    assert reference(spec_without_dropout, train_of(), 3)[-1]["loss"] != expected[-1]["loss"]
 
 
 @pytest.mark.sample(3)

@@ -32,12 +32,12 @@ def spec_of(folder: Path, workers: int, attention: str, parallel: dict[str, Any]
     )  # fmt: skip
 
 
-def assert_same_report(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found["completions"] == expected["completions"]
+def assert_same_report(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert actual["completions"] == expected["completions"]
     assert len(expected["completions"]) == 3
-    for name, one in expected["sources"].items():
-        assert found["sources"][name] == pytest.approx(one, rel=1e-10)
-        assert one["loss"] is not None
+    for name, losses in expected["sources"].items():
+        assert actual["sources"][name] == pytest.approx(losses, rel=1e-10)
+        assert losses["loss"] is not None
 
 
 FOLDED = {"expert": 2, "data": 2, "tensor": 2, "fsdp": 2, "expert_fsdp": 2, "recompute": "full"}
@@ -55,17 +55,17 @@ BETWEEN = [
 def test_another_layout_and_back(
     ranks: Pools, tmp_path: Path, attention: str, workers: int, parallel: dict[str, Any]
 ) -> None:
-    """Two steps on several ranks, two on one, the last and the report on several: as one process does it all."""
-    one, many = spec_of(tmp_path, 1, attention, {}), spec_of(tmp_path, workers, attention, parallel)
-    _, expected, *_, report = run_course(one, f"{tmp_path}/one", tmp_path / "cache")
-    given = f"{tmp_path}/many", tmp_path / "cache"
-    first = ranks[workers].run(run_course, many, *given, 0, 2)[0]
-    second = run_course(one, *given, 1, 2)
-    last = ranks[workers].run(run_course, many, *given, 2)
+    """Two steps on several ranks, two on one, the last and the report on several equal a run on one process."""
+    single_spec, multi_spec = spec_of(tmp_path, 1, attention, {}), spec_of(tmp_path, workers, attention, parallel)
+    _, expected, *_, report = run_course(single_spec, f"{tmp_path}/one", tmp_path / "cache")
+    folders = f"{tmp_path}/many", tmp_path / "cache"
+    first = ranks[workers].run(run_course, multi_spec, *folders, 0, 2)[0]
+    second = run_course(single_spec, *folders, 1, 2)
+    last = ranks[workers].run(run_course, multi_spec, *folders, 2)
     assert second[2][0] == f"resumed at step 2 from step-00000002.a1.g0 of {workers} workers on 1"
     assert_same_course(first[1] + second[1] + last[0][1], expected)
-    for _, _, _, _, found in last:
-        assert_same_report(found, report)
+    for _, _, _, _, actual in last:
+        assert_same_report(actual, report)
 
 
 LAYOUTS = [(2, {"expert": 1, "fsdp": 2}), (4, {"expert": 1, "data": 4}), (4, {"expert": 4, "fsdp": 4})]
@@ -74,15 +74,15 @@ LAYOUTS = [(2, {"expert": 1, "fsdp": 2}), (4, {"expert": 1, "data": 4}), (4, {"e
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "parallel"), LAYOUTS, ids=str)
 def test_reports_do_not_see_the_layout(ranks: Pools, tmp_path: Path, workers: int, parallel: dict[str, Any]) -> None:
-    """Losses by source and completions; of four data ranks two have no group to train on, and one no text."""
+    """Losses by source, and completions. Two of four data ranks have no group to train on, and one has no text."""
     for attention in ("GQA", "DeltaNet"):
-        one, many = (
-            spec_of(tmp_path, number, attention, of, num_steps=1) for number, of in ((1, {}), (workers, parallel))
+        single_spec, multi_spec = (
+            spec_of(tmp_path, number, attention, axes, num_steps=1) for number, axes in ((1, {}), (workers, parallel))
         )
-        *_, report = run_course(one, f"{tmp_path}/{attention}/one", tmp_path / "cache")
-        answers = ranks[workers].run(run_course, many, f"{tmp_path}/{attention}/many", tmp_path / "cache")
-        for *_, found in answers:
-            assert_same_report(found, report)
+        *_, report = run_course(single_spec, f"{tmp_path}/{attention}/one", tmp_path / "cache")
+        answers = ranks[workers].run(run_course, multi_spec, f"{tmp_path}/{attention}/many", tmp_path / "cache")
+        for *_, actual in answers:
+            assert_same_report(actual, report)
 
 
 FROZEN = ["*.moe.router", "embedding.*"]
@@ -90,39 +90,39 @@ FROZEN = ["*.moe.router", "embedding.*"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("before", "now", "workers", "parallel"),
+    ("before", "after", "workers", "parallel"),
     [([], FROZEN, 2, {"expert": 2, "fsdp": 2}), ([], FROZEN, 4, FOLDED), (FROZEN[:1], FROZEN, 2, {"fsdp": 2})],
     ids=["then frozen, two ranks", "then frozen, four ranks", "then more of it"],
 )
 def test_a_job_that_starts_from_another(
-    ranks: Pools, tmp_path: Path, before: list[str], now: list[str], workers: int, parallel: dict[str, Any]
+    ranks: Pools, tmp_path: Path, before: list[str], after: list[str], workers: int, parallel: dict[str, Any]
 ) -> None:
-    """Of which less is trained, from there on; the same on several ranks as on one."""
+    """A job that trains fewer parameters from there on computes the same on several ranks as on one."""
     cache, source = tmp_path / "cache", f"{tmp_path}/source"
     run_course(spec_of(tmp_path, 1, "GQA", {}, num_steps=2, freeze=before), source, cache)
     checkpoints = Folder(f"{source}/checkpoints")
     marker = markers.read(checkpoints, markers.list_committed(checkpoints)[0])
 
-    def started(number: int, of: dict[str, Any]) -> JobSpec:
+    def make_spec(number: int, axes: dict[str, Any]) -> JobSpec:
         copy_checkpoint(checkpoints, marker, Folder(f"{tmp_path}/{number}/checkpoints"), lambda: False)
-        spec = spec_of(tmp_path, number, "GQA", of, freeze=now, seed=9)
+        spec = spec_of(tmp_path, number, "GQA", axes, freeze=after, seed=9)
         return JobSpec.parse({**spec.model_dump(mode="json"), "start_from": {"job": "job-another"}})
 
-    _, expected, messages, _, report = run_course(started(1, {}), f"{tmp_path}/1", cache, 1)
+    _, expected, messages, _, report = run_course(make_spec(1, {}), f"{tmp_path}/1", cache, 1)
     assert any("resumed at step 2" in message for message in messages)
-    told = "frozen: embedding.weight, layers.*.feed_forward.moe.router"
-    assert any(told in message for message in messages)
-    answers = ranks[workers].run(run_course, started(workers, parallel), f"{tmp_path}/{workers}", cache, 1)
+    frozen_line = "frozen: embedding.weight, layers.*.feed_forward.moe.router"
+    assert any(frozen_line in message for message in messages)
+    answers = ranks[workers].run(run_course, make_spec(workers, parallel), f"{tmp_path}/{workers}", cache, 1)
     assert len(expected) == 3
     assert_same_course(answers[0][1], expected)
-    for *_, found in answers:
-        assert_same_report(found, report)
+    for *_, actual in answers:
+        assert_same_report(actual, report)
 
 
 def test_what_had_no_moments_cannot_be_trained_from_there(tmp_path: Path) -> None:
-    before, now = (spec_of(tmp_path, 1, "GQA", {}, freeze=each) for each in (FROZEN, FROZEN[:1]))
+    before, after = (spec_of(tmp_path, 1, "GQA", {}, freeze=freeze) for freeze in (FROZEN, FROZEN[:1]))
     assert not state_changes(before, before)
-    (problem,) = state_changes(before, now)
+    (problem,) = state_changes(before, after)
     assert problem.path == "train.freeze"
     assert "starts from (embedding.weight)" in problem.rule
     assert "model.from" in problem.remedy

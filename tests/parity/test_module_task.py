@@ -46,25 +46,25 @@ def job(optimizer: str = "adamw", hints: dict[str, Any] = HINTS, **options: Any)
     })  # fmt: skip
 
 
-def planned(num_ranks: int, spec: JobSpec) -> Plan:
+def make_plan(num_ranks: int, spec: JobSpec) -> Plan:
     return plan_module_job(spec, Cluster(num_nodes=1, devices_per_node=num_ranks))
 
 
 def run(plan: Plan, storage: str, group: int = 0, steps: int = STEPS + 1, spec: JobSpec | None = None) -> Any:
-    """(how it ended, losses, gradient norms, its report), asked to pause after some steps."""
-    torch.manual_seed(torch.initial_seed() + group)  # which must be nothing to it
+    """(kind of outcome, losses, gradient norms, report) of a run that is asked to pause after some steps"""
+    torch.manual_seed(torch.initial_seed() + group)  # must have no effect
     spec = spec or job()
     layout, task, recorder = Layout.build(plan), build_task(spec, ALLOWED), MemoryRecorder()
     outcome = train(task, plan, layout, data=task.prepare(storage), storage=storage, cache=Path(storage), attempt=1,
                     group=group, recorder=recorder, control=RequestAfter("pause", steps))  # fmt: skip
     layout.close()
-    found = recorder.metrics
-    return outcome.kind, [each.loss for each in found], [each.grad_norm for each in found], outcome.report
+    metrics = recorder.metrics
+    return outcome.kind, [metric.loss for metric in metrics], [metric.grad_norm for metric in metrics], outcome.report
 
 
 def test_without_its_own_draws_it_is_trained_as_by_a_plain_loop(tmp_path: Path) -> None:
     spec = job(dropout=0.0)
-    _, losses, norms, report = run(planned(1, spec), f"{tmp_path}", spec=spec)
+    _, losses, norms, report = run(make_plan(1, spec), f"{tmp_path}", spec=spec)
     torch.manual_seed(spec.train.seed)
     module = build(dropout=0.0)
     optimizer = torch.optim.AdamW(module.parameters(), betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0)
@@ -76,7 +76,7 @@ def test_without_its_own_draws_it_is_trained_as_by_a_plain_loop(tmp_path: Path) 
         loss.backward()
         expected.append((float(loss.detach()), float(nn.utils.clip_grad_norm_(module.parameters(), 0.05))))
         optimizer.step()
-    assert list(zip(losses, norms, strict=True)) == [pytest.approx(each, rel=1e-10) for each in expected]
+    assert list(zip(losses, norms, strict=True)) == [pytest.approx(pair, rel=1e-10) for pair in expected]
     with torch.no_grad():
         assert report.loss == pytest.approx(float(module(*batch(spec.train.seed, STEPS))), rel=1e-10)
 
@@ -84,54 +84,56 @@ def test_without_its_own_draws_it_is_trained_as_by_a_plain_loop(tmp_path: Path) 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [3, 2, 4])
 def test_a_module_is_trained_alike_on_any_number_of_ranks(ranks: Pools, tmp_path: Path, number: int) -> None:
-    kind, losses, norms, report = run(planned(1, job()), f"{tmp_path}/one")
+    kind, losses, norms, report = run(make_plan(1, job()), f"{tmp_path}/one")
     assert (kind, len(losses), type(report)) == ("succeeded", STEPS, ModuleReport)
     assert max(norms) > 0.05  # so that they are clipped
-    plan = planned(number, job())
+    plan = make_plan(number, job())
     assert "S(0)" in plan.module.plan["parameters"]["items.weight"]
-    every = ranks[number].run(run, plan, f"{tmp_path}/{number}")
-    assert every[0][0] == "succeeded"
-    assert every[0][1] == pytest.approx(losses, rel=1e-10)
-    assert every[0][2] == pytest.approx(norms, rel=1e-10)
-    assert [each[3].loss for each in every] == pytest.approx([report.loss] * number, rel=1e-10)
+    answers = ranks[number].run(run, plan, f"{tmp_path}/{number}")
+    assert answers[0][0] == "succeeded"
+    assert answers[0][1] == pytest.approx(losses, rel=1e-10)
+    assert answers[0][2] == pytest.approx(norms, rel=1e-10)
+    assert [answer[3].loss for answer in answers] == pytest.approx([report.loss] * number, rel=1e-10)
 
 
 @pytest.mark.slow
 def test_batches_that_are_mappings_are_arguments_by_name(ranks: Pools, tmp_path: Path) -> None:
     spec = JobSpec.parse(job().model_dump(mode="json") | {"data": {"corpus": "module", "batches": ALLOWED[2]}})
-    kind, by_name, _, report = run(planned(1, spec), f"{tmp_path}/one", spec=spec)
-    _, in_order, _, report_in_order = run(planned(1, job()), f"{tmp_path}/in-order")
+    kind, by_name, _, report = run(make_plan(1, spec), f"{tmp_path}/one", spec=spec)
+    _, in_order, _, report_in_order = run(make_plan(1, job()), f"{tmp_path}/in-order")
     assert (kind, by_name, report.loss) == ("succeeded", in_order, report_in_order.loss)
-    (_, on_two, _, _), _ = ranks[2].run(run, planned(2, spec), f"{tmp_path}/two", 0, STEPS + 1, spec)
+    (_, on_two, _, _), _ = ranks[2].run(run, make_plan(2, spec), f"{tmp_path}/two", 0, STEPS + 1, spec)
     assert on_two == pytest.approx(in_order, rel=1e-10)
 
 
 def test_it_is_saved_on_two_ranks_and_goes_on_on_three_and_on_one(ranks: Pools, tmp_path: Path) -> None:
-    plans = {number: planned(number, job()) for number in (1, 2, 3)}
-    (_, whole, _, report), _ = ranks[2].run(run, plans[2], f"{tmp_path}/whole")
+    plans = {number: make_plan(number, job()) for number in (1, 2, 3)}
+    (_, all_losses, _, report), _ = ranks[2].run(run, plans[2], f"{tmp_path}/whole")
     storage = f"{tmp_path}/parts"
     (kind, first, _, _), _ = ranks[2].run(run, plans[2], storage, 0, 3)
     assert (kind, len(first)) == ("paused", 3)
-    (kind, then, _, _), *_ = ranks[3].run(run, plans[3], storage, 1, 2)
-    assert (kind, len(then)) == ("paused", 2)
-    kind, last, _, again = run(plans[1], storage, 2)
+    (kind, second, _, _), *_ = ranks[3].run(run, plans[3], storage, 1, 2)
+    assert (kind, len(second)) == ("paused", 2)
+    kind, last, _, last_report = run(plans[1], storage, 2)
     assert kind == "succeeded"
-    assert first + then + last == pytest.approx(whole, rel=1e-10)
-    assert again.loss == pytest.approx(report.loss, rel=1e-10)
+    assert first + second + last == pytest.approx(all_losses, rel=1e-10)
+    assert last_report.loss == pytest.approx(report.loss, rel=1e-10)
 
 
 def test_adafactor_is_refused_by_name_where_parts_are_split(ranks: Pools, tmp_path: Path) -> None:
     with refused("unsupported", "train.optimizer.name", "adafactor"):
-        planned(2, job("adafactor"))
-    whole = job("adafactor", {"*": {"replicate": True}})
-    _, losses, _, _ = run(planned(1, whole), f"{tmp_path}/one", spec=whole)
-    (kind, on_two, _, _), _ = ranks[2].run(run, planned(2, whole), f"{tmp_path}/two", 0, STEPS + 1, whole)
+        make_plan(2, job("adafactor"))
+    replicated_spec = job("adafactor", {"*": {"replicate": True}})
+    _, losses, _, _ = run(make_plan(1, replicated_spec), f"{tmp_path}/one", spec=replicated_spec)
+    (kind, on_two, _, _), _ = ranks[2].run(
+        run, make_plan(2, replicated_spec), f"{tmp_path}/two", 0, STEPS + 1, replicated_spec
+    )
     assert (kind, on_two) == ("succeeded", pytest.approx(losses, rel=1e-10))
 
 
 def test_torch_alone_loads_a_checkpoint_and_no_code_of_it_is_called(ranks: Pools, tmp_path: Path) -> None:
     spec = job(dropout=0.0)
-    (_, _, _, report), _ = ranks[2].run(run, planned(2, spec), f"{tmp_path}", 0, STEPS + 1, spec)
+    (_, _, _, report), _ = ranks[2].run(run, make_plan(2, spec), f"{tmp_path}", 0, STEPS + 1, spec)
     (folder,) = tmp_path.glob("checkpoints/step-00000006.a1.g0")
     module = build(dropout=0.0)
     tensors = {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
@@ -143,11 +145,11 @@ def test_torch_alone_loads_a_checkpoint_and_no_code_of_it_is_called(ranks: Pools
 
 
 def test_code_that_is_not_allowed_is_not_called(tmp_path: Path) -> None:
-    plan = planned(1, job())
+    plan = make_plan(1, job())
     functions = {"model.build": ALLOWED[0], "data.batches": ALLOWED[1]}
-    for allowed in ((), ALLOWED[:1], (CODE,)):
-        expected = [("not_allowed", path, code) for path, code in functions.items() if code not in allowed]
-        task = build_task(job(), allowed)
+    for allowlist in ((), ALLOWED[:1], (CODE,)):
+        expected = [("not_allowed", path, code) for path, code in functions.items() if code not in allowlist]
+        task = build_task(job(), allowlist)
         with refused_for(expected):
             task.prepare(tmp_path)
         with refused_for(expected):

@@ -1,4 +1,4 @@
-"""What a plan says of where parameters lie is what is done, and training does not depend on it."""
+"""Parameters are placed as the plan says, and training does not depend on where they are."""
 
 import random
 from dataclasses import replace
@@ -27,27 +27,32 @@ ALTERED = {
 }
 
 
-def altered() -> tuple[Placement, ...]:
-    """The planner's placements, some of them changed by hand; those of one norm for its layer alone."""
-    planned = placements_of(MODEL, SHARDS)
-    assert ALTERED.keys() <= {each.parameter for each in planned}
-    norm = next(each for each in planned if each.parameter == "encoder.*.norm.weight")
+def altered_placements() -> tuple[Placement, ...]:
+    """The planner's placements, some of them changed by hand, with one norm's placement for its layer alone."""
+    placements = placements_of(MODEL, SHARDS)
+    assert ALTERED.keys() <= {placement.parameter for placement in placements}
+    norm = next(placement for placement in placements if placement.parameter == "encoder.*.norm.weight")
     return (
-        *(each.model_copy(update={"splits": ALTERED.get(each.parameter, each.splits)}) for each in planned),
+        *(
+            placement.model_copy(update={"splits": ALTERED.get(placement.parameter, placement.splits)})
+            for placement in placements
+        ),
         norm.model_copy(update={"parameter": "encoder.0.norm.weight"}),
     )
 
 
-def shapes_here(degrees: Degrees) -> dict[str, tuple[int, ...]]:
+def local_shapes(degrees: Degrees) -> dict[str, tuple[int, ...]]:
     layout = Layout.build(degrees.plan(8))
-    found = {each.name: tuple(each.local.shape) for each in local_parameters(build_model(MODEL, layout))}
+    shapes = {
+        parameter.name: tuple(parameter.local.shape) for parameter in local_parameters(build_model(MODEL, layout))
+    }
     layout.close()
-    return found
+    return shapes
 
 
 def test_a_plan_altered_by_hand_is_done_as_it_says_and_trains_the_same(ranks: Pools) -> None:
-    by_hand = replace(FOLDED, placements=altered())
-    (planned, *_), (here, *_) = (ranks[4].run(shapes_here, each) for each in (FOLDED, by_hand))
+    by_hand = replace(FOLDED, placements=altered_placements())
+    (planned_shapes, *_), (by_hand_shapes, *_) = (ranks[4].run(local_shapes, degrees) for degrees in (FOLDED, by_hand))
     m, inner = MODEL.model_dim, MODEL.num_heads * MODEL.head_dim
     for name, before, after in (
         ("encoder.1.attention.query.weight", (inner // 4, m), (inner // 2, m // 2)),
@@ -57,7 +62,7 @@ def test_a_plan_altered_by_hand_is_done_as_it_says_and_trains_the_same(ranks: Po
         ("encoder.1.feed_forward.moe.experts.w_in", (1, m, 24), (2, m, 12)),
         ("decoder.1.feed_forward.moe.experts.w_out", (1, 24, m), (2, 24, m)),
     ):
-        assert (planned[name], here[name]) == (before, after), name
+        assert (planned_shapes[name], by_hand_shapes[name]) == (before, after), name
     reference = run(MODEL, train_of(), Degrees(), Shape(), 3)
     assert_same(run_on(ranks, by_hand, MODEL, train_of(), Shape(), 3), reference, 1e-10)
 
@@ -66,15 +71,15 @@ def test_a_plan_altered_by_hand_is_done_as_it_says_and_trains_the_same(ranks: Po
 @pytest.mark.parametrize("seed", range(4))
 def test_any_dimension_or_none_may_be_split_over_fsdp(ranks: Pools, seed: int) -> None:
     draw, placements = random.Random(seed), []
-    for each in placements_of(MODEL, SHARDS):
-        *others, (axis, _) = each.splits
-        sizes = list(each.shape)
-        for other, dim in others:
-            sizes[dim] //= getattr(SHARDS, other)
+    for placement in placements_of(MODEL, SHARDS):
+        *other_splits, (axis, _) = placement.splits
+        sizes = list(placement.shape)
+        for other_axis, dim in other_splits:
+            sizes[dim] //= getattr(SHARDS, other_axis)
         dims = [dim for dim, size in enumerate(sizes) if dim == 0 or size % getattr(SHARDS, axis) == 0]
-        chosen = draw.choice([None, *dims])
-        splits = (*others, *(() if chosen is None else ((axis, chosen),)))
-        placements.append(each.model_copy(update={"splits": splits}))
+        split_dim = draw.choice([None, *dims])
+        splits = (*other_splits, *(() if split_dim is None else ((axis, split_dim),)))
+        placements.append(placement.model_copy(update={"splits": splits}))
     by_hand = replace(FOLDED, placements=tuple(placements))
     reference = run(MODEL, train_of(), Degrees(), Shape(), 2)
     assert_same(run_on(ranks, by_hand, MODEL, train_of(), Shape(), 2), reference, 1e-10)
@@ -82,28 +87,36 @@ def test_any_dimension_or_none_may_be_split_over_fsdp(ranks: Pools, seed: int) -
 
 def problems_of(placements: tuple[Placement, ...]) -> list[Problem]:
     layout = Layout(0, 8, torch.device("cpu"), {}, placements=placements)
-    with pytest.raises(SpecError) as refused:
+    with pytest.raises(SpecError) as error:
         build_model(MODEL, layout)
-    return list(refused.value.problems)
+    return list(error.value.problems)
 
 
 def test_placements_that_are_missing_or_of_no_parameter_are_named() -> None:
-    planned = placements_of(MODEL, plan_degrees.ShardCounts())
-    nobody = Placement(parameter="nobody.weight", shape=(3,))
+    planned_placements = placements_of(MODEL, plan_degrees.ShardCounts())
+    unknown_placement = Placement(parameter="nobody.weight", shape=(3,))
     wrong = Placement(parameter="encoder.*.norm.weight", shape=(9, 9))
     for placements, value, rule in (
-        (planned[:-1], "decoder_norm.weight", ""),
-        ((*planned, nobody), "nobody.weight", "is not a parameter of the model in shape [3]"),
-        ((*planned, wrong), "encoder.*.norm.weight", "is not a parameter of the model in shape [9, 9]"),
-        ((*planned, planned[0]), planned[0].parameter, "occurs twice"),
+        (planned_placements[:-1], "decoder_norm.weight", ""),
+        ((*planned_placements, unknown_placement), "nobody.weight", "is not a parameter of the model in shape [3]"),
+        ((*planned_placements, wrong), "encoder.*.norm.weight", "is not a parameter of the model in shape [9, 9]"),
+        ((*planned_placements, planned_placements[0]), planned_placements[0].parameter, "occurs twice"),
     ):
         (problem,) = problems_of(placements)
         assert problem.value == value
         assert problem.rule.startswith(rule)
-    split = [each.model_copy(update={"splits": (("tensor", 0),)}) for each in planned if "norm" in each.parameter]
-    norms = {each.parameter for each in split}
-    others = (each for each in placements_of(MODEL, plan_degrees.ShardCounts(tensor=2)) if each.parameter not in norms)
-    layout = Layout(0, 2, torch.device("cpu"), {"tensor": 2}, placements=(*split, *others))
+    split = [
+        placement.model_copy(update={"splits": (("tensor", 0),)})
+        for placement in planned_placements
+        if "norm" in placement.parameter
+    ]
+    norms = {placement.parameter for placement in split}
+    other_placements = (
+        placement
+        for placement in placements_of(MODEL, plan_degrees.ShardCounts(tensor=2))
+        if placement.parameter not in norms
+    )
+    layout = Layout(0, 2, torch.device("cpu"), {"tensor": 2}, placements=(*split, *other_placements))
     with pytest.raises(SpecError, match=r"placements\.encoder\.0\.norm\.weight\.splits"):
         build_model(MODEL, layout)
 

@@ -1,4 +1,4 @@
-"""What the planner says that the fullest rank holds is what it holds, under every layout of the parity table."""
+"""The planner predicts what the fullest rank holds, under every layout of the parity table."""
 
 import re
 from collections import Counter
@@ -50,10 +50,10 @@ UNEVEN = TranslationModelSpec.model_validate(
 )  # fmt: skip
 """18 channels on 4 ranks."""
 Model = TranslationModelSpec | LanguageModelSpec
-EVERY_LAYOUT = [each for family in LAYOUTS.values() for each in family]
+EVERY_LAYOUT = [degrees for family in LAYOUTS.values() for degrees in family]
 CASES = [
-    *((name, each) for name in ("even", "uneven") for each in EVERY_LAYOUT),
-    *((list(ATTENTIONS)[number % len(ATTENTIONS)], each) for number, each in enumerate(EVERY_LAYOUT)),
+    *((name, degrees) for name in ("even", "uneven") for degrees in EVERY_LAYOUT),
+    *((list(ATTENTIONS)[number % len(ATTENTIONS)], degrees) for number, degrees in enumerate(EVERY_LAYOUT)),
 ]
 """Each kind of attention under a quarter of the layouts."""
 
@@ -64,28 +64,29 @@ def model_called(name: str) -> Model:
     return EVERY_KIND if name == "even" else UNEVEN
 
 
-def build_and_remember(model: Model, layout: Layout, optimizer: str) -> tuple[list[LocalParameter], list[torch.Tensor]]:
-    """(parameters of this rank, what its optimizer remembers)"""
+def build_with_moments(model: Model, layout: Layout, optimizer: str) -> tuple[list[LocalParameter], list[torch.Tensor]]:
+    """(parameters of this rank, moments of its optimizer)"""
     parameters = local_parameters(build_model(model, layout))
-    built = build_optimizer(OPTIMIZERS[optimizer], parameters, layout)
-    return parameters, [tensor for _, _, tensor, _ in moments(built, parameters)]
+    built_optimizer = build_optimizer(OPTIMIZERS[optimizer], parameters, layout)
+    return parameters, [tensor for _, _, tensor, _ in moments(built_optimizer, parameters)]
 
 
 def close(layout: Layout) -> None:
     if layout.world_size > 1:
-        dist.barrier()  # all are connected: only then may one let go
+        dist.barrier()  # a rank may close its groups only when all are connected
     layout.close()
 
 
-def parts_here(model: Model, plan: Plan, optimizer: str) -> tuple[Counter[tuple[str, tuple[int, ...]]], int]:
-    """(how many parameters of each name and shape this rank has, elements that its optimizer remembers)."""
+def local_parts(model: Model, plan: Plan, optimizer: str) -> tuple[Counter[tuple[str, tuple[int, ...]]], int]:
+    """(number of this rank's parameters by name and shape, number of elements of its optimizer's moments)"""
     layout = Layout.build(plan)
-    parameters, remembered = build_and_remember(model, layout, optimizer)
+    parameters, moment_tensors = build_with_moments(model, layout, optimizer)
     shapes = Counter(
-        (re.sub(r"^((en|de)coder|layers)\.\d+\.", "", each.name), tuple(each.local.shape)) for each in parameters
+        (re.sub(r"^((en|de)coder|layers)\.\d+\.", "", parameter.name), tuple(parameter.local.shape))
+        for parameter in parameters
     )
     close(layout)
-    return shapes, sum(tensor.numel() for tensor in remembered)
+    return shapes, sum(tensor.numel() for tensor in moment_tensors)
 
 
 def run_on(ranks: Pools, degrees: Degrees, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -98,37 +99,37 @@ def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, case: tuple[str
     name, degrees = case
     plan, model = degrees.plan(8), model_called(name)
     for optimizer in OPTIMIZERS:
-        each = run_on(ranks, degrees, parts_here, model, plan, optimizer)
-        predicted: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        answers = run_on(ranks, degrees, local_parts, model, plan, optimizer)
+        predicted_shapes: Counter[tuple[str, tuple[int, ...]]] = Counter()
         for unit in units(model, OURS):
             for weight in unit.weights:
-                predicted[weight.name, weight.local_shape(plan.degrees.shards)] += 1
-        shapes, remembered = each[0]  # cut up unevenly, the first ranks have more
-        assert shapes == predicted
+                predicted_shapes[weight.name, weight.local_shape(plan.degrees.shards)] += 1
+        shapes, num_moments = answers[0]  # the first ranks have more of an uneven split
+        assert shapes == predicted_shapes
         state = state_of(model, plan.degrees, OPTIMIZERS[optimizer])
-        elements = [sum(prod(shape) * count for (_, shape), count in of_rank.items()) for of_rank, _ in each]
+        elements = [sum(prod(shape) * count for (_, shape), count in of_rank.items()) for of_rank, _ in answers]
         assert max(elements) == elements[0] == state.stored.total
-        assert max(number for _, number in each) == remembered == state.optimizer
+        assert max(number for _, number in answers) == num_moments == state.optimizer
 
 
-def bytes_here(model: Model, plan: Plan) -> dict[str, int]:
-    """Bytes that this rank has of parameters, of gradients and of what its optimizer remembers."""
+def local_bytes(model: Model, plan: Plan) -> dict[str, int]:
+    """Bytes of this rank's parameters, of its gradients and of its optimizer's moments."""
     layout = Layout.build(plan)
-    parameters, remembered = build_and_remember(model, layout, "adamw")
+    parameters, moment_tensors = build_with_moments(model, layout, "adamw")
     reduce_gradients(parameters, layout)
-    found = {
-        "parameters": sum(each.local.nbytes for each in parameters),
-        "gradients": sum(each.local.grad.nbytes for each in parameters if each.local.grad is not None),
-        "optimizer": sum(tensor.nbytes for tensor in remembered),
+    sizes = {
+        "parameters": sum(parameter.local.nbytes for parameter in parameters),
+        "gradients": sum(parameter.local.grad.nbytes for parameter in parameters if parameter.local.grad is not None),
+        "optimizer": sum(tensor.nbytes for tensor in moment_tensors),
     }
     close(layout)
-    return found
+    return sizes
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("number", numbered(EVERY_LAYOUT, 3))
 def test_of_adapters_it_has_the_bytes_that_were_predicted(ranks: Pools, number: int) -> None:
-    """To the byte, whatever the base is kept in; gradients and moments of what is trained alone."""
+    """To the byte, for any form of the base; only trained parameters have gradients and moments."""
     degrees, name = EVERY_LAYOUT[number], list(ATTENTIONS)[number % len(ATTENTIONS)]
     base = ("float32", "bfloat16", "int8", "nf4")[(number + number // 4) % 4]
     plain = language_model(name, **ROUTERS["gated experts with biases, shared ones with a gate"])
@@ -138,14 +139,14 @@ def test_of_adapters_it_has_the_bytes_that_were_predicted(ranks: Pools, number: 
     })  # fmt: skip
     plan, model = degrees.plan(8), spec.model
     assert isinstance(model, LanguageModelSpec)
-    each = run_on(ranks, degrees, bytes_here, model, plan)
+    answers = run_on(ranks, degrees, local_bytes, model, plan)
     cluster = Cluster(num_nodes=1, devices_per_node=4, device="h100")
     memory = MemoryModel(spec, cluster, OURS).estimate(Candidate(plan.degrees, plan.options))
-    trained = sum(each.numel for each in model.parameters() if not each.frozen)
+    num_trained = sum(parameter.numel for parameter in model.parameters() if not parameter.frozen)
     for kind in ("parameters", "gradients", "optimizer"):
-        assert max(of_rank[kind] for of_rank in each) == getattr(memory, kind), kind
+        assert max(of_rank[kind] for of_rank in answers) == getattr(memory, kind), kind
     if degrees.workers == 1:
-        assert (memory.gradients, memory.optimizer) == (4 * trained, 8 * trained)
+        assert (memory.gradients, memory.optimizer) == (4 * num_trained, 8 * num_trained)
 
 
 def test_a_model_has_as_many_weights_as_its_units() -> None:

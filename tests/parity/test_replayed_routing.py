@@ -11,7 +11,7 @@ from moe.routing import merge_recordings, record_routing, replay_routing
 from tests.parity.combinations import model_of, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, language_model
-from tests.parity.trajectory import Degrees, Model, Shape, Whole, batch_of, task_of
+from tests.parity.trajectory import Degrees, FullTensors, Model, Shape, batch_of, task_of
 
 SOFTMAX = {"router": "softmax_topk", "capacity_factor": 0.9, "aux_scope": "sequence"}
 MODELS: dict[str, Model] = {
@@ -27,36 +27,36 @@ LAYOUTS = [
 ]
 
 
-def passed(
+def run_pass(
     degrees: Degrees, model_name: str, replay: dict[int, Tensor] | None
 ) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
-    """(the choices of this rank's tokens, the whole gradients) of a pass over the batch."""
+    """(choices of this rank's tokens, full gradients) of a pass over the batch"""
     plan = degrees.plan(8)
     layout = Layout.build(plan)
     task = task_of(MODELS[model_name], train_of(seed=3))
     model, batch = task.build_model(layout), batch_of(layout, plan, Shape(), MODELS[model_name], 1)
     with record_routing(model) as recording, nullcontext() if replay is None else replay_routing(model, replay):
-        for each in batch.micro_batches:
-            (task.loss(model, each).objective / batch.num_targets).backward()
+        for micro_batch in batch.micro_batches:
+            (task.loss(model, micro_batch).objective / batch.num_targets).backward()
     parameters = local_parameters(model)
     reduce_gradients(parameters, layout)
-    whole = Whole(parameters, layout).gradients()
+    gradients = FullTensors(parameters, layout).gradients()
     layout.close()
-    return dict(recording), whole
+    return dict(recording), gradients
 
 
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
 def test_any_layout_replays_what_one_process_chose(ranks: Pools, degrees: Degrees, model: str) -> None:
-    """Choices that no router would make by itself, so that none is taken for a replayed one."""
-    own, _ = passed(Degrees(), model, None)
-    others = {layer: torch.where(rows >= 0, (rows + 1) % 4, -1) for layer, rows in own.items()}
-    chosen, gradients = passed(Degrees(), model, others)
-    assert all(torch.equal(chosen[layer], others[layer]) for layer in own)
-    answers = ranks[degrees.workers].run(passed, degrees, model, others)
-    merged = merge_recordings(*(recording for recording, _ in answers))
-    assert all(torch.equal(merged[layer], others[layer]) for layer in own)
-    for _, found in answers:
+    """Replayed choices are ones that no router makes by itself, so that its own cannot pass for them."""
+    router_choices, _ = run_pass(Degrees(), model, None)
+    forced_choices = {layer: torch.where(rows >= 0, (rows + 1) % 4, -1) for layer, rows in router_choices.items()}
+    recorded_choices, gradients = run_pass(Degrees(), model, forced_choices)
+    assert all(torch.equal(recorded_choices[layer], forced_choices[layer]) for layer in router_choices)
+    answers = ranks[degrees.workers].run(run_pass, degrees, model, forced_choices)
+    merged_choices = merge_recordings(*(recording for recording, _ in answers))
+    assert all(torch.equal(merged_choices[layer], forced_choices[layer]) for layer in router_choices)
+    for _, rank_gradients in answers:
         for name, gradient in gradients.items():
-            torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-13, msg=name)
+            torch.testing.assert_close(rank_gradients[name], gradient, rtol=1e-10, atol=1e-13, msg=name)

@@ -1,4 +1,4 @@
-"""Moves between any two placements, windows and rings on gloo ranks, held against slices of the whole."""
+"""Moves between any two placements, windows and rings on gloo ranks, compared with slices of full tensors."""
 
 import math
 import random
@@ -32,70 +32,70 @@ def apply_moves(
     return part
 
 
-def _chunked(whole: Tensor, placements: Placements, mesh: ShardingMesh) -> Tensor:
-    """A rank's part without padding, by lists of positions that are filled up and cut, axis by axis."""
-    for dim in range(whole.dim()):
-        positions: list[int | None] = list(range(whole.shape[dim]))
-        for each, degree, index in zip(placements, mesh.degrees, mesh.indices, strict=True):
-            if each.dim == dim:
+def _expected_part(tensor: Tensor, placements: Placements, mesh: ShardingMesh) -> Tensor:
+    """A rank's part without padding, by lists of positions that are padded and cut, axis by axis."""
+    for dim in range(tensor.dim()):
+        positions: list[int | None] = list(range(tensor.shape[dim]))
+        for placement, degree, index in zip(placements, mesh.degrees, mesh.indices, strict=True):
+            if placement.dim == dim:
                 positions += [None] * (-len(positions) % degree)
                 size = len(positions) // degree
                 positions = positions[index * size : (index + 1) * size]
-        kept = [position for position in positions if position is not None]
-        whole = whole.index_select(dim, torch.tensor(kept, dtype=torch.int64))
-    return whole
+        real_positions = [position for position in positions if position is not None]
+        tensor = tensor.index_select(dim, torch.tensor(real_positions, dtype=torch.int64))
+    return tensor
 
 
-def _drawn(draw: random.Random, num_dims: int, num_axes: int, combine: AxisPlacement) -> Placements:
+def _random_placements(draw: random.Random, num_dims: int, num_axes: int, combine: AxisPlacement) -> Placements:
     choices = [WHOLE, combine, *map(split, range(num_dims))]
     return tuple(draw.choice(choices) for _ in range(num_axes))
 
 
-def _parts(whole: Tensor, placements: Placements, mesh: ShardingMesh, seed: int) -> Tensor:
-    """This rank's part of a tensor that is the sum, or the largest or smallest, of what the ranks have."""
-    here = torch.Generator().manual_seed(seed)
-    value = whole
-    for each, degree, index in zip(placements, mesh.degrees, mesh.indices, strict=True):
-        if each.combine == "sum":
-            shares = torch.randint(-9, 9, (degree - 1, *whole.shape), generator=here).to(whole.dtype)
-            value = shares[index - 1] if index else value - shares.sum(0).to(whole.dtype)
-        elif each.combine is not None:
-            beyond = torch.randint(0, 9, (degree, *whole.shape), generator=here)[index].to(whole.dtype)
-            value = value if index == seed % degree else value + (-beyond if each.combine == "max" else beyond)
-    splits = tuple(each if each.dim is not None else WHOLE for each in placements)
+def _parts(full_tensor: Tensor, placements: Placements, mesh: ShardingMesh, seed: int) -> Tensor:
+    """This rank's part of a tensor that is the sum, maximum or minimum of the ranks' tensors."""
+    generator = torch.Generator().manual_seed(seed)
+    value = full_tensor
+    for placement, degree, index in zip(placements, mesh.degrees, mesh.indices, strict=True):
+        if placement.combine == "sum":
+            shares = torch.randint(-9, 9, (degree - 1, *full_tensor.shape), generator=generator).to(full_tensor.dtype)
+            value = shares[index - 1] if index else value - shares.sum(0).to(full_tensor.dtype)
+        elif placement.combine is not None:
+            margin = torch.randint(0, 9, (degree, *full_tensor.shape), generator=generator)[index].to(full_tensor.dtype)
+            value = value if index == seed % degree else value + (-margin if placement.combine == "max" else margin)
+    splits = tuple(placement if placement.dim is not None else WHOLE for placement in placements)
     return part_of(value, splits, mesh)
 
 
-def _combined(part: Tensor, placements: Placements, mesh: ShardingMesh) -> Tensor:
-    """The whole that the ranks' partial results make together."""
+def _combine_partials(part: Tensor, placements: Placements, mesh: ShardingMesh) -> Tensor:
+    """The full result of the ranks' partial results."""
     operations = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
     part = part.clone(memory_format=torch.contiguous_format)
-    for each, group in zip(placements, mesh.groups, strict=True):
-        if each.combine is not None and group is not None:
-            dist.all_reduce(part, operations[each.combine], group=group)
+    for placement, group in zip(placements, mesh.groups, strict=True):
+        if placement.combine is not None and group is not None:
+            dist.all_reduce(part, operations[placement.combine], group=group)
     return part
 
 
 def move_at_random(degrees: tuple[int, ...], seed: int) -> list[str]:
-    """Cases in which a rank's part is not what it has to be."""
+    """Cases in which a rank's part is wrong."""
     mesh, draw, wrong = ShardingMesh.over(degrees), random.Random(seed), []
     finder = Moves(Cluster(num_nodes=1, devices_per_node=math.prod(degrees), device="h100"), degrees)
     for case in range(NUM_CASES):
         shape = [draw.choice([1, 2, 3, 4, 5, 7, 8]) for _ in range(draw.randrange(4))]
         dtype = draw.choice([torch.float64, torch.float32, torch.int64, torch.bool])
         combine = WHOLE if dtype == torch.bool else partial(draw.choice(["sum", "max", "min"]))
-        source, target = (_drawn(draw, len(shape), len(degrees), combine) for _ in range(2))
-        whole = torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(case)).to(dtype)
-        given = _parts(whole, source, mesh, case)
-        filler = torch.full_like(given, 1 if dtype == torch.bool else 99)  # padding may hold anything
-        strip_padding(filler, shape, source, mesh).copy_(strip_padding(given, shape, source, mesh))
-        kept = filler.clone()
-        _, moves = finder.cheapest(shape, whole.element_size(), source, target)
+        source, target = (_random_placements(draw, len(shape), len(degrees), combine) for _ in range(2))
+        full_tensor = torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(case)).to(dtype)
+        source_part = _parts(full_tensor, source, mesh, case)
+        filler = torch.full_like(source_part, 1 if dtype == torch.bool else 99)  # padding may hold anything
+        strip_padding(filler, shape, source, mesh).copy_(strip_padding(source_part, shape, source, mesh))
+        filler_copy = filler.clone()
+        _, moves = finder.cheapest(shape, full_tensor.element_size(), source, target)
         part = apply_moves(filler, shape, source, moves, mesh)
-        found = _combined(strip_padding(part, shape, target, mesh), target, mesh)
-        expected = _chunked(whole, target, mesh)
+        actual = _combine_partials(strip_padding(part, shape, target, mesh), target, mesh)
+        expected = _expected_part(full_tensor, target, mesh)
         good = part.shape == part_shape(shape, target, degrees) and part.dtype == dtype
-        if not (good and torch.equal(found, expected) and torch.equal(filler, kept)):
+        if not (good and torch.equal(actual, expected) and torch.equal(filler, filler_copy)):
             wrong.append(f"{shape} {dtype} {list(map(str, source))} -> {list(map(str, target))} by {moves}")
     return wrong
 
@@ -103,8 +103,8 @@ def move_at_random(degrees: tuple[int, ...], seed: int) -> list[str]:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("degrees", [(2,), (3,), (4,), (2, 2), (1, 2), (2, 1)], ids=str)
 def test_parts_after_moves_are_the_wholes(ranks, degrees):
-    found = ranks[math.prod(degrees)].run(move_at_random, degrees, sum(degrees))
-    assert found == [[]] * math.prod(degrees)
+    failures = ranks[math.prod(degrees)].run(move_at_random, degrees, sum(degrees))
+    assert failures == [[]] * math.prod(degrees)
 
 
 def refused_mesh() -> str:
@@ -121,7 +121,7 @@ NUM_WINDOWS = 40
 
 
 def windows_at_random(degrees: tuple[int, ...], seed: int) -> list[str]:
-    """Cases in which what a rank fetches is not what lies there in the whole."""
+    """Cases in which a rank fetches other values than the full tensor has there."""
     mesh, draw, wrong = ShardingMesh.over(degrees), random.Random(seed), []
     for case in range(NUM_WINDOWS):
         axis, dim = draw.randrange(len(degrees)), draw.randrange(2)
@@ -132,18 +132,18 @@ def windows_at_random(degrees: tuple[int, ...], seed: int) -> list[str]:
         dtype = draw.choice([torch.float64, torch.int64, torch.bool])
         shape = [3, 3]
         shape[dim] = size
-        whole = torch.randint(0, 9, shape, generator=torch.Generator().manual_seed(case)).to(dtype)
-        placements = tuple(split(dim) if each == axis else WHOLE for each in range(len(degrees)))
-        part = part_of(whole, placements, mesh)
+        full_tensor = torch.randint(0, 9, shape, generator=torch.Generator().manual_seed(case)).to(dtype)
+        placements = tuple(split(dim) if mesh_axis == axis else WHOLE for mesh_axis in range(len(degrees)))
+        part = part_of(full_tensor, placements, mesh)
         value = draw.choice([0, 1])
-        found = fetch(mesh, [part], axis, dim, [window], value)
+        actual = fetch(mesh, [part], axis, dim, [window], value)
         start = window.start(mesh.indices[axis])
         expected = [
-            whole.select(dim, at) if 0 <= at < size else torch.full((3,), value, dtype=dtype)
-            for at in range(start, start + window.length)
+            full_tensor.select(dim, position) if 0 <= position < size else torch.full((3,), value, dtype=dtype)
+            for position in range(start, start + window.length)
         ]
-        if not torch.equal(found, torch.stack(expected, dim)):
-            wrong.append(f"{window} of {shape} {dtype} along axis {axis}: {found}")
+        if not torch.equal(actual, torch.stack(expected, dim)):
+            wrong.append(f"{window} of {shape} {dtype} along axis {axis}: {actual}")
     return wrong
 
 
@@ -160,8 +160,12 @@ def rings(degrees: tuple[int, ...]) -> list[str]:
         first, second = (torch.randn(shape, generator=generator).double() for shape in ((2, 5, 4), (2, 4, 7)))
         product = first @ second
         parts = [
-            part_of(whole, tuple(split(dim) if each == axis else WHOLE for each in range(len(degrees))), mesh)
-            for whole, dim in ((first, 1), (second, 2), (product, 1), (product, 2))
+            part_of(
+                full_tensor,
+                tuple(split(dim) if mesh_axis == axis else WHOLE for mesh_axis in range(len(degrees))),
+                mesh,
+            )
+            for full_tensor, dim in ((first, 1), (second, 2), (product, 1), (product, 2))
         ]
         rows = ring_product(mesh, *parts[:2], axis, "second", 7)
         columns = ring_product(mesh, *parts[:2], axis, "first", 5)

@@ -68,7 +68,7 @@ def test_float64_trajectories(ranks: Pools, reference: list[dict], degrees: Degr
 
 
 FEW_STEPS = 2
-"""The second begins with all that the first left: moments, biases of routers, room for gradients."""
+"""The second begins with all that the first left: moments, biases of routers, gradient buffers."""
 
 
 @cache
@@ -79,7 +79,7 @@ def few_steps(router: str, train: TrainSpec) -> list[dict]:
 @pytest.mark.sample(14)
 @pytest.mark.parametrize("number", range(len(EVERY_LAYOUT)), ids=lambda number: str(EVERY_LAYOUT[number]))
 def test_every_layout_with_some_router_and_some_option(ranks: Pools, number: int) -> None:
-    """Each router and each option is met by several layouts. `make parity` runs every one with every other."""
+    """Several layouts have each router and each option. `make parity` runs every combination."""
     router, option = list(ROUTERS)[number % len(ROUTERS)], option_of(number, EVERY_LAYOUT[number])
     degrees, train = with_option(EVERY_LAYOUT[number], option), train_with(option)
     answer = run_on(ranks, degrees, model_of(**ROUTERS[router]), train, Shape(), FEW_STEPS)
@@ -91,10 +91,10 @@ def test_a_model_that_does_not_divide_is_refused(degrees: Degrees, path: str, wh
     assert path in refused_paths(model_of(), degrees), why
 
 
-def assert_trained_alike(
+def assert_same_training(
     ranks: Pools, degrees: Degrees, model: TranslationModelSpec, train: TrainSpec, num_steps: int, shape: Shape = SHAPE
 ) -> None:
-    """Under a layout as on one process."""
+    """Fail if training under a layout differs from one process."""
     reference = run(model, train, ONE, shape, num_steps)
     assert_same(run_on(ranks, degrees, model, train, shape, num_steps), reference, 1e-10)
 
@@ -110,13 +110,13 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("degrees", [Degrees(expert=2), Degrees(expert=2, data=2)], ids=str)
 def test_float64_variants_of_gating(ranks: Pools, degrees: Degrees, variant: str) -> None:
-    assert_trained_alike(ranks, degrees, model_of(**VARIANTS[variant]), train_of(), 4)
+    assert_same_training(ranks, degrees, model_of(**VARIANTS[variant]), train_of(), 4)
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("degrees", [Degrees(expert=2), Degrees(expert=2, data=2)], ids=str)
 def test_rows_that_come_padded_change_nothing(ranks: Pools, reference: list[dict], degrees: Degrees) -> None:
-    """Batched products, for which rows are laid out as long as the busiest expert of each rank needs."""
+    """Batched products, for which rows are padded to the busiest expert of each rank."""
     answer = run_on(ranks, degrees, model_of(), train_of(), Shape(), 4, False, False, "batched")
     assert_same(answer, reference[:4], 1e-10)
 
@@ -144,15 +144,15 @@ def test_one_expert_and_a_dense_twin(ranks: Pools) -> None:
     model = model_of()
     one_expert = model.model_copy(update={"moe": model.moe.model_copy(update={"num_experts": 1})})
     dense = model.model_copy(update={"moe": None, "dense_twin_ffn_dim": 48})
-    for each in (one_expert, dense):
-        assert_trained_alike(ranks, Degrees(data=2), each, train_of(), 4)
+    for variant in (one_expert, dense):
+        assert_same_training(ranks, Degrees(data=2), variant, train_of(), 4)
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("degrees", [Degrees(expert=4), Degrees(expert=2, data=2), Degrees(data=4), FOLDED], ids=str)
 @pytest.mark.parametrize("groups", [1, 3, 5])
 def test_ranks_without_a_group_and_uneven_shares(ranks: Pools, degrees: Degrees, groups: int) -> None:
-    assert_trained_alike(ranks, degrees, model_of(), train_of(), 3, shape=Shape(groups=groups, rows=2))
+    assert_same_training(ranks, degrees, model_of(), train_of(), 3, shape=Shape(groups=groups, rows=2))
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_ranks_without_a_group_and_uneven_shares(ranks: Pools, degrees: Degrees,
 )
 def test_adafactor_does_not_see_the_layout(ranks: Pools, degrees: Degrees) -> None:
     train = train_of(optimizer=AdafactorSpec(name="adafactor", peak_lr=1e-2))
-    assert_trained_alike(ranks, degrees, model_of(), train, 6)
+    assert_same_training(ranks, degrees, model_of(), train, 6)
 
 
 @pytest.mark.sample(1)
@@ -182,7 +182,7 @@ def test_fsdp_of_what_does_not_come_out_even(ranks: Pools, degrees: Degrees, opt
     """17 channels and 6 experts: some ranks hold less of a parameter, and some nothing."""
     moe = MoESpec(num_experts=6, model_dim=17, hidden_dim=23, group_tokens=64)
     model = model_of().model_copy(update={"model_dim": 17, "ffn_dim": 31, "moe": moe})
-    assert_trained_alike(ranks, degrees, model, train_of(optimizer=optimizer), 4)
+    assert_same_training(ranks, degrees, model, train_of(optimizer=optimizer), 4)
 
 
 @pytest.mark.sample(1)
@@ -198,11 +198,11 @@ def test_one_step_of_narrow_numbers(ranks: Pools, degrees: Degrees, dtype: str) 
     """The error against float64 is at most twice one process's. In float32 routing agrees, as no margin here is a tie;
     in bfloat16, where tensor ranks add up rounded parts, all but a few choices do."""
     exact = run(model_of(), train_of(), ONE, Shape(), 1, True)[0]
-    one = run(model_of(), train_of(dtype), ONE, Shape(), 1, True)[0]
-    ours = run_on(ranks, degrees, model_of(), train_of(dtype), Shape(), 1, True)[0]
-    most = 0.0 if dtype == "float32" else 0.03
-    for layer, decisions in (exact if dtype == "float32" else one)["routing"].items():
-        assert (ours["routing"][layer] ^ decisions).double().mean() <= most
+    single = run(model_of(), train_of(dtype), ONE, Shape(), 1, True)[0]
+    record = run_on(ranks, degrees, model_of(), train_of(dtype), Shape(), 1, True)[0]
+    max_difference = 0.0 if dtype == "float32" else 0.03
+    for layer, decisions in (exact if dtype == "float32" else single)["routing"].items():
+        assert (record["routing"][layer] ^ decisions).double().mean() <= max_difference
 
     def error(record: dict) -> float:
         squares = [
@@ -211,9 +211,9 @@ def test_one_step_of_narrow_numbers(ranks: Pools, degrees: Degrees, dtype: str) 
         ]
         return torch.stack(squares).sum().sqrt().item()
 
-    assert error(ours) <= 2 * error(one)
-    unit = torch.finfo(getattr(torch, dtype)).eps * exact["loss"]  # a single number's error may be nothing by chance
-    assert abs(ours["loss"] - exact["loss"]) <= 2 * max(abs(one["loss"] - exact["loss"]), unit)
+    assert error(record) <= 2 * error(single)
+    unit = torch.finfo(getattr(torch, dtype)).eps * exact["loss"]  # the error of a single number may be zero by chance
+    assert abs(record["loss"] - exact["loss"]) <= 2 * max(abs(single["loss"] - exact["loss"]), unit)
 
 
 @pytest.mark.sample(2)
@@ -232,42 +232,42 @@ def test_the_same_layout_is_bit_identical(ranks: Pools, degrees: Degrees) -> Non
     assert_bit_identical(ranks, degrees, model_of(), 5)
 
 
-def exchanged(degrees: Degrees) -> tuple[Traffic, Traffic, int]:
-    """(of a pass without gradients, of one with them, rows that this rank sends to the other)."""
+def count_traffic(degrees: Degrees) -> tuple[Traffic, Traffic, int]:
+    """(traffic of a pass without gradients, traffic of one with gradients, rows that this rank sends to the other)"""
     layout = Layout.build(degrees.plan(8))
     spec = MoESpec(num_experts=4, model_dim=16, hidden_dim=24, group_tokens=64)
     layer = apply(MoELayer(spec), build_placements(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout)
-    x, found = torch.randn(64, 16), []
+    x, traffic = torch.randn(64, 16), []
     for training in (False, True):
         with torch.set_grad_enabled(training):
             y, routing = layer(x)
         if training:
             y.sum().backward()
-        found.append(layer.dispatch.take_traffic())
+        traffic.append(layer.dispatch.take_traffic())
     layout.close()
-    return found[0], found[1], int(routing.load.view(2, -1).sum(1)[1 - layout.rank])
+    return traffic[0], traffic[1], int(routing.load.view(2, -1).sum(1)[1 - layout.rank])
 
 
-def wait_for_rows_and_let_go() -> None:
-    over = AllToAll(dist.group.WORLD, torch.device("cpu"))
-    sent = torch.randn(4, 3)
-    pending = over.start(sent, [2, 2], [2, 2])
-    arrived = pending.wait()
-    seen = weakref.ref(sent), weakref.ref(arrived)
-    del sent, arrived  # and gloo's own thread lets go of them when it comes to that
-    await_that(lambda: seen[0]() is None and seen[1]() is None, lambda: f"{pending} holds rows")
+def wait_for_rows_and_release() -> None:
+    all_to_all = AllToAll(dist.group.WORLD, torch.device("cpu"))
+    rows = torch.randn(4, 3)
+    pending = all_to_all.start(rows, [2, 2], [2, 2])
+    received_rows = pending.wait()
+    references = weakref.ref(rows), weakref.ref(received_rows)
+    del rows, received_rows  # gloo's own thread releases them later
+    await_that(lambda: references[0]() is None and references[1]() is None, lambda: f"{pending} holds rows")
 
 
 def test_rows_are_held_no_longer_than_they_are_waited_for(ranks: Pools) -> None:
-    ranks[2].run(wait_for_rows_and_let_go)
+    ranks[2].run(wait_for_rows_and_release)
 
 
 def test_what_a_training_pass_exchanges_is_counted_and_nothing_else(ranks: Pools) -> None:
     """Rows of 16 float32 and their weights go out, outputs come back; their gradients go the other way."""
-    answers = ranks[2].run(exchanged, Degrees(expert=2))
+    answers = ranks[2].run(count_traffic, Degrees(expert=2))
     rows_of_both = sum(rows for *_, rows in answers)
     assert rows_of_both > 0
-    for without, with_gradients, _ in answers:
-        assert without == Traffic()
-        assert with_gradients.num_bytes == rows_of_both * 4 * (16 + 1 + 16)
-        assert with_gradients.transfer_s > 0
+    for evaluation, training, _ in answers:
+        assert evaluation == Traffic()
+        assert training.num_bytes == rows_of_both * 4 * (16 + 1 + 16)
+        assert training.transfer_s > 0

@@ -1,4 +1,4 @@
-"""A kind of model that nothing else knows of, trained by the trainer: the letter after each letter of a text."""
+"""A task that the product does not have, run by the trainer: predict the letter after each letter of a text."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +65,7 @@ class NextLetter(Task[Any, Rows]):
     def build_model(self, layout: Layout) -> nn.Module:
         torch.manual_seed(self.spec.train.seed)
         model, spread = Guesser().double(), {True: {"splits": (("expert", 0),)}, False: {}}
-        shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         placements = [Placement(parameter=n, shape=shapes[n], **spread[".experts." in n]) for n in shapes]
         return apply(model, placements, layout, {"moe": "layer 5", "": "the model"})
 
@@ -82,23 +82,26 @@ class NextLetter(Task[Any, Rows]):
 
     def held_out_losses(self, model: nn.Module, layout: Layout, data: Any) -> HeldOutLosses:
         nll = torch.no_grad()(self.loss)(model, self._rows(999, layout, training=False)).nll
-        (nats,) = json_collectives.all_reduce_sum(float(nll) / layout.degree("tensor"))  # whose ranks have the same
+        (nats,) = json_collectives.all_reduce_sum(float(nll) / layout.degree("tensor"))  # tensor ranks have equal sums
         return {"text": nats / (GROUPS * LENGTH)}
 
     def evaluate(self, model: nn.Module, layout: Layout, data: Any) -> Report:
         return Report(self.held_out_losses(model, layout, data)["text"])
 
     def _rows(self, step: int, layout: Layout, training: bool = True) -> Rows:
-        letters, here = torch.tensor([LETTERS.index(each) for each in 2 * TEXT]), layout.local_groups(GROUPS)
+        letters, local_groups = (
+            torch.tensor([LETTERS.index(letter) for letter in 2 * TEXT]),
+            layout.local_groups(GROUPS),
+        )
         first = torch.randint(len(TEXT), (GROUPS, 1), generator=torch.Generator().manual_seed(step))
-        rows = letters[first + torch.arange(LENGTH + 1)][here.start : here.stop]
-        ids = torch.arange(GROUPS * LENGTH).view(GROUPS, LENGTH)[here.start : here.stop]
+        rows = letters[first + torch.arange(LENGTH + 1)][local_groups.start : local_groups.stop]
+        ids = torch.arange(GROUPS * LENGTH).view(GROUPS, LENGTH)[local_groups.start : local_groups.stop]
         counts = BatchCounts(GROUPS, GROUPS, GROUPS * LENGTH)
         return rows, TokenContext(ids, None, step, 0, training, LENGTH, counts)
 
 
 def run(degrees: Degrees, storage: str, group: int = 0, steps: int = STEPS + 1) -> tuple[str, list, object]:
-    """(how it ended, what its steps found, its report), asked to pause after some steps."""
+    """(kind of outcome, records of its steps, report) of a run that is asked to pause after some steps"""
     layout, task, recorder = Layout.build(plan := degrees.plan(GROUPS)), NextLetter(JOB), MemoryRecorder()
     outcome = train(task, plan, layout, data=DATA, storage=storage, cache=Path(storage), attempt=1, group=group,
                     recorder=recorder, control=RequestAfter("pause", steps))  # fmt: skip
@@ -108,15 +111,15 @@ def run(degrees: Degrees, storage: str, group: int = 0, steps: int = STEPS + 1) 
 
 @pytest.mark.slow
 def test_a_task_of_one_file_is_trained_saved_and_resumed(ranks: Pools, tmp_path: Path) -> None:
-    (kind, whole, report), _ = ranks[2].run(run, Degrees(expert=2), f"{tmp_path}/whole")
-    assert (kind, len(whole), report) == ("succeeded", STEPS, Report(whole[-1]["held_out"]["text"]))
-    assert whole[-1]["loss"] < 0.7 * whole[0]["loss"]
+    (kind, all_steps, report), _ = ranks[2].run(run, Degrees(expert=2), f"{tmp_path}/whole")
+    assert (kind, len(all_steps), report) == ("succeeded", STEPS, Report(all_steps[-1]["held_out"]["text"]))
+    assert all_steps[-1]["loss"] < 0.7 * all_steps[0]["loss"]
     (kind, first, _), _ = ranks[2].run(run, Degrees(expert=2), f"{tmp_path}/parts", 0, 5)
     assert (kind, len(first)) == ("paused", 5)
     assert next(tmp_path.glob("parts/checkpoints/*5.a1.g0/*/letters.txt")).read_text() == "".join(LETTERS)
-    (kind, rest, again), _ = ranks[2].run(run, Degrees(expert=2), f"{tmp_path}/parts", 1)
-    assert (kind, first + rest, again) == ("succeeded", whole, report)
-    _, alone, _ = run(Degrees(), f"{tmp_path}/alone")
+    (kind, rest, resumed_report), _ = ranks[2].run(run, Degrees(expert=2), f"{tmp_path}/parts", 1)
+    assert (kind, first + rest, resumed_report) == ("succeeded", all_steps, report)
+    _, single_process_steps, _ = run(Degrees(), f"{tmp_path}/alone")
     (_, tensor, _), *_ = ranks[2].run(run, Degrees(expert=2, tensor=2), f"{tmp_path}/tensor")
-    expected, *others = ([step["loss"] for step in found] for found in (whole, alone, tensor))
-    assert others == [pytest.approx(expected, rel=1e-10)] * 2
+    expected, *other_losses = ([step["loss"] for step in steps] for steps in (all_steps, single_process_steps, tensor))
+    assert other_losses == [pytest.approx(expected, rel=1e-10)] * 2

@@ -1,5 +1,5 @@
-"""Ranks that do not all have the same layers, or any: totals of a step, gradients and their norm, what multiplies in
-the experts; and the order in which process groups end."""
+"""Ranks with different layers or none: totals of a step, gradients and their norm, the choice of expert backends, and
+the order in which process groups end."""
 
 import json
 from itertools import combinations
@@ -49,27 +49,27 @@ def model_of(numbers: list[int]) -> nn.Module:
 
 
 def rows(number: int) -> Tensor:
-    drawn = torch.Generator().manual_seed(number)
-    return torch.randn(GROUPS, GROUP_TOKENS, WIDTH, dtype=torch.float64, generator=drawn)
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(GROUPS, GROUP_TOKENS, WIDTH, dtype=torch.float64, generator=generator)
 
 
 def totals(layout: Layout, stages: list[list[int]]) -> tuple[dict, dict[int, list[float]]]:
-    """(record of a step, choices of experts by layer that this rank has)."""
+    """(record of a step, choices of experts for each layer of this rank)"""
     stage = layout.index("pipeline")
     model = model_of(stages[stage])
-    layers, here = MoELayers(model), layout.local_groups(GROUPS)
+    layers, local_groups = MoELayers(model), layout.local_groups(GROUPS)
     assert list(layers.local_layers) == stages[stage]
-    found = StepTotals(layers, RankBatch(0, [None], 10, 20), layout, shares_tokens=True)
-    ids = torch.arange(GROUPS * GROUP_TOKENS).view(GROUPS, GROUP_TOKENS)[here.start : here.stop]
+    step_totals = StepTotals(layers, RankBatch(0, [None], 10, 20), layout, shares_tokens=True)
+    ids = torch.arange(GROUPS * GROUP_TOKENS).view(GROUPS, GROUP_TOKENS)[local_groups.start : local_groups.stop]
     tokens = TokenContext(ids, batch=BatchCounts(GROUPS, GROUPS, GROUPS * GROUP_TOKENS))
     with layers.routings() as routings:
         for layer in layers.local_layers.values():
-            layer(rows(layer.layer)[here.start : here.stop], tokens)
+            layer(rows(layer.layer)[local_groups.start : local_groups.stop], tokens)
     # The last stage knows the loss: of each group 1.5 nats.
-    nats = torch.tensor(1.5 * len(here) * (stage == len(stages) - 1), dtype=torch.float64)
-    found.add(Loss(nats, nats / 2), routings)
-    record, _ = found.reduce(Signals())
-    return record.to_plain(), {number: found.expert_choices(number).tolist() for number in layers.local_layers}
+    nats = torch.tensor(1.5 * len(local_groups) * (stage == len(stages) - 1), dtype=torch.float64)
+    step_totals.add(Loss(nats, nats / 2), routings)
+    record, _ = step_totals.reduce(Signals())
+    return record.to_plain(), {number: step_totals.expert_choices(number).tolist() for number in layers.local_layers}
 
 
 def totals_of_ranks(degrees: dict[str, int], stages: list[list[int]]) -> tuple[dict, dict[int, list[float]]]:
@@ -85,23 +85,23 @@ def totals_of_ranks(degrees: dict[str, int], stages: list[list[int]]) -> tuple[d
 def test_totals_are_those_of_one_process_that_has_all_layers(ranks: Pools, mesh: str) -> None:
     degrees, stages = MESHES[mesh]
     numbers = sorted(number for stage in stages for number in stage)
-    record, chosen = totals(Layout.single(), [numbers])
+    record, choices = totals(Layout.single(), [numbers])
     assert [layer["layer"] for layer in record["layers"]] == numbers
     assert [len(layer["load"]) for layer in record["layers"]] == [LAYERS[number]["num_experts"] for number in numbers]
-    of_layers = list(zip(record["layers"], numbers, strict=True))
-    added = sum(LAYERS[number]["aux_coefficient"] * layer["aux_loss"] for layer, number in of_layers)
-    added += sum(LAYERS[number].get("z_coefficient", 0) * layer["z_loss"] for layer, number in of_layers)
-    assert (record["loss"], record["nll"]) == (pytest.approx(0.6 + added), pytest.approx(0.3))
-    for told, of_rank in ranks[4].run(totals_of_ranks, degrees, stages):
-        for layer, expected in zip(told.pop("layers"), record["layers"], strict=True):
+    layers = list(zip(record["layers"], numbers, strict=True))
+    auxiliary_loss = sum(LAYERS[number]["aux_coefficient"] * layer["aux_loss"] for layer, number in layers)
+    auxiliary_loss += sum(LAYERS[number].get("z_coefficient", 0) * layer["z_loss"] for layer, number in layers)
+    assert (record["loss"], record["nll"]) == (pytest.approx(0.6 + auxiliary_loss), pytest.approx(0.3))
+    for actual, rank_choices in ranks[4].run(totals_of_ranks, degrees, stages):
+        for layer, expected in zip(actual.pop("layers"), record["layers"], strict=True):
             assert layer.pop("load") == expected["load"]
-            assert layer == pytest.approx({name: each for name, each in expected.items() if name != "load"})
-        assert told == pytest.approx({name: each for name, each in record.items() if name != "layers"})
-        assert of_rank == {number: chosen[number] for number in of_rank}
+            assert layer == pytest.approx({name: value for name, value in expected.items() if name != "load"})
+        assert actual == pytest.approx({name: value for name, value in record.items() if name != "layers"})
+        assert rank_choices == {number: choices[number] for number in rank_choices}
 
 
 def costs(stages: list[list[int]], run: str, cache: Path) -> dict[int, dict[str, float]]:
-    """By layer that this rank has, the seconds that each backend takes for each row."""
+    """Seconds per row of each backend, for each layer of this rank."""
     layout = Layout.over({"pipeline": 4})
     layers = MoELayers(model_of(stages[layout.rank])).local_layers
     expert_costs.decide(layers.values(), layout.device, torch.float32, Folder(run), cache)
@@ -113,10 +113,10 @@ def costs(stages: list[list[int]], run: str, cache: Path) -> dict[int, dict[str,
 
 def test_experts_of_one_shape_multiply_alike_wherever_they_are(ranks: Pools, tmp_path: Path) -> None:
     stages = [[], [1, 4], [9], []]
-    found = ranks[4].run(costs, stages, f"{tmp_path}/run", tmp_path / "cache")
-    assert [sorted(each) for each in found] == stages
-    assert found[1][1] == found[2][9]
-    assert found[1][1] != found[1][4]
+    costs_by_rank = ranks[4].run(costs, stages, f"{tmp_path}/run", tmp_path / "cache")
+    assert [sorted(layer_costs) for layer_costs in costs_by_rank] == stages
+    assert costs_by_rank[1][1] == costs_by_rank[2][9]
+    assert costs_by_rank[1][1] != costs_by_rank[1][4]
     assert len(json.loads((tmp_path / "run" / expert_costs.FILE).read_text())) == 2
 
 
@@ -136,7 +136,7 @@ NUM_COLUMNS = 5
 
 
 def linear_of(layout: Layout) -> nn.Module:
-    """One parameter, which this stage alone has; tensor ranks use all of it on their share of the tokens."""
+    """One parameter, which only this stage has; tensor ranks use all of it on their share of the tokens."""
     model = nn.Linear(NUM_COLUMNS, 1, bias=False, dtype=torch.float64)
     model.weight.part = ParameterShard(model.weight.shape, shares_tokens=True)
     return model
@@ -162,37 +162,37 @@ def sums(degrees: dict[str, int]) -> tuple[torch.Tensor, float, int]:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("mesh", STAGES)
 def test_a_stage_sums_its_own_gradients_and_the_norm_is_of_all_stages(ranks: Pools, mesh: str) -> None:
-    found = ranks[4].run(sums, STAGES[mesh])
+    results = ranks[4].run(sums, STAGES[mesh])
     by_stage: dict[int, torch.Tensor] = {}
-    for rank, (_, _, stage) in enumerate(found):
+    for rank, (_, _, stage) in enumerate(results):
         by_stage[stage] = by_stage.get(stage, torch.zeros(1, NUM_COLUMNS, dtype=torch.float64)) + gradient_of(rank)
     assert len(by_stage) == STAGES[mesh].get("pipeline", 1)
     norm = float(torch.cat(list(by_stage.values())).norm())
-    for gradient, told, stage in found:
+    for gradient, actual_norm, stage in results:
         torch.testing.assert_close(gradient, by_stage[stage], rtol=0, atol=1e-14)
-        assert told == pytest.approx(norm, abs=1e-12)
+        assert actual_norm == pytest.approx(norm, abs=1e-12)
 
 
 ON_FOUR_RANKS = [degrees for layouts in LAYOUTS.values() for degrees in layouts if degrees.workers == 4]
 
 
 def orders(degrees: Degrees) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """The ranks of each group that this rank is in, in the order in which they are made, and in which they end."""
+    """Ranks of each process group of this rank, in order of creation, and in the order in which the groups end."""
     layout = Layout.build(degrees.plan(Shape().groups))
-    made = [ranks_of(group) for group in dict.fromkeys(layout.groups.values()) if group != dist.group.WORLD]
-    ended, end = [], dist.destroy_process_group
+    creation_order = [ranks_of(group) for group in dict.fromkeys(layout.groups.values()) if group != dist.group.WORLD]
+    end_order, destroy = [], dist.destroy_process_group
 
-    def recorded(group: dist.ProcessGroup) -> None:
-        ended.append(ranks_of(group))
-        end(group)
+    def record_end(group: dist.ProcessGroup) -> None:
+        end_order.append(ranks_of(group))
+        destroy(group)
 
-    dist.destroy_process_group = recorded
+    dist.destroy_process_group = record_end
     dist.barrier()  # gloo's groups are connected on all ranks before one ends its own
     try:
         layout.close()
     finally:
-        dist.destroy_process_group = end
-    return made, ended
+        dist.destroy_process_group = destroy
+    return creation_order, end_order
 
 
 def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
@@ -203,10 +203,10 @@ def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
 @pytest.mark.parametrize("degrees", ON_FOUR_RANKS, ids=str)
 def test_the_last_group_made_ends_first_on_all_ranks(ranks: Pools, degrees: Degrees) -> None:
     answers = ranks[4].run(orders, degrees)
-    assert all(ended == made[::-1] for made, ended in answers)
-    for (one, (its_made, _)), (other, (others_made, _)) in combinations(enumerate(answers), 2):
-        shared = [group for group in its_made if other in group]
-        assert shared == [group for group in others_made if one in group]
+    assert all(end_order == creation_order[::-1] for creation_order, end_order in answers)
+    for (rank, (order, _)), (other_rank, (other_order, _)) in combinations(enumerate(answers), 2):
+        common_groups = [group for group in order if other_rank in group]
+        assert common_groups == [group for group in other_order if rank in group]
 
 
 MODEL = TranslationModelSpec(
@@ -219,7 +219,7 @@ EXPERTS = "encoder.1.feed_forward.moe.experts.w_in"
 
 
 def fault_with(place: str, faulty_rank: int) -> str | None:
-    """What this rank is told where only `faulty_rank` holds an infinite parameter, output or gradient."""
+    """Fault that this rank reports if only `faulty_rank` holds an infinite parameter, output or gradient."""
     plan = Degrees(expert=2).plan(Shape().groups)
     layout = Layout.build(plan)
     state = state_of(MODEL, TRAIN, layout)
@@ -240,7 +240,7 @@ def fault_with(place: str, faulty_rank: int) -> str | None:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("faulty_rank", [0, 1])
 @pytest.mark.parametrize(
-    ("place", "named"),
+    ("place", "expected_fault"),
     [
         ("parameter", f"parameter {EXPERTS}"),
         ("output", "the output of encoder_norm"),
@@ -248,5 +248,7 @@ def fault_with(place: str, faulty_rank: int) -> str | None:
         ("nowhere", None),
     ],
 )
-def test_a_fault_of_one_rank_is_told_to_all(ranks: Pools, place: str, named: str | None, faulty_rank: int) -> None:
-    assert ranks[2].run(fault_with, place, faulty_rank) == [named, named]
+def test_a_fault_of_one_rank_is_told_to_all(
+    ranks: Pools, place: str, expected_fault: str | None, faulty_rank: int
+) -> None:
+    assert ranks[2].run(fault_with, place, faulty_rank) == [expected_fault, expected_fault]

@@ -1,6 +1,6 @@
-"""A short training run under a layout, with everything recorded that must not depend on it.
+"""A short training run under a layout, with a record of everything that must not depend on the layout.
 
-The batches are made up here, so that nothing but the layout differs; the model, the step, the optimizer and the
+The batches are synthetic, so that nothing but the layout differs; the model, the step, the optimizer and the
 collectives are the product's.
 """
 
@@ -64,41 +64,41 @@ class Degrees(plan_degrees.Degrees, Options):
     num_micro_batches: None = None
     """As many as it takes."""
     placements: tuple[Placement, ...] | None = None
-    """As the planner has them, where they are left out."""
+    """The planner's placements if None."""
 
     def __str__(self) -> str:
         default = Degrees()
-        named = (f"{name}={value}" for name, value in vars(self).items() if value != getattr(default, name))
-        return ",".join(named) or "one process"
+        settings = (f"{name}={value}" for name, value in vars(self).items() if value != getattr(default, name))
+        return ",".join(settings) or "one process"
 
     @property
     def workers(self) -> int:
         return self.expert * self.expert_tensor * self.data
 
     def plan(self, num_groups: int) -> Plan:
-        nothing = MemoryEstimate(**dict.fromkeys(MemoryEstimate.model_fields, 0))
+        no_memory = MemoryEstimate(**dict.fromkeys(MemoryEstimate.model_fields, 0))
         no_time = TimeEstimate()
         groups_per_rank = -(-num_groups // (self.workers // self.tensor))
-        degrees = {each.name: getattr(self, each.name) for each in fields(plan_degrees.Degrees)}
-        options = {each.name: getattr(self, each.name) for each in fields(Options)}
+        degrees = {field.name: getattr(self, field.name) for field in fields(plan_degrees.Degrees)}
+        options = {field.name: getattr(self, field.name) for field in fields(Options)}
         options["num_micro_batches"] = -(-groups_per_rank // self.micro_batch_groups)
         return Plan(
             num_workers=self.workers, degrees=plan_degrees.Degrees(**degrees), options=Options(**options),
             placements=self.placements,
-            device="cpu", device_type="cpu", memory=nothing, predicted=no_time, tokens_per_step=1, reasons=(),
+            device="cpu", device_type="cpu", memory=no_memory, predicted=no_time, tokens_per_step=1, reasons=(),
         )  # fmt: skip
 
 
 def global_batch(shape: Shape, vocabulary: int, step_number: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(source, target_in, target_out) of a step: rows of many lengths, padded at their ends."""
+    """(source, target_in, target_out) of a step: rows of many lengths, padded at their ends"""
     generator = torch.Generator().manual_seed(1000 + step_number % 2)  # two batches in turn, to be learned
     rows = shape.groups * shape.rows
 
     def tokens(length: int) -> Tensor:
-        filled = torch.randint(4, vocabulary, (rows, length), generator=generator)
+        values = torch.randint(4, vocabulary, (rows, length), generator=generator)
         lengths = torch.randint(1, length + 1, (rows, 1), generator=generator)
         lengths[0] = length
-        return torch.where(torch.arange(length) < lengths, filled, 0)
+        return torch.where(torch.arange(length) < lengths, values, 0)
 
     source, target_out = tokens(shape.source), tokens(shape.target)
     target_in = torch.cat((torch.ones(rows, 1, dtype=torch.int64), target_out[:, :-1]), 1)
@@ -107,18 +107,18 @@ def global_batch(shape: Shape, vocabulary: int, step_number: int) -> tuple[Tenso
 
 def rank_batch(layout: Layout, plan: Plan, shape: Shape, vocabulary: int, step_number: int) -> RankBatch:
     source, target_in, target_out = global_batch(shape, vocabulary, step_number)
-    here = layout.local_groups(shape.groups)
+    local_groups = layout.local_groups(shape.groups)
     counts = [
         BatchCounts(shape.groups, shape.groups * shape.rows, int((side != 0).sum())) for side in (source, target_out)
     ]
     micro_batches = []
     for index in range(plan.options.num_micro_batches):
-        first = min(here.start + index * plan.options.micro_batch_groups, here.stop)
-        rows = slice(first * shape.rows, min(first + plan.options.micro_batch_groups, here.stop) * shape.rows)
+        first = min(local_groups.start + index * plan.options.micro_batch_groups, local_groups.stop)
+        rows = slice(first * shape.rows, min(first + plan.options.micro_batch_groups, local_groups.stop) * shape.rows)
         context = BatchContext(step_number, 5, True, rows.start, shape.rows, *reversed(counts))
         sides = (side[rows].to(layout.device) for side in (source, target_in, target_out))
         micro_batches.append(PairsBatch(*sides, context))
-    num_sources, num_targets = (each.num_tokens for each in counts)
+    num_sources, num_targets = (count.num_tokens for count in counts)
     return RankBatch(step_number, micro_batches, num_targets, num_sources + num_targets)
 
 
@@ -132,7 +132,7 @@ def batch_of(layout: Layout, plan: Plan, shape: Shape, model_spec: Model, step_n
 
 
 def task_of(model_spec: Model, train: TrainSpec, learned: str = ALL) -> Task[Any, Any]:
-    """The task of a job, of whose data nothing is read."""
+    """The task of a job whose data is never read."""
     if isinstance(model_spec, TranslationModelSpec):
         pairs = JsonlSpec.model_construct()
         return TranslationTask(JobSpec.model_construct(model=model_spec, train=train, data=pairs))
@@ -141,7 +141,7 @@ def task_of(model_spec: Model, train: TrainSpec, learned: str = ALL) -> Task[Any
 
 
 def state_of(model_spec: Model, train: TrainSpec, layout: Layout, learned: str = ALL) -> TrainState:
-    """A model that begins its training, with the weights of its folder where it names one."""
+    """State at the start of training, with the weights of the model's folder if it has one."""
     state = TrainState.build(task_of(model_spec, train, learned), layout)
     if isinstance(model_spec, LanguageModelSpec) and model_spec.from_folder is not None:
         state.task.begin(state.model, layout, None)
@@ -151,76 +151,78 @@ def state_of(model_spec: Model, train: TrainSpec, layout: Layout, learned: str =
     return state
 
 
-def indices_here(part: ParameterShard, layout: Layout) -> Tensor:
-    """Which elements of the whole this rank's part has, in its shape: cut up as `torch.chunk` does, axis by axis."""
-    here = torch.arange(part.shape.numel()).view(part.shape)
+def local_indices(part: ParameterShard, layout: Layout) -> Tensor:
+    """Indices of this rank's part in the full tensor, in the part's shape: split as by `torch.chunk`, axis by axis."""
+    indices = torch.arange(part.shape.numel()).view(part.shape)
     for axis, dim in part.splits:
-        chunks, nothing = here.chunk(layout.degree(axis), dim), here.narrow(dim, 0, 0)
-        here = chunks[layout.index(axis)] if layout.index(axis) < len(chunks) else nothing
-    return here
+        chunks, empty = indices.chunk(layout.degree(axis), dim), indices.narrow(dim, 0, 0)
+        indices = chunks[layout.index(axis)] if layout.index(axis) < len(chunks) else empty
+    return indices
 
 
-class Whole:
-    """Puts together what ranks have parts of."""
+class FullTensors:
+    """Full tensors, gathered from the parts of ranks."""
 
     def __init__(self, parameters: list[LocalParameter], layout: Layout) -> None:
         self._parameters, self._layout = parameters, layout
-        self._sizes = [each.part.shape.numel() for each in parameters]
-        here, first = [], 0
-        for each, size in zip(parameters, self._sizes, strict=True):
-            here.append(first + indices_here(each.part, layout).reshape(-1))
+        self._sizes = [parameter.part.shape.numel() for parameter in parameters]
+        indices, first = [], 0
+        for parameter, size in zip(parameters, self._sizes, strict=True):
+            indices.append(first + local_indices(parameter.part, layout).reshape(-1))
             first += size
-        self._indices: list[Any] = [torch.cat(here)]
-        """Of each rank, where what it holds lies in all parameters end to end."""
+        self._indices: list[Any] = [torch.cat(indices)]
+        """Indices of each rank's elements in all parameters end to end."""
         if layout.world_group is not None:
             self._indices = [None] * layout.world_size
-            dist.all_gather_object(self._indices, torch.cat(here))
-        self._most = max(len(indices) for indices in self._indices)
+            dist.all_gather_object(self._indices, torch.cat(indices))
+        self._max_length = max(len(indices) for indices in self._indices)
 
     def gradients(self) -> dict[str, Tensor]:
         """Every gradient in full."""
-        return self.of([each.local.grad.cpu() for each in self._parameters])  # type: ignore[union-attr]
+        return self.gather([parameter.local.grad.cpu() for parameter in self._parameters])  # type: ignore[union-attr]
 
-    def of(self, parts_here: list[Tensor]) -> dict[str, Tensor]:
-        """In full, what each rank has of each parameter. A part that several ranks have must be the same."""
-        here = torch.cat([part.reshape(-1) for part in parts_here])
-        everyone = [functional.pad(here, (0, self._most - here.numel()))]
+    def gather(self, local_parts: list[Tensor]) -> dict[str, Tensor]:
+        """Full tensors by name, from this rank's part of each. A part that several ranks have must be the same."""
+        local_values = torch.cat([part.reshape(-1) for part in local_parts])
+        rank_values = [functional.pad(local_values, (0, self._max_length - local_values.numel()))]
         if self._layout.world_group is not None:
-            parts = [torch.empty_like(everyone[0]) for _ in range(self._layout.world_size)]
-            dist.all_gather(parts, everyone[0])
-            everyone = parts
-        whole = here.new_full((sum(self._sizes),), torch.nan)
-        for indices, part in zip(self._indices, everyone, strict=True):
-            part, known = part[: len(indices)], whole[indices]
-            torch.testing.assert_close(torch.where(known.isnan(), part, known), part, rtol=1e-12, atol=1e-14)
-            whole[indices] = part
-        assert not whole.isnan().any(), "some of it is nobody's"
-        named = zip(self._parameters, whole.split(self._sizes), strict=True)
-        return {each.name: gradient.view(each.part.shape) for each, gradient in named}
+            parts = [torch.empty_like(rank_values[0]) for _ in range(self._layout.world_size)]
+            dist.all_gather(parts, rank_values[0])
+            rank_values = parts
+        full_values = local_values.new_full((sum(self._sizes),), torch.nan)
+        for indices, part in zip(self._indices, rank_values, strict=True):
+            part, earlier_values = part[: len(indices)], full_values[indices]
+            torch.testing.assert_close(
+                torch.where(earlier_values.isnan(), part, earlier_values), part, rtol=1e-12, atol=1e-14
+            )
+            full_values[indices] = part
+        assert not full_values.isnan().any(), "no rank has some elements"
+        pairs = zip(self._parameters, full_values.split(self._sizes), strict=True)
+        return {parameter.name: gradient.view(parameter.part.shape) for parameter, gradient in pairs}
 
 
 def _gather_rows(rows: dict[int, Tensor], layout: Layout) -> dict[int, Tensor]:
     """Every data rank's rows in rank order, by layer; ranks may have different numbers of them."""
     if layout.world_group is None:
         return rows
-    everyone: list[Any] = [None] * layout.world_size
-    dist.all_gather_object(everyone, {} if layout.index("tensor") else rows)
-    return {layer: torch.cat([each[layer] for each in everyone if each]) for layer in rows}
+    rank_rows: list[Any] = [None] * layout.world_size
+    dist.all_gather_object(rank_rows, {} if layout.index("tensor") else rows)
+    return {layer: torch.cat([local_rows[layer] for local_rows in rank_rows if local_rows]) for layer in rows}
 
 
-def decided(routing: Routing) -> Tensor:
-    """bool `[T, E]`: who goes where, whoever chooses."""
+def decision_table(routing: Routing) -> Tensor:
+    """bool `[T, E]`: which tokens go to which experts, whether tokens or experts choose."""
     num_tokens = routing.assignments.first_by_token.shape[0]
     table = torch.zeros(num_tokens, routing.load.shape[0], dtype=torch.bool)
     table[routing.assignments.token.cpu(), routing.assignments.expert.cpu()] = True
     return table
 
 
-def _note_decisions(decisions: dict[int, list[Tensor]], layer: MoELayer, _given: Any, output: Any) -> None:
-    """What is computed again in the backward pass must decide as it did before, and is not counted again."""
+def _note_decisions(decisions: dict[int, list[Tensor]], layer: MoELayer, _inputs: Any, output: Any) -> None:
+    """Decisions that recomputation repeats must equal the first ones, and are not counted again."""
     if not torch.is_grad_enabled():
-        return  # of the model beneath an adapter, which a preference is compared with
-    table, so_far = decided(output[1]), decisions.setdefault(layer.layer, [])
+        return  # of the reference model in preference tuning
+    table, so_far = decision_table(output[1]), decisions.setdefault(layer.layer, [])
     if torch._C._current_graph_task_id() == -1:
         so_far.append(table)
     else:
@@ -234,42 +236,42 @@ def run(
     shape: Shape,
     num_steps: int,
     keep_gradients: bool = False,
-    collapsed: bool = False,
+    collapse_routers: bool = False,
     backend: str | None = None,
     device: str = "cpu",
 ) -> list[dict[str, Any]]:
-    """One record a step: losses, the grad norm, every gradient's norm (or the gradients), and all routing; in the last
-    one the norm of every parameter, of AdamW's second moments, and of routers' biases, after it. `digests` are of these
-    tensors in full.
+    """One record per step: losses, the gradient norm, every gradient's norm (or the gradients), and all routing; the
+    last record also has the norms of every parameter, of AdamW's second moments and of routers' biases after that step.
+    `digests` are those of the full tensors.
 
-    `collapsed` starts from routers of zeros: every token ties, so all choose experts 0 and 1. `backend` multiplies in
-    the experts; one product an expert where left out. On `cuda` each rank has a GPU of its own.
+    `collapse_routers` starts from routers of zeros: every token ties, so all choose experts 0 and 1. `backend`
+    multiplies in the experts; None is one product per expert. On `cuda` each rank has a GPU of its own.
     """
     plan = degrees.plan(shape.groups)
     if device == "cuda" and degrees.workers > 1:
         device = f"cuda:{dist.get_rank()}"
     layout = Layout.build(plan, device)
     state = state_of(model_spec, train.model_copy(update={"seed": 3}), layout, shape.learned)
-    if collapsed:
+    if collapse_routers:
         with torch.no_grad():
-            for each in state.parameters:
-                if each.name.endswith("router"):
-                    each.local.zero_()
+            for parameter in state.parameters:
+                if parameter.name.endswith("router"):
+                    parameter.local.zero_()
     if backend is not None:
         for layer in state.moe_layers.local_layers.values():
             layer.experts.costs = {backend: Cost(0.0, 0.0)}
     decisions: dict[int, list[Tensor]] = {}
     for layer in state.moe_layers.local_layers.values():
         layer.register_forward_hook(partial(_note_decisions, decisions))
-    trained = [each for each in state.parameters if each.local.requires_grad]
-    records, whole = [], Whole(trained, layout)
+    trained_parameters = [parameter for parameter in state.parameters if parameter.local.requires_grad]
+    records, full_tensors = [], FullTensors(trained_parameters, layout)
     for number in range(1, num_steps + 1):
         decisions.clear()
         batch = batch_of(layout, plan, shape, model_spec, number)
         result = step(state, batch, Signals())
         assert result.record.is_finite
-        assert all(each.local.requires_grad or each.local.grad is None for each in state.parameters)
-        gradients, plain = whole.gradients(), result.record.to_plain()
+        assert all(parameter.local.requires_grad or parameter.local.grad is None for parameter in state.parameters)
+        gradients, plain = full_tensors.gradients(), result.record.to_plain()
         records.append(
             {
                 **{name: plain[name] for name in ("loss", "nll", "aux_loss", "z_loss", "grad_norm", "layers")},
@@ -282,13 +284,19 @@ def run(
                 "digests": {"gradients": digest_of_tensors(gradients.values())},
             }
         )
-    left = {"parameters": Whole(state.parameters, layout).of([each.local.detach().cpu() for each in state.parameters])}
+    final_tensors = {
+        "parameters": FullTensors(state.parameters, layout).gather(
+            [parameter.local.detach().cpu() for parameter in state.parameters]
+        )
+    }
     if isinstance(state.optimizer, torch.optim.AdamW):
-        left["moments"] = whole.of([state.optimizer.state[each.local]["exp_avg_sq"].cpu() for each in trained])
+        final_tensors["moments"] = full_tensors.gather(
+            [state.optimizer.state[parameter.local]["exp_avg_sq"].cpu() for parameter in trained_parameters]
+        )
     biases = {number: layer.router_bias for number, layer in state.moe_layers.local_layers.items()}
-    left["biases"] = {str(number): bias.cpu() for number, bias in biases.items() if bias is not None}
-    for kind, in_full in left.items():
-        records[-1][kind] = {name: tensor.norm().item() for name, tensor in in_full.items()}
-        records[-1]["digests"][kind] = digest_of_tensors(in_full.values())
+    final_tensors["biases"] = {str(number): bias.cpu() for number, bias in biases.items() if bias is not None}
+    for kind, tensors in final_tensors.items():
+        records[-1][kind] = {name: tensor.norm().item() for name, tensor in tensors.items()}
+        records[-1]["digests"][kind] = digest_of_tensors(tensors.values())
     layout.close()
     return records

@@ -114,7 +114,7 @@ def test_files_that_are_not_plans_are_refused(tmp_path: Path, monkeypatch: pytes
         sharding.ShardingPlan.load("plan.json")
 
 
-def refused_here() -> list[dict[str, Any]]:
+def problems_as_dicts() -> list[dict[str, Any]]:
     return [
         problem.to_dict()
         for problem in planning_problems(Plain(), hints={"first.weight": torch.float32}, cluster=cores(2))
@@ -122,7 +122,7 @@ def refused_here() -> list[dict[str, Any]]:
 
 
 def test_all_ranks_raise_a_problem_whose_value_is_not_plain_data(ranks: Pools) -> None:
-    first, second = ranks[2].run(refused_here)
+    first, second = ranks[2].run(problems_as_dicts)
     assert first == second
     refusals.check(first, [("wrong_type", "hints['first.weight']", ANY)])
 

@@ -24,7 +24,7 @@ from moe.sharding.saved import index, tensor_file
 from moe.sharding.saved.load import Checkpoint
 from moe.spec import ProblemCode
 from moe.storage.folder import Folder
-from tests.parity.gloo_ranks import Pools, many_with_torch
+from tests.parity.gloo_ranks import Pools, forkserver_with_torch
 from tests.refusals import refused, refused_for
 from tests.sharding.modules import mean_square, perceptron
 from tests.sharding.odd import Odd, random_hints
@@ -273,7 +273,7 @@ def _save_forever(folder: str, pipe: Any) -> None:
 
 @pytest.mark.slow
 def test_a_process_killed_while_saving_leaves_a_complete_checkpoint(tmp_path: Path):
-    context = many_with_torch()
+    context = forkserver_with_torch()
     for attempt in range(4):
         parent_pipe, child_pipe = context.Pipe()
         process = context.Process(target=_save_forever, args=(str(tmp_path), child_pipe), daemon=True)
