@@ -1,6 +1,6 @@
-"""SHA-256 digests of what a trajectory records: equal where every bit is equal, whatever its parameters are called.
+"""SHA-256 digests of a trajectory's records: equal if every bit is equal, independent of names of parameters.
 
-That is a claim about two commits on one machine: another processor, torch or number of threads rounds otherwise.
+This holds for two commits on one machine: another processor, torch version or number of threads rounds differently.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
-"""Runs of language models on several ranks: from one layout's checkpoint to another's, from another job's, with parts
-frozen; and one report whatever the layout."""
+"""Runs of language models on several ranks: from the checkpoint of another layout, from that of another job, with
+frozen parts; and the same report under every layout."""
 
 from pathlib import Path
 from typing import Any

@@ -19,7 +19,7 @@ GAP = 1e-6
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a module computes."""
+    """The computation of a module."""
 
     shape: tuple[int, ...]
     """Of its input."""
@@ -242,7 +242,7 @@ def _cat(m: _Maker, x: Tensor) -> Tensor:
     dim = m.dim(x)
     shape = [m.int(1, 4) if d == dim else size for d, size in enumerate(x.shape)]
     candidates = [y for y in m.tensors if y.dim() == x.dim() and
-             all(d == dim or size == y.shape[d] for d, size in enumerate(x.shape))]  # fmt: skip
+                  all(d == dim or size == y.shape[d] for d, size in enumerate(x.shape))]  # fmt: skip
     return torch.cat(m.draw.sample([x, m.draw.choice(candidates), m.parameter(*shape)], m.int(2, 3)), dim)
 
 

@@ -106,7 +106,7 @@ def test_forms_on_gpus_split_batch_and_heads(name: str) -> None:
     else:
         lse = torch.empty(LSE if "efficient" in name else (2, 4, 8), device="meta")
         other_results = [8 if "Int" in str(result.type) else torch.empty((), device="meta")
-                  for result in target._schema.returns[2:]]  # fmt: skip
+                         for result in target._schema.returns[2:]]  # fmt: skip
         node.meta["val"] = (arguments[0], lse, *other_results)
     options = {option.factor: option for option in rule_of(node).axis_options()}
     assert set(options) == {None, "b", "k"}

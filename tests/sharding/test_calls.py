@@ -130,7 +130,7 @@ def round_trip(plan: sharding.ShardingPlan) -> sharding.ShardingPlan:
 
 
 def wrong_calls(form: str) -> list[str]:
-    """What differs on this rank from one device."""
+    """Differences from one device on this rank."""
     kind, sample, hint_name, calls = FORMS[form]
     torch.manual_seed(1)
     module, loss, wrong = kind().to(D), loss_of if kind in (Hub, OfPair) else None, []

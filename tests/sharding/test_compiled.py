@@ -11,7 +11,7 @@ from tests.sharding.test_gshard import small
 
 
 def compile_on_ranks(backend: str) -> list[str]:
-    """What differs from the program without torch.compile."""
+    """Differences from the program without torch.compile."""
     module, batch = small(True)
     applied = sharding.apply(module, sharding.plan(module, batch, cores(2), mesh={"a": 2}))
     results = []

@@ -76,7 +76,7 @@ def differences(
 
 
 def train_on_ranks(mesh: Mesh, seed: int) -> list[str]:
-    """What differs from one device after steps with clipping."""
+    """Differences from one device after steps with clipping."""
     module, applied, batch = applied_on(mesh, seed)
     pair = [steps(model, torch.optim.AdamW(model.parameters(), 1e-2), batch, 3) for model in (applied, module)]
     wrong = [] if pair[0] == pytest.approx(pair[1], rel=1e-10) else [str(pair)]

@@ -199,7 +199,7 @@ def test_submodules_named_like_an_attribute_of_applied_modules_are_refused(name:
 
 
 class SharedBuffer(nn.Module):
-    """A buffer with two names, of which one is used."""
+    """A buffer with two names, one of which is used."""
 
     used: Tensor
 

@@ -182,7 +182,7 @@ MODULES: dict[str, Callable[[], Odd]] = {
 
 
 def wrong_on_ranks(name: str, is_hinted: bool) -> list[str]:
-    """What differs on this rank from one device."""
+    """Differences from one device on this rank."""
     torch.manual_seed(0)
     module, x = MODULES[name](), torch.randn(8, 6, dtype=D)
     if name == "integers":

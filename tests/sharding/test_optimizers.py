@@ -36,7 +36,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
     "Adadelta": {"lr": (1.0,), "weight_decay": DECAYS, "maximize": TRUTH},
     "ASGD": {"lr": (1e-2,), "t0": (1.0, 1e6), "weight_decay": DECAYS, "maximize": TRUTH},
 }
-"""Options of elementwise optimizers, of which one each is drawn."""
+"""Options of elementwise optimizers; one value of each option is drawn."""
 FUSED = ("Adam", "AdamW")
 """Optimizers whose fused form DTensors support on CPUs."""
 WITHOUT_SHARDS = ("Rprop",)
@@ -182,7 +182,7 @@ def test_local_steps_equal_one_device(ranks: Pools, mesh: dict[str, int], seed: 
 
 
 def states_on_ranks() -> list[str]:
-    """What differs between states and losses of local steps and of steps on DTensors."""
+    """Differences in states and losses between local steps and steps on DTensors."""
     module, batch = odd()
     applied, wrong = apply_on_ranks((module, batch), SPLIT), []
     start = {name: local(parameter.detach()).clone() for name, parameter in applied.named_parameters()}
@@ -232,7 +232,7 @@ def test_local_steps_restore_parameters_after_an_error():
 
 
 def fused_on_ranks(micro_batches: int) -> list[str]:
-    """What differs from one device after fused steps on shards with padding at the end of each row."""
+    """Differences from one device after fused steps on shards with padding at the end of each row."""
     torch.manual_seed(0)
     module, batch = perceptron(5, 4, 3).double(), (torch.randn(4, 5, dtype=torch.float64),)
     applied = apply_on_ranks((module, batch), {"layers.0.weight": sharding.Split(1)}, micro_batches=micro_batches)
@@ -306,8 +306,8 @@ def test_other_optimizers_are_unchanged_and_modules_are_released():
 
 
 def scaled_on_ranks() -> list[str]:
-    """What differs from one device after steps with a gradient scaler, of which the second has an infinite gradient on
-    the last rank alone."""
+    """Differences from one device after steps with a gradient scaler. In the second step only the last rank has an
+    infinite gradient."""
     wrong = []
     for options in ({"foreach": False}, {"fused": True}):
         for unscales in (False, True):

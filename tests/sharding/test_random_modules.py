@@ -67,7 +67,7 @@ def magnitudes(captured_graph: CapturedGraph, module: torch.nn.Module, sample: t
 def wrong_results(
     captured_graph: CapturedGraph, module: torch.nn.Module, sample: tuple[Tensor, ...], assignment: Assignment
 ) -> list[str]:
-    """What differs from one device by more than 1e-10 of the program on absolute values."""
+    """Differences from one device by more than 1e-10 of the program on absolute values."""
     expected, program = on_one_device(module, sample), program_of(captured_graph, assignment)
     sizes = magnitudes(captured_graph, module, sample)
     output_sizes, gradient_sizes = sizes[: len(expected.outputs)], sizes[-len(program.gradients) :]
