@@ -4,7 +4,7 @@ translation model, of a language model of every kind of attention, and of adapte
     python -m tests.parity [--part K/N] [--into FOLDER]     runs the grid, or one part of it
     python -m tests.parity --compare BEFORE AFTER           two such folders, of two commits on one machine, bit for bit
 
-Each row is left in the folder as it is found, and one of the same commit is not run again; the part that finds all rows
+Each finished row is stored in the folder, and a row of the same commit is not run again. The part that finds all rows
 there writes the tables.
 """
 

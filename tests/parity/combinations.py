@@ -40,11 +40,11 @@ LAYOUTS: dict[str, tuple[Degrees, ...]] = {
         Degrees(expert=4, ranks_per_node=2, tensor=2, fsdp=2), Degrees(expert=2, expert_tensor=2, ranks_per_node=2),
     ),
 }  # fmt: skip
-"""On 1, 2 and 4 ranks, by what is spread."""
+"""Layouts on 1, 2 and 4 ranks, by kind."""
 
 
 def with_option(degrees: Degrees, option: str) -> Degrees | None:
-    """The same layout with an option of the plan; None where it has nothing to act on."""
+    """The same layout with an option of the plan; None if the option has no effect there."""
     exchanges = degrees.expert * degrees.expert_tensor > 1
     match option:
         case "without" | "Adafactor":
@@ -54,7 +54,7 @@ def with_option(degrees: Degrees, option: str) -> Degrees | None:
         case "recomputation, full":
             return replace(degrees, recompute="full")
         case "accumulation":
-            # Without it all groups of a rank are taken at once: here one at a time.
+            # One group at a time instead of all groups of a rank at once.
             return replace(degrees, micro_batch_groups=1)
         case "chunks":
             return replace(degrees, num_chunks=3) if exchanges else None
@@ -110,7 +110,7 @@ REFUSED: tuple[tuple[Degrees, str, str], ...] = (
     (Degrees(expert=4, tensor=4), "model.num_heads", "2 heads on 4 ranks"),
     (Degrees(expert_tensor=5), "model.moe.hidden_dim", "24 hidden units on 5 ranks"),
 )
-"""(layout, the path of the problem, why) where the model does not divide."""
+"""(layout, path of the problem, reason) of layouts that do not divide the model"""
 
 
 def model_of(**moe: object) -> TranslationModelSpec:
@@ -150,13 +150,13 @@ def run_on(ranks: Pools, degrees: Degrees, *arguments: object) -> list[dict]:
 
 
 def option_of(number: int, degrees: Degrees) -> str:
-    """The option whose turn it is, or the next that has something to act on."""
+    """The option whose turn it is, or the next one that has an effect."""
     turn = (OPTIONS[(number + offset) % len(OPTIONS)] for offset in range(len(OPTIONS)))
     return next(option for option in turn if with_option(degrees, option))
 
 
 def assert_bit_identical(ranks: Pools, degrees: Degrees, model: Model, num_steps: int) -> None:
-    """The same layout twice, in float32: not a bit of losses and gradients differs."""
+    """Run the same layout twice in float32; fail if any bit of losses or gradients differs."""
     first, second = (run_on(ranks, degrees, model, train_of("float32"), Shape(), num_steps, True) for _ in range(2))
     for first_record, second_record in zip(first, second, strict=True):
         assert first_record["loss"] == second_record["loss"]

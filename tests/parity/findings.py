@@ -70,7 +70,7 @@ def read_all(folder: Path) -> Findings:
 
 
 def differences(before: Findings, after: Findings) -> list[str]:
-    """A line for each trajectory that is not the same in every bit, or is not in both."""
+    """A line for each trajectory that differs in any bit or is not in both."""
     lines = []
     for trajectory in {**before.digests, **after.digests}:
         first, second = (findings.digests.get(trajectory) for findings in (before, after))

@@ -76,7 +76,7 @@ def _with_adapter(draw: st.DrawFn, spec: LanguageModelSpec) -> LanguageModelSpec
 def _with(spec: LanguageModelSpec, adapter: dict[str, Any]) -> LanguageModelSpec | None:
     try:
         return LanguageModelSpec(**{**spec.model_dump(), "adapter": adapter})
-    except SpecError:  # of a model that has nothing that a target names, or no such rank
+    except SpecError:  # a target matches nothing in the model, or the rank is too large
         return None
 
 

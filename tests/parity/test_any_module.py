@@ -38,7 +38,7 @@ class Block(nn.Module):
 
 
 class Guesser(nn.Module):
-    """The word after each word: a table that is also the head, a mixer at two places, a frozen one, a scalar."""
+    """Predicts the next word: a table that is also the head, a mixer used twice, a frozen layer, a scalar."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ LAYOUTS = (
 
 
 def place(model: nn.Module, layout: Layout, blocks: Mapping[str, str]) -> None:
-    """Experts over their axes, everything else but scalars and the mixer over FSDP."""
+    """Place experts over their axes, and everything else except scalars and the mixer over FSDP."""
     placements = []
     for name, parameter in model.named_parameters():
         default_splits = (("fsdp", 0),) if parameter.dim() and ".mixer." not in name else ()

@@ -1,4 +1,4 @@
-"""A rank killed in the middle of a run: nothing half-committed counts, and the next group takes the same course."""
+"""A rank killed in the middle of a run: only committed checkpoints count, and the next group takes the same course."""
 
 import os
 import time
@@ -120,7 +120,7 @@ def fine_tune(folder):
 
 
 def adapter_of(storage, folder):
-    """Tensors of the adapter that a finished run has made."""
+    """Tensors of the adapter of a finished run."""
     save_checkpoint_as_folder(str(stored_in(storage, 12)), folder)
     return load_file(folder / "adapter_model.safetensors")
 
@@ -136,7 +136,7 @@ def test_a_killed_fine_tune_goes_on_to_the_same_losses_and_adapter(ranks, tmp_pa
     with two_ranks(spec, storage, cache, tmp_path / "rendezvous") as (workers, answer):
         has_come = lambda names: names and markers.order(names[0])[0] >= step  # noqa: E731
         await_committed(checkpoints, has_come, workers[rank], answer)
-        for _ in range(looks):  # somewhere within a step, or what is written after it
+        for _ in range(looks):  # at some point within a step or while its files are written
             markers.list_committed(checkpoints)
         workers[rank].kill()
         workers[rank].join()

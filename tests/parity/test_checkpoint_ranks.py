@@ -1,4 +1,4 @@
-"""Checkpoints between numbers of ranks, and runs on several: the same tensors, the same course."""
+"""Checkpoints loaded by other numbers of ranks, and runs on several ranks: the same tensors, the same course."""
 
 import pickle
 
@@ -169,7 +169,7 @@ def test_two_ranks_resume_bit_by_bit_and_report_the_same(ranks, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_numbers_of_ranks(ranks, tmp_path):
-    """float64, where layouts agree: 2 ranks, then 1, then 4 (one of them without a group) go as one process does."""
+    """In float64, where layouts agree: 2 ranks, then 1, then 4 (one without a group) compute what one process does."""
     data, folders = corpus(tmp_path), (f"{tmp_path}/many", tmp_path / "cache")
     spec = job(data, workers=2, train={"dtype": "float64", "num_steps": 6, "batch_tokens": 192})
     _, expected, *_, report = run_course(spec, f"{tmp_path}/one", tmp_path / "cache")

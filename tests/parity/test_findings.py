@@ -104,7 +104,7 @@ def test_the_digests_of_a_trajectory_see_each_thing_that_it_records() -> None:
 
 
 def test_the_grid_meets_every_kind_of_attention_and_of_adapter() -> None:
-    """In the rows of the language model, whose models take turns; and under each layout that splits adapters."""
+    """In rows of the language model, whose models take turns, and under each layout that splits adapters."""
     language_rows = [index for index, name in enumerate(NAMES) if name.startswith("language, ")]
     assert len(language_rows) == sum(name.startswith("translation, ") for name in NAMES)
     combinations = {

@@ -1,4 +1,4 @@
-"""The ranks that these tests run on: a run that fails leaves nothing to the next one."""
+"""The ranks of these tests: a run that fails leaves nothing to the next one."""
 
 import psutil
 import pytest

@@ -97,7 +97,7 @@ def test_random_models_are_trained_alike(ranks: Pools, data: st.DataObject) -> N
     if spec.moe is None:
         degrees = Degrees(data=degrees.workers, tensor=degrees.tensor, fsdp=degrees.workers // degrees.tensor)
     optimizers = [train_of().optimizer, AdafactorSpec(name="adafactor", eps=1e-18)]
-    freezes = FREEZES if spec.adapter is None else FREEZES[:1]  # else nothing may be left to train
+    freezes = FREEZES if spec.adapter is None else FREEZES[:1]  # otherwise no parameter may be left to train
     train = train_of(
         optimizer=data.draw(st.sampled_from(optimizers), "optimizer"),
         freeze=data.draw(st.sampled_from(freezes), "freeze"),
@@ -111,7 +111,7 @@ def test_random_models_are_trained_alike(ranks: Pools, data: st.DataObject) -> N
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("degrees", [Degrees(expert=4), Degrees(data=4, fsdp=4, expert_fsdp=4)], ids=str)
 def test_ranks_without_a_group(ranks: Pools, degrees: Degrees, attention: str, is_adapted: bool) -> None:
-    """They take part with no rows in every exchange of every kind of attention; adapters have dropout."""
+    """Such ranks take part in every exchange without rows, for every kind of attention; adapters have dropout."""
     plain, shape = language_model(attention), Shape(groups=3)
     spec = model_with_adapter(attention, 0.3, router="softmax_topk", shared_hidden_dim=5) if is_adapted else plain
     answer = run_on(ranks, degrees, spec, train_of(), shape, 3)

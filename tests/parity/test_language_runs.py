@@ -97,7 +97,7 @@ FROZEN = ["*.moe.router", "embedding.*"]
 def test_a_job_that_starts_from_another(
     ranks: Pools, tmp_path: Path, before: list[str], after: list[str], workers: int, parallel: dict[str, Any]
 ) -> None:
-    """A job that trains fewer parameters from there on computes the same on several ranks as on one."""
+    """The new job, which trains fewer parameters, computes the same on several ranks as on one."""
     cache, source = tmp_path / "cache", f"{tmp_path}/source"
     run_course(spec_of(tmp_path, 1, "GQA", {}, num_steps=2, freeze=before), source, cache)
     checkpoints = Folder(f"{source}/checkpoints")

@@ -20,7 +20,7 @@ FOLDED = Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2)
 SHARDS = plan_degrees.ShardCounts(tensor=2, fsdp=2, expert=2, expert_fsdp=2)
 ALTERED = {
     "encoder.*.attention.query.weight": (("tensor", 0), ("fsdp", 1)),  # the other dimension
-    "decoder.*.cross_attention.output.weight": (("tensor", 1), ("fsdp", 1)),  # the same as tensor ranks
+    "decoder.*.cross_attention.output.weight": (("tensor", 1), ("fsdp", 1)),  # the dimension that tensor ranks split
     "encoder.*.norm.weight": (),  # on every rank
     "encoder.*.feed_forward.moe.experts.w_in": (("expert", 0), ("expert_fsdp", 2)),
     "decoder.*.feed_forward.moe.experts.w_out": (("expert", 0),),

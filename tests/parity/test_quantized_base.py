@@ -32,7 +32,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"hidden_size": 80, "kv_lora_rank": 66, "intermediate_size": 88, "moe_intermediate_size": 20},
     "qwen3_next": {"hidden_size": 66, "num_key_value_heads": 4, "moe_intermediate_size": 76},
 }  # fmt: skip
-"""Blocks that are full and some that are not, whose numbers mostly do not divide among ranks."""
+"""Sizes with full and partial blocks; most numbers of blocks cannot be divided among ranks."""
 EVERY_LAYOUT = [degrees for family in LAYOUTS.values() for degrees in family]
 ROWS = Shape(groups=4, rows=1)
 

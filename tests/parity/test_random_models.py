@@ -77,7 +77,7 @@ def test_with_one_key_queries_have_no_gradient_but_rounding(shape: Shape) -> Non
 
 
 TIED = {"lone tokens": (Shape(rows=1, source=1, target=1), 300), "equal tokens": (Shape(rows=16, source=1), 5)}
-"""(batch, vocabulary): groups of one token each, and of tokens that are all the same one at the same position."""
+"""(batch, vocabulary): groups of one token each, and groups of equal tokens at the same position"""
 
 
 @pytest.mark.sample(1)

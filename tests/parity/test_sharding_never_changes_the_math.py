@@ -195,8 +195,8 @@ def test_gradients_of_logits_do_not_see_the_layout(ranks: Pools, degrees: Degree
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("degrees", ONE_STEP, ids=str)
 def test_one_step_of_narrow_numbers(ranks: Pools, degrees: Degrees, dtype: str) -> None:
-    """The error against float64 is at most twice one process's. In float32 routing agrees, as no margin here is a tie;
-    in bfloat16, where tensor ranks add up rounded parts, all but a few choices do."""
+    """The error against float64 is at most twice that of one process. In float32 routing agrees, as there are no ties;
+    in bfloat16, where tensor ranks add rounded parts, all but a few choices agree."""
     exact = run(model_of(), train_of(), ONE, Shape(), 1, True)[0]
     single = run(model_of(), train_of(dtype), ONE, Shape(), 1, True)[0]
     record = run_on(ranks, degrees, model_of(), train_of(dtype), Shape(), 1, True)[0]
@@ -263,7 +263,7 @@ def test_rows_are_held_no_longer_than_they_are_waited_for(ranks: Pools) -> None:
 
 
 def test_what_a_training_pass_exchanges_is_counted_and_nothing_else(ranks: Pools) -> None:
-    """Rows of 16 float32 and their weights go out, outputs come back; their gradients go the other way."""
+    """Rows of 16 float32 and their weights are sent, and outputs come back; gradients go the other way."""
     answers = ranks[2].run(count_traffic, Degrees(expert=2))
     rows_of_both = sum(rows for *_, rows in answers)
     assert rows_of_both > 0

@@ -40,7 +40,7 @@ MESHES = {
 
 
 def model_of(numbers: list[int]) -> nn.Module:
-    """The same layers of these numbers on every rank."""
+    """Layers of these numbers, the same on every rank."""
     specs = {
         number: MoESpec.model_validate({"model_dim": WIDTH, "group_tokens": GROUP_TOKENS, **LAYERS[number]})
         for number in numbers
@@ -65,7 +65,7 @@ def totals(layout: Layout, stages: list[list[int]]) -> tuple[dict, dict[int, lis
     with layers.routings() as routings:
         for layer in layers.local_layers.values():
             layer(rows(layer.layer)[local_groups.start : local_groups.stop], tokens)
-    # The last stage knows the loss: of each group 1.5 nats.
+    # Only the last stage has the loss: 1.5 nats of each group.
     nats = torch.tensor(1.5 * len(local_groups) * (stage == len(stages) - 1), dtype=torch.float64)
     step_totals.add(Loss(nats, nats / 2), routings)
     record, _ = step_totals.reduce(Signals())

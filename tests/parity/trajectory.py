@@ -46,8 +46,8 @@ Model = TranslationModelSpec | LanguageModelSpec
 
 @dataclass(frozen=True)
 class Shape:
-    """The global batch: G groups of R pairs, sources of L positions, targets of N; of a language model R sequences of
-    as many positions as both have."""
+    """The global batch: `groups` groups of `rows` pairs with `source` and `target` positions; for a language model, of
+    `rows` sequences with the positions of both."""
 
     groups: int = 8
     rows: int = 2
@@ -62,7 +62,7 @@ class Degrees(plan_degrees.Degrees, Options):
 
     micro_batch_groups: int = 8
     num_micro_batches: None = None
-    """As many as it takes."""
+    """As many as the groups of a rank need."""
     placements: tuple[Placement, ...] | None = None
     """The planner's placements if None."""
 
@@ -123,7 +123,7 @@ def rank_batch(layout: Layout, plan: Plan, shape: Shape, vocabulary: int, step_n
 
 
 def batch_of(layout: Layout, plan: Plan, shape: Shape, model_spec: Model, step_number: int) -> RankBatch:
-    """This rank's part of the global batch that a model of this kind takes."""
+    """This rank's part of a global batch for a model of this kind."""
     if isinstance(model_spec, TranslationModelSpec):
         return rank_batch(layout, plan, shape, model_spec.source_vocab_size, step_number)
     num_rows, length = shape.groups * shape.rows, shape.source + shape.target
@@ -146,7 +146,7 @@ def state_of(model_spec: Model, train: TrainSpec, layout: Layout, learned: str =
     if isinstance(model_spec, LanguageModelSpec) and model_spec.from_folder is not None:
         state.task.begin(state.model, layout, None)
     for layer in state.moe_layers.local_layers.values():
-        if layer.router_bias is not None and not layer.spec.routing.bias_rate:  # frozen, as a model was loaded with it
+        if layer.router_bias is not None and not layer.spec.routing.bias_rate:  # a frozen bias, as of a loaded model
             layer.router_bias.copy_(torch.linspace(-0.1, 0.1, len(layer.router_bias)))
     return state
 
@@ -202,7 +202,7 @@ class FullTensors:
 
 
 def _gather_rows(rows: dict[int, Tensor], layout: Layout) -> dict[int, Tensor]:
-    """Every data rank's rows in rank order, by layer; ranks may have different numbers of them."""
+    """Rows of all data ranks in rank order, by layer; ranks may have different numbers of rows."""
     if layout.world_group is None:
         return rows
     rank_rows: list[Any] = [None] * layout.world_size

@@ -1,4 +1,4 @@
-"""Plans to look at: of a small stack of layers that are the same, with annotations, and of a residual network."""
+"""Plans to look at: of a small stack of equal layers with annotations, and of a residual network."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""A small module with everything that a parameter may be, and placements for it drawn at random."""
+"""A small module with parameters of every kind, and random placements for it."""
 
 import random
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ Hints = dict[str, sharding.Split | sharding.Replicate | sharding.Shard]
 
 
 class Odd(nn.Module):
-    """Uneven sizes; a scalar, a vector of one, a frozen one, one that nothing uses, a tied one; a batch norm."""
+    """Parameters of uneven sizes: a scalar, a vector of one, a frozen, an unused and a tied one; and a batch norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def odd(seed: int = 0) -> tuple[Odd, tuple[Tensor, Tensor]]:
 
 
 def random_hints(module: nn.Module, mesh: Mapping[str, int], draw: random.Random) -> Hints:
-    """For every parameter that is used: along each axis whole, or split in some dimension. The vector of one is always
+    """Hints for every used parameter: along each axis replicated, or split in some dimension. The vector of one is always
     split, so that some parts are empty."""
     hints: Hints = {}
     for name, parameter in module.named_parameters():

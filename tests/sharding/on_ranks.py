@@ -19,7 +19,7 @@ Hints = Mapping[str, sharding.Split | sharding.Replicate | sharding.Shard]
 
 
 def cores(num_devices: int, memory_bytes: int = 1 << 33) -> Cluster:
-    """Cores joined by links without latency: bytes and arithmetic alone decide, however small a module is."""
+    """Cores joined by links without latency: only bytes and arithmetic decide, also for small modules."""
     return Cluster.model_validate({
         "num_nodes": 1, "devices_per_node": num_devices, "device": "cpu", "memory_bytes": memory_bytes,
         "links": [{"devices": num_devices, "bytes_per_s": 1e10, "latency_s": 0.0}],

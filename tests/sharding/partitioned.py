@@ -101,7 +101,7 @@ def _moves(degrees: tuple[int, ...]) -> Moves:
 
 
 def part_without_padding(program: Program, name: str, full_tensor: Tensor, mesh: ThreadMesh) -> Tensor:
-    """A rank's part of a whole tensor in a program."""
+    """A rank's part of a full tensor in a program."""
     placements = program.placements[name]
     return strip_padding(part_of(full_tensor.detach(), placements, mesh), full_tensor.shape, placements, mesh)
 
@@ -208,7 +208,7 @@ def check_at_random(
 def check_function(
     function: Callable[..., Any], *parameters: tuple[int, ...] | Tensor, inputs: Sequence[Any] = (), **options: Any
 ) -> None:
-    """The same for a function of parameters, random ones of float64 where only the shape is given, and of inputs."""
+    """The same for a function of parameters and inputs. A shape stands for a random parameter of float64."""
     tensors = [
         torch.randn(parameter, dtype=torch.float64) if isinstance(parameter, tuple) else parameter
         for parameter in parameters

@@ -22,7 +22,7 @@ class Recipe:
     """The computation of a module."""
 
     shape: tuple[int, ...]
-    """Of its input."""
+    """Shape of its input."""
     steps: tuple[tuple[str, int], ...]
     """(name in `STEPS`, seed of its choices)"""
 
@@ -140,7 +140,7 @@ def _kink(m: _Maker, x: Tensor) -> Tensor | None:
 
 
 def _binary(m: _Maker, x: Tensor) -> Tensor:
-    """With another tensor or a parameter, broadcast."""
+    """An operation with another tensor or a parameter, broadcast."""
     operand = m.draw.choice(m.tensors)
     try:
         torch.broadcast_shapes(x.shape, operand.shape)
@@ -198,7 +198,7 @@ def _indexed_twice(m: _Maker, x: Tensor) -> Tensor:
 
 
 def _target(m: _Maker, x: Tensor, dim: int, size: int) -> Tensor:
-    """Zeros or a parameter of the shape of `x` but for one dimension."""
+    """Zeros or a parameter, with the shape of `x` except in one dimension."""
     shape = [size if d == dim else other_size for d, other_size in enumerate(x.shape)]
     return torch.zeros(shape, dtype=D) if m.flag() else m.parameter(*shape)
 

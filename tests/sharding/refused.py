@@ -55,14 +55,14 @@ class Plain(nn.Module):
 
 
 def planning_problems(module: nn.Module, sample: Any = BATCH, hints: Any = None, **options: Any) -> tuple[Problem, ...]:
-    """The problems with which planning refuses a module."""
+    """Problems of a module that planning refuses."""
     with pytest.raises(SpecError) as error:
         sharding.plan(module, sample, options.pop("cluster", cores(4)), hints, **{"mesh": MESH} | options)
     return error.value.problems
 
 
 def lines_of(file: str) -> Callable[[str], str]:
-    """A function from a comment at the end of a line to the line's place, as problems name it."""
+    """A function that returns the place of the line with a comment at its end, as problems name it."""
     path = Path(file)
     source = path.read_text().splitlines()
 

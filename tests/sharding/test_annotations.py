@@ -23,7 +23,7 @@ ROWS, REPLICATE = sharding.Split(0), sharding.Replicate()
 
 
 def local_rows(x: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A gather by indices that stay within the part, as only the user knows (the paper's own example)."""
+    """A gather by indices within the part, which only the user can know (the paper's own example)."""
     indices = rows % x.shape[0]
     return x.index_select(0, indices) @ weight, x.sum().view(1)
 
@@ -139,7 +139,7 @@ def uneven_perceptron() -> Built:
 
 
 def slices_in_any_order(array: list[Any], num_axes: int) -> tuple[list[str], Any, tuple[int, ...]]:
-    """(what differs from one device, offsets of this rank's shard of the weight, devices in the plan's order)"""
+    """(differences from one device, offsets of this rank's shard of the weight, devices in the plan's order)"""
     mesh = dict(zip("abc", np.asarray(array).shape, strict=False)) if num_axes > 1 else {"a": 4}
     wrong, plan = differences(uneven_perceptron, mesh, {"layers.0.weight": devices(array), "layers.2.weight": ROWS})
     module, _ = uneven_perceptron()

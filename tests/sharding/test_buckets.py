@@ -23,7 +23,7 @@ from tests.sharding.thread_mesh import ThreadMesh, on_threads
 
 
 def batch_split(captured_graph: CapturedGraph, leaves: int | None = None) -> Assignment:
-    """Everything that can be is split along the batch; parameters are whole, or split in dimension `leaves`."""
+    """Split along the batch wherever possible; parameters are replicated, or split in dimension `leaves`."""
     options = {}
     for node in operators(captured_graph):
         candidates = rule_of(node).axis_options()
@@ -111,7 +111,7 @@ def test_a_full_bucket_is_reduced_at_once(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_few_reductions_are_in_flight(monkeypatch: pytest.MonkeyPatch):
-    """Each of them holds its input."""
+    """Each reduction holds its input."""
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
     module, sample = module_and_sample()
     captured_graph = capture(module, sample)
@@ -129,7 +129,7 @@ def test_few_reductions_are_in_flight(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_exchanges_are_not_delayed_for_later_ones():
-    """A maximum that gradients need does not wait for that of the next layer."""
+    """A maximum that gradients need does not wait for the maximum of the next layer."""
 
     def chain(x: Tensor) -> Tensor:
         x = x / x.amax(0)

@@ -165,7 +165,7 @@ def test_a_plan_stores_samples_by_name(form: str) -> None:
 
 
 def test_random_calls_have_one_form() -> None:
-    """However arguments are passed by position and by name, the module gets the same ones."""
+    """For any mix of positional and keyword arguments the module gets the same values."""
 
     class Echo(nn.Module):
         def forward(self, a: Any, b: Any, c: Any = 0, *, d: Any, e: Any = 0, **rest: Any) -> Any:
@@ -224,7 +224,7 @@ def test_other_dtensor_placements_are_refused(hint: Any, mesh: dict[str, int] | 
 
 
 def on_torch_mesh() -> list[Any]:
-    """Results on a DeviceMesh whose ranks have another order than ours."""
+    """Results on a DeviceMesh with another order of ranks."""
     torch.manual_seed(1)
     module, mesh = PositionalLoss().to(D), DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("data", "model"))
     hints = {"inputs": sharding.Split(0, axis="data"), "linear.weight": Shard(0)}

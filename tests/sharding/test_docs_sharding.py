@@ -33,7 +33,7 @@ def snippets(text: str) -> Iterator[str]:
 
 
 def run_snippets(path: Path, folder: Path) -> dict[str, Any]:
-    """Run all snippets of a document in order; return what they leave as plain values."""
+    """Run all snippets of a document in order; return some of their results as plain values."""
     folder.mkdir(exist_ok=True)
     os.chdir(folder)
     names: dict[str, Any] = {"__name__": path.stem}

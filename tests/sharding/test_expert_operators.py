@@ -151,7 +151,7 @@ class Products(TorchDispatchMode):
 
 
 def test_one_chunk_is_exchanged_while_experts_compute_the_other():
-    """In both passes of a layer with enough rows for two chunks."""
+    """This holds in both passes of a layer with enough rows for two chunks."""
     tokens, width = 2 * operator.CHUNK_ROWS, 4
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(tokens, width, generator=generator)

@@ -66,8 +66,8 @@ HINTS: dict[str, dict[str, Any]] = {
 
 
 def memory_on_ranks(hints: str, share: float) -> tuple[int, int, int]:
-    """(peak of live bytes in a step with AdamW, the limit, micro-batches); the limit is a share of the memory of a plan
-    without one."""
+    """(peak of live bytes in a step with AdamW, limit, micro-batches). The limit is a share of the memory of a plan
+    without a limit."""
     torch.manual_seed(0)
     module, batch = Blocks(), (torch.randn(1024, 96),)
     total_bytes = sharding.plan(module, batch, cores(2), HINTS[hints], mesh={"a": 2}).memory.total

@@ -214,7 +214,7 @@ def test_a_plan_that_does_not_fit_uses_micro_batches(tmp_path: Path):
 
 
 def test_exchanges_start_early_also_within_a_loop():
-    """A mesh finishes each exchange at once by default; that of a loop passes all of them on."""
+    """By default a mesh finishes each exchange at once; the mesh of a loop passes all exchanges on."""
     for mesh in (LoopMesh, ShardingMesh):
         names = {name for name in dir(mesh) if name.startswith("begin_")}
         assert len(names) >= 4

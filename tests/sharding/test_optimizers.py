@@ -121,7 +121,7 @@ def _groups(module: nn.Module, draw: random.Random) -> list[dict[str, Any]]:
 def _differences(
     name: str, module: nn.Module, applied: sharding.Applied, batch: Any, seed: int, is_local: bool
 ) -> Iterator[str]:
-    """After some steps of one optimizer with random options and a random scheduler."""
+    """Differences after some steps of one optimizer with random options and a random scheduler."""
     optimizers, schedules, options = [], [], dict[str, Any]()
     for model in (module, applied):
         draw = random.Random(f"{name}{seed}")
@@ -147,7 +147,7 @@ def _differences(
 
 
 def elementwise_on_ranks(mesh: dict[str, int], seed: int, is_local: bool = False) -> tuple[list[str], int]:
-    """(what differs, number of empty shards)"""
+    """(differences, number of empty shards)"""
     module, batch = odd(seed)
     start = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
     hints = random_hints(module, mesh, random.Random(seed))
@@ -252,7 +252,7 @@ def test_fused_steps_on_padded_shards_equal_one_device(ranks: Pools, micro_batch
 
 
 def other_optimizers_on_ranks(is_sharded: bool) -> dict[str, str]:
-    """By optimizer: "equal" to one device, "refused" by torch with the error, or what differs."""
+    """Outcomes by optimizer: "equal" to one device, "refused" by torch with the error, or the differences."""
     outcomes = {}
     for name in (*OTHERS, *WITHOUT_SHARDS, "ByNorm") if is_sharded else ("Adafactor", "Muon", "LBFGS"):
         module, batch = odd()

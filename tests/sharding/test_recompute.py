@@ -99,7 +99,7 @@ def test_losses_and_gradients_are_those_of_one_device(
 
 
 def recompute_differences(mesh: dict[str, int], micro_batches: int, hints: dict[str, sharding.Split]) -> list[str]:
-    """Losses, gradients and buffers of two steps with dropout that recomputation changes."""
+    """Names of losses, gradients and buffers of two steps with dropout that recomputation changes."""
     module, batch = deep()
     runs = []
     for recompute in (False, True):
@@ -244,7 +244,7 @@ def test_a_shared_activation_belongs_to_the_layer_that_calls_it() -> None:
 
 @pytest.mark.slow
 def test_operators_outside_the_layers_are_not_recomputed() -> None:
-    """Neither those of a module nor those of the only member of a list."""
+    """Neither operators of a module nor of the only member of a list."""
     for build in (deep, member):
         captured_graph = capture(*build())
         assert recompute_blocks(captured_graph)

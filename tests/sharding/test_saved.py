@@ -77,7 +77,7 @@ def _train(applied: sharding.Applied, optimizer: torch.optim.Optimizer, batch: A
 
 
 def save_and_continue(mesh: Mesh, seed: int, name: str, folder: str) -> tuple[list[float], dict[str, Tensor]]:
-    """(losses of steps after saving, whole tensors at the end)"""
+    """(losses of steps after saving, full tensors at the end)"""
     model, batch = _model()
     applied = sharding.apply(model, _plan(model, batch, mesh, seed), seed=11)
     optimizer = _optimizer(applied, name, **OPTIMIZERS[name])
@@ -129,7 +129,7 @@ def test_training_resumes_under_another_plan(ranks: Pools, tmp_path: Path, befor
 
 
 def bytes_read(mesh: Mesh, folder: str) -> list[tuple[int, int, int]]:
-    """(bytes read, bytes of this rank's shards, bytes of whole tensors), split in each dimension in turn."""
+    """(bytes read, bytes of this rank's shards, bytes of full tensors), split in each dimension in turn"""
     counts = []
     for dim in range(2):
         model, batch = perceptron(40, 30, 50).double(), (torch.zeros(4, 40, dtype=torch.float64),)

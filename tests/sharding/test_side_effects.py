@@ -1,4 +1,4 @@
-"""Side effects of forward: refused with the user's line, undone, and told from harmless code."""
+"""Side effects of forward: refused with the user's line, undone, and distinguished from harmless code."""
 
 import functools
 import sys

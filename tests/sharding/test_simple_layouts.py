@@ -1,5 +1,5 @@
-"""Without hints, no plan is predicted slower than DDP or FSDP by more than the error of predictions; where either is as
-good as the searched plan, it is chosen."""
+"""Without hints, no plan is predicted slower than DDP or FSDP by more than the error of predictions. If either is as
+good as the best plan of the search, it is chosen."""
 
 import random
 from contextlib import suppress

@@ -253,7 +253,7 @@ def plain_of(seed: int, num_operators: int, is_trainable: bool, degrees: tuple[i
 
 
 def compare(plain: Plain, seed: int) -> None:
-    """One graph with all memory, with some, and with the least that allows a plan."""
+    """Compare one graph with all memory, with some, and with the least memory that allows a plan."""
     costs = list(plain.all_costs())
     solution = solve(plain, costs, LIMIT)
     amounts = sorted({num_bytes for _, num_bytes in costs})

@@ -33,7 +33,7 @@ class ThreadMesh(Mesh):
     indices: tuple[int, ...]
     meetings: tuple[_Meeting, ...]
     log: list[tuple[str, int, int]]
-    """(kind, axis, bytes that this rank gave) of its collectives."""
+    """(kind, axis, bytes that this rank sent) of its collectives"""
     draws: Draws = field(default_factory=Draws)
 
     def _exchange(self, kind: str, value: Any, axis: int) -> list[Any]:

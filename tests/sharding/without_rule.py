@@ -47,4 +47,4 @@ USES: dict[str, Callable[[Tensor], Any]] = {
     "segment_reduce": lambda x: torch.segment_reduce(x, "sum", lengths=torch.tensor([1, 3]), unsafe=True),
     "_upsample_bilinear2d_aa_backward": lambda x: F.interpolate(x[None, None], (2, 2), mode="bilinear", antialias=True),
 }
-"""Each of a square of four rows."""
+"""Uses by operator, each of a square matrix of four rows."""
