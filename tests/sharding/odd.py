@@ -39,8 +39,8 @@ def odd(seed: int = 0) -> tuple[Odd, tuple[Tensor, Tensor]]:
 
 
 def random_hints(module: nn.Module, mesh: Mapping[str, int], draw: random.Random) -> Hints:
-    """Hints for every used parameter: along each axis replicated, or split in some dimension. The vector of one is always
-    split, so that some parts are empty."""
+    """Hints for every used parameter: along each axis replicated, or split in some dimension. The vector of one is
+    always split, so that some parts are empty."""
     hints: Hints = {}
     for name, parameter in module.named_parameters():
         dims = list(range(parameter.dim()))

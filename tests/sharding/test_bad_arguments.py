@@ -212,10 +212,10 @@ def test_beyond_eight_more_devices_one_device_less_does_not_fit() -> None:
     """Activations take the memory, so that parameters say little about the number of devices."""
     module, batch, kind = square_layers(12, 8), (torch.empty(4096, 8),), cores(1, 4096 * 8 * 4 + 120_000)
     (problem,) = planning_problems(module, batch, cluster=kind, mesh=None, **OPTIONS)
-    suggested, smaller = map(int, re.findall(r"(\d+) devices", problem.remedy))
-    assert smaller == suggested - 1 > 1 + 8
-    sharding.plan(module, batch, kind.sized_for(suggested), **OPTIONS)
-    (problem,) = planning_problems(module, batch, cluster=kind.sized_for(smaller), mesh=None, **OPTIONS)
+    num_devices, num_fewer = map(int, re.findall(r"(\d+) devices", problem.remedy))
+    assert num_fewer == num_devices - 1 > 1 + 8
+    sharding.plan(module, batch, kind.sized_for(num_devices), **OPTIONS)
+    (problem,) = planning_problems(module, batch, cluster=kind.sized_for(num_fewer), mesh=None, **OPTIONS)
     assert problem.code == "does_not_fit"
 
 

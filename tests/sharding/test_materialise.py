@@ -201,21 +201,21 @@ def test_submodules_named_like_an_attribute_of_applied_modules_are_refused(name:
 class SharedBuffer(nn.Module):
     """A buffer with two names, one of which is used."""
 
-    used: Tensor
+    second: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(5))
-        self.register_buffer("unused", torch.arange(6.0))
-        self.register_buffer("used", self.unused)
+        self.register_buffer("first", torch.arange(6.0))
+        self.register_buffer("second", self.first)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x * self.scale * self.used[:, None]).sum()
+        return (x * self.scale * self.second[:, None]).sum()
 
 
-@pytest.mark.parametrize("name", ["used", "unused"])
+@pytest.mark.parametrize("name", ["first", "second"])
 def test_all_names_of_a_buffer_have_one_placement(name: str):
     plan = sharding.plan(SharedBuffer(), (torch.ones(6, 5),), cores(2), {name: sharding.Split(0)}, mesh={"a": 2})
     shards = sharding.apply(SharedBuffer(), plan, OneDevice((2,), (1,))).shards()
-    assert {name: shards[name].offsets for name in ("used", "unused")} == {"used": (3,), "unused": (3,)}
-    assert shards["used"].part.tolist() == [3.0, 4.0, 5.0]
+    assert {name: shards[name].offsets for name in ("first", "second")} == {"first": (3,), "second": (3,)}
+    assert shards["second"].part.tolist() == [3.0, 4.0, 5.0]

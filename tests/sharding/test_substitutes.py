@@ -70,10 +70,10 @@ def test_long_bags_in_bfloat16(mode: str) -> None:
     torch.testing.assert_close(embedding_bag(index, table, offsets, mode=mode), expected)
 
 
-@pytest.mark.parametrize("bound", [0.0, 1.0])
-def test_equal_bounds_of_a_histogram_are_those_of_the_elements(bound: float) -> None:
+@pytest.mark.parametrize("limit", [0.0, 1.0])
+def test_equal_bounds_of_a_histogram_are_those_of_the_elements(limit: float) -> None:
     x = torch.linspace(0, 4, 20)
-    assert torch.equal(histc(x, 4, bound, bound), torch.histc(x, 4, bound, bound))
+    assert torch.equal(histc(x, 4, limit, limit), torch.histc(x, 4, limit, limit))
 
 
 @pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"sparse": True}, {"scale_grad_by_freq": True}], ids=str)
