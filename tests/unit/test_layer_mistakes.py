@@ -15,7 +15,7 @@ from moe.parallel import SequenceShard
 from moe.routing import BatchCounts
 from moe.spec.routers import ROUTERS
 from tests.unit.test_moe_layer import layer_of, router_layer
-from tests.unit.test_routing_mistakes import distributed, in_inference_mode
+from tests.unit.test_routing_mistakes import in_inference_mode, zeros_dtensor
 
 
 @pytest.mark.parametrize("of_x", [(24, 1), (1, 24)])
@@ -38,7 +38,7 @@ def transpose(x: torch.Tensor) -> torch.Tensor:
 
 KINDS: list[Callable[[torch.Tensor], object]] = [
     torch.Tensor.to_sparse, torch.Tensor.tolist, lambda x: numpy.ones(tuple(x.shape)), lambda x: x.to("meta"),
-    lambda x: distributed(tuple(x.shape)),
+    lambda x: zeros_dtensor(tuple(x.shape)),
     lambda x: torch.nested.nested_tensor([x[None]], layout=torch.jagged), lambda x: None,
     lambda x: torch.nn.Parameter(x, requires_grad=False), in_inference_mode, transpose,
     lambda x: transpose(transpose(x).contiguous()),

@@ -35,7 +35,7 @@ H100 = Cluster(num_nodes=1, devices_per_node=8, device="h100")
 SPREAD = {"expert": 8, "tensor": 1, "context": 1, "pipeline": 1, "sharding": "parameters"}
 
 
-def priced(plan: Plan, spec: JobSpec) -> tuple[MemoryEstimate, TimeEstimate]:
+def estimates(plan: Plan, spec: JobSpec) -> tuple[MemoryEstimate, TimeEstimate]:
     """Memory and time of another spec in a plan's layout."""
     search = LayoutSearch(spec, H100)
     return search.memory.estimate(plan.candidate), search.time.estimate(plan.candidate)
@@ -44,35 +44,35 @@ def priced(plan: Plan, spec: JobSpec) -> tuple[MemoryEstimate, TimeEstimate]:
 @pytest.mark.parametrize("parallel", [{}, SPREAD, {**SPREAD, "sharding": "optimizer"}], ids=str)
 def test_narrow_moments_take_half_and_those_on_the_host_nothing(parallel: dict[str, Any]) -> None:
     plan = plan_job(job(parallel=parallel), H100)
-    (wide, _), (narrow, narrow_time), (hosted, hosted_time) = (
-        priced(plan, job(fields, parallel)) for fields in ({}, {"moments": "bfloat16"}, {"offload": True})
+    (wide, _), (narrow, narrow_time), (host, host_time) = (
+        estimates(plan, job(fields, parallel)) for fields in ({}, {"moments": "bfloat16"}, {"offload": True})
     )
     masters = 0 if plan.candidate.gathers or not plan.candidate.is_sharded else wide.optimizer / 3
     assert wide.optimizer - narrow.optimizer == pytest.approx((wide.optimizer - masters) / 2, rel=1e-6)
-    assert hosted.optimizer == 0
-    assert wide.by_kind() | {"optimizer": 0} == hosted.by_kind() | {"optimizer": 0}
-    assert narrow_time.optimizer_s < plan.predicted.optimizer_s < hosted_time.optimizer_s
+    assert host.optimizer == 0
+    assert wide.by_kind() | {"optimizer": 0} == host.by_kind() | {"optimizer": 0}
+    assert narrow_time.optimizer_s < plan.predicted.optimizer_s < host_time.optimizer_s
 
 
 def test_rows_of_8_bits_take_less_of_the_links_on_their_way_out_alone() -> None:
     """Out once forward, back forward, and both gradients: three of four ways stay wide."""
-    spec, narrow = (job(parallel={**SPREAD, "recompute": "none"}, dispatch_dtype=each) for each in (None, "fp8"))
+    spec, narrow = (job(parallel={**SPREAD, "recompute": "none"}, dispatch_dtype=dtype) for dtype in (None, "fp8"))
     plan = plan_job(spec, H100)
     assert plan.options.num_chunks == 1 or plan.predicted.all_to_all_s
     plain = replace(plan.candidate, options=replace(plan.candidate.options, num_chunks=1, overlap=False))
-    wide_s, narrow_s = (LayoutSearch(each, H100).time.estimate(plain).all_to_all_s for each in (spec, narrow))
+    wide_s, narrow_s = (LayoutSearch(job_spec, H100).time.estimate(plain).all_to_all_s for job_spec in (spec, narrow))
     assert pytest.approx(narrow_s / wide_s, rel=0.02) == (3 + (1 + 4 / 128) / 2) / 4
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "feature"),
     [(job({"moments": "bfloat16"}), "moments in bfloat16"), (job({"offload": True}), "an optimizer on the host"),
      (job(dispatch_dtype="fp8"), "rows that travel in 8 bits")],
     ids=["moments", "offload", "dispatch"],
 )  # fmt: skip
-def test_they_can_be_planned_and_are_refused_where_they_would_be_run(spec: JobSpec, told: str) -> None:
-    assert told in plan_job(spec, H100).not_yet
+def test_they_can_be_planned_and_are_refused_where_they_would_be_run(spec: JobSpec, feature: str) -> None:
+    assert feature in plan_job(spec, H100).not_yet
     with refused("not_runnable", "parallel", None):
         check_requested_features(spec)
 
@@ -102,8 +102,10 @@ def test_of_masters_on_the_host_narrow_weights_that_are_not_sharded_may_be_all_t
     )  # fmt: skip
     pair = H100.model_copy(update={"devices_per_node": 2})
     memory = LayoutSearch(spec, pair).memory
-    every = [each.candidate for each in LayoutSearch(spec, pair).ranking(2, 100).fitting]
-    of = {each.options.sharding: memory.total(each) - memory.allowance for each in every}
-    room = ceil(min(of.values()) / (1 - ALLOWANCE))
+    candidates = [layout.candidate for layout in LayoutSearch(spec, pair).ranking(2, 100).fitting]
+    bytes_by_sharding = {
+        candidate.options.sharding: memory.total(candidate) - memory.allowance for candidate in candidates
+    }
+    room = ceil(min(bytes_by_sharding.values()) / (1 - ALLOWANCE))
     fitting = LayoutSearch(spec, pair.model_copy(update={"memory_bytes": room + 2})).ranking(2, 1).fitting
-    assert {each.candidate.options.sharding for each in fitting} == {"gradients"}
+    assert {layout.candidate.options.sharding for layout in fitting} == {"gradients"}

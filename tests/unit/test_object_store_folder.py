@@ -79,8 +79,8 @@ def test_written_files_appear_when_they_are_complete(folder: Folder) -> None:
 
 @pytest.mark.parametrize("path", ["../other", "one/../../other", "/folder/other"])
 def test_no_path_leads_out_of_it(folder: Folder, path: str) -> None:
-    outside = Folder(folder.url.removesuffix("job") + "other")
-    outside.write("file", b"1")
+    sibling = Folder(folder.url.removesuffix("job") + "other")
+    sibling.write("file", b"1")
     folder.write("one/file", b"1")
     operations: list[Callable[[str], Any]] = [
         folder.open, folder.read, folder.remove, folder.names, lambda path: folder.write(path, b"2"),
@@ -91,8 +91,8 @@ def test_no_path_leads_out_of_it(folder: Folder, path: str) -> None:
             with pytest.raises(Outside):
                 operation(outward)
     assert folder.sizes(path) == {}
-    assert (outside.names(), outside.read("file")) == (["file"], b"1")
-    outside.remove("")
+    assert (sibling.names(), sibling.read("file")) == (["file"], b"1")
+    sibling.remove("")
 
 
 def test_a_growing_file_is_read_up_to_its_first_size() -> None:
@@ -110,13 +110,13 @@ def test_an_interrupted_write_leaves_what_was_there(folder: Folder, before: byte
     if before is not None:
         folder.write("file", before)
 
-    def interrupted() -> None:
+    def fail_to_write() -> None:
         with folder.create("file") as file:
             file.write(b"half")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        interrupted()
+        fail_to_write()
     if folder.url.startswith("small"):
         with pytest.raises(OSError, match="No space left"):
             folder.write("file", b"x" * (MAX_BYTES + 1))

@@ -63,8 +63,8 @@ def test_replacements_may_be_of_methods_and_call_others() -> None:
 
 @pytest.mark.parametrize("function", BINDINGS, ids=lambda function: function.__qualname__)
 def test_a_binding_takes_the_arguments_of_its_function(function) -> None:
-    replaced, replacement = (
-        [(parameter.kind, parameter.default) for parameter in inspect.signature(either).parameters.values()]
-        for either in (function, BINDINGS[function])
+    original, replacement = (
+        [(parameter.kind, parameter.default) for parameter in inspect.signature(variant).parameters.values()]
+        for variant in (function, BINDINGS[function])
     )
-    assert replaced == replacement
+    assert original == replacement

@@ -58,7 +58,7 @@ def test_files_are_found_as_by_looking_at_all_of_them(tmp_path_factory, files, p
     root = tmp_path_factory.mktemp("root")
     for parts in files:
         path = root.joinpath(*parts)
-        if not path.exists() and not any(each.is_file() for each in path.parents):
+        if not path.exists() and not any(parent.is_file() for parent in path.parents):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
 
@@ -67,13 +67,13 @@ def test_files_are_found_as_by_looking_at_all_of_them(tmp_path_factory, files, p
         return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
 
     expected = {str(path) for path in root.rglob("*") if path.is_file() and fits(path)}
-    locator, given = Locator([str(root)]), f"{root}/{'/'.join(pattern)}"
+    locator, full_pattern = Locator([str(root)]), f"{root}/{'/'.join(pattern)}"
     if expected:
-        located = locator.locate("data.paths[0]", given)
-        assert [location.path for location in located] == sorted(expected, key=lambda path: path.split("/"))
+        locations = locator.locate("data.paths[0]", full_pattern)
+        assert [location.path for location in locations] == sorted(expected, key=lambda path: path.split("/"))
     else:
         with pytest.raises(SpecError, match=r"matches no file|does not exist|is a folder"):
-            locator.locate("data.paths[0]", given)
+            locator.locate("data.paths[0]", full_pattern)
 
 
 def test_all_patterns_of_a_corpus_together_examine_a_limited_number_of_names(tmp_path: Path) -> None:
@@ -99,20 +99,20 @@ def test_a_name_costs_a_few_steps_however_long_its_pattern_is(tmp_path, monkeypa
     calls: Counter[str] = Counter()
     for module, name in ((os, "lstat"), (os, "open"), (os, "readlink"), (os.path, "realpath")):
 
-        def counted(*given: Any, _name: str = name, _call: Any = getattr(module, name), **named: Any) -> Any:
+        def count_call(*arguments: Any, _name: str = name, _call: Any = getattr(module, name), **keywords: Any) -> Any:
             calls[_name] += 1
-            return _call(*given, **named)
+            return _call(*arguments, **keywords)
 
-        monkeypatch.setattr(module, name, counted)
-    given = f"{tmp_path}/{pattern.format(dots='./' * 1000, deep='a/' * 40)}"
+        monkeypatch.setattr(module, name, count_call)
+    full_pattern = f"{tmp_path}/{pattern.format(dots='./' * 1000, deep='a/' * 40)}"
     with suppress(SpecError):
-        assert len(Locator([str(tmp_path)]).locate("data.paths[0]", given)) == 50
+        assert len(Locator([str(tmp_path)]).locate("data.paths[0]", full_pattern)) == 50
     assert calls["realpath"] < 5
     assert calls["lstat"] + calls["open"] + calls["readlink"] < 100 * 4 * len(tmp_path.parts)
 
 
 def test_patterns_follow_links_and_match_files_that_are_not_hidden(tmp_path: Path) -> None:
-    def located(pattern: str) -> list[str]:
+    def locate(pattern: str) -> list[str]:
         return [location.path for location in Locator([str(tmp_path)]).locate("data.paths[0]", f"{tmp_path}/{pattern}")]
 
     (tmp_path / "blobs/deep").mkdir(parents=True)
@@ -120,14 +120,14 @@ def test_patterns_follow_links_and_match_files_that_are_not_hidden(tmp_path: Pat
     (tmp_path / "one").mkdir()
     for link, target in {"one/link": tmp_path / "blobs", "two": "one", "three": "three"}.items():
         (tmp_path / link).symlink_to(target)
-    assert located("*/link/deep/*.jsonl") == [f"{tmp_path}/blobs/deep/a.jsonl"] * 2
+    assert locate("*/link/deep/*.jsonl") == [f"{tmp_path}/blobs/deep/a.jsonl"] * 2
     for name in ("a.jsonl", ".hidden.jsonl"):
         (tmp_path / name).touch()
     (tmp_path / "b.jsonl").mkdir()
     (tmp_path / "c.jsonl").symlink_to(tmp_path / "nothing")
     (tmp_path / "d.jsonl").symlink_to("a.jsonl")
-    assert located("*.jsonl") == [f"{tmp_path}/a.jsonl"] * 2  # the second by its link
-    assert located(".h*") == [f"{tmp_path}/.hidden.jsonl"]
+    assert locate("*.jsonl") == [f"{tmp_path}/a.jsonl"] * 2  # the second by its link
+    assert locate(".h*") == [f"{tmp_path}/.hidden.jsonl"]
 
 
 def test_parts_of_link_targets_count_as_examined_names(tmp_path: Path) -> None:
@@ -141,8 +141,8 @@ def test_parts_of_link_targets_count_as_examined_names(tmp_path: Path) -> None:
     pattern = f"{tmp_path}/chain-*.0"
     with refused("too_large", "data.paths[0]"):
         Locator([str(tmp_path)], max_names=5_000).locate("data.paths[0]", pattern)
-    located = Locator([str(tmp_path)]).locate("data.paths[0]", pattern)
-    assert [location.path for location in located] == [f"{tmp_path}/blobs/a"] * 20
+    locations = Locator([str(tmp_path)]).locate("data.paths[0]", pattern)
+    assert [location.path for location in locations] == [f"{tmp_path}/blobs/a"] * 20
 
 
 @pytest.mark.parametrize("num_links", [MAX_LINKS, MAX_LINKS + 1, 2000])
@@ -189,15 +189,15 @@ def test_what_lies_very_deep_is_refused_by_name_and_by_link(tmp_path: Path) -> N
 
 
 @given(st.lists(st.tuples(SPLIT, st.lists(st.sampled_from(["a", "b", "..", ".", ""]), max_size=5)), max_size=6), SPLIT)
-def test_links_lead_where_the_library_s_own_walk_leads(tmp_path_factory, planted, wanted) -> None:
+def test_links_lead_where_the_library_s_own_walk_leads(tmp_path_factory, links, path_parts) -> None:
     root = tmp_path_factory.mktemp("root")
-    for parts, target in planted:
+    for parts, target in links:
         path = root.joinpath(*parts)
         with suppress(OSError):
             if Path(os.path.realpath(path.parent)).is_relative_to(root):  # links may lead out
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.symlink_to("/".join(target) or ".")
-    path = f"{root}/{'/'.join(wanted)}"
+    path = f"{root}/{'/'.join(path_parts)}"
     try:
         assert follow_links(path) == os.path.realpath(path)
     except OSError:

@@ -17,7 +17,7 @@ TOKENS, VOCABULARY = 512, 2048
 
 
 @pytest.fixture
-def _alone() -> Iterator[None]:
+def _process_group() -> Iterator[None]:
     """A process group of one rank, on which `loss_parallel` allocates as much for its share as on many."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
@@ -28,11 +28,11 @@ def peak_bytes(run: Callable[[], None]) -> int:
     """Peak of the bytes allocated while a function runs."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         run()
-    events = [each for each in prof.profiler.kineto_results.events() if each.name() == "[memory]"]
-    allocated = peak = 0
-    for event in sorted(events, key=lambda each: each.start_ns()):
-        allocated += event.nbytes()
-        peak = max(peak, allocated)
+    events = [event for event in prof.profiler.kineto_results.events() if event.name() == "[memory]"]
+    num_bytes = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        num_bytes += event.nbytes()
+        peak = max(peak, num_bytes)
     return peak
 
 
@@ -40,12 +40,12 @@ def logits() -> torch.Tensor:
     return torch.randn(TOKENS, VOCABULARY, generator=torch.Generator().manual_seed(0)).bfloat16()
 
 
-def loss_of(hidden: torch.Tensor) -> Callable[[], None]:
+def loss_of(hidden_states: torch.Tensor) -> Callable[[], None]:
     """A function that computes the loss and its gradients and frees the logits in between, as torchtitan does."""
     targets = torch.arange(TOKENS) % VOCABULARY
 
     def run() -> None:
-        logits = hidden * 1.0
+        logits = hidden_states * 1.0
         loss = F.cross_entropy(logits.float(), targets)
         del logits
         loss.backward()
@@ -58,7 +58,7 @@ def test_a_loss_of_all_logits_takes_three_tensors_in_float32() -> None:
     assert peak / (TOKENS * VOCABULARY) == pytest.approx(TORCHTITAN.loss_bytes[0], rel=0.02)
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("_process_group")
 def test_a_loss_over_tensor_ranks_takes_one_more() -> None:
     mesh = init_device_mesh("cpu", (1,))
     run = loss_of(DTensor.from_local(logits(), mesh, [Shard(1)]).requires_grad_())

@@ -44,13 +44,13 @@ def widths_by_kind(axes: Any) -> dict[str, list[float]]:
 def test_bars_show_each_kind_of_each_layout_to_scale() -> None:
     plan = fresh()
     time, memory = figure_of(plan).axes
-    rows = [(plan.predicted, plan.memory), *((other.predicted, other.memory) for other in plan.runners_up)]
+    rows = [(plan.predicted, plan.memory), *((runner_up.predicted, runner_up.memory) for runner_up in plan.runners_up)]
     expected_s: dict[str, list[float]] = {}
     expected_bytes: dict[str, list[float]] = {}
-    for predicted, needed in rows:
-        for kind, seconds in predicted.by_kind().items():
+    for time_estimate, memory_estimate in rows:
+        for kind, seconds in time_estimate.by_kind().items():
             expected_s.setdefault(time_kind_name(kind), []).append(seconds)
-        for kind, num_bytes in needed.by_kind().items():
+        for kind, num_bytes in memory_estimate.by_kind().items():
             if kind != "allowance":
                 expected_bytes.setdefault(kind, []).append(num_bytes)
     assert widths_by_kind(time) == {kind: pytest.approx(row) for kind, row in expected_s.items() if any(row)}
@@ -73,9 +73,9 @@ def test_each_layout_has_a_label_and_its_totals(name: str) -> None:
 
 def test_the_same_plan_is_the_same_picture_also_after_it_was_saved() -> None:
     plan = fresh()
-    saved = Plan.model_validate_json(json.dumps(plan.model_dump(mode="json"), sort_keys=True))
+    copy = Plan.model_validate_json(json.dumps(plan.model_dump(mode="json"), sort_keys=True))
     picture = draw_svg(plan)
-    assert picture == draw_svg(saved)
+    assert picture == draw_svg(copy)
     texts = [element.text for element in ElementTree.fromstring(picture).iter(TEXT)]
     assert "2 x cpu: the 5 best layouts" in texts
 
@@ -84,7 +84,7 @@ def test_a_plan_of_an_earlier_release_shows_totals() -> None:
     plan = golden("version-3/deepseek-v3-1024-h100")
     time, _ = figure_of(plan).axes
     totals = widths_by_kind(time)["kinds not recorded"]
-    assert totals == pytest.approx([0, *(other.step_s for other in plan.runners_up)])
+    assert totals == pytest.approx([0, *(runner_up.step_s for runner_up in plan.runners_up)])
 
 
 def test_a_picture_without_matplotlib_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

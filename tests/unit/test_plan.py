@@ -33,9 +33,9 @@ def test_the_demo_spreads_its_experts_over_both_workers() -> None:
 def test_a_job_that_does_not_fit_is_refused_with_the_workers_that_it_takes() -> None:
     spec = JobSpec.parse(job(model={"preset": "gshard-2048e-36l"}, resources={"num_workers": 8},
                              train={"batch_tokens": 2**22}))  # fmt: skip
-    with refused("does_not_fit", "resources", "8 workers") as caught:
+    with refused("does_not_fit", "resources", "8 workers") as error:
         plan_job(spec, h100s(1))
-    (problem,) = caught.value.problems
+    (problem,) = error.value.problems
     assert "of 72.00 GiB usable" in problem.rule
     assert re.search(r"use [\d,]+ workers of this kind", problem.remedy)
 
@@ -69,8 +69,8 @@ def test_workers_without_tokens_are_pointed_out() -> None:
 def test_fewer_workers_that_would_be_faster_are_pointed_out() -> None:
     resources: dict[str, Any] = {"resources": {"num_workers": 2}, "parallel": {}}
     spec = JobSpec.parse(job(**resources))
-    plan, alone = plan_job(spec, LAPTOP), plan_job(spec, LAPTOP, 1)
-    faster = plan.predicted.step_s / alone.predicted.step_s - 1
+    plan, single = plan_job(spec, LAPTOP), plan_job(spec, LAPTOP, 1)
+    faster = plan.predicted.step_s / single.predicted.step_s - 1
     assert faster > 0.05
     assert f"a step on 1 worker is predicted {faster:.1%} faster" in " ".join(plan.reasons)
     enough = JobSpec.parse(job(**resources, train={"batch_tokens": 1 << 14}))
@@ -87,20 +87,20 @@ def test_logits_cost_what_the_loss_holds_of_them() -> None:
     model = model_spec({"preset": "gshard-128e-12l"})
     spec = JobSpec.parse(job(model={"preset": "gshard-128e-12l"}, train={"num_steps": 1, "batch_tokens": 1 << 20}))
     estimate = MemoryModel(spec, h100s(1), OURS).estimate
-    few, many = (estimate(Candidate(Degrees(expert=8), Options(micro_batch_groups=groups))) for groups in (4, 64))
+    small, large = (estimate(Candidate(Degrees(expert=8), Options(micro_batch_groups=groups))) for groups in (4, 64))
     more_positions = 60 * spec.group_tokens // 2
-    assert many.logits - few.logits == 5 * more_positions * model.model_dim * 4  # hidden states, with their gradient
+    assert large.logits - small.logits == 5 * more_positions * model.model_dim * 4  # hidden states, with their gradient
     vocabulary = model.target_vocab_size
-    assert few.workspace >= 3 * 4 * loss_tokens("cuda", vocabulary) * vocabulary
+    assert small.workspace >= 3 * 4 * loss_tokens("cuda", vocabulary) * vocabulary
 
 
 def test_a_user_asks_for_degrees_and_options_by_the_names_that_plans_have() -> None:
     """But for dispatch, which asks for `ranks_per_node`; and what follows from the rest cannot be asked for."""
-    asked = set(ParallelSpec.model_fields) - {"auto", "dispatch"}
-    declared = {each.name: each.type for part in (Degrees, Options) for each in fields(part)}
-    assert asked == declared.keys() - {"ranks_per_node", "num_micro_batches", "max_rows"}
-    for name in asked - {"overlap"}:  # which only `true` and `false` say
-        assert ParallelSpec.model_fields[name].annotation == Optional[declared[name]]  # noqa: UP045
+    user_fields = set(ParallelSpec.model_fields) - {"auto", "dispatch"}
+    plan_fields = {field.name: field.type for part in (Degrees, Options) for field in fields(part)}
+    assert user_fields == plan_fields.keys() - {"ranks_per_node", "num_micro_batches", "max_rows"}
+    for name in user_fields - {"overlap"}:  # which only `true` and `false` say
+        assert ParallelSpec.model_fields[name].annotation == Optional[plan_fields[name]]  # noqa: UP045
 
 
 def test_what_the_user_asks_for_is_planned_and_explained() -> None:
@@ -110,14 +110,14 @@ def test_what_the_user_asks_for_is_planned_and_explained() -> None:
     assert plan.mesh == {"expert_data": 1, "expert": 8, "tensor": 2, "fsdp": 2}
     assert (plan.options.recompute, plan.options.num_chunks) == ("full", 2)
     assert plan.degrees.data_ranks == 4
-    told = " ".join(plan.reasons)
-    assert "tensor degree 2, as requested" in told
-    assert "recompute full, as requested: whole blocks are recomputed in the backward pass" in told
-    assert "rows are exchanged in 2 chunks, as requested, so that communication and computation overlap" in told
+    reasons = " ".join(plan.reasons)
+    assert "tensor degree 2, as requested" in reasons
+    assert "recompute full, as requested: whole blocks are recomputed in the backward pass" in reasons
+    assert "rows are exchanged in 2 chunks, as requested, so that communication and computation overlap" in reasons
     assert plan.options.max_rows is not None
-    assert f"at most {plan.options.max_rows:,} rows at a time" in told
-    whole = plan_job(spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"recompute": None})}), LAPTOP)
-    assert whole.memory.activations > plan.memory.activations
+    assert f"at most {plan.options.max_rows:,} rows at a time" in reasons
+    plain = plan_job(spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"recompute": None})}), LAPTOP)
+    assert plain.memory.activations > plan.memory.activations
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_what_the_user_asks_for_is_planned_and_explained() -> None:
 )
 def test_degrees_that_do_not_divide_are_refused(workers: int, parallel: dict, path: str) -> None:
     spec = JobSpec.parse(job(model={"preset": "gshard-tiny"}, resources={"num_workers": workers}, parallel=parallel))
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as error:
         plan_job(spec, LAPTOP)
-    assert path in [problem.path for problem in caught.value.problems]
+    assert path in [problem.path for problem in error.value.problems]
 
 
 def test_a_plan_by_hand_whose_degrees_do_not_multiply_is_refused() -> None:
@@ -156,15 +156,16 @@ def test_requests_without_effect_are_reported() -> None:
 def test_hierarchical_dispatch_is_planned_where_expert_groups_span_nodes() -> None:
     spec = JobSpec.parse(job(model={"preset": "gshard-tiny"}, resources={"num_workers": 8},
                              parallel={"expert": 8, "dispatch": "hierarchical"}))  # fmt: skip
-    several, one, odd = (
-        Cluster(num_nodes=8, devices_per_node=each, device="cpu", memory_bytes=4 << 30) for each in (4, 8, 3)
+    small_nodes, large_nodes, odd_nodes = (
+        Cluster(num_nodes=8, devices_per_node=num_devices, device="cpu", memory_bytes=4 << 30)
+        for num_devices in (4, 8, 3)
     )
-    plan = plan_job(spec, several)
+    plan = plan_job(spec, small_nodes)
     assert plan.options.ranks_per_node == 4
     assert "hierarchical dispatch over nodes of 4" in " ".join(plan.reasons)
-    assert plan_job(spec, one).options.ranks_per_node is None
+    assert plan_job(spec, large_nodes).options.ranks_per_node is None
     with refused("not_divisible", "parallel.dispatch", "hierarchical"):
-        plan_job(spec, odd)
+        plan_job(spec, odd_nodes)
 
 
 @pytest.mark.parametrize(
@@ -177,5 +178,5 @@ def test_hierarchical_dispatch_is_planned_where_expert_groups_span_nodes() -> No
 )
 def test_a_plan_says_where_no_narrow_copies_are_kept(parallel: dict[str, Any], workers: int, words: str | None) -> None:
     spec = JobSpec.parse(job(parallel=parallel, train={"num_steps": 1, "batch_tokens": 2048, "dtype": "bfloat16"}))
-    told = "; " + "; ".join(plan_job(spec, LAPTOP, workers).reasons)
-    assert "cast to bfloat16" not in told if words is None else words in told
+    reasons = "; " + "; ".join(plan_job(spec, LAPTOP, workers).reasons)
+    assert "cast to bfloat16" not in reasons if words is None else words in reasons

@@ -25,49 +25,49 @@ def digest_of(spec: JobSpec) -> str:
     return made_for(spec, CLUSTER).spec
 
 
-def digest(given: dict[str, Any]) -> str:
-    return digest_of(JobSpec.parse(given, accepted=True))
+def digest(fields: dict[str, Any]) -> str:
+    return digest_of(JobSpec.parse(fields, accepted=True))
 
 
-def asked(spec: JobSpec) -> str:
+def resolved_json(spec: JobSpec) -> str:
     """All that is planned for, every default written out: as JSON, since a module of one's own may tell 8 from 8.0."""
     return json.dumps(spec.resolved.model_dump(mode="json", exclude=set(FREE)), sort_keys=True)
 
 
-def put(given: dict[str, Any], at: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    given = copy.deepcopy(given)
-    *above, last = at
-    parent: Any = given
-    for key in above:
+def put(fields: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    fields = copy.deepcopy(fields)
+    *parents, last = path
+    parent: Any = fields
+    for key in parents:
         parent = parent[key]
     parent[last] = value
-    return given
+    return fields
 
 
-@pytest.mark.parametrize("given", EVERY, ids=range(len(EVERY)))
-def test_defaults_written_out_are_the_same_as_left_out(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", EVERY, ids=range(len(EVERY)))
+def test_defaults_written_out_are_the_same_as_left_out(fields: dict[str, Any]) -> None:
     """And a spec that is written and read again is the same."""
-    spec = JobSpec.parse(given)
+    spec = JobSpec.parse(fields)
     for unset in (False, True):
-        written = spec.model_dump(mode="json", exclude_unset=unset)
-        assert digest(written) == digest(given)
+        dump = spec.model_dump(mode="json", exclude_unset=unset)
+        assert digest(dump) == digest(fields)
 
 
 @given(st.sampled_from(EVERY), st.data())
-def test_specs_have_one_digest_where_they_ask_for_the_same_and_only_there(given, data) -> None:
+def test_specs_have_one_digest_where_they_ask_for_the_same_and_only_there(fields, data) -> None:
     """One place after another has other values: words of the same place elsewhere, numbers nearby, nothing."""
-    at = data.draw(st.sampled_from([at for at in places(given) if at[0] not in FREE]))
-    now = given
-    for key in at:
-        now = now[key]
-    others: list[Any] = [None, True, False, 1, 2, 4, 0.5, "gelu", "swiglu", *ROUTERS, "mixtral-8x7b", {}]
-    if isinstance(now, int | float) and not isinstance(now, bool):
-        others += [now * 2, now + 1, float(now)]
-    spec = JobSpec.parse(given, accepted=True)
-    for value in others:
+    path = data.draw(st.sampled_from([path for path in places(fields) if path[0] not in FREE]))
+    current = fields
+    for key in path:
+        current = current[key]
+    values: list[Any] = [None, True, False, 1, 2, 4, 0.5, "gelu", "swiglu", *ROUTERS, "mixtral-8x7b", {}]
+    if isinstance(current, int | float) and not isinstance(current, bool):
+        values += [current * 2, current + 1, float(current)]
+    spec = JobSpec.parse(fields, accepted=True)
+    for value in values:
         with suppress(SpecError):
-            other = JobSpec.parse(put(given, at, value), accepted=True)
-            assert (digest_of(spec) == digest_of(other)) == (asked(spec) == asked(other))
+            variant = JobSpec.parse(put(fields, path, value), accepted=True)
+            assert (digest_of(spec) == digest_of(variant)) == (resolved_json(spec) == resolved_json(variant))
 
 
 def test_kinds_with_nothing_but_defaults_have_different_digests() -> None:
@@ -90,14 +90,14 @@ def test_kinds_with_nothing_but_defaults_have_different_digests() -> None:
 def test_what_a_spec_does_not_use_is_no_part_of_it() -> None:
     """So that a field which is added later leaves digests as they are."""
     spec = JobSpec.parse(job()).resolved
-    told = non_default_fields(spec)
-    assert told["train"] == {"num_steps": 10, "batch_tokens": 1024, "label_smoothing": 0.1}
-    assert told["data"] == {"corpus": "catalogs", "target": "en"}  # that it can be but one
-    assert not told.keys() & {"parallel", "resources", "retry", "labels"}
-    assert non_default_fields(spec.model_copy(update={"name": "another"})) == {**told, "name": "another"}
+    fields = non_default_fields(spec)
+    assert fields["train"] == {"num_steps": 10, "batch_tokens": 1024, "label_smoothing": 0.1}
+    assert fields["data"] == {"corpus": "catalogs", "target": "en"}  # that it can be but one
+    assert not fields.keys() & {"parallel", "resources", "retry", "labels"}
+    assert non_default_fields(spec.model_copy(update={"name": "another"})) == {**fields, "name": "another"}
     left_out, said_in_words = (
         made_for(JobSpec.parse(job(train=changes)), CLUSTER) for changes in ({}, {"label_smoothing": 0.1, "freeze": []})
     )
     assert left_out == said_in_words
-    frozen = JobSpec.parse(job(train={"freeze": ["*.router"]}))
-    assert made_for(frozen, CLUSTER) != left_out
+    frozen_spec = JobSpec.parse(job(train={"freeze": ["*.router"]}))
+    assert made_for(frozen_spec, CLUSTER) != left_out

@@ -35,9 +35,9 @@ def test_the_last_stage_has_its_own_copy_of_a_tied_table(model: ModelSpec) -> No
         return sum(weight.numel * count for unit, count in stage.units for weight in unit.weights)
 
     (table,) = next(unit.tied_weights for unit in units(model, OURS) if unit.tied_weights)
-    (whole,) = stages(units(model, OURS), 1, 1)
+    (single,) = stages(units(model, OURS), 1, 1)
     first, last = stages(units(model, OURS), 2, 1)
-    assert numel(whole) == model.num_parameters()
+    assert numel(single) == model.num_parameters()
     assert numel(first) + numel(last) == model.num_parameters() + table.numel
 
 
@@ -48,11 +48,11 @@ def slow_in_flight(stage: int, pipeline: int, num_micro_batches: int) -> int:
     for _ in range(num_micro_batches - warm_up):
         order += ["forward", "backward"]
     order += ["backward"] * warm_up
-    held = most = 0
-    for each in order:
-        held += 1 if each == "forward" else -1
-        most = max(most, held)
-    return most
+    in_flight = peak = 0
+    for direction in order:
+        in_flight += 1 if direction == "forward" else -1
+        peak = max(peak, in_flight)
+    return peak
 
 
 @given(st.integers(1, 16), st.integers(1, 40), st.data())

@@ -93,10 +93,10 @@ def test_a_plan_is_the_same_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None
     on another machine."""
     plan = plan_job(ROWS[5].job({}), ROWS[5].cluster).model_dump_json()
     environment = {**os.environ, "PYTHONHASHSEED": "1"}  # this process has another
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PRINT_PLAN], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == plan
+    assert process.stdout.strip() == plan
     h100 = DEVICES["h100"]
     rates = {name: math.nextafter(value, math.inf) for name, value in vars(h100).items() if type(value) is float}
     monkeypatch.setitem(DEVICES, "h100", replace(h100, **rates))
@@ -104,12 +104,12 @@ def test_a_plan_is_the_same_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_users_fields_are_kept_to() -> None:
-    asked = {"tensor": 4, "pipeline": 2, "virtual_stages": 4, "sharding": "optimizer", "recompute": "selective",
+    user_fields = {"tensor": 4, "pipeline": 2, "virtual_stages": 4, "sharding": "optimizer", "recompute": "selective",
              "micro_batch_groups": 2, "overlap": True, "expert": 8, "expert_tensor": 1}  # fmt: skip
     row = ROWS[5]
-    plan = plan_job(row.job(asked), row.cluster)
-    planned = vars(plan.degrees) | vars(plan.options)
-    assert {name: planned[name] for name in asked} == asked
+    plan = plan_job(row.job(user_fields), row.cluster)
+    plan_fields = vars(plan.degrees) | vars(plan.options)
+    assert {name: plan_fields[name] for name in user_fields} == user_fields
     assert set(plan.not_yet) == {
         "pipeline stages", "sharding of optimizer alone", "micro-batches side by side"
     }  # fmt: skip
@@ -130,8 +130,8 @@ def test_a_step_waits_for_data_that_takes_longer() -> None:
 def test_measured_loads_count() -> None:
     """In time and memory."""
     row = ROWS[0]
-    asked = {"expert": 32, "pipeline": 8, "tensor": 2, "micro_batch_groups": 1}
-    even, uneven = (plan_job(row.job(asked), row.cluster, load_skew=skew) for skew in (1.0, 2.5))
+    fields = {"expert": 32, "pipeline": 8, "tensor": 2, "micro_batch_groups": 1}
+    even, uneven = (plan_job(row.job(fields), row.cluster, load_skew=skew) for skew in (1.0, 2.5))
     assert uneven.predicted.step_s > 1.2 * even.predicted.step_s
     assert uneven.memory.total > even.memory.total
 
@@ -139,12 +139,12 @@ def test_measured_loads_count() -> None:
 def test_exchanges_overlap_where_blocks_are_interrupted_for_them() -> None:
     """Not where they are computed again as a whole, and in a pipeline only between virtual stages."""
     for row in (ROWS[0], ROWS[5]):
-        found = LayoutSearch(row.job({"overlap": True}), row.cluster).ranking(row.num_devices, 8).fitting
-        assert len(found) == 8
-        for each in found:
-            assert each.candidate.options.overlap
-            assert each.candidate.options.recompute != "full"
-            assert each.candidate.degrees.pipeline == 1 or each.candidate.options.virtual_stages > 1
+        layouts = LayoutSearch(row.job({"overlap": True}), row.cluster).ranking(row.num_devices, 8).fitting
+        assert len(layouts) == 8
+        for layout in layouts:
+            assert layout.candidate.options.overlap
+            assert layout.candidate.options.recompute != "full"
+            assert layout.candidate.degrees.pipeline == 1 or layout.candidate.options.virtual_stages > 1
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,10 @@ def test_a_pipeline_of_more_stages_than_layers_is_refused(parallel: dict[str, An
 def test_gathers_hide_behind_arithmetic_but_not_in_a_pipeline() -> None:
     row = ROWS[2]
     fsdp = {"tensor": 1, "expert": 8, "expert_tensor": 1, "sharding": "parameters", "recompute": "full"}
-    alone = plan_job(row.job({**fsdp, "pipeline": 1}), row.cluster).predicted
-    staged = plan_job(row.job({**fsdp, "pipeline": 2}), row.cluster).predicted
-    assert alone.hidden_s > 4 * alone.gather_s
-    assert staged.gather_s > 4 * alone.gather_s
+    flat = plan_job(row.job({**fsdp, "pipeline": 1}), row.cluster).predicted
+    pipeline = plan_job(row.job({**fsdp, "pipeline": 2}), row.cluster).predicted
+    assert flat.hidden_s > 4 * flat.gather_s
+    assert pipeline.gather_s > 4 * flat.gather_s
 
 
 def candidate_of(degrees: Degrees, groups: int, num_micro_batches: int, sharding: Sharding) -> Candidate:
@@ -170,7 +170,7 @@ def candidate_of(degrees: Degrees, groups: int, num_micro_batches: int, sharding
     )
 
 
-def reduced(sharding: Sharding, num_micro_batches: int, **degrees: int) -> tuple[float, float]:
+def reduction_s(sharding: Sharding, num_micro_batches: int, **degrees: int) -> tuple[float, float]:
     """(seconds of adding gradients up and spreading updated weights, those of them that hide)."""
     candidate = candidate_of(Degrees(**degrees), 4, num_micro_batches, sharding)
     step = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER, SOFTWARE["megatron-eager"]).estimate(candidate)
@@ -182,33 +182,33 @@ CUT_UP = {"expert": 2, "data": 8, "fsdp": 16, "expert_fsdp": 8}
 
 def test_gradients_are_scattered_by_each_micro_batch_and_updated_weights_gathered_once_a_step() -> None:
     """Gradients in float32, and weights in bfloat16, which takes half as long."""
-    one, two, four = (reduced("gradients", times, **CUT_UP)[0] for times in (1, 2, 4))
-    assert one == pytest.approx(reduced("optimizer", 4, **CUT_UP)[0])
-    scatter = two - one
-    assert four - one == pytest.approx(3 * scatter, rel=1e-4)
-    assert one == pytest.approx(1.5 * scatter, rel=1e-2)
+    seconds_1, seconds_2, seconds_4 = (reduction_s("gradients", times, **CUT_UP)[0] for times in (1, 2, 4))
+    assert seconds_1 == pytest.approx(reduction_s("optimizer", 4, **CUT_UP)[0])
+    scatter = seconds_2 - seconds_1
+    assert seconds_4 - seconds_1 == pytest.approx(3 * scatter, rel=1e-4)
+    assert seconds_1 == pytest.approx(1.5 * scatter, rel=1e-2)
     in_part = {**CUT_UP, "expert_fsdp": 1}  # experts are replicated, and wait for the last
-    assert reduced("gradients", 4, **in_part)[0] < 2 * reduced("gradients", 1, **in_part)[0]
+    assert reduction_s("gradients", 4, **in_part)[0] < 2 * reduction_s("gradients", 1, **in_part)[0]
 
 
 def test_scatters_hide_behind_each_backward_pass_but_in_a_pipeline_behind_the_last() -> None:
-    alone = [reduced("gradients", times, **CUT_UP)[1] for times in (1, 4)]
-    assert alone[1] > 2 * alone[0]
+    flat_s = [reduction_s("gradients", times, **CUT_UP)[1] for times in (1, 4)]
+    assert flat_s[1] > 2 * flat_s[0]
     stages = {"expert": 2, "data": 4, "fsdp": 8, "expert_fsdp": 4, "pipeline": 2}
-    staged = [reduced("gradients", times, **stages)[1] for times in (1, 4)]
-    assert staged[1] == staged[0] > 0
+    pipeline_s = [reduction_s("gradients", times, **stages)[1] for times in (1, 4)]
+    assert pipeline_s[1] == pipeline_s[0] > 0
 
 
 @pytest.mark.parametrize(("sharding", "times"), [("gradients", 1), ("optimizer", 0)])
 def test_a_layer_s_gradients_are_there_wide_as_they_are_scattered(sharding: Sharding, times: int) -> None:
     """Beside the share that stays; what is scattered once a step lies end to end already."""
     memory = MemoryModel(mixtral(16), joined_by_one_switch(16, 80), PEER)
-    whole, cut = (
-        memory.estimate(candidate_of(Degrees(expert=2, data=8, fsdp=16, expert_fsdp=each), 1, 4, sharding))
-        for each in (1, 8)
+    full, cut = (
+        memory.estimate(candidate_of(Degrees(expert=2, data=8, fsdp=16, expert_fsdp=expert_fsdp), 1, 4, sharding))
+        for expert_fsdp in (1, 8)
     )
     four_experts = 4 * 3 * 4096 * 14_336
-    assert cut.communication - whole.communication == times * 4 * four_experts
+    assert cut.communication - full.communication == times * 4 * four_experts
 
 
 @pytest.mark.parametrize("num_micro_batches", [2, 4, 8, 16])
@@ -216,10 +216,10 @@ def test_gradients_that_are_scattered_more_often_are_never_faster(num_micro_batc
     """What comes once a step, most of it the sum of replicated experts, hides behind one backward pass."""
     degrees = Degrees(expert=2, data=8, fsdp=16, expert_fsdp=1)
     time = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER, SOFTWARE["megatron-eager"])
-    once, each = (
+    optimizer_s, gradients_s = (
         time.step_s(candidate_of(degrees, 1, num_micro_batches, sharding)) for sharding in ("optimizer", "gradients")
     )
-    assert once <= each
+    assert optimizer_s <= gradients_s
 
 
 def test_what_cannot_be_run_is_not_chosen_for_a_run() -> None:
@@ -234,13 +234,13 @@ def test_what_cannot_be_run_is_not_chosen_for_a_run() -> None:
 @given(st.lists(st.sampled_from([2, 3, 4]), min_size=1, max_size=3), st.integers(1, 200))
 def test_a_cluster_of_any_size_has_links_that_join_it(factors: list[int], num_devices: int) -> None:
     """Also where its outermost level is no multiple of the one within."""
-    reached = list(itertools.accumulate(factors, int.__mul__))
-    links = tuple(Link(devices=devices, bytes_per_s=1e9 / devices, latency_s=1e-6) for devices in reached)
-    given = Cluster(num_nodes=reached[-1], devices_per_node=1, device="h100", memory_bytes=GIB, links=links)
-    other = given.sized_for(num_devices)
-    assert other.num_devices == num_devices
-    assert other.links is not None
-    rates = [link.bytes_per_s for link in other.links]
+    level_sizes = list(itertools.accumulate(factors, int.__mul__))
+    links = tuple(Link(devices=devices, bytes_per_s=1e9 / devices, latency_s=1e-6) for devices in level_sizes)
+    cluster = Cluster(num_nodes=level_sizes[-1], devices_per_node=1, device="h100", memory_bytes=GIB, links=links)
+    sized_cluster = cluster.sized_for(num_devices)
+    assert sized_cluster.num_devices == num_devices
+    assert sized_cluster.links is not None
+    rates = [link.bytes_per_s for link in sized_cluster.links]
     assert rates == [link.bytes_per_s for link in links][: len(rates)]
 
 
@@ -250,9 +250,9 @@ def test_a_dtype_that_the_device_lacks_is_refused() -> None:
 
 
 def test_divisors_and_steps() -> None:
-    for number, most in itertools.product(range(1, 60), (1, 7, 60)):
-        assert divisors(number, most) == [each for each in range(1, most + 1) if number % each == 0]
-    assert [steps(most) for most in (1, 3, 8, 11)] == [[1], [1, 2, 3], [*range(1, 9)], [*range(1, 9), 10, 11]]
+    for number, limit in itertools.product(range(1, 60), (1, 7, 60)):
+        assert divisors(number, limit) == [divisor for divisor in range(1, limit + 1) if number % divisor == 0]
+    assert [steps(limit) for limit in (1, 3, 8, 11)] == [[1], [1, 2, 3], [*range(1, 9)], [*range(1, 9), 10, 11]]
     assert steps(40)[8:] == [10, 12, 14, 16, 20, 24, 28, 32, 40]
 
 
@@ -261,17 +261,17 @@ def test_skew_evens_out_over_a_ranks_experts_and_ends_at_the_capacity() -> None:
     assert rank_skew(2.0, free, 1) == 1
     assert rank_skew(2.0, free, 4) == pytest.approx(1 + 1 / 4)
     assert rank_skew(2.0, free, 64) == 2
-    bounded = MoESpec(router="switch_top1", num_experts=64, model_dim=8, hidden_dim=8, capacity_factor=1.25)
-    assert rank_skew(2.0, bounded, 64) == 1.25
+    switch = MoESpec(router="switch_top1", num_experts=64, model_dim=8, hidden_dim=8, capacity_factor=1.25)
+    assert rank_skew(2.0, switch, 64) == 1.25
 
 
 @pytest.mark.slow
 def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
     """Ours is the default, and only what the profiles declare differs. A peer's layout is never run."""
     spec, cluster = mixtral(16), joined_by_one_switch(16, 80)
-    default, ours = (plan_job(spec, cluster, profile=name) for name in (None, "ours"))
-    assert default == ours
-    assert not ours.not_yet
+    default, explicit = (plan_job(spec, cluster, profile=name) for name in (None, "ours"))
+    assert default == explicit
+    assert not explicit.not_yet
     for peer in (plan_as_peer(spec, cluster), plan_as_peer(translation(2), h100s(1))):
         assert all(plan.not_yet[0] == "the layout of a peer" for plan in (peer, *peer.runners_up))
     with refused("not_runnable", "parallel", None):

@@ -38,12 +38,12 @@ ALSO_SLOW = pytest.mark.parametrize("run", ["quick", pytest.param("slow", marks=
 
 @ALSO_SLOW
 @given(jobs(), TIMES, TIMES, TIMES)
-def test_more_memory_and_faster_links_are_never_slower(run: str, job: Job, memory: float, within: float, across: float):
+def test_more_memory_and_faster_links_are_never_slower(run: str, job: Job, memory: float, inner: float, outer: float):
     """By more than a hundredth, of the fastest layouts."""
     before = fastest_s(job, job.cluster)
     larger = job.cluster.model_copy(update={"memory_bytes": int(job.cluster.memory_bytes * memory)})
-    for changed in (larger, job.cluster.with_links(within, across)):
-        after = fastest_s(job, changed)
+    for cluster in (larger, job.cluster.with_links(inner, outer)):
+        after = fastest_s(job, cluster)
         if before is not None:
             assert after is not None
             assert after <= before * _NEAR
@@ -76,7 +76,7 @@ def chosen_s(job: Job, rates: tuple[float, ...]) -> float | None:
 def test_the_plan_chosen_on_better_hardware_is_never_slower(run: str, job: Job, rates: tuple, times: tuple) -> None:
     """Beyond the error within which plans count as equal."""
     before = chosen_s(job, rates)
-    after = chosen_s(job, tuple(rate * more for rate, more in zip(rates, times, strict=True)))
+    after = chosen_s(job, tuple(rate * factor for rate, factor in zip(rates, times, strict=True)))
     if before is not None:
         assert after is not None
         assert after <= before * WITHIN_ERROR * _NEAR
@@ -91,7 +91,7 @@ def test_more_nodes_are_never_slower(run: str, job: Job, times: int) -> None:
 
     def fastest_of_any(cluster: Cluster) -> float | None:
         seconds = [fastest_s(job._replace(workers=number), cluster) for number in range(1, cluster.num_devices + 1)]
-        return min((each for each in seconds if each is not None), default=None)
+        return min((time_s for time_s in seconds if time_s is not None), default=None)
 
     if (before := fastest_of_any(job.cluster)) is not None:
         after = fastest_of_any(job.cluster.model_copy(update={"num_nodes": times * job.cluster.num_nodes}))
@@ -104,7 +104,7 @@ OLMOE = language_job("olmoe-1b-7b", 16)
 
 @pytest.mark.parametrize("name", SOFTWARE)
 @pytest.mark.parametrize(
-    "device", ["h100", *(pytest.param(each, marks=pytest.mark.slow) for each in ("b200", "gb200"))]
+    "device", ["h100", *(pytest.param(device, marks=pytest.mark.slow) for device in ("b200", "gb200"))]
 )
 def test_no_software_runs_a_layout_faster_over_slower_links(device: str, name: str) -> None:
     """Over expert ranks of two nodes, tensor ranks, FSDP and stages."""
@@ -131,16 +131,16 @@ def test_no_software_runs_a_layout_faster_over_slower_links(device: str, name: s
 def test_a_plan_takes_as_long_wherever_it_is_told(job: Job) -> None:
     """Alone, at the head of more layouts, and in a grid of what would be."""
     try:
-        alone = plan_job(job.spec, job.cluster, job.workers, top=1, profile=job.profile)
+        plan = plan_job(job.spec, job.cluster, job.workers, top=1, profile=job.profile)
     except SpecError:
         return
     among = plan_job(job.spec, job.cluster, job.workers, top=7, profile=job.profile)
     request = PlanRequest(job.spec, query=PlanQuery(job.workers, profile=job.profile))
     (cell,) = grid(request, job.cluster, {"dtype": [job.spec.train.dtype]})
     assert cell.plan is not None
-    for other in (among, cell.plan):
-        assert (other.candidate, other.predicted, other.memory) == (
-            alone.candidate, alone.predicted, alone.memory,
+    for duplicate in (among, cell.plan):
+        assert (duplicate.candidate, duplicate.predicted, duplicate.memory) == (
+            plan.candidate, plan.predicted, plan.memory,
         )  # fmt: skip
 
 
@@ -148,28 +148,28 @@ def test_a_plan_takes_as_long_wherever_it_is_told(job: Job) -> None:
 def test_recomputation_takes_no_more_memory_than_none_and_no_less_time(job: Job, data: st.DataObject) -> None:
     try:
         search = LayoutSearch(job.spec, job.cluster.model_copy(update={"memory_bytes": 1 << 50}), profile=job.profile)
-        found = search.ranking(job.workers, 6).fitting
+        layouts = search.ranking(job.workers, 6).fitting
     except SpecError:
         return
-    candidate = data.draw(st.sampled_from(found)).candidate
+    candidate = data.draw(st.sampled_from(layouts)).candidate
     plain = replace(candidate, options=replace(candidate.options, overlap=False))
-    totals = [search.memory.total(plain.with_options(recompute=each)) for each in RECOMPUTES]
-    seconds = [search.time.step_s(plain.with_options(recompute=each)) for each in RECOMPUTES]
+    totals = [search.memory.total(plain.with_options(recompute=recompute)) for recompute in RECOMPUTES]
+    seconds = [search.time.step_s(plain.with_options(recompute=recompute)) for recompute in RECOMPUTES]
     assert totals[2] <= totals[0]
     assert seconds == sorted(seconds)
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("name", [name for name, each in SOFTWARE.items() if each.extremes])
+@pytest.mark.parametrize("name", [name for name, software in SOFTWARE.items() if software.extremes])
 def test_a_choice_is_near_the_best_at_both_ends_or_says_that_they_disagree(name: str) -> None:
     """Of a mixture on 16 H100, priced by each software."""
     cluster = Cluster(num_nodes=2, devices_per_node=8, device="h100")
     plan = plan_job(OLMOE, cluster, software=name)  # type: ignore[arg-type]
-    behind = []
+    slowdowns = []
     for end in SOFTWARE[name].extremes:  # type: ignore[index]
         search = LayoutSearch(OLMOE, cluster, software=end)
         best = search.ranking(16, 1)
         fastest = (best.runnable or best.fitting)[0]
-        behind.append(search.time.step_s(plan.candidate) / fastest.step_s)
-    assert max(behind) <= 1.02 or any("disagree" in reason for reason in plan.reasons)
+        slowdowns.append(search.time.step_s(plan.candidate) / fastest.step_s)
+    assert max(slowdowns) <= 1.02 or any("disagree" in reason for reason in plan.reasons)
     assert any(name in reason for reason in plan.reasons)

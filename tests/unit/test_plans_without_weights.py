@@ -38,15 +38,15 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def spec_of(model: dict[str, Any], data: dict[str, Any], **beside: Any) -> JobSpec:
-    given = {
+def spec_of(model: dict[str, Any], data: dict[str, Any], **fields: Any) -> JobSpec:
+    request = {
         "model": model, "data": {**data, "max_tokens": 4096}, "train": {"num_steps": 1, "batch_tokens": 65_536},
-        "resources": {"num_workers": 8}, **beside,
+        "resources": {"num_workers": 8}, **fields,
     }  # fmt: skip
-    return plan_request(expand_request(given, None)).spec
+    return plan_request(expand_request(request, None)).spec
 
 
-def planned(spec: JobSpec) -> Plan:
+def plan_of(spec: JobSpec) -> Plan:
     return add_notes(plan_on_cluster(spec, H100S), spec, training_requirements(spec, None))
 
 
@@ -55,13 +55,13 @@ def planned(spec: JobSpec) -> Plan:
 def test_presets_and_bare_configs_are_planned_alike(data: dict[str, Any], config: Path) -> None:
     adapter = {"adapter": ADAPTER}
     of_preset, of_folder, of_file = (
-        planned(spec_of(model, data, **adapter))
+        plan_of(spec_of(model, data, **adapter))
         for model in ({"preset": "mixtral-8x7b"}, {"from": str(config.parent)}, {"from": str(config)})
     )
     assert of_preset.missing[0].startswith("model.from is required with an adapter")
-    renamed = config.rename(config.parent / "mixtral-8x7b.json")
-    of_renamed = planned(spec_of({"from": str(renamed)}, data, **adapter))
-    assert of_renamed.missing[0].startswith(f"model.from (={str(renamed)!r}) has no weights")
+    new_path = config.rename(config.parent / "mixtral-8x7b.json")
+    of_renamed = plan_of(spec_of({"from": str(new_path)}, data, **adapter))
+    assert of_renamed.missing[0].startswith(f"model.from (={str(new_path)!r}) has no weights")
     assert of_folder.missing[0].startswith(f"model.from (={str(config.parent)!r}) has no weights")
     free: dict[str, Any] = {"missing": (), "made_for": None, "reasons": ()}
     assert of_preset.model_copy(update=free) == of_folder.model_copy(update=free)
@@ -80,9 +80,9 @@ def test_json_that_is_no_models_config_is_refused(tmp_path: Path, content: str |
     file = tmp_path / "generation.json"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as error:
         spec_of({"from": str(file)}, DOCUMENTS)
-    (problem,) = caught.value.problems
+    (problem,) = error.value.problems
     assert problem.path == (path if path == "model.from" else f"{file}:{path}")
     assert path != "model.from" or problem.value == str(file)
 
@@ -94,8 +94,8 @@ def test_a_folder_may_be_called_as_a_file(config: Path) -> None:
 
 def test_a_synthetic_corpus_is_planned_and_never_trained() -> None:
     spec = spec_of({"preset": "olmoe-1b-7b"}, {"corpus": "synthetic"})
-    (needed,) = planned(spec).missing
-    assert needed.startswith("data.corpus (='synthetic') has random tokens")
+    (requirement,) = plan_of(spec).missing
+    assert requirement.startswith("data.corpus (='synthetic') has random tokens")
     with refused("not_applicable", "data.corpus", "synthetic"):
         build_task(spec)
 
@@ -111,20 +111,23 @@ def test_a_synthetic_corpus_is_planned_and_never_trained() -> None:
 )  # fmt: skip
 def test_a_refusal_names_float32_that_nobody_wrote(train, adapter, unwritten, remedy) -> None:
     """And a change by which the same workers hold the job."""
-    beside = {} if adapter is None else {"adapter": adapter}
+    fields = {} if adapter is None else {"adapter": adapter}
     train = {"num_steps": 1, "batch_tokens": 65_536, **train}
-    spec = spec_of({"preset": "mixtral-8x7b"}, {"corpus": "synthetic"}, train=train, **beside)
-    with refused("does_not_fit", "resources", "2 workers") as caught:
+    spec = spec_of({"preset": "mixtral-8x7b"}, {"corpus": "synthetic"}, train=train, **fields)
+    with refused("does_not_fit", "resources", "2 workers") as error:
         plan_on_cluster(spec, H100S, PlanQuery(2))
-    (problem,) = caught.value.problems
+    (problem,) = error.value.problems
     assert unwritten in problem.rule
     assert unwritten or "left out" not in problem.rule
     assert remedy[:43] in problem.remedy
-    given = {**(adapter or {"rank": 16}), "base": "bfloat16"}
-    changed = spec_of(
-        {"preset": "mixtral-8x7b"}, {"corpus": "synthetic"}, train={**train, "dtype": "bfloat16"}, adapter=given
+    narrow_adapter = {**(adapter or {"rank": 16}), "base": "bfloat16"}
+    narrow_spec = spec_of(
+        {"preset": "mixtral-8x7b"},
+        {"corpus": "synthetic"},
+        train={**train, "dtype": "bfloat16"},
+        adapter=narrow_adapter,
     )
-    assert plan_on_cluster(changed, H100S, PlanQuery(2)).memory.margin > 0
+    assert plan_on_cluster(narrow_spec, H100S, PlanQuery(2)).memory.margin > 0
 
 
 @pytest.mark.parametrize("adapter", [{}, {"adapter": {"rank": 16}}])
@@ -136,9 +139,9 @@ def test_no_remedy_names_a_dtype_that_the_devices_lack(adapter: dict[str, Any]) 
     )
     remedies = []
     for cluster in (v100, a100):
-        with refused("does_not_fit", "resources", "1 worker") as caught:
+        with refused("does_not_fit", "resources", "1 worker") as error:
             plan_on_cluster(spec, cluster, PlanQuery(1))
-        remedies.append(caught.value.problems[0].remedy)
+        remedies.append(error.value.problems[0].remedy)
     assert ["train.dtype" in remedy for remedy in remedies] == [False, True]
 
 
@@ -153,8 +156,8 @@ def test_no_remedy_names_a_dtype_that_the_devices_lack(adapter: dict[str, Any]) 
     ],
 )  # fmt: skip
 def test_training_is_refused_without_weights(model, data, beside, code: ProblemCode, config: Path) -> None:
-    named = {**model, "from": str(config.parent)} if "from" in model else model
-    spec = spec_of(named, data, **beside)
+    model_fields = {**model, "from": str(config.parent)} if "from" in model else model
+    spec = spec_of(model_fields, data, **beside)
     assert training_requirements(spec, None), "a plan says so"
     with refused(code, "model.from"):
         build_task(spec).check_data(["/data", str(config.parent)])
@@ -169,13 +172,13 @@ def test_a_folder_that_lies_elsewhere_is_not_said_to_lack_weights(config: Path) 
 
 def test_a_precision_that_the_job_leaves_out_is_told(config: Path) -> None:
     adapter = {"adapter": ADAPTER}
-    plan = planned(spec_of({"from": str(config.parent)}, DOCUMENTS, **adapter))
+    plan = plan_of(spec_of({"from": str(config.parent)}, DOCUMENTS, **adapter))
     assert plan.defaults == {"train.dtype": "float32"}
     assert dict(verdict(plan))["by default"] == (
         "float32: train.dtype is not set; peak bfloat16 throughput is 2 times as high on h100"
     )
     train = {"num_steps": 1, "batch_tokens": 65_536, "dtype": "float32"}
-    of_said = planned(spec_of({"from": str(config.parent)}, DOCUMENTS, train=train, **adapter))
+    of_said = plan_of(spec_of({"from": str(config.parent)}, DOCUMENTS, train=train, **adapter))
     assert of_said == plan.model_copy(update={"defaults": {}})
     assert "defaults" not in of_said.model_dump(mode="json")
     assert Plan.model_validate_json(plan.model_dump_json()) == plan

@@ -20,17 +20,17 @@ NEW = {"name": "new", "num_nodes": 1, "devices_per_node": 8, "device": "h100", "
 TINY = {**OLD, "name": "tiny", "memory_bytes": 1000}
 
 
-def pools(*of: dict[str, Any]) -> Pools:
-    found = cluster_of({"pools": list(of)})
-    assert isinstance(found, Pools)
-    return found
+def pools(*fields: dict[str, Any]) -> Pools:
+    cluster = cluster_of({"pools": list(fields)})
+    assert isinstance(cluster, Pools)
+    return cluster
 
 
 def without(facts: dict[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in facts.items() if key not in keys}
 
 
-def taken(plan: Plan, goal: str | None) -> float:
+def score(plan: Plan, goal: str | None) -> float:
     if goal != "cost":
         return plan.predicted.step_s
     return plan.money.per_step
@@ -44,44 +44,46 @@ POOL = st.fixed_dictionaries({
 
 @settings(max_examples=num_cases(15))
 @given(
-    of=st.lists(POOL, min_size=1, max_size=3),
+    entries=st.lists(POOL, min_size=1, max_size=3),
     goal=st.sampled_from([None, "time", "cost"]),
-    least=st.integers(1, 2),
-    more=st.integers(0, 3),
+    min_workers=st.integers(1, 2),
+    extra_workers=st.integers(0, 3),
 )
-def test_no_pool_alone_is_better(of: list[dict[str, Any]], goal: Any, least: int, more: int) -> None:
+def test_no_pool_alone_is_better(
+    entries: list[dict[str, Any]], goal: Any, min_workers: int, extra_workers: int
+) -> None:
     """By the goal; and the plan is the one that its pool alone would have."""
-    spec = elastic_job(least, least + more)
-    together = pools(*({"name": str(at), **each} for at, each in enumerate(of)))
-    alone: dict[str, Plan] = {}
-    for pool in together.pools:
-        if pool.cluster.num_devices >= least:
-            alone[pool.name] = plan_on_cluster(spec, pool.cluster, PlanQuery(goal=goal))
-    if not alone:
+    spec = elastic_job(min_workers, min_workers + extra_workers)
+    cluster = pools(*({"name": str(number), **entry} for number, entry in enumerate(entries)))
+    plans: dict[str, Plan] = {}
+    for pool in cluster.pools:
+        if pool.cluster.num_devices >= min_workers:
+            plans[pool.name] = plan_on_cluster(spec, pool.cluster, PlanQuery(goal=goal))
+    if not plans:
         with pytest.raises(SpecError, match="must be at most the number of devices"):
-            plan_on_cluster(spec, together, PlanQuery(goal=goal))
+            plan_on_cluster(spec, cluster, PlanQuery(goal=goal))
         return
-    plan = plan_on_cluster(spec, together, PlanQuery(goal=goal))
+    plan = plan_on_cluster(spec, cluster, PlanQuery(goal=goal))
     assert plan.pool is not None
-    for other in alone.values():
-        assert taken(plan, goal) <= taken(other, goal) * (1 + 1e-5)
-    own = alone[plan.pool]
-    assert (plan.candidate, plan.predicted, plan.money) == (own.candidate, own.predicted, own.money)
-    for pool in together.pools:
+    for pool_plan in plans.values():
+        assert score(plan, goal) <= score(pool_plan, goal) * (1 + 1e-5)
+    expected = plans[plan.pool]
+    assert (plan.candidate, plan.predicted, plan.money) == (expected.candidate, expected.predicted, expected.money)
+    for pool in cluster.pools:
         assert any(f"pool {pool.name}" in reason for reason in plan.reasons)
 
 
 def test_the_goal_decides_between_pools() -> None:
     spec = JobSpec.parse(job(resources={"num_workers": 2}))
-    both = pools(OLD, NEW)
-    fastest, cheapest = (plan_on_cluster(spec, both, PlanQuery(goal=goal)) for goal in ("time", "cost"))
+    cluster = pools(OLD, NEW)
+    fastest, cheapest = (plan_on_cluster(spec, cluster, PlanQuery(goal=goal)) for goal in ("time", "cost"))
     assert (fastest.pool, cheapest.pool) == ("new", "old")
     assert fastest.reasons[0].startswith("pool new: the fastest of 2 pools that hold it, ")
     assert cheapest.reasons[0].startswith("pool old: the cheapest of 2 pools that hold it, ")
     assert "2 workers would take" in cheapest.reasons[1]
     assert cheapest.reasons[1].endswith("more expensive")
     assert not any("nothing to choose" in reason for reason in cheapest.reasons)
-    assert plan_on_cluster(spec, both).pool == "new"
+    assert plan_on_cluster(spec, cluster).pool == "new"
     assert Plan.model_validate_json(cheapest.model_dump_json()) == cheapest
 
 
@@ -99,11 +101,9 @@ def test_reasons_say_why_pools_do_not_hold_a_job() -> None:
 def test_costs_of_pools_need_prices_and_workers_are_multiples_of_degrees() -> None:
     with pytest.raises(SpecError, match=r"cluster\.pools\[1\]\.price_per_hour is required for pool new"):
         plan_on_cluster(elastic_job(1, 4), pools(OLD, without(NEW, "price_per_hour")), PlanQuery(goal="cost"))
-    alone = pools(without(NEW, "price_per_hour"))
-    assert plan_on_cluster(elastic_job(1, 4), alone, PlanQuery(goal="cost")).billed_devices == 8
-    plan = plan_on_cluster(
-        elastic_job(2, 15, parallel={"expert": 4}), pools({**OLD, "num_nodes": 1, "devices_per_node": 6})
-    )
+    cluster = pools(without(NEW, "price_per_hour"))
+    assert plan_on_cluster(elastic_job(1, 4), cluster, PlanQuery(goal="cost")).billed_devices == 8
+    plan = plan_on_cluster(elastic_job(2, 15, parallel={"expert": 4}), pools({**OLD, "num_nodes": 1, "devices_per_node": 6}))
     assert plan.num_workers == 4
 
 
@@ -117,7 +117,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], ProblemCode, str]] = [
     ({"pools": [OLD], "colour": "red"}, "unknown_key", "cluster.colour"),
     ({"pools": []}, "empty", "cluster.pools"),
     ({"pools": {"old": OLD}}, "wrong_type", "cluster.pools"),
-    ({"pools": [{**OLD, "name": str(at)} for at in range(17)]}, "too_large", "cluster.pools"),
+    ({"pools": [{**OLD, "name": str(number)} for number in range(17)]}, "too_large", "cluster.pools"),
     ({"pools": [OLD, NEW], "between": {"bytes_per_s": 2e10, "latency_s": 1e-5}}, "unsupported", "cluster.between"),
 ]
 
@@ -163,8 +163,8 @@ def test_a_cluster_with_too_few_devices_counts_with_as_many_nodes_as_the_job_tak
     spec = JobSpec.parse(
         job(resources={"num_workers": 16}, model={"preset": "gshard-128e-12l"}, train={"batch_tokens": 65536})
     )
-    one, two = (Cluster(num_nodes=nodes, devices_per_node=8, device="h100") for nodes in (1, 2))
-    plan, whole = (plan_on_cluster(spec, cluster, PlanQuery(goal=goal)) for cluster in (one, two))
-    assert (plan.degrees, plan.predicted) == (whole.degrees, whole.predicted)
-    within = Cluster(num_nodes=1, devices_per_node=16, device="h100")
-    assert plan.predicted.step_s > plan_on_cluster(spec, within, PlanQuery(goal=goal)).predicted.step_s
+    one_node, two_nodes = (Cluster(num_nodes=nodes, devices_per_node=8, device="h100") for nodes in (1, 2))
+    plan, full_plan = (plan_on_cluster(spec, cluster, PlanQuery(goal=goal)) for cluster in (one_node, two_nodes))
+    assert (plan.degrees, plan.predicted) == (full_plan.degrees, full_plan.predicted)
+    large_node = Cluster(num_nodes=1, devices_per_node=16, device="h100")
+    assert plan.predicted.step_s > plan_on_cluster(spec, large_node, PlanQuery(goal=goal)).predicted.step_s

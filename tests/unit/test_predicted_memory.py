@@ -127,14 +127,14 @@ class PeakTracker(MemTracker):
     as long as the passes."""
 
     def _update_peak_stats(self, _: Any) -> None:
-        for device, now in self._curr_mem_snap.items():
-            if now["Total"] > self._peak_mem.get(device, 0):
-                self._peak_mem[device], self._peak_mem_snap[device] = now["Total"], dict(now)
+        for device, snapshot in self._curr_mem_snap.items():
+            if snapshot["Total"] > self._peak_mem.get(device, 0):
+                self._peak_mem[device], self._peak_mem_snap[device] = snapshot["Total"], dict(snapshot)
 
     def _track_module_params_and_buffers(self, module: nn.Module, install_grad_hooks: bool = True) -> Any:
-        for each in module.parameters():
-            if not each.requires_grad:  # it would hook onto gradients that there are none of
-                self._param_to_grad_hook_handles.setdefault(each, (_NoHook(), _NoHook()))
+        for parameter in module.parameters():
+            if not parameter.requires_grad:  # it would hook onto gradients that there are none of
+                self._param_to_grad_hook_handles.setdefault(parameter, (_NoHook(), _NoHook()))
         return super()._track_module_params_and_buffers(module, install_grad_hooks)
 
 
@@ -153,49 +153,51 @@ class EvenRouting(TorchDispatchMode):
             return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
         if func is aten.bincount.default:
             return args[0].new_empty((args[2] if len(args) > 2 else keywords["minlength"],), dtype=torch.int64)
-        if func is aten.index.Tensor and any(each is not None and each.dtype == torch.bool for each in args[1]):
+        if func is aten.index.Tensor and any(index is not None and index.dtype == torch.bool for index in args[1]):
             (mask,) = args[1]
             return args[0].new_empty((mask.numel(), *args[0].shape[mask.dim() :]))
         if func is aten._local_scalar_dense.default:
             if args[0].dtype == torch.bool:
                 return False
             return self._rows_each * (self._num_experts if hasattr(args[0], "is_total") else 1)
-        found = func(*args, **keywords)
+        result = func(*args, **keywords)
         if func is aten.sum.default and args[0].dtype == torch.int64:
-            found.is_total = True
-        return found
+            result.is_total = True
+        return result
 
 
-def measured(model: TranslationModelSpec | LanguageModelSpec, dtype: str, recompute: Recompute) -> int:
+def measure_peak(model: TranslationModelSpec | LanguageModelSpec, dtype: str, recompute: Recompute) -> int:
     """The most bytes at a time of what is neither parameter nor gradient, in a second micro-batch's passes."""
     moe = model.moe
     num_experts = moe.num_experts if moe else 1
     rows_each = ROWS * LENGTH * (moe.experts_per_token if moe else 0) // num_experts
     with FakeTensorMode(allow_non_fake_inputs=True):
         layout = replace(Layout.single(), recompute=recompute)
-        built: Any = build_model(model, layout, dtype=getattr(torch, dtype))
-        held, layers = local_parameters(built), MoELayers(built)
-        keep_buffers(held, layout)  # as an optimizer does
+        network: Any = build_model(model, layout, dtype=getattr(torch, dtype))
+        parameters, layers = local_parameters(network), MoELayers(network)
+        keep_buffers(parameters, layout)  # as an optimizer does
         tokens = torch.randint(5, 300, (ROWS, LENGTH))
         sequences = tokens.view(-1, SEQUENCE)
         documents = torch.zeros_like(sequences)
         rows_per_group = max(1, moe.group_tokens // 2 // LENGTH) if moe else 1
         tracker = PeakTracker()
-        tracker.track_external(built)
+        tracker.track_external(network)
         with EvenRouting(rows_each, num_experts), tracker:
             for micro_batch in range(2):
                 if micro_batch:  # room for all gradients is there from here on
-                    discard_gradients(held)
+                    discard_gradients(parameters)
                     tracker.reset_mod_stats()
                     tracker._peak_mem, tracker._peak_mem_snap = {}, {}
                 with layers.routings() as routings:  # which are kept to the end of the pass
                     if model.kind == "language":
-                        hidden = built.hidden_states(sequences, BatchContext(documents=documents))
+                        hidden_states = network.hidden_states(sequences, BatchContext(documents=documents))
                     else:
-                        hidden = built.hidden_states(tokens, tokens, BatchContext(rows_per_group=rows_per_group))
-                loss, _ = smoothed_nll(hidden, built.output_embedding, tokens, 0.1, 0)
+                        hidden_states = network.hidden_states(
+                            tokens, tokens, BatchContext(rows_per_group=rows_per_group)
+                        )
+                loss, _ = smoothed_nll(hidden_states, network.output_embedding, tokens, 0.1, 0)
                 loss.backward()
-                del hidden, loss, routings
+                del hidden_states, loss, routings
         (peak,) = tracker.get_tracker_snapshot("peak").values()
     by_kind = {str(kind).rpartition(".")[2]: amount for kind, amount in peak.items()}
     return by_kind["ACT"] + by_kind["TEMP"]
@@ -215,19 +217,20 @@ def job(model: dict[str, Any], dtype: str = "float32") -> JobSpec:
     )
 
 
-def predicted(spec: JobSpec, recompute: Recompute) -> int:
+def predict_peak(spec: JobSpec, recompute: Recompute) -> int:
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1 << 40)
     candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups, recompute=recompute))
     memory = MemoryModel(spec, cluster, OURS).estimate(candidate)
-    stored = sum(stored_bytes(parameter, 4) for parameter in spec.model.parameters())
-    narrowed = memory.parameters - stored  # MemTracker takes them for activations
-    return memory.activations + memory.dispatch + memory.workspace + memory.logits + narrowed
+    weight_bytes = sum(stored_bytes(parameter, 4) for parameter in spec.model.parameters())
+    cast_bytes = memory.parameters - weight_bytes  # MemTracker takes them for activations
+    return memory.activations + memory.dispatch + memory.workspace + memory.logits + cast_bytes
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype", "recompute"), GRID)
 def test_activations_are_predicted_within_a_tenth(name: str, dtype: str, recompute: Recompute) -> None:
     spec = job(MODELS[name], dtype)
-    seen, said = measured(spec.model, dtype, recompute), predicted(spec, recompute)
-    print(f"{name}, {dtype}, recompute {recompute}: {seen / 2**20:.1f} MiB measured, {said / 2**20:.1f} predicted")
-    assert said == pytest.approx(seen, rel=0.10)
+    measurement, prediction = measure_peak(spec.model, dtype, recompute), predict_peak(spec, recompute)
+    mib = f"{measurement / 2**20:.1f} MiB measured, {prediction / 2**20:.1f} predicted"
+    print(f"{name}, {dtype}, recompute {recompute}: {mib}")
+    assert prediction == pytest.approx(measurement, rel=0.10)

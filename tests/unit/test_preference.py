@@ -24,9 +24,9 @@ def model_of(attention: str, seed: int) -> LanguageModel:
     adapter = AdapterSpec(rank=2, alpha=3.0, targets=("*",))
     model = build_model(LanguageModelSpec(**{**spec.model_dump(), "adapter": adapter}), seed=seed, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
-    for name, each in model.named_parameters():
+    for name, parameter in model.named_parameters():
         if name.endswith("_lora_b"):
-            each.data.normal_(0, 0.2, generator=generator)
+            parameter.data.normal_(0, 0.2, generator=generator)
     return model
 
 
@@ -36,18 +36,18 @@ def rows_of(seed: int, num_rows: int, length: int) -> SequenceRows:
     tokens = rng.integers(4, VOCABULARY, (num_rows, length))
     labels, documents = np.full_like(tokens, -1), np.full(tokens.shape, -1, np.int32)
     for row in range(num_rows):
-        at = 0
+        offset = 0
         for number in range(2 * int(rng.integers(1, 4))):
             if number % 2 == 0:
                 sizes = rng.integers(2, 8, 2)
-                if at + sizes.sum() > length:
+                if offset + sizes.sum() > length:
                     break
             size = int(sizes[number % 2])
-            documents[row, at : at + size] = number
-            learned = at + int(rng.integers(0, size))
-            labels[row, learned : at + size] = rng.integers(4, VOCABULARY, at + size - learned)
-            at += size
-        tokens[row, at:] = 0
+            documents[row, offset : offset + size] = number
+            start = offset + int(rng.integers(0, size))
+            labels[row, start : offset + size] = rng.integers(4, VOCABULARY, offset + size - start)
+            offset += size
+        tokens[row, offset:] = 0
     return SequenceRows(tokens, documents, labels)
 
 
@@ -55,22 +55,22 @@ def log_probability(model: LanguageModel, tokens: list[int], labels: list[int]) 
     """Of the labels of one answer, which is all that the model is given."""
     logits = model(torch.tensor([tokens]), BatchContext(training=False))[0]
     logp = functional.log_softmax(logits, -1)
-    return sum((logp[at, label] for at, label in enumerate(labels) if label >= 0), start=logp.sum() * 0)
+    return sum((logp[position, label] for position, label in enumerate(labels) if label >= 0), start=logp.sum() * 0)
 
 
 def plain(model: LanguageModel, rows: SequenceRows) -> tuple[torch.Tensor, int, int]:
     loss, number, right = torch.zeros((), dtype=torch.float64), 0, 0
-    for tokens, documents, labels in zip(*(each.tolist() for each in rows), strict=True):
+    for tokens, documents, labels in zip(*(field.tolist() for field in rows), strict=True):
         for first in range(0, max(documents) + 1, 2):
-            gained = []
+            gains = []
             for answer in (first, first + 1):
-                of = [at for at, document in enumerate(documents) if document == answer]
-                given = [tokens[at] for at in of], [labels[at] for at in of]
+                positions = [position for position, document in enumerate(documents) if document == answer]
+                inputs = [tokens[position] for position in positions], [labels[position] for position in positions]
                 with torch.no_grad(), model.without_adapters():
-                    before = log_probability(model, *given)
-                gained.append(log_probability(model, *given) - before)
-            loss = loss - functional.logsigmoid(BETA * (gained[0] - gained[1]))
-            number, right = number + 1, right + int(gained[0] > gained[1])
+                    before = log_probability(model, *inputs)
+                gains.append(log_probability(model, *inputs) - before)
+            loss = loss - functional.logsigmoid(BETA * (gains[0] - gains[1]))
+            number, right = number + 1, right + int(gains[0] > gains[1])
     return loss, number, right
 
 
@@ -80,21 +80,21 @@ def plain(model: LanguageModel, rows: SequenceRows) -> tuple[torch.Tensor, int, 
 def test_loss_and_gradients_are_those_of_the_formula(attention: str, seed: int):
     model, rows = model_of(attention, seed), rows_of(seed, 5, 24)
     batch = SequencesBatch.from_part(rows, BatchContext(training=False, rows_per_group=1), Layout.single())
-    found = preference_loss_of(model, batch, BETA)
-    found.objective.backward()
-    ours = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    result = preference_loss_of(model, batch, BETA)
+    result.objective.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
     loss, number, right = plain(model, rows)
     loss.backward()
-    torch.testing.assert_close(found.objective, loss, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(found.nll, loss, rtol=1e-11, atol=1e-12)
-    theirs = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    assert ours.keys() == theirs.keys() == {name for name in ours if "_lora_" in name}
-    for name, gradient in theirs.items():
-        torch.testing.assert_close(ours[name], gradient, rtol=1e-9, atol=1e-12, msg=name)
-    told = preferences_of(model, batch, BETA)
-    assert (int(told.num_pairs), int(told.num_right)) == (number, right)
-    torch.testing.assert_close(told.loss, loss, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(result.objective, loss, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(result.nll, loss, rtol=1e-11, atol=1e-12)
+    expected = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert gradients.keys() == expected.keys() == {name for name in gradients if "_lora_" in name}
+    for name, gradient in expected.items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-9, atol=1e-12, msg=name)
+    preferences = preferences_of(model, batch, BETA)
+    assert (int(preferences.num_pairs), int(preferences.num_right)) == (number, right)
+    torch.testing.assert_close(preferences.loss, loss, rtol=1e-11, atol=1e-12)
     assert 0 < right < number or number < 4
 
 
@@ -110,18 +110,18 @@ def test_a_batch_without_rows_has_no_loss():
 def test_nll_of_each_token_and_its_gradients(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("moe.layers.nll.loss_tokens", lambda *_: 3)
     generator = torch.Generator().manual_seed(1)
-    hidden = torch.randn(10, 6, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    hidden_states = torch.randn(10, 6, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     table = torch.randn(9, 6, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     labels = torch.tensor([0, -1, 3, 8, -1, 2, 2, 1, 7, -1])
     weight = torch.linspace(-1, 1, 10, dtype=torch.float64)
-    found = token_nll(hidden, table, labels, -1)
-    (found.double() * weight).sum().backward()
-    ours = hidden.grad, table.grad
-    wide_hidden, wide_table = (each.detach().double().requires_grad_() for each in (hidden, table))
+    nll = token_nll(hidden_states, table, labels, -1)
+    (nll.double() * weight).sum().backward()
+    gradients = hidden_states.grad, table.grad
+    wide_hidden, wide_table = (tensor.detach().double().requires_grad_() for tensor in (hidden_states, table))
     logp = functional.log_softmax(wide_hidden @ wide_table.t(), -1)
     plain = -logp.gather(1, labels.clamp(min=0)[:, None]).squeeze(1) * (labels >= 0)
     (plain * weight).sum().backward()
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2}[dtype]
-    torch.testing.assert_close(found.double(), plain, rtol=tolerance, atol=tolerance)
-    for one, other in zip(ours, (wide_hidden.grad, wide_table.grad), strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(nll.double(), plain, rtol=tolerance, atol=tolerance)
+    for actual, expected in zip(gradients, (wide_hidden.grad, wide_table.grad), strict=True):
+        torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)

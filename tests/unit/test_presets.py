@@ -18,12 +18,12 @@ WITHOUT_THE_FIRST_TABLE = {"gpt-oss-20b": 3.61, "gpt-oss-120b": 5.13}
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_model_has_as_many_weights_as_published(name: str) -> None:
     model = presets.load(name)
-    weights, active, within = PUBLISHED[name]
+    weights, active, tolerance = PUBLISHED[name]
     if weights is not None:
         assert model.num_parameters() / 1e9 == pytest.approx(weights, rel=0.01)
     if active is not None:
         assert model.num_active_parameters() / 1e9 == pytest.approx(
-            active, rel=0.01 if within is None else 0, abs=within
+            active, rel=0.01 if tolerance is None else 0, abs=tolerance
         )
 
 

@@ -28,9 +28,9 @@ def test_problems_hold_any_value_and_broken_rules_pickle() -> None:
     fields = Problem("wrong_type", "hints[0]", lock, "is no hint", "use Split").to_dict()
     assert fields == {"code": "wrong_type", "path": "hints[0]", "value": lock, "rule": "is no hint",
                       "remedy": "use Split"}  # fmt: skip
-    again = pickle.loads(pickle.dumps(RuleError("missing", "is required", "add it")))
-    assert (again.code, again.rule, again.remedy) == ("missing", "is required", "add it")
-    assert str(again) == "is required; add it"
+    copy = pickle.loads(pickle.dumps(RuleError("missing", "is required", "add it")))
+    assert (copy.code, copy.rule, copy.remedy) == ("missing", "is required", "add it")
+    assert str(copy) == "is required; add it"
 
 
 def test_types_of_pydantic_have_codes() -> None:

@@ -37,7 +37,7 @@ def test_current_runs_are_predicted_to_a_tenth_and_older_software_is_not() -> No
 
 def test_an_exchange_within_a_domain_is_never_longer_than_the_step_it_is_part_of() -> None:
     """Qwen3-30B on GB300: a measured step of 5.9 s, where the exchange alone was predicted to take 5.0."""
-    (row,) = (each for each in CURRENT if each.model == "qwen3-30b-a3b" and each.device == "gb300")
+    (row,) = (entry for entry in CURRENT if entry.model == "qwen3-30b-a3b" and entry.device == "gb300")
     assert row.plan().predicted.all_to_all_s < 0.3 * row.measured_step_s
 
 
@@ -65,8 +65,8 @@ def test_memory_of_torchtitan_is_predicted(row: TitanRow) -> None:
     parameters and optimizer state are sharded over data and context ranks together. In pipelines, parameters stay
     gathered, gradients whole, and messages of all micro-batches in their buffers, until the step ends."""
     memory_gib = row.plan().memory.job_bytes / 2**30
-    within = 0.2 if row in IN_A_PIPELINE else 0.08 if row in ALONE else 0.1
-    assert memory_gib == pytest.approx(row.memory_gib, rel=within)
+    tolerance = 0.2 if row in IN_A_PIPELINE else 0.08 if row in ALONE else 0.1
+    assert memory_gib == pytest.approx(row.memory_gib, rel=tolerance)
     if row in ALONE:
         assert memory_gib + 0.1 * 96 >= row.memory_gib, "what a plan leaves free covers the rest"
 

@@ -28,26 +28,26 @@ def ernie_4_5() -> tuple[nn.Module, Router]:
 
 def test_experts_weights_and_gradients_are_those_of_its_own_code() -> None:
     torch.manual_seed(0)
-    theirs, route = ernie_4_5()
+    reference, route = ernie_4_5()
     spec = MoESpec(num_experts=NUM_EXPERTS, model_dim=WIDTH, hidden_dim=4, top_k=3, group_tokens=TOKENS,
                    aux_coefficient=0.0, router="softmax_topk", selection_bias=True)  # fmt: skip
-    ours = MoELayer(spec)
+    layer = MoELayer(spec)
     with torch.no_grad():
-        ours.router.copy_(theirs.weight.t())
-        ours.router_bias.copy_(theirs.e_score_correction_bias)
+        layer.router.copy_(reference.weight.t())
+        layer.router_bias.copy_(reference.e_score_correction_bias)
     x = torch.randn(TOKENS, WIDTH)
     expected, expert = route(x)
     order = expert.argsort(1)
-    logits = ours._logits(x, torch.arange(TOKENS), TokenContext())
-    routing = ours.route(logits[None], TokenContext(), 0, ours.state)
-    mine = routing.expert.argsort(1)
-    assert torch.equal(routing.expert.gather(1, mine), expert.gather(1, order))
-    weight, expected = routing.weight.gather(1, mine), expected.gather(1, order)
+    logits = layer._logits(x, torch.arange(TOKENS), TokenContext())
+    routing = layer.route(logits[None], TokenContext(), 0, layer.state)
+    routing_order = routing.expert.argsort(1)
+    assert torch.equal(routing.expert.gather(1, routing_order), expert.gather(1, order))
+    weight, expected = routing.weight.gather(1, routing_order), expected.gather(1, order)
     torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6)
     gradient = torch.randn_like(weight)
     weight.backward(gradient)
     expected.backward(gradient)
-    torch.testing.assert_close(ours.router.grad.t(), theirs.weight.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layer.router.grad.t(), reference.weight.grad, rtol=1e-4, atol=1e-5)
     assert len(routing.expert.unique(dim=0)) > 8, "tokens choose, and not the bias alone"
 
 

@@ -63,14 +63,14 @@ def test_a_published_layout_with_one_field_left_free_is_no_slower(row: Row) -> N
     """Each field in turn; as it is, within the 2% that a choice under both ends may cost."""
     assert 1 / TIES <= 1 + Choice([row], row.asked).gain <= NEAR
     for left_free in row.asked:
-        asked = {name: value for name, value in row.asked.items() if name != left_free}
-        assert (1 + Choice([row], asked).gain) * TIES >= 1, left_free
+        fields = {name: value for name, value in row.asked.items() if name != left_free}
+        assert (1 + Choice([row], fields).gain) * TIES >= 1, left_free
 
 
 BY_SIZE = {(row.num_experts, row.num_layers): row for row in PAPER}
 PAIRS = [
     *[((experts, 12), (experts, 36)) for experts in (128, 512, 2048)],
-    *[((fewer, layers), (4 * fewer, layers)) for fewer in (128, 512) for layers in (12, 36)],
+    *[((experts, layers), (4 * experts, layers)) for experts in (128, 512) for layers in (12, 36)],
 ]
 
 

@@ -26,11 +26,11 @@ lengths = st.integers(1, 150) | st.sampled_from([63, 64, 127, 128, 192])
 @pytest.mark.parametrize("is_plain", [False, True], ids=["by kernels", "plainly"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    others=st.lists(st.integers(1, 5), min_size=1, max_size=2), length=lengths, form=st.sampled_from(FORMS),
+    other_sizes=st.lists(st.integers(1, 5), min_size=1, max_size=2), length=lengths, form=st.sampled_from(FORMS),
     at_once=st.sampled_from([1, 100, 1 << 20]), data=st.data(),
 )  # fmt: skip
 def test_dequantized_values_follow_the_definition(
-    monkeypatch: pytest.MonkeyPatch, is_plain: bool, others: list[int], length: int, form: Form, at_once: int,
+    monkeypatch: pytest.MonkeyPatch, is_plain: bool, other_sizes: list[int], length: int, form: Form, at_once: int,
     data: st.DataObject,
 ) -> None:  # fmt: skip
     if is_plain:  # as where bitsandbytes is not installed, which it is wherever tests run
@@ -39,22 +39,22 @@ def test_dequantized_values_follow_the_definition(
     monkeypatch.setitem(quantized._AT_ONCE, "cpu", at_once)
     assert list(NF4) == reference_dequantization.NF4
     dim, generator = (
-        data.draw(st.integers(0, len(others))),
+        data.draw(st.integers(0, len(other_sizes))),
         torch.Generator().manual_seed(data.draw(st.integers(0, 99))),
     )
-    values = torch.randn(*others[:dim], length, *others[dim:], generator=generator, dtype=torch.float64)
+    values = torch.randn(*other_sizes[:dim], length, *other_sizes[dim:], generator=generator, dtype=torch.float64)
     values *= 10.0 ** data.draw(st.integers(-20, 20))
     if data.draw(st.booleans()):
         values[torch.rand(values.shape, generator=generator) < 0.9] = 0.0  # also whole blocks
     scheme = QuantScheme(form, dim, length)
     weight = QuantizedWeight(*quantize(values, scheme), scheme)
     assert weight.shape == tuple(values.shape)
-    dequantized = weight.dequantize(torch.float32)
-    assert torch.equal(dequantized, through_codes(values, form, dim))
+    output = weight.dequantize(torch.float32)
+    assert torch.equal(output, through_codes(values, form, dim))
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
-        assert torch.equal(weight.dequantize(dtype), dequantized.to(dtype))
-    again = QuantizedWeight(*quantize(dequantized, scheme), scheme).dequantize(torch.float32)
-    assert (again - dequantized).abs().max() <= 1e-6 * dequantized.abs().max()
+        assert torch.equal(weight.dequantize(dtype), output.to(dtype))
+    second_output = QuantizedWeight(*quantize(output, scheme), scheme).dequantize(torch.float32)
+    assert (second_output - output).abs().max() <= 1e-6 * output.abs().max()
 
 
 @given(data=st.data(), form=st.sampled_from(FORMS), of_scales=st.booleans())
@@ -66,15 +66,15 @@ def test_a_part_of_codes_needs_only_a_part_of_the_matrix(data: st.DataObject, fo
         return tuple((first, data.draw(st.integers(first, size))) for first, size in zip(firsts, shape, strict=True))
 
     of_scales = of_scales and form != "bfloat16"
-    shape = [data.draw(st.integers(1, most)) for most in (6, 200, 4)]
+    shape = [data.draw(st.integers(1, limit)) for limit in (6, 200, 4)]
     dim = data.draw(st.integers(0, 2))
     values = torch.randn(shape, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
     scheme = QuantScheme(form, dim, shape[dim])
-    whole = quantize(values, scheme)[of_scales]
-    assert whole is not None
-    within = rectangle(tuple(whole.shape))
-    matrix, origin = scheme.values_of(within, of_scales=of_scales), [first for first, _ in within]
-    part = torch.full_like(cut(whole, within), 99)
+    full = quantize(values, scheme)[of_scales]
+    assert full is not None
+    region = rectangle(tuple(full.shape))
+    matrix, origin = scheme.values_of(region, of_scales=of_scales), [first for first, _ in region]
+    part = torch.full_like(cut(full, region), 99)
     with pytest.MonkeyPatch.context() as patch:
         # As above.
         patch.setitem(quantized._AT_ONCE, "cpu", data.draw(st.integers(1, 300)))
@@ -82,7 +82,7 @@ def test_a_part_of_codes_needs_only_a_part_of_the_matrix(data: st.DataObject, fo
             codes = quantize(cut(values, block), scheme)[of_scales]
             assert codes is not None
             put(codes, scheme.codes_of(block, of_scales=of_scales), part, origin)
-    assert torch.equal(part, cut(whole, within))
+    assert torch.equal(part, cut(full, region))
 
 
 @pytest.mark.parametrize("form", ["int8", "nf4"])
@@ -136,11 +136,11 @@ def test_stored_tensors_are_those_of_the_parameter_table(form: Form, dims: tuple
         scheme = QuantScheme.from_parameter(parameter)
         assert scheme is not None
         assert dims[scheme.dim] == "model", "no layout cuts what shares a scale"
-        stored = [tensor for tensor in quantize(torch.randn(shape), scheme) if tensor is not None]
-        assert [(tuple(tensor.shape), tensor.dtype) for tensor in stored] == [
+        tensors = [tensor for tensor in quantize(torch.randn(shape), scheme) if tensor is not None]
+        assert [(tuple(tensor.shape), tensor.dtype) for tensor in tensors] == [
             (part.shape, getattr(torch, str(dtype))) for part, dtype in stored_tensors(parameter)
         ]
-        assert stored_bytes(parameter, 4) == sum(tensor.nbytes for tensor in stored)
+        assert stored_bytes(parameter, 4) == sum(tensor.nbytes for tensor in tensors)
     assert stored_bytes(Parameter("w", (3, 5), ("heads", "model")), 8) == 8 * 15
 
 

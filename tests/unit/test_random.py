@@ -32,22 +32,22 @@ def test_a_key_is_of_whole_numbers_and_every_part_and_its_order_matter() -> None
     counters = torch.arange(1000)
     keys = [fold(0, 0, 0), fold(1, 0, 0), fold(0, 1, 0), fold(0, 0, 1), fold(0, 0), fold(2, 1), fold(1, 2)]
     draws = [uniform(key, counters) for key in keys]
-    for one, other in combinations(draws, 2):
-        assert abs(((one - 0.5) * (other - 0.5)).mean() * 12) < 0.2
-        assert not torch.equal(one, other)
+    for left, invalid in combinations(draws, 2):
+        assert abs(((left - 0.5) * (invalid - 0.5)).mean() * 12) < 0.2
+        assert not torch.equal(left, invalid)
     assert fold(1) == fold(numpy.int32(1)) == fold(torch.tensor(1))
-    for other in (1.9, 1.0, "1"):
+    for invalid in (1.9, 1.0, "1"):
         with pytest.raises(TypeError):
-            fold(other)  # type: ignore[arg-type]
+            fold(invalid)  # type: ignore[arg-type]
 
 
 @given(st.permutations(range(50)), st.integers(0, 2**63 - 1))
 def test_a_draw_depends_on_its_counter_alone(order: list[int], key: int) -> None:
     counters = torch.arange(50)
-    shuffled = torch.tensor(order)
-    assert torch.equal(bits(key, counters)[shuffled], bits(key, counters[shuffled]))
-    assert torch.equal(keep_mask(key, counters, 9, 0.5)[shuffled], keep_mask(key, counters[shuffled], 9, 0.5))
-    assert torch.equal(gumbel(key, counters, 5)[shuffled], gumbel(key, counters[shuffled], 5))
+    permutation = torch.tensor(order)
+    assert torch.equal(bits(key, counters)[permutation], bits(key, counters[permutation]))
+    assert torch.equal(keep_mask(key, counters, 9, 0.5)[permutation], keep_mask(key, counters[permutation], 9, 0.5))
+    assert torch.equal(gumbel(key, counters, 5)[permutation], gumbel(key, counters[permutation], 5))
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
@@ -68,8 +68,8 @@ def test_masks_are_pairwise_independent() -> None:
         correlations.fill_diagonal_(0)
         assert correlations.abs().max() < 6.5 / math.sqrt(signs.shape[1])
     by_purpose = [keep_mask(fold(0, 0, 0, purpose), torch.arange(1000), 16, 0.5) for purpose in Purpose]
-    for one, other in combinations(by_purpose, 2):
-        assert abs((one == other).float().mean() - 0.5) < 0.05
+    for left, right in combinations(by_purpose, 2):
+        assert abs((left == right).float().mean() - 0.5) < 0.05
 
 
 def test_dropout_has_the_gradient_of_its_mask_and_drops_nothing_at_tiny_probabilities() -> None:
@@ -83,19 +83,19 @@ def test_dropout_has_the_gradient_of_its_mask_and_drops_nothing_at_tiny_probabil
 
 
 def test_initial_weights_of_a_slice_are_the_slice_of_the_whole() -> None:
-    whole, other = torch.empty(8, 30, 50), torch.empty(8, 30, 50)
-    init_uniform_(whole, 0.02, seed=7, name="experts")
+    weights, other_weights = torch.empty(8, 30, 50), torch.empty(8, 30, 50)
+    init_uniform_(weights, 0.02, seed=7, name="experts")
     for first, last in ((0, 2), (2, 8), (7, 8)):
         part, inner = torch.empty(last - first, 30, 50), torch.empty(2, last - first, 7)
-        init_uniform_(part, 0.02, 7, "experts", whole.shape, (first, 0, 0))
-        assert torch.equal(part, whole[first:last])
-        init_uniform_(inner, 0.02, 7, "experts", whole.shape, (4, first, 9))
-        assert torch.equal(inner, whole[4:6, first:last, 9:16])
-    assert whole.std().item() == pytest.approx(0.02, rel=0.02)
-    assert whole.abs().max() <= math.sqrt(3) * 0.02
-    init_uniform_(other, 0.02, seed=7, name="another")
-    assert not torch.equal(other, whole)
-    assert len({float(x) for x in whole[:, 0, 0]}) == 8, "experts differ at the start"
+        init_uniform_(part, 0.02, 7, "experts", weights.shape, (first, 0, 0))
+        assert torch.equal(part, weights[first:last])
+        init_uniform_(inner, 0.02, 7, "experts", weights.shape, (4, first, 9))
+        assert torch.equal(inner, weights[4:6, first:last, 9:16])
+    assert weights.std().item() == pytest.approx(0.02, rel=0.02)
+    assert weights.abs().max() <= math.sqrt(3) * 0.02
+    init_uniform_(other_weights, 0.02, seed=7, name="another")
+    assert not torch.equal(other_weights, weights)
+    assert len({float(x) for x in weights[:, 0, 0]}) == 8, "experts differ at the start"
     large, tail = torch.empty(3, 1 << 19), torch.empty(1, 1 << 19)  # drawn in several pieces
     init_uniform_(large, 1.0, seed=0, name="large")
     init_uniform_(tail, 1.0, 0, "large", large.shape, (2, 0))

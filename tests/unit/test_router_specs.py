@@ -17,17 +17,17 @@ from tests.unit.test_spec import job
 def test_another_router_leaves_the_presets_fields_of_its_own_behind() -> None:
     moe = JobSpec.parse(job(model={"moe": {"router": "softmax_topk"}})).model.moe
     assert (moe.routing.capacity_factor, moe.routing.aux_coefficient, moe.group_tokens) == (None, 0.01, 512)
-    named = JobSpec.parse(job(model={"moe": {"router": "gshard_top2"}})).model.moe
-    assert named.routing.capacity_factor == 4.0
+    gshard = JobSpec.parse(job(model={"moe": {"router": "gshard_top2"}})).model.moe
+    assert gshard.routing.capacity_factor == 4.0
 
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_what_a_router_writes_it_reads_again(router: str) -> None:
     spec = MoESpec(router=router, num_experts=8, model_dim=2, hidden_dim=2)
-    written = spec.model_dump(mode="json")
+    dump = spec.model_dump(mode="json")
     assert not MoESpec.model_fields.keys() & router_fields(), "a field belongs to a layer or to its router"
-    assert written.keys() & router_fields() == ROUTERS[router].model_fields.keys()
-    assert MoESpec.model_validate(written) == spec
+    assert dump.keys() & router_fields() == ROUTERS[router].model_fields.keys()
+    assert MoESpec.model_validate(dump) == spec
     assert MoESpec.model_validate_json(spec.model_dump_json()) == spec
     assert pickle.loads(pickle.dumps(spec)) == spec
 
@@ -35,32 +35,32 @@ def test_what_a_router_writes_it_reads_again(router: str) -> None:
 @pytest.mark.parametrize("router", ["softmax_topk", "sigmoid_topk"])
 def test_the_weight_of_one_choice_is_not_renormalized_unless_it_was_trained_so(router: str) -> None:
     """A new model's router would never be trained; a job accepted before, or that starts from another, keeps it."""
-    one = job(model={"moe": {"router": router, "top_k": 1}})
-    assert JobSpec.parse(one).model.moe.routing.renormalizes is False
+    fields = job(model={"moe": {"router": router, "top_k": 1}})
+    assert JobSpec.parse(fields).model.moe.routing.renormalizes is False
     assert JobSpec.parse(job(model={"moe": {"router": router}})).model.moe.routing.renormalizes is True
     for before, after in ((1, 2), (2, 1)):  # another `top_k` set by hand in a spec as it is shown
-        shown = JobSpec.parse(job(model={"moe": {"router": router, "top_k": before}})).model_dump(mode="json")
-        assert shown["model"]["moe"]["renormalize_gates"] is None
-        shown["model"]["moe"]["top_k"] = after
-        assert JobSpec.parse(shown).model.moe.routing.renormalizes is (after > 1)
-    one["model"]["moe"]["renormalize_gates"] = True  # refused in test_spec.py
-    stored = JobSpec.model_validate(one)
-    assert stored.model.moe.routing.renormalizes is True
-    assert JobSpec.parse(stored.model_dump(mode="json"), accepted=True) == stored
-    assert JobSpec.parse({**one, "start_from": {"job": "another"}}).model == stored.model
+        dump = JobSpec.parse(job(model={"moe": {"router": router, "top_k": before}})).model_dump(mode="json")
+        assert dump["model"]["moe"]["renormalize_gates"] is None
+        dump["model"]["moe"]["top_k"] = after
+        assert JobSpec.parse(dump).model.moe.routing.renormalizes is (after > 1)
+    fields["model"]["moe"]["renormalize_gates"] = True  # refused in test_spec.py
+    spec = JobSpec.model_validate(fields)
+    assert spec.model.moe.routing.renormalizes is True
+    assert JobSpec.parse(spec.model_dump(mode="json"), accepted=True) == spec
+    assert JobSpec.parse({**fields, "start_from": {"job": "another"}}).model == spec.model
 
 
 @pytest.mark.parametrize("router", ["softmax_topk", "sigmoid_topk"])
 def test_what_is_left_out_and_the_same_said_in_words_are_one(router: str) -> None:
     """Of checkpoints and plans that an older release stored, which wrote the default out."""
     new = JobSpec.parse(job(model={"moe": {"router": router}}))
-    written = new.model_dump(mode="json")
-    written["model"]["moe"]["renormalize_gates"] = True
-    old, cluster = (JobSpec.parse(written), Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1))
+    dump = new.model_dump(mode="json")
+    dump["model"]["moe"]["renormalize_gates"] = True
+    old, cluster = (JobSpec.parse(dump), Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1))
     assert trajectory_changes(old, new) == state_changes(new, old) == []
     assert made_for(old, cluster) == made_for(new, cluster)
-    written["model"]["moe"]["renormalize_gates"] = False
-    (problem,) = trajectory_changes(JobSpec.parse(written), new)
+    dump["model"]["moe"]["renormalize_gates"] = False
+    (problem,) = trajectory_changes(JobSpec.parse(dump), new)
     assert (problem.path, problem.value) == ("model.moe.renormalize_gates", True)
 
 
@@ -77,26 +77,26 @@ def test_a_bias_that_is_there_anyway_is_the_same_said_in_words(router: str, bias
             {"bias_update_rate": 0.0, "selection_bias": True}, {"logit_bias": True},
         )
     ]  # fmt: skip
-    one, *same, frozen, biased = specs
-    for other in same:
-        assert made_for(other, cluster) == made_for(one, cluster)
-        assert state_changes(one, other) == []
-    for other in (frozen, biased):
-        assert made_for(other, cluster) != made_for(one, cluster)
-        assert state_changes(one, other)
-    assert one.model.moe.routing.has_selection_bias is bias
-    assert frozen.model.moe.routing.has_selection_bias
-    assert frozen.model.moe.routing.bias_rate == 0
+    base, *equivalents, with_frozen_bias, with_logit_bias = specs
+    for spec in equivalents:
+        assert made_for(spec, cluster) == made_for(base, cluster)
+        assert state_changes(base, spec) == []
+    for spec in (with_frozen_bias, with_logit_bias):
+        assert made_for(spec, cluster) != made_for(base, cluster)
+        assert state_changes(base, spec)
+    assert base.model.moe.routing.has_selection_bias is bias
+    assert with_frozen_bias.model.moe.routing.has_selection_bias
+    assert with_frozen_bias.model.moe.routing.bias_rate == 0
 
 
 def test_a_published_model_of_one_choice_begins_with_its_weights() -> None:
     """Its router was trained otherwise: from scratch none would be."""
     moe = {"top_k": 1, "softmax": "after_topk"}
     data, train = {"corpus": "synthetic"}, {"num_steps": 1, "batch_tokens": 8192}
-    given = {"model": {"preset": "mixtral-8x7b", "moe": moe}, "data": data, "train": train}
+    fields = {"model": {"preset": "mixtral-8x7b", "moe": moe}, "data": data, "train": train}
     with refused("out_of_range", "model.moe.softmax", "after_topk"):
-        JobSpec.parse(given)
-    with_weights = {**given, "model": {**given["model"], "from": "/models/mixtral"}}
+        JobSpec.parse(fields)
+    with_weights = {**fields, "model": {**fields["model"], "from": "/models/mixtral"}}
     assert JobSpec.parse(with_weights).model.moe.routing.softmax == "after_topk"
 
 

@@ -92,10 +92,10 @@ def rows_by_token(routing) -> list[list[int]]:
     return [flat.rows_by_token[a:b].tolist() for a, b in pairwise(starts)]
 
 
-def assert_same_rows(ours: dict, theirs: dict) -> None:
-    assert ours.keys() == theirs.keys()
-    for place, weight in theirs.items():
-        assert ours[place] == pytest.approx(weight, rel=1e-12, abs=1e-12)
+def assert_same_rows(actual: dict, expected: dict) -> None:
+    assert actual.keys() == expected.keys()
+    for place, weight in expected.items():
+        assert actual[place] == pytest.approx(weight, rel=1e-12, abs=1e-12)
 
 
 @given(cases(TOKEN_CHOICE))
@@ -106,24 +106,24 @@ def test_equals_the_paper_token_by_token(case: tuple) -> None:
     capacity = capacity_of(spec, group_tokens)
     assert routing.capacity == capacity == spec.routing.capacity(group_tokens, spec.num_experts)
     bias = state.bias.double().tolist() if state.bias is not None else None
-    dropped, scopes = 0, []
+    num_dropped, scopes = 0, []
     for g in range(logits.shape[0]):
-        rows, padded = logits[g].tolist(), tokens.padding[g].tolist()
-        chosen = [None if pad else choices_of(spec, row, bias) for row, pad in zip(rows, padded, strict=True)]
-        expected = admit(spec, chosen, capacity, rounding(rows, padded))
+        rows, padding = logits[g].tolist(), tokens.padding[g].tolist()
+        choices = [None if pad else choices_of(spec, row, bias) for row, pad in zip(rows, padding, strict=True)]
+        expected = admit(spec, choices, capacity, rounding(rows, padding))
         assert_same_rows(rows_of(routing, g, group_tokens), expected.weights)
-        dropped += expected.dropped
+        num_dropped += expected.dropped
 
         def probs(row: list[float]) -> list[float]:
             scores = [sigmoid(x) for x in row]
             return [s / sum(scores) for s in scores] if spec.routing.router == "sigmoid_topk" else softmax(row)
 
-        scope = [None if c is None else (probs(row), c[0]) for row, c in zip(rows, chosen, strict=True)]
+        scope = [None if c is None else (probs(row), c[0]) for row, c in zip(rows, choices, strict=True)]
         length = tokens.sequence_tokens if spec.routing.auxiliary_loss.scope == "sequence" else group_tokens
         scopes += [scope[start : start + length] for start in range(0, group_tokens, length)]
     num_choices = int((~tokens.padding).sum()) * spec.experts_per_token
     assert routing.num_choices == num_choices
-    assert routing.dropped.item() == pytest.approx(dropped / max(1, num_choices))
+    assert routing.dropped.item() == pytest.approx(num_dropped / max(1, num_choices))
     last = None
     if spec.routing.auxiliary_loss.scope == "global_batch":
         last = state.last_load.tolist() if state.last_load is not None else [0] * spec.num_experts
@@ -152,8 +152,8 @@ def test_sinkhorn_chooses_by_the_transport_plan(case: tuple) -> None:
         expected = sinkhorn(logits[g].tolist(), tokens.padding[g].tolist(), spec.routing.sinkhorn_iterations)
         for s, row in enumerate(expected):
             if row is not None:
-                ours = log_plan[g, s].softmax(-1)
-                torch.testing.assert_close(ours, torch.tensor(row, dtype=torch.float64) / sum(row), rtol=1e-9, atol=0)
+                actual = log_plan[g, s].softmax(-1)
+                torch.testing.assert_close(actual, torch.tensor(row, dtype=torch.float64) / sum(row), rtol=1e-9, atol=0)
                 assert by_token[g, s].tolist() == best_of_close(row, logits[g, s].tolist(), spec.routing.top_k)
     probs = logits.sigmoid() if spec.routing.top_k == 1 else logits.softmax(-1)
     weights = probs.flatten(0, 1).gather(1, routing.expert)
@@ -165,11 +165,11 @@ def test_sinkhorn_balances_what_softmax_would_not() -> None:
     logits = torch.randn(1, 512, 8, dtype=torch.float64)
     logits[..., 0] += 1.5
     plain = route(logits, spec_of("softmax_topk", 8, top_k=1))
-    balanced = route(logits, spec_of("sinkhorn_topk", 8, top_k=1))
+    sinkhorn_routing = route(logits, spec_of("sinkhorn_topk", 8, top_k=1))
     assert plain.load.max() > 4 * 64
-    assert balanced.load.max() < 1.5 * 64
-    evaluated = route(logits, spec_of("sinkhorn_topk", 8, top_k=1), TokenContext(training=False))
-    assert torch.equal(evaluated.expert, plain.expert)
+    assert sinkhorn_routing.load.max() < 1.5 * 64
+    evaluation = route(logits, spec_of("sinkhorn_topk", 8, top_k=1), TokenContext(training=False))
+    assert torch.equal(evaluation.expert, plain.expert)
 
 
 EVERY_ROUTER = [*TOKEN_CHOICE, "sinkhorn_topk", "expert_choice"]
@@ -193,43 +193,44 @@ def test_buffers_hold_at_most_their_capacity(case: tuple) -> None:
     assert all(flat.token[row] == token for token, rows in enumerate(by_token) for row in rows)
     if routing.kept is not None:
         for token, rows in enumerate(by_token):
-            kept = routing.kept[token]
-            assert torch.equal(flat.expert[rows], routing.expert[token][kept])
-            assert torch.equal(flat.weight[rows], routing.weight[token][kept])
+            is_kept = routing.kept[token]
+            assert torch.equal(flat.expert[rows], routing.expert[token][is_kept])
+            assert torch.equal(flat.weight[rows], routing.weight[token][is_kept])
 
 
 @given(cases(EVERY_ROUTER), st.randoms(use_true_random=False))
 def test_a_subset_of_groups_alone_is_routed_alike(case: tuple, random: object) -> None:
     spec, logits, tokens, state = case
-    whole = route(logits, spec, tokens, state=state)
+    full = route(logits, spec, tokens, state=state)
     order = random.sample(range(logits.shape[0]), random.randint(1, logits.shape[0]))  # type: ignore[attr-defined]
     part = TokenContext(tokens.ids[order], tokens.padding[order], sequence_tokens=tokens.sequence_tokens)
-    alone = route(logits[order], spec, part, state=state)
-    for here, g in enumerate(order):
-        assert rows_of(alone, here, logits.shape[1]) == rows_of(whole, g, logits.shape[1])
+    subset = route(logits[order], spec, part, state=state)
+    for index, g in enumerate(order):
+        assert rows_of(subset, index, logits.shape[1]) == rows_of(full, g, logits.shape[1])
 
 
 @given(cases(EVERY_ROUTER), st.integers(1, 5))
-def test_padding_changes_nothing(case: tuple, more: int) -> None:
+def test_padding_changes_nothing(case: tuple, padding_length: int) -> None:
     """What stands in it, anywhere; and how much of it there is, where the capacity does not follow from that."""
     spec, logits, tokens, state = case
     routing = route(logits, spec, tokens, state=state)
-    for held in (7.0, float("inf"), float("nan")):
-        filled = torch.where(tokens.padding[..., None], held, logits)
-        again = route(filled, spec, tokens, state=state)
+    for fill in (7.0, float("inf"), float("nan")):
+        padding_logits = torch.where(tokens.padding[..., None], fill, logits)
+        result = route(padding_logits, spec, tokens, state=state)
         for g in range(logits.shape[0]):
-            assert rows_of(again, g, logits.shape[1]) == rows_of(routing, g, logits.shape[1])
-        assert torch.equal(again.aux_loss, routing.aux_loss)
-        assert torch.equal(again.z_loss, routing.z_loss)
+            assert rows_of(result, g, logits.shape[1]) == rows_of(routing, g, logits.shape[1])
+        assert torch.equal(result.aux_loss, routing.aux_loss)
+        assert torch.equal(result.z_loss, routing.z_loss)
     if spec.routing.capacity_factor is not None and spec.routing.router != "expert_choice":
         return
-    longer = torch.nn.functional.pad(logits, (0, 0, 0, more), value=3.0)
+    longer = torch.nn.functional.pad(logits, (0, 0, 0, padding_length), value=3.0)
     context = TokenContext(
-        torch.nn.functional.pad(tokens.ids, (0, more)), torch.nn.functional.pad(tokens.padding, (0, more), value=True)
+        torch.nn.functional.pad(tokens.ids, (0, padding_length)),
+        torch.nn.functional.pad(tokens.padding, (0, padding_length), value=True),
     )
-    padded = route(longer, spec, context, state=state)
+    longer_routing = route(longer, spec, context, state=state)
     for g in range(logits.shape[0]):
-        assert_same_rows(rows_of(padded, g, longer.shape[1]), rows_of(routing, g, logits.shape[1]))
+        assert_same_rows(rows_of(longer_routing, g, longer.shape[1]), rows_of(routing, g, logits.shape[1]))
 
 
 @given(cases(EVERY_ROUTER), st.integers(0, 2**31))
@@ -238,12 +239,12 @@ def test_rounding_does_not_choose_among_tokens_that_are_equal(case: tuple, seed:
     spec, logits, tokens, state = case
     generator = torch.Generator().manual_seed(seed)
     group_tokens = logits.shape[1]
-    said_again = logits[:, torch.randint(0, group_tokens, (group_tokens,), generator=generator)]
+    repetition = logits[:, torch.randint(0, group_tokens, (group_tokens,), generator=generator)]
     noise = torch.rand(logits.shape, generator=generator, dtype=logits.dtype) - 0.5
-    elsewhere = said_again * (1 + 8 * torch.finfo(logits.dtype).eps * noise)
-    here, there = (route(each, spec, tokens, state=state) for each in (said_again, elsewhere))
+    noisy = repetition * (1 + 8 * torch.finfo(logits.dtype).eps * noise)
+    expected, actual = (route(scores, spec, tokens, state=state) for scores in (repetition, noisy))
     for g in range(logits.shape[0]):
-        assert_same_rows(rows_of(there, g, group_tokens), rows_of(here, g, group_tokens))
+        assert_same_rows(rows_of(actual, g, group_tokens), rows_of(expected, g, group_tokens))
 
 
 @given(cases(EVERY_ROUTER))
@@ -284,20 +285,20 @@ def test_the_load_of_the_last_step_stands_for_the_batch() -> None:
     spec = spec_of("softmax_topk", aux_scope="global_batch")
     state = RoutingState(last_load=torch.tensor([30, 10, 0, 0]))
     logits = torch.randn(4, 8, 4, dtype=torch.float64, requires_grad=True)
-    whole = route(logits, spec, state=state)
+    full = route(logits, spec, state=state)
     halves = [route(part, spec, state=state) for part in logits.split(2)]
-    weighted = sum(half.aux_loss * half.aux_units for half in halves) / whole.aux_units
-    torch.testing.assert_close(weighted, whole.aux_loss)
-    whole.aux_loss.backward()
+    mean_loss = sum(half.aux_loss * half.aux_units for half in halves) / full.aux_units
+    torch.testing.assert_close(mean_loss, full.aux_loss)
+    full.aux_loss.backward()
     assert (logits.grad[..., 0] > 0).all()
     assert (logits.grad[..., 2:] < 0).all()
 
 
 @given(cases(TOKEN_CHOICE), st.integers(0, 9), st.sampled_from([torch.float32, torch.float64]))
-def test_even_loads_have_no_gradient(case: tuple, each: int, dtype: torch.dtype) -> None:
+def test_even_loads_have_no_gradient(case: tuple, load: int, dtype: torch.dtype) -> None:
     """Exactly, as before the first step: an optimizer may make a whole step of the smallest rounding."""
     spec, logits, tokens, state = case
-    even = None if state.last_load is None else torch.full_like(state.last_load, each)
+    even = None if state.last_load is None else torch.full_like(state.last_load, load)
     state = RoutingState(state.bias, even)
     logits = logits.to(dtype).requires_grad_()
     assume(spec.routing.auxiliary_loss.scope == "global_batch" or spec.experts_per_token == spec.num_experts)

@@ -26,7 +26,7 @@ def in_inference_mode(x: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def distributed(shape: tuple[int, ...]) -> DTensor:
+def zeros_dtensor(shape: tuple[int, ...]) -> DTensor:
     """Zeros over a mesh of this one process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -47,7 +47,7 @@ DENSE = "must be a dense tensor of floating-point numbers"
         (LOGITS.long(), None, DENSE),
         (LOGITS.to_sparse(), None, DENSE),
         (LOGITS.to("meta"), None, r"logits \(=torch.float32, on meta\) must be a dense tensor"),
-        (distributed((2, 3, 4)), None, r"logits \(=torch.float32, a DTensor\) must be a dense tensor"),
+        (zeros_dtensor((2, 3, 4)), None, r"logits \(=torch.float32, a DTensor\) must be a dense tensor"),
         (LOGITS, {}, r"tokens \(=dict\) must be a TokenContext"),
         (LOGITS, TokenContext(batch=3), r"tokens.batch \(=3\) must be a BatchCounts"),
     ],
@@ -61,7 +61,7 @@ def test_wrong_arguments_are_refused(logits: torch.Tensor, tokens: TokenContext 
 def test_a_layer_refuses_tensors_without_elements_here() -> None:
     layer = MoELayer(SPECS["gshard_top2"])
     with pytest.raises(ValueError, match=r"x \(=torch.float32, a DTensor\) must be a dense tensor"):
-        layer(distributed((6, 8)))
+        layer(zeros_dtensor((6, 8)))
     with pytest.raises(ValueError, match=r"x \(=torch.float32, on meta\) must be a dense tensor"):
         layer.to("meta")(torch.zeros(6, 8, device="meta"))
 
@@ -72,9 +72,9 @@ def test_tensors_of_inference_mode_are_routed_where_no_gradient_is_asked_for(rou
     expected = route(logits, SPECS[router], TokenContext(torch.arange(6), padding))
     tokens = TokenContext(in_inference_mode(torch.arange(6)), in_inference_mode(padding))
     for scores in (logits, in_inference_mode(logits)):
-        found = route(scores, SPECS[router], tokens).assignments
-        assert torch.equal(found.token, expected.assignments.token)
-        assert torch.equal(found.weight, expected.assignments.weight)
+        assignments = route(scores, SPECS[router], tokens).assignments
+        assert torch.equal(assignments.token, expected.assignments.token)
+        assert torch.equal(assignments.weight, expected.assignments.weight)
     with pytest.raises(ValueError, match=r"tokens\.padding .* must not be passed while gradients are tracked"):
         route(logits.requires_grad_(), SPECS[router], tokens)
     with torch.inference_mode():
@@ -102,34 +102,34 @@ def test_whole_numbers_of_any_type_are_the_same_numbers(router: str) -> None:
     tokens = TokenContext(step=3, seed=-1)
     expected = route(logits, SPECS[router], tokens, 5).assignments
     for kind in (numpy.int64, numpy.int8):
-        given = TokenContext(step=kind(3), seed=kind(-1))
-        found = route(logits, SPECS[router], given, kind(5)).assignments
-        assert torch.equal(found.token, expected.token)
+        same_tokens = TokenContext(step=kind(3), seed=kind(-1))
+        assignments = route(logits, SPECS[router], same_tokens, kind(5)).assignments
+        assert torch.equal(assignments.token, expected.token)
 
 
 @st.composite
 def routed_calls(draw: st.DrawFn) -> tuple[Any, ...]:
     """Logits, spec, tokens, layer and state as they may be given, and now and then as they may not."""
 
-    def either(right: list[Any], wrong: list[Any]) -> Any:
+    def pick(right: list[Any], wrong: list[Any]) -> Any:
         return draw(st.sampled_from(wrong if draw(st.integers(0, 9)) == 4 else right))
 
     def of_tokens(dtype: torch.dtype) -> Any:
-        each = torch.zeros(2, 3, dtype=dtype)
-        by_column = each.t().contiguous().t()
-        wrong = [each.t(), each[:, :2], each[None], each[0, 0], each.to(torch.float32), each.to_sparse(), "x", 3]
-        return either([None, each, by_column, each.view(6)], wrong)
+        valid = torch.zeros(2, 3, dtype=dtype)
+        by_column = valid.t().contiguous().t()
+        wrong = [valid.t(), valid[:, :2], valid[None], valid[0, 0], valid.to(torch.float32), valid.to_sparse(), "x", 3]
+        return pick([None, valid, by_column, valid.view(6)], wrong)
 
     logits, of_experts = torch.zeros(2, 3, 4), torch.zeros(4)
     wrong = [None, "x", logits[0], logits[..., :3], logits.long(), [[]], logits.to("meta"),
-             distributed((2, 3, 4))]  # fmt: skip
-    given = either([logits, logits.bfloat16(), in_inference_mode(logits)], wrong)
-    spec = either([*SPECS.values()], [None, "gshard_top2", {}, MoESpec])
-    tokens = either([None, TokenContext(of_tokens(torch.int64), of_tokens(torch.bool))], [3, {}, TokenContext])
-    remembered = [of_experts[:3], of_experts[None], of_experts.to_sparse(), of_experts.to("meta"), "x", 1.0]
-    state = RoutingState(*(either([None, of_experts], remembered) for _ in range(2)))
-    layer = either([0, 7, numpy.int32(7)], ["x", None, 1.5])
-    return given, spec, tokens, layer, either([None, state, state], [3, {}, "x"])
+             zeros_dtensor((2, 3, 4))]  # fmt: skip
+    scores = pick([logits, logits.bfloat16(), in_inference_mode(logits)], wrong)
+    spec = pick([*SPECS.values()], [None, "gshard_top2", {}, MoESpec])
+    tokens = pick([None, TokenContext(of_tokens(torch.int64), of_tokens(torch.bool))], [3, {}, TokenContext])
+    wrong_states = [of_experts[:3], of_experts[None], of_experts.to_sparse(), of_experts.to("meta"), "x", 1.0]
+    state = RoutingState(*(pick([None, of_experts], wrong_states) for _ in range(2)))
+    layer = pick([0, 7, numpy.int32(7)], ["x", None, 1.5])
+    return scores, spec, tokens, layer, pick([None, state, state], [3, {}, "x"])
 
 
 @given(routed_calls())
@@ -137,7 +137,7 @@ def test_what_cannot_be_routed_is_a_value_error_in_words(call: tuple[Any, ...]) 
     try:
         routing = route(*call)
     except ValueError as error:
-        told = str(error)
-        assert re.match(r"(logits|spec|tokens|layer|state)\b.* must ", told), told
+        message = str(error)
+        assert re.match(r"(logits|spec|tokens|layer|state)\b.* must ", message), message
     else:
         assert routing.num_groups == 2

@@ -51,13 +51,13 @@ def tokens_of(num_tokens: int = 32, **fields: Any) -> TokenContext:
     return TokenContext(ids, ids % 7 == 5, step=3, sequence_tokens=4, **fields)
 
 
-def found(model: Model, x: Tensor, tokens: TokenContext) -> list[Tensor]:
+def output_and_gradients(model: Model, x: Tensor, tokens: TokenContext) -> list[Tensor]:
     """The output and every gradient."""
     model.zero_grad()
     x = x.clone().requires_grad_()
     y = model(x, tokens)
     y.square().sum().backward()
-    return [y.detach(), x.grad, *(each.grad for each in model.parameters())]
+    return [y.detach(), x.grad, *(parameter.grad for parameter in model.parameters())]
 
 
 @pytest.mark.parametrize("router", ROUTERS)
@@ -65,11 +65,11 @@ def test_the_same_pass_replayed_is_the_same_in_every_bit(router: str) -> None:
     torch.manual_seed(0)
     model, x = Model(**ROUTERS[router]), torch.randn(4, 8, 6).double()
     with record_routing(model) as recording:
-        expected = found(model, x, tokens_of())
+        expected = output_and_gradients(model, x, tokens_of())
     before = [layer.route for layer in (model.first, model.last)]
     with replay_routing(model, recording):
-        again = found(model, x, tokens_of())
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(again, expected, strict=True))
+        replay = output_and_gradients(model, x, tokens_of())
+    assert all(torch.equal(tensor, reference) for tensor, reference in zip(replay, expected, strict=True))
     assert list(recording) == [1, 4]
     assert recording[1].dtype == torch.int64
     assert torch.equal((recording[4] < 0).all(1), torch.arange(32) % 7 == 5), "padding has no choices"
@@ -84,12 +84,12 @@ def test_experts_are_the_recorded_ones_whatever_the_router_would_choose(router: 
     with torch.no_grad(), record_routing(model) as recording:
         model(x, tokens_of())
     redraw_routers(model)
-    with torch.no_grad(), record_routing(model) as own:
+    with torch.no_grad(), record_routing(model) as new_recording:
         model(x, tokens_of())
-    assert not torch.equal(own[1], recording[1])
-    with record_routing(model) as seen, replay_routing(model, recording):
+    assert not torch.equal(new_recording[1], recording[1])
+    with record_routing(model) as replay, replay_routing(model, recording):
         y = model(x, tokens_of())
-    assert torch.equal(seen.stack(), recording.stack())
+    assert torch.equal(replay.stack(), recording.stack())
     y.sum().backward()
     assert model.first.router.grad.abs().max() > 0
 
@@ -114,19 +114,19 @@ def test_any_part_of_the_batch_is_replayed_by_its_positions(tmp_path: Path) -> N
         with record_routing(model) as recording:
             model(x[rows], part(rows))
         parts.append(recording)
-    with record_routing(model) as whole:
+    with record_routing(model) as full:
         for rows in (slice(0, 1), slice(1, 4)):
             model(x[rows], part(rows))
-    merged = merge_recordings(*parts)
-    assert all(torch.equal(merged[layer], whole[layer]) for layer in (1, 4))
-    save_file({"experts": whole.stack().to(torch.int16)}, tmp_path / "routing.safetensors")
-    stored = load_file(tmp_path / "routing.safetensors")["experts"]
-    assert stored.shape == (2, 32, 2)
-    for kept in (stored, merged):
+    union = merge_recordings(*parts)
+    assert all(torch.equal(union[layer], full[layer]) for layer in (1, 4))
+    save_file({"experts": full.stack().to(torch.int16)}, tmp_path / "routing.safetensors")
+    from_file = load_file(tmp_path / "routing.safetensors")["experts"]
+    assert from_file.shape == (2, 32, 2)
+    for source in (from_file, union):
         redraw_routers(model)
-        with replay_routing(model, kept), record_routing(model) as seen:
+        with replay_routing(model, source), record_routing(model) as replay:
             model(x[1:3], part(slice(1, 3)))
-        assert torch.equal(seen[4][8:24], whole[4][8:24])
+        assert torch.equal(replay[4][8:24], full[4][8:24])
 
 
 def test_generation_a_position_at_a_time_is_replayed_in_one_pass() -> None:
@@ -134,7 +134,10 @@ def test_generation_a_position_at_a_time_is_replayed_in_one_pass() -> None:
     model, x = Model(router="softmax_topk", top_k=2), torch.randn(3, 8, 6).double()
     ids = torch.arange(24).view(3, 8)
     with torch.no_grad(), record_routing(model) as recording:
-        steps = [model(x[:, at : at + 1], TokenContext(ids[:, at : at + 1], training=False)) for at in range(8)]
+        steps = [
+            model(x[:, position : position + 1], TokenContext(ids[:, position : position + 1], training=False))
+            for position in range(8)
+        ]
     with replay_routing(model, recording.stack()):
         torch.testing.assert_close(model(x, TokenContext(ids)), torch.cat(steps, 1))
 
@@ -144,12 +147,12 @@ def test_a_token_without_a_row_chooses_itself() -> None:
     model, x = Model(router="sigmoid_topk"), torch.randn(16, 6).double()
     with record_routing(model) as recording:
         model(x)
-    others = {layer: rows.clone() for layer, rows in recording.items()}
-    others[1][3:] = -1
-    others[1][:3] = (recording[1][:3] + 1) % 4
-    with replay_routing(model, others), record_routing(model) as seen:
+    replacement = {layer: rows.clone() for layer, rows in recording.items()}
+    replacement[1][3:] = -1
+    replacement[1][:3] = (recording[1][:3] + 1) % 4
+    with replay_routing(model, replacement), record_routing(model) as replay:
         model(x)
-    assert torch.equal(seen[1], torch.where(others[1] >= 0, others[1], recording[1]))
+    assert torch.equal(replay[1], torch.where(replacement[1] >= 0, replacement[1], recording[1]))
 
 
 @given(st.integers(0, 2**31), st.integers(1, 4), st.booleans())
@@ -161,12 +164,12 @@ def test_weights_are_of_the_logits_for_the_replayed_experts(seed: int, top_k: in
                    renormalize_gates=renormalize)  # fmt: skip
     routing = route(logits, spec, state=RoutingState(replayed=expert))
     assert torch.equal(routing.expert, expert.view(10, top_k))
-    for row, chosen, weight in zip(
+    for row, experts, weight in zip(
         logits.view(10, 4).tolist(), routing.expert.tolist(), routing.weight.tolist(), strict=True
     ):
         probs = softmax(row)
-        total = sum(probs[e] for e in chosen) if renormalize else 1.0
-        assert weight == pytest.approx([probs[e] / total for e in chosen])
+        total = sum(probs[e] for e in experts) if renormalize else 1.0
+        assert weight == pytest.approx([probs[e] / total for e in experts])
 
 
 def test_what_cannot_be_recorded_or_replayed_is_refused() -> None:
@@ -175,7 +178,7 @@ def test_what_cannot_be_recorded_or_replayed_is_refused() -> None:
     with record_routing(model) as recording:
         model(x)
     good = dict(recording)
-    refused: list[tuple[Any, str]] = [
+    cases: list[tuple[Any, str]] = [
         (recording.stack()[:1], r"recording \(1, 16, 2\) must be \[2 layers, T, K\]"),
         (recording[1], r"recording \(16, 2\) must be \[2 layers, T, K\]"),
         ({1: recording[1]}, r"recording \(of the layers \[1\]\) must have .* those of \[4\] are missing; record"),
@@ -185,21 +188,21 @@ def test_what_cannot_be_recorded_or_replayed_is_refused() -> None:
         ({**good, 1: recording[1] * 0}, r"recording\[1\]\[0\] \(=\[0, 0\]\) must be different experts"),
         ({**good, 1: recording[1].clamp(max=0) - recording[1].clamp(max=1)}, r"recording\[1\]\[\d+\] .* all -1"),
     ]
-    for given_, message in refused:
-        with pytest.raises(ValueError, match=message), replay_routing(model, given_):
+    for invalid, message in cases:
+        with pytest.raises(ValueError, match=message), replay_routing(model, invalid):
             pass
-    other = MoESpec(router="expert_choice", num_experts=4, model_dim=6, hidden_dim=2)
-    within: list[tuple[Any, Any, Any]] = [
+    ec_spec = MoESpec(router="expert_choice", num_experts=4, model_dim=6, hidden_dim=2)
+    contexts: list[tuple[Any, Any, Any]] = [
         (replay_routing(model, {layer: rows[:9] for layer, rows in good.items()}), lambda: model(x),
          r"tokens.ids \(has 9\) must be below 9, .* recording\[1\]; record"),
         (replay_routing(nn.Linear(2, 2), good), dict, "must have MoE layers for its routing to be replayed"),
         (record_routing(model), dict, "must run an MoE layer for its routing to be recorded"),
         (replay_routing(model, good), dict, "must run an MoE layer for its routing to be replayed"),
-        (record_routing(MoELayer(other)), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
-        (replay_routing(MoELayer(other), good), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
+        (record_routing(MoELayer(ec_spec)), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
+        (replay_routing(MoELayer(ec_spec), good), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
         (record_routing(model), lambda: capture(model, (x,)), "cannot be captured while its routing is recorded"),
     ]  # fmt: skip
-    for watch, act, message in within:
+    for watch, act, message in contexts:
         with pytest.raises(ValueError, match=message), watch:
             act()
     with record_routing(model) as twice:
@@ -209,13 +212,13 @@ def test_what_cannot_be_recorded_or_replayed_is_refused() -> None:
         twice[1]
     spec = model.first.spec
     logits = torch.randn(1, 5, 4)
-    for chosen, message in (
+    for choices, message in (
         (torch.zeros(1, 5, 3, dtype=torch.int64), r"state.replayed \(1, 5, 3\) must be \(1, 5, 2\)"),
         (torch.zeros(1, 5, 2), r"state.replayed \(=torch.float32\) must be a dense tensor of torch.int64"),
         (torch.full((1, 5, 2), 4), r"state.replayed \(has 4\) must have expert numbers below 4"),
     ):
         with pytest.raises(ValueError, match=message):
-            route(logits, spec, state=RoutingState(replayed=chosen))
-    chosen = torch.zeros(1, 5, 2, dtype=torch.int64)
+            route(logits, spec, state=RoutingState(replayed=choices))
+    choices = torch.zeros(1, 5, 2, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"router \(=expert_choice\) must let tokens choose experts"):
-        route(logits, other, state=RoutingState(replayed=chosen))
+        route(logits, ec_spec, state=RoutingState(replayed=choices))

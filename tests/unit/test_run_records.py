@@ -54,7 +54,7 @@ def any_record(kind: type[JsonRecord]) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{name: of_type(hint) for name, hint in get_type_hints(kind).items()})
 
 
-def sent(record: JsonRecord) -> Any:
+def round_trip(record: JsonRecord) -> Any:
     """Its JSON, parsed again."""
     return json.loads(to_json(record.to_plain()))
 
@@ -62,56 +62,56 @@ def sent(record: JsonRecord) -> Any:
 def shape(value: Any) -> Any:
     """Keys in their order and types, down to the leaves; of a list those of its first."""
     if isinstance(value, dict):
-        return [(key, shape(each)) for key, each in value.items()]
+        return [(key, shape(item)) for key, item in value.items()]
     if isinstance(value, list):
-        return [shape(each) for each in value[:1]]
+        return [shape(item) for item in value[:1]]
     return type(value).__name__
 
 
 def test_what_an_earlier_release_wrote_is_written_again_to_the_byte() -> None:
-    again = [{**line, "data": record.to_plain()} for line, record in zip(LINES, RECORDS, strict=True)]
-    assert b"".join(to_json(line) + b"\n" for line in again) == (GOLDEN / "records.jsonl").read_bytes()
+    lines = [{**line, "data": record.to_plain()} for line, record in zip(LINES, RECORDS, strict=True)]
+    assert b"".join(to_json(line) + b"\n" for line in lines) == (GOLDEN / "records.jsonl").read_bytes()
     assert json.dumps(REPORT.to_plain(), indent=1, ensure_ascii=False) == REPORT_TEXT
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, MemoryRecorder]:
+def job_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, MemoryRecorder]:
     folder = tmp_path_factory.mktemp("run")
     evaluation = {"max_pairs": 6, "num_examples": 3, "every_steps": 2}
     spec = job(corpus(folder), train={"num_steps": 2, "evaluation": evaluation})
     return run(spec, folder / "storage", folder / "cache")
 
 
-def test_a_run_records_the_same_keys_in_the_same_order(recorded: tuple[Outcome, MemoryRecorder]) -> None:
-    outcome, recorder = recorded
+def test_a_run_records_the_same_keys_in_the_same_order(job_run: tuple[Outcome, MemoryRecorder]) -> None:
+    outcome, recorder = job_run
     assert outcome.report is not None
-    made = [*recorder.metrics, *recorder.checkpoints, outcome.report]
-    told = [*(line["data"] for line in LINES), json.loads(REPORT_TEXT)]
-    assert [shape(sent(record)) for record in made] == [shape(each) for each in told]
-    assert [type(record).read(sent(record)) for record in made] == made
+    records = [*recorder.metrics, *recorder.checkpoints, outcome.report]
+    expected = [*(line["data"] for line in LINES), json.loads(REPORT_TEXT)]
+    assert [shape(round_trip(record)) for record in records] == [shape(value) for value in expected]
+    assert [type(record).read(round_trip(record)) for record in records] == records
 
 
 @pytest.mark.parametrize("kind", [*KINDS.values(), TranslationReport, StoredCheckpoint])
 @given(data=st.data())
 def test_any_record_is_read_as_it_was_written(kind: type[JsonRecord], data: Any) -> None:
     record = data.draw(any_record(kind))
-    assert kind.read(sent(record)) == record
+    assert kind.read(round_trip(record)) == record
 
 
-def with_later(value: Any, later: Any) -> Any:
+def with_later(value: Any, extra: Any) -> Any:
     """JSON of a record with a key that it does not know, as have all records in it."""
     if isinstance(value, JsonRecord):
-        known = {name: with_later(getattr(value, name), later) for name in value.to_plain()}
-        return {"later": later, **known}
+        fields = {name: with_later(getattr(value, name), extra) for name in value.to_plain()}
+        return {"later": extra, **fields}
     if isinstance(value, dict):
-        return {key: with_later(each, later) for key, each in value.items()}
-    return [with_later(each, later) for each in value] if isinstance(value, tuple) else value
+        return {key: with_later(item, extra) for key, item in value.items()}
+    return [with_later(item, extra) for item in value] if isinstance(value, tuple) else value
 
 
-@given(later=JSON)
-def test_keys_of_a_later_release_are_passed_over(later: Any) -> None:
+@given(extra=JSON)
+def test_keys_of_a_later_release_are_passed_over(extra: Any) -> None:
     for record in (*RECORDS, REPORT):
-        assert type(record).read(with_later(record, later)) == record
+        assert type(record).read(with_later(record, extra)) == record
 
 
 @pytest.mark.parametrize("kind", [*KINDS.values(), TranslationReport])

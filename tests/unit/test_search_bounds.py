@@ -20,7 +20,7 @@ from moe.plan.search.ranking import Ranker
 from moe.plan.search.search import LOAD_SKEW
 from tests.unit.every_layout import least_layouts
 from tests.unit.shape_candidates import of_shape
-from tests.unit.test_search_is_complete import Job, jobs, searched
+from tests.unit.test_search_is_complete import Job, jobs, search_of
 
 NEARLY = 1 + 1e-9
 EVERY = 5
@@ -38,7 +38,7 @@ def some_of(choices: LayoutChoices, workers: int) -> Iterator[Candidate]:
 
 @given(jobs())
 def test_no_layout_takes_less_memory_than_its_bounds(job: Job) -> None:
-    assert_room(searched(job).memory, some_of(LayoutChoices(job.spec, job.cluster), job.workers))
+    assert_room(search_of(job).memory, some_of(LayoutChoices(job.spec, job.cluster), job.workers))
 
 
 @pytest.mark.parametrize("profile", ["ours", "peer", "torchtitan"])
@@ -53,29 +53,31 @@ def test_no_published_layout_takes_less_memory_than_its_bounds(profile: ProfileN
 
 def assert_room(memory: MemoryModel, candidates: Iterable[Candidate]) -> None:
     """Bounds of a shape's state, and of even shares and early stages: as it is placed, and however it is placed."""
-    for each in candidates:
-        total, shape = memory.total(each), shape_of(each)
-        placed = StateOptions.from_degrees(each.degrees, each.options.sharding, each.options.recompute)
-        state = memory.of_state(placed, each.options.virtual_stages)
+    for candidate in candidates:
+        total, shape = memory.total(candidate), shape_of(candidate)
+        state_options = StateOptions.from_degrees(
+            candidate.degrees, candidate.options.sharding, candidate.options.recompute
+        )
+        state = memory.of_state(state_options, candidate.options.virtual_stages)
         assert memory.bound_of_state(shape) <= max(state)
-        shares = map(add, memory.state_of_shares(placed), memory.non_state_shares(each))
+        shares = map(add, memory.state_of_shares(state_options), memory.non_state_shares(candidate))
         assert max(shares) + memory.allowance <= total
-        assert not memory.exceeds(each, total)
-        assert not memory.exceeds_unplaced(Candidate(shape, each.options), total - memory.allowance)
+        assert not memory.exceeds(candidate, total)
+        assert not memory.exceeds_unplaced(Candidate(shape, candidate.options), total - memory.allowance)
 
 
 @given(jobs())
 def test_bounds_of_memory_do_not_fall_in_larger_micro_batches(job: Job) -> None:
     """So the largest that may fit is found by bisection."""
-    choices, memory = LayoutChoices(job.spec, job.cluster), searched(job).memory
+    choices, memory = LayoutChoices(job.spec, job.cluster), search_of(job).memory
     for shape in choices.shapes(job.workers):
         for recompute in choices.recomputes():
             runs = [
                 choices.plain(shape).with_options(recompute=recompute, micro_batch_groups=size, num_micro_batches=times)
                 for size, times in choices.micro_batches(shape)
             ]
-            for larger, smaller in pairwise(memory.non_state_shares(each) for each in runs):
-                assert all(less <= more for less, more in zip(smaller, larger, strict=True))
+            for larger, smaller in pairwise(memory.non_state_shares(run) for run in runs):
+                assert all(small <= large for small, large in zip(smaller, larger, strict=True))
 
 
 @pytest.mark.slow
@@ -83,16 +85,16 @@ def test_bounds_of_memory_do_not_fall_in_larger_micro_batches(job: Job) -> None:
 def test_no_layout_needs_fewer_workers_than_its_bound(job: Job) -> None:
     """On devices that are just large enough for it."""
     spec, cluster, workers, profile = job
-    memory = searched(job).memory
+    memory = search_of(job).memory
     overlaps = bool(spec.parallel.overlap)
-    for each in list(least_layouts(spec, cluster, workers))[::EVERY]:
-        enough = int((memory.total(each) - memory.allowance) / 0.9) + 1
+    for layout in list(least_layouts(spec, cluster, workers))[::EVERY]:
+        enough = int((memory.total(layout) - memory.allowance) / 0.9) + 1
         on_just_enough = cluster.model_copy(update={"memory_bytes": enough})
-        of, recompute = each.degrees, each.options.recompute
-        least = MemoryModel(spec, on_just_enough, find_profile(profile), LOAD_SKEW)
-        assert least.total(each) <= enough
-        assert least.fewest_workers(of.pipeline, of.split, recompute, overlaps=overlaps) <= workers
-        fewest = least.bound_of_state(Degrees()) // max(1, enough - least.allowance)
+        degrees, recompute = layout.degrees, layout.options.recompute
+        tight_memory = MemoryModel(spec, on_just_enough, find_profile(profile), LOAD_SKEW)
+        assert tight_memory.total(layout) <= enough
+        assert tight_memory.fewest_workers(degrees.pipeline, degrees.split, recompute, overlaps=overlaps) <= workers
+        fewest = tight_memory.bound_of_state(Degrees()) // max(1, enough - tight_memory.allowance)
         assert fewest <= workers
 
 
@@ -100,23 +102,23 @@ def test_no_layout_needs_fewer_workers_than_its_bound(job: Job) -> None:
 def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
     """That of its shape, of even stages, of the stages as they are, and of what comes beside micro-batches; nor than
     those of larger micro-batches, a group for a group."""
-    search, choices = searched(job), LayoutChoices(job.spec, job.cluster)
+    search, choices = search_of(job), LayoutChoices(job.spec, job.cluster)
     time = search.time
     ranker = Ranker(job.spec, job.cluster.memory_bytes, choices, search.memory, time)
-    for each in some_of(choices, job.workers):
-        shape, of = shape_of(each), each.options
-        plain, ranks_per_node = Candidate(shape, of), choices.ranks_per_node(shape)
-        overlaps = of.recompute != "full"
-        hidden = time.least_of_units(plain, ranks_per_node, overlaps=overlaps)
-        of_units = time.least_of_units(plain, ranks_per_node, overlaps=choices.can_overlap(each))
-        assert all(less <= NEARLY * more for less, more in zip(hidden, of_units, strict=True))
-        gathered = tuple(map(add, of_units, time.least_gathers(each)))
-        even_s = time.on_even_stages_s(gathered, shape.pipeline)
-        staged_s = time.on_stages_s(gathered, shape.pipeline, of.virtual_stages)
+    for candidate in some_of(choices, job.workers):
+        shape, options = shape_of(candidate), candidate.options
+        plain, ranks_per_node = Candidate(shape, options), choices.ranks_per_node(shape)
+        overlaps = options.recompute != "full"
+        overlap_bounds = time.least_of_units(plain, ranks_per_node, overlaps=overlaps)
+        of_units = time.least_of_units(plain, ranks_per_node, overlaps=choices.can_overlap(candidate))
+        assert all(low <= NEARLY * high for low, high in zip(overlap_bounds, of_units, strict=True))
+        unit_seconds = tuple(map(add, of_units, time.least_gathers(candidate)))
+        even_s = time.on_even_stages_s(unit_seconds, shape.pipeline)
+        staged_s = time.on_stages_s(unit_seconds, shape.pipeline, options.virtual_stages)
         assert even_s <= NEARLY * staged_s
-        turns = of.num_micro_batches + (shape.pipeline - 1) / of.virtual_stages
-        step_s = time.step_s(each)
-        assert staged_s * turns + time.least_extra_s(each) <= NEARLY * step_s
+        turns = options.num_micro_batches + (shape.pipeline - 1) / options.virtual_stages
+        step_s = time.step_s(candidate)
+        assert staged_s * turns + time.least_extra_s(candidate) <= NEARLY * step_s
         assert ranker.bound_s(shape) <= NEARLY * step_s
     for shape in choices.shapes(job.workers):
         for recompute in choices.recomputes():
@@ -135,15 +137,15 @@ def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
 @given(jobs())
 def test_the_fastest_under_a_limit_is_that_of_the_ranking(job: Job) -> None:
     """And there is none where all take longer."""
-    search, choices = searched(job), LayoutChoices(job.spec, job.cluster)
+    search, choices = search_of(job), LayoutChoices(job.spec, job.cluster)
     ranker = Ranker(job.spec, job.cluster.memory_bytes, choices, search.memory, search.time)
     shapes = list(choices.shapes(job.workers))
     ranking = ranker.rank(shapes, 1)
-    for to_run, found in ((False, ranking.fitting), (True, ranking.runnable)):
-        if not found:
+    for to_run, layouts in ((False, ranking.fitting), (True, ranking.runnable)):
+        if not layouts:
             assert ranker.fastest(shapes, to_run=to_run) is None
             continue
-        first = found[0]
+        first = layouts[0]
         for limit_s in (inf, first.step_s):
             assert ranker.fastest(shapes, limit_s, to_run=to_run) == first
         assert ranker.fastest(shapes, 0.99 * first.step_s, to_run=to_run) is None

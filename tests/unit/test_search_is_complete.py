@@ -33,21 +33,21 @@ _NODES = 48
 
 
 def all_that_fit(search: LayoutSearch, candidates: list[Candidate]) -> list[RankedCandidate]:
-    ranked = []
+    layouts = []
     for candidate in candidates:
         if search.memory.estimate(candidate).total <= search.cluster.memory_bytes:
             shape = replace(candidate.degrees, fsdp=1, expert_fsdp=1)
             missing = not_yet(search.spec, candidate, search.profile.name)
-            ranked.append(RankedCandidate(candidate, shape, search.time.step_s(candidate), missing))
-    return sorted(ranked, key=lambda each: each.order)
+            layouts.append(RankedCandidate(candidate, shape, search.time.step_s(candidate), missing))
+    return sorted(layouts, key=lambda layout: layout.order)
 
 
-def firsts(ranked: list[RankedCandidate], number: int) -> list[Candidate]:
+def firsts(layouts: list[RankedCandidate], number: int) -> list[Candidate]:
     """The fastest of the fastest shapes."""
-    found: dict[Degrees, Candidate] = {}
-    for each in ranked:
-        found.setdefault(each.shape, each.candidate)
-    return list(found.values())[:number]
+    fastest: dict[Degrees, Candidate] = {}
+    for layout in layouts:
+        fastest.setdefault(layout.shape, layout.candidate)
+    return list(fastest.values())[:number]
 
 
 LANGUAGE = st.fixed_dictionaries(
@@ -77,9 +77,9 @@ ASKED: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-def parsed(given: dict[str, Any]) -> JobSpec:
+def parse_or_skip(fields: dict[str, Any]) -> JobSpec:
     try:
-        return JobSpec.parse(given)
+        return JobSpec.parse(fields)
     except SpecError:  # degrees that contradict one another, or the model
         assume(False)
         raise
@@ -100,8 +100,8 @@ def jobs(draw: st.DrawFn, *, over_nodes: bool = False) -> Job:
     times that; or one `over_nodes` of several devices that says nothing of what is cut up over them."""
     language = draw(st.booleans())
     model = draw(LANGUAGE if language else TRANSLATION)
-    asked = sorted(ASKED.keys() - {"fsdp", "sharding"} if over_nodes else ASKED)
-    axes = draw(st.lists(st.sampled_from(asked), unique=True, max_size=2 if over_nodes else 5))
+    names = sorted(ASKED.keys() - {"fsdp", "sharding"} if over_nodes else ASKED)
+    axes = draw(st.lists(st.sampled_from(names), unique=True, max_size=2 if over_nodes else 5))
     parallel = {axis: draw(st.sampled_from(ASKED[axis])) for axis in axes}
     per_node = draw(st.sampled_from([2, 3, 4] if over_nodes else [1, 2, 3, 4]))
     num_nodes = draw(st.integers(2 if over_nodes else 1, 3))
@@ -109,7 +109,7 @@ def jobs(draw: st.DrawFn, *, over_nodes: bool = False) -> Job:
     if not over_nodes:
         workers = draw(st.sampled_from([per_node, workers]))
     group = 8192 if language else 512
-    spec = parsed(
+    spec = parse_or_skip(
         {
             "model": model,
             "data": {"corpus": "synthetic", "max_tokens": 8192} if language else {"corpus": "catalogs"},
@@ -132,13 +132,13 @@ def least_bytes(spec: JobSpec, cluster: Cluster, workers: int, profile: ProfileN
     """What some layout over so many workers takes of a device, without the allowance."""
     memory = MemoryModel(spec, cluster, find_profile(profile), LOAD_SKEW)
     choices = LayoutChoices(spec, cluster)
-    least = Smallest(spec, cluster, memory).candidate(choices, choices.shapes(workers))
-    assume(least is not None)
-    assert least is not None
-    return memory.total(least) - memory.allowance
+    smallest = Smallest(spec, cluster, memory).candidate(choices, choices.shapes(workers))
+    assume(smallest is not None)
+    assert smallest is not None
+    return memory.total(smallest) - memory.allowance
 
 
-def searched(job: Job) -> LayoutSearch:
+def search_of(job: Job) -> LayoutSearch:
     try:
         return LayoutSearch(job.spec, job.cluster, profile=job.profile)
     except SpecError:  # degrees that no cluster has
@@ -148,23 +148,23 @@ def searched(job: Job) -> LayoutSearch:
 
 @given(jobs())
 def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
-    assert_bounded(searched(job), job.workers, every=7)
+    assert_bounded(search_of(job), job.workers, stride=7)
 
 
 @pytest.mark.slow
 def test_no_step_of_a_published_run_is_faster_than_its_bounds() -> None:
     row = ROWS[3]
-    assert_bounded(LayoutSearch(row.job({}), row.cluster, 1.0), row.num_devices, every=301, num_shapes=20)
+    assert_bounded(LayoutSearch(row.job({}), row.cluster, 1.0), row.num_devices, stride=301, num_shapes=20)
 
 
-def assert_bounded(search: LayoutSearch, workers: int, every: int, num_shapes: int | None = None) -> None:
+def assert_bounded(search: LayoutSearch, workers: int, stride: int, num_shapes: int | None = None) -> None:
     """By the bound of the shape, and that of its micro-batches."""
     choices = LayoutChoices(search.spec, search.cluster)
     shapes = list(choices.shapes(workers))
     for shape in shapes[:: 1 if num_shapes is None else len(shapes) // num_shapes]:
         ranks_per_node, groups = choices.ranks_per_node(shape), -(-search.spec.num_groups // shape.data_ranks)
         bound_s = search.time.bound_s(Candidate(shape, Options(micro_batch_groups=groups)), ranks_per_node)
-        for candidate in list(of_shape(choices, shape))[::every]:
+        for candidate in list(of_shape(choices, shape))[::stride]:
             one_s, options = search.time.bound_s(candidate, ranks_per_node), candidate.options
             assert bound_s <= (1 + 1e-9) * one_s * groups / options.micro_batch_groups
             bubble = (shape.pipeline - 1) / options.virtual_stages
@@ -175,28 +175,28 @@ def assert_bounded(search: LayoutSearch, workers: int, every: int, num_shapes: i
 @given(jobs(), st.sampled_from([1, 2, 5]))
 def test_the_best_are_those_of_trying_every_choice(job: Job, top: int) -> None:
     spec, cluster, workers, _ = job
-    search = searched(job)
-    every = (each for each in every_layout(spec, cluster, workers) if not cut_in_part(spec, each))
-    candidates = list(islice(every, MAX_CANDIDATES + 1))
+    search = search_of(job)
+    layouts = (candidate for candidate in every_layout(spec, cluster, workers) if not cut_in_part(spec, candidate))
+    candidates = list(islice(layouts, MAX_CANDIDATES + 1))
     assume(0 < len(candidates) <= MAX_CANDIDATES)
     fitting = all_that_fit(search, candidates)
     for to_run in (False, True):
-        any_fits = any(not (to_run and each.not_yet) for each in fitting)
+        any_fits = any(not (to_run and layout.not_yet) for layout in fitting)
         assert Smallest(spec, cluster, search.memory).holds(workers, to_run=to_run) == any_fits
     if not fitting:
-        with pytest.raises(SpecError, match=" too much; ") as caught:
+        with pytest.raises(SpecError, match=" too much; ") as error:
             search.ranking(workers, top)
-        (excess,) = re.findall(r"([-\d.,]+) [MG]iB too much", str(caught.value))
+        (excess,) = re.findall(r"([-\d.,]+) [MG]iB too much", str(error.value))
         assert not excess.startswith("-")
         return
     ranking = search.ranking(workers, top)
     number = max(top, LEAST)
-    best, runnable = firsts(fitting, number), firsts([each for each in fitting if not each.not_yet], number)
-    leading = [each.candidate for each in fitting if each.candidate in {*best, *runnable}]
-    found = [each.candidate for each in ranking.fitting]
-    assert found[: len(leading)] == leading
+    best, runnable = firsts(fitting, number), firsts([layout for layout in fitting if not layout.not_yet], number)
+    leading = [layout.candidate for layout in fitting if layout.candidate in {*best, *runnable}]
+    result = [layout.candidate for layout in ranking.fitting]
+    assert result[: len(leading)] == leading
     if len(best) < number:  # of few shapes, more of each
-        assert {each.candidate for each in fitting[:number]} <= set(found)
+        assert {layout.candidate for layout in fitting[:number]} <= set(result)
 
 
 @given(jobs(over_nodes=True))
@@ -204,24 +204,27 @@ def test_what_is_not_gathered_is_best_cut_up_over_all_that_share_it(job: Job) ->
     """So that the search need not try a node's ranks alone. Sums over rows and columns, which Adafactor remembers of
     each expert that a rank has a part of, may be a little more of thin parts than of a few whole experts."""
     spec, cluster, workers, _ = job
-    search = searched(job)
-    more = 1.001 if spec.train.optimizer.name == "adafactor" else 1
-    in_part = [each for each in every_layout(spec, cluster, workers) if cut_in_part(spec, each)]
+    search = search_of(job)
+    factor = 1.001 if spec.train.optimizer.name == "adafactor" else 1
+    in_part = [candidate for candidate in every_layout(spec, cluster, workers) if cut_in_part(spec, candidate)]
     assume(in_part)
-    for each in in_part[:: len(in_part) // 100 + 1]:
-        of = each.degrees
-        fsdp, expert_fsdp = of.replica_ranks if of.fsdp > 1 else 1, of.data if of.expert_fsdp > 1 else 1
-        over_all = replace(each, degrees=replace(of, fsdp=fsdp, expert_fsdp=expert_fsdp))
-        assert search.memory.total(over_all) <= more * search.memory.total(each)
-        assert search.time.step_s(over_all) <= (1 + 1e-9) * search.time.step_s(each)
+    for candidate in in_part[:: len(in_part) // 100 + 1]:
+        degrees = candidate.degrees
+        fsdp, expert_fsdp = (
+            degrees.replica_ranks if degrees.fsdp > 1 else 1,
+            degrees.data if degrees.expert_fsdp > 1 else 1,
+        )
+        over_all = replace(candidate, degrees=replace(degrees, fsdp=fsdp, expert_fsdp=expert_fsdp))
+        assert search.memory.total(over_all) <= factor * search.memory.total(candidate)
+        assert search.time.step_s(over_all) <= (1 + 1e-9) * search.time.step_s(candidate)
 
 
 OPTIONS = [(axis, value) for axis, values in ASKED.items() for value in values]
 
 
 def with_asked(spec: JobSpec, axis: str, value: Any) -> JobSpec:
-    given = spec.model_dump(mode="json", exclude_unset=True)
-    return parsed({**given, "parallel": {**given["parallel"], axis: value}})
+    fields = spec.model_dump(mode="json", exclude_unset=True)
+    return parse_or_skip({**fields, "parallel": {**fields["parallel"], axis: value}})
 
 
 @pytest.mark.slow
@@ -233,17 +236,19 @@ def test_nothing_that_is_asked_for_is_faster(job: Job, option: tuple[str, Any]) 
     assume(getattr(spec.parallel, option[0]) is None)
 
     def fastest(spec: JobSpec) -> RankedCandidate:
-        ranking = searched(job._replace(spec=spec)).ranking(workers, 1)
+        ranking = search_of(job._replace(spec=spec)).ranking(workers, 1)
         return (ranking.runnable or ranking.fitting)[0]
 
     try:
-        asked = fastest(with_asked(spec, *option))
+        with_option = fastest(with_asked(spec, *option))
     except SpecError:
         return
-    chosen = fastest(spec)
-    if chosen.order[:1] > asked.order[:1] and (chosen.not_yet or not asked.not_yet):
-        tried = (each.degrees for each in every_layout(spec, cluster, workers) if not cut_in_part(spec, each))
-        assert asked.candidate.degrees not in tried
+    default = fastest(spec)
+    if default.order[:1] > with_option.order[:1] and (default.not_yet or not with_option.not_yet):
+        default_degrees = (
+            candidate.degrees for candidate in every_layout(spec, cluster, workers) if not cut_in_part(spec, candidate)
+        )
+        assert with_option.candidate.degrees not in default_degrees
 
 
 H100S = Cluster(num_nodes=131, devices_per_node=4, device="h100")
@@ -293,14 +298,14 @@ def test_a_refusal_predicts_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_smallest_cluster_is_the_smallest(job: Job, to_run: bool) -> None:
     """Of a node's devices, and of whole nodes."""
     spec, cluster, _, profile = job
-    smallest = searched(job).smallest(to_run=to_run)
+    smallest = search_of(job).smallest(to_run=to_run)
     unit = lcm(cluster.devices_per_node, LayoutChoices(spec, cluster).multiple)
-    tried = [*range(1, cluster.devices_per_node), *(unit * number for number in range(1, _NODES + 1))]
-    first = next((each for each in tried if holds(spec, cluster.sized_for(each), each, profile, to_run=to_run)), None)
+    sizes = [*range(1, cluster.devices_per_node), *(unit * number for number in range(1, _NODES + 1))]
+    first = next((size for size in sizes if holds(spec, cluster.sized_for(size), size, profile, to_run=to_run)), None)
     if smallest is None:
-        assert first is None or first > 16 * tried[-1] // _NODES  # beyond, only where a doubling holds too
+        assert first is None or first > 16 * sizes[-1] // _NODES  # beyond, only where a doubling holds too
     else:
-        assert first == (smallest.num_devices if smallest.num_devices <= tried[-1] else None)
+        assert first == (smallest.num_devices if smallest.num_devices <= sizes[-1] else None)
 
 
 def small(train: dict[str, Any], **parallel: Any) -> JobSpec:
@@ -330,9 +335,11 @@ def test_the_smallest_of_many_nodes_is_found_where_others_do_not_hold(spec, per_
     cluster = Cluster(num_nodes=1, devices_per_node=per_node, device="h100", memory_bytes=memory_bytes)
     smallest = LayoutSearch(spec, cluster, profile="peer").smallest()
     assert smallest.num_nodes == that_hold[0]
-    devices = {each: each * per_node for each in nodes}
+    devices = {num_nodes: num_nodes * per_node for num_nodes in nodes}
     assert [
-        each for each, of in devices.items() if holds(spec, cluster.sized_for(of), of, "peer", to_run=False)
+        num_nodes
+        for num_nodes, num_devices in devices.items()
+        if holds(spec, cluster.sized_for(num_devices), num_devices, "peer", to_run=False)
     ] == that_hold
 
 
@@ -344,24 +351,24 @@ def test_gradients_are_cut_up_in_a_pipeline_where_nothing_else_fits() -> None:
     plan = plan_job(small(train, **degrees), cluster, 12, top=1, profile="peer")
     assert plan.memory.total <= plan.memory.limit
     assert plan.options.sharding == "gradients"
-    for other in ("optimizer", "parameters"):
+    for sharding in ("optimizer", "parameters"):
         with refused("does_not_fit", "resources", "12 workers"):
-            plan_job(small(train, **degrees, sharding=other), cluster, 12, top=1, profile="peer")
+            plan_job(small(train, **degrees, sharding=sharding), cluster, 12, top=1, profile="peer")
 
 
 def test_micro_batches_take_turns_between_virtual_stages_or_without_a_pipeline() -> None:
     """Not between stages that have one run of layers each, which a spec that names them is refused for."""
     spec = small({"batch_tokens": 65_536}, overlap=True, virtual_stages=1)
     cluster = Cluster(num_nodes=1, devices_per_node=4, device="h100")
-    degrees = {each.candidate.degrees for each in LayoutSearch(spec, cluster).ranking(4, 100).fitting}
-    assert {each.pipeline for each in degrees} == {1}
+    degrees = {layout.candidate.degrees for layout in LayoutSearch(spec, cluster).ranking(4, 100).fitting}
+    assert {item.pipeline for item in degrees} == {1}
 
 
 def holds(spec: JobSpec, cluster: Cluster, workers: int, profile: ProfileName, *, to_run: bool) -> bool:
     """Whether anything fits of all that there is."""
     memory = MemoryModel(spec, cluster, find_profile(profile), LOAD_SKEW)
     return any(
-        memory.total(each) <= cluster.memory_bytes
-        for each in least_layouts(spec, cluster, workers)
-        if not (to_run and not_yet(spec, each, profile))
+        memory.total(candidate) <= cluster.memory_bytes
+        for candidate in least_layouts(spec, cluster, workers)
+        if not (to_run and not_yet(spec, candidate, profile))
     )

@@ -42,12 +42,12 @@ def test_moves_of_two_axes_and_other_reductions():
 
 def test_no_way_by_a_third_placement_is_cheaper():
     moves = Moves(CLUSTER, (2, 4))
-    every = list(itertools.product([WHOLE, split(0), split(1), partial()], repeat=2))
-    cost = {(a, b): moves.cheapest((64, 96), 4, a, b)[0] for a in every for b in every}
-    dims = lambda *given: {each.dim for placements in given for each in placements} - {None}  # noqa: E731
-    for a, b, by in itertools.product(every, repeat=3):
+    pairs = list(itertools.product([WHOLE, split(0), split(1), partial()], repeat=2))
+    cost = {(a, b): moves.cheapest((64, 96), 4, a, b)[0] for a in pairs for b in pairs}
+    dims = lambda *layouts: {placement.dim for placements in layouts for placement in placements} - {None}  # noqa: E731
+    for a, b, by in itertools.product(pairs, repeat=3):
         if dims(by) <= dims(a, b) and all(
-            mine.combine is None or mine.combine == goal.combine for mine, goal in zip(by, b, strict=True)
+            middle.combine is None or middle.combine == goal.combine for middle, goal in zip(by, b, strict=True)
         ):
             assert cost[a, b] <= cost[a, by] + cost[by, b] + 1e-12
 
@@ -55,5 +55,5 @@ def test_no_way_by_a_third_placement_is_cheaper():
 def test_parts_without_padding_make_the_whole():
     for size, degrees in itertools.product(range(1, 12), [(1, 1), (2, 3), (4, 2), (3, 5)]):
         indices = itertools.product(*map(range, degrees))
-        parts = [unpadded_shape((size,), (split(0), split(0)), degrees, each)[0] for each in indices]
+        parts = [unpadded_shape((size,), (split(0), split(0)), degrees, index)[0] for index in indices]
         assert sum(parts) == size

@@ -144,9 +144,9 @@ def test_errors_cross_process_boundaries() -> None:
     error = SpecError(
         [Problem("conflict", "a.b", 1, "is wrong", "mend it"), Problem("missing", "c", None, "is required")]
     )
-    again = pickle.loads(pickle.dumps(error))
-    assert again.problems == error.problems
-    assert str(again) == str(error) == "a.b (=1) is wrong; mend it\nc is required"
+    copy = pickle.loads(pickle.dumps(error))
+    assert copy.problems == error.problems
+    assert str(copy) == str(error) == "a.b (=1) is wrong; mend it\nc is required"
 
 
 def test_specs_are_frozen() -> None:

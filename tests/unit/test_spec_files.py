@@ -26,9 +26,9 @@ UNREADABLE = {  # and the place that is named
 
 @pytest.mark.parametrize("text", UNREADABLE)
 def test_broken_yaml_is_told_line_and_column(text: str) -> None:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as error:
         parse_text(text)
-    assert caught.value.problems[0].path == UNREADABLE[text]
+    assert error.value.problems[0].path == UNREADABLE[text]
 
 
 NUMBERS = {
@@ -52,9 +52,9 @@ def test_numbers_that_take_long_to_read_are_text(text: str) -> None:
 @pytest.mark.parametrize("format", ["json", "yaml"])
 def test_more_than_any_spec_has_is_too_large(format: str) -> None:
     for text in (json.dumps([1] * 20_000), "[" * 100_000, f"[{'9' * 5000}]"):
-        with refused("too_large", "spec" if format == "json" else ANY, None) as caught:
+        with refused("too_large", "spec" if format == "json" else ANY, None) as error:
             parse_text(text, format=format)
-        assert format == "json" or caught.value.problems[0].path.startswith("spec, line 1, column ")
+        assert format == "json" or error.value.problems[0].path.startswith("spec, line 1, column ")
 
 
 @pytest.mark.parametrize(

@@ -30,47 +30,47 @@ def specs() -> Iterator[dict[str, Any]]:
     """Of every kind of data, model, router and optimizer: as they are written, and with every field."""
     small = {"data": {"corpus": "catalogs"}, "train": {"num_steps": 10, "batch_tokens": 1024}}
     files = [{"source": "a", "target": "b", "lang": "de"}]
-    written = [yaml.safe_load(path.read_text()) for path in EXAMPLES]
-    written = [each.get("spec", each) for each in written]  # some hold a job beside the facts of a cluster
+    requests = [yaml.safe_load(path.read_text()) for path in EXAMPLES]
+    requests = [request.get("spec", request) for request in requests]  # some hold a job beside the facts of a cluster
     # One that begins with a folder is a spec once that was read.
-    written = [each for each in written if "from" not in each["model"]]
+    requests = [request for request in requests if "from" not in request["model"]]
     for router in ROUTERS:
-        accepted = {"later_tokens_choose_too": "accepted"} if router == "expert_choice" else {}
-        written.append({**small, "model": {"preset": "gshard-tiny", "moe": {"router": router, **accepted}}})
+        consent = {"later_tokens_choose_too": "accepted"} if router == "expert_choice" else {}
+        requests.append({**small, "model": {"preset": "gshard-tiny", "moe": {"router": router, **consent}}})
     model = {"preset": "gshard-tiny-dense"}
-    written.append({**small, "model": model, "data": {"corpus": "jsonl", "paths": ["/a"]}, "labels": {"a": "b"}})
-    written.append({**small, "model": model, "data": {"corpus": "text", "files": files}, "start_from": {"job": "a"}})
+    requests.append({**small, "model": model, "data": {"corpus": "jsonl", "paths": ["/a"]}, "labels": {"a": "b"}})
+    requests.append({**small, "model": model, "data": {"corpus": "text", "files": files}, "start_from": {"job": "a"}})
     adafactor = {**small["train"], "optimizer": {"name": "adafactor"}, "schedule": {"decay": "linear"}}
     resources = {"min_workers": 1, "max_workers": 4}
-    written.append({**small, "model": model, "train": adafactor, "resources": resources})
+    requests.append({**small, "model": model, "train": adafactor, "resources": resources})
     for preset in ("qwen3-next-80b-a3b", "kimi-k2"):
         data, train = {"corpus": "synthetic"}, {"num_steps": 1, "batch_tokens": 8192}
-        written.append({"model": {"preset": preset}, "data": data, "train": train})
+        requests.append({"model": {"preset": preset}, "data": data, "train": train})
     options = {"width": 8, "names": ["a", {"b": None}]}
     model = {"kind": "module", "build": "mypackage.model:build", "options": options}
     data = {"corpus": "module", "batches": "mypackage.model:batch"}
-    written.append({"model": model, "data": data, "train": {"num_steps": 1}})
-    for each in written:
-        yield each
-        yield JobSpec.parse(each).model_dump(mode="json")
+    requests.append({"model": model, "data": data, "train": {"num_steps": 1}})
+    for request in requests:
+        yield request
+        yield JobSpec.parse(request).model_dump(mode="json")
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Of everything below the top."""
-    if at:
-        yield at
+    if path:
+        yield path
     if isinstance(value, dict | list):
         for key in value if isinstance(value, dict) else range(len(value)):
-            yield from places(value[key], (*at, key))
+            yield from places(value[key], (*path, key))
 
 
-def mutated(draws: random.Random, given: dict[str, Any]) -> dict[str, Any]:
+def mutate(draws: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
     """With one to three things left out, replaced, wrapped or added."""
-    given = copy.deepcopy(given)
+    fields = copy.deepcopy(fields)
     for _ in range(draws.randint(1, 3)):
-        *above, last = draws.choice(list(places(given)) or [("x",)])
-        parent: Any = given
-        for key in above:
+        *parents, last = draws.choice(list(places(fields)) or [("x",)])
+        parent: Any = fields
+        for key in parents:
             parent = parent[key]
         match draws.choice(["leave out", "add", "wrap", "replace", "replace"]):
             case "leave out":
@@ -81,7 +81,7 @@ def mutated(draws: random.Random, given: dict[str, Any]) -> dict[str, Any]:
                 parent[last] = [parent[last]]
             case _:
                 parent[last] = copy.deepcopy(draws.choice(JUNK))
-    return given
+    return fields
 
 
 def assert_told(error: SpecError) -> None:
@@ -97,18 +97,18 @@ def test_every_problem_of_a_wrong_spec_has_a_place_a_rule_and_a_remedy() -> None
     draws, valid, num_refused = random.Random(0), list(specs()), 0
     for _ in range(4000):
         try:
-            JobSpec.parse(mutated(draws, draws.choice(valid)))
+            JobSpec.parse(mutate(draws, draws.choice(valid)))
         except SpecError as error:
             assert_told(error)
             num_refused += 1
     assert num_refused > 3000
 
 
-@pytest.mark.parametrize("given", JUNK, ids=lambda value: type(value).__name__)
-def test_what_is_no_mapping_is_told_so(given: Any) -> None:
-    with pytest.raises(SpecError) as caught:
-        JobSpec.parse(given)
-    assert_told(caught.value)
+@pytest.mark.parametrize("value", JUNK, ids=lambda value: type(value).__name__)
+def test_what_is_no_mapping_is_told_so(value: Any) -> None:
+    with pytest.raises(SpecError) as error:
+        JobSpec.parse(value)
+    assert_told(error.value)
 
 
 FLAT = json.loads((Path(__file__).parents[1] / "golden/version-2/translate-100-to-english.json").read_text())
@@ -127,16 +127,16 @@ def plans() -> Iterator[dict[str, Any]]:
 def test_a_malformed_plan_is_told_so_and_nothing_else() -> None:
     draws, valid = random.Random(0), list(plans())
     for _ in range(1500):
-        given = mutated(draws, draws.choice(valid))
+        fields = mutate(draws, draws.choice(valid))
         if draws.random() < 0.2:
-            given["version"] = draws.choice([True, 1, 1.0, "1", None, [1]])
+            fields["version"] = draws.choice([True, 1, 1.0, "1", None, [1]])
         try:
-            Plan.model_validate(given)
+            Plan.model_validate(fields)
         except ValidationError:
-            if all(isinstance(key, str) for key in given):
-                with pytest.raises(SpecError) as caught:
-                    Plan(**given)
-                assert_told(caught.value)
+            if all(isinstance(key, str) for key in fields):
+                with pytest.raises(SpecError) as error:
+                    Plan(**fields)
+                assert_told(error.value)
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
@@ -148,8 +148,8 @@ def test_a_malformed_field_of_any_release_is_told_so_and_nothing_else(version: i
                 Plan.model_validate({**valid, field: copy.deepcopy(junk)})
 
 
-@pytest.mark.parametrize("predicted", [TimeEstimate(), {}, None, "soon"])
-def test_true_is_no_version_of_a_plan(predicted: Any) -> None:
-    given = {**next(plans()), "version": True, "predicted": predicted}
+@pytest.mark.parametrize("prediction", [TimeEstimate(), {}, None, "soon"])
+def test_true_is_no_version_of_a_plan(prediction: Any) -> None:
+    fields = {**next(plans()), "version": True, "predicted": prediction}
     with pytest.raises(SpecError, match=r"^version \(=True\) must be 3; use one of them"):
-        Plan(**given)
+        Plan(**fields)

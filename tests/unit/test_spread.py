@@ -19,15 +19,15 @@ CANDIDATES = [
 PLAIN, OTHER, LAST, ONE_AXIS, TWO_AXES = CANDIDATES
 
 
-def chosen(centre: list[float], *ends: list[float]) -> Chosen:
+def choice_of(centre: list[float], *ends: list[float]) -> Chosen:
     """The choice of candidates by their seconds, in the order of CANDIDATES."""
     between = dict(zip(CANDIDATES, centre, strict=True))
-    ranked = sorted(CANDIDATES, key=between.__getitem__)
+    order = sorted(CANDIDATES, key=between.__getitem__)
     spread = []
     for number, seconds in enumerate(ends):
         times = dict(zip(CANDIDATES, seconds, strict=True))
         spread.append(SpreadEnd(f"end {number}", times.__getitem__, min(CANDIDATES, key=times.__getitem__)))
-    return choose(ranked, between.__getitem__, spread)
+    return choose(order, between.__getitem__, spread)
 
 
 CHOICES: dict[str, tuple[list[list[float]], Candidate, str | None]] = {
@@ -54,7 +54,7 @@ CHOICES: dict[str, tuple[list[list[float]], Candidate, str | None]] = {
 @pytest.mark.parametrize("case", CHOICES)
 def test_choices(case: str) -> None:
     seconds, candidate, reason = CHOICES[case]
-    choice = chosen(*seconds)
+    choice = choice_of(*seconds)
     assert choice.candidate == candidate
     if reason is not None:
         assert reason in "".join(choice.reasons)
@@ -66,25 +66,25 @@ SECONDS = st.lists(st.floats(0.5, 2.0), min_size=5, max_size=5)
 
 @given(SECONDS, SECONDS, SECONDS)
 def test_no_choice_is_slower_than_the_fastest_by_more_than_the_error(centre, first, second) -> None:
-    found = chosen(centre, first, second)
+    choice = choice_of(centre, first, second)
     seconds = dict(zip(CANDIDATES, centre, strict=True))
-    assert seconds[found.candidate] <= WITHIN_ERROR * min(centre)
+    assert seconds[choice.candidate] <= WITHIN_ERROR * min(centre)
     fastest = min(CANDIDATES, key=seconds.__getitem__)
-    assert found.candidate.degrees.num_further_axes <= fastest.degrees.num_further_axes
-    behind = any(
-        end[CANDIDATES.index(found.candidate)] > NEAR * min(end) for end in (first, second)
+    assert choice.candidate.degrees.num_further_axes <= fastest.degrees.num_further_axes
+    is_slow = any(
+        end[CANDIDATES.index(choice.candidate)] > NEAR * min(end) for end in (first, second)
     )  # fmt: skip
-    assert ("disagree" in "".join(found.reasons)) == behind
+    assert ("disagree" in "".join(choice.reasons)) == is_slow
 
 
 @given(SECONDS, SECONDS, SECONDS, st.lists(st.floats(0.3, 1.0), min_size=15, max_size=15))
 def test_a_choice_on_better_hardware_is_no_slower(centre, first, second, shares) -> None:
     """Whatever each layout gains of it, at the centre and at either end."""
     faster = [
-        [each * share for each, share in zip(of, shares[at::3], strict=True)]
-        for at, of in enumerate((centre, first, second))
+        [seconds * share for seconds, share in zip(times, shares[number::3], strict=True)]
+        for number, times in enumerate((centre, first, second))
     ]
-    before, after = chosen(centre, first, second).candidate, chosen(*faster).candidate
+    before, after = choice_of(centre, first, second).candidate, choice_of(*faster).candidate
     assert faster[0][CANDIDATES.index(after)] <= WITHIN_ERROR * centre[CANDIDATES.index(before)]
 
 

@@ -31,18 +31,20 @@ def tied_logits(draw: st.DrawFn) -> torch.Tensor:
         torch.tensor(draw(st.lists(st.sampled_from(values), min_size=rows * num_experts, max_size=rows * num_experts)))
         for values in ([-1.5, 0.0, 0.25, 4.0], [0, 1, 2])
     )  # fmt: skip
-    some = (far.double() + 1e-9 * close).view(rows, num_experts)
-    return some[torch.tensor(draw(st.lists(st.integers(0, rows - 1), min_size=num_tokens, max_size=num_tokens)))][None]
+    scores = (far.double() + 1e-9 * close).view(rows, num_experts)
+    return scores[torch.tensor(draw(st.lists(st.integers(0, rows - 1), min_size=num_tokens, max_size=num_tokens)))][
+        None
+    ]
 
 
 @given(tied_logits(), st.integers(1, 3), st.integers(0, 2**31), st.integers(0, 3))
-def test_rounding_decides_no_tie_of_sinkhorns(logits: torch.Tensor, top_k: int, seed: int, padded: int) -> None:
+def test_rounding_decides_no_tie_of_sinkhorns(logits: torch.Tensor, top_k: int, seed: int, num_padding: int) -> None:
     spec = sinkhorn(logits.shape[-1], min(top_k, logits.shape[-1]))
     generator = torch.Generator().manual_seed(seed)
     moves = 1 + 2e-15 * (2 * torch.rand(logits.shape, dtype=torch.float64, generator=generator) - 1)
     expert = route(logits, spec).expert
     assert torch.equal(route(logits * moves, spec).expert, expert)
-    longer = torch.nn.functional.pad(logits * moves, (0, 0, 0, padded), value=9.0)
+    longer = torch.nn.functional.pad(logits * moves, (0, 0, 0, num_padding), value=9.0)
     context = TokenContext(padding=torch.arange(longer.shape[1])[None] >= logits.shape[1])
     assert torch.equal(route(longer, spec, context).expert[: expert.shape[0]], expert)
 
@@ -61,14 +63,14 @@ def test_sinkhorns_ties_go_to_the_higher_logit_then_to_the_lower_index() -> None
     st.integers(1, 5),
     st.randoms(use_true_random=False),
 )
-def test_close_scores_are_equal_ones(rows: list[list[int]], then: list[int], k: int, random) -> None:
-    expected = [sorted(range(5), key=lambda e: (-row[e], -then[e], e))[:k] for row in rows]
+def test_close_scores_are_equal_ones(rows: list[list[int]], tie_breakers: list[int], k: int, random) -> None:
+    expected = [sorted(range(5), key=lambda e: (-row[e], -tie_breakers[e], e))[:k] for row in rows]
     close, second = (
-        torch.tensor([[score + random.uniform(0, 1e-6) for score in row] for row in given])
-        for given in (rows, [then] * len(rows))
+        torch.tensor([[score + random.uniform(0, 1e-6) for score in row] for row in values])
+        for values in (rows, [tie_breakers] * len(rows))
     )
-    within = torch.full((len(rows), 1), 1e-5)
-    assert top_k_within(close, k, within, second).tolist() == expected
+    tolerance = torch.full((len(rows), 1), 1e-5)
+    assert top_k_within(close, k, tolerance, second).tolist() == expected
 
 
 @given(
@@ -82,10 +84,10 @@ def test_equal_logits_have_equal_sigmoids_wherever_they_stand(logit, num_tokens,
     )  # fmt: skip
     routing = route(logits, spec)
     assert routing.expert.tolist() == [[0, 1]] * num_tokens
-    alone = route(logits[:, :1], spec).weight[0, 0]
-    assert routing.weight.unique().tolist() == [float(alone)]
+    weight = route(logits[:, :1], spec).weight[0, 0]
+    assert routing.weight.unique().tolist() == [float(weight)]
     assert torch.allclose(
-        alone.double(),
+        weight.double(),
         torch.tensor(float(logits[0, 0, 0])).double().sigmoid(),
         rtol=4e-7 if dtype == torch.float32 else 2e-15,
     )

@@ -75,27 +75,27 @@ USED = {
 
 @pytest.mark.parametrize("name", USED)
 def test_a_private_part_of_torch_exists(name: str) -> None:
-    found: Any = torch
-    for at, part in enumerate(parts := name.split(".")):
-        prefix = ".".join(parts[: at + 1])
+    member: Any = torch
+    for index, part in enumerate(parts := name.split(".")):
+        prefix = ".".join(parts[: index + 1])
         try:
-            found = importlib.import_module(prefix)
+            member = importlib.import_module(prefix)
         except ImportError:
-            if not hasattr(found, part):
+            if not hasattr(member, part):
                 pytest.fail(
                     f"torch {torch.__version__} has no {prefix}, by which moe sees to it that {USED[name]}: "
                     "find what took its place, and change moe/sharding/torch_private.py or moe/parallel"
                 )
-            found = getattr(found, part)
+            member = getattr(member, part)
 
 
 def _private(tree: ast.AST) -> Iterator[str]:
     """Private names of torch that a file uses; operators are none."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
-            yield from (f"{node.module}.{each.name}" for each in node.names)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from (each.name for each in node.names if each.name.startswith("torch."))
+            yield from (alias.name for alias in node.names if alias.name.startswith("torch."))
         elif isinstance(node, ast.Attribute):
             name = ast.unparse(node)
             if (
@@ -112,28 +112,28 @@ def _is_private(name: str) -> bool:
 
 def test_private_parts_are_used_in_one_file_only() -> None:
     everywhere = {"torch.utils._pytree"}
-    found = {
+    uses = {
         f"{path.relative_to(SHARDING)}: {name}"
         for path in SHARDING.rglob("*.py")
         if path.name != "torch_private.py"
         for name in _private(ast.parse(path.read_text()))
         if _is_private(name) and name not in everywhere
     }
-    assert not found, "these belong in torch_private.py"
+    assert not uses, "these belong in torch_private.py"
 
 
 def test_each_private_part_in_use_is_listed() -> None:
     files = [SHARDING / "torch_private.py", *PARALLEL.rglob("*.py")]
-    used = {name for file in files for name in _private(ast.parse(file.read_text())) if _is_private(name)}
-    unnamed = {name for name in used if not any(each == name or each.startswith(name + ".") for each in USED)}
-    assert not unnamed, "these have no line in USED"
+    names = {name for file in files for name in _private(ast.parse(file.read_text())) if _is_private(name)}
+    missing = {name for name in names if not any(prefix == name or prefix.startswith(name + ".") for prefix in USED)}
+    assert not missing, "these have no line in USED"
 
 
 def test_compilation_and_hooks_of_gradients_are_seen() -> None:
     with torch_private.compiling():
         assert torch.compiler.is_compiling()
     assert not torch.compiler.is_compiling()
-    one, other, plain = (torch.zeros(1, requires_grad=True) for _ in range(3))
-    one.register_hook(lambda gradient: gradient)
-    other.register_post_accumulate_grad_hook(lambda tensor: None)
-    assert [torch_private.has_hooks(tensor) for tensor in (one, other, plain)] == [True, True, False]
+    with_hook, with_post_hook, plain = (torch.zeros(1, requires_grad=True) for _ in range(3))
+    with_hook.register_hook(lambda gradient: gradient)
+    with_post_hook.register_post_accumulate_grad_hook(lambda tensor: None)
+    assert [torch_private.has_hooks(tensor) for tensor in (with_hook, with_post_hook, plain)] == [True, True, False]

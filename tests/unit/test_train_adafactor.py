@@ -21,13 +21,13 @@ def reference_update(spec, weights, grads, lr):
     rows, columns, moments = 0.0, 0.0, 0.0
     for step, grad in enumerate(grads, start=1):
         beta2 = spec.beta2 * (1 - spec.beta2 ** (step - 1)) / (1 - spec.beta2**step)
-        squared = grad**2 + spec.eps
+        square = grad**2 + spec.eps
         if grad.ndim == 2:
-            rows = beta2 * rows + (1 - beta2) * squared.mean(1)
-            columns = beta2 * columns + (1 - beta2) * squared.mean(0)
+            rows = beta2 * rows + (1 - beta2) * square.mean(1)
+            columns = beta2 * columns + (1 - beta2) * square.mean(0)
             second = torch.outer(rows, columns) / rows.mean()
         else:
-            moments = beta2 * moments + (1 - beta2) * squared
+            moments = beta2 * moments + (1 - beta2) * square
             second = moments
         update = grad / second.sqrt()
         rms = math.sqrt(float((update**2).mean()))
@@ -65,12 +65,12 @@ def test_equals_a_loop_over_experts():
         "experts": random(3, 4, 5, seed=6, steps=6) * torch.tensor([1.0, 100.0, 1e-6])[:, None, None],
     }
     grads["experts"][2:4, 1] = 0  # an expert that no token reached for two steps
-    found = train(dense, experts, grads)
+    weights = train(dense, experts, grads)
     for name in dense:
-        torch.testing.assert_close(found[name], reference_update(SPEC, dense[name], grads[name], 0.05))
+        torch.testing.assert_close(weights[name], reference_update(SPEC, dense[name], grads[name], 0.05))
     for expert in range(3):
         expected = reference_update(SPEC, experts["experts"][expert], grads["experts"][:, expert], 0.05)
-        torch.testing.assert_close(found["experts"][expert], expected)
+        torch.testing.assert_close(weights["experts"][expert], expected)
 
 
 @settings(max_examples=25, deadline=None)
@@ -78,10 +78,10 @@ def test_equals_a_loop_over_experts():
 def test_an_expert_learns_the_same_wherever_and_beside_whomever_it_lives(experts, rows, columns, seed, vectors):
     shape = (rows,) if vectors else (rows, columns)
     weights, grads = random(experts, *shape, seed=seed), random(experts, *shape, seed=seed + 1, steps=3)
-    together = train({}, {"w": weights}, {"w": grads})["w"]
+    joint = train({}, {"w": weights}, {"w": grads})["w"]
     for expert in range(experts):
-        alone = train({}, {"w": weights[expert : expert + 1]}, {"w": grads[:, expert : expert + 1]})["w"]
-        torch.testing.assert_close(together[expert : expert + 1], alone)
+        single = train({}, {"w": weights[expert : expert + 1]}, {"w": grads[:, expert : expert + 1]})["w"]
+        torch.testing.assert_close(joint[expert : expert + 1], single)
 
 
 def test_a_loud_expert_does_not_hold_back_a_quiet_one_and_updates_are_clipped():
@@ -92,8 +92,8 @@ def test_a_loud_expert_does_not_hold_back_a_quiet_one_and_updates_are_clipped():
     )
     grads = random(1, 8, 8, seed=3, steps=1)
     grads[0, 0, 0, 0] = 1e6
-    moved = train({}, {"w": torch.zeros(1, 8, 8, dtype=torch.float64)}, {"w": grads}, lr=1.0)["w"]
-    assert moved.square().mean().sqrt() <= SPEC.clip_threshold * (1 + 1e-9)
+    update = train({}, {"w": torch.zeros(1, 8, 8, dtype=torch.float64)}, {"w": grads}, lr=1.0)["w"]
+    assert update.square().mean().sqrt() <= SPEC.clip_threshold * (1 + 1e-9)
 
 
 class Tiny(nn.Module):
@@ -113,13 +113,13 @@ def shapes(spec):
 
 
 def test_state_is_there_before_the_first_step_with_experts_in_front():
-    found, _ = shapes(SPEC)
-    assert found == {
+    state_shapes, _ = shapes(SPEC)
+    assert state_shapes == {
         ("dense", "rows"): (3,), ("dense", "columns"): (4,), ("scale", "moments"): (5,),
         ("experts", "rows"): (2, 3), ("experts", "columns"): (2, 4),
     }  # fmt: skip
-    found, optimizer = shapes(AdamWSpec(name="adamw"))
-    assert found[("experts", "exp_avg")] == found[("experts", "exp_avg_sq")] == (2, 3, 4)
+    state_shapes, optimizer = shapes(AdamWSpec(name="adamw"))
+    assert state_shapes[("experts", "exp_avg")] == state_shapes[("experts", "exp_avg_sq")] == (2, 3, 4)
     set_step(optimizer, 7)
     assert {float(state["step"]) for state in optimizer.state.values()} == {7.0}
 

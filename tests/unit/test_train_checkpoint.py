@@ -50,10 +50,10 @@ class Run:
     def values(self):
         return {float(value) for tensor in self.tensors.values() for value in tensor.unique()}
 
-    def committed(self):
+    def committed_names(self):
         return markers.list_committed(self.folder)
 
-    def announced(self):
+    def announcements(self):
         return [(record.step, record.url) for record in self.recorder.checkpoints]
 
     def warnings(self):
@@ -67,15 +67,15 @@ def damage(run, name, path="__0_0.distcp"):
 
 
 def test_restores_the_newest_and_keeps_as_many_as_configured(tmp_path):
-    saved = Run(tmp_path).save(1, 2, 3, 4)
+    run = Run(tmp_path).save(1, 2, 3, 4)
     newest = ["step-00000003.a1.g0", "step-00000004.a1.g0"]
-    assert saved.folder.names() == [name + suffix for name in newest for suffix in ("", markers.SUFFIX)]
-    assert saved.announced() == [(step, f"{tmp_path}/step-0000000{step}.a1.g0") for step in (1, 2, 3, 4)]
-    assert saved.folder.read("step-00000004.a1.g0/run.json") == b'{"step": 4}'
+    assert run.folder.names() == [name + suffix for name in newest for suffix in ("", markers.SUFFIX)]
+    assert run.announcements() == [(step, f"{tmp_path}/step-0000000{step}.a1.g0") for step in (1, 2, 3, 4)]
+    assert run.folder.read("step-00000004.a1.g0/run.json") == b'{"step": 4}'
 
-    resumed = Run(tmp_path, group=1)
-    marker = resumed.checkpointer.restore()
-    assert (marker.step, resumed.values()) == (4, {4.0})
+    next_run = Run(tmp_path, group=1)
+    marker = next_run.checkpointer.restore()
+    assert (marker.step, next_run.values()) == (4, {4.0})
     assert marker.size_bytes == sum(file.stat().st_size for file in (tmp_path / marker.name).iterdir())
 
 
@@ -93,15 +93,15 @@ def test_the_older_checkpoint_is_removed_only_when_the_newer_one_is_committed(tm
     run = Run(tmp_path, keep=1).save(1)
     run.checkpointer.start(2, b"{}")
     run.checkpointer._saving.writing.wait()
-    assert run.committed() == ["step-00000001.a1.g0"]
+    assert run.committed_names() == ["step-00000001.a1.g0"]
     run.checkpointer.advance(1, 0)  # all ranks have written: rank 0 commits
     run.checkpointer._saving.committing.wait()
-    assert run.committed() == ["step-00000002.a1.g0"]
+    assert run.committed_names() == ["step-00000002.a1.g0"]
     # It is announced only at a step that all ranks agree on.
-    assert [step for step, _ in run.announced()] == [1]
+    assert [step for step, _ in run.announcements()] == [1]
     assert run.checkpointer.last_committed == "step-00000001.a1.g0"
     run.checkpointer.advance(1, 0)
-    assert [step for step, _ in run.announced()] == [1, 2]
+    assert [step for step, _ in run.announcements()] == [1, 2]
 
 
 def replace_by_directory(path):
@@ -114,17 +114,17 @@ def test_damaged_checkpoints_are_named_skipped_and_later_removed(tmp_path):
     damage(Run(tmp_path, keep=3).save(1, 2, 3), "step-00000003.a1.g0")
     (tmp_path / "step-00000002.a1.g0.commit.json").write_text('{"version": 1, "st')
 
-    resumed = Run(tmp_path, keep=3, group=1)
-    assert resumed.checkpointer.restore().step == 1
-    assert resumed.values() == {1.0}
-    assert resumed.warnings() == [
+    run = Run(tmp_path, keep=3, group=1)
+    assert run.checkpointer.restore().step == 1
+    assert run.values() == {1.0}
+    assert run.warnings() == [
         "skipped checkpoint step-00000003.a1.g0 for an earlier one: "
         "the checksum of __0_0.distcp differs from the written one",
         "skipped checkpoint step-00000002.a1.g0 for an earlier one: its marker is incomplete",
     ]
     # They do not count among those that stay, and are removed when there is a newer one.
-    resumed.save(4)
-    assert resumed.committed() == ["step-00000004.a1.g1", "step-00000001.a1.g0"]
+    run.save(4)
+    assert run.committed_names() == ["step-00000004.a1.g1", "step-00000001.a1.g0"]
 
 
 def test_without_an_intact_checkpoint_nothing_is_restored(tmp_path):
@@ -140,15 +140,15 @@ def test_unreadable_checkpoints_are_skipped_and_stay_until_there_are_enough_newe
     replace_by_directory(tmp_path / unreadable[0] / "__0_0.distcp")
     replace_by_directory(tmp_path / f"{unreadable[1]}.commit.json")
 
-    resumed = Run(tmp_path, keep=3, group=1)
-    assert resumed.checkpointer.restore().step == 1
-    for warning, name, fault in zip(resumed.warnings(), unreadable, ("__0_0.distcp", "its marker"), strict=True):
+    run = Run(tmp_path, keep=3, group=1)
+    assert run.checkpointer.restore().step == 1
+    for warning, name, fault in zip(run.warnings(), unreadable, ("__0_0.distcp", "its marker"), strict=True):
         assert f"{name} for an earlier one: {fault} cannot be read: " in warning
-    resumed.save(4, 5)
+    run.save(4, 5)
     newer = ["step-00000005.a1.g1", "step-00000004.a1.g1"]
-    assert resumed.committed() == [*newer, *unreadable, "step-00000001.a1.g0"]
-    resumed.save(6)
-    assert resumed.committed() == ["step-00000006.a1.g1", *newer]
+    assert run.committed_names() == [*newer, *unreadable, "step-00000001.a1.g0"]
+    run.save(6)
+    assert run.committed_names() == ["step-00000006.a1.g1", *newer]
 
 
 def test_a_run_does_not_start_over_where_no_checkpoint_can_be_read(tmp_path):
@@ -160,16 +160,16 @@ def test_a_run_does_not_start_over_where_no_checkpoint_can_be_read(tmp_path):
         CheckpointError, match=r"step-00000002\.a1\.g0: __0_0\.distcp cannot be read.*repair the storage"
     ):
         run.checkpointer.restore()
-    assert run.committed() == ["step-00000002.a1.g0", "step-00000001.a1.g0"]
+    assert run.committed_names() == ["step-00000002.a1.g0", "step-00000001.a1.g0"]
 
 
 def test_no_file_of_a_checkpoint_is_written_through_a_link(tmp_path):
     key, storage = tmp_path / "key", tmp_path / "storage"
     key.write_text("secret")
     for path in ("__0_0.distcp", ".metadata.tmp", ".metadata", "run.json", "spec.json"):
-        planted = storage / "step-00000001.a1.g0" / path
-        planted.parent.mkdir(parents=True, exist_ok=True)
-        planted.symlink_to(key)
+        link = storage / "step-00000001.a1.g0" / path
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(key)
     (storage / f"step-00000001.a1.g0.commit.json.{os.getpid()}.tmp").symlink_to(key)
     run = Run(storage).save(1)
     assert key.read_text() == "secret"
@@ -179,14 +179,14 @@ def test_no_file_of_a_checkpoint_is_written_through_a_link(tmp_path):
 
 
 def test_unfinished_files_of_earlier_worker_groups_are_removed_and_those_of_later_ones_stay(tmp_path):
-    later = Run(tmp_path, attempt=9).save(2).committed()
-    unfinished = ["step-00000007.a1.g0", "step-00000007.a2.g1", "step-00000007.a3.g0"]
-    for name in unfinished:
+    newer_names = Run(tmp_path, attempt=9).save(2).committed_names()
+    partial_names = ["step-00000007.a1.g0", "step-00000007.a2.g1", "step-00000007.a3.g0"]
+    for name in partial_names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__0_0.distcp").write_bytes(b"half")
     run = Run(tmp_path, attempt=2, group=2, keep=1).save(5, 6)
-    assert run.committed() == ["step-00000006.a2.g2", *later]
-    assert [name for name in unfinished if name in run.folder.names()] == ["step-00000007.a3.g0"]
+    assert run.committed_names() == ["step-00000006.a2.g2", *newer_names]
+    assert [name for name in partial_names if name in run.folder.names()] == ["step-00000007.a3.g0"]
 
 
 def test_a_failed_save_is_logged_and_training_goes_on_but_the_last_one_must_succeed(tmp_path):
@@ -194,15 +194,15 @@ def test_a_failed_save_is_logged_and_training_goes_on_but_the_last_one_must_succ
     (tmp_path / "step-00000002.a1.g0").write_text("a file where the folder should be")
     run.checkpointer.start(2, b"{}")
     run.checkpointer.finish()
-    [failed] = run.recorder.failed_checkpoints
-    assert failed["step"] == 2
-    assert failed["reason"].startswith("rank 0: NotADirectoryError")
+    [failure] = run.recorder.failed_checkpoints
+    assert failure["step"] == 2
+    assert failure["reason"].startswith("rank 0: NotADirectoryError")
     run.save(3)
 
     (tmp_path / "step-00000004.a1.g0").write_text("again")
     with pytest.raises(CheckpointError, match=r"step-00000004\.a1\.g0 .* could not be written before the run ended"):
         run.save(4)
-    assert run.committed()[0] == "step-00000003.a1.g0"
+    assert run.committed_names()[0] == "step-00000003.a1.g0"
 
 
 @contextmanager
@@ -225,9 +225,9 @@ def test_full_storage_is_reported_for_each_checkpoint_until_there_is_room(tmp_pa
             run.checkpointer.start(step, b"{}")
             run.checkpointer.finish()
     run.save(4)
-    assert [failed["step"] for failed in run.recorder.failed_checkpoints] == [2, 3]
-    assert all("File too large" in failed["reason"] for failed in run.recorder.failed_checkpoints)
-    assert [step for step, _ in run.announced()] == [1, 4]
+    assert [failure["step"] for failure in run.recorder.failed_checkpoints] == [2, 3]
+    assert all("File too large" in failure["reason"] for failure in run.recorder.failed_checkpoints)
+    assert [step for step, _ in run.announcements()] == [1, 4]
 
 
 def test_every_tensor_that_is_missing_or_has_another_shape_is_named(tmp_path):
@@ -254,11 +254,11 @@ def test_a_sealed_checkpoint_that_no_run_has_written_is_refused(tmp_path, capsys
     run, name = Run(tmp_path).save(1), "step-00000001.a1.g0"
     run.folder.write(f"{name}/{path}", content)
     before = markers.read(run.folder, name)
-    sealed = before.model_copy(update={"files": {**before.files, path: markers.seal(content)}})
-    run.folder.write(name + markers.SUFFIX, sealed.to_bytes())
-    with pytest.raises(SpecError) as caught:
+    marker = before.model_copy(update={"files": {**before.files, path: markers.seal(content)}})
+    run.folder.write(name + markers.SUFFIX, marker.to_bytes())
+    with pytest.raises(SpecError) as error:
         Run(tmp_path, group=1).checkpointer.restore()
-    (problem,) = caught.value.problems
+    (problem,) = error.value.problems
     assert problem.path == f"{tmp_path}/{name}"
     assert problem.rule.startswith("is not a checkpoint written by a run: ")
     assert "\n" not in problem.rule

@@ -36,7 +36,7 @@ copy_checkpoint(source, markers.read(source, "step-00000004.a2.g1"), Folder(sys.
 """
 
 
-def committed(folder: Path) -> tuple[Folder, Marker]:
+def commit_checkpoint(folder: Path) -> tuple[Folder, Marker]:
     """A checkpoint of files of different sizes, one of them in a folder of its own."""
     checkpoints = Folder(str(folder))
     files: dict[str, FileSeal] = {}
@@ -51,57 +51,57 @@ def committed(folder: Path) -> tuple[Folder, Marker]:
 
 @pytest.mark.parametrize("block", [0, 3, 6, NUM_BLOCKS])
 def test_killed_anywhere_there_is_a_whole_checkpoint_or_none(tmp_path: Path, block: int) -> None:
-    source, marker = committed(tmp_path / "source")
+    source, marker = commit_checkpoint(tmp_path / "source")
     to = Folder(str(tmp_path / "to"))
     command = [sys.executable, "-c", COPY_AND_DIE, source.url, to.url, str(block)]
-    survived = subprocess.run(command, check=False).returncode == 0
-    assert survived == (block == NUM_BLOCKS)
-    assert markers.list_committed(to) == (["step-00000004.a0.g0"] if survived else [])
+    has_finished = subprocess.run(command, check=False).returncode == 0
+    assert has_finished == (block == NUM_BLOCKS)
+    assert markers.list_committed(to) == (["step-00000004.a0.g0"] if has_finished else [])
     copy = copy_checkpoint(source, marker, to)  # over what the dead one left
     assert (copy.name, copy.files) == ("step-00000004.a0.g0", marker.files)
     assert markers.fault(to, markers.read(to, copy.name)) is None
 
 
-def start_from(storage: Path, name: str, other: Path) -> None:
+def start_from(storage: Path, name: str, destination: Path) -> None:
     """Copy a checkpoint of a run into another run's storage."""
     source = Folder(str(storage / "checkpoints"))
-    copy_checkpoint(source, markers.read(source, name), Folder(str(other / "checkpoints")))
+    copy_checkpoint(source, markers.read(source, name), Folder(str(destination / "checkpoints")))
 
 
 def test_a_job_that_starts_from_a_checkpoint_trains_to_the_losses_it_would_have_had(tmp_path: Path) -> None:
     spec = job(corpus(tmp_path))
-    _, through = run(spec, tmp_path / "one", tmp_path / "cache")
+    _, reference = run(spec, tmp_path / "one", tmp_path / "cache")
     start_from(tmp_path / "one", "step-00000006.a1.g0", tmp_path / "two")
-    outcome, resumed = run(spec, tmp_path / "two", tmp_path / "cache")
+    outcome, recorder = run(spec, tmp_path / "two", tmp_path / "cache")
     assert (outcome.kind, outcome.step) == ("succeeded", 8)
-    assert course(resumed) == course(through)[6:]
+    assert course(recorder) == course(reference)[6:]
 
 
 def test_a_job_may_start_with_another_optimization_but_keeps_to_it(tmp_path: Path) -> None:
     data, cache = corpus(tmp_path), tmp_path / "cache"
     run(job(data, train={"num_steps": 4}), tmp_path / "one", cache)
     start_from(tmp_path / "one", "step-00000004.a1.g0", tmp_path / "two")
-    other = {"num_steps": 8, "batch_tokens": 512, "seed": 3, "optimizer": {"name": "adamw", "peak_lr": 3e-3}}
+    train = {"num_steps": 8, "batch_tokens": 512, "seed": 3, "optimizer": {"name": "adamw", "peak_lr": 3e-3}}
     with refused("conflict", "model.ffn_dim", 48):
-        run(job(data, train=other, model={"ffn_dim": 48}), tmp_path / "two", cache)
-    outcome, recorder = run(job(data, train=other), tmp_path / "two", cache)
+        run(job(data, train=train, model={"ffn_dim": 48}), tmp_path / "two", cache)
+    outcome, recorder = run(job(data, train=train), tmp_path / "two", cache)
     assert [record.step for record in recorder.metrics] == [5, 6, 7, 8]
     assert outcome.kind == "succeeded"
     with refused("conflict", "train.seed", 4):
-        run(job(data, train={**other, "num_steps": 12, "seed": 4}), tmp_path / "two", cache, attempt=2)
+        run(job(data, train={**train, "num_steps": 12, "seed": 4}), tmp_path / "two", cache, attempt=2)
 
 
 def test_a_file_that_has_grown_is_copied_no_further_than_what_was_written(tmp_path: Path) -> None:
-    source, marker = committed(tmp_path / "source")
+    source, marker = commit_checkpoint(tmp_path / "source")
     path = next(iter(marker.files))
     os.truncate(tmp_path / "source" / marker.name / path, 1 << 40)
     num_blocks = 0
 
-    def stopped() -> bool:
+    def is_stopped() -> bool:
         nonlocal num_blocks
         num_blocks += 1
         return num_blocks > 100
 
     with pytest.raises(DamagedCheckpoint, match=f"{path} has more than its {SIZES[0]} written bytes"):
-        copy_checkpoint(source, marker, Folder(str(tmp_path / "to")), stopped)
+        copy_checkpoint(source, marker, Folder(str(tmp_path / "to")), is_stopped)
     assert num_blocks == 3

@@ -11,14 +11,14 @@ from tests.unit.layers.gradients import assert_equal_gradients, outputs_and_grad
 
 @given(
     shape=st.lists(st.integers(0, 4), max_size=3), width=st.integers(1, 9), one_plus=st.booleans(),
-    transposed=st.booleans(), seed=st.integers(0, 99),
+    is_transposed=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_outputs_and_gradients_equal_the_reference(
-    shape: list[int], width: int, one_plus: bool, transposed: bool, seed: int
+    shape: list[int], width: int, one_plus: bool, is_transposed: bool, seed: int
 ) -> None:
     torch.manual_seed(seed)
     x, weight = torch.randn(*shape, width, dtype=torch.float64), torch.randn(width, dtype=torch.float64)
-    if transposed and len(shape) > 1:
+    if is_transposed and len(shape) > 1:
         x = x.transpose(0, 1)
     assert_equal_gradients(
         lambda x, w: rms_norm(x, w, 1e-6, one_plus), lambda x, w: rms_norm_reference(x, w, 1e-6, one_plus), x, weight
@@ -29,12 +29,12 @@ def test_outputs_and_gradients_equal_the_reference(
 def test_bfloat16_is_rounded_once(weight_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, weight, narrow = torch.randn(64, 96).bfloat16(), torch.randn(96).to(weight_dtype), torch.bfloat16
-    ours = outputs_and_gradients(lambda x, w: rms_norm(x, w, 1e-6), x, weight, gradient_dtype=narrow)
+    actual = outputs_and_gradients(lambda x, w: rms_norm(x, w, 1e-6), x, weight, gradient_dtype=narrow)
     exact = outputs_and_gradients(
         lambda x, w: rms_norm_reference(x, w, 1e-6), x.double(), weight.double(), gradient_dtype=narrow
     )
-    assert [tensor.dtype for tensor in ours] == [narrow, narrow, weight_dtype]
-    for tensor, expected in zip(ours, exact, strict=True):
+    assert [tensor.dtype for tensor in actual] == [narrow, narrow, weight_dtype]
+    for tensor, expected in zip(actual, exact, strict=True):
         torch.testing.assert_close(tensor, expected.to(tensor.dtype), rtol=2**-7, atol=1e-3)
 
 

@@ -63,12 +63,12 @@ def test_frequencies_are_those_of_transformers(
     scaling: RopeScaling, base: float, head_dim: int, fraction: float, length: int
 ) -> None:
     rope = RopeSpec(base=base, fraction=fraction, scaling=scaling)
-    theirs, their_factor = by_transformers(head_dim, rope, scaling, length)
-    ours, factor = frequencies(rope.rotated_dim(head_dim), rope.base, rope.scaling, torch.tensor([length]))
-    assert ours.dtype == torch.float64
-    assert factor == pytest.approx(their_factor, rel=1e-12)
+    reference, reference_factor = by_transformers(head_dim, rope, scaling, length)
+    actual, factor = frequencies(rope.rotated_dim(head_dim), rope.base, rope.scaling, torch.tensor([length]))
+    assert actual.dtype == torch.float64
+    assert factor == pytest.approx(reference_factor, rel=1e-12)
     # They compute in float32, and llama3's blend subtracts what is nearly alike.
-    torch.testing.assert_close(ours.reshape(-1).float(), theirs.float(), rtol=2e-5, atol=1e-9)
+    torch.testing.assert_close(actual.reshape(-1).float(), reference.float(), rtol=2e-5, atol=1e-9)
 
 
 def test_frequencies_without_scaling_and_the_scale_of_latent_attention() -> None:
@@ -109,16 +109,16 @@ def test_bfloat16_is_rounded_once(pairing: Pairing) -> None:
 def test_dynamic_scaling_follows_the_length_of_each_row() -> None:
     rope = RopeSpec(scaling=DynamicScaling(factor=2.0, original_tokens=4))
     short, long = torch.arange(3), torch.arange(9)
-    both = torch.zeros(2, 9, dtype=torch.int64)
-    both[0, :3], both[1] = short, long
-    together = rotary_table(both, 8, rope)
-    for row, alone in enumerate((short, long)):
-        for table, of_both in zip(rotary_table(alone[None], 8, rope), together, strict=True):
-            torch.testing.assert_close(of_both[row : row + 1, :, : alone.numel()], table, rtol=0, atol=0)
+    positions = torch.zeros(2, 9, dtype=torch.int64)
+    positions[0, :3], positions[1] = short, long
+    tables = rotary_table(positions, 8, rope)
+    for row, row_positions in enumerate((short, long)):
+        for table, batch_table in zip(rotary_table(row_positions[None], 8, rope), tables, strict=True):
+            torch.testing.assert_close(batch_table[row : row + 1, :, : row_positions.numel()], table, rtol=0, atol=0)
     last = rotary_table(long[None, -1:], 8, rope)
-    known = rotary_table(long[None, :1], 8, rope, num_positions=torch.tensor([9]))
-    torch.testing.assert_close(last[0], together[0][1:, :, -1:])
-    assert not torch.equal(known[0], last[0])
+    first = rotary_table(long[None, :1], 8, rope, num_positions=torch.tensor([9]))
+    torch.testing.assert_close(last[0], tables[0][1:, :, -1:])
+    assert not torch.equal(first[0], last[0])
 
 
 @pytest.mark.parametrize(

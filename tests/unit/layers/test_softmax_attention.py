@@ -26,19 +26,24 @@ class Case:
     mask: AttentionMask
 
     def run(
-        self, function: Callable[..., Tensor], dtype: torch.dtype = torch.float64, given: torch.dtype = torch.float64
+        self,
+        function: Callable[..., Tensor],
+        dtype: torch.dtype = torch.float64,
+        input_dtype: torch.dtype = torch.float64,
     ) -> list[Tensor]:
-        """Outputs and gradients in `dtype` for inputs, and gradients of outputs, that `given` can represent."""
+        """Outputs and gradients in `dtype` for inputs, and gradients of outputs, that `input_dtype` can represent."""
         scale = self.inputs[0].shape[-1] ** -0.5
 
-        def of(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
+        def apply(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
             return function(queries, keys, values, scale=scale, attention_mask=self.mask, sinks=sinks)
 
-        return outputs_and_gradients(of, *(tensor.to(given).to(dtype) for tensor in self.inputs), gradient_dtype=given)
+        return outputs_and_gradients(
+            apply, *(tensor.to(input_dtype).to(dtype) for tensor in self.inputs), gradient_dtype=input_dtype
+        )
 
     def assert_equal(self, function: Callable[..., Tensor], tolerance: float = 1e-10) -> None:
-        ours, expected = self.run(function), self.run(attend_reference)
-        torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+        actual, expected = self.run(function), self.run(attend_reference)
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 SELF_ATTENTION = ("all", "documents", "first")
@@ -62,8 +67,8 @@ def cases(draw: st.DrawFn, max_positions: int = 12, kinds: tuple[str, ...] = (*S
             first = torch.tensor([draw(st.integers(0, num_keys)) for _ in range(rows)])
         case "keys":
             causal, window, num_queries = False, None, draw(st.sampled_from((1, 3, 7, 300)))
-            others = st.lists(st.booleans(), min_size=num_keys - 1, max_size=num_keys - 1)
-            keys = torch.tensor([[True, *draw(others)] for _ in range(rows)])
+            later_keys = st.lists(st.booleans(), min_size=num_keys - 1, max_size=num_keys - 1)
+            keys = torch.tensor([[True, *draw(later_keys)] for _ in range(rows)])
     torch.manual_seed(draw(st.integers(0, 999)))
     shapes = ((groups * key_heads, num_queries, wide), (key_heads, num_keys, wide), (key_heads, num_keys, short))
     inputs = [torch.randn(rows, *shape, dtype=torch.float64) for shape in shapes]
@@ -101,12 +106,12 @@ def test_flex_attention_outputs_equal_the_reference(case: Case) -> None:
 @given(case=cases(max_positions=24, kinds=SELF_ATTENTION), has_instructions=st.booleans())
 def test_bfloat16_is_no_worse_than_plain_operations(case: Case, has_instructions: bool) -> None:
     narrow = torch.bfloat16
-    exact, plain = case.run(attend_reference, given=narrow), case.run(attend_reference, narrow, narrow)
+    exact, plain = case.run(attend_reference, input_dtype=narrow), case.run(attend_reference, narrow, narrow)
     # torch's bfloat16 kernel also runs without the instructions, only slower.
     with overriding({uses_own_dtype: lambda x: x.dtype != narrow or has_instructions}):
-        ours = case.run(attend, narrow, narrow)
+        actual = case.run(attend, narrow, narrow)
     largest_norm = max(float(tensor.norm()) for tensor in exact)
-    for tensor, by_plain, expected in zip(ours, plain, exact, strict=True):
+    for tensor, by_plain, expected in zip(actual, plain, exact, strict=True):
         assert tensor.dtype == narrow
         # Where plain operations happen to be exact, one rounding of the output remains; of the bfloat16 kernel those
         # of the output and of its products with gradients, which its backward pass subtracts.
